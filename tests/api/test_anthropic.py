@@ -13,7 +13,7 @@ from app_under_test import App, LiveServer
 from fake_engine import CONTEXT_LEN
 from patience import PATIENCE_S, until, wait_until
 
-from tureen.dialects.anthropic.body import NOT_OFFERED, AnthropicBody, parse
+from tureen.dialects.anthropic.body import TABLE, AnthropicBody, parse
 from tureen.dialects.anthropic.conversation import conversation_of
 from tureen.requests.chat_prompt import chat_prompt
 
@@ -382,12 +382,12 @@ def test_a_conversation_becomes_messages_of_a_chat():
     [
         (user([{"type": "document"}]), "messages[0].content[0].type"),
         (user([{"type": "text"}]), "messages[0].content[0].text"),
-        (user([{"type": "text", "text": "a", "foo": 1}]), "foo"),
+        (user([{"type": "text", "text": "a", "textt": 1}]), "did you mean 'text'"),
         (user([{"type": "tool_use", "id": "a", "name": "b", "input": {}}]), "messages[0].content[0]"),
         (user([{"type": "tool_result", "tool_use_id": "nope"}]), "messages[0].content[0].tool_use_id"),
         (user([{"type": "image", "source": {"type": "file", "file_id": "x"}}]), "messages[0].content[0].source"),
-        (user([{"type": "text", "text": "a", "citations": [{}]}]), "citations"),
-        (user([{"type": "text", "text": "a", "cache_control": {"type": "forever"}}]), "cache_control.type"),
+        (user([{"type": "redacted_thinking", "data": "x"}]), "messages[0].content[0]: a message of role user"),
+        ([{"role": "assistant", "content": [{"type": "redacted_thinking"}]}], "messages[0].content[0].data"),
         ([{"role": "assistant", "content": [PICTURE]}], "messages[0].content[0]"),
         ([{"role": "robot", "content": "a"}], "messages[0].role"),
         ([], "messages"),
@@ -427,10 +427,13 @@ def test_messages_of_a_wrong_form_are_refused_by_name(app: App, messages, named)
         ({"tools": [{"name": "a", "input_schema": {"type": "string"}}]}, "tools[0].input_schema"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
         ({"tools": [{"type": "bash_20250124", "name": "bash", "input_schema": {}}]}, "tools[0].type"),
+        ({"tools": [{"type": "text_editor_20250728", "name": "edit"}]}, "tools[0].type"),
+        ({"tools": [{"name": "a"}]}, "tools[0].input_schema is missing"),
+        ({"tools": [WEATHER | {"allowed_callers": ["code_execution_20260120"]}]}, "tools[0].allowed_callers"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
-        ({"output_config": {"effort": "high"}}, "effort"),
+        ({"output_config": {"effort": "hihg"}}, "output_config.effort"),
         ({"min_p": 2}, "min_p"),
         ({"seed": 1, "sampling_seed": 2}, "sampling_seed"),
         ({"temprature": 1}, "did you mean 'temperature'"),
@@ -440,11 +443,11 @@ def test_fields_out_of_bounds_are_refused_by_name(app: App, fields, named):
     assert named in refusal(app, **fields)
 
 
-@pytest.mark.parametrize("name", NOT_OFFERED)
+@pytest.mark.parametrize("name", TABLE.refused)
 def test_what_is_not_offered_is_refused_by_name_unless_it_asks_for_nothing(app: App, name):
     message = refusal(app, **{name: "something"})
     assert message.startswith(f"{name} is not available: ")
-    assert ask(app, "say:a", **{name: NOT_OFFERED[name][0]})["content"] == [{"type": "text", "text": "a"}]
+    assert ask(app, "say:a", **{name: TABLE.refused[name][0]})["content"] == [{"type": "text", "text": "a"}]
 
 
 def test_null_is_the_default_of_every_field_that_has_one(app: App):

@@ -241,7 +241,13 @@ def test_weights_of_an_original_checkpoint_are_known(name, ours):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("mm_vision_tower", "other"), ("image_aspect_ratio", "pad"), ("mm_use_im_start_end", True)],
+    [
+        ("mm_vision_tower", "other"),
+        ("image_aspect_ratio", "square"),
+        ("mm_use_im_start_end", True),
+        ("mm_projector_type", "linear"),
+        ("mm_patch_merge_type", "flat"),
+    ],
 )
 def test_another_original_checkpoint_is_refused_with_the_conversion_as_the_fix(tmp_path, key, value):
     _write_original(tmp_path, **{key: value})

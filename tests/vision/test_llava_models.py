@@ -42,7 +42,7 @@ def _make_config(**changes):
     )
 
 
-def _load_encoder(folder, **changes):
+def load_tiny_encoder(folder, **changes):
     source = folder_source(folder)
     return load_encoder(source, model_config(source), _make_config(**changes), resolve_device(DEVICE, 2), no_progress)
 
@@ -51,7 +51,7 @@ def _make_model(folder, variant):
     oracle = tiny_llava.write(folder, variant)
     source = folder_source(folder)
     family = find_family(model_config(source), preprocessor_config(source))
-    return Model(folder, oracle, variant, _load_encoder(folder), family)
+    return Model(folder, oracle, variant, load_tiny_encoder(folder), family)
 
 
 @pytest.fixture(scope="module", params=tiny_llava.VARIANTS)
@@ -137,7 +137,7 @@ def _generate(model, prompt, embeddings, *, chunk=1 << 20, **changes):
         runner.close()
 
 
-def _check_end_to_end(model, pictures, modality, **changes):
+def check_end_to_end(model, pictures, modality, **changes):
     prepared = model.family.prepare(pictures, modality)
     is_video = modality == "video"
     placeholder = model.family.video_placeholder_id if is_video else model.family.placeholder_id
@@ -161,12 +161,12 @@ def test_embeddings_of_a_picture_equal_transformers(model, size):
 
 
 def test_tokens_after_one_picture_equal_transformers(model):
-    _check_end_to_end(model, [tiny_llava.picture(57, 31)], "image")
+    check_end_to_end(model, [tiny_llava.picture(57, 31)], "image")
 
 
 def test_tokens_after_several_pictures_equal_transformers(model):
     pictures = [tiny_llava.picture(57, 31), tiny_llava.picture(40, 90, seed=3)]
-    _check_end_to_end(model, pictures, "multi-images")
+    check_end_to_end(model, pictures, "multi-images")
 
 
 def test_tokens_after_a_video_equal_transformers(onevision):
@@ -174,13 +174,13 @@ def test_tokens_after_a_video_equal_transformers(onevision):
     [prepared] = onevision.family.prepare(frames, "video")
     [expected] = _expected_embeddings(onevision, frames, "video")
     assert np.abs(_encode(onevision.encoder, prepared) - expected).max() < CLOSE * np.abs(expected).max()
-    _check_end_to_end(onevision, frames, "video")
+    check_end_to_end(onevision, frames, "video")
 
 
 def test_tokens_are_the_same_with_torch_and_in_chunks_that_cut_a_picture(onevision):
     pictures = [tiny_llava.picture(113, 112)]
-    _check_end_to_end(onevision, pictures, "image", kernels="torch")
-    _check_end_to_end(onevision, pictures, "image", kernels="torch", chunk=5)
+    check_end_to_end(onevision, pictures, "image", kernels="torch")
+    check_end_to_end(onevision, pictures, "image", kernels="torch", chunk=5)
 
 
 def test_a_large_picture_is_reduced_to_the_features_that_the_config_allows(onevision):
@@ -212,8 +212,8 @@ def _newer(name):
 def test_checkpoints_with_other_names_are_the_same_model(tmp_path, variant, rename):
     model = _make_model(tmp_path, variant)
     _renamed(tmp_path, rename)
-    model.encoder = _load_encoder(tmp_path)
-    _check_end_to_end(model, [tiny_llava.picture(57, 31)], "image", kernels="torch")
+    model.encoder = load_tiny_encoder(tmp_path)
+    check_end_to_end(model, [tiny_llava.picture(57, 31)], "image", kernels="torch")
 
 
 def test_a_16_bit_checkpoint_is_computed_in_float32(tmp_path):
@@ -221,7 +221,7 @@ def test_a_16_bit_checkpoint_is_computed_in_float32(tmp_path):
     weights = load_file(tmp_path / "model.safetensors")
     save_file({name: weight.bfloat16() for name, weight in weights.items()}, tmp_path / "model.safetensors")
     model.oracle.bfloat16().float()
-    model.encoder = _load_encoder(tmp_path)
+    model.encoder = load_tiny_encoder(tmp_path)
     picture = tiny_llava.picture(57, 31)
     [prepared] = model.family.prepare([picture], "image")
     [expected] = _expected_embeddings(model, [picture], "image")
@@ -230,7 +230,7 @@ def test_a_16_bit_checkpoint_is_computed_in_float32(tmp_path):
 
 def test_pictures_that_are_encoded_by_turns_get_the_numbers_of_each_alone(onevision, monkeypatch):
     monkeypatch.setattr("tureen.runner.encoder.CPU_PIECE", 50_000)
-    encoder = _load_encoder(onevision.folder)
+    encoder = load_tiny_encoder(onevision.folder)
     prepared = [onevision.family.prepare([tiny_llava.picture(*size)], "image")[0] for size in ((57, 31), (113, 112))]
     alone = [list(encoder.encode(_item(one))) for one in prepared]
     assert min(map(len, alone)) > 10
@@ -247,7 +247,7 @@ def test_small_pieces_give_nearly_the_same_numbers(onevision, monkeypatch):
     whole = _encode(onevision.encoder, prepared)
     monkeypatch.setattr("tureen.vision.tower.MIN_ROWS", 3)
     monkeypatch.setattr("tureen.runner.encoder.CPU_PIECE", 1)
-    pieces = _encode(_load_encoder(onevision.folder), prepared)
+    pieces = _encode(load_tiny_encoder(onevision.folder), prepared)
     assert np.abs(pieces - whole).max() < CLOSE * np.abs(whole).max()
 
 
@@ -257,6 +257,6 @@ def test_random_weights_load_without_a_checkpoint(onevision):
         (onevision.folder / "empty" / name).write_bytes((onevision.folder / name).read_bytes())
     [prepared] = onevision.family.prepare([tiny_llava.picture(57, 31)], "image")
     embed = partial(_encode, prepared=prepared)
-    found = [embed(_load_encoder(onevision.folder / "empty", load_format="dummy")) for _ in range(2)]
+    found = [embed(load_tiny_encoder(onevision.folder / "empty", load_format="dummy")) for _ in range(2)]
     assert np.isfinite(found[0]).all()
     assert np.array_equal(*found)

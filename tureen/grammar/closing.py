@@ -41,6 +41,7 @@ are ..."""
 WORD_SHARE, SENTENCE_SHARE = 8, 4  # ... no more than these parts: an eighth, a quarter
 
 TEXT, CHARS, CHAIN, CHOICE, REPEAT, BOTH, NOT, CALL = range(8)
+KINDS: dict[type, int] = {Chain: CHAIN, Choice: CHOICE, Repeat: REPEAT, Both: BOTH, Not: NOT}
 
 
 AT_A_WORD = 2  # of what the native code says of a mask
@@ -242,42 +243,46 @@ class _Encoder:
         self._numbers: dict[tuple[int, ...], int] = {}  # of nodes as they are written
 
     def number(self, root: Expression) -> int:
+        known = self._known
         waiting = [root]
         while waiting:
             node = waiting[-1]
-            if id(node) not in self._known:
-                missing = [part for part in self._parts(node) if id(part) not in self._known]
+            if id(node) not in known:
+                inside = self._parts(node)
+                missing = [part for part in inside if id(part) not in known]
                 if missing:
                     waiting += missing
                     continue
-                self._known[id(node)] = self._added(node)
+                known[id(node)] = self._added(node, inside)
             waiting.pop()
-        return self._known[id(root)]
+        return known[id(root)]
 
     def _parts(self, node: Expression) -> tuple[Expression, ...]:
         """The parts to be numbered first."""
-        if isinstance(node, Both) and SOMETHING in (node.first, node.second):
-            item = node.first if node.second == SOMETHING else node.second
-            if not isinstance(item, Both | Not):
-                return (self._rewritten.setdefault(id(node), nonempty(item)),)
+        if type(node) is Both:
+            rewritten = self._rewritten.get(id(node))
+            if rewritten is None and SOMETHING in (node.first, node.second):
+                item = node.first if node.second == SOMETHING else node.second
+                if not isinstance(item, Both | Not):
+                    rewritten = self._rewritten[id(node)] = nonempty(item)
+            if rewritten is not None:
+                return (rewritten,)
         return parts(node)
 
-    def _added(self, node: Expression) -> int:
-        if id(node) in self._rewritten:
-            return self._known[id(self._rewritten[id(node)])]
-        match node:
-            case Terminal(item):
-                return self._known[id(item)]
-            case Text(text):
-                return self._text(text)
-            case Chars(ranges):
-                return self._add(CHARS, [point for span in ranges for point in span])
-            case Repeat(item, least, most):
-                return self._add(REPEAT, (self._known[id(item)], least, -1 if most is None else most))
-            case RuleCall(name):
-                return self._add(CALL, (self._rules[name],))
-        kind = {Chain: CHAIN, Choice: CHOICE, Both: BOTH, Not: NOT}[type(node)]
-        return self._add(kind, [self._known[id(part)] for part in parts(node)])
+    def _added(self, node: Expression, inside: tuple[Expression, ...]) -> int:
+        kind = type(node)
+        if isinstance(node, Text):
+            return self._text(node.text)
+        if kind is Terminal or id(node) in self._rewritten:
+            return self._known[id(inside[0])]
+        if isinstance(node, RuleCall):
+            return self._add(CALL, (self._rules[node.name],))
+        if isinstance(node, Chars):
+            return self._add(CHARS, [point for span in node.ranges for point in span])
+        numbers = [self._known[id(part)] for part in inside]
+        if isinstance(node, Repeat):
+            numbers += (node.least, -1 if node.most is None else node.most)
+        return self._add(KINDS[kind], numbers)
 
     def _text(self, text: str) -> int:
         if text not in self._texts:

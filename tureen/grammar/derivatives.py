@@ -6,6 +6,7 @@ Brzozowski, "Derivatives of Regular Expressions" (1964); by character classes as
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import TypeAlias
@@ -25,6 +26,7 @@ from tureen.grammar.expression import (
     Text,
 )
 from tureen.grammar.terms import (
+    ANYTHING,
     BOTH,
     CHAIN,
     CHOICE,
@@ -213,3 +215,33 @@ class Derivatives:
                 heappush(waiting, (self.terms.lengths[target][0], len(seen), target))
                 seen.add(target)
         return True
+
+
+class Matcher:
+    """Tells which strings an expression matches. What it finds out on the way serves the next string."""
+
+    def __init__(self, expression: Expression) -> None:
+        """Raises GrammarError as `Derivatives.term` does."""
+        self._machine = Derivatives(expression)
+        self._start = self._machine.term(expression)
+        spans = sorted(
+            (first, last, atom) for atom, ranges in enumerate(self._machine.alphabet.atoms) for first, last in ranges
+        )
+        self._firsts = [first for first, _, _ in spans]
+        self._atoms = [atom for _, _, atom in spans]
+        self._by_char = dict(self._machine.alphabet.by_char)
+
+    def matches(self, text: str) -> bool:
+        """Returns whether it matches the whole text, which has no surrogates. Raises GrammarError where that takes too
+        much work."""
+        by_char, moves = self._by_char, self._machine.moves
+        term = self._start
+        for char in text:
+            if term in (NOTHING, ANYTHING):
+                break
+            atom = by_char.get(char)
+            if atom is None:
+                atom = by_char[char] = self._atoms[bisect_right(self._firsts, ord(char)) - 1]
+            own, other = moves(term)
+            term = own.get(atom, other)
+        return self._machine.terms.nullable[term]

@@ -54,6 +54,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[Tool, ...] = ()
     schema_field: str = "tools[{}].function.parameters"  # the API's name for a tool's schema, by index
     grammar_field: str = "tools[{}].custom.format.grammar.definition"  # the API's name for a custom tool's grammar
+    tool_places: tuple[int, ...] = ()  # of each tool in the client's list; (): as in `tools`
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     continue_final_message: bool = False  # the answer continues the last message, the assistant's
@@ -113,6 +114,12 @@ async def prepare(chat: Chat, state: ServerState, *, owner: str = "") -> Plan:
     return msgspec.structs.replace(plan, reading=reading)
 
 
+async def prompt_of(chat: Chat, state: ServerState, *, owner: str = "") -> ChatPrompt:
+    """Renders and tokenizes a chat as `prepare` does, and checks its tools; nothing is to run. Raises as `prepare`."""
+    setup = await offload.run(TOOL_SIZE * len(chat.tools), _tool_setup, chat, state.context)
+    return await _prompt(chat, setup.tools, state, owner, 1)
+
+
 class ToolSetup(NamedTuple):
     """How a chat's tools shape its prompt and its sampling."""
 
@@ -163,7 +170,7 @@ def _calls(chat: Chat, form: ToolFormat, sampling: dict[str, Any]) -> ToolSetup:
     for name in CONSTRAINTS:  # what an answer must be says nothing of calls
         sampling.pop(name, None)
     names = chat.names._replace(renamed={**chat.names.renamed, "structural_tag": "tools"})
-    error_fields = schema_fields(tag, chat.tools, chat.tool_choice, chat.schema_field, chat.grammar_field)
+    error_fields = _error_fields(tag, chat)
     return ToolSetup(chat.tools, form, sampling | {"structural_tag": tag, "strict_schema": strict}, names, error_fields)
 
 
@@ -171,12 +178,17 @@ def _calls_or_answer(chat: Chat, form: ToolFormat, sampling: dict[str, Any], ans
     """Returns the setup of a chat whose output is calls, or else what `answer` says."""
     tag = calls_or(form, chat.tools, answer.layout, parallel=chat.parallel_tool_calls)
     names = chat.names._replace(renamed={**chat.names.renamed, "structural_tag": "tools"})
-    error_fields = schema_fields(tag, chat.tools, chat.tool_choice, chat.schema_field, chat.grammar_field)
+    error_fields = _error_fields(tag, chat)
     error_fields |= {f"structural_tag.format.elements[1].{answer.place}": chat.names.path(answer.parameter)}
     strict = bool(sampling.get("strict_schema")) or any(tool.strict for tool in chat.tools)
     del sampling[answer.parameter]
     sampling |= {"structural_tag": tag, "strict_schema": strict}
     return ToolSetup(chat.tools, form, sampling, names, error_fields, answer.spec)
+
+
+def _error_fields(tag: Mapping[str, Any], chat: Chat) -> dict[str, str]:
+    """Returns what errors about the calls' grammar name: a path in it -> the client's field."""
+    return schema_fields(tag, chat.tools, chat.tool_choice, chat.schema_field, chat.grammar_field, chat.tool_places)
 
 
 def _keep_special_tokens(sampling: dict[str, Any], chat: Chat, marked: str | None) -> None:

@@ -35,6 +35,12 @@ def thinking_kwargs(enable: bool, field: str, tools: Sequence[Tool], context: Co
     return {}
 
 
+def knows_effort(tools: Sequence[Tool], context: Context) -> bool:
+    """Says whether the chat template takes a reasoning effort."""
+    templates = context.chat_templates
+    return not isinstance(templates, str) and EFFORT in templates.of(tools).variables
+
+
 def effort_kwargs(effort: str, field: str, tools: Sequence[Tool], context: Context) -> dict[str, str | bool]:
     """Returns the chat template's variable for the reasoning effort, with its value; a level that the template does
     not know is told. Raises InvalidRequest for none where the model thinks all the same."""

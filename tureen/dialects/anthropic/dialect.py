@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from tureen.dialects.anthropic import messages as anthropic
-from tureen.dialects.anthropic.body import TABLES, AnthropicBody, AnthropicCountBody
+from tureen.dialects.anthropic.body import TABLE, AnthropicBody, AnthropicCountBody
 from tureen.http.dialect import BodyPart, BodySection, CompatRoute, Dialect
-
-COUNTED = TABLES["body"]._replace(told={})
 
 DIALECT = Dialect(
     order=50,
     routes=anthropic.routes,
     compat=(
-        CompatRoute("Anthropic", "/v1/messages", (BodyPart(AnthropicBody, TABLES["body"]),)),
-        CompatRoute("Anthropic", "/v1/messages/count_tokens", (BodyPart(AnthropicCountBody, COUNTED),)),
+        CompatRoute("Anthropic", "/v1/messages", (BodyPart(AnthropicBody, TABLE),)),
+        CompatRoute("Anthropic", "/v1/messages/count_tokens", (BodyPart(AnthropicCountBody, TABLE),)),
     ),
     sections=(
         BodySection(

@@ -15,25 +15,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tureen.dialects.anthropic.body import NOT_OFFERED, AnthropicBody, AnthropicCountBody, parse
-from tureen.dialects.anthropic.conversation import AnthropicConversation, conversation_of, tool_choice_of, tools_of
+from tureen.dialects.anthropic.body import TABLE, AnthropicBody, AnthropicCountBody, parse
+from tureen.dialects.anthropic.conversation import conversation_of
+from tureen.dialects.anthropic.tools import check_edits, tools_of
 from tureen.errors import InvalidRequest, TureenError, echo
 from tureen.http.call import call_of
 from tureen.http.chat_answer import arguments_of, check_complete, events_of, prepare_chat, run_to_end
-from tureen.http.dialect import Docs, Entry, ErrorShape, read_body_with, streamed, unless_gone
+from tureen.http.dialect import Docs, Entry, ErrorShape, client_name, read_body_with, streamed, unless_gone
 from tureen.http.errors import error_answer
 from tureen.log import get_logger
+from tureen.requests import telling
 from tureen.requests.body import PARAM_FIELDS
-from tureen.requests.chat import Chat
-from tureen.requests.chat_prompt import chat_prompt
+from tureen.requests.chat import Chat, prompt_of
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output, OutputEvent
 from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
 from tureen.requests.reading import join_parts
-from tureen.requests.state import ServerState
-from tureen.requests.thinking_field import thinking_kwargs
-from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
+from tureen.requests.state import Context, ServerState
+from tureen.requests.thinking_field import effort_kwargs, knows_effort, thinking_kwargs
+from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning, Tool
 
 OVERLOADED_STATUS = 529
 ERROR_TYPES = {
@@ -48,6 +49,9 @@ ERROR_TYPES = {
 }
 PARAMETERS = {"max_tokens": "max_new_tokens", "stop_sequences": "stop", "seed": "sampling_seed"}
 """Anthropic's names of sampling parameters -> those of SamplingParams."""
+
+EFFORTS = {"xhigh": "high", "max": "high"}
+"""Efforts that chat templates do not know -> the highest that they do."""
 
 ERROR_SHAPE = ErrorShape(
     "AnthropicError",
@@ -84,7 +88,7 @@ def routes(state: ServerState) -> list[Entry]:
     async def create(request: Request) -> ASGIApp:
         def read(payload: dict[str, Any]) -> tuple[AnthropicBody, Chat]:
             body = parse(payload, AnthropicBody)
-            return body, chat_of(body, payload, state)
+            return body, with_sampling(chat_of(body, state), body, payload)
 
         body, chat = await read_body_with(request, read)
         if body.metadata is not None and body.metadata.user_id is not None:
@@ -121,22 +125,11 @@ def routes(state: ServerState) -> list[Entry]:
 
 
 async def _count_tokens(request: Request, state: ServerState) -> Response:
-    def read(payload: dict[str, Any]) -> tuple[AnthropicCountBody, AnthropicConversation]:
-        body = parse(payload, AnthropicCountBody)
-        adapter_of(body.model, state)
-        return body, conversation_of(body.messages, body.system)
+    def read(payload: dict[str, Any]) -> Chat:
+        return chat_of(parse(payload, AnthropicCountBody), state)
 
-    body, conversation = await read_body_with(request, read)
-    tools, choice = tools_of(body), tool_choice_of(body)
-    counting = chat_prompt(
-        conversation.messages,
-        () if choice.mode == "none" else tools,
-        state,
-        pictures=conversation.pictures,
-        continue_final_message=conversation.continues_last,
-        template_kwargs=_thinking(body, state),
-    )
-    rendered = await unless_gone(request, counting)
+    chat = await read_body_with(request, read)
+    rendered = await unless_gone(request, prompt_of(chat, state, owner=client_name(request)))
     return Response(_json.encode({"input_tokens": len(rendered.prompt.token_ids)}), media_type="application/json")
 
 
@@ -155,24 +148,30 @@ def _status(error: TureenError) -> int:
     return OVERLOADED_STATUS if error.status == 503 else error.status
 
 
-def chat_of(body: AnthropicBody, payload: dict[str, Any], state: ServerState) -> Chat:
-    """Converts a body to a chat. `payload`: the body as sent, which tells the fields that were set. Raises
-    InvalidRequest, NotFound."""
-    sampling, renamed = _sampling(body, payload)
-    conversation = conversation_of(body.messages, body.system)
+def chat_of(body: AnthropicBody | AnthropicCountBody, state: ServerState) -> Chat:
+    """Converts all of a body that its prompt is made of to a chat. Raises InvalidRequest, NotFound."""
+    check_edits(body, state.context.capacity)
+    conversation, client_tools = conversation_of(body.messages, body.system), tools_of(body)
     return Chat(
         messages=tuple(conversation.messages),
         pictures=tuple(conversation.pictures),
-        tools=tools_of(body),
-        tool_choice=tool_choice_of(body),
+        tools=client_tools.tools,
+        tool_places=client_tools.places,
+        schema_field="tools[{}].input_schema",
+        tool_choice=client_tools.choice,
         parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
         continue_final_message=conversation.continues_last,
-        template_kwargs=_thinking(body, state),
-        sampling=sampling,
-        names=Names("", renamed),
-        clip_max_tokens=True,  # max_tokens is required, and stop_reason tells when the context ended the answer
+        template_kwargs=_thinking(body, client_tools.tools, state.context),
         adapter=adapter_of(body.model, state),
     )
+
+
+def with_sampling(chat: Chat, body: AnthropicBody, payload: dict[str, Any]) -> Chat:
+    """Returns the chat with the body's sampling parameters. `payload`: the body as sent, which tells the fields that
+    were set. Raises InvalidRequest."""
+    sampling, renamed = _sampling(body, payload)
+    # max_tokens is required, and stop_reason tells when the context ended the answer
+    return msgspec.structs.replace(chat, sampling=sampling, names=Names("", renamed), clip_max_tokens=True)
 
 
 def _sampling(body: AnthropicBody, payload: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -185,22 +184,34 @@ def _sampling(body: AnthropicBody, payload: dict[str, Any]) -> tuple[dict[str, A
     sampling: dict[str, Any] = {}
     for name in payload:
         target = PARAMETERS.get(name, name)
-        if target in PARAM_FIELDS and payload[name] is not None and name not in NOT_OFFERED:
+        if target in PARAM_FIELDS and payload[name] is not None and name not in TABLE.refused:
             if target in sampling:
                 raise InvalidRequest(f"{name} and {renamed[target]} are the same field; send one", field=name)
             sampling[target], renamed[target] = getattr(body, name), name
-    if body.output_config is not None and body.output_config.format is not None:
-        field = "output_config.format.schema"
+    forms = {
+        "output_config.format.schema": None if body.output_config is None else body.output_config.format,
+        "output_format.schema": body.output_format,
+    }
+    for field, form in forms.items():
+        if form is None:
+            continue
         if "json_schema" in sampling:
-            raise InvalidRequest(f"{field} cannot go with json_schema; send one", field=field)
-        sampling["json_schema"], renamed["json_schema"] = body.output_config.format.schema, field
+            raise InvalidRequest(f"{field} cannot go with {renamed['json_schema']}; send one", field=field)
+        sampling["json_schema"], renamed["json_schema"] = form.schema, field
     return sampling, renamed
 
 
-def _thinking(body: AnthropicBody | AnthropicCountBody, state: ServerState) -> dict[str, bool]:
-    if body.thinking is None or body.thinking.type == "adaptive":
-        return {}
-    return thinking_kwargs(body.thinking.type == "enabled", "thinking", tools_of(body), state.context)
+def _thinking(body: AnthropicBody | AnthropicCountBody, tools: Sequence[Tool], context: Context) -> dict[str, Any]:
+    """Returns the variables of the chat template that say whether and how much the model thinks."""
+    variables: dict[str, Any] = {}
+    if body.thinking is not None and body.thinking.type != "adaptive":
+        variables |= thinking_kwargs(body.thinking.type == "enabled", "thinking", tools, context)
+    effort, field = None if body.output_config is None else body.output_config.effort, "output_config.effort"
+    if effort is not None and knows_effort(tools, context):
+        variables |= effort_kwargs(EFFORTS.get(effort, effort), field, tools, context)
+    elif effort is not None:
+        telling.tell(field, "this model's chat template knows no levels")
+    return variables
 
 
 def _budget(body: AnthropicBody) -> int | None:

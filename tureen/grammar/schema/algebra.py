@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from tureen.grammar.expression import GrammarError, SchemaError
 from tureen.grammar.schema import arrays, objects
+from tureen.grammar.schema.emptiness import CircularError, Emptiness, certainly_empty
 from tureen.grammar.schema.key_sets import KeySets
 from tureen.grammar.schema.numbers import NumberSet
 from tureen.grammar.schema.shapes import (
@@ -26,7 +27,7 @@ from tureen.grammar.schema.shapes import (
 )
 from tureen.grammar.schema.strings import StringSet
 from tureen.grammar.schema.unenforced import UnenforcedKeywords
-from tureen.grammar.schema.unions import Unions
+from tureen.grammar.schema.unions import NO_TRAITS, Unions
 
 T = TypeVar("T")
 S = TypeVar("S", NumberSet, StringSet)
@@ -36,12 +37,6 @@ NOT_EXACT = (
     '"not", "oneOf" or "if" cannot be enforced over schemas of which a part is not enforced: all other values would'
     " have to be known"
 )
-MAX_LOOK = 4
-"""How many levels down a proof of emptiness is looked for. Where none is found the grammar's rules tell in the end."""
-
-
-class CircularError(SchemaError):
-    """A set was needed to find out what it is itself."""
 
 
 class Algebra:
@@ -50,7 +45,8 @@ class Algebra:
     def __init__(self, unenforced: UnenforcedKeywords) -> None:
         self.unenforced = unenforced
         self._known: dict[tuple[Kind, frozenset[ValueSet]], ValueSet] = {}
-        self._depth = 0
+        self._pairs: dict[tuple[ValueSet, ValueSet], ValueSet] = {}
+        self._emptiness = Emptiness(self)
         self.keys = KeySets()
         self.nothing = ValueSet("leaf", unenforced.origin)
         self.no_shape = self.nothing.shape = ValueShape()
@@ -64,6 +60,7 @@ class Algebra:
             partial(arrays.covers, self),
             partial(arrays.meet, self),
             partial(arrays.complement, self),
+            lambda _: NO_TRAITS,
         )
         self.objects: Unions[ObjectShape] = Unions(
             "objects",
@@ -71,6 +68,7 @@ class Algebra:
             partial(objects.covers, self),
             partial(objects.meet, self),
             partial(objects.complement, self),
+            partial(objects.traits, self),
         )
         self.any_shape = self.anything.shape = ValueShape(
             PLAIN, NumberSet.anything(), StringSet.anything(), (self.any_array,), (self.any_object,)
@@ -89,6 +87,17 @@ class Algebra:
     def all_of(self, nodes: Iterable[ValueSet]) -> ValueSet:
         """Returns the intersection of the sets; without any, all values."""
         return self._combined("all", nodes, self.anything, self.nothing)
+
+    def both(self, first: ValueSet, second: ValueSet) -> ValueSet:
+        """Returns the intersection of two sets, which is most of what is asked for."""
+        if first is second or second is self.anything:
+            return first
+        if first is self.anything:
+            return second
+        known = self._pairs.get((first, second))
+        if known is None:
+            known = self._pairs[first, second] = self.all_of((first, second))
+        return known
 
     def any_of(self, nodes: Iterable[ValueSet]) -> ValueSet:
         """Returns the union of the sets; without any, the empty set."""
@@ -170,33 +179,7 @@ class Algebra:
 
     def is_nothing(self, node: ValueSet) -> bool:
         """Returns True only where it is certain, which is tried by looking a few levels deep."""
-        if node is self.nothing or node is self.anything:
-            return node is self.nothing
-        level = self._depth
-        if level >= MAX_LOOK or (node.seen_from is not None and node.seen_from <= level):
-            return False
-        self._depth += 1
-        try:
-            is_nothing = self._is_nothing(self.shape(node))
-        except CircularError:
-            is_nothing = False
-        finally:
-            self._depth -= 1
-        if is_nothing:
-            node.shape = self.no_shape
-        else:
-            node.seen_from = level
-        return is_nothing
-
-    def _is_nothing(self, shape: ValueShape) -> bool:
-        return (
-            not shape.plain
-            and not shape.partial
-            and all(arrays.is_empty(self, item) for item in shape.arrays)
-            and all(objects.is_empty(self, item) for item in shape.objects)
-            and shape.numbers.is_empty()
-            and certainly_empty(shape.strings)
-        )
+        return node is self.nothing if node is self.nothing or node is self.anything else self._emptiness.of(node)
 
     def meet(self, first: ValueShape, second: ValueShape) -> ValueShape:
         """Returns the values that are in both. Of a type where that cannot be told, those of `first`."""
@@ -300,14 +283,6 @@ class Kept:
             self._unenforced.note(str(error))
             self.loose |= kind
             return otherwise()
-
-
-def certainly_empty(strings: StringSet) -> bool:
-    """Returns False also where it takes too long to find out."""
-    try:
-        return strings.is_empty()
-    except GrammarError:
-        return False
 
 
 def _kinds(shape: ValueShape) -> int:

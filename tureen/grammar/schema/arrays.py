@@ -18,8 +18,8 @@ def meet(algebra: SetAlgebra, first: ArrayShape, second: ArrayShape) -> list[Arr
     shape = tidy(
         algebra,
         ArrayShape(
-            tuple(algebra.all_of((item_at(first, i), item_at(second, i))) for i in range(length)),
-            algebra.all_of((first.rest, second.rest)),
+            tuple(algebra.both(item_at(first, i), item_at(second, i)) for i in range(length)),
+            algebra.both(first.rest, second.rest),
             max(first.least, second.least),
             lesser(first.most, second.most),
             _merged(first.counts + second.counts),
@@ -98,7 +98,7 @@ def is_empty(algebra: SetAlgebra, shape: ArrayShape) -> bool:
         return True
     for want in shape.counts:
         places = [*shape.prefix[want.start :], shape.rest]
-        if want.least and all(algebra.is_nothing(algebra.all_of((want.node, place))) for place in places):
+        if want.least and all(algebra.is_nothing(algebra.both(want.node, place)) for place in places):
             return True
     return False
 

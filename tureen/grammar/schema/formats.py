@@ -186,7 +186,13 @@ Any other name is an annotation: also "binary", "password", "path", of which eve
 
 def format_strings(name: str) -> StringSet | None:
     """Returns strings of this format, not always all of them; None where the name says nothing about strings."""
-    return StringSet(in_format(name)) if name in FORMATS else None
+    return _strings(name) if name in FORMATS else None
+
+
+@cache
+def _strings(name: str) -> StringSet:
+    """One set for all schemas: what is found out about it is kept."""
+    return StringSet(in_format(name))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Sets of property names: intersections and complements, each worked out once."""
+"""Sets of strings, of property names above all: each, and their intersections and complements, worked out once."""
 
 from __future__ import annotations
 
@@ -19,17 +19,25 @@ class KeySets:
     def __init__(self) -> None:
         self.every = StringSet.anything()
         self._patterns: dict[str, StringSet] = {}
+        self._lengths: dict[tuple[int, int | None], StringSet] = {}
         self._known: dict[int, tuple[StringSet, frozenset[int]]] = {id(self.every): (self.every, frozenset())}
         self._made: dict[frozenset[int], StringSet] = {frozenset(): self.every}
         self._outside: dict[int, StringSet] = {}
         self._without: dict[tuple[int, tuple[str, ...]], tuple[StringSet, Terminal | None]] = {}
 
     def pattern(self, pattern: str) -> StringSet:
-        """Returns the keys that a pattern is found in. Raises GrammarError."""
+        """Returns the strings that a pattern is found in. Raises GrammarError."""
         keys = self._patterns.get(pattern)
         if keys is None:
             keys = self._patterns[pattern] = StringSet.pattern(pattern)
         return keys
+
+    def of_length(self, least: int, most: int | None) -> StringSet:
+        """Returns the strings of `least` to `most` code points, None = without end."""
+        strings = self._lengths.get((least, most))
+        if strings is None:
+            strings = self._lengths[least, most] = StringSet.of_length(least, most)
+        return strings
 
     def both(self, first: StringSet, second: StringSet) -> StringSet:
         """Returns the intersection. Raises GrammarError."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from tureen.grammar.schema.arrays import lesser
 from tureen.grammar.schema.protocols import SetAlgebra
 from tureen.grammar.schema.shapes import ObjectShape, Property, PropertySet, ValueSet
+from tureen.grammar.schema.unions import Traits
 
 
 def node_of(shape: ObjectShape, key: str) -> ValueSet:
@@ -21,21 +23,13 @@ def node_of(shape: ObjectShape, key: str) -> ValueSet:
 
 def meet(algebra: SetAlgebra, first: ObjectShape, second: ObjectShape) -> list[ObjectShape]:
     """Returns the objects of both, as shapes that are not known to be empty."""
-    names = dict.fromkeys((*first.named, *second.named))
-    required = first.required | second.required
-    nodes = {key: algebra.all_of((node_of(first, key), node_of(second, key))) for key in names if key in required}
-    if any(map(algebra.is_nothing, nodes.values())):
-        return []  # most shapes that are disjoint are so by a key that both require
-    named = {}
-    for key in names:
-        node = nodes.get(key)
-        if node is None:
-            node = algebra.all_of((node_of(first, key), node_of(second, key)))
-        named[key] = Property(key in required, node)
+    named = _named_of_both(algebra, first, second)
+    if named is None:
+        return []
     shapes = [
         ObjectShape(
             named,
-            _free(algebra, first.free, second.free),
+            _free(algebra, first, second),
             max(first.least, second.least),
             lesser(first.most, second.most),
             is_open=first.is_open or second.is_open,
@@ -46,6 +40,28 @@ def meet(algebra: SetAlgebra, first: ObjectShape, second: ObjectShape) -> list[O
             hidden = [key for key in other.named if key not in own.named and needed.names.contains(key)]
             shapes = [narrowed for shape in shapes for narrowed in _with_required(algebra, shape, needed, hidden)]
     return [shape for shape in shapes if not is_empty(algebra, shape)]
+
+
+def _named_of_both(algebra: SetAlgebra, first: ObjectShape, second: ObjectShape) -> dict[str, Property] | None:
+    """Returns the keys that either shape names, those of `first` first. None: no object, as most shapes that are
+    disjoint are so by a key that both require."""
+    named = dict(first.named)
+    keys: Iterable[str] = second.named
+    if not _leaves_others(algebra, second):
+        keys = dict.fromkeys((*named, *keys))
+    required = first.required | second.required
+    nodes = {}
+    for key in keys:
+        if key in required:
+            nodes[key] = algebra.both(node_of(first, key), node_of(second, key))
+            if algebra.is_nothing(nodes[key]):
+                return None
+    for key in keys:
+        is_required = key in nodes
+        named[key] = Property(
+            is_required, nodes[key] if is_required else algebra.both(node_of(first, key), node_of(second, key))
+        )
+    return named
 
 
 def complement(algebra: SetAlgebra, shape: ObjectShape) -> list[ObjectShape]:
@@ -98,13 +114,31 @@ def covers(algebra: SetAlgebra, shape: ObjectShape, other: ObjectShape) -> bool:
     )
 
 
+def traits(algebra: SetAlgebra, shape: ObjectShape) -> Traits:
+    """Returns keys that are required, and sets that the value of a key is in."""
+    few: list[Hashable] = [keys.node for keys in shape.needed]
+    more: list[Hashable] = []
+    leaves_others = _leaves_others(algebra, shape)
+    for key, (is_required, node) in shape.named.items():
+        known = few if is_required else more
+        if is_required:
+            few.append(key)
+        if node.kind == "all":
+            known += [(key, part) for part in node.parts]
+        elif node is not algebra.anything:
+            known.append((key, node))
+        leaves_others = leaves_others and node is not algebra.nothing  # which every set covers
+    least = frozenset(few)
+    return Traits(least, least.union(more) if leaves_others else least, leaves_others)
+
+
 def _named_covers(algebra: SetAlgebra, shape: ObjectShape, other: ObjectShape) -> bool:
     """Whether the shape has all values of the keys that either of them names."""
     anything, covers_node = algebra.anything, algebra.covers
     for key, (_, node) in shape.named.items():
         if node is not anything and not covers_node(node, node_of(other, key)):
             return False
-    if len(shape.free) == 1 and shape.free[0].node is anything:
+    if _leaves_others(algebra, shape):
         return True
     others = other.named.keys() - shape.named.keys()
     return all(covers_node(node_of(shape, key), other.named[key].node) for key in others)
@@ -118,29 +152,34 @@ def _free_covers(algebra: SetAlgebra, free: tuple[PropertySet, ...], other: tupl
     return free == other
 
 
+def _leaves_others(algebra: SetAlgebra, shape: ObjectShape) -> bool:
+    """Whether free keys may have any value."""
+    return len(shape.free) == 1 and shape.free[0].node is algebra.anything
+
+
 def _is_hopeless(algebra: SetAlgebra, shape: ObjectShape, required: PropertySet) -> bool:
     return all(
-        algebra.is_nothing(algebra.all_of((keys.node, required.node)))
+        algebra.is_nothing(algebra.both(keys.node, required.node))
         or algebra.keys.both(keys.names, required.names).is_empty()
         for keys in shape.free
     )
 
 
-def _free(
-    algebra: SetAlgebra, first: tuple[PropertySet, ...], second: tuple[PropertySet, ...]
-) -> tuple[PropertySet, ...]:
-    if len(first) == 1 or len(second) == 1:
+def _free(algebra: SetAlgebra, first: ObjectShape, second: ObjectShape) -> tuple[PropertySet, ...]:
+    if _leaves_others(algebra, first) or _leaves_others(algebra, second):
+        return second.free if _leaves_others(algebra, first) else first.free
+    if len(first.free) == 1 or len(second.free) == 1:
         return tuple(
-            PropertySet(left.names if len(second) == 1 else right.names, algebra.all_of((left.node, right.node)))
-            for left in first
-            for right in second
+            PropertySet(left.names if len(second.free) == 1 else right.names, algebra.both(left.node, right.node))
+            for left in first.free
+            for right in second.free
         )
     common = []
-    for left in first:
-        for right in second:
+    for left in first.free:
+        for right in second.free:
             names = algebra.keys.both(left.names, right.names)
             if not names.is_empty():
-                common.append(PropertySet(names, algebra.all_of((left.node, right.node))))
+                common.append(PropertySet(names, algebra.both(left.node, right.node)))
     algebra.keys.check(len(common))
     return tuple(common)
 
@@ -149,6 +188,6 @@ def _with_required(algebra: SetAlgebra, shape: ObjectShape, keys: PropertySet, h
     """One of `hidden`, which the shape names, is there with such a value; or a free key."""
     shapes = [shape if keys in shape.needed else replace(shape, needed=(*shape.needed, keys))]
     for key in hidden:
-        node = algebra.all_of((shape.named[key].node, keys.node))
+        node = algebra.both(shape.named[key].node, keys.node)
         shapes.append(replace(shape, named={**shape.named, key: Property(True, node)}))
     return shapes

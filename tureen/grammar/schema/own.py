@@ -129,9 +129,10 @@ class Own:
         strings, loose = StringSet.anything(), 0
         least, greatest = self._count("minLength", schema), self._most("maxLength", schema)
         if least or greatest is not None:
-            strings = StringSet.of_length(least, greatest)
+            strings = self._algebra.keys.of_length(least, greatest)
         if "pattern" in schema:
-            pattern = self._attempt("pattern", schema, lambda: StringSet.pattern(schema["pattern"]), None)
+            read = partial(self._algebra.keys.pattern, schema["pattern"])
+            pattern = self._attempt("pattern", schema, read, None)
             strings, loose = (strings, STRINGS) if pattern is None else (strings.intersect(pattern), 0)
         in_format = format_strings(schema["format"]) if "format" in schema else None
         if in_format is None:

@@ -13,6 +13,8 @@ from tureen.grammar.expression import Expression, RuleCall
 from tureen.grammar.schema.document import Schema, Scope
 from tureen.grammar.schema.key_sets import KeySets
 from tureen.grammar.schema.shapes import ArrayShape, ObjectShape, ValueSet, ValueShape
+from tureen.grammar.schema.unenforced import UnenforcedKeywords
+from tureen.grammar.schema.unions import Unions
 
 
 class SetAlgebra(Protocol):
@@ -23,8 +25,14 @@ class SetAlgebra(Protocol):
     anything: ValueSet
     any_array: ArrayShape
     any_object: ObjectShape
+    no_shape: ValueShape
+    arrays: Unions[ArrayShape]
+    objects: Unions[ObjectShape]
+    unenforced: UnenforcedKeywords
 
     def all_of(self, nodes: Iterable[ValueSet]) -> ValueSet: ...
+
+    def both(self, first: ValueSet, second: ValueSet) -> ValueSet: ...
 
     def none_of(self, node: ValueSet) -> ValueSet: ...
 
@@ -33,6 +41,8 @@ class SetAlgebra(Protocol):
     def is_nothing(self, node: ValueSet) -> bool: ...
 
     def shape(self, node: ValueSet) -> ValueShape: ...
+
+    def meet(self, first: ValueShape, second: ValueShape) -> ValueShape: ...
 
 
 class SubschemaReader(Protocol):

@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 from tureen.grammar.expression import GrammarError, SchemaError
-from tureen.grammar.schema.algebra import MAX_NODES, Algebra, CircularError
+from tureen.grammar.schema.algebra import MAX_NODES, Algebra
 from tureen.grammar.schema.document import Document, Schema, Scope
+from tureen.grammar.schema.emptiness import CircularError
 from tureen.grammar.schema.evaluated import Evaluated
 from tureen.grammar.schema.keywords import check
 from tureen.grammar.schema.own import OWN_KEYWORDS, Own

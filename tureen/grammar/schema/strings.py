@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from tureen.errors import echo
 from tureen.grammar import regex, regular
 from tureen.grammar.alphabet import Ranges, merged
-from tureen.grammar.derivatives import Derivatives
+from tureen.grammar.derivatives import Matcher
 from tureen.grammar.expression import (
     ANY_CHAR,
     ANYTHING,
@@ -78,7 +78,8 @@ class StringSet:
             if finite.values is not None:
                 kept = rest.among(finite.values)
                 return finite if len(kept) == len(finite.values) else StringSet.only(kept)
-        return StringSet(both(self.expression, other.expression))
+        common = both(self.expression, other.expression)
+        return self if common is self.expression else other if common is other.expression else StringSet(common)
 
     def union(self, other: StringSet) -> StringSet:
         """Returns the strings of either."""
@@ -106,7 +107,15 @@ class StringSet:
             left_out = _texts(self.expression.item)
             if left_out is not None:
                 return tuple(value for value in values if value not in left_out and not _has_surrogate(value))
-        return _matched(self.expression, [value for value in values if not _has_surrogate(value)])
+        texts = [value for value in values if not _has_surrogate(value)]
+        try:
+            return tuple(filter(self._matcher.matches, texts))
+        except GrammarError:  # it may be what all the questions before have taken
+            return tuple(filter(Matcher(self.expression).matches, texts))
+
+    @cached_property
+    def _matcher(self) -> Matcher:
+        return Matcher(self.expression)
 
     def is_empty(self) -> bool:
         """Returns exactly whether it is empty. Raises GrammarError where that takes too long to find out."""
@@ -123,6 +132,10 @@ class StringSet:
 
     def encoded(self) -> Terminal:
         """Returns the JSON texts of these strings, of which there are some, quotes included. Raises GrammarError."""
+        return self._encoded
+
+    @cached_property
+    def _encoded(self) -> Terminal:
         return Terminal(encoded(self.expression).item, is_live=True)
 
 
@@ -186,23 +199,6 @@ def _texts(expression: Expression) -> dict[str, None] | None:
     items = expression.items if isinstance(expression, Choice) else (expression,)
     texts = {item.text: None for item in items if isinstance(item, Text)}
     return texts if all(isinstance(item, Text) for item in items) else None
-
-
-def _matched(expression: Expression, values: list[str]) -> tuple[str, ...]:
-    """The values that match."""
-    if expression == ANYTHING:
-        return tuple(values)
-    machine = Derivatives(expression, Choice(tuple(map(Text, values))))
-    start, by_char = machine.term(expression), machine.alphabet.by_char
-    matching = []
-    for value in values:
-        term = start
-        for char in value:
-            own, other = machine.moves(term)
-            term = own.get(by_char[char], other)
-        if machine.terms.nullable[term]:
-            matching.append(value)
-    return tuple(matching)
 
 
 def _has_surrogate(text: str) -> bool:

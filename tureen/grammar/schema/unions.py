@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import cache
+from typing import Generic, NamedTuple, TypeVar
 
 from tureen.grammar.expression import GrammarError
 
 MAX_ALTERNATIVES = 256
 
 S = TypeVar("S")
+
+
+class Traits(NamedTuple):
+    """Facts that a shape shares with every shape that it covers: most that do not cover each other are told apart by
+    that."""
+
+    few: frozenset[Hashable]  # with each of them
+    many: frozenset[Hashable]  # with each of them that leaves others
+    leaves_others: bool  # if not, `many` are `few`
+
+
+NO_TRAITS = Traits(frozenset(), frozenset(), False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +35,29 @@ class Unions(Generic[S]):
     covers: Callable[[S, S], bool]  # the first certainly has all values of the second
     meet_shapes: Callable[[S, S], list[S]]
     shape_complement: Callable[[S], list[S]]
+    traits: Callable[[S], Traits]
 
     def join(self, shapes: Iterable[S]) -> tuple[S, ...]:
         """Returns all the shapes, without those that another one covers."""
-        kept: list[S] = []
+        kept: list[tuple[S, Traits]] = []
+        covers = self.covers
         for shape in shapes:
-            if not any(self.covers(other, shape) for other in kept):
-                kept = [other for other in kept if not self.covers(shape, other)]
-                kept.append(shape)
+            traits = self.traits(shape)
+            few, many, leaves_others = traits
+            if leaves_others:
+                is_covered = any(its.many <= many and covers(other, shape) for other, its in kept)
+            else:
+                is_covered = any(its.few <= few and covers(other, shape) for other, its in kept)
+            if not is_covered:
+                kept = [
+                    (other, its)
+                    for other, its in kept
+                    if not ((many if its.leaves_others else few) <= its.many and covers(shape, other))
+                ]
+                kept.append((shape, traits))
                 if len(kept) > MAX_ALTERNATIVES:
                     raise self._too_large()
-        return tuple(kept)
+        return tuple([shape for shape, _ in kept])
 
     def meet(self, first: tuple[S, ...], second: tuple[S, ...]) -> tuple[S, ...]:
         """Returns the shapes of what is in both."""
@@ -51,13 +76,19 @@ class Unions(Generic[S]):
 
     def exactly_one(self, unions: list[tuple[S, ...]]) -> tuple[S, ...]:
         """Returns the shapes of what is in one of the unions and in no other."""
+        outside = cache(lambda index: self.complement(unions[index]))
+        are_apart = cache(lambda pair: not self.meets(*(unions[index] for index in pair)))
         shapes: list[S] = []
         for index, own in enumerate(unions):
-            for other in unions[:index] + unions[index + 1 :]:
-                if self.meet(own, other):
-                    own = self.meet(own, self.complement(other))
+            for at, other in enumerate(unions):
+                if at != index and not are_apart(frozenset((index, at))) and self.meets(own, other):
+                    own = self.meet(own, outside(at))
             shapes += own
         return self.join(shapes)
+
+    def meets(self, first: tuple[S, ...], second: tuple[S, ...]) -> bool:
+        """Returns whether something may be in both."""
+        return any(self.meet_shapes(left, right) for left in first for right in second)
 
     def _too_large(self) -> GrammarError:
         return GrammarError(

@@ -1,0 +1,124 @@
+"""Sets of objects and of strings: what makes them quick changes nothing of what they are."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+
+from tureen.grammar import GrammarError
+from tureen.grammar.derivatives import Derivatives, Matcher
+from tureen.grammar.schema import objects
+from tureen.grammar.schema.algebra import Algebra
+from tureen.grammar.schema.document import Document
+from tureen.grammar.schema.formats import FORMATS, format_strings
+from tureen.grammar.schema.language import json_schema
+from tureen.grammar.schema.shapes import ObjectShape, Property, PropertySet, ValueShape
+from tureen.grammar.schema.strings import StringSet
+from tureen.grammar.schema.unenforced import UnenforcedKeywords
+from tureen.grammar.schema.unions import Unions
+
+
+@pytest.fixture
+def algebra():
+    return Algebra(UnenforcedKeywords(Document(True), strict=True))
+
+
+def shapes_of(algebra, rng, count):
+    words = [algebra.fixed(ValueShape(strings=StringSet.only([word]))) for word in "abc"]
+    nodes = [algebra.anything, algebra.nothing, *words, algebra.both(*words[:2]), algebra.all_of(words)]
+    for _ in range(count):
+        names = rng.sample("uvw", rng.randint(0, 3))
+        free = (PropertySet(algebra.keys.every, rng.choice((algebra.anything, algebra.nothing, words[0]))),)
+        needed = (PropertySet(algebra.keys.every, rng.choice(words)),) if rng.random() < 0.2 else ()
+        named = {name: Property(rng.random() < 0.5, rng.choice(nodes)) for name in names}
+        yield ObjectShape(named, free, rng.choice((0, 0, 1)), rng.choice((None, 4)), needed)
+
+
+def has_no_values(algebra, shape):
+    return any(shape.named[key].node is algebra.nothing for key in shape.required)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_traits_tell_no_shapes_apart_of_which_one_covers_the_other(algebra, seed):
+    shapes = [shape for shape in shapes_of(algebra, random.Random(seed), 60) if not has_no_values(algebra, shape)]
+    num_covered = 0
+    for shape in shapes:
+        for other in shapes:
+            if objects.covers(algebra, shape, other):
+                num_covered += 1
+                its, others = objects.traits(algebra, shape), objects.traits(algebra, other)
+                assert (its.many if others.leaves_others else its.few) <= others.many
+    assert num_covered > len(shapes)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_in_a_union_each_shape_is_covered_and_none_by_another(algebra, seed):
+    shapes = [shape for shape in shapes_of(algebra, random.Random(seed), 40) if not has_no_values(algebra, shape)]
+    kept = algebra.objects.join(shapes)
+    assert all(any(objects.covers(algebra, other, shape) for other in kept) for shape in shapes)
+    assert not any(objects.covers(algebra, one, two) for one in kept for two in kept if one is not two)
+
+
+def test_each_branch_of_one_of_is_complemented_once(monkeypatch):
+    complemented = []
+    complement = Unions.complement
+    monkeypatch.setattr(Unions, "complement", lambda self, union: complemented.append(union) or complement(self, union))
+    branches = [{"properties": {f"k{index}": {"type": "string"}}} for index in range(4)]
+    json_schema(json.dumps({"type": "object", "oneOf": branches}))
+    of_branches = [next(iter(shapes[0].named)) for shapes in complemented if shapes and hasattr(shapes[0], "named")]
+    assert sorted(of_branches) == ["k0", "k1", "k2", "k3"]
+
+
+@pytest.mark.parametrize("pattern", ["x-", "^a+b$", "[^a]b", r"^\w{2,3}$", "^(?!ab)", "(a|b)*c$", r"\d|é", "^$", ""])
+def test_a_pattern_is_found_where_re_finds_it(pattern):
+    strings = StringSet.pattern(pattern)
+    rng = random.Random(pattern)
+    texts = ["", *("".join(rng.choices("abcx-1é🙂", k=rng.randint(1, 6))) for _ in range(300))]
+    ascii_only = re.compile(pattern, re.ASCII)
+    assert strings.among(texts) == tuple(text for text in texts if ascii_only.search(text))
+    assert any(map(strings.contains, texts))
+
+
+def test_keys_are_compared_with_a_pattern_by_one_automaton_however_many_there_are(monkeypatch):
+    num_made = []
+    make = Derivatives.__init__
+    monkeypatch.setattr(Derivatives, "__init__", lambda *args: num_made.append(1) or make(*args))
+
+    def made_for(num_keys):
+        num_made.clear()
+        named = {f"key{index}": {"type": "integer"} for index in range(num_keys)}
+        json_schema(
+            json.dumps({"properties": named, "patternProperties": {"^x-": True}, "additionalProperties": False})
+        )
+        return len(num_made)
+
+    assert made_for(300) == made_for(3) > 0
+
+
+def test_what_many_questions_took_is_not_counted_against_the_next(monkeypatch):
+    strings = StringSet.pattern("(a|b)*a(a|b){9}$")
+    rng = random.Random(1)
+    texts = ["".join(rng.choices("ab", k=60)) for _ in range(12)]
+    most = max(_work(strings, text) for text in texts)
+    monkeypatch.setattr("tureen.grammar.terms.MAX_WORK", most + 1)
+    assert [strings.contains(text) for text in texts] == [bool(re.search("a[ab]{9}$", text)) for text in texts]
+    monkeypatch.setattr("tureen.grammar.terms.MAX_WORK", 10)
+    with pytest.raises(GrammarError):
+        strings.contains("ab" * 60 + "b")
+
+
+def _work(strings, text):
+    matcher = Matcher(strings.expression)
+    matcher.matches(text)
+    return matcher._machine.terms._work
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_is_written_as_one_terminal_for_all_schemas(name):
+    assert format_strings(name).encoded() is format_strings(name).encoded()
+    schema = json.dumps({"items": {"type": "string", "format": name}, "type": "array"})
+    written = [str(json_schema(schema).rules) for _ in range(2)]
+    assert written[0] == written[1]

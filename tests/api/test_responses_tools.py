@@ -1,4 +1,4 @@
-"""Tools of `/v1/responses` that stand in namespaces, tools that only other servers run, and the body of OpenAI's Codex."""
+"""Tools of `/v1/responses` in namespaces, tools that only other servers run, and the body of OpenAI's Codex."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TEMPLATE = (
     "{{ messages[-1]['content'] }}"
 )
 SHOWN = (
-    "{# <tool_call> #}say:{% for tool in tools or [] %}{{ tool['function']['name'] }}={{ tool['function']['description'] }};"
-    "{% endfor %}{% for message in messages %}{{ message['role'][0] }}"
+    "{# <tool_call> #}say:{% for tool in tools or [] %}{{ tool['function']['name'] }}="
+    "{{ tool['function']['description'] }};{% endfor %}{% for message in messages %}{{ message['role'][0] }}"
     "{% for call in message['tool_calls'] or [] %}<{{ call['function']['name'] }}>{% endfor %}{% endfor %}"
 )
 """The model says which tools it was shown, who spoke, and which tools were called."""

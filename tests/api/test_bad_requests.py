@@ -38,6 +38,7 @@ BAD_PARAMS = {
     "top_p": [0, -0.1, 1.5, "x", True, HUGE],
     "top_k": [0, -2, 1.5, True, "4", 2**63, HUGE],
     "min_p": [-0.1, 1.1, "x", True],
+    "typical_p": [0, -0.1, 1.1, "x", True],
     "frequency_penalty": [-2.1, 3, "x", True],
     "presence_penalty": [-2.1, 3, "x", True],
     "repetition_penalty": [-0.1, 2.1, "x", True],

@@ -199,7 +199,7 @@ def test_options_act(app: App):
     assert made(seed=5) != made(seed=6)
     assert made(seed=-1) != made(seed=-1)
     assert made(num_ctx=CONTEXT_LEN)
-    for options in ({"top_k": 0}, {"top_k": 5, "top_p": 0.5, "min_p": 0.1}, {"repeat_penalty": 1.2}):
+    for options in ({"top_k": 0}, {"top_k": 5, "top_p": 0.5, "min_p": 0.1, "typical_p": 0.9}, {"repeat_penalty": 1.2}):
         assert made(**options)
     with_penalties = {"presence_penalty": 1.0, "frequency_penalty": -1.0}
     run = app.post("/api/generate", model="fake-model", prompt="say:a", options=with_penalties, stream=False)
@@ -289,6 +289,7 @@ def test_a_conversation_becomes_messages_of_a_chat():
         ("/api/chat", {"options": {"top_p": 0}}, "options.top_p"),
         ("/api/chat", {"options": {"top_k": -2}}, "options.top_k"),
         ("/api/chat", {"options": {"min_p": 2}}, "options.min_p"),
+        ("/api/chat", {"options": {"typical_p": 0}}, "options.typical_p"),
         ("/api/chat", {"options": {"repeat_penalty": 3}}, "options.repeat_penalty"),
         ("/api/chat", {"options": {"presence_penalty": 3}}, "options.presence_penalty"),
         ("/api/chat", {"options": {"frequency_penalty": -3}}, "options.frequency_penalty"),
@@ -391,7 +392,7 @@ def test_a_fault_is_an_error_or_the_last_line_of_a_stream(app: App):
 
 def test_a_server_that_is_shutting_down_says_when_to_come_again(template):
     with App(chat_template=template) as app:
-        app.state.is_draining = True
+        app.state.lifecycle.is_draining = True
         for path, asked in (("/api/chat", {"messages": user("a")}), ("/api/generate", {"prompt": "a", "raw": True})):
             response = post(app, path, 503, asked)
             assert "shutting down" in response.json()["error"]

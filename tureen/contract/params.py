@@ -98,6 +98,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         int, Meta(ge=-1, le=INT64_MAX, description="Keep the k most probable tokens; -1 = all. 0 is refused.")
     ] = -1
     min_p: Annotated[float, Meta(ge=0, le=1, description="Keep tokens with p >= min_p * p_max.")] = 0.0
+    typical_p: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="Of what the other cuts keep: the fewest tokens that reach this probability, those whose "
+            "surprise is nearest the expected one (locally typical sampling).",
+        ),
+    ] = 1.0
     frequency_penalty: Annotated[
         float, Meta(ge=-2, le=2, description="logit -= penalty * count of the token in the output.")
     ] = 0.0

@@ -137,8 +137,10 @@ def _tool_setup(chat: Chat, context: Context) -> ToolSetup:
     """Raises InvalidRequest for tools that this server cannot honour."""
     sampling = dict(chat.sampling)
     templates = context.chat_templates
-    if not isinstance(templates, str) and templates.end_id is not None:
-        sampling["stop_token_ids"] = (*sampling.get("stop_token_ids", ()), templates.end_id)
+    if not isinstance(templates, str):
+        for name, ends in (("stop_token_ids", templates.end_ids), ("stop", templates.stops)):
+            if ends:
+                sampling[name] = (*sampling.get(name, ()), *ends)
     reasoning = context.reasoning_format
     if reasoning is not None and reasoning.is_special:
         _keep_special_tokens(sampling, chat, "reasoning" if chat.separate_reasoning else None)

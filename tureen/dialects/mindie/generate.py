@@ -48,6 +48,7 @@ from tureen.requests.verdicts import read_tables
 
 MAX_PROMPT_CHARS = 512 << 10
 DEFAULT_MAX_TOKENS = 16
+MAX_TOP_K = 2**31 - 1
 NUL = b"\0"
 STATUS_OF_INVALID = 422
 ERROR_TYPES = {
@@ -89,13 +90,16 @@ class MindieBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = 0.0
     temperature: Annotated[float, Meta(ge=0, description="0 = greedy; higher = more varied.")] = 1.0
     top_k: Annotated[
-        Annotated[int, Meta(ge=-1)] | None,
+        Annotated[int, Meta(ge=-1, le=MAX_TOP_K)] | None,
         Meta(description="Keep the k most probable tokens; -1 or left out = all. 0 is refused."),
     ] = None
     top_p: Annotated[
         float, Meta(gt=0, le=1, description="Keep the smallest set of tokens whose probability reaches top_p.")
     ] = 1.0
     min_p: Annotated[float, Meta(ge=0, le=1, description="Keep tokens with p >= min_p * p_max.")] = 0.0
+    typical_p: Annotated[
+        float, Meta(gt=0, le=1, description="Keep the tokens whose surprise is nearest the expected one.")
+    ] = 1.0
     stream: Annotated[bool, Meta(description="Answer piece by piece, a NUL byte after each.")] = False
     seed: Annotated[int | None, Meta(description="Same request, same seed, same tokens. Default: random.")] = None
     stop: Annotated[
@@ -208,10 +212,8 @@ def parse(payload: dict[str, Any], context: Context) -> MindieBody:
             + f", got {echo(body.max_tokens)}",
             field="max_tokens",
         )
-    if body.top_k == 0 or (body.top_k or 0) > context.info.vocab_size:
-        raise InvalidRequest(
-            f"top_k must be -1 or in [1, {context.info.vocab_size}], got {echo(body.top_k)}", field="top_k"
-        )
+    if body.top_k == 0:
+        raise InvalidRequest(f"top_k must be -1 or in [1, {MAX_TOP_K}], got 0", field="top_k")
     if body.best_of is not None and body.best_of < body.n:
         raise InvalidRequest(f"best_of must be at least n ({body.n}), got {body.best_of}", field="best_of")
     return body

@@ -56,6 +56,9 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         float, Meta(gt=0, le=1, description="Keep the smallest set of tokens whose probability reaches top_p.")
     ] = 0.9
     min_p: Annotated[float, Meta(ge=0, le=1, description="Keep tokens with p >= min_p * p_max.")] = 0.0
+    typical_p: Annotated[
+        float, Meta(gt=0, le=1, description="Keep the tokens whose surprise is nearest the expected one.")
+    ] = 1.0
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="Same request, same tokens; -1 = random.")] = (
         ANY_SEED
     )

@@ -68,7 +68,7 @@ async def _prepare(request: Request, state: ServerState) -> tuple[Making, Keepin
 
     payload, body, name = await read_body_with(request, read)
     num_bytes = len(await request.body())
-    keeping = await keeping_of(body, num_bytes, request)
+    keeping = await keeping_of(body, num_bytes, request, state)
     before = () if keeping is None else keeping.continued.items
     size = num_bytes // BYTES_PER_CHAR + MESSAGE_CHARS * len(before)
     chat, sources = await offload.run(size, lambda: chat_of(body, payload, name, state, before))

@@ -38,7 +38,7 @@ from tureen.text.detokenizer import Detokenizer
 DEFAULT_MAX_NEW_TOKENS = 20
 ERROR_TYPES = {429: "overloaded", 503: "overloaded", 424: "generation"}
 ABORTED = "aborted"
-SAMPLING_FIELDS = ("temperature", "top_k", "top_p")
+SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "typical_p")
 NAMES = Names("parameters", {"n": "best_of", "sampling_seed": "seed", "json_schema": "grammar", "regex": "grammar"})
 PLAIN = SamplingParams(no_stop_trim=True)
 """Parameters to detokenize with: a stop string stays in the text, as its tokens do in TGI's list of tokens."""
@@ -61,13 +61,18 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     max_new_tokens: Annotated[int, Meta(ge=1, description="Most tokens to generate.")] = DEFAULT_MAX_NEW_TOKENS
     do_sample: Annotated[
-        bool, Meta(description="Draw; false, with no temperature, top_k or top_p given, takes the best token.")
+        bool,
+        Meta(description="Draw; false, without temperature, top_k, top_p and typical_p, takes the best token."),
     ] = False
     temperature: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="Higher = more varied.")] = None
     top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Keep the k most probable tokens.")] = None
     top_p: Annotated[
         Annotated[float, Meta(gt=0, lt=1)] | None,
         Meta(description="Keep the smallest set of tokens whose probability reaches it."),
+    ] = None
+    typical_p: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(description="Keep the tokens whose surprise is nearest the expected one (locally typical sampling)."),
     ] = None
     repetition_penalty: Annotated[
         Annotated[float, Meta(gt=0, le=2)] | None,
@@ -235,7 +240,7 @@ def _samples(parameters: TgiParameters) -> bool:
 
 async def _plan(body: TgiBody, payload: dict[str, Any], state: ServerState, owner: str) -> Plan:
     parameters, context = body.parameters, state.context
-    names = ("temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty", "stop")
+    names = ("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "frequency_penalty", "stop")
     fields: dict[str, Any] = {
         name: getattr(parameters, name) for name in names if getattr(parameters, name) is not None
     }

@@ -121,6 +121,7 @@ BAD_FIELDS = {
     "video_data": [0, True, {}, [5], [{}], ["a", "b"], "c", ""],
     "modalities": [0, "image", {}, [5], ["image"], ["audio"]],
     "lora_path": [5, True, {}, [5], [None, None], []],
+    "model": [5, True, {}, ["a"]],
     "custom_logit_processor": [5, True, "", "nobody", {}, [5], [None, None], '{"callable": "80"}', "{}"],
     "sampling_params": [[], [{}, {}], 5, "x", [5], True],
     "rid": ["", "x" * 257, "a\r\nb", "é", "a\x00", 5, True, ["q"], ["q", "r"], [5]],

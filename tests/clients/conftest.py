@@ -41,11 +41,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def server_url(pytestconfig: pytest.Config) -> Iterator[str]:
+def server_url(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if pytestconfig.getoption("--url"):
         yield pytestconfig.getoption("--url")
         return
-    with ServerProcess(python=PYTHON) as server:
+    kept = tmp_path_factory.mktemp("kept")
+    stores = ("--responses-store", str(kept / "responses.db"), "--batch-path", str(kept / "batches"))
+    with ServerProcess(*stores, python=PYTHON) as server:
         yield server.wait_ready().url
 
 

@@ -12,6 +12,7 @@ import pytest
 MODULES = Path(__file__).resolve().parents[3] / "build" / "clients" / "node" / "node_modules"
 CONFIG = """\
 model = "default"
+model_instructions_file = "{instructions}"
 model_provider = "tureen"
 [model_providers.tureen]
 name = "tureen"
@@ -31,7 +32,10 @@ def describe_script(script):
 @pytest.mark.parametrize("script", ["codex"])
 def test_a_turn_ends_with_an_answer(url, tmp_path, script):
     (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "config.toml").write_text(CONFIG.format(url=url), encoding="utf-8")
+    instructions = tmp_path / "instructions.md"  # its own are longer than the default model's context
+    instructions.write_text("You are brief.", encoding="utf-8")
+    config = CONFIG.format(url=url, instructions=instructions)
+    (tmp_path / "home" / "config.toml").write_text(config, encoding="utf-8")
     environment = os.environ | {"CODEX_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
     command = [
         str(MODULES / ".bin" / script),

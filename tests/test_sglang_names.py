@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tureen.logit_processor import CustomLogitProcessor
+from tureen.logit_processor import SGLANG_MODULE
 
 SOURCE = Path(__file__).resolve().parent.parent / "compat" / "sglang"
 
@@ -66,7 +66,7 @@ def test_a_processor_that_is_derived_by_the_documented_name_has_the_form_that_th
     printed = _run(installed, "-c", code)
     assert printed.returncode == 0, printed.stderr
     payload = bytes.fromhex(json.loads(printed.stdout)["callable"])
-    assert CustomLogitProcessor.__module__.encode() in payload
+    assert SGLANG_MODULE.encode() in payload
 
 
 def test_it_refuses_to_lie_over_sglang_itself(tmp_path):

@@ -160,7 +160,10 @@ std::vector<int32_t> components(const Program& program) {
 class Walk {
 public:
     Walk(const Program& program, const Trie& trie)
-        : program_(program), trie_(trie), bytes_(costs_in_bytes(program)), component_(components(program)),
+        : program_(program),
+          trie_(trie),
+          bytes_(costs_in_bytes(program)),
+          component_(components(program)),
           seen_(program.code.size(), -1) {
         for (const ByteSet& set : program.sets) {
             int count = 0, last = -1;

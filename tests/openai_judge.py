@@ -11,13 +11,17 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from patience import PATIENCE_S
 
 EXTRAS = {
-    "choices": ("matched_stop", "sampling_seed", "closed_early", "unenforced", "valid"),
+    "choices": ("matched_stop", "sampling_seed", "closed_early", "unenforced", "valid", "token_ids"),
     "message": ("reasoning_content",),
     "delta": ("reasoning_content",),
 }
 """What this server says more than OpenAI's."""
 
-BEYOND = {"text_completion": ("metadata", "service_tier"), "chat.completion.chunk": ("metadata",)}
+BEYOND = {
+    "text_completion": ("metadata", "service_tier", "ignored_fields"),
+    "chat.completion": ("ignored_fields",),
+    "chat.completion.chunk": ("metadata", "ignored_fields"),
+}
 """Of these the types of the client know nothing, by `object`."""
 
 

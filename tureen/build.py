@@ -41,6 +41,7 @@ from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 from tureen.text.chat_template import check_chat_template
 from tureen.text.tokenizer import Tokenizer
+from tureen.text.tools import marks_calls
 from tureen.weights.sentence_files import embedding_sizes
 from tureen.weights.source import (
     ModelSource,
@@ -227,10 +228,14 @@ def _compiler(config: Config, tokenizer: Tokenizer, eos_token_ids: tuple[int, ..
 
     def make_vocabulary() -> Vocabulary:
         tokens = tokenizer.all_token_bytes()[:vocab_size]
+        texts = {token_id: token.content for token_id, token in tokenizer.added_tokens.items() if token.special}
+        is_marked = marks_calls(texts.values(), config.tool_call_parser)
+        free = sorted(texts.keys() - set(eos_token_ids)) if is_marked else ()
+        specials = tuple((token_id, texts[token_id].encode()) for token_id in free if token_id < len(tokens))
         for token_id in tokenizer.special_ids | set(eos_token_ids):
             if token_id < len(tokens):
                 tokens[token_id] = b""
-        return Vocabulary(tuple(tokens), eos_token_ids, vocab_size)
+        return Vocabulary(tuple(tokens), eos_token_ids, vocab_size, specials)
 
     encode = partial(tokenizer.encode, add_special_tokens=False)
     return Compiler(

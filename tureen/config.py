@@ -49,7 +49,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         _meta(
             "model",
-            "Template of chat messages: chatml, chatml-llava, vicuna_v1.1, or a .jinja file. Default: the model's own, "
+            "Template of chat messages: chatml, chatml-llava, vicuna_v1.1, a .jinja file, or a .json file as "
+            "SGLang has it. Default: the model's own, "
             "else chatml where its tokenizer has <|im_start|>. /generate takes prompts as they are.",
         ),
     ] = None
@@ -212,6 +213,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float,
         _meta("server", "An answer is kept so long for its Idempotency-Key.", alias="--idempotency-retention", ge=0),
     ] = 60.0
+    batch_path: Annotated[
+        str | None,
+        _meta(
+            "server",
+            "Folder in which files and batches are kept, of one server; made where there is none. Default: none.",
+        ),
+    ] = None
+    max_batch_bytes: Annotated[
+        int, _meta("server", "Most bytes of files, answers of batches among them, that one client may keep.", ge=1)
+    ] = 1 << 30
     responses_store: Annotated[
         str | None,
         _meta(
@@ -228,6 +239,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, _meta("server", "Most MiB of --responses-store; beyond it the oldest are dropped.", ge=1)
     ] = 1024
     stream_interval: Annotated[int, _meta("server", "Tokens per stream event.", ge=1)] = 1
+    strict_model_names: Annotated[
+        bool,
+        _meta(
+            "server",
+            "Refuse requests that name a model this server does not have. Default: only with adapters; one model "
+            "answers to any name, and tells it.",
+        ),
+    ] = False
     unknown_fields: Annotated[
         Literal["refuse", "tell"] | None,
         _meta(

@@ -9,9 +9,21 @@ from __future__ import annotations
 import json
 from typing import Any
 
+SGLANG_MODULE = "sglang.srt.sampling.custom_logit_processor"
+SGLANG_NAMES = (
+    "DisallowedTokensLogitsProcessor",
+    "Glm4MoeThinkingBudgetLogitProcessor",
+    "Qwen3ThinkingBudgetLogitProcessor",
+    "DeepSeekR1ThinkingBudgetLogitProcessor",
+    "InklingThinkingBudgetLogitProcessor",
+    "DeepseekOCRNoRepeatNGramLogitProcessor",
+)
+"""The processors that SGLang ships in its module, as this server has them under the same names."""
+
 BUILT_IN = {
     "disallowed_tokens": "tureen.sampling.built_in:DisallowedTokens",
     "no_repeat_ngram": "tureen.sampling.built_in:NoRepeatNgram",
+    **{name: f"tureen.sampling.sglang_processors:{name}" for name in SGLANG_NAMES},
 }
 """Name -> module:Class of the processors that every server has."""
 

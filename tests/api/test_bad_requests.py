@@ -38,6 +38,7 @@ BAD_PARAMS = {
     "top_p": [0, -0.1, 1.5, "x", True, HUGE],
     "top_k": [0, -2, 1.5, True, "4", 2**63, HUGE],
     "min_p": [-0.1, 1.1, "x", True],
+    "typical_p": [0, -0.1, 1.1, "x", True],
     "frequency_penalty": [-2.1, 3, "x", True],
     "presence_penalty": [-2.1, 3, "x", True],
     "repetition_penalty": [-0.1, 2.1, "x", True],
@@ -46,6 +47,7 @@ BAD_PARAMS = {
     "spaces_between_special_tokens": [0, "x"],
     "no_stop_trim": [0, "x"],
     "n": [0, -1, 129, 5_000_000, 10**18, 1.5, True, "4", HUGE],
+    "allowed_token_ids": [[], [-1], [VOCAB_SIZE], ["x"], [True], 5, "5"],
     "logit_bias": [
         [1],
         "x",
@@ -119,6 +121,7 @@ BAD_FIELDS = {
     "video_data": [0, True, {}, [5], [{}], ["a", "b"], "c", ""],
     "modalities": [0, "image", {}, [5], ["image"], ["audio"]],
     "lora_path": [5, True, {}, [5], [None, None], []],
+    "model": [5, True, {}, ["a"]],
     "custom_logit_processor": [5, True, "", "nobody", {}, [5], [None, None], '{"callable": "80"}', "{}"],
     "sampling_params": [[], [{}, {}], 5, "x", [5], True],
     "rid": ["", "x" * 257, "a\r\nb", "é", "a\x00", 5, True, ["q"], ["q", "r"], [5]],

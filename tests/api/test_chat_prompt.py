@@ -15,7 +15,7 @@ from PIL import Image
 from tureen.contract.types import NO_TOKEN, PICTURE
 from tureen.errors import InvalidRequest
 from tureen.media.loader import MediaLoader
-from tureen.requests.chat_prompt import chat_prompt, chat_tokens
+from tureen.requests.chat_prompt import ChatMedia, chat_prompt, chat_tokens
 from tureen.text.control_tokens import ControlTokens
 from tureen.text.messages import MAX_MESSAGES, Tool
 
@@ -51,8 +51,8 @@ def _png(color):
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _prompt(app, messages, tools=(), **how):
-    return app.run(chat_prompt(messages, tools, app.state, **how))
+def _prompt(app, messages, tools=(), pictures=(), **how):
+    return app.run(chat_prompt(messages, tools, app.state, media=ChatMedia(tuple(pictures)), **how))
 
 
 def _error(app, messages, **how):

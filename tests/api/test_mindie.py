@@ -92,7 +92,8 @@ def test_a_parameter_means_what_it_means_in_the_other_dialect(app: App, prompt, 
 
 
 @pytest.mark.parametrize(
-    "name", ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "name", ["temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty",
+             "presence_penalty", "frequency_penalty",
              "logit_bias", "skip_special_tokens", "spaces_between_special_tokens", "seed", "max_tokens"]
 )  # fmt: skip
 def test_a_parameter_reaches_the_engine_under_its_name(app: App, monkeypatch, name):
@@ -104,6 +105,11 @@ def test_a_parameter_reaches_the_engine_under_its_name(app: App, monkeypatch, na
     texts(app, prompt="a", **{name: value})
     ours = {"seed": "sampling_seed", "max_tokens": "max_new_tokens"}.get(name, name)
     assert getattr(seen[0].params, ours) == ({5: 1.5} if name == "logit_bias" else value)
+
+
+def test_a_top_k_beyond_the_vocabulary_keeps_every_token(app: App):
+    body = {"prompt": "abc", "seed": 4}
+    assert texts(app, **body, top_k=2**31 - 1) == texts(app, **body, top_k=-1)
 
 
 def test_n_texts_have_the_seeds_that_follow(app: App):
@@ -134,9 +140,10 @@ BAD = {
     "presence_penalty": [-2.1, 2.1, "1"],
     "frequency_penalty": [-2.1, 2.1, "1"],
     "temperature": [-0.1, "1", True],
-    "top_k": [0, -2, 1.5, 10_000, "5", True],
+    "top_k": [0, -2, 1.5, 2**31, "5", True],
     "top_p": [0, 1.1, -1, "1"],
     "min_p": [-0.1, 1.1],
+    "typical_p": [0, 1.1],
     "stream": [1, "true"],
     "seed": [2**64, 1.5, "x"],
     "stop": [5, [5], "", ["a"] * 65],

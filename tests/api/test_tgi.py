@@ -118,7 +118,7 @@ def test_without_a_sampling_parameter_the_best_token_is_taken(app: App):
     greedy = app.generate(text="abc", sampling_params={"temperature": 0, "max_new_tokens": 20})["text"]
     assert detailed(app, "abc", seed=1)["generated_text"] == greedy
     assert detailed(app, "abc")["details"]["seed"] is None
-    for parameters in ({"do_sample": True}, {"temperature": 1.0}, {"top_k": 5}, {"top_p": 0.9}):
+    for parameters in ({"do_sample": True}, {"temperature": 1.0}, {"top_k": 5}, {"top_p": 0.9}, {"typical_p": 0.9}):
         answer = detailed(app, "abc", seed=1, **parameters)
         assert answer["details"]["seed"] == 1
         assert answer["generated_text"] != greedy
@@ -126,7 +126,8 @@ def test_without_a_sampling_parameter_the_best_token_is_taken(app: App):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("temperature", 0.5), ("top_k", 7), ("top_p", 0.75), ("repetition_penalty", 1.5), ("frequency_penalty", 0.5),
+    [("temperature", 0.5), ("top_k", 7), ("top_p", 0.75), ("typical_p", 0.25), ("repetition_penalty", 1.5),
+     ("frequency_penalty", 0.5),
      ("max_new_tokens", 3), ("seed", 9), ("stop", ["q"])],
 )  # fmt: skip
 def test_a_parameter_reaches_the_engine_under_its_name(app: App, monkeypatch, name, value):
@@ -158,7 +159,7 @@ BAD_PARAMETERS = {
     "temperature": [0, -1, "1"],
     "top_k": [0, -1, 1.5],
     "top_p": [0, 1, 1.0, 1.5],
-    "typical_p": [0.5],
+    "typical_p": [0, 1.5],
     "repetition_penalty": [0, -1, 2.5],
     "frequency_penalty": [-2.5, 2.5],
     "seed": [-1, 2**64, "x"],

@@ -61,7 +61,12 @@ def test_a_text_longer_than_the_context_is_counted(app):
             "add_special_tokens",
             "template",
         ),
-        ("/tokenize", {"text": "a"}, "text", "unknown field"),
+        ("/tokenize", {"text": "a"}, "prompt", "neither"),
+        ("/tokenize", {"prompt": "a", "tool_choice": "none"}, "tool_choice", "needs messages"),
+        ("/tokenize", {"prompt": "a", "reasoning_effort": "low"}, "reasoning_effort", "needs messages"),
+        ("/tokenize", {"prompt": "a", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens", "cut them"),
+        ("/tokenize", {"input_ids": [1]}, "input_ids", "tokens already"),
+        ("/tokenize", {"promt": "a"}, "promt", "did you mean 'prompt'"),
         ("/detokenize", {}, "tokens", "missing"),
         ("/detokenize", {"tokens": [1, -1]}, "tokens", "got -1"),
         ("/detokenize", {"tokens": [VOCAB_SIZE]}, "tokens", f"[0, {VOCAB_SIZE})"),
@@ -76,11 +81,6 @@ def test_what_is_wrong_is_named(app, path, body, field, said):
     error = app.error(path=path, **body)
     assert error["param"] == field
     assert said in error["message"]
-
-
-def test_a_model_that_is_not_there_is_not_found(app):
-    assert app.post("/tokenize", prompt="a", model="other").status_code == 404
-    assert app.post("/detokenize", tokens=[1], model="other").status_code == 404
 
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <|im_end|>"}]
@@ -117,7 +117,8 @@ def test_a_chat_becomes_the_tokens_of_its_template(chatting):
         ({"messages": [{"role": "nobody", "content": "a"}]}, "messages[0].role"),
         ({"messages": []}, "messages"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"chat_template_kwargs": {"never": 1}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"chat_template": "a"}}, "chat_template_kwargs.chat_template"),
+        ({"tool_choice": "required"}, "tool_choice"),
     ],
 )
 def test_what_is_wrong_with_a_chat_is_named(chatting, body, field):
@@ -127,3 +128,65 @@ def test_what_is_wrong_with_a_chat_is_named(chatting, body, field):
 def test_a_model_without_a_template_says_so(app):
     error = app.error(path="/tokenize", messages=CHAT)
     assert error["code"] == "no_chat_template"
+
+
+AS_TOLD = (
+    "{# <think> #}{{ '[tools]' if tools }}{{ '[quiet]' if enable_thinking is false }}{{ reasoning_effort }}"
+    "{{ messages[-1]['content'] }}{{ '>' if add_generation_prompt }}"
+)
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+@pytest.fixture(scope="module")
+def variable(tmp_path_factory):
+    file = tmp_path_factory.mktemp("templates") / "variables.jinja"
+    file.write_text(AS_TOLD)
+    with App(chat_template=str(file)) as running:
+        yield running
+
+
+CHATS = [
+    {},
+    {"tools": [TOOL]},
+    {"tools": [TOOL], "tool_choice": "none"},
+    {"tools": [TOOL], "tool_choice": "required"},
+    {"chat_template_kwargs": {"enable_thinking": False}},
+    {"reasoning_effort": "high"},
+    {"reasoning": {"effort": "low"}},
+    {"reasoning_effort": "low", "tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False},
+]
+
+
+@pytest.mark.parametrize("fields", CHATS)
+def test_a_chat_has_as_many_tokens_as_its_answer_says(variable, fields):
+    """The whole body of a chat can be sent; what does not change its prompt is told."""
+    body = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 99,
+        "temperature": 0.5,
+        "stop": "x",
+        **fields,
+    }
+    chat = variable.post("/v1/chat/completions", **body, return_token_ids=True)
+    assert chat.status_code == 200, chat.text
+    told = variable.post("/tokenize", **body)
+    assert told.status_code == 200, told.text
+    assert told.json()["tokens"] == chat.json()["prompt_token_ids"]
+    assert told.json()["count"] == chat.json()["usage"]["prompt_tokens"]
+    ignored = set(told.headers["x-tureen-ignored"].split(", "))
+    assert ignored == {"max_tokens", "temperature", "stop"} | (fields.keys() & {"parallel_tool_calls"})
+
+
+def test_a_variable_that_the_template_does_not_have_is_told(variable):
+    body = {"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"never": 1}}
+    answer = variable.post("/tokenize", **body)
+    assert bytes(answer.json()["tokens"]) == b"Hi>"
+    assert answer.headers["x-tureen-ignored"] == "chat_template_kwargs.never"
+    slip = variable.post("/tokenize", **body | {"chat_template_kwargs": {"enable_thinkin": False}})
+    assert slip.status_code == 400
+    assert "enable_thinking" in slip.json()["error"]["message"]
+
+
+def test_texts_of_tokens_come_when_they_are_asked_for(app):
+    assert _answer(app, "/tokenize", prompt="hi", return_token_strs=True)["token_strs"] == ["h", "i"]
+    assert _answer(app, "/tokenize", prompt=["h", "i"], return_token_strs=True)["token_strs"] == [["h"], ["i"]]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from patience import PATIENCE_S, wait_until
 
-from tureen.constraining import cache, compile_pool, compiler
+from tureen.constraining import cache, compile_pool, compiler, loading
 from tureen.constraining.cache import Cache
 from tureen.constraining.compiler import Compiler
 from tureen.constraining.kept_grammars import KeptGrammars
@@ -81,11 +81,11 @@ def make(monkeypatch, clock):
         one = Compiler(name, lambda: vocabulary, lambda text: [], **settings)
         made.append(one)
         one.prepare()
-        one.backend_double = one._loaders[0].result()
+        one.backend_double = one._loaders.get(has_specials=False).backend
         return one
 
     monkeypatch.setattr(compiler, "check_backend", lambda name: None)
-    monkeypatch.setattr(compiler, "find_backend", find_backend)
+    monkeypatch.setattr(loading, "find_backend", find_backend)
     monkeypatch.setattr(compile_pool, "PROGRAM", (DOUBLE,))
     yield make_compiler
     for backend in backends:

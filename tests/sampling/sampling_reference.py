@@ -67,7 +67,34 @@ def kept_probabilities(logits, params):
         if len(others):
             margin = min(margin, float(np.abs(others / ranked[0] - params.min_p).min()))
     probabilities[order[kept:]] = 0.0
+    if params.typical_p < 1.0:
+        probabilities, distance = _typical(probabilities, params.typical_p)
+        margin = min(margin, distance)
     return probabilities, margin
+
+
+def _typical(probabilities, mass):
+    """Locally typical sampling, word for word: tokens are taken in the order of their distance from the entropy until
+    the mass is reached; those as far as the last one are taken too."""
+    shares = probabilities / math.fsum(probabilities)
+    possible = [int(token) for token in np.flatnonzero(shares)]
+    entropy = -math.fsum(shares[token] * math.log(shares[token]) for token in possible)
+    distance = {token: abs(-math.log(shares[token]) - entropy) for token in possible}
+    taken, reached, margin, furthest = 0.0, False, math.inf, 0.0
+    for token in sorted(possible, key=distance.__getitem__):
+        if reached and distance[token] > furthest + 1e-12:
+            break
+        taken += shares[token]
+        furthest = distance[token]
+        margin = min(margin, abs(taken - mass))
+        reached = taken >= mass
+    typical = [token for token in possible if distance[token] <= furthest + 1e-12]
+    gaps = np.diff(sorted(distance.values()))
+    gaps = gaps[gaps > 1e-12]
+    margin = min(margin, float(gaps.min()) if len(gaps) else math.inf)
+    kept = np.zeros_like(probabilities)
+    kept[typical] = probabilities[typical]
+    return kept, margin
 
 
 def draw(logits, state, uniform):

@@ -26,10 +26,12 @@ CHANGES_TOKENS = {
     "top_p": 0.05,
     "top_k": 2,
     "min_p": 0.9,
+    "typical_p": 0.2,
     "frequency_penalty": -2.0,
     "presence_penalty": -2.0,
     "repetition_penalty": 0.1,
     "logit_bias": {7: 20.0},
+    "allowed_token_ids": (7, 9),
 }
 
 # parameter: folders with a module that acts on it

@@ -41,6 +41,7 @@ BOUNDS = {
     "top_p": ([1, 1.0, 1e-9, 5e-324], [0, 0.0, -0.1, 1.0000001, math.nan, math.inf, True]),
     "top_k": ([-1, 1, INT64_MAX], [0, -2, INT64_MAX + 1, 1.0, 10**400, True]),
     "min_p": ([0, 1, 0.5, 5e-324], [-1e-9, 1.0000001, math.nan, math.inf, True]),
+    "typical_p": ([1, 1.0, 0.5, 5e-324], [0, 0.0, -0.1, 1.0000001, math.nan, math.inf, True]),
     "frequency_penalty": ([-2, 2, 0.5], [-2.0001, 2.0001, math.nan, math.inf, -math.inf, True]),
     "presence_penalty": ([-2, 2, 0.5], [-2.0001, 2.0001, math.nan, math.inf, -math.inf, True]),
     "repetition_penalty": ([0, 2, 1.0, 5e-324], [-1e-9, 2.0001, math.nan, math.inf, True]),
@@ -76,6 +77,10 @@ BOUNDS = {
             {"a": 1.0},
             [],
         ],
+    ),
+    "allowed_token_ids": (
+        [None, [0], [VOCAB - 1, 5]],
+        [[], [-1], [VOCAB], [1.5], [True], 5, "5", [0] * ((1 << 16) + 1)],
     ),
     "custom_params": (
         [None, {}, [{}, None], {"token_id": 5, "nested": [1, {"a": None}]}, {"x": "y" * (16384 - len('{"x":""}'))}],

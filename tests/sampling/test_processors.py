@@ -2,13 +2,15 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from arithmetics import arithmetic, make_array, make_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_reference import kept_probabilities, log_softmax, make_logits, make_state, processed_logits
+from transformers import TypicalLogitsWarper
 
 from tureen.sampling import processors
-from tureen.sampling.processors import CUTS, LOGIT_STAGES, num_kept, run_logit_stages, stages_of
+from tureen.sampling.processors import CUTS, LOGIT_STAGES, num_kept, run_logit_stages, stages_of, typical_p
 from tureen.sampling.slots import start_slot
 
 pytestmark = pytest.mark.usefixtures("each_arithmetic")
@@ -34,10 +36,12 @@ def test_the_stages_run_in_the_documented_order():
         "repetition_penalty",
         "min_new_tokens",
         "logit_bias",
+        "allowed_token_ids",
     ]
     assert [stage.num_kept.__name__ for stage in CUTS] == ["top_k", "top_p", "min_p"]
     documented = processors.__doc__.split("order applied.")[1]
-    words = ["frequency", "presence", "repetition", *logit_stages[3:], "temperature", "top_k", "top_p", "min_p", "draw"]
+    words = ["frequency", "presence", "repetition", *logit_stages[3:], "temperature", "top_k", "top_p", "min_p"]
+    words += ["typical_p", "draw"]
     assert sorted(words, key=documented.index) == words
 
 
@@ -112,6 +116,14 @@ def test_logit_bias_is_added(bias):
     np.testing.assert_allclose(_run([logits], make_state(logit_bias=bias))[0], expected, rtol=1e-6, atol=1e-5)
 
 
+@given(allowed=st.sets(st.integers(0, VOCAB - 1), min_size=1, max_size=20))
+def test_tokens_that_are_not_allowed_are_forbidden_and_the_others_stay_as_they_are(allowed):
+    logits = make_logits(1, VOCAB)
+    result = _run([logits], make_state(allowed_token_ids=tuple(sorted(allowed))))[0]
+    assert set(np.flatnonzero(result > -np.inf).tolist()) == allowed
+    assert all(result[token] == logits[token] for token in allowed)
+
+
 def test_a_bias_does_not_free_a_token_that_min_new_tokens_forbids():
     state = make_state(ends=(2,), min_new_tokens=1, logit_bias={2: 100.0})
     assert _run([make_logits(0, VOCAB)], state)[0, 2] == -np.inf
@@ -180,6 +192,30 @@ def test_min_p_keeps_tokens_relative_to_the_best():
     logits = np.log(np.array([0.5, 0.26, 0.24], dtype=np.float32))
     assert [_num_kept(logits, min_p=p) for p in (0.47, 0.5, 0.53, 1.0)] == [3, 2, 1, 1]
     assert _num_kept(np.zeros(5, dtype=np.float32), min_p=1.0) == 5
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    mass=st.floats(0.01, 0.999),
+    scale=st.sampled_from([0.1, 1.0, 5.0]),
+    top_k=st.sampled_from([None, 1, 2, 40]),
+)
+@settings(deadline=None)
+def test_typical_p_keeps_what_transformers_keeps(seed, mass, scale, top_k):
+    row = np.sort(make_logits(seed, VOCAB, scale=scale).astype(np.float64))[::-1]
+    scores = torch.tensor(row.copy())[None]
+    if top_k is not None:
+        scores[:, top_k:] = -math.inf
+    expected = TypicalLogitsWarper(mass=mass)(None, scores).isfinite()[0].tolist()
+    weights = np.exp(row - row[0]) if top_k is None else np.where(np.arange(VOCAB) < top_k, np.exp(row - row[0]), 0.0)
+    assert typical_p(weights[None], [mass])[0].tolist() == expected
+
+
+def test_typical_p_may_drop_the_best_token_and_keeps_equal_ones_together():
+    weights = np.array([[0.6, 0.1, 0.1, 0.1, 0.1], [0.25, 0.25, 0.25, 0.25, 0.0]])
+    assert typical_p(weights, [0.05, 0.3]).tolist() == [[True, False, False, False, False], [True] * 4 + [False]]
+    peaked = np.array([[0.4, 0.3, 0.15, 0.15]])  # entropy 1.29 nats: -log 0.3 = 1.20 is nearest, -log 0.4 = 0.92
+    assert typical_p(peaked, [0.2]).tolist() == [[False, True, False, False]]
 
 
 def test_the_best_token_always_stays():

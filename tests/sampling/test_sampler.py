@@ -26,6 +26,7 @@ PARAMS = st.fixed_dictionaries(
         "top_k": st.sampled_from([-1, 1, 2, 50, 299, 300, 10_000]),
         "top_p": st.sampled_from([1e-9, 0.3, 0.9, 0.999, 1.0]),
         "min_p": st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+        "typical_p": st.sampled_from([1e-9, 0.2, 0.9, 1.0]),
         "frequency_penalty": st.floats(-2, 2),
         "presence_penalty": st.floats(-2, 2),
         "repetition_penalty": st.floats(0, 2),
@@ -86,6 +87,8 @@ def test_the_whole_sampler_equals_a_float64_reference_given_the_same_uniform_num
         {"top_k": 4096},
         {"top_k": 9000},
         {"min_p": 1e-4},
+        {"typical_p": 0.5},
+        {"typical_p": 0.9, "top_k": 257},
         {"top_p": 0.99, "min_p": 1e-5, "top_k": 5000},
     ],
 )
@@ -107,6 +110,8 @@ def test_one_row_is_bit_equal_alone_and_among_thirty_others():
         {"top_p": 0.9},
         {"top_k": 400, "temperature": 1.7},
         {"min_p": 0.05, "repetition_penalty": 1.3},
+        {"typical_p": 0.4},
+        {"typical_p": 0.7, "top_k": 300},
         {"frequency_penalty": 0.5, "top_p": 0.999},
         {"presence_penalty": -1.0, "logit_bias": {5: 3.0}},
     ]

@@ -7,6 +7,7 @@ import os
 import pickle
 import socket
 import struct
+import textwrap
 
 import dill
 import numpy as np
@@ -183,7 +184,30 @@ def test_nothing_is_unpickled_on_this_side(pool):
     assert seen == []
 
 
-def test_an_unpickled_name_of_sglang_s_is_our_base_class(pool, tmp_path):
+BASES = {
+    "0.4.3": """
+        class CustomLogitProcessor(ABC):
+            @abstractmethod
+            def __call__(self, logits, custom_param_list=None): ...
+
+            def to_str(self):
+                return json.dumps({"callable": dill.dumps(self).hex()})
+    """,
+    "0.5": """
+        class CustomLogitProcessor(ABC):
+            @abstractmethod
+            def __call__(self, logits, custom_param_list=None): ...
+
+            @classmethod
+            def to_str(cls):
+                return json.dumps({"callable": dill.dumps(cls).hex()})
+    """,
+}
+"""SGLang's base class: the first one sent an object, those of today send the class."""
+
+
+@pytest.mark.parametrize("version", BASES)
+def test_an_unpickled_name_of_sglang_s_is_our_base_class(pool, tmp_path, version):
     """What a client's script sends that has SGLang's class: made in a process where that module exists."""
     import subprocess
     import sys
@@ -193,8 +217,7 @@ def test_an_unpickled_name_of_sglang_s_is_our_base_class(pool, tmp_path):
     for folder in (tmp_path / "sglang", tmp_path / "sglang" / "srt", module):
         (folder / "__init__.py").touch()
     (module / "custom_logit_processor.py").write_text(
-        "import json\nimport dill\n\n\nclass CustomLogitProcessor:\n    @classmethod\n    def to_str(cls):\n"
-        '        return json.dumps({"callable": dill.dumps(cls).hex()})\n'
+        f"import json\nfrom abc import ABC, abstractmethod\n\nimport dill\n{textwrap.dedent(BASES[version])}"
     )
     script = (
         "import torch\n"

@@ -293,10 +293,10 @@ def test_the_documented_names_are_known(given):
     check_chat_template(given)
 
 
-@pytest.mark.parametrize("given", ["vicuna", "Vicuna_v1.1", "", "chatml-llava.json", "x" * 500])
+@pytest.mark.parametrize("given", ["vicuna", "Vicuna_v1.1", "", "chatml-llava.txt", "x" * 500])
 def test_other_names_are_refused_with_those_that_are_known(given):
     with pytest.raises(
-        StartupError, match=r"--chat-template .*use chatml, chatml-llava, vicuna_v1.1 or a .jinja file"
+        StartupError, match=r"--chat-template .*use chatml, chatml-llava, vicuna_v1.1, a .jinja or a .json file"
     ) as error:
         check_chat_template(given)
     assert len(error.value.message) < 200
@@ -378,7 +378,9 @@ def test_the_named_templates_write_the_documented_forms():
     assert _text(_make_template(BUILT_IN["chatml"]), messages) == chatml
     with_system = [{"role": "system", "content": "You are a helpful assistant."}, *messages]
     assert _text(_make_template(BUILT_IN["chatml-llava"]), messages) == _oracle(ALL["chatml"], with_system)
-    assert load_chat_templates("chatml-llava", make_byte_level(), {}).end_id == make_byte_level().token_id("<|im_end|>")
+    assert load_chat_templates("chatml-llava", make_byte_level(), {}).end_ids == (
+        make_byte_level().token_id("<|im_end|>"),
+    )
 
 
 def test_the_default_model_s_own_template_renders_as_transformers_does(default_model_source):

@@ -12,7 +12,6 @@ import pytest
 from byte_tokenizer import EOS
 from inline_compiler import VOCABULARY, InlineCompiler
 
-from tureen.errors import InvalidRequest
 from tureen.grammar.base import GrammarSpec
 from tureen.text.messages import CallArguments, CallStart, Content, Tool, ToolChoice
 from tureen.text.tools import PARSERS, calls_or, constraint, schema_fields
@@ -33,6 +32,7 @@ STRICT = (Tool(name="weather", parameters=WEATHER, strict=True), *TOOLS[1:])
 SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
 TAGGED = ("qwen3_coder", "glm45", "minimax_m2", "deepseek_v32")
 NAMES = ("hermes", "llama3", "mistral", "pythonic", *TAGGED, "deepseek_v3", "deepseek_v31", "granite", "gpt-oss")
+HELD_BY_STRICT = ("mistral", "deepseek_v3", "deepseek_v31", "granite", "gpt-oss")
 WITH_AUTO = ("hermes", "llama3", "pythonic", *TAGGED)
 ONE_CALL = ("gpt-oss",)  # it ends the answer
 MAX_CHARS = 400
@@ -151,11 +151,22 @@ BEGINNINGS = {
     "glm45": ("", "<", "So <b>. <tool_call>", "<tool_call>weather", "{"),
     "minimax_m2": ("", "<", "So <b>. <minimax:tool_call>", '<minimax:tool_call>\n<invoke name="weather">', "{"),
     "deepseek_v32": ("", "<", "So <b>. <｜DSML｜function_calls>", "<｜DSML｜function_calls>", "{"),
+    "mistral": ("", "[", "So [it]. [TOOL_CALLS]", '[TOOL_CALLS] [{"name": "weather", ', "{"),
+    "deepseek_v3": ("", "<", "So <b>. <｜tool▁calls▁begin｜>", "<｜tool▁calls▁begin｜>", "{"),
+    "deepseek_v31": ("", "<", "So <b>. <｜tool▁calls▁begin｜>", "<｜tool▁calls▁begin｜>", "{"),
+    "granite": ("", "<", "So <b>. <|tool_call|>", '<|tool_call|>[{"name": "weather", ', "{"),
+    "gpt-oss": (
+        "",
+        "<|channel|>final<|message|>So it is.",
+        "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>commentary to=functions.weather",
+        "<|channel|>commentary to=functions.",
+        "<|start|>assistant to=functions.weather<|channel|>",
+    ),
 }
 
 
 @pytest.mark.parametrize("parallel", [True, False])
-@pytest.mark.parametrize("name", WITH_AUTO)
+@pytest.mark.parametrize("name", [*WITH_AUTO, *HELD_BY_STRICT])
 def test_a_strict_tool_gets_valid_arguments_wherever_the_model_calls_it(name, parallel):
     tag = constraint(PARSERS[name], STRICT, ANY, parallel=parallel)
     counts = []
@@ -195,6 +206,37 @@ def test_an_output_is_valid_calls_or_else_the_object(name, parallel):
 
 
 TEXTS = {
+    "mistral": (
+        "It is <b>warm</b>, {not} [cold].",
+        '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rome"}}]',
+        '[TOOL_CALLS]weather[ARGS]{"city": "Rome"}',
+        'So: [TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rome"}}]',
+    ),
+    "deepseek_v3": (
+        "It is <b>warm</b>, {not} [cold].",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+        '{"city": "Rome"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        '<｜tool▁calls▁begin｜>weather<｜tool▁sep｜>{"city": "Rome"}<｜tool▁calls▁end｜>',
+    ),
+    "deepseek_v31": (
+        "It is <b>warm</b>, {not} [cold].",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Rome"}<｜tool▁call▁end｜>'
+        "<｜tool▁calls▁end｜>",
+        '<｜tool▁calls▁begin｜>weather<｜tool▁sep｜>{"city": "Rome"}<｜tool▁calls▁end｜>',
+    ),
+    "granite": (
+        "It is <b>warm</b>, {not} [cold].",
+        '<|tool_call|>[{"name": "weather", "arguments": {"city": "Rome"}}]',
+        '<|tool_call|> [{"name": "weather", "arguments": {"city": "Rome"}}]',
+    ),
+    "gpt-oss": (
+        "<|channel|>final<|message|>It is <b>warm</b>, {not} [cold].",
+        '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}<|call|>',
+        '<|channel|>commentary to=functions.weather<|message|>{"city": "Rome"}',
+        "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>commentary to=functions.weather"
+        ' <|constrain|>json<|message|>{"city": "Rome"}',
+        '<|start|>assistant to=functions.weather<|channel|>commentary <|constrain|>json<|message|>{"city": "Rome"}',
+    ),
     "hermes": (
         "It is <b>warm</b>, {not} [cold].",
         '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>',
@@ -243,7 +285,7 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("name", WITH_AUTO)
+@pytest.mark.parametrize("name", [*WITH_AUTO, *HELD_BY_STRICT])
 def test_no_way_to_write_a_call_that_the_parser_knows_escapes_strict(name):
     tag = constraint(PARSERS[name], STRICT, ANY, parallel=True)
     free, *calls = TEXTS[name]
@@ -283,16 +325,15 @@ def test_nothing_is_constrained_where_any_output_will_do(name):
     assert constraint(PARSERS[name], (), ANY, parallel=False) is None
 
 
-def test_strict_is_refused_where_the_mark_of_a_call_cannot_be_part_of_a_constraint():
-    with pytest.raises(InvalidRequest, match=r"strict \(weather\).*mistral.*required") as caught:
-        constraint(PARSERS["mistral"], STRICT, ANY, parallel=True)
-    assert caught.value.field == "tools"
-    assert constraint(PARSERS["mistral"], TOOLS, ANY, parallel=False) is None  # the parser ends after the first call
-    assert constraint(PARSERS["mistral"], STRICT, REQUIRED, parallel=True) is not None
+@pytest.mark.parametrize("name", HELD_BY_STRICT)
+def test_formats_whose_calls_are_written_in_many_ways_are_held_to_one_only_by_strict(name):
+    assert constraint(PARSERS[name], TOOLS, ANY, parallel=False) is None  # the parser ends after the first call
+    for tools, choice in ((STRICT, ANY), (TOOLS, REQUIRED)):
+        assert constraint(PARSERS[name], tools, choice, parallel=True)["special_tokens"] is True
 
 
 @pytest.mark.parametrize("choice", [REQUIRED, ToolChoice("required", "bad"), ANY])
-@pytest.mark.parametrize("name", WITH_AUTO)
+@pytest.mark.parametrize("name", [*WITH_AUTO, *HELD_BY_STRICT])
 def test_a_schema_that_cannot_be_enforced_is_found_under_the_clients_own_name(name, choice):
     bad = Tool(name="bad", parameters={"type": "object", "properties": {"a": {"minLenght": 3}}}, strict=True)
     tools = (*STRICT, bad)

@@ -9,9 +9,9 @@ from functools import partial
 import msgspec
 import numpy as np
 
+from tureen.constraining.loading import LazyCompilers
 from tureen.constraining.messages import LIMITS, CompileReply, CompilerSetup, broken, invalid, too_complex
-from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, find_backend, language_of, practise
-from tureen.grammar.closing import ClosingCompiler
+from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, language_of, practise
 from tureen.grammar.guard.guarded import guarded
 from tureen.sandbox import fork_server
 from tureen.sandbox.fork_server import Handle, Program
@@ -49,16 +49,20 @@ def program(make_compile: Callable[[CompilerSetup], Compile], setup: bytes) -> P
 
 def compile_with(setup: CompilerSetup) -> Compile:
     """Make the backend."""
-    backend = find_backend(setup.backend)(setup.vocabulary, partial(_greedy_tokens, _ids(setup.vocabulary)))
-    closings = ClosingCompiler(setup.vocabulary)
+    compilers = LazyCompilers(setup.backend, setup.vocabulary, partial(_greedy_tokens, _ids(setup.vocabulary)))
+    compilers.get(has_specials=False)
+    if setup.vocabulary.specials:
+        compilers.get(has_specials=True)
     mask = np.zeros(-(-setup.vocabulary.size // 32), dtype=np.uint32)
     practise()
 
     def compile_(spec: GrammarSpec) -> CompileReply:
         language = language_of(spec)
+        has_specials = language.has_specials and bool(setup.vocabulary.specials)
+        backend, closings = compilers.get(has_specials=has_specials)
         source = backend.translate(language)
-        guard = language.guard
-        reply = CompileReply(source, closings.translate(language), guard=guard, unenforced=language.unenforced)
+        guard, unenforced = language.guard, language.unenforced
+        reply = CompileReply(source, closings.translate(language), None, guard, unenforced, has_specials)
         is_small = backend.is_bounded and len(source) <= MAX_UNTRIED_BYTES
         if is_small and spec.kind not in TRIED and guard is None:
             return reply

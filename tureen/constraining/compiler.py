@@ -16,11 +16,11 @@ from tureen.constraining import messages
 from tureen.constraining.cache import Cache, Ready, Result
 from tureen.constraining.compile_pool import LOWER_AFTER_S, CompilePool, Task
 from tureen.constraining.kept_grammars import KeptGrammars
+from tureen.constraining.loading import LazyCompilers
 from tureen.constraining.messages import CompileReply, Failure
-from tureen.grammar import Backend, Encode, GrammarError, GrammarSpec, Unenforced, Vocabulary, find_backend
+from tureen.grammar import Encode, GrammarError, GrammarSpec, Unenforced, Vocabulary
 from tureen.grammar.backends.registry import check_backend
-from tureen.grammar.closing import ClosingCompiler, ClosingGrammar
-from tureen.grammar.guard.guarded import guarded
+from tureen.grammar.closing import ClosingGrammar
 from tureen.log import RateLimit, get_logger
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import Supervisor
@@ -39,7 +39,6 @@ PACE_SHARE = 0.3  # that the last compile has in what is told about how long one
 WORTH_KEEPING_S = 0.02  # of processor time: what takes longer is kept on disk
 KEEP_S = 60.0  # a failure that may have come of the machine's load
 State = Literal["pending", "ready", "failed"]
-Loaders = tuple[Future[Backend], Future[ClosingCompiler]]
 
 log = get_logger("grammar")
 
@@ -143,7 +142,7 @@ class Compiler:
         self._queue: deque[CompileJob] = deque()
         self._loader = ThreadPoolExecutor(1, "load-grammar")
         self._stats = CompilerStats()
-        self._loaders: Loaders | None = None
+        self._loaders: LazyCompilers | None = None
         self._pool: CompilePool | None = None
         self._complaints = RateLimit(count=1, interval_s=10.0)
 
@@ -345,10 +344,8 @@ class Compiler:
             vocabulary = self._make_vocabulary()
             setup = msgspec.msgpack.encode(messages.CompilerSetup(self._backend_name, vocabulary))
             # nobody waits for it before the first load
-            self._loaders = (
-                self._loader.submit(lambda: find_backend(self._backend_name)(vocabulary, self._encode)),
-                self._loader.submit(ClosingCompiler, vocabulary),
-            )
+            self._loaders = LazyCompilers(self._backend_name, vocabulary, self._encode)
+            self._loader.submit(self._loaders.get, has_specials=False)
             if self._kept is not None:
                 self._loader.submit(self._kept.open, self._backend_name, vocabulary)
             self._pool = CompilePool(setup, self._max_parallel + MAX_SLOW)
@@ -372,14 +369,12 @@ def _timeout(spec: GrammarSpec, timeout_s: float) -> Failure:
     )
 
 
-def _load(loaders: Loaders | None, reply: CompileReply) -> ClosingGrammar:
+def _load(loaders: LazyCompilers | None, reply: CompileReply) -> ClosingGrammar:
     assert loaders is not None
-    backend = loaders[0].result()
-    compiled = guarded(backend.load(reply.source), reply.guard, backend)
-    return ClosingGrammar(compiled, loaders[1].result().load(reply.closing))
+    return loaders.get(has_specials=reply.has_specials).load(reply)
 
 
-def _load_kept(job: CompileJob, kept: KeptGrammars, loaders: Loaders | None) -> ClosingGrammar | None:
+def _load_kept(job: CompileJob, kept: KeptGrammars, loaders: LazyCompilers | None) -> ClosingGrammar | None:
     """Loads what is kept; None where it is not there after all."""
     reply = kept.read(job.encoded)
     if reply is None:

@@ -48,6 +48,7 @@ class CompileReply(msgspec.Struct, frozen=True, array_like=True):
     failure: Failure | None = None
     guard: GuardFacts | None = None  # what no grammar can enforce
     unenforced: tuple[Unenforced, ...] = ()  # of what the constraint says
+    has_specials: bool = False  # it is for the vocabulary with the texts of special tokens
 
 
 def invalid(spec: GrammarSpec, error: GrammarError) -> Failure:

@@ -33,6 +33,14 @@ class Vocabulary(msgspec.Struct, frozen=True):
     tokens: tuple[bytes, ...]  # by id; b"" for what a constrained output never holds: special tokens, unused ids
     eos_token_ids: tuple[int, ...]  # allowed exactly where the output may end
     size: int  # of the model's logits, at least len(tokens); ids from len(tokens) on are never allowed
+    specials: tuple[tuple[int, bytes], ...] = ()  # special tokens that may stand for their texts, where one says so
+
+    def with_specials(self) -> Vocabulary:
+        """Returns the vocabulary in which these special tokens are text."""
+        tokens = list(self.tokens)
+        for token_id, text in self.specials:
+            tokens[token_id] = text
+        return Vocabulary(tuple(tokens), self.eos_token_ids, self.size)
 
 
 Encode = Callable[[str], list[int]]

@@ -122,3 +122,4 @@ class Language:
     unenforced: tuple[Unenforced, ...] = ()
     guard: GuardFacts | None = None  # what outputs must be held to besides
     guarded: tuple[Unenforced, ...] = ()  # what the language does not keep, and the guard does
+    has_specials: bool = False  # its texts may be written with special tokens

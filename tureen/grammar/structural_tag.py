@@ -48,7 +48,8 @@ def structural_tag(text: str, *, strict: bool = False) -> Language:
         if strict and guarded:
             raise GrammarError(guarded[0].why)
         unenforced, guarded = (*unenforced, *guarded), ()
-    return Language(start.expression, rules, unenforced, facts, guarded)
+    has_specials = flag(value.get("special_tokens", False), "structural_tag.special_tokens")
+    return Language(start.expression, rules, unenforced, facts, guarded, has_specials)
 
 
 class _Builder:
@@ -96,12 +97,12 @@ class _Builder:
         return self._leaves.guards
 
     def whole(self, value: Any) -> TerminalPiece:
-        keys(value, "structural_tag", ("type", "format"))
+        keys(value, "structural_tag", ("type", "format"), ("special_tokens",))
         _check_type(value)
         return self._format(value["format"], FormatPlace("structural_tag.format"))
 
     def legacy(self, value: Any) -> TerminalPiece:
-        keys(value, "structural_tag", ("structures", "triggers"), ("type",))
+        keys(value, "structural_tag", ("structures", "triggers"), ("type", "special_tokens"))
         _check_type(value)
         place = FormatPlace("structural_tag")
         tags: list[Tag] = []

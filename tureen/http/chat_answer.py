@@ -16,7 +16,7 @@ from tureen.requests.chat import Chat, prepare
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import WHOLE_INTERVAL, Output, OutputEvent, Run
 from tureen.requests.state import ServerState
-from tureen.requests.thinking_budget import events_within
+from tureen.requests.thinking_budget import BudgetedRun
 from tureen.text.messages import Part
 
 ABORTED = "aborted"
@@ -56,7 +56,12 @@ def events_of(
 
     `interval`: tokens between two events; `budget`: most tokens of reasoning; None = the server's, no limit.
     """
-    return Run(state, plan).events(interval) if budget is None else events_within(plan, budget, state, interval)
+    return run_of(plan, state, budget).events(interval)
+
+
+def run_of(plan: Plan, state: ServerState, budget: int | None = None) -> Run | BudgetedRun:
+    """Returns the run of a plan. `budget`: most tokens of reasoning, for a plan of one request; None = no limit."""
+    return Run(state, plan) if budget is None else BudgetedRun(state, plan, budget)
 
 
 def check_complete(output: Output) -> None:

@@ -16,9 +16,10 @@ from tureen.contract.types import HiddenStates, LogprobSpec
 from tureen.errors import InvalidRequest
 from tureen.grammar.base import GrammarSpec
 from tureen.log import get_logger
+from tureen.media.base import Modality
 from tureen.requests import planning, tokenising
 from tureen.requests.answer_format import AnswerFormat, answer_format
-from tureen.requests.chat_prompt import ChatPrompt, chat_prompt
+from tureen.requests.chat_prompt import ChatMedia, ChatPrompt, chat_prompt
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
 from tureen.requests.loading import loading
 from tureen.requests.offload import offload
@@ -51,6 +52,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     max_prompt_tokens: int | None = None  # of a longer prompt the last ones are kept
     pictures: tuple[str, ...] = ()  # URLs, data URLs or paths, one for each {"type": "image"} in order
     videos: tuple[str, ...] = ()
+    modality: Modality | None = None  # of the pictures; None: as many as there are say
     tools: tuple[Tool, ...] = ()
     schema_field: str = "tools[{}].function.parameters"  # the API's name for a tool's schema, by index
     grammar_field: str = "tools[{}].custom.format.grammar.definition"  # the API's name for a custom tool's grammar
@@ -135,8 +137,10 @@ def _tool_setup(chat: Chat, context: Context) -> ToolSetup:
     """Raises InvalidRequest for tools that this server cannot honour."""
     sampling = dict(chat.sampling)
     templates = context.chat_templates
-    if not isinstance(templates, str) and templates.end_id is not None:
-        sampling["stop_token_ids"] = (*sampling.get("stop_token_ids", ()), templates.end_id)
+    if not isinstance(templates, str):
+        for name, ends in (("stop_token_ids", templates.end_ids), ("stop", templates.stops)):
+            if ends:
+                sampling[name] = (*sampling.get(name, ()), *ends)
     reasoning = context.reasoning_format
     if reasoning is not None and reasoning.is_special:
         _keep_special_tokens(sampling, chat, "reasoning" if chat.separate_reasoning else None)
@@ -227,8 +231,7 @@ async def _rendered_prompt(chat: Chat, tools: Sequence[Tool], state: ServerState
             tools,
             state,
             field=chat.field,
-            pictures=chat.pictures,
-            videos=chat.videos,
+            media=ChatMedia(chat.pictures, chat.videos, chat.modality),
             continue_final_message=chat.continue_final_message,
             template_kwargs=chat.template_kwargs,
         )

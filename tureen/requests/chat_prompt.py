@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tureen.errors import InvalidRequest
+from tureen.media.base import Modality
 from tureen.requests import media_fields, tokenising
 from tureen.requests.media_fields import PromptMedia
 from tureen.requests.offload import INLINE_CHARS, LARGE, offload
@@ -28,20 +29,31 @@ class ChatPrompt(NamedTuple):
     num_neutralised: int  # control tokens written in messages, which were tokenized as plain text
 
 
+class ChatMedia(NamedTuple):
+    """The pictures and videos of a chat: URLs, data URLs or paths, one for each {"type": "image"} or {"type": "video"}
+    in order."""
+
+    pictures: tuple[str, ...] = ()
+    videos: tuple[str, ...] = ()
+    modality: Modality | None = None  # of the pictures; None: as their number says
+
+
+NO_MEDIA = ChatMedia()
+
+
 async def chat_prompt(
     messages: Sequence[Message],
     tools: Sequence[Tool],
     state: ServerState,
     *,
     field: str = "messages",
-    pictures: Sequence[str] = (),
-    videos: Sequence[str] = (),
+    media: ChatMedia = NO_MEDIA,
     continue_final_message: bool = False,
+    add_generation_prompt: bool = True,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> ChatPrompt:
     """Renders and tokenizes a chat, fetches its pictures and videos and puts them in their places.
 
-    `pictures`, `videos`: URLs, data URLs or paths, one for each {"type": "image"} or {"type": "video"} in order.
     Raises InvalidRequest with `field`, Forbidden.
     """
     rendered = await chat_tokens(
@@ -50,10 +62,11 @@ async def chat_prompt(
         state.context,
         field=field,
         continue_final_message=continue_final_message,
+        add_generation_prompt=add_generation_prompt,
         template_kwargs=template_kwargs,
     )
-    modality = media_fields.picture_modality(len(pictures))
-    prompt_media = PromptMedia(tuple(pictures), tuple(videos), modality, picture_field=field, video_field=field)
+    modality = media.modality or media_fields.picture_modality(len(media.pictures))
+    prompt_media = PromptMedia(media.pictures, media.videos, modality, picture_field=field, video_field=field)
     [prompt] = await tokenising.resolve([rendered.prompt], [field], state, [prompt_media])
     return rendered._replace(prompt=prompt)
 

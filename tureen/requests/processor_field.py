@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import re
+
 from tureen.config import Config
 from tureen.errors import InvalidRequest, PayloadTooLarge, echo
-from tureen.logit_processor import BUILT_IN
+from tureen.logit_processor import BUILT_IN, SGLANG_MODULE, SGLANG_NAMES
 from tureen.requests.body import read_json
 
 MAX_PAYLOAD_CHARS = 1 << 20
+
+_MODULE = re.escape(SGLANG_MODULE.encode())
+_SHIPPED = re.compile(
+    rb"\x80[\x02-\x05](?:\x95.{8})?"  # protocol, frame
+    rb"(?:\x8c." + _MODULE + rb"\x94?\x8c.(?P<name>\w+)\x94?\x93\x94?|c" + _MODULE + rb"\n(?P<old_name>\w+)\n(?:q.)?)"
+    rb"(?:\)\x81(?:\x94|q.)?)?\.",  # an object of the class, as SGLang 0.4.3 sent it; the end
+    re.DOTALL,
+)
+"""Matches a pickle that names a class of SGLang's module, or an object of it without state, and nothing else."""
 
 
 def check_processor(value: str, config: Config, field: str) -> str:
     """Returns a processor's registered name, or a payload in the form of SGLang's CustomLogitProcessor.to_str().
 
+    A payload that only names a processor that SGLang ships is that name: no code comes with it.
     Raises InvalidRequest for any other value, and for a payload on a server that runs no code of clients.
     """
     if not value.lstrip().startswith("{"):
         names = [*BUILT_IN, *(entry.partition("=")[0] for entry in config.logit_processor)]
         if value not in names:
+            own = ", ".join(name for name in names if name not in SGLANG_NAMES)
             raise InvalidRequest(
-                f"{field}: there is no processor {echo(value)}; the server has {', '.join(names)}",
+                f"{field}: there is no processor {echo(value)}; the server has {own}, and those that SGLang ships",
                 field=field,
                 code="custom_logit_processor_unknown",
             )
         return value
+    payload = _payload(value, field)
+    shipped = _shipped_name(payload)
+    if shipped is not None:
+        return shipped
     if not config.enable_custom_logit_processor:
         raise InvalidRequest(
             f"{field}: this server runs no code of clients; send the name of a processor, or start the server with "
@@ -31,6 +48,11 @@ def check_processor(value: str, config: Config, field: str) -> str:
             field=field,
             code="custom_logit_processor_disabled",
         )
+    return value.strip()
+
+
+def _payload(value: str, field: str) -> bytes:
+    """Returns the pickle of a payload, unread. Raises InvalidRequest for any other form."""
     if len(value) > MAX_PAYLOAD_CHARS:
         raise _malformed(field, f"has {len(value)} characters, at most {MAX_PAYLOAD_CHARS} are taken")
     try:
@@ -41,10 +63,16 @@ def check_processor(value: str, config: Config, field: str) -> str:
     if set(payload) != {"callable"} or not isinstance(code, str):
         raise _malformed(field, 'must be {"callable": …}, as to_str() makes it')
     try:
-        bytes.fromhex(code)
+        return bytes.fromhex(code)
     except ValueError:
         raise _malformed(field, '"callable" must be hexadecimal, as to_str() makes it') from None
-    return value.strip()
+
+
+def _shipped_name(pickled: bytes) -> str | None:
+    """Returns the processor of SGLang's that a pickle names; None = it is another one. Nothing is unpickled."""
+    match = _SHIPPED.fullmatch(pickled)
+    name = (match["name"] or match["old_name"]).decode() if match else None
+    return name if name in SGLANG_NAMES else None
 
 
 def _malformed(field: str, problem: str) -> InvalidRequest:

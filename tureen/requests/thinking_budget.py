@@ -15,50 +15,70 @@ from tureen.requests.quotas import current_work
 from tureen.requests.state import ServerState
 
 
-async def events_within(
-    plan: Plan, budget: int, state: ServerState, interval: int | None
-) -> AsyncGenerator[OutputEvent, None]:
-    """Yields events as `Run.events` does, for a plan of one request. The reasoning has at most `budget` tokens, and
-    fewer where the answer would have none left."""
-    reader = plan.reading.reader()
-    async with contextlib.aclosing(_updates_within(plan, budget, state, interval)) as updates:
-        async for output in updates:
-            yield OutputEvent(output, reader.catch_up(output), reader)
+class BudgetedRun:
+    """Runs a plan of one request whose reasoning has at most so many tokens, and fewer where the answer would have
+    none left."""
 
+    def __init__(self, state: ServerState, plan: Plan, budget: int) -> None:
+        """`budget`: most tokens of reasoning."""
+        [request] = plan.requests
+        bound = min(budget, max(1, request.max_new_tokens - len(_mark(plan, state)[1]) - 1))
+        if plan.reading.reasoning is None or (request.grammar is not None and not plan.reading.starts_inside):
+            bound = request.max_new_tokens  # no reasoning: there is none, or a grammar holds from the first token
+        first = request if bound == request.max_new_tokens else _thoughts_of(request, bound, plan)
+        self._state, self._plan, self._request, self._bound = state, plan, request, bound
+        self._run = _run_of(plan, first, state)
+        self.outputs = self._run.outputs
 
-async def _updates_within(
-    plan: Plan, budget: int, state: ServerState, interval: int | None
-) -> AsyncGenerator[Output, None]:
-    """Yields outputs as `Run.updates` does, with the budget of `events_within`."""
-    [request] = plan.requests
-    bound = min(budget, max(1, request.max_new_tokens - len(_mark(plan, state)[1]) - 1))
-    if plan.reading.reasoning is None or (request.grammar is not None and not plan.reading.starts_inside):
-        bound = request.max_new_tokens  # no reasoning: there is none, or a grammar holds from the first token
-    if bound < request.max_new_tokens:  # prompt and reasoning may be computed again, so they are reserved twice
-        current_work().begin(most_tokens(request, 0) + len(request.token_ids) + bound)
-    first = request if bound == request.max_new_tokens else msgspec.structs.replace(request, max_new_tokens=bound)
-    going_on = None
-    async with contextlib.aclosing(_updates(plan, first, state, interval)) as updates:
-        async for output in updates:
-            going_on = _going_on(output, request, plan, state)
-            if going_on is None:
-                yield output
-    if going_on is None:
-        return
-    yield output
-    whole_text, whole_ids = output.text, list(output.token_ids)
-    async with contextlib.aclosing(_updates(plan, going_on, state, interval)) as updates:
-        async for update in updates:
-            output.text, output.token_ids = whole_text + update.text, whole_ids + update.token_ids
-            output.elapsed_s, output.finish, output.conformity = update.elapsed_s, update.finish, update.conformity
+    async def events(self, interval: int | None = None) -> AsyncGenerator[OutputEvent, None]:
+        """Yields events as `Run.events` does."""
+        reader = self._plan.reading.reader()
+        async with contextlib.aclosing(self._updates(interval)) as updates:
+            async for output in updates:
+                yield OutputEvent(output, reader.catch_up(output), reader)
+
+    async def _updates(self, interval: int | None) -> AsyncGenerator[Output, None]:
+        """Yields outputs as `Run.updates` does."""
+        request, going_on = self._request, None
+        if self._bound < request.max_new_tokens:  # prompt and reasoning may be computed again: they are reserved twice
+            current_work().begin(most_tokens(request, 0) + len(request.token_ids) + self._bound)
+        async with contextlib.aclosing(self._run.updates(interval)) as updates:
+            async for output in updates:
+                going_on = _going_on(output, request, self._plan, self._state)
+                if going_on is None:
+                    yield output
+        if going_on is None:
+            return
+        if request.logprobs is None:  # the mark has log-probabilities when the rest has begun
             yield output
+        whole = output.snapshot()
+        run = _run_of(self._plan, going_on, self._state)
+        async with contextlib.aclosing(run.updates(interval)) as updates:
+            async for update in updates:
+                _extend(output, whole, update)
+                yield output
 
 
-def _updates(
-    plan: Plan, request: GenerateRequest, state: ServerState, interval: int | None
-) -> AsyncGenerator[Output, None]:
-    single = msgspec.structs.replace(plan, requests=(request,), media=list(plan.media))
-    return Run(state, single).updates(interval)
+def _extend(output: Output, whole: Output, update: Output) -> None:
+    """Makes `output` what there was before, `whole`, with what came after it."""
+    output.text, output.token_ids = whole.text + update.text, whole.token_ids + update.token_ids
+    output.output_logprobs = [*whole.output_logprobs, *update.prompt_logprobs[1:], *update.output_logprobs]
+    output.hidden_states = update.hidden_states
+    output.elapsed_s, output.finish, output.conformity = update.elapsed_s, update.finish, update.conformity
+
+
+def _thoughts_of(request: GenerateRequest, bound: int, plan: Plan) -> GenerateRequest:
+    """Returns the request for at most `bound` tokens. Where a constraint holds after the reasoning it ends with that,
+    and the constraint begins with the rest."""
+    form = plan.reading.reasoning
+    if request.grammar is None or form is None:
+        return msgspec.structs.replace(request, max_new_tokens=bound)
+    params = msgspec.structs.replace(request.params, stop=(*request.params.stop, form.end))
+    return msgspec.structs.replace(request, max_new_tokens=bound, params=params, grammar=None)
+
+
+def _run_of(plan: Plan, request: GenerateRequest, state: ServerState) -> Run:
+    return Run(state, msgspec.structs.replace(plan, requests=(request,), media=list(plan.media)))
 
 
 def _mark(plan: Plan, state: ServerState) -> tuple[str, list[int]]:
@@ -79,24 +99,39 @@ def _going_on(output: Output, request: GenerateRequest, plan: Plan, state: Serve
 
     Returns None, and changes nothing, when the output ended by itself or no token is left.
     """
-    if output.finish is None or output.finish.type != "length":
+    finish, form, ends = output.finish, plan.reading.reasoning, state.context.info.eos_token_ids
+    if finish is None or form is None:
         return None
-    is_thinking = _is_thinking(output, plan)
-    if not is_thinking and request.grammar is not None:
-        return None  # the grammar's output has begun and cannot be resumed
-    mark, mark_ids = _mark(plan, state) if is_thinking else ("", [])
-    num_left = request.max_new_tokens - len(output.token_ids) - len(mark_ids)
+    is_constrained = request.grammar is not None and plan.reading.starts_inside
+    has_thought = is_constrained and finish.type == "stop" and finish.matched == form.end
+    is_cut_off = is_constrained and finish.type == "stop" and finish.matched in ends  # an answer must follow
+    if not has_thought and not is_cut_off and finish.type != "length":
+        return None
+    mark, mark_ids = _mark(plan, state) if _is_thinking(output, plan) and not has_thought else ("", [])
+    num_left = request.max_new_tokens - len(output.token_ids) - len(mark_ids) + is_cut_off
     if num_left < 1:
         return None
-    output.text += mark
+    if is_cut_off:
+        del output.token_ids[-1], output.output_logprobs[-1:]
+    output.text += form.end if has_thought and not request.params.no_stop_trim else mark
     output.token_ids += mark_ids
     output.finish = None
+    return _rest_of(request, output, len(mark_ids), num_left, state)
+
+
+def _rest_of(
+    request: GenerateRequest, output: Output, num_mark: int, num_left: int, state: ServerState
+) -> GenerateRequest:
+    """Returns the request for what follows the output, of which the last `num_mark` tokens were not drawn."""
+    grammar, token_ids, logprobs = request.grammar, (*request.token_ids, *output.token_ids), request.logprobs
+    if logprobs is not None:  # those of the mark, which is a part of the prompt now; the first position has none
+        logprobs = msgspec.structs.replace(logprobs, prompt_start=len(token_ids) - num_mark - 1 if num_mark else -1)
     min_new_tokens = max(0, request.params.min_new_tokens - len(output.token_ids))
-    grammar = request.grammar
     return msgspec.structs.replace(
         request,
         id=state.new_id(output.rid),
-        token_ids=(*request.token_ids, *output.token_ids),
+        token_ids=token_ids,
+        logprobs=logprobs,
         max_new_tokens=num_left,
         params=msgspec.structs.replace(request.params, min_new_tokens=min_new_tokens),
         grammar=None if grammar is None else msgspec.structs.replace(grammar, after=""),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tureen.errors import InvalidRequest
+from tureen.requests import telling
 from tureen.requests.state import Context
 from tureen.text.messages import Tool
 
@@ -13,6 +16,10 @@ VARIABLES = ("enable_thinking", "thinking")
 
 EFFORT = "reasoning_effort"
 """Variable by which chat templates take OpenAI's reasoning effort."""
+
+
+NEAR = 0.8
+"""Likeness from which on a name is taken for another one that was mistyped."""
 
 
 def thinking_kwargs(enable: bool, field: str, tools: Sequence[Tool], context: Context) -> dict[str, bool]:
@@ -41,8 +48,8 @@ def knows_effort(tools: Sequence[Tool], context: Context) -> bool:
 
 
 def effort_kwargs(effort: str, field: str, tools: Sequence[Tool], context: Context) -> dict[str, str | bool]:
-    """Returns the chat template's variable for the reasoning effort, with its value. Raises InvalidRequest when the
-    template has none."""
+    """Returns the chat template's variable for the reasoning effort, with its value; a level that the template does
+    not know is told. Raises InvalidRequest for none where the model thinks all the same."""
     templates = context.chat_templates
     if isinstance(templates, str):
         return {}  # no chat is possible; rendering the prompt raises the reason
@@ -50,4 +57,20 @@ def effort_kwargs(effort: str, field: str, tools: Sequence[Tool], context: Conte
         return {EFFORT: effort}
     if effort == "none":
         return dict(thinking_kwargs(False, field, tools, context))
-    raise InvalidRequest(f"{field}: this model's chat template knows no levels but none; leave it out", field=field)
+    telling.tell(field, "this model's chat template knows no levels of reasoning")
+    return {}
+
+
+def known_kwargs(kwargs: Mapping[str, Any], field: str, tools: Sequence[Tool], context: Context) -> dict[str, Any]:
+    """Returns the variables that the chat template knows; others are told, but for one whose name is close to that of
+    a known one, which the template refuses."""
+    templates = context.chat_templates
+    if isinstance(templates, str):
+        return dict(kwargs)  # no chat is possible; rendering the prompt raises the reason
+    known, kept = templates.of(tools).variables, {}
+    for name, value in kwargs.items():
+        if name in known or name == "chat_template" or difflib.get_close_matches(name[:64], known, n=1, cutoff=NEAR):
+            kept[name] = value
+        elif value is not None:
+            telling.tell(f"{field}.{name}", "this model's chat template has no such variable", is_declared=False)
+    return kept

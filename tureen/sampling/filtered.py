@@ -11,7 +11,7 @@ import numpy as np
 
 from tureen.contract.params import SamplingParams
 from tureen.sampling.arithmetic import Arithmetic, Ids, Ranking, Softmaxes, Values
-from tureen.sampling.processors import num_kept
+from tureen.sampling.processors import num_kept, typical_p
 
 RANKING_WIDTHS = (256, 4096)  # tokens ranked at first, and where the cuts reach further; then the whole vocabulary
 RANKED_TOGETHER = 1 << 16  # tokens; what is computed of them stays in a cache
@@ -37,18 +37,24 @@ def draw_filtered(
             settled = np.array(part)[is_settled]
             if len(settled):
                 ranked = Ranking(*(values[is_settled] for values in ranking))
-                tokens[settled] = _draw(ranked, kept[is_settled], uniforms[settled])
+                settled_params = [params[place] for place in settled]
+                tokens[settled] = _draw(ranked, kept[is_settled], uniforms[settled], settled_params)
             reaching += np.array(part)[~is_settled].tolist()
         waiting = reaching
     return tokens
 
 
-def _draw(ranking: Ranking, kept: Ids, uniforms: Values) -> Ids:
-    """Draws tokens [r] from the first `kept` [r] of the ranking. Sums go from the lowest id to the highest."""
+def _draw(ranking: Ranking, kept: Ids, uniforms: Values, params: Sequence[SamplingParams]) -> Ids:
+    """Draws tokens [r] from the first `kept` [r] of the ranking, the typical ones of them where a row asks for that.
+    Sums go from the lowest id to the highest."""
     width = int(kept.max())
     token_ids, is_kept = ranking.token_ids[:, :width], np.arange(width) < kept[:, None]
+    ranked = np.where(is_kept, ranking.weights[:, :width], 0.0)
+    typical = [row for row, p in enumerate(params) if p.typical_p < 1.0]
+    if typical:
+        ranked[typical] *= typical_p(ranked[typical], [params[row].typical_p for row in typical])
     rows, order = np.arange(len(kept)), np.argsort(token_ids, axis=1)
-    weights = np.where(is_kept, ranking.weights[:, :width], 0.0)[rows[:, None], order]
+    weights = ranked[rows[:, None], order]
     ends = np.cumsum(weights, axis=1)
     possible = weights > 0
     reached = (ends > (uniforms * ends[:, -1])[:, None]) & possible

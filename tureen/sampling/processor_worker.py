@@ -21,8 +21,9 @@ import numpy as np
 import numpy.random
 import torch
 
-from tureen.logit_processor import CustomLogitProcessor
+from tureen.logit_processor import SGLANG_MODULE, CustomLogitProcessor
 from tureen.sampling import processor_messages as messages
+from tureen.sampling import sglang_processors
 from tureen.sandbox import fork_server
 from tureen.sandbox.fork_server import Handle, Program
 
@@ -30,8 +31,6 @@ MAX_DEPTH = 500
 COMMON = ("bisect", "collections", "copy", "dataclasses", "enum", "functools", "heapq", "itertools", "json", "math",
           "operator", "random", "re", "statistics", "string", "time", "typing")  # fmt: skip
 """Modules that client code may import: nothing else can be loaded in the sandbox."""
-
-SGLANG_NAME = "sglang.srt.sampling.custom_logit_processor"
 
 _decoder = msgspec.msgpack.Decoder(messages.ToWorker)
 
@@ -89,8 +88,9 @@ class LoadedProcessor:
 
 
 def _load(payload: str) -> Any:
-    kind = dill.loads(bytes.fromhex(json.loads(payload)["callable"]))  # noqa: S301 - this is the sandbox
-    processor = kind() if isinstance(kind, type) else None
+    loaded = dill.loads(bytes.fromhex(json.loads(payload)["callable"]))  # noqa: S301 - this is the sandbox
+    is_object = isinstance(loaded, CustomLogitProcessor)  # SGLang 0.4.3 sent these in place of classes
+    processor = loaded() if isinstance(loaded, type) else loaded if is_object else None
     if not callable(processor):
         raise Rejected("it is not a class with __call__(self, logits, custom_param_list)")
     return processor
@@ -136,12 +136,14 @@ def warm_up() -> None:
 
 
 def _stand_in_for_sglang() -> None:
-    """Makes the modules in which a class that was pickled by SGLang's client has its base."""
-    parts = SGLANG_NAME.split(".")
+    """Makes the modules that a class pickled by SGLang's client refers to, with all that SGLang ships in them."""
+    parts = SGLANG_MODULE.split(".")
     for length in range(1, len(parts) + 1):
         name = ".".join(parts[:length])
         sys.modules[name] = ModuleType(name)
-    sys.modules[SGLANG_NAME].CustomLogitProcessor = CustomLogitProcessor  # type: ignore[attr-defined]
+    for kind in vars(sglang_processors).values():
+        if isinstance(kind, type) and issubclass(kind, CustomLogitProcessor):
+            setattr(sys.modules[SGLANG_MODULE], kind.__name__, kind)
 
 
 if __name__ == "__main__":

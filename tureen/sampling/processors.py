@@ -3,10 +3,12 @@
     frequency, presence, repetition penalty     change logits
     min_new_tokens                              forbids the ends of the output
     logit_bias                                  adds to logits
+    allowed_token_ids                           forbids all other tokens
     custom logit processor                      see custom.py
     grammar mask                                forbids what the constraint does not allow; see grammar_mask.py
     temperature                                 divides the differences between logits
     top_k, top_p, min_p                         cut the ranking, all three measured on the same full softmax
+    typical_p                                   drops what is far from the expected surprise, of what these cuts keep
     draw                                        inverse CDF over what is left, in token-id order
 
 Temperature 0 takes the best token (the lowest id among equals) after the stages that change logits.
@@ -40,6 +42,7 @@ class User:
 
     slot: Slot
     num_outputs: int  # output tokens so far
+    vocab_size: int  # logits of a row
 
     @property
     def params(self) -> SamplingParams:
@@ -151,6 +154,14 @@ def logit_bias(user: User) -> Change:
     return np.array(list(biases), dtype=np.int64), np.array(list(biases.values()), dtype=np.float64)
 
 
+@logit_stage(lambda p: p.allowed_token_ids is not None, Operation.FORBID)
+def allowed_token_ids(user: User) -> Change:
+    """Forbids the tokens that are not among the allowed ones (vLLM's parameter)."""
+    is_forbidden = np.ones(user.vocab_size, dtype=np.bool_)
+    is_forbidden[list(user.params.allowed_token_ids or ())] = False
+    return _same(np.flatnonzero(is_forbidden), -np.inf)
+
+
 def temperature(params: Iterable[SamplingParams]) -> Values:
     """Returns for each row the number by which differences between logits are divided, [r].
 
@@ -179,12 +190,32 @@ def min_p(ranked: Ranked) -> Ids:
     return _num_before(ranked.weights < ranked.column(p.min_p for p in ranked.params)[:, None])
 
 
+def typical_p(weights: Values, masses: Sequence[float]) -> NDArray[np.bool_]:
+    """Returns which tokens of each row are locally typical: [r, w] (Meister et al., arXiv:2202.00666).
+
+    They are those whose surprise, -log p, is nearest the entropy of the distribution: the fewest whose probability
+    reaches the row's mass, and all that are as near as the last of them. `weights` [r, w] is zero where another cut has
+    dropped a token. Sums go along a row one by one, so that the width of the others changes nothing.
+    """
+    shares = weights / np.cumsum(weights, axis=1)[:, -1:]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        surprise = -np.log(shares)
+        parts = np.where(shares > 0, shares * surprise, 0.0)
+    distance = np.abs(surprise - np.cumsum(parts, axis=1)[:, -1:])  # inf where nothing is left
+    order = np.argsort(distance, axis=1, kind="stable")
+    reached = np.cumsum(np.take_along_axis(shares, order, axis=1), axis=1) >= np.array(masses)[:, None]
+    last = np.where(reached.any(axis=1), reached.argmax(axis=1), np.count_nonzero(shares, axis=1) - 1)
+    rows = np.arange(len(weights))
+    typical: NDArray[np.bool_] = (distance <= distance[rows, order[rows, last]][:, None]) & (weights > 0)
+    return typical
+
+
 # Running them
 
 
 def uses_cut(params: SamplingParams) -> bool:
     """Says whether any cut applies to these parameters."""
-    return any(stage.applies(params) for stage in CUTS)
+    return params.typical_p < 1.0 or any(stage.applies(params) for stage in CUTS)
 
 
 def stages_of(params: SamplingParams) -> tuple[int, ...]:
@@ -200,7 +231,7 @@ def run_logit_stages(arithmetic: Arithmetic, logits: Logits, slots: Sequence[Slo
             rows_of.setdefault(place, []).append(row)
     for place in sorted(rows_of):
         stage = LOGIT_STAGES[place]
-        changes = {row: stage.run(User(slots[row], num_outputs[row])) for row in rows_of[place]}
+        changes = {row: stage.run(User(slots[row], num_outputs[row], logits.shape[1])) for row in rows_of[place]}
         changed = {row: change for row, change in changes.items() if len(change[0])}
         if changed:
             arithmetic.change(logits, stage.operation, list(changed), list(changed.values()))

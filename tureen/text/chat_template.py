@@ -13,6 +13,7 @@ from tureen.errors import InvalidRequest, StartupError, echo
 from tureen.files import read_text
 from tureen.log import get_logger
 from tureen.text.chat_fallback import Abilities, adapted
+from tureen.text.chat_template_json import JsonTemplate, read_json_template
 from tureen.text.control_tokens import ControlTokens
 from tureen.text.messages import Message, Tool
 from tureen.text.template_sandbox import OverLimit, Sandbox
@@ -46,7 +47,7 @@ VICUNA: Final = (
 BUILT_IN: Final = {"chatml": CHATML, "chatml-llava": CHATML_LLAVA, "vicuna_v1.1": VICUNA}
 """Built-in templates, by the names that SGLang's --chat-template has for them."""
 
-SUFFIX: Final = ".jinja"
+SUFFIX, JSON_SUFFIX = ".jinja", ".json"
 MAX_TOLD: Final = 300  # characters of a template's error that are shown
 OWN_VARIABLES: Final = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
 """Variables that the server sets, and requests may not."""
@@ -226,7 +227,8 @@ class ChatTemplates(NamedTuple):
     plain: ChatTemplate
     with_tools: ChatTemplate
     controls: ControlTokens
-    end_id: int | None  # token that ends a turn of a built-in template, which the model's settings may not name
+    end_ids: tuple[int, ...] = ()  # tokens that end a turn, which the model's settings may not name
+    stops: tuple[str, ...] = ()  # strings that do
 
     def of(self, tools: Sequence[Tool]) -> ChatTemplate:
         """Returns the template for a chat with these tools."""
@@ -237,13 +239,14 @@ def check_chat_template(setting: str | None) -> None:
     """Raises StartupError when --chat-template has an unknown name, or a file that is missing or does not compile."""
     if setting is None or setting in BUILT_IN:
         return
-    if not setting.endswith(SUFFIX):
+    if not setting.endswith((SUFFIX, JSON_SUFFIX)):
         raise StartupError(
-            f"--chat-template {echo(setting)}: there is no such template; use {', '.join(BUILT_IN)} or a {SUFFIX} file",
+            f"--chat-template {echo(setting)}: there is no such template; use {', '.join(BUILT_IN)}, a {SUFFIX} or a "
+            f"{JSON_SUFFIX} file",
             field="chat_template",
         )
     try:
-        Sandbox().load(_read(setting), lambda tree: tree)
+        Sandbox().load(_read(setting).source, lambda tree: tree)
     except FAILURES as error:
         raise StartupError(f"--chat-template {setting}: {_line(error)}", field="chat_template") from None
 
@@ -265,8 +268,10 @@ def load_chat_templates(
         return "this model has no chat template; the operator can give one by --chat-template, such as chatml"
     controls = ControlTokens(tokenizer, dict(pictures.values()), allow_spelled=allow_spelled)
     placeholders = {kind: text for kind, (text, _) in pictures.items()}
-    plain, with_tools = sources
-    end_id = tokenizer.token_id(END_OF_TURN) if plain.endswith(CHATML) else None
+    plain, with_tools, stops = sources
+    if plain.endswith(CHATML):
+        stops = (END_OF_TURN,)
+    ids = {stop: token_id for stop in stops if (token_id := tokenizer.token_id(stop)) is not None}
     try:
         templates = [
             ChatTemplate(source, controls, tokens=tokenizer.named_tokens, placeholders=placeholders)
@@ -276,25 +281,30 @@ def load_chat_templates(
         message = f"the model's chat template does not compile: {_line(error)}"
         log.warning("%s; chats get an error: give another one by --chat-template", message)
         return f"{message}; the operator can give another one by --chat-template, such as chatml"
-    return ChatTemplates(templates[0], templates[-1], controls, end_id)
+    unspelled = () if plain.endswith(CHATML) else tuple(stop for stop in stops if stop not in ids)
+    return ChatTemplates(templates[0], templates[-1], controls, tuple(ids.values()), unspelled)
 
 
-def _sources(setting: str | None, tokenizer: Tokenizer) -> tuple[str, str | None] | None:
-    """Returns the template's source, and that of another one for chats with tools; None = the model has no template."""
+def _sources(setting: str | None, tokenizer: Tokenizer) -> tuple[str, str | None, tuple[str, ...]] | None:
+    """Returns the template's source, that of another one for chats with tools, and what ends its answers; None = the
+    model has no template."""
+    begins = tokenizer.bos_token_id is not None and tokenizer.encode("") == [tokenizer.bos_token_id]
+    start = "{{ bos_token }}" if begins else ""
     if setting is not None and setting not in BUILT_IN:
-        return _read(setting), None
+        source, stops = _read(setting)
+        return (start if setting.endswith(JSON_SUFFIX) else "") + source, None, stops
     if setting is None and tokenizer.chat_template is not None:
-        return tokenizer.chat_template, tokenizer.tool_template
+        return tokenizer.chat_template, tokenizer.tool_template, ()
     if setting is None and tokenizer.token_id("<|im_start|>") is None:
         return None
-    begins = tokenizer.bos_token_id is not None and tokenizer.encode("") == [tokenizer.bos_token_id]
-    return ("{{ bos_token }}" if begins else "") + BUILT_IN[setting or "chatml"], None
+    return start + BUILT_IN[setting or "chatml"], None, ()
 
 
-def _read(file: str) -> str:
-    """Reads a template file. Raises StartupError."""
+def _read(file: str) -> JsonTemplate:
+    """Reads a template file, in Jinja or in JSON. Raises StartupError."""
     try:
-        return read_text(Path(file).expanduser())
+        text = read_text(Path(file).expanduser())
+        return read_json_template(text, file) if file.endswith(JSON_SUFFIX) else JsonTemplate(text, ())
     except FileNotFoundError:
         raise StartupError(f"--chat-template {file}: there is no such file", field="chat_template") from None
     except OSError as error:

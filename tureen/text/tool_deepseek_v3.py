@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tureen.text.call_tags import call_tag, listed_calls
+from tureen.text.call_tags import call_tag, listed_calls, triggered_calls
 from tureen.text.messages import Tool
 from tureen.text.named_parser import NamedParser
 
@@ -22,13 +22,12 @@ def parser(tools: Sequence[Tool], *, parallel: bool = True) -> NamedParser:
     return DeepseekParser(tools, parallel=parallel)
 
 
-def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any] | None:
-    """None where the model is free to call or not: the marks, special tokens, cannot be part of a constraint."""
-    if not required:
-        return None
+def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
+    """Constrains the calls between their marks, which may stand anywhere in the text."""
     begin, end = f"{CALL}function{SEPARATOR}{{}}\n```json\n", f"\n```{CALL_END}"
     tags = [call_tag(begin.format(tool.name), tool, end) for tool in tools]
-    return {"type": "tag", "begin": BEGIN, "content": listed_calls(tags, "\n", parallel=parallel), "end": END}
+    block = {"type": "tag", "begin": BEGIN, "content": listed_calls(tags, "\n", parallel=parallel), "end": END}
+    return block if required else triggered_calls(BEGIN, [block], parallel=parallel)
 
 
 class DeepseekParser(NamedParser):

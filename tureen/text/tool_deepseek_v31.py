@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tureen.text.call_tags import call_tag, listed_calls
+from tureen.text.call_tags import call_tag, listed_calls, triggered_calls
 from tureen.text.messages import Tool
 from tureen.text.tool_deepseek_v3 import BEGIN, CALL, CALL_END, END, SEPARATOR, DeepseekParser
 
@@ -19,9 +19,8 @@ def parser(tools: Sequence[Tool], *, parallel: bool = True) -> DeepseekParser:
     return DeepseekParser(tools, parallel=parallel)
 
 
-def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any] | None:
-    """None where the model is free to call or not: the marks, special tokens, cannot be part of a constraint."""
-    if not required:
-        return None
+def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
+    """Constrains the calls between their marks, which may stand anywhere in the text."""
     tags = [call_tag(f"{CALL}{tool.name}{SEPARATOR}", tool, CALL_END) for tool in tools]
-    return {"type": "tag", "begin": BEGIN, "content": listed_calls(tags, "", parallel=parallel), "end": END}
+    block = {"type": "tag", "begin": BEGIN, "content": listed_calls(tags, "", parallel=parallel), "end": END}
+    return block if required else triggered_calls(BEGIN, [block], parallel=parallel)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tureen.text.call_parser import CallParser
-from tureen.text.call_tags import call_tag
+from tureen.text.call_tags import call_tag, triggered_calls
 from tureen.text.marks import overlap
 from tureen.text.messages import Reasoning, Tool
 
@@ -21,6 +21,10 @@ MARKS: tuple[str, ...] = (CHANNEL,)
 SPECIAL = True
 
 MAX_HEADER_CHARS = 400
+TO = "to=functions."
+HEADER = r"(?: ?<\|channel\|>(?:commentary|analysis))?(?: ?<\|constrain\|>(?:json)?| json)? ?<\|message\|>"
+"""Pattern of what stands between a function's name and the arguments."""
+
 TO_FUNCTION = re.compile(r"to=functions\.([A-Za-z0-9_.-]{1,64})")
 
 
@@ -28,12 +32,21 @@ def parser(tools: Sequence[Tool], *, parallel: bool = True) -> HarmonyParser:
     return HarmonyParser(tools, parallel=parallel)
 
 
-def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any] | None:
-    """One call: it ends the answer. None where the model is free to call or not: the marks are special tokens."""
+def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
+    """Constrains one call, which ends the answer; if it is not required, wherever a message is to a function."""
     if not required:
-        return None
+        return triggered_calls(TO, [_addressed(tool) for tool in tools], parallel=False)
     begin = f"{CHANNEL}commentary to=functions.{{}} <|constrain|>json{MESSAGE}"
     return {"type": "or", "elements": [call_tag(begin.format(tool.name), tool, "<|call|>") for tool in tools]}
+
+
+def _addressed(tool: Tool) -> dict[str, Any]:
+    """The call of a tool from its name in a message's header on. Usually its end is a token that ends the answer."""
+    tag = call_tag(f"{TO}{tool.name}", tool, "")
+    end = {"type": "optional", "content": {"type": "const_string", "value": "<|call|>"}}
+    return tag | {
+        "content": {"type": "sequence", "elements": [{"type": "regex", "pattern": HEADER}, tag["content"], end]}
+    }
 
 
 class HarmonyParser(CallParser):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tureen.text.call_parser import ListParser
-from tureen.text.call_tags import call_tag, listed_calls
+from tureen.text.call_tags import call_tag, listed_calls, triggered_calls
 from tureen.text.messages import Tool
 
 ORDER = 22
@@ -20,12 +20,11 @@ def parser(tools: Sequence[Tool], *, parallel: bool = True) -> ListParser:
     return GraniteParser(tools, parallel=parallel)
 
 
-def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any] | None:
-    """None where the model is free to call or not: the mark, a special token, cannot be part of a constraint."""
-    if not required:
-        return None
+def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
+    """Constrains a list of calls behind the mark, which may stand anywhere in the text."""
     tags = [call_tag(f'{{"name": "{tool.name}", "arguments": ', tool, "}") for tool in tools]
-    return {"type": "tag", "begin": f"{BEGIN}[", "content": listed_calls(tags, ", ", parallel=parallel), "end": "]"}
+    block = {"type": "tag", "begin": f"{BEGIN}[", "content": listed_calls(tags, ", ", parallel=parallel), "end": "]"}
+    return block if required else triggered_calls(BEGIN, [block], parallel=parallel)
 
 
 class GraniteParser(ListParser):

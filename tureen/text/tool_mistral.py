@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tureen.text.call_parser import ListParser
-from tureen.text.call_tags import call_tag, listed_calls
+from tureen.text.call_tags import call_tag, listed_calls, triggered_calls
 from tureen.text.messages import Tool
 
 ORDER = 31
@@ -28,14 +28,12 @@ def parser(tools: Sequence[Tool], *, parallel: bool = True) -> ListParser:
     return MistralParser(tools, parallel=parallel)
 
 
-def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any] | None:
-    """Returns None when the model may call or not: the mark is a special token, which cannot be part of a
-    constraint."""
-    if not required:
-        return None
+def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
+    """Constrains a list of calls behind the mark, which may stand anywhere in the text."""
     tags = [call_tag(f'{{"name": "{tool.name}", "arguments": ', tool, "}") for tool in tools]
     calls = listed_calls(tags, ", ", parallel=parallel)
-    return {"type": "tag", "begin": f"{BEGIN} [", "content": calls, "end": "]"}
+    block = {"type": "tag", "begin": f"{BEGIN} [", "content": calls, "end": "]"}
+    return block if required else triggered_calls(BEGIN, [block], parallel=parallel)
 
 
 class MistralParser(ListParser):

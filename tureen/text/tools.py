@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import msgspec
 
-from tureen.errors import InvalidRequest, StartupError, echo
+from tureen.errors import StartupError, echo
 from tureen.text.messages import Part, Tool, ToolChoice
 
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+HELD_BY_STRICT = ("mistral", "granite", "deepseek_v3", "deepseek_v31", "gpt-oss")
+"""Formats whose models write calls in more ways than their constraint has. Parsers read all: only strict is a reason to
+hold a model to it, not that calls should not be parallel."""
 
 
 class ToolParser(Protocol):
@@ -37,12 +42,9 @@ class ToolFormat(Protocol):
     def parser(self, tools: Sequence[Tool], *, parallel: bool = True) -> ToolParser:
         """Makes the parser of one output; without `parallel` everything after the first call is dropped."""
 
-    def structural_tag(self, tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any] | None:
+    def structural_tag(self, tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
         """Returns the `format` of a structural tag that constrains calls to the tools' schemas. With `required` the
-        output is nothing but calls; without it the constraint holds wherever a call begins.
-
-        Returns None when that cannot be enforced in this format.
-        """
+        output is nothing but calls; without it the constraint holds wherever a call begins."""
 
 
 def _find_formats() -> tuple[ToolFormat, ...]:
@@ -73,12 +75,16 @@ def tool_format(setting: str, template: str) -> ToolFormat | None:
     return PARSERS[setting]
 
 
+def marks_calls(texts: Iterable[str], setting: str) -> bool:
+    """Returns whether calls may be marked by one of these special tokens. `setting`: --tool-call-parser."""
+    forms = FORMATS if setting == "auto" else [PARSERS[setting]] if setting in PARSERS else []
+    marks = [mark for form in forms if form.SPECIAL for mark in form.MARKS]
+    return any(text in mark for text in texts for mark in marks)
+
+
 def constraint(form: ToolFormat, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> dict[str, Any] | None:
     """Returns the structural tag that makes outputs honour the tool choice, `strict` and `parallel`; None when none is
-    needed.
-
-    Raises InvalidRequest when the format cannot be constrained so.
-    """
+    needed."""
     if choice.mode == "none" or not tools:
         return None
     if choice.mode == "required":
@@ -87,18 +93,11 @@ def constraint(form: ToolFormat, tools: Sequence[Tool], choice: ToolChoice, *, p
             [_with_object(tool) for tool in called], required=True, parallel=parallel and choice.name is None
         )
     else:
-        strict = next((tool.name for tool in tools if tool.strict), None)
-        if strict is None and parallel:
+        if not any(tool.strict for tool in tools) and (parallel or form.NAMES[0] in HELD_BY_STRICT):
             return None
         known = [_with_object(tool) if tool.strict else _free(tool) for tool in tools]
         layout = form.structural_tag(known, required=False, parallel=parallel)
-        if layout is None and strict is not None:
-            raise InvalidRequest(
-                f"tools: strict ({strict}) cannot be kept with tool_choice auto in the format {form.NAMES[0]}, whose "
-                "mark is a special token; leave strict out, or send tool_choice required",
-                field="tools",
-            )
-    return None if layout is None else {"type": "structural_tag", "format": layout}
+    return _tag(form, layout)
 
 
 def calls_or(form: ToolFormat, tools: Sequence[Tool], answer: Mapping[str, Any], *, parallel: bool) -> dict[str, Any]:
@@ -106,7 +105,12 @@ def calls_or(form: ToolFormat, tools: Sequence[Tool], answer: Mapping[str, Any],
     format of structural tags. Arguments are valid where a tool is strict; of other tools they are an object."""
     known = [_with_object(tool) if tool.strict else _free(tool) for tool in tools]
     calls = form.structural_tag(known, required=True, parallel=parallel)
-    return {"type": "structural_tag", "format": {"type": "or", "elements": [calls, answer]}}
+    return _tag(form, {"type": "or", "elements": [calls, answer]})
+
+
+def _tag(form: ToolFormat, layout: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes the structural tag of a format. Marks that are special tokens may be written as such."""
+    return {"type": "structural_tag", "format": layout} | ({"special_tokens": True} if form.SPECIAL else {})
 
 
 def _with_object(tool: Tool) -> Tool:

@@ -95,5 +95,44 @@ def test_errors_have_the_client_s_classes(client, model):
         client.messages.create(model=model, messages=ASK, max_tokens=4, extra_body={"temperature": -1})
     with pytest.raises(anthropic.BadRequestError, match="top_kk"):
         client.messages.create(model=model, messages=ASK, max_tokens=4, extra_body={"top_kk": 1})
-    with pytest.raises(anthropic.NotFoundError):
-        client.messages.create(model="nobody", messages=ASK, max_tokens=4)
+
+
+def test_one_model_answers_to_any_name_and_tells_it(client):
+    answer = client.messages.with_raw_response.create(model="nobody", messages=ASK, max_tokens=4)
+    assert answer.headers["x-tureen-ignored"] == "model"
+
+
+SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 2}
+CACHED = {"cache_control": {"type": "ephemeral"}}
+
+
+def test_what_agents_send_is_taken_and_told(client, model):
+    answer = client.beta.messages.with_raw_response.create(
+        model=model,
+        messages=ASK,
+        max_tokens=24,
+        betas=["fine-grained-tool-streaming-2025-05-14", "context-management-2025-06-27"],
+        system=[{"type": "text", "text": "You are brief.", **CACHED}],
+        tools=[{**WEATHER, "eager_input_streaming": True}, SEARCH],
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        output_config={"effort": "high"},
+        **COLD,
+    )
+    assert answer.parse().content
+    told = set(answer.headers["x-tureen-ignored"].split(", "))
+    assert {"system[0].cache_control", "tools[0].eager_input_streaming", "tools[1]"} <= told
+
+
+def test_a_search_alone_or_demanded_is_refused(client, model):
+    asked = {"model": model, "messages": ASK, "max_tokens": 8}
+    with pytest.raises(anthropic.BadRequestError, match="only Anthropic's servers run"):
+        client.messages.create(**asked, tools=[SEARCH])
+    with pytest.raises(anthropic.BadRequestError, match="demands a tool"):
+        client.messages.create(**asked, tools=[WEATHER, SEARCH], tool_choice={"type": "tool", "name": "web_search"})
+
+
+def test_tokens_are_counted_with_tools(client, model):
+    prompt = {"model": model, "messages": ASK, "tools": [{**WEATHER, "strict": True}, SEARCH], "system": "Be brief."}
+    counted = client.messages.count_tokens(**prompt)
+    usage = client.messages.create(**prompt, max_tokens=1, tool_choice={"type": "auto"}).usage
+    assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens

@@ -24,7 +24,7 @@ from tureen.contract.types import LogprobSpec
 from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError, echo
 from tureen.http.dialect import client_name, prepared, streamed, unless_gone
 from tureen.requests import planning
-from tureen.requests.body import convert, refuse_not_offered, refuse_unknown
+from tureen.requests.body import convert, offered
 from tureen.requests.constraint_fields import (
     GUIDED,
     GuidedBackend,
@@ -40,6 +40,7 @@ from tureen.requests.constraint_fields import (
 )
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
 from tureen.requests.generation import Output, Run, Sent, joined_notes
+from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import Context, ServerState
@@ -48,6 +49,7 @@ from tureen.requests.verdicts import read_tables
 
 MAX_PROMPT_CHARS = 512 << 10
 DEFAULT_MAX_TOKENS = 16
+MAX_TOP_K = 2**31 - 1
 NUL = b"\0"
 STATUS_OF_INVALID = 422
 ERROR_TYPES = {
@@ -65,8 +67,7 @@ RENAMED = {
 PARAMETERS = {name: parameter for parameter, name in RENAMED.items()} | GUIDED
 """This dialect's names of sampling parameters -> those of SamplingParams; RENAMED is the other way round."""
 
-TABLES = read_tables(Path(__file__).with_name("fields.toml"))
-NOT_OFFERED = TABLES["body"].refused
+TABLE = read_tables(Path(__file__).with_name("fields.toml"))["body"]
 
 _json = msgspec.json.Encoder()
 
@@ -89,13 +90,16 @@ class MindieBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = 0.0
     temperature: Annotated[float, Meta(ge=0, description="0 = greedy; higher = more varied.")] = 1.0
     top_k: Annotated[
-        Annotated[int, Meta(ge=-1)] | None,
+        Annotated[int, Meta(ge=-1, le=MAX_TOP_K)] | None,
         Meta(description="Keep the k most probable tokens; -1 or left out = all. 0 is refused."),
     ] = None
     top_p: Annotated[
         float, Meta(gt=0, le=1, description="Keep the smallest set of tokens whose probability reaches top_p.")
     ] = 1.0
     min_p: Annotated[float, Meta(ge=0, le=1, description="Keep tokens with p >= min_p * p_max.")] = 0.0
+    typical_p: Annotated[
+        float, Meta(gt=0, le=1, description="Keep the tokens whose surprise is nearest the expected one.")
+    ] = 1.0
     stream: Annotated[bool, Meta(description="Answer piece by piece, a NUL byte after each.")] = False
     seed: Annotated[int | None, Meta(description="Same request, same seed, same tokens. Default: random.")] = None
     stop: Annotated[
@@ -192,9 +196,7 @@ async def respond(payload: dict[str, Any], request: Request, state: ServerState)
 
 def parse(payload: dict[str, Any], context: Context) -> MindieBody:
     """Checks a JSON body's form and the bounds that depend on the server. Raises InvalidRequest."""
-    refuse_unknown(payload, (*FIELDS, *NOT_OFFERED))
-    refuse_not_offered(payload, NOT_OFFERED)
-    fields = {name: value for name, value in payload.items() if value is not None and name in FIELDS}
+    fields = offered(payload, FIELDS, TABLE)
     body = convert(fields, MindieBody)
     if len(body.prompt) > MAX_PROMPT_CHARS:
         raise InvalidRequest(
@@ -208,10 +210,8 @@ def parse(payload: dict[str, Any], context: Context) -> MindieBody:
             + f", got {echo(body.max_tokens)}",
             field="max_tokens",
         )
-    if body.top_k == 0 or (body.top_k or 0) > context.info.vocab_size:
-        raise InvalidRequest(
-            f"top_k must be -1 or in [1, {context.info.vocab_size}], got {echo(body.top_k)}", field="top_k"
-        )
+    if body.top_k == 0:
+        raise InvalidRequest(f"top_k must be -1 or in [1, {MAX_TOP_K}], got 0", field="top_k")
     if body.best_of is not None and body.best_of < body.n:
         raise InvalidRequest(f"best_of must be at least n ({body.n}), got {body.best_of}", field="best_of")
     return body
@@ -219,11 +219,9 @@ def parse(payload: dict[str, Any], context: Context) -> MindieBody:
 
 def _adapter(body: MindieBody, state: ServerState) -> str:
     """Returns the adapter that `model` names; "" = none. Raises NotFound."""
-    name = body.model
-    if name is None or name in ("None", state.context.info.model_name):
-        return ""
-    state.check_adapter(name, "model")
-    return name
+    if body.model in ("None", *state.adapters.values()):
+        return "" if body.model == "None" else body.model
+    return adapter_of(body.model, state)
 
 
 def _sampling(body: MindieBody, payload: dict[str, Any]) -> tuple[dict[str, Any], Names]:

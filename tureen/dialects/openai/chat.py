@@ -20,7 +20,7 @@ from tureen.dialects.openai import token_fields
 from tureen.dialects.openai.answer import Answer, StreamUsage
 from tureen.dialects.openai.chat_body import ChatBody
 from tureen.dialects.openai.token_fields import ChoiceTokens, TokenNames
-from tureen.http.chat_answer import prepare_chat
+from tureen.http.chat_answer import prepare_chat, run_of
 from tureen.http.dialect import Docs, Entry, read_body_with, unless_gone
 from tureen.requests.chat import Chat
 from tureen.requests.drafts import Plan
@@ -28,6 +28,7 @@ from tureen.requests.generation import WHOLE_INTERVAL, Output, OutputEvent, Run
 from tureen.requests.offload import offload
 from tureen.requests.reading import join_parts
 from tureen.requests.state import Context, ServerState
+from tureen.requests.thinking_budget import BudgetedRun
 from tureen.requests.tool_fields import call_id
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
 
@@ -57,7 +58,7 @@ async def _respond(request: Request, state: ServerState) -> ASGIApp:
     context = state.context
     body, name, chat = await read_body_with(request, read)
     plan = await prepare_chat(chat, request, state)
-    run = Run(state, plan)
+    run = run_of(plan, state, body.thinking_token_budget)
     choices = [GrowingChoice(output, body, plan, context) for output in run.outputs]
     if body.stream:
         head = openai_answer.head(name, "chat.completion.chunk", body, context)
@@ -89,6 +90,7 @@ class GrowingChoice:
         # as DeepSeek's and SGLang's deltas have it, whose clients read the field of every delta
         self._no_reasoning = {} if plan.reading.reasoning is None else {"reasoning_content": None}
         self._parts: list[Part] = []
+        self._reasoning = ""  # of a stream, not sent yet
         self._finish_reason: str | None = None
         self._num_tokens = 0  # tokens whose log-probabilities were sent
 
@@ -116,6 +118,23 @@ class GrowingChoice:
         if name in self._custom:
             return {"id": call_id(), "type": "custom", "custom": {"name": name, "input": text}}
         return {"id": call_id(), "type": "function", "function": {"name": name, "arguments": text}}
+
+    def sendable(self, parts: Sequence[Part], *, has_ended: bool) -> list[Part]:
+        """Returns the parts that a stream sends now: reasoning is kept until it is complete, if the body wants it in
+        one piece."""
+        if self._body.stream_reasoning:
+            return list(parts)
+        sent: list[Part] = []
+        for part in parts:
+            if isinstance(part, Reasoning):
+                self._reasoning += part.text
+            else:
+                sent += [*self._take_reasoning(), part]
+        return sent + (self._take_reasoning() if has_ended else [])
+
+    def _take_reasoning(self) -> list[Part]:
+        reasoning, self._reasoning = self._reasoning, ""
+        return [Reasoning(reasoning)] if reasoning else []
 
     def delta(self, part: Part) -> Answer:
         """Returns the `delta` of a chunk for a part."""
@@ -171,7 +190,7 @@ class GrowingChoice:
         }
 
 
-async def _collect(run: Run, choices: Sequence[GrowingChoice]) -> None:
+async def _collect(run: Run | BudgetedRun, choices: Sequence[GrowingChoice]) -> None:
     """Runs the requests to their ends and adds all parts to the choices."""
     async with contextlib.aclosing(run.events(WHOLE_INTERVAL)) as events:
         async for event in events:
@@ -179,7 +198,7 @@ async def _collect(run: Run, choices: Sequence[GrowingChoice]) -> None:
 
 
 async def _chunks(
-    run: Run, choices: Sequence[GrowingChoice], body: ChatBody, head: Answer, plan: Plan, context: Context
+    run: Run | BudgetedRun, choices: Sequence[GrowingChoice], body: ChatBody, head: Answer, plan: Plan, context: Context
 ) -> AsyncGenerator[Answer, None]:
     """Yields the chunks of a stream: for each choice first its role, then its content, then its finish reason."""
     usage = StreamUsage(body, run.outputs, len(run.outputs))
@@ -202,7 +221,7 @@ async def _chunks(
                 begun.add(output.index)
                 about_prompt = token_fields.of_answer(output, body, context) if len(begun) == 1 else {}
                 yield chunk(choice.first_chunk()) | about_prompt
-            for part in event.parts:
+            for part in choice.sendable(event.parts, has_ended=output.index in ended):
                 yield chunk(choice.chunk(choice.delta(part)))
             if output.index in ended:
                 notes = openai_answer.metadata(body, context, **plan.reading.notes)

@@ -6,22 +6,23 @@ Source: https://platform.openai.com/docs/api-reference/chat/create
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Meta
 
-from tureen.contract.params import JsonObject
+from tureen.contract.params import INT64_MAX, JsonObject
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai import token_fields
 from tureen.dialects.openai.body import Tokens, TopLogprobs
 from tureen.dialects.openai.token_fields import TokenBody
 from tureen.errors import InvalidRequest
+from tureen.media.base import Modality
 from tureen.requests import telling
 from tureen.requests.chat import Chat
 from tureen.requests.shared_fields import TokenIds
 from tureen.requests.state import ServerState
-from tureen.requests.thinking_field import effort_kwargs
+from tureen.requests.thinking_field import effort_kwargs, known_kwargs
 from tureen.requests.tool_fields import Tools, read_arguments, read_tool_choice, read_tools
 from tureen.text.messages import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, Message, Tool
 
@@ -33,7 +34,7 @@ class MediaUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     url: Annotated[str, Meta(min_length=1, description="URL, `data:` URL, base64 or file name; see the media page.")]
     detail: Annotated[
-        Literal["auto", "high"] | None, Meta(description="Pictures are always shown as finely as the model takes them.")
+        str | None, Meta(description="Pictures are always shown as finely as the model takes them; low is told.")
     ] = None
 
 
@@ -44,6 +45,12 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     text: Annotated[str | None, Meta(description="With type text.")] = None
     image_url: Annotated[MediaUrl | str | None, Meta(description="With type image_url.")] = None
     video_url: Annotated[MediaUrl | str | None, Meta(description="With type video_url.")] = None
+    modalities: Annotated[
+        Modality | None,
+        Meta(
+            description="Of a picture: image or multi-images, the same for all; of a video: video. See the media page."
+        ),
+    ] = None
 
 
 class CallFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,6 +98,26 @@ class MessageField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     function_call: Annotated[None, Meta(description="Replaced by tool_calls.")] = None
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class ReasoningField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `reasoning`."""
+
+    effort: Annotated[Effort | None, Meta(description="Another place of reasoning_effort.")] = None
+
+
+class TemplateBody(Protocol):
+    """The fields of a body that set variables of the chat template."""
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
+    @property
+    def reasoning_effort(self) -> Effort | None: ...
+    @property
+    def reasoning(self) -> ReasoningField | None: ...
+
+
 class ChatBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /v1/chat/completions`."""
 
@@ -120,14 +147,21 @@ class ChatBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = None
     parallel_tool_calls: Annotated[bool, Meta(description="false: one call at most.")] = True
     reasoning_effort: Annotated[
-        Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None,
-        Meta(description="For chat templates that know it; none also turns enable_thinking off."),
+        Effort | None, Meta(description="For chat templates that know it; none also turns enable_thinking off.")
+    ] = None
+    reasoning: Annotated[ReasoningField | None, Meta(description="Holds effort, as in /v1/responses.")] = None
+    thinking_token_budget: Annotated[
+        Annotated[int, Meta(ge=1, le=INT64_MAX)] | None,
+        Meta(description="Most tokens of reasoning; the answer follows. For models that think, with n 1."),
     ] = None
     chat_template_kwargs: Annotated[
         JsonObject | None, Meta(description='Variables of the chat template, such as {"enable_thinking": false}.')
     ] = None
     separate_reasoning: Annotated[
         bool, Meta(description="Reasoning comes as reasoning_content; false = it stays in the content.")
+    ] = True
+    stream_reasoning: Annotated[
+        bool, Meta(description="false: a stream has the reasoning in one piece, when it is complete.")
     ] = True
     continue_final_message: Annotated[bool, Meta(description="Continue the last message, the assistant's.")] = False
     add_generation_prompt: Annotated[
@@ -145,10 +179,11 @@ class ChatMessages(NamedTuple):
     messages: list[Message]
     pictures: list[str]
     videos: list[str]
+    modalities: list[Modality]  # that pictures were sent with
 
 
-def parse(payload: dict[str, Any]) -> ChatBody:
-    """Checks a JSON body's form. Raises InvalidRequest."""
+def check_no_template(payload: Mapping[str, Any]) -> None:
+    """Raises InvalidRequest for a chat template in a body."""
     for where, fields in (("", payload), ("chat_template_kwargs.", payload.get("chat_template_kwargs"))):
         if isinstance(fields, dict) and fields.get("chat_template") is not None:
             raise InvalidRequest(
@@ -156,6 +191,11 @@ def parse(payload: dict[str, Any]) -> ChatBody:
                 field=f"{where}chat_template",
                 code="chat_template_not_allowed",
             )
+
+
+def parse(payload: dict[str, Any]) -> ChatBody:
+    """Checks a JSON body's form. Raises InvalidRequest."""
+    check_no_template(payload)
     body = openai_fields.read(payload, ChatBody, TABLE)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
@@ -167,6 +207,10 @@ def parse(payload: dict[str, Any]) -> ChatBody:
             field="add_generation_prompt",
         )
     _check_prompt(body)
+    if body.thinking_token_budget is not None and body.n > 1:
+        raise InvalidRequest(
+            "thinking_token_budget goes with n 1 alone; send the request again", field="thinking_token_budget"
+        )
     return body
 
 
@@ -190,6 +234,9 @@ def chat_of(body: ChatBody, payload: Mapping[str, Any], name: str, state: Server
     """Converts a body to a chat. `payload`: the body as sent; `name`: the id of the answer. Raises InvalidRequest,
     NotFound."""
     tools = read_tools(body.tools, custom=True)
+    if body.thinking_token_budget is not None and state.context.reasoning_format is None:
+        field = "thinking_token_budget"
+        raise InvalidRequest(f"{field}: this model does not think before it answers; leave it out", field=field)
     fields, names = openai_fields.requested_sampling(payload, body, "max_completion_tokens")
     prompt_ids = body.prompt_token_ids if body.input_ids is None else body.input_ids
     chat_messages = convert_messages((body.messages or ()) if prompt_ids is None else ())
@@ -205,11 +252,12 @@ def chat_of(body: ChatBody, payload: Mapping[str, Any], name: str, state: Server
         messages=tuple(chat_messages.messages),
         pictures=tuple(chat_messages.pictures),
         videos=tuple(chat_messages.videos),
+        modality=next(iter(chat_messages.modalities), None),
         tools=tools,
         tool_choice=read_tool_choice(body.tool_choice, tools),
         parallel_tool_calls=body.parallel_tool_calls,
         continue_final_message=body.continue_final_message,
-        template_kwargs=_template_kwargs(body, tools, state) if prompt_ids is None else {},
+        template_kwargs=template_kwargs(body, tools, state) if prompt_ids is None else {},
         separate_reasoning=body.separate_reasoning,
         sampling=fields,
         names=names,
@@ -226,11 +274,14 @@ def chat_of(body: ChatBody, payload: Mapping[str, Any], name: str, state: Server
     )
 
 
-def _template_kwargs(body: ChatBody, tools: Sequence[Tool], state: ServerState) -> dict[str, Any]:
-    kwargs, field = dict(body.chat_template_kwargs or {}), "reasoning_effort"
-    effort: Mapping[str, Any] = (
-        {} if body.reasoning_effort is None else effort_kwargs(body.reasoning_effort, field, tools, state.context)
-    )
+def template_kwargs(body: TemplateBody, tools: Sequence[Tool], state: ServerState) -> dict[str, Any]:
+    """Returns the variables that a body sets in the chat template. Raises InvalidRequest."""
+    kwargs = known_kwargs(body.chat_template_kwargs or {}, "chat_template_kwargs", tools, state.context)
+    nested = None if body.reasoning is None else body.reasoning.effort
+    if body.reasoning_effort is not None and nested is not None:
+        raise InvalidRequest("reasoning.effort and reasoning_effort are the same field; send one", field="reasoning")
+    field, level = ("reasoning_effort", body.reasoning_effort) if nested is None else ("reasoning.effort", nested)
+    effort: Mapping[str, Any] = {} if level is None else effort_kwargs(level, field, tools, state.context)
     conflicting = next((name for name in effort if name in kwargs), None)
     if conflicting is not None:
         raise InvalidRequest(
@@ -241,7 +292,7 @@ def _template_kwargs(body: ChatBody, tools: Sequence[Tool], state: ServerState) 
 
 def convert_messages(messages: Sequence[MessageField]) -> ChatMessages:
     """Converts messages for chat templates. Raises InvalidRequest for a message that its role cannot have."""
-    chat_messages = ChatMessages([], [], [])
+    chat_messages = ChatMessages([], [], [], [])
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         _check_role(message, where)
@@ -293,10 +344,30 @@ def _content(parts: Sequence[ContentPart], where: str, role: str, chat_messages:
             continue
         if role != "user":
             raise InvalidRequest(f"{field}: only messages of the role user show pictures", field=f"{field}.type")
+        _note_modality(part, field, chat_messages.modalities)
         references = chat_messages.pictures if part.type == "image_url" else chat_messages.videos
         references.append(value if isinstance(value, str) else value.url)
+        if isinstance(value, MediaUrl):
+            openai_fields.tell_detail(value.detail, f"{field}.{part.type}.detail")
         template_parts.append({"type": part.type.removesuffix("_url")})
     return template_parts
+
+
+def _note_modality(part: ContentPart, field: str, modalities: list[Modality]) -> None:
+    """Adds a picture's modality to those that pictures were sent with. Raises InvalidRequest for one that it cannot
+    have, or others do not have."""
+    if part.modalities is None:
+        return
+    if (part.modalities == "video") is not (part.type == "video_url"):
+        allowed = "video" if part.type == "video_url" else "image or multi-images"
+        raise InvalidRequest(f"{field}.modalities must be {allowed} with type {part.type}", field=f"{field}.modalities")
+    if part.type == "image_url":
+        modalities.append(part.modalities)
+    if len(set(modalities)) > 1:
+        raise InvalidRequest(
+            f"{field}.modalities: the pictures of a chat are image or multi-images, all the same",
+            field=f"{field}.modalities",
+        )
 
 
 def _call(call: MessageCall, where: str) -> dict[str, Any]:

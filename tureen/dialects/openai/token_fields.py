@@ -6,7 +6,7 @@ Source: https://docs.vllm.ai/en/stable/serving/openai_compatible_server.html
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -103,10 +103,9 @@ def most_prompt_tokens(body: TokenBody, max_new_tokens: int | None, context: Con
     return max(1, context.capacity - (max_new_tokens or 1)) if most == -1 else most
 
 
-def prompt_ids(output: Output, context: Context) -> list[int]:
-    """Returns the ids of a prompt's tokens; those of a picture are its placeholder's."""
-    ids = output.request.token_ids
-    if min(ids) > NO_TOKEN:
+def shown_ids(ids: Sequence[int], context: Context) -> list[int]:
+    """Returns the ids of a prompt's tokens as answers show them: those of a picture are its placeholder's."""
+    if not ids or min(ids) > NO_TOKEN:
         return list(ids)
     placeholder = next(iter(sorted(context.placeholder_ids)), NO_TOKEN)
     return [placeholder if token_id <= NO_TOKEN else token_id for token_id in ids]
@@ -138,7 +137,7 @@ def of_answer(output: Output, body: TokenBody, context: Context) -> Answer:
     """Returns the fields about the prompt that a chat's answer has beside its choices."""
     fields = Answer()
     if body.return_token_ids:
-        fields["prompt_token_ids"] = prompt_ids(output, context)
+        fields["prompt_token_ids"] = shown_ids(output.request.token_ids, context)
     if body.prompt_logprobs is not None:
         fields["prompt_logprobs"] = prompt_logprobs(output, body, context)
     return fields
@@ -176,7 +175,7 @@ class ChoiceTokens:
         """Returns the fields about the prompt, for the first chunk."""
         if not self._body.return_prompt_token_ids:
             return {}
-        return {"prompt_token_ids": prompt_ids(self._output, self._context)}
+        return {"prompt_token_ids": shown_ids(self._output.request.token_ids, self._context)}
 
     def so_far(self) -> Answer:
         """Returns the fields about the output's tokens since the last call."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -12,18 +12,20 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.contract.params import JsonObject
+from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai import chat_body as openai_chat_fields
-from tureen.dialects.openai.chat_body import MessageField
+from tureen.dialects.openai.chat_body import ChatBody, Effort, MessageField, ReasoningField
+from tureen.dialects.openai.token_fields import shown_ids
 from tureen.errors import InvalidRequest, echo
 from tureen.http.dialect import Docs, Entry, unless_gone
-from tureen.requests import tokenising, waves
-from tureen.requests.body import convert, read_json, refuse_unknown
-from tureen.requests.chat_prompt import MESSAGE_CHARS, chat_tokens
+from tureen.requests import telling, tokenising, waves
+from tureen.requests.body import convert, offered, read_json
+from tureen.requests.chat_prompt import MESSAGE_CHARS, ChatMedia, chat_prompt
 from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import offload
 from tureen.requests.shared_fields import MAX_INPUTS, MAX_TOKEN_IDS, TokenIds
 from tureen.requests.state import ServerState
-from tureen.requests.tool_fields import Tools, read_tools
+from tureen.requests.tool_fields import Tools, read_tool_choice, read_tools
 from tureen.text.messages import MAX_MESSAGES
 
 T = TypeVar("T", "TokenizeBody", "DetokenizeBody")
@@ -51,6 +53,13 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(description="For a chat: begin a new message at its end. Default: unless the last is continued."),
     ] = None
     chat_template_kwargs: Annotated[JsonObject | None, Meta(description="For a chat: template variables.")] = None
+    tool_choice: Annotated[
+        Literal["auto", "none", "required"] | JsonObject | None,
+        Meta(description="For a chat: none leaves the tools out, as it does there."),
+    ] = None
+    reasoning_effort: Annotated[Effort | None, Meta(description="For a chat, as there.")] = None
+    reasoning: Annotated[ReasoningField | None, Meta(description="For a chat, as there.")] = None
+    return_token_strs: Annotated[bool, Meta(description="Return the text of each token too, as vLLM does.")] = False
     model: Annotated[str | None, Meta(description="The served model.")] = None
 
 
@@ -69,7 +78,20 @@ class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     model: Annotated[str | None, Meta(description="The served model.")] = None
 
 
-CHAT_FIELDS = ("tools", "continue_final_message", "add_generation_prompt", "chat_template_kwargs")
+CHAT_FIELDS = (
+    "tools",
+    "tool_choice",
+    "continue_final_message",
+    "add_generation_prompt",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "reasoning",
+)
+TABLE = openai_fields.table_of("tokenize")
+NOT_IN_PROMPT = (
+    frozenset(ChatBody.__struct_fields__) - {*TokenizeBody.__struct_fields__, *TABLE.refused} - {"skip_special_tokens"}
+)
+"""Fields of a chat that do not change its prompt."""
 
 
 def routes(state: ServerState) -> list[Entry]:
@@ -80,11 +102,14 @@ def routes(state: ServerState) -> list[Entry]:
         ids = await unless_gone(request, _token_ids(body, state))
         is_list = isinstance(body.prompt, list)
         counts = [len(token_ids) for token_ids in ids]
-        answer = {
+        answer: dict[str, Any] = {
             "tokens": ids if is_list else ids[0],
             "count": counts if is_list else counts[0],
             "max_model_len": state.context.capacity,
         }
+        if body.return_token_strs:
+            texts = [[state.context.tokenizer.token_text(token_id) for token_id in token_ids] for token_ids in ids]
+            answer["token_strs"] = texts if is_list else texts[0]
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
     async def detokenize(request: Request) -> ASGIApp:
@@ -106,8 +131,11 @@ def routes(state: ServerState) -> list[Entry]:
 async def _read(request: Request, kind: type[T], state: ServerState) -> T:
     """Reads a request's body as `kind`. Raises InvalidRequest, and NotFound for an unknown model."""
     payload = read_json(request.headers.get("content-type"), await request.body())
-    refuse_unknown(payload, kind.__struct_fields__)
-    body = convert({name: value for name, value in payload.items() if value is not None}, kind)
+    openai_chat_fields.check_no_template(payload)
+    for name in NOT_IN_PROMPT.intersection(payload):
+        if payload.pop(name) is not None:
+            telling.tell(name, "it does not change the tokens of a prompt")
+    body = convert(offered(payload, kind.__struct_fields__, TABLE), kind, table=TABLE)
     adapter_of(body.model, state)
     return body
 
@@ -142,19 +170,21 @@ async def _chat_ids(body: TokenizeBody, messages: Sequence[MessageField], state:
     chat_messages = await offload.run(
         len(messages) * MESSAGE_CHARS, lambda: openai_chat_fields.convert_messages(messages)
     )
-    if chat_messages.pictures or chat_messages.videos:
-        raise InvalidRequest(
-            "messages show pictures, which are no tokens before they are loaded; leave them out", field="messages"
-        )
-    rendered = await chat_tokens(
+    tools = read_tools(body.tools, custom=True)
+    if read_tool_choice(body.tool_choice, tools).mode == "none":
+        tools = ()
+    prompt = await chat_prompt(
         chat_messages.messages,
-        read_tools(body.tools, custom=True),
-        state.context,
+        tools,
+        state,
+        media=ChatMedia(
+            tuple(chat_messages.pictures), tuple(chat_messages.videos), next(iter(chat_messages.modalities), None)
+        ),
         continue_final_message=body.continue_final_message,
         add_generation_prompt=body.add_generation_prompt is not False,
-        template_kwargs=body.chat_template_kwargs,
+        template_kwargs=openai_chat_fields.template_kwargs(body, tools, state),
     )
-    return rendered.prompt.token_ids
+    return shown_ids(prompt.prompt.token_ids, state.context)
 
 
 def _id_lists(tokens: Sequence[Any], state: ServerState) -> list[list[int]]:

@@ -1,0 +1,1 @@
+"""See sglang.srt.sampling."""

@@ -1,0 +1,1 @@
+"""See custom_logit_processor."""

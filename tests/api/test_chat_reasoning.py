@@ -1,0 +1,190 @@
+"""What a chat asks about reasoning: its levels, its budget, how it is streamed; and the modality of pictures."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from app_under_test import App, parse_events
+from openai_judge import judge
+
+PATH = "/v1/chat/completions"
+LEVELS = "{# <think> #}say:{{ reasoning_effort }}{{ enable_thinking }}"
+MARK = "\n</think>\n\n"
+
+
+def make_app(folder, template: str) -> App:
+    file = folder / "template.jinja"
+    file.write_text(template)
+    return App(chat_template=str(file))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    with make_app(tmp_path_factory.mktemp("plain"), "{{ messages[-1]['content'] }}") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def levels(tmp_path_factory):
+    with make_app(tmp_path_factory.mktemp("levels"), LEVELS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def last(tmp_path_factory):
+    with make_app(tmp_path_factory.mktemp("last"), "{# <think> #}{{ messages[-1]['content'] }}") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory):
+    """A model whose output begins within its reasoning, and whose thoughts never end by themselves."""
+    with make_app(tmp_path_factory.mktemp("thinking"), "{# <think> #}abc<think>") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory):
+    """A model whose output begins within its reasoning, and that says what it is asked to."""
+    template = "{# <think> #}{{ messages[-1]['content'] }}"
+    file = tmp_path_factory.mktemp("inside") / "template.jinja"
+    file.write_text(template)
+    with App(chat_template=str(file), reasoning_parser="deepseek-r1") as running:
+        yield running
+
+
+def post(app: App, said: str = "say:a", **body):
+    return app.post(PATH, **{"messages": [{"role": "user", "content": said}], "max_tokens": 60, "seed": 1, **body})
+
+
+def choice(app: App, said: str = "say:a", **body) -> dict:
+    response = post(app, said, **body)
+    assert response.status_code == 200, response.text
+    judge(response.json())
+    return response.json()["choices"][0]
+
+
+def content(app: App, **body) -> str:
+    return choice(app, **body)["message"]["content"]
+
+
+@pytest.mark.parametrize("level", ["none", "minimal", "low", "medium", "high", "xhigh"])
+def test_a_template_that_knows_levels_gets_the_level(levels, level):
+    assert content(levels, reasoning_effort=level) == level
+    assert content(levels, reasoning={"effort": level}) == level
+    assert "x-tureen-ignored" not in post(levels, reasoning_effort=level).headers
+
+
+def test_a_level_that_the_template_does_not_know_is_told(plain):
+    for fields, name in (
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
+    ):
+        answer = post(plain, **fields)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-tureen-ignored"] == name
+        assert answer.json()["choices"][0]["message"]["content"] == "a"
+    assert "x-tureen-ignored" not in post(plain, reasoning_effort="none").headers
+
+
+def test_a_model_that_thinks_all_the_same_refuses_not_to(last):
+    answer = post(last, reasoning_effort="none")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reasoning_effort")
+
+
+def test_two_levels_are_refused(levels):
+    answer = post(levels, reasoning_effort="low", reasoning={"effort": "low"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reasoning")
+    answer = post(levels, reasoning={"effort": "low"}, chat_template_kwargs={"reasoning_effort": "low"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reasoning.effort")
+
+
+def stream(app: App, said: str = "say:a", **body) -> list[dict]:
+    response = post(app, said, stream=True, **body)
+    assert response.status_code == 200, response.text
+    found = parse_events(response.text)
+    for chunk in found:
+        judge(chunk, is_chunk=True)
+    return [choice for chunk in found for choice in chunk["choices"]]
+
+
+@pytest.mark.parametrize("said", ["<think>well, well</think>yes", "<think>never done", "yes"])
+def test_reasoning_is_streamed_in_one_piece_where_that_is_asked_for(last, said):
+    pieces = stream(last, f"say:{said}", stream_reasoning=False, logprobs=True)
+    thoughts = [one["delta"]["reasoning_content"] for one in pieces if one["delta"].get("reasoning_content")]
+    usual = stream(last, f"say:{said}", logprobs=True)
+    whole = "".join(one["delta"].get("reasoning_content") or "" for one in usual)
+    assert thoughts == ([whole] if whole else [])
+    for name in ("content",):
+        assert "".join(one["delta"].get(name) or "" for one in pieces) == "".join(
+            one["delta"].get(name) or "" for one in usual
+        )
+    assert [token for one in pieces for token in (one["logprobs"] or {"content": []})["content"]] == [
+        token for one in usual for token in (one["logprobs"] or {"content": []})["content"]
+    ]
+
+
+@pytest.mark.parametrize("budget", [1, 5, 20])
+def test_reasoning_ends_with_its_budget_and_the_answer_follows(thinking, budget):
+    answer = post(thinking, thinking_token_budget=budget).json()
+    message = answer["choices"][0]["message"]
+    assert len(message["reasoning_content"]) == budget
+    assert len(message["content"]) == 60 - budget - len(MARK)
+    assert answer["usage"]["completion_tokens"] == 60
+    pieces = stream(thinking, thinking_token_budget=budget)
+    assert "".join(one["delta"]["reasoning_content"] or "" for one in pieces) == message["reasoning_content"]
+    assert "".join(one["delta"].get("content") or "" for one in pieces) == message["content"]
+    thinking.check_idle()
+
+
+def test_a_budget_that_is_not_used_up_changes_nothing(last):
+    said = "say:<think>hm</think>yes"
+    assert choice(last, said, thinking_token_budget=50) == choice(last, said)
+
+
+def test_every_token_of_a_budgeted_output_has_its_log_probability(thinking):
+    asked = {"logprobs": True, "top_logprobs": 1, "thinking_token_budget": 5}
+    tokens = choice(thinking, **asked)["logprobs"]["content"]
+    assert len(tokens) == 60
+    token_ids = post(thinking, **asked, return_token_ids=True).json()["choices"][0]["token_ids"]
+    assert [token["bytes"][0] for token in tokens] == token_ids
+    assert bytes(token_ids[5 : 5 + len(MARK)]).decode() == MARK
+    assert all(token["logprob"] is not None for token in tokens)
+    pieces = [token for one in stream(thinking, **asked) for token in (one["logprobs"] or {"content": []})["content"]]
+    assert pieces == tokens
+
+
+def test_a_constraint_holds_after_the_budget(thinking):
+    assert re.fullmatch("[xy]{3}", content(thinking, thinking_token_budget=4, regex="[xy]{3}"))
+
+
+@pytest.mark.parametrize("thought", ["hm</think>z", "hm"])
+def test_a_constrained_answer_is_not_cut_by_the_budget_of_its_thoughts(inside, thought):
+    """Whether the thoughts end before their budget or the model wants to end within them."""
+    answer = post(inside, f"say:{thought}", thinking_token_budget=12, regex="[xy]{30}", logprobs=True).json()
+    [one] = answer["choices"]
+    assert one["message"]["reasoning_content"] == "hm"
+    assert re.fullmatch("[xy]{30}", one["message"]["content"])
+    assert one["finish_reason"] == "stop"
+    assert len(one["logprobs"]["content"]) == answer["usage"]["completion_tokens"]
+    pieces = stream(inside, f"say:{thought}", thinking_token_budget=12, regex="[xy]{30}")
+    assert "".join(piece["delta"].get("content") or "" for piece in pieces) == one["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [({"thinking_token_budget": 0}, None), ({"thinking_token_budget": 5, "n": 2}, None)],
+)
+def test_a_budget_that_cannot_be_is_refused(thinking, fields, field):
+    answer = post(thinking, **fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field or "thinking_token_budget")
+
+
+def test_a_budget_is_refused_where_nothing_is_thought(plain):
+    answer = post(plain, thinking_token_budget=5)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "thinking_token_budget")
+    assert "does not think" in answer.json()["error"]["message"]
+    answer = plain.post("/v1/completions", prompt="a", thinking_token_budget=5)
+    assert answer.json()["error"]["param"] == "thinking_token_budget"

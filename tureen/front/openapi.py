@@ -68,7 +68,8 @@ IDEMPOTENCY_KEY: Schema = {
     "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARS, "pattern": "^[!-~]+$"},
 }
 ABOUT = """\
-Every field is acted on or refused by name, none is ignored; `null` is a field's default.
+A field acts, or is refused by name, or has no effect and is listed in the answer's header x-tureen-ignored.
+`null` is a field's default.
 Keys are sent as `Authorization: Bearer KEY`; a server that was started without one needs none.
 """
 

@@ -35,6 +35,10 @@ def test_the_commands_on_the_page_work_one_after_the_other():
             response = run(app, command)
             if "/v1/rerank" in command:
                 assert response.json()["error"]["code"] == "not_an_embedding_model"
+            elif "/classify" in command:
+                assert response.json()["error"]["code"] == "not_a_classification_model"
+            elif "/generate_from_file" in command:
+                assert response.status_code == 403  # there is none of that name
             elif "/update_weights_from_disk" in command:
                 assert response.json()["error"]["code"] == "invalid_model_path"  # there is none of that name
             else:

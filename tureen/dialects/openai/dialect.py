@@ -9,6 +9,7 @@ from tureen.dialects.openai import chat_body as openai_chat_fields
 from tureen.dialects.openai import completions as openai_completions
 from tureen.dialects.openai import conversations as openai_conversations
 from tureen.dialects.openai import embeddings as openai_embeddings
+from tureen.dialects.openai import invocations as openai_invocations
 from tureen.dialects.openai import responses as openai_responses
 from tureen.dialects.openai import responses_body as openai_responses_fields
 from tureen.dialects.openai import tokenize_routes
@@ -42,7 +43,8 @@ def routes(state: ServerState) -> list[Entry]:
         tokenize_routes,
     )
     entries = [entry for module in modules for entry in module.routes(state)]
-    return [*entries, *(entry.at(entry.path.removeprefix(VERSION)) for entry in entries)]
+    without_version = [entry.at(entry.path.removeprefix(VERSION)) for entry in entries]
+    return [*entries, *without_version, *openai_invocations.routes(state, entries)]
 
 
 DIALECT = Dialect(

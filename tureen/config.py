@@ -213,6 +213,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float,
         _meta("server", "An answer is kept so long for its Idempotency-Key.", alias="--idempotency-retention", ge=0),
     ] = 60.0
+    batch_path: Annotated[
+        str | None,
+        _meta(
+            "server",
+            "Folder in which files and batches are kept, of one server; made where there is none. Default: none.",
+        ),
+    ] = None
+    max_batch_bytes: Annotated[
+        int, _meta("server", "Most bytes of files, answers of batches among them, that one client may keep.", ge=1)
+    ] = 1 << 30
     responses_store: Annotated[
         str | None,
         _meta(

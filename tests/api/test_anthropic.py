@@ -523,7 +523,7 @@ def test_errors_of_the_shell_have_the_api_s_shape(app: App):
 
 def test_a_server_that_is_shutting_down_is_overloaded(template):
     with App(chat_template=template) as app:
-        app.state.is_draining = True
+        app.state.lifecycle.is_draining = True
         response = app.post(PATH, model="fake-model", max_tokens=5, messages=user("a"))
         assert response.status_code == 529
         assert response.json()["error"]["type"] == "overloaded_error"

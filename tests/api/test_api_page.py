@@ -29,8 +29,10 @@ def run(app: App, command: str):
     return app.request(method, url.removeprefix("http://127.0.0.1:30000"), content=data, headers=headers)
 
 
-def test_the_commands_on_the_page_work_one_after_the_other():
-    with App(chat_template="chatml") as app:
+def test_the_commands_on_the_page_work_one_after_the_other(tmp_path):
+    with App(
+        chat_template="chatml", batch_path=str(tmp_path / "batches"), responses_store=str(tmp_path / "kept.db")
+    ) as app:
         for command in COMMANDS:
             response = run(app, command)
             if "/v1/rerank" in command:
@@ -49,7 +51,7 @@ def test_every_route_is_in_the_table_and_has_a_command(app: App):
     for route in app.app.routes:
         path = route.path.replace("{name:path}", "NAME")
         assert f"{path}`" in PAGE
-        if not path.startswith("/get_") and "NAME" not in path:
+        if not path.startswith("/get_") and "NAME" not in path and "{" not in path:
             assert any(path in command for command in COMMANDS)
 
 

@@ -15,10 +15,10 @@ PAGES = {name: (DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("a
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_each_command_on_the_page_works(page):
+def test_each_command_on_the_page_works(page, tmp_path):
     commands = re.findall(r"^curl .*$", PAGES[page].replace("\\\n", " "), re.MULTILINE)
     assert commands
-    with App(chat_template="chatml") as app:
+    with App(chat_template="chatml", responses_store=str(tmp_path / "responses.db")) as app:
         for words in map(shlex.split, commands):
             url = next(word for word in words if word.startswith(SERVER))
             body = words[words.index("-d") + 1]

@@ -420,7 +420,7 @@ def test_a_second_signal_ends_at_once():
         connection.sendall(message(text="abc", stream=True, sampling_params=LONG))
         wait_until(lambda: server.stats.num_running == 1, "the start")
         server.terminate()
-        wait_until(lambda: server.app.state.server.is_draining, "the drain")
+        wait_until(lambda: server.app.state.server.lifecycle.is_draining, "the drain")
         server.terminate()
         server.wait_ended()
         assert server.stats.total_output_tokens < LONG["max_new_tokens"]

@@ -544,7 +544,7 @@ def test_what_was_accepted_before_the_server_drains_is_answered(app, monkeypatch
     async def scenario():
         posted = asyncio.create_task(app.http.post("/generate", json=_body()))
         await until(lambda: begun)
-        monkeypatch.setattr(app.state, "is_draining", True)
+        monkeypatch.setattr(app.state.lifecycle, "is_draining", True)
         late = [await app.http.post("/generate", json=one) for one in (_body(), {"inputs": "a"}, {"prompt": "a"})]
         return await posted, late
 

@@ -392,7 +392,7 @@ def test_a_fault_is_an_error_or_the_last_line_of_a_stream(app: App):
 
 def test_a_server_that_is_shutting_down_says_when_to_come_again(template):
     with App(chat_template=template) as app:
-        app.state.is_draining = True
+        app.state.lifecycle.is_draining = True
         for path, asked in (("/api/chat", {"messages": user("a")}), ("/api/generate", {"prompt": "a", "raw": True})):
             response = post(app, path, 503, asked)
             assert "shutting down" in response.json()["error"]

@@ -65,7 +65,8 @@ def ask(app: App, said="say:hi", status: int = 200, **body):
     assert response.status_code == status, response.text
     answer = response.json()
     if status == 200:
-        Response.model_validate(answer, strict=True, extra="forbid")
+        declared = {name: value for name, value in answer.items() if name != "ignored_fields"}
+        Response.model_validate(declared, strict=True, extra="forbid")
     return answer
 
 
@@ -349,7 +350,6 @@ def test_input_of_a_wrong_form_is_refused_by_name(app: App, items, named):
     [
         ({"input": [{"role": "user", "content": "a", "foo": 1}]}, "input[0].foo"),
         ({"tools": [WEATHER | {"defer_loading": True}]}, "tools[0].defer_loading"),
-        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
     ],
 )
 def test_fields_inside_that_this_server_does_not_know_are_told(app: App, fields, told):
@@ -372,7 +372,7 @@ def test_fields_inside_that_this_server_does_not_know_are_told(app: App, fields,
         ({"truncation": "some"}, "truncation"),
         ({"logprobs_mode": "raw"}, "logprobs_mode"),
         ({"metadata": {"a": 1}}, "metadata[...]"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "telepathy"}]}, "tools[0].type"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
         ({"tools": [WEATHER | {"parameters": {"type": "array"}}]}, "tools[0].parameters"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -386,7 +386,6 @@ def test_fields_inside_that_this_server_does_not_know_are_told(app: App, fields,
             },
             "tool_choice.tools[0].name",
         ),
-        ({"text": {"verbosity": "high"}}, "text.verbosity"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "x"}}}}, "text.format.schema"),

@@ -24,7 +24,7 @@ def test_a_platform_s_probe_is_open_and_empty_and_says_when_the_server_drains(pa
     with App(api_key="k") as app:
         response = app.request("GET", path)
         assert (response.status_code, response.text) == (200, "")
-        app.state.is_draining = True
+        app.state.lifecycle.is_draining = True
         assert app.request("GET", path).status_code == 503
 
 

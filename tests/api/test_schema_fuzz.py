@@ -26,7 +26,9 @@ CROSS_FIELD_RULES = "positive_data_acceptance"
 
 @pytest.mark.timeout(1800)
 def test_the_api_does_as_its_document_says(tmp_path):
-    with LiveServer(chat_template="chatml", context_length=256, api_key=KEY, admin_api_key=ADMIN_KEY) as server:
+    kept = {"batch_path": str(tmp_path / "kept")}
+    keys = {"api_key": KEY, "admin_api_key": ADMIN_KEY}
+    with LiveServer(chat_template="chatml", context_length=256, **keys, **kept) as server:
         how = ["--max-examples", "4", "--seed", "7", "--phases", "examples,fuzzing", "--workers", "2"]
         left_out = ["--exclude-path-regex", f"^/({'|'.join(NOT_HERE)})$", "--exclude-checks", CROSS_FIELD_RULES]
         caller = ["--header", f"Authorization: Bearer {ADMIN_KEY}", "--output-sanitize", "false"]

@@ -280,9 +280,9 @@ def test_a_replacement_under_a_name_that_is_running_replaces_nothing(slow: App):
 def test_a_draining_server_replaces_nothing(app: App):
     session = open_session(app)
     app.generate(**ask(session, "root", rid="root"))
-    app.state.is_draining = True
+    app.state.lifecycle.is_draining = True
     assert app.post(**ask(session, "x", replace=True)).status_code == 503
-    app.state.is_draining = False
+    app.state.lifecycle.is_draining = False
     app.generate(**ask(session, "x", after="root"))
 
 

@@ -294,4 +294,4 @@ def test_no_client_pays_twice():
     other = world.replaced()
     other.drain()
     served = other.engine.scheduler.queue.order._served
-    assert served == {"ann": OUTPUT_COST * (6 - num_sent)}
+    assert served == {(False, "ann"): OUTPUT_COST * (6 - num_sent)}

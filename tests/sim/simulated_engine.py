@@ -127,6 +127,7 @@ class SimulatedHost:
         self._inbox = _Inbox(around.wake)
         self._outbox: deque[FromEngine | str] = deque()  # a text: why it is lost
         self._ahead_s = 0.0  # what the turn that runs has taken so far
+        self._wait_s: float | None = 0.0  # as Loop.run has it
         self._held: list[FromEngine] = []  # said in a turn whose time has not passed yet
         self._processor_s = 0.0
 
@@ -196,13 +197,13 @@ class SimulatedHost:
     async def _turn(self) -> None:
         """What Loop.run does, over and over: take, turn. What it says comes when the time that it took has passed."""
         around = self._around
-        await self._inbox.wait(self.loop._wait_s())
+        await self._inbox.wait(self._wait_s)
         if around.chance.random() < around.faults.freeze:
             await self._freeze()
         self.wanted = around.wanted
         for message in self._inbox.take():
             self.loop._handle(message)
-        self.loop._turn()
+        self._wait_s = self.loop._turn()
         ahead_s, self._ahead_s = self._ahead_s, 0.0
         self.num_turns += 1
         around.check(self)

@@ -211,7 +211,7 @@ class Simulation:
         """What a second signal does: nobody is waited for."""
         await asyncio.sleep(self._rng.choice([0.1, 1, 4]))
         self.note("the server closes")
-        self.has_closed = self.state.is_draining = True
+        self.has_closed = self.state.lifecycle.is_draining = True
         self.codes |= LOST
         await self.client.close()
 

@@ -3,7 +3,8 @@ another.
 
 docs/adding-a-dialect.md says how to add one.
 
-Imports: config, contract, errors, http, log, media, requests, storage, text; asyncio, msgspec, numpy, starlette.
+Imports: batches, config, contract, errors, files, http, log, media, requests, storage, text;
+asyncio, msgspec, numpy, starlette.
 Imported by: offline.
 Independent: folders.
 """

@@ -109,10 +109,10 @@ class Loop:
         finally:
             self._engine.close()
 
-    def _wait_s(self) -> float | None:
+    def _wait_s(self, helpers_down: tuple[str, ...] | None) -> float | None:
         """How long an engine without work may wait. A paused one has live requests, whose deadlines go on."""
         if not self._live:
-            return None if self._engine.helpers_down is None else HELPERS_S
+            return None if helpers_down is None else HELPERS_S
         longest_s = PREPARE_S if self._engine.is_preparing else HEARTBEAT_S
         return min(longest_s, max(0.0, self._soonest_s - self._clock()))
 
@@ -129,10 +129,10 @@ class Loop:
         if self._engine.is_preparing:
             self._engine.prepare()
         if not self._engine.has_work:
-            is_due = bool(self._live) and now - self._reported_s >= HEARTBEAT_S
-            if is_due or (self._engine.helpers_down or ()) != self._helpers_down:
+            is_due, helpers_down = bool(self._live) and now - self._reported_s >= HEARTBEAT_S, self._engine.helpers_down
+            if is_due or (helpers_down or ()) != self._helpers_down:
                 self._report()
-            return self._wait_s()
+            return self._wait_s(helpers_down)
         deltas = self._engine.step()
         seconds = self._clock() - now
         num_ended = sum(delta.finish is not None for delta in deltas)

@@ -99,8 +99,7 @@ class Scheduler:
                 plan.sequences.append(sequence)
                 plan.rows.append(sequence.row(num_tokens))
                 budget -= num_tokens
-        is_anybody_preempted = any(sequence.table is None for sequence in running)
-        if self.queue.waiting and budget and not is_anybody_preempted:
+        if self.queue.waiting and budget and all(sequence.table is not None for sequence in running):
             self._admit(plan, budget, when_idle=when_idle)
 
     def _guess(self, plan: StepPlan, drafter: Drafter) -> None:

@@ -69,6 +69,7 @@ def build_app(
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         reporter = asyncio.create_task(report_forever(state))
+        state.lifecycle.start()
         yield
         reporter.cancel()
         await state.close()

@@ -146,6 +146,9 @@ def _operation(entry: Entry, docs: Docs, method: str) -> Schema:
         {"name": header, "in": "header", "description": meaning, "schema": {"type": "string"}}
         for header, meaning in docs.headers.items()
     ]
+    if docs.query is not None:
+        fields = _fields_of(docs.query)["properties"]
+        parameters += [{"name": field, "in": "query", "schema": schema} for field, schema in fields.items()]
     if entry.is_limited and docs.bodies:
         parameters.append(IDEMPOTENCY_KEY)
     if parameters:
@@ -155,13 +158,23 @@ def _operation(entry: Entry, docs: Docs, method: str) -> Schema:
         schema = references[0] if len(references) == 1 else {"anyOf": references}
         content = {"schema": schema, "example": docs.example}
         operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+    if docs.form is not None:
+        content = {"schema": _fields_of(docs.form), "example": docs.example}
+        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": content}}
     return operation
+
+
+def _fields_of(struct: type[msgspec.Struct]) -> Schema:
+    """Returns the JSON schema of a struct without structs inside."""
+    _, schemas = msgspec.json.schema_components([struct])
+    schema: Schema = schemas[_name(struct)]
+    return schema
 
 
 def _responses(entry: Entry, docs: Docs) -> Schema:
     kinds = [kind for kind in (docs.answer, docs.stream) if kind is not None]
     statuses = ALWAYS | WITH_ENGINE | (WITH_KEY if entry.access != "open" else {})
-    statuses |= WITH_BODY if docs.bodies else (WITH_NAME if entry.param_convertors else {})
+    statuses |= WITH_BODY if docs.bodies or docs.form else (WITH_NAME if entry.param_convertors else {})
     own = None if docs.error is None else docs.error.name
     shapes: list[Schema] = [{"$ref": REFERENCE.format(name=name)} for name in ("Error", own) if name is not None]
     error = {"application/json": {"schema": shapes[0] if own is None else {"anyOf": shapes}}}

@@ -15,7 +15,7 @@ from tureen.requests.quotas import ClientId, ClientWork
 from tureen.requests.telling import Telling
 
 SCOPE_KEY = "tureen.call"
-"""Key of the ClientCall in an ASGI scope; only this module and `replay.py` use it."""
+"""Key of the ClientCall in an ASGI scope; only this module, `replay.py` and `inner_call.py` use it."""
 
 
 @dataclass

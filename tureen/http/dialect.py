@@ -66,11 +66,16 @@ class Docs(NamedTuple):
     stream: str | None = None  # media type of its streams; None = it has none
     answer: str = "application/json"  # media type of its other answers
     headers: Mapping[str, str] = {}  # request headers that only this route reads: name -> meaning
+    query: type[msgspec.Struct] | None = None  # fields of the query
+    form: type[msgspec.Struct] | None = None  # fields of a form with a file, which bytes stand for
     error: ErrorShape | None = None  # errors after the body is read; None = our own form
 
 
 class Entry(Route):
     """A route with its access level and its documentation. A route of another class is closed to everybody."""
+
+    max_body_bytes: int | None = None
+    """Largest body of this route; None = --max-body-bytes."""
 
     def __init__(
         self,

@@ -79,7 +79,8 @@ class Gate:
             with self._visit(call, scope, route) as account:
                 if account is not None:
                     call.work = ClientWork(account)
-                await self._app(scope, limited(receive, scope, self._config.max_body_bytes), send_noting)
+                max_bytes = getattr(route, "max_body_bytes", None) or self._config.max_body_bytes
+                await self._app(scope, limited(receive, scope, max_bytes), send_noting)
         except TureenError as error:
             await error_response_for(error, scope)(scope, receive, send_noting)
         finally:

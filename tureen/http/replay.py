@@ -84,17 +84,16 @@ class Replay:
         self._keeps_streams = state.context.config.resume_grace_s > 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        work, key = call_of(scope).work, idempotency_key(scope)
+        key = idempotency_key(scope) if scope["type"] == "http" else None
+        may_be_kept = scope["type"] == "http" and (key is not None or self._keeps_streams)
+        work = call_of(scope).work if may_be_kept else None
         if key is not None and work is None:
             raise InvalidRequest(
                 "Idempotency-Key does nothing here: it is for what users POST to be worked on; leave it out",
                 field="Idempotency-Key",
                 code="not_available",
             )
-        if work is None or (key is None and not self._keeps_streams):
+        if work is None:
             await self._app(scope, receive, send)
             return
         body = await _read(receive)

@@ -124,7 +124,7 @@ class Server(uvicorn.Server):
     def reload(self) -> None:
         """Reads keys and certificates again; running streams go on. When they are faulty, logs why and keeps all the
         old ones."""
-        if self._state.is_draining:
+        if self._state.lifecycle.is_draining:
             return
         try:
             keys, context = load_keys(self._settings), load_context(self._settings)
@@ -155,7 +155,7 @@ class Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         log.info("%s: finishing %d requests, taking no new ones", signal.Signals(sig).name, self._state.num_running)
-        self._state.is_draining = True
+        self._state.lifecycle.drain()
         self._drain = asyncio.create_task(self._drain_then_exit())
 
     async def _drain_then_exit(self) -> None:

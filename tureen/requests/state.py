@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -174,6 +174,43 @@ class QueueRoom:
             self.is_idle.set()
 
 
+class Service(Protocol):
+    """Work that goes on beside the requests while the server runs."""
+
+    def start(self) -> None:
+        """Begins, once the server is about to take requests."""
+
+    def drain(self) -> None:
+        """Gives up what would make the server's end wait."""
+
+    async def close(self) -> None:
+        """Ends all of it."""
+
+
+class Lifecycle:
+    """Whether the server shuts down, and what starts and ends with it."""
+
+    def __init__(self) -> None:
+        self.is_draining = False
+        self.services: list[Service] = []
+
+    def start(self) -> None:
+        """Starts the services."""
+        for service in self.services:
+            service.start()
+
+    def drain(self) -> None:
+        """Takes no new requests from now on."""
+        self.is_draining = True
+        for service in self.services:
+            service.drain()
+
+    async def close(self) -> None:
+        """Ends the services."""
+        for service in self.services:
+            await service.close()
+
+
 class ServerState:
     """The running server: its engine, its metrics, and the requests that have not ended. Event-loop thread only."""
 
@@ -189,7 +226,7 @@ class ServerState:
         self.keys = load_keys(context.config)
         self.quotas = Quotas(context.config)
         self.recordings = Recordings(context.config)
-        self.is_draining = False
+        self.lifecycle = Lifecycle()
         self.helpers = Helpers(media, MemoryBudget(int(FRONT_SHARE * helper_bytes(context.config))))
         self._running: dict[tuple[str, str], tuple[str, ...]] = {}  # (owner, its name for them) -> engine's ids
         self._loading: dict[str, Callable[[str], None]] = {}  # id of a request the engine has not yet -> abort(reason)
@@ -202,11 +239,12 @@ class ServerState:
         return (*self.client.stats.helpers_down, *self.helpers.down)
 
     async def close(self) -> None:
-        """Ends recordings, what runs in the background, and helper processes; the engine's client is closed
+        """Ends recordings, what runs in the background, services and helper processes; the engine's client is closed
         elsewhere."""
         if self.recordings.responses is not None:
             self.abort(None, "shutdown")
         await self.recordings.close()
+        await self.lifecycle.close()
         await self.helpers.close()
 
     @property
@@ -235,7 +273,7 @@ class ServerState:
 
     def check_open(self) -> None:
         """Raises Unavailable while the server shuts down."""
-        if self.is_draining:
+        if self.lifecycle.is_draining:
             raise Unavailable(
                 "the server is shutting down; try another one", code="draining", retry_after_s=DRAIN_RETRY_S
             )

@@ -19,7 +19,8 @@ from tureen.requests.body import convert, refuse_unknown
 from tureen.text.messages import FreeInput, Tool, ToolChoice
 
 MAX_TOOLS = 128
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+MAX_NAME_CHARS = 64
+NAME = re.compile(f"[A-Za-z0-9_.-]{{1,{MAX_NAME_CHARS}}}")
 CHOICES = ("auto", "none", "required")
 
 Tools = Annotated[list[JsonObject], Meta(max_length=MAX_TOOLS)]

@@ -94,6 +94,7 @@ class FakeRunner:
         self._weights = 0  # their number; all that is stored depends on them
         self._kv = bytearray(capacity.num_pages * capacity.page_size * WIDTH)
         self._states: dict[int, SlotState] = {}
+        self._seeds: dict[int, int] = {}  # by slot
         self._outputs: dict[int, list[int]] = {}  # by slot: the sampler's own record of what it drew
 
     def capacity(self) -> Capacity:
@@ -116,6 +117,7 @@ class FakeRunner:
             time.sleep(self._step_s + self._token_s * num_tokens)
         for state in batch.new_slots:
             self._states[state.slot] = state
+            self._seeds[state.slot] = 0 if state.params.is_greedy else state.seed
             self._outputs[state.slot] = list(state.output_ids)
         allowed: Mapping[int, Sequence[Mask]] = masks.wait() if masks else {}
         rows = zip(batch.rows, faults, strict=True)
@@ -222,13 +224,11 @@ class FakeRunner:
 
     def _draw(self, row: Row, history: bytes, mask: Mask | None) -> int | None:
         state, outputs = self._states[row.slot], self._outputs[row.slot]
-        seed = 0 if state.params.is_greedy else state.seed
-        drawn = number(digest(history, seed, *outputs[-4:], len(outputs)))
-        token_id = drawn % self._capacity.vocab_size
+        size = self._capacity.vocab_size
+        token_id = number(digest(history, self._seeds[row.slot], *outputs[-4:], len(outputs))) % size
         if self._choose is not None:
             token_id = self._choose(token_id, state, outputs)
         banned = state.end_token_ids if len(outputs) < state.params.min_new_tokens else ()
-        size = self._capacity.vocab_size
         after = (token_id, *((token_id + step) % size for step in range(1, size)))
         allowed = next((candidate for candidate in after if candidate not in banned and _allows(mask, candidate)), None)
         if allowed is not None:

@@ -29,6 +29,7 @@ from tureen.http.dialect import Docs, Entry, client_name, prepared, unless_gone
 from tureen.requests import planning, prompts, tokenising
 from tureen.requests.body import read_json
 from tureen.requests.drafts import Draft, Options, Plan, plan_of
+from tureen.requests.fill_in import fill_in_prompts, fill_in_tokens
 from tureen.requests.generation import Output, Run
 from tureen.requests.offload import INLINE_CHARS, offload
 from tureen.requests.prompts import Prompt, Texts
@@ -62,6 +63,10 @@ class CompletionBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields
     best_of: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_N)] | None,
         Meta(description="Outputs to generate; the n with the highest log-probability per token are returned."),
+    ] = None
+    suffix: Annotated[
+        str | None,
+        Meta(description="Text after the gap that is filled in, for models with tokens for that (Qwen Coder …)."),
     ] = None
     echo: Annotated[bool, Meta(description="The text begins with the prompt; with logprobs, its tokens' too.")] = False
     logprobs: Annotated[
@@ -126,7 +131,18 @@ def parse(payload: dict[str, Any]) -> CompletionBody:
         raise InvalidRequest(f"best_of must be at least n ({body.n}), got {body.best_of}", field="best_of")
     if body.stream and body.num_generated > body.n:
         raise InvalidRequest("best_of cannot go with stream: the best are known at the end alone", field="best_of")
+    if body.suffix:
+        _check_suffix(body)
     return body
+
+
+def _check_suffix(body: CompletionBody) -> None:
+    """Raises InvalidRequest for what cannot go with a suffix."""
+    if not body.is_text and body.prompt != []:
+        raise InvalidRequest("suffix needs a prompt of text; put the tokens for the gap into the ids", field="suffix")
+    for name in ("echo", "truncate_prompt_tokens"):
+        if getattr(body, name):
+            raise InvalidRequest(f"suffix cannot go with {name}; leave one out", field="suffix")
 
 
 async def _plan(
@@ -138,10 +154,12 @@ async def _plan(
     fields, names = openai_fields.requested_sampling(payload, body, "max_tokens")
     if body.best_of is not None:
         names = names._replace(renamed={**names.renamed, "n": "best_of"})
+    if body.suffix:
+        fields["stop_token_ids"] = (*fields.get("stop_token_ids", ()), *fill_in_tokens(context).end_ids)
     defaults = {"max_new_tokens": DEFAULT_MAX_TOKENS}
     sampling = await planning.sampling_of(fields | {"n": count}, context, names, defaults)
     most = token_fields.most_prompt_tokens(body, fields.get("max_new_tokens"), context)
-    inputs, prompt_names = prompts.texts_or_ids(body.prompt, "prompt", context, may_be_cut=most is not None)
+    inputs, prompt_names = await _inputs(body, context, may_be_cut=most is not None)
     batch = len(prompt_names)
     planning.check_size(batch, [sampling], "prompt", context.config)
     adapter, processor = openai_fields.adapter(body, state), openai_fields.processor(body, state)
@@ -169,6 +187,21 @@ async def _plan(
     )
     echoed = inputs if resolved == whole else resolved
     return plan_of(draft, state), _prefixes(body, echoed, resolved, context)
+
+
+async def _inputs(
+    body: CompletionBody, context: Context, *, may_be_cut: bool
+) -> tuple[Texts | list[Prompt], list[str]]:
+    """Returns the prompts, and what errors call each. Raises InvalidRequest."""
+    if not body.suffix:
+        return prompts.texts_or_ids(body.prompt, "prompt", context, may_be_cut=may_be_cut)
+    is_batch = isinstance(body.prompt, list)
+    texts = [text for text in (body.prompt if is_batch else [body.prompt]) if isinstance(text, str)]
+    if len(texts) < (len(body.prompt) if is_batch else 1):
+        raise InvalidRequest("prompt mixes texts and token ids; send one or the other", field="prompt")
+    names = [f"prompt[{index}]" for index in range(len(texts))] if is_batch else ["prompt"]
+    planning.check_batch(len(texts), "prompt", context)
+    return await fill_in_prompts(texts, names, body.suffix, context), names
 
 
 def _prefixes(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import importlib
+from typing import TYPE_CHECKING, Literal
 
+from tureen.dialects.openai import batch_routes, file_routes, tokenize_routes
 from tureen.dialects.openai import chat as openai_chat
 from tureen.dialects.openai import chat_body as openai_chat_fields
 from tureen.dialects.openai import completions as openai_completions
@@ -12,7 +14,7 @@ from tureen.dialects.openai import embeddings as openai_embeddings
 from tureen.dialects.openai import invocations as openai_invocations
 from tureen.dialects.openai import responses as openai_responses
 from tureen.dialects.openai import responses_body as openai_responses_fields
-from tureen.dialects.openai import tokenize_routes
+from tureen.dialects.openai.batch_body import BatchBody
 from tureen.dialects.openai.chat_body import ChatBody
 from tureen.dialects.openai.completions import CompletionBody
 from tureen.dialects.openai.conversations import ConversationBody, ConversationItemsBody, ConversationNotesBody
@@ -23,6 +25,9 @@ from tureen.dialects.openai.tokenize_routes import DetokenizeBody, TokenizeBody
 from tureen.http.dialect import BodyPart, BodySection, CompatRoute, Dialect, Entry
 from tureen.requests.state import ServerState
 from tureen.requests.tool_fields import ToolChoiceField, ToolList
+
+if TYPE_CHECKING:
+    from tureen.dialects.openai.batches import BatchService
 
 ToolChoiceMode = Literal["auto", "none", "required"]
 
@@ -43,8 +48,20 @@ def routes(state: ServerState) -> list[Entry]:
         tokenize_routes,
     )
     entries = [entry for module in modules for entry in module.routes(state)]
+    service = _open_batches(state, entries)
+    entries += [*file_routes.routes(service), *batch_routes.routes(state, service)]
     without_version = [entry.at(entry.path.removeprefix(VERSION)) for entry in entries]
     return [*entries, *without_version, *openai_invocations.routes(state, entries)]
+
+
+def _open_batches(state: ServerState, entries: list[Entry]) -> BatchService | None:
+    """Opens the folder of --batch-path; None where no batches are run. Raises StartupError."""
+    if state.context.config.batch_path is None:
+        return None
+    batches = importlib.import_module("tureen.dialects.openai.batches")  # SQLite and forms, for those who use them
+    service: BatchService = batches.BatchService(state, entries)
+    state.lifecycle.services.append(service)
+    return service
 
 
 DIALECT = Dialect(
@@ -64,6 +81,7 @@ DIALECT = Dialect(
         BodySection("`POST /v1/conversations/{id}`", CONVERSATIONS, ConversationNotesBody),
         BodySection("`POST /v1/conversations/{id}/items`", CONVERSATIONS, ConversationItemsBody),
         BodySection("`POST /v1/embeddings`", EMBEDDINGS, EmbeddingsBody),
+        BodySection("`POST /v1/batches`", "See [batches](batches.md).", BatchBody),
         BodySection("`POST /tokenize`", EMBEDDINGS, TokenizeBody),
         BodySection("`POST /detokenize`", EMBEDDINGS, DetokenizeBody),
     ),

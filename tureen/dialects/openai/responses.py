@@ -22,7 +22,7 @@ from tureen.dialects.openai.responses_body import ResponsesBody, chat_of, parse
 from tureen.dialects.openai.responses_keeping import Keeping, conversation_id, keeping_of
 from tureen.dialects.openai.responses_making import Making
 from tureen.dialects.openai.responses_output import EventWriter
-from tureen.dialects.openai.responses_tools import ResponsesTool
+from tureen.dialects.openai.responses_tools import OWN, ResponsesTool
 from tureen.dialects.openai.responses_truncation import prepare_truncated
 from tureen.http.chat_answer import prepare_chat
 from tureen.http.dialect import BYTES_PER_CHAR, Docs, Entry, read_body_with, streamed
@@ -68,7 +68,7 @@ async def _prepare(request: Request, state: ServerState) -> tuple[Making, Keepin
 
     payload, body, name = await read_body_with(request, read)
     num_bytes = len(await request.body())
-    keeping = await keeping_of(body, num_bytes, request)
+    keeping = await keeping_of(body, num_bytes, request, state)
     before = () if keeping is None else keeping.continued.items
     size = num_bytes // BYTES_PER_CHAR + MESSAGE_CHARS * len(before)
     chat, sources = await offload.run(size, lambda: chat_of(body, payload, name, state, before))
@@ -130,7 +130,7 @@ def _head(name: str, body: ResponsesBody, plan: Plan, context: Context, **notes:
         "temperature": params.temperature,
         "text": {"format": {"type": "text"} if text_format is None else _sent(text_format)},
         "tool_choice": body.tool_choice or "auto",
-        "tools": [_sent_tool(tool) for tool in body.tools or ()],
+        "tools": [_sent_tool(tool) for tool in body.tools or () if tool.type in OWN],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": params.top_p,
         "truncation": body.truncation,
@@ -144,6 +144,8 @@ def _sent(struct: msgspec.Struct) -> dict[str, Any]:
 
 
 def _sent_tool(tool: ResponsesTool) -> dict[str, Any]:
+    if tool.type == "namespace":
+        return {"description": ""} | _sent(tool) | {"tools": [_sent_tool(inner) for inner in tool.tools or ()]}
     if tool.type == "function":
         return {"parameters": None, "strict": None} | _sent(tool)
     return _sent(tool) | {"format": {"type": "text"} if tool.format is None else _sent(tool.format)}

@@ -15,7 +15,7 @@ from tureen.contract.params import JsonObject
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai.body import Label, OpenAIBody, Tokens, TopLogprobs
 from tureen.dialects.openai.responses_input import ResponsesItem, conversation_of, read_items
-from tureen.dialects.openai.responses_tools import ResponsesTool, chosen_tools, tools_of
+from tureen.dialects.openai.responses_tools import ResponsesTool, chosen_tools, namespaces_of, read_tool_types, tools_of
 from tureen.errors import InvalidRequest
 from tureen.requests.chat import Chat
 from tureen.requests.planning import Names
@@ -57,7 +57,6 @@ class ResponsesText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The fields of `text`."""
 
     format: ResponsesTextFormat | None = None
-    verbosity: Literal["medium"] | None = None
 
 
 class ConversationReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,7 +84,9 @@ class ResponsesBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields
     ] = None
     tools: Annotated[
         Annotated[list[ResponsesTool], Meta(max_length=MAX_TOOLS)] | None,
-        Meta(description="Functions and custom tools that the client runs."),
+        Meta(
+            description="Functions and custom tools that the client runs, alone or in namespaces; others are left out."
+        ),
     ] = None
     tool_choice: Annotated[
         Literal["auto", "none", "required"] | JsonObject | None,
@@ -128,6 +129,8 @@ def parse(payload: dict[str, Any]) -> ResponsesBody:
     """Checks a JSON body's form. Raises InvalidRequest."""
     if isinstance(payload.get("input"), list) and len(payload["input"]) <= MAX_MESSAGES:
         payload = payload | {"input": read_items(payload["input"])}
+    if payload.get("tools") is not None:
+        payload = payload | {"tools": read_tool_types(payload["tools"])}
     body = openai_fields.read(payload, ResponsesBody, TABLE)
     if body.stream_options is not None and (
         body.stream_options.include_usage or body.stream_options.continuous_usage_stats
@@ -167,7 +170,7 @@ def chat_of(
             if strict is not None and body.text.format.type == "json_schema":
                 fields["strict_schema"] = strict
                 names = Names("", {**names.renamed, "strict_schema": "text.format.strict"})
-    tools, choice = chosen_tools(body.tool_choice, tools_of(body.tools or ()))
+    tools, choice = chosen_tools(body.tool_choice, tools_of(body.tools), namespaces_of(body.tools))
     continued = "conversation" if body.previous_response_id is None else "previous_response_id"
     conversation = conversation_of(body.input, body.instructions, before, continued)
     chat = Chat(
@@ -175,6 +178,7 @@ def chat_of(
         field="input",
         pictures=tuple(conversation.pictures),
         tools=tools,
+        schema_field="tools[{}].parameters",
         grammar_field="tools[{}].format.definition",
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls,

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from tureen.dialects.openai.responses_tools import joined_name
 from tureen.errors import InvalidRequest, echo
 from tureen.requests import telling
 from tureen.requests.body import convert
@@ -85,6 +86,7 @@ class ResponsesFunctionCall(msgspec.Struct, frozen=True, kw_only=True, forbid_un
 
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: Annotated[str, Meta(description="A JSON object, as text.")]
     id: str | None = None
     status: Status | None = None
@@ -108,6 +110,7 @@ class ResponsesCustomCall(
 
     call_id: str
     name: str
+    namespace: str | None = None
     input: str
     id: str | None = None
     status: Status | None = None
@@ -213,8 +216,8 @@ class ResponsesConversation:
         if isinstance(item, ResponsesCallOutput | ResponsesCustomOutput):
             self._add_output(item, where)
         elif isinstance(item, ResponsesFunctionCall | ResponsesCustomCall):
-            self._names[item.call_id] = item.name
-            function = {"name": item.name, "arguments": _arguments(item, where)}
+            self._names[item.call_id] = name = joined_name(item.namespace, item.name)
+            function = {"name": name, "arguments": _arguments(item, where)}
             calls = self._turn().setdefault("tool_calls", [])
             calls.append({"id": item.call_id, "type": "function", "function": function})
         elif isinstance(item, ResponsesReasoningItem):

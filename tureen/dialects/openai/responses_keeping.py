@@ -41,12 +41,11 @@ def store_of(state: ServerState) -> ResponseStore:
     return state.recordings.responses
 
 
-async def keeping_of(body: ResponsesBody, num_bytes: int, request: Request) -> Keeping | None:
+async def keeping_of(body: ResponsesBody, num_bytes: int, request: Request, state: ServerState) -> Keeping | None:
     """Returns how a response is kept, None when nothing of it is. `num_bytes`: of the body.
 
     Raises InvalidRequest for fields that need what is not there, NotFound, PayloadTooLarge.
     """
-    state: ServerState = request.app.state.server
     store = state.recordings.responses
     if store is None:
         _refuse_all(body)

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from tureen.dialects.openai.responses_body import ENCRYPTED, ResponsesBody, wants_logprobs
 from tureen.dialects.openai.responses_logprobs import TextLogprobs
 from tureen.dialects.openai.responses_output import COMPLETED, INCOMPLETE, OutputItems, whole_event
+from tureen.dialects.openai.responses_tools import namespaces_of
 from tureen.http.chat_answer import events_of, run_to_end
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output
@@ -58,7 +59,8 @@ class Making(NamedTuple):
     def _items(self) -> OutputItems:
         logprobs = TextLogprobs(self.state.context.tokenizer) if wants_logprobs(self.body) else None
         encrypts = ENCRYPTED in (self.body.include or ())
-        return OutputItems(self.plan.reading.custom_tools, logprobs, encrypts=encrypts)
+        namespaces = namespaces_of(self.body.tools)
+        return OutputItems(self.plan.reading.custom_tools, namespaces, logprobs, encrypts=encrypts)
 
     def _end(self, items: OutputItems, output: Output, parts: Sequence[Part]) -> dict[str, Any]:
         """Returns the response as it ended."""

@@ -6,7 +6,7 @@ Source: https://platform.openai.com/docs/api-reference/responses-streaming
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -33,10 +33,16 @@ class OutputItems:
     """Builds the output items of a response from its parts, and the streaming events that carry them."""
 
     def __init__(
-        self, custom_tools: frozenset[str], logprobs: TextLogprobs | None = None, *, encrypts: bool = False
+        self,
+        custom_tools: frozenset[str],
+        namespaces: Mapping[str, tuple[str, str]],
+        logprobs: TextLogprobs | None = None,
+        *,
+        encrypts: bool = False,
     ) -> None:
-        """`logprobs` follows the output, None = no log-probabilities are asked for; `encrypts`: reasoning comes with
-        `encrypted_content` too."""
+        """`namespaces`: name that the model calls -> namespace and own name of a tool. `logprobs` follows the output,
+        None = no log-probabilities are asked for; `encrypts`: reasoning comes with `encrypted_content` too."""
+        self._namespaces = namespaces
         self._custom_tools = custom_tools
         self._logprobs = logprobs
         self._encrypts = encrypts
@@ -86,6 +92,8 @@ class OutputItems:
             return []
         events = self._end(COMPLETED)
         item, part = _new_item(kind, name)
+        if name in self._namespaces:
+            item["namespace"], item["name"] = self._namespaces[name]
         self.output.append(item)
         self._is_open = True
         added = {"type": "response.output_item.added", "output_index": len(self.output) - 1, "item": _copy(item)}

@@ -1,0 +1,126 @@
+"""Batches on a real server that is killed in the middle, and on the page's own words."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+from patience import wait_until
+from server_process import ServerProcess
+
+pytestmark = pytest.mark.e2e
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "batches.md").read_text(encoding="utf-8")
+ROUTE = "/v1/completions"
+NUM_LINES = 80
+
+
+def body_of(index: int) -> dict:
+    return {"prompt": f"{index} plus {index} is", "max_tokens": 1 + index % 9, "temperature": 0}
+
+
+def text_of(answer: dict) -> str:
+    return answer["choices"][0]["text"]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tmp_path / "kept"
+
+
+def start(folder: Path) -> ServerProcess:
+    return ServerProcess("--batch-path", str(folder), "--max-running-requests", "4").wait_ready()
+
+
+def test_a_server_that_is_killed_in_the_middle_answers_each_line_once(default_model_source, folder):
+    lines = [
+        {"custom_id": f"r{index}", "method": "POST", "url": ROUTE, "body": body_of(index)} for index in range(NUM_LINES)
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    with start(folder) as server:
+        files = {"file": ("in.jsonl", text)}
+        file = httpx.post(f"{server.url}/v1/files", data={"purpose": "batch"}, files=files).json()
+        body = {"input_file_id": file["id"], "endpoint": ROUTE, "completion_window": "24h"}
+        batch_id = httpx.post(f"{server.url}/v1/batches", json=body).json()["id"]
+        kill_after(server, batch_id, 10)
+    before = [whole_lines(folder)]
+    with start(folder) as server:
+        kill_after(server, batch_id, len(before[0].splitlines()) + 10)
+    before.append(whole_lines(folder))
+    assert before[1].startswith(before[0])
+    assert before[1].count(b"\n") < NUM_LINES, "killed too late"
+    with start(folder) as server:
+        wait_until(lambda: batch(server, batch_id)["status"] == "completed", "the end")
+        ended = batch(server, batch_id)
+        assert ended["request_counts"] == {"total": NUM_LINES, "completed": NUM_LINES, "failed": 0}
+        content = httpx.get(f"{server.url}/v1/files/{ended['output_file_id']}/content").content
+        assert content.startswith(before[1])
+        answers = [json.loads(line) for line in content.splitlines()]
+        assert sorted(answer["custom_id"] for answer in answers) == sorted(line["custom_id"] for line in lines)
+        for answer in answers:
+            alone = httpx.post(f"{server.url}{ROUTE}", json=body_of(int(answer["custom_id"][1:])), timeout=60).json()
+            assert text_of(answer["response"]["body"]) == text_of(alone)
+
+
+def batch(server: ServerProcess, batch_id: str) -> dict:
+    return httpx.get(f"{server.url}/v1/batches/{batch_id}").json()
+
+
+def kill_after(server: ServerProcess, batch_id: str, num_answered: int) -> None:
+    wait_until(lambda: batch(server, batch_id)["request_counts"]["completed"] >= num_answered, "some answers")
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait()
+
+
+def whole_lines(folder: Path) -> bytes:
+    [output] = folder.glob("files/*-output")
+    content = output.read_bytes()
+    return content[: content.rfind(b"\n") + 1]
+
+
+def test_the_commands_of_the_page_work(default_model_source, folder, tmp_path):
+    [_, commands] = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    with start(folder) as server:
+        begin, end = commands.replace("localhost:30000", server.url).split(
+            "curl -s " + server.url + "/v1/batches/$batch"
+        )
+        begun = subprocess.run(["bash", "-c", begin + "echo $batch"], capture_output=True, text=True, cwd=tmp_path)
+        batch_id = begun.stdout.strip()
+        wait_until(lambda: batch(server, batch_id)["status"] == "completed", "the end")
+        rest = f"batch={batch_id}\ncurl -s {server.url}/v1/batches/$batch" + end
+        shown = subprocess.run(["bash", "-ec", rest], capture_output=True, text=True, cwd=tmp_path, check=True).stdout
+        for answer in ('"custom_id":"a"', '"custom_id":"b"', "Paris"):
+            assert answer in shown
+
+
+def test_a_server_that_is_told_to_end_does_not_wait_for_its_batches_and_a_folder_is_for_one(
+    default_model_source, folder
+):
+    with start(folder) as server:
+        lines = "".join(
+            json.dumps(
+                {"custom_id": str(index), "method": "POST", "url": ROUTE, "body": {"prompt": "A", "max_tokens": 900}}
+            )
+            + "\n"
+            for index in range(50)
+        )
+        file = httpx.post(
+            f"{server.url}/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", lines)}
+        ).json()
+        body = {"input_file_id": file["id"], "endpoint": ROUTE, "completion_window": "24h"}
+        batch_id = httpx.post(f"{server.url}/v1/batches", json=body).json()["id"]
+        wait_until(lambda: httpx.get(f"{server.url}/v1/loads").json()["loads"][0]["num_running_reqs"], "the start")
+        with ServerProcess("--batch-path", str(folder)) as other:
+            assert other.process.wait() == 1
+            wait_until(lambda: "--batch-path" in other.output, "why")
+        assert server.stop() == 0
+        assert "did not end in time" not in server.output
+    with start(folder) as server:
+        assert batch(server, batch_id)["status"] == "in_progress"
+        assert httpx.post(f"{server.url}/v1/batches/{batch_id}/cancel").status_code == 200
+        wait_until(lambda: batch(server, batch_id)["status"] == "cancelled", "the end")

@@ -1,0 +1,296 @@
+"""Runs one batch from where it is to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import Executor, Future
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from tureen.batches.lines import InputCheck, InputLine, parse, read_lines
+from tureen.batches.records import BatchRecord, Counts, InputFault, Status, StoredFile
+from tureen.batches.results import LineFailure, LineResult, Response, ResultLog, answered, failed
+from tureen.batches.store import FULL, Store
+from tureen.errors import PayloadTooLarge
+from tureen.files import NotRegular
+
+T = TypeVar("T")
+C = TypeVar("C", io.BufferedReader, ResultLog)
+
+SLICE_BYTES, SLICE_LINES = 1 << 20, 256
+"""How much of an input is read at a time: what comes in the meantime waits no longer."""
+
+EXPIRED = LineFailure("batch_expired", "This request could not be executed before the completion window expired.")
+CANCELLED = LineFailure("batch_cancelled", "This request was not executed: its batch was cancelled.")
+NO_ROOM = LineFailure(FULL, "The answer was not kept: this client keeps as many bytes of files as it may.")
+
+MISSING = (FileNotFoundError, NotRegular)
+NO_INPUT = InputFault("input_file_missing", "the input file is no longer there")
+
+Answer = Callable[[BatchRecord, bytes], Awaitable[Response]]
+"""A function that runs a line: it gets the batch and the line's body."""
+
+
+class Slots:
+    """Limits the lines that run at once, by number and by bytes, but for a line alone. First come, first served."""
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._num_taken = 0
+        self._num_bytes = 0
+        self._turn = asyncio.Lock()
+        self._is_freed = asyncio.Event()
+
+    async def take(self, num_bytes: int) -> None:
+        """Waits for a place for a line of so many bytes."""
+        async with self._turn:
+            while self._num_taken and (self._num_taken == self._most or self._num_bytes + num_bytes > self._most_bytes):
+                self._is_freed.clear()
+                await self._is_freed.wait()
+            self._num_taken += 1
+            self._num_bytes += num_bytes
+
+    def free(self, num_bytes: int) -> None:
+        """Gives a place back."""
+        self._num_taken -= 1
+        self._num_bytes -= num_bytes
+        self._is_freed.set()
+
+
+class Means(NamedTuple):
+    """The means that all jobs share."""
+
+    store: Store
+    answer: Answer
+    may_begin: asyncio.Event  # set while lines may begin
+    slots: Slots
+    disk: Executor  # one thread, which alone reads inputs and writes answers
+    max_line_bytes: int
+
+
+class Job:
+    """A batch that has not ended. `batch` is its record as it is now."""
+
+    def __init__(self, batch: BatchRecord, means: Means) -> None:
+        self.batch = batch
+        self._means = means
+        self._log: ResultLog | None = None
+        self._num_held = 0  # bytes of answers that count for the client's room
+        self._pending: list[LineResult] = []
+        self._writing = asyncio.Lock()
+        self._is_cancelled = asyncio.Event()
+        if batch.status == "cancelling":
+            self._is_cancelled.set()
+
+    @property
+    def counts(self) -> Counts:
+        """How many lines are answered now."""
+        return self.batch.counts if self._log is None else self._log.counts
+
+    async def cancel(self) -> None:
+        """Begins no more lines, gives up those that run, and lets the batch end."""
+        await self._enter("cancelling")
+        self._is_cancelled.set()
+
+    async def run(self) -> None:
+        """Returns when the batch has ended. When it is stopped, or raises, another job can go on where this one was.
+
+        Raises OSError, and TureenError of the store.
+        """
+        try:
+            if self.batch.status == "validating" and not await self._in_time(self._validate):
+                return
+            self._log = await self._opened(lambda: ResultLog(self._means.store.contents, self.batch))
+            self._settle()
+            try:
+                if self.batch.status == "in_progress":
+                    await self._in_time(self._work)
+                await self._finish(self._log)
+            except* MISSING:
+                self.batch = msgspec.structs.replace(self.batch, faults=(NO_INPUT,))
+                await self._hand_over("failed", self._log)
+        finally:
+            if self._log is not None:
+                self._means.disk.submit(self._log.close)
+            if not self.batch.has_ended:
+                self._means.store.hold(self.batch.client, -self._num_held)
+
+    # ---- its parts
+
+    async def _in_time(self, work: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
+        """Returns what `work` returns; True when the batch is cancelled or expires before: then it must finish."""
+        working = asyncio.ensure_future(work())
+        cancelled = asyncio.ensure_future(self._is_cancelled.wait())
+        try:
+            left_s = max(0.0, self.batch.expires_at - time.time())
+            await asyncio.wait({working, cancelled}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else True
+        finally:
+            for task in (working, cancelled):
+                task.cancel()
+            await asyncio.gather(working, cancelled, return_exceptions=True)
+
+    async def _validate(self) -> bool:
+        """Checks all lines of the input. Returns whether they can run; if not, the batch has failed."""
+        check = InputCheck(self.batch.endpoint, self._means.max_line_bytes)
+        try:
+            async with contextlib.aclosing(self._slices()) as slices:
+                async for lines in slices:
+                    await self._on_disk(partial(check.add_all, lines))
+                    if check.is_over:
+                        break
+            check.end()
+        except MISSING:
+            check.faults.append(NO_INPUT)
+        if check.faults:
+            await self._enter("failed", faults=tuple(check.faults))
+            return False
+        await self._enter("in_progress", counts=Counts(check.num_lines), ignored=tuple(sorted(check.ignored)))
+        return True
+
+    async def _work(self) -> bool:
+        """Runs the lines that have no answer yet."""
+        assert self._log is not None
+        async with asyncio.TaskGroup() as group, contextlib.aclosing(self._slices()) as slices:
+            async for lines in slices:
+                for number, raw in lines:
+                    if number in self._log.done:
+                        continue
+                    await self._means.slots.take(len(raw))
+                    task = group.create_task(self._run_line(parse(number, raw)))
+                    task.add_done_callback(partial(self._free, len(raw)))
+        return True
+
+    def _free(self, num_bytes: int, _: object) -> None:
+        self._means.slots.free(num_bytes)
+
+    async def _run_line(self, line: InputLine) -> None:
+        store, client = self._means.store, self.batch.client
+        try:
+            store.check_room(client, 0)
+            await self._means.may_begin.wait()
+            response = await self._means.answer(self.batch, line.body)
+            result = answered(self.batch, line.number, line.custom_id, response)
+            store.check_room(client, len(result.text))
+        except PayloadTooLarge:
+            result = failed(self.batch, line.number, line.custom_id, NO_ROOM)
+        await self._write(result)
+
+    async def _write(self, result: LineResult) -> None:
+        """Returns when a result is on the disk, together with those that came meanwhile. Raises OSError."""
+        self._pending.append(result)
+        async with self._writing:
+            results, self._pending = self._pending, []
+            if results:
+                await self._append(results)
+
+    async def _append(self, results: list[LineResult]) -> None:
+        assert self._log is not None
+        await self._on_disk(partial(self._log.append, results))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Counts the answers on the disk for the client's room."""
+        assert self._log is not None
+        num_bytes = sum(self._log.sizes)
+        self._means.store.hold(self.batch.client, num_bytes - self._num_held)
+        self._num_held = num_bytes
+
+    async def _finish(self, result_log: ResultLog) -> None:
+        """Gives each line that has no answer an error, and the files to the client."""
+        is_whole = len(result_log.done) >= result_log.counts.total
+        if is_whole and self.batch.status in ("in_progress", "finalizing"):
+            await self._enter("finalizing")
+            await self._hand_over("completed", result_log)
+            return
+        status: Status = "cancelled" if self._is_cancelled.is_set() else "expired"
+        failure = CANCELLED if self._is_cancelled.is_set() else EXPIRED
+        if not is_whole:
+            async with contextlib.aclosing(self._slices(at_once=True)) as slices:
+                async for lines in slices:
+                    left = [parse(number, raw) for number, raw in lines if number not in result_log.done]
+                    await self._append([failed(self.batch, line.number, line.custom_id, failure) for line in left])
+        await self._hand_over(status, result_log)
+
+    async def _hand_over(self, status: Status, result_log: ResultLog) -> None:
+        """Ends the batch: its files become the client's in the same transaction."""
+        self._settle()
+        batch, now_s = self.batch, int(time.time())
+        expires_at = None if batch.output_expires_s is None else now_s + batch.output_expires_s
+        ids = (batch.output_id, batch.error_id)
+        handed, left_out = list[StoredFile](), list[str]()
+        for file_id, kind, size in zip(ids, ("output", "error"), result_log.sizes, strict=True):
+            if size:
+                name = f"{batch.id}_{kind}.jsonl"
+                handed.append(StoredFile(file_id, batch.client, name, "batch_output", size, now_s, expires_at))
+            else:
+                left_out.append(file_id)
+        output, error = (None if file_id in left_out else file_id for file_id in ids)
+        ended = batch.now(status, now_s, counts=result_log.counts, output_file_id=output, error_file_id=error)
+        await self._means.store.save_batch(ended, handed)
+        self.batch = ended
+        for file_id in left_out:
+            await self._on_disk(partial(self._means.store.contents.remove, file_id))
+
+    async def _enter(self, status: Status, **changes: Any) -> None:
+        """Brings the batch to another status, unless it is being cancelled."""
+        if self.batch.status == "cancelling" and status == "in_progress":
+            status = "cancelling"
+        if self.batch.status != status or changes:
+            now_s = self.batch.times.get(status, int(time.time()))
+            self.batch = self.batch.now(status, now_s, **changes)
+            await self._means.store.save_batch(self.batch)
+
+    # ---- the disk
+
+    async def _slices(self, *, at_once: bool = False) -> AsyncGenerator[list[tuple[int, bytes]], None]:
+        """Yields the numbered lines of the input, many at a time; each time when lines may begin, or `at_once`. Raises
+        OSError."""
+        file = await self._opened(partial(self._means.store.contents.read, self.batch.input_file_id))
+        try:
+            lines = read_lines(file, self._means.max_line_bytes)
+            while True:
+                if not at_once:
+                    await self._means.may_begin.wait()
+                piece = await self._on_disk(partial(_piece, lines))
+                if not piece:
+                    return
+                yield piece
+        finally:
+            self._means.disk.submit(file.close)
+
+    async def _opened(self, open_it: Callable[[], C]) -> C:
+        """Returns what is opened; closes it when nobody waits for it any more."""
+        opening = self._means.disk.submit(open_it)
+        try:
+            return await asyncio.wrap_future(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close)
+            raise
+
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._means.disk, work)
+
+
+def _close(opening: Future[C]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
+
+
+def _piece(lines: Iterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    """Takes so many lines that all together are not much longer than SLICE_BYTES."""
+    piece, num_bytes = list[tuple[int, bytes]](), 0
+    for line in islice(lines, SLICE_LINES):
+        piece.append(line)
+        num_bytes += len(line[1])
+        if num_bytes >= SLICE_BYTES:
+            break
+    return piece

@@ -17,7 +17,11 @@ EXTRAS = {
 }
 """What this server says more than OpenAI's."""
 
-BEYOND = {"text_completion": ("metadata", "service_tier"), "chat.completion.chunk": ("metadata",)}
+BEYOND = {
+    "text_completion": ("metadata", "service_tier", "ignored_fields"),
+    "chat.completion": ("ignored_fields",),
+    "chat.completion.chunk": ("metadata", "ignored_fields"),
+}
 """Of these the types of the client know nothing, by `object`."""
 
 

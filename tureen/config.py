@@ -239,6 +239,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, _meta("server", "Most MiB of --responses-store; beyond it the oldest are dropped.", ge=1)
     ] = 1024
     stream_interval: Annotated[int, _meta("server", "Tokens per stream event.", ge=1)] = 1
+    strict_model_names: Annotated[
+        bool,
+        _meta(
+            "server",
+            "Refuse requests that name a model this server does not have. Default: only with adapters; one model "
+            "answers to any name, and tells it.",
+        ),
+    ] = False
     unknown_fields: Annotated[
         Literal["refuse", "tell"] | None,
         _meta(

@@ -474,18 +474,35 @@ def test_sampling_parameters_of_other_apis_act(app: App):
     assert first == again
 
 
-def test_models_that_are_not_there(app: App):
-    error = ask(app, status=404, model="claude")["error"]
-    assert error["type"] == "not_found_error"
-    assert "fake-model" in error["message"]
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"messages": user([{"type": "text", "text": "say:a", "foo": 1}])}, "messages[0].content[0].foo"),
+        ({"cache_control": {"type": "ephemeral"}}, "cache_control"),
+        (
+            {"messages": user([{"type": "text", "text": "say:a", "cache_control": {"type": "ephemeral"}}])},
+            "messages[0].content[0].cache_control",
+        ),
+        ({"system": [{"type": "text", "text": "a", "cache_control": None}], "model": "claude"}, "model"),
+        (
+            {"tools": [{"name": "a", "input_schema": {"type": "object"}, "eager_input_streaming": True}]},
+            "tools[0].eager_input_streaming",
+        ),
+        ({"speed": "fast"}, "speed"),
+    ],
+)
+def test_what_cannot_change_the_answer_is_told(app: App, fields, told):
+    body = {"model": "default", "max_tokens": 5, "messages": user("say:a")} | fields
+    answer = app.request("POST", "/v1/messages", json=body)
+    assert (answer.status_code, answer.headers["x-tureen-ignored"]) == (200, told), answer.text
+    streamed = app.request("POST", "/v1/messages", json=body | {"stream": True})
+    assert streamed.headers["x-tureen-ignored"] == told
 
 
 def test_the_client_knows_the_errors(client):
     with pytest.raises(anthropic.BadRequestError, match="temperature") as refused:
         client.messages.create(model="fake-model", max_tokens=5, messages=user("a"), extra_body={"temperature": 3})
     assert refused.value.body["error"]["type"] == "invalid_request_error"
-    with pytest.raises(anthropic.NotFoundError):
-        client.messages.create(model="other", max_tokens=5, messages=user("a"))
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
         client.messages.create(model="fake-model", max_tokens=0, messages=user("a"), stream=True)
 

@@ -47,6 +47,7 @@ BAD_PARAMS = {
     "spaces_between_special_tokens": [0, "x"],
     "no_stop_trim": [0, "x"],
     "n": [0, -1, 129, 5_000_000, 10**18, 1.5, True, "4", HUGE],
+    "allowed_token_ids": [[], [-1], [VOCAB_SIZE], ["x"], [True], 5, "5"],
     "logit_bias": [
         [1],
         "x",
@@ -120,6 +121,7 @@ BAD_FIELDS = {
     "video_data": [0, True, {}, [5], [{}], ["a", "b"], "c", ""],
     "modalities": [0, "image", {}, [5], ["image"], ["audio"]],
     "lora_path": [5, True, {}, [5], [None, None], []],
+    "model": [5, True, {}, ["a"]],
     "custom_logit_processor": [5, True, "", "nobody", {}, [5], [None, None], '{"callable": "80"}', "{}"],
     "sampling_params": [[], [{}, {}], 5, "x", [5], True],
     "rid": ["", "x" * 257, "a\r\nb", "é", "a\x00", 5, True, ["q"], ["q", "r"], [5]],

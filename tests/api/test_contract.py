@@ -64,6 +64,7 @@ PARAMS = {
     "grammar_after": Case("", 5, "test_free_text_comes_first_until_the_marker"),
     "close_early": Case(False, "no", "test_the_length_cuts_where_it_is_asked_to_and_says_so"),
     "logit_bias": Case({"5": 1}, {"5": 101}, CHANGES),
+    "allowed_token_ids": Case([5], [-1], CHANGES),
     "custom_params": Case({}, [1], "test_a_custom_logit_processor_decides_every_token"),
     "sampling_seed": Case(7, 2**63, "test_a_seed_is_reported_and_repeats_the_output"),
     "stream_interval": Case(4, 0, "test_the_interval_bounds_the_number_of_events_and_the_first_comes_at_once"),
@@ -89,6 +90,7 @@ SGLANG = {
     "video_data": Case(None, 5, "test_pictures_and_videos_stand_where_their_placeholders_do"),
     "modalities": Case(None, "image", "test_modalities_say_how_pictures_are_taken"),
     "lora_path": Case(None, 5, "test_each_prompt_of_a_batch_is_answered_by_the_adapter_it_names"),
+    "model": Case("default", 5, "test_a_name_that_means_the_model_is_not_told"),
     "session_params": Case({"id": "open"}, {"id": 5}, "test_a_session_reuses_what_was_said"),
     "custom_logit_processor": Case("disallowed_tokens", "nobody", "test_a_custom_logit_processor_decides_every_token"),
     "log_metrics": Case(False, 1, "test_a_request_that_asks_for_it_does_not_count"),
@@ -150,6 +152,7 @@ TGI = {
     "inputs": Case("a", 5, "test_the_shortest_request"),
     "parameters": Case({}, 5, "test_details_tell_every_token"),
     "stream": Case(False, 1, "test_a_stream_is_one_event_a_token_wherever_it_is_asked_for"),
+    "model": Case("default", 5, "test_a_name_that_means_the_model_is_not_told"),
 }
 TGI_PARAMETERS = {
     "max_new_tokens": Case(3, 0, REACHES),

@@ -29,7 +29,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from tureen.requests.body import convert, read_json, refuse_not_offered, refuse_unknown
+from tureen.requests.body import convert, offered, read_json
 from tureen.http.dialect import BodyPart, BodySection, Dialect, Docs, Entry, GenerateForm, CompatRoute, client_name
 from tureen.requests.drafts import Options, one_prompt, plan_of
 from tureen.requests.generation import Run
@@ -49,9 +49,7 @@ class ToyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 async def respond(given: dict[str, Any], request: Request, state: Any) -> JSONResponse:
-    refuse_unknown(given, (*ToyBody.__struct_fields__, *TABLE.refused))
-    refuse_not_offered(given, TABLE.refused)
-    body = convert({name: value for name, value in given.items() if name not in TABLE.refused}, ToyBody)
+    body = convert(offered(given, ToyBody.__struct_fields__, TABLE), ToyBody, table=TABLE)
     sampling = make_sampling({"max_new_tokens": body.most, "temperature": 0.0}, state.context, Names())
     [ids] = await tokenize([body.toy_prompt], ["toy_prompt"], state.context)
     draft = one_prompt(Prompt(ids), "toy_prompt", sampling, Options(), owner=client_name(request))
@@ -79,6 +77,9 @@ DIALECT = Dialect(
 FIELDS = """
 [body.differs]
 most = "4 unless given"
+
+[body.told]
+blanket = "toys are never cold"
 
 [body.refused]
 teddy = { nothing = false, why = "there is no bear here; leave it out" }
@@ -133,11 +134,13 @@ def test_the_verdicts_on_its_fields_are_on_the_page_and_come_true(app):
     assert {row["field"]: (row["standing"], row["note"]) for row in rows} == {
         "toy_prompt": ("honoured", "What the toy reads."),
         "most": ("differs", "4 unless given"),
+        "blanket": ("told", "toys are never cold"),
         "teddy": ("refused", "there is no bear here; leave it out"),
     }
     refused = app.post("/toy", toy_prompt="say:a", teddy=True)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "teddy")
     assert app.post("/toy", toy_prompt="say:a", teddy=False).status_code == 200
+    assert app.post("/toy", toy_prompt="say:a", blanket=1).headers["x-tureen-ignored"] == "blanket"
 
 
 def test_its_body_is_a_section_of_the_page_of_parameters(toy_folder):

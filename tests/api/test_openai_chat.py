@@ -459,10 +459,6 @@ BAD_MESSAGES = [
         "messages[0].content[0].image_url",
     ),
     ([{"role": "system", "content": [{"type": "image_url", "image_url": "x"}]}], "messages[0].content[0].type"),
-    (
-        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x", "detail": "low"}}]}],
-        "messages[0].content[0].image_url.detail",
-    ),
     ([{"role": "assistant", "content": "a", "refusal": "no"}, *user("a")], "messages[0].refusal"),
     ([{"role": "assistant", "content": "a", "audio": {"id": "x"}}, *user("a")], "messages[0].audio"),
     (
@@ -498,7 +494,6 @@ def test_errors_say_what_would_be_right(app: App):
     assert "did you mean 'content'" in error["message"]
     error = refusal(app, stream=True, stream_options={"includeusage": True})
     assert "did you mean 'include_usage'" in error["message"]
-    assert "'auto' or 'default'" in refusal(app, service_tier="flex")["message"]
 
 
 def test_pictures_are_refused_by_a_model_that_sees_nothing(app: App):
@@ -527,7 +522,7 @@ def test_pictures_are_shown_where_they_stand(template):
         app.check_idle()
 
 
-@pytest.mark.parametrize("name", TABLE.refused)
+@pytest.mark.parametrize("name", [name for name in TABLE.refused if "*" not in name])
 def test_what_there_is_not_is_refused_by_name_unless_it_asks_for_nothing(app: App, name):
     nothing, _ = TABLE.refused[name]
     error = refusal(app, **{name: "something"})
@@ -551,7 +546,7 @@ BOUNDS = [
     ("separate_reasoning", [True, False], [0]),
     ("chat_template_kwargs", [{}], ["a", [1]]),
     ("modalities", [["text"]], [["audio"], ["text", "audio"], "text"]),
-    ("service_tier", ["auto", "default"], ["flex"]),
+    ("service_tier", ["auto", "default", "flex"], [1]),
     ("add_generation_prompt", [True], [False]),
     ("max_completion_tokens", [0, 1, 100], [-1, 1.5, "1"]),
     ("response_format", [{"type": "text"}], [{"type": "xml"}, "json_object"]),

@@ -95,9 +95,6 @@ def test_the_client_understands_errors(client):
     assert caught.value.param == "temperature"
     assert caught.value.code == "invalid_temperature"
     assert caught.value.type == "invalid_request_error"
-    with pytest.raises(openai.NotFoundError) as caught:
-        client.completions.create(model="gpt-4", prompt="a")
-    assert caught.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="fake-model", prompt="a", stream=True, extra_body={"top_kk": 3})
     assert "did you mean 'top_k'" in str(caught.value)
@@ -354,6 +351,7 @@ PARAMETERS = {
     "spaces_between_special_tokens": False,
     "no_stop_trim": True,
     "logit_bias": {"97": 1.5},
+    "allowed_token_ids": [98, 99],
     "sampling_seed": -3,
     "stream_interval": 2,
 }
@@ -509,7 +507,7 @@ def test_a_format_that_cannot_be_is_refused_by_name(app: App, given, param):
     assert param is None or error["param"] == param
 
 
-@pytest.mark.parametrize("name", TABLE.refused)
+@pytest.mark.parametrize("name", [name for name in TABLE.refused if "*" not in name])
 def test_what_there_is_not_is_refused_by_name_unless_it_asks_for_nothing(app: App, name):
     nothing, _ = TABLE.refused[name]
     error = refusal(app, prompt="say:a", **{name: "something"})
@@ -537,8 +535,8 @@ BOUNDS = [
     ("safety_identifier", ["u"], [3]),
     ("metadata", [{}, {"a": "b"}, {"k" * 64: "v" * 512}], [{"a": 1}, {"k" * 65: ""}, {"a": "v" * 513}, "a"]),
     ("metadata", [{str(i): "" for i in range(16)}], [{str(i): "" for i in range(17)}]),
-    ("service_tier", ["auto", "default"], ["flex", "priority"]),
-    ("prompt_cache_key", ["k"], ["k" * 513, 1]),
+    ("service_tier", ["auto", "default", "flex"], [1, "k" * 513]),
+    ("prompt_cache_key", ["k"], []),
     ("rid", ["r", "r" * 256], ["", "r" * 257, "a\nb", 3]),
     ("request_id", ["r"], ["é"]),
     ("priority", [0], [1, 2**31, "x"]),
@@ -571,9 +569,6 @@ def test_a_missing_prompt_and_an_unknown_field_are_named(app: App):
     )
     assert refusal(app, prompt="a", rid="x", request_id="y")["param"] == "request_id"
     assert refusal(app, 404, prompt="a", lora_path="x")["code"] == "lora_not_found"
-    assert refusal(app, prompt="a", stream=True, stream_options={"include_obfuscation": True})["param"] == (
-        "stream_options.include_obfuscation"
-    )
 
 
 def test_the_model_is_the_served_one_or_an_adapter():

@@ -330,10 +330,6 @@ def test_an_answer_can_be_sent_back_as_it_came(client):
         ([{"role": "user", "content": [{"type": "input_file"}]}], "input[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "output_text", "text": "a"}]}], "input[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}], "input[0].content[0].file_id"),
-        (
-            [{"role": "user", "content": [{"type": "input_image", "image_url": "x", "detail": "low"}]}],
-            "input[0].content[0].detail",
-        ),
         ([{"role": "assistant", "content": [{"type": "input_image", "image_url": "x"}]}], "input[0].content[0].type"),
         ([{"type": "function_call_output", "call_id": "x", "output": "a"}], "input[0].call_id"),
         ([{"type": "function_call", "call_id": "x", "name": "a", "arguments": "{"}], "input[0].arguments"),
@@ -389,9 +385,7 @@ def test_fields_inside_that_this_server_does_not_know_are_told(app: App, fields,
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "x"}}}}, "text.format.schema"),
-        ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream_options": {}}, "stream_options"),
-        ({"service_tier": "flex"}, "service_tier"),
         ({"temprature": 1}, "temprature"),
     ],
 )
@@ -400,11 +394,12 @@ def test_fields_out_of_bounds_are_refused_by_name(app: App, fields, named):
 
 
 def test_what_is_not_offered_is_refused_by_name_unless_it_asks_for_nothing(app: App):
-    for name in TABLE.refused:
+    names = [name for name in TABLE.refused if "*" not in name]
+    for name in names:
         error = refusal(app, **{name: "something"})
         assert error["param"] == name
         assert error["message"].startswith(f"{name} is not available: ")
-    nothing = {name: value for name, (value, _) in TABLE.refused.items()}
+    nothing = {name: TABLE.refused[name][0] for name in names}
     assert without_ids(ask(app, "say:a", **nothing)["output"]) == [message("a")]
 
 
@@ -425,8 +420,6 @@ def test_the_client_knows_the_errors(client):
     assert refused.value.param == "previous_response_id"
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.responses.create(model="fake-model", input="a", temperature=-1, stream=True)
-    with pytest.raises(openai.NotFoundError):
-        client.responses.create(model="other", input="a")
 
 
 def test_a_fault_in_a_stream_is_its_last_event(app: App):

@@ -83,7 +83,7 @@ def test_the_server_s_own_sampling_parameters_change_no_score(app):
             "label_token_ids[1] must be a token id in [0, 258), got 258",
         ),
         ({"label_token_ids": [1] * 1025}, "label_token_ids", "1024"),
-        ({"lables": [1]}, "lables", "unknown field"),
+        ({"item": ["a"]}, "item", "unknown field"),
         ({"apply_softmax": "yes"}, "apply_softmax", "yes"),
         ({"priority": 1}, "priority", "--enable-priority-scheduling"),
     ],

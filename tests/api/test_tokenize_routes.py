@@ -83,11 +83,6 @@ def test_what_is_wrong_is_named(app, path, body, field, said):
     assert said in error["message"]
 
 
-def test_a_model_that_is_not_there_is_not_found(app):
-    assert app.post("/tokenize", prompt="a", model="other").status_code == 404
-    assert app.post("/detokenize", tokens=[1], model="other").status_code == 404
-
-
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <|im_end|>"}]
 
 

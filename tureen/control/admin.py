@@ -22,6 +22,7 @@ from tureen.requests.body import convert, read_json, refuse_unknown
 from tureen.requests.drafts import Options, one_prompt, plan_of
 from tureen.requests.embedding import states_for, vector_of
 from tureen.requests.generation import Run
+from tureen.requests.model_field import is_served
 from tureen.requests.planning import Names, Sampling
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import ServerState
@@ -98,7 +99,7 @@ def _fact_routes(state: ServerState) -> list[Entry]:
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
-        if name == state.context.info.model_name:
+        if is_served(name, state):
             return JSONResponse(model_card(state, started))
         if name not in state.adapters:
             raise NotFound(

@@ -17,13 +17,6 @@ def words_at(kind: Any, steps: Sequence[str]) -> list[str]:
     return [value for literal in literals for value in literal.values if isinstance(value, str)]
 
 
-def fields_at(kind: Any, steps: Sequence[str]) -> list[str]:
-    """Returns the field names of the objects allowed at the path `steps`; tag fields of tagged unions come first."""
-    structs = [struct for struct in _at(kind, steps) if isinstance(struct, inspect.StructType)]
-    tags = [struct.tag_field for struct in structs if struct.tag_field is not None]
-    return [*dict.fromkeys(tags), *(field.encode_name for struct in structs for field in struct.fields)]
-
-
 def _at(kind: Any, steps: Sequence[str]) -> list[inspect.Type]:
     """Returns the types that `steps` lead to from `kind`."""
     types = list(members(type_info(kind)))

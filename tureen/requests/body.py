@@ -11,7 +11,7 @@ import msgspec
 from tureen.contract.params import ALIASES, EMPTY_IS_UNSET, SamplingParams
 from tureen.errors import InvalidRequest, UnsupportedMediaType, echo
 from tureen.requests import unknown_fields
-from tureen.requests.allowed import fields_at, words_at
+from tureen.requests.allowed import words_at
 from tureen.requests.verdicts import FieldTable
 
 T = TypeVar("T")
@@ -23,8 +23,10 @@ NO_VERDICTS = FieldTable()
 MAX_TOLD = 200
 """Characters kept of a message by msgspec: it may quote the client's input."""
 
-UNKNOWN_FIELD, NOT_ALLOWED = "Object contains unknown field", ("Invalid enum value", "Invalid value")
-"""Prefixes of msgspec's messages about an unknown field, and about a value outside an enum or a literal type."""
+UNKNOWN_FIELD, NULL = "Object contains unknown field", "got `null`"
+NOT_ALLOWED = "Invalid enum value", "Invalid value"
+"""Beginnings of msgspec's messages about an unknown field, and about a value outside an enum or a literal type; what
+one about a null has."""
 
 _AT = re.compile(r"^(?P<problem>.*?)(?: - at (?:`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`")
@@ -84,28 +86,13 @@ def offered(fields: Mapping[str, Any], known: Collection[str], table: FieldTable
     """
     kept = {}
     for name, value in fields.items():
-        path = f"{where}.{name}" if where else name
-        if name in table.refused:
-            table.check(name, value, path)
-            continue
-        if name in table.told:
-            table.tell(name, value, path)
+        if name in table.refused or name in table.told:
+            table.settle(name, value, f"{where}.{name}" if where else name)
         elif name not in known:
             unknown_fields.settle(name, (*known, *table.refused), table, where)
-        if value is not None and name in known:
+        elif value is not None:
             kept[name] = value
     return kept
-
-
-def refuse_not_offered(fields: Mapping[str, Any], not_offered: Mapping[str, tuple[Any, str]], where: str = "") -> None:
-    """Raises InvalidRequest, with the reason, for the first field that asks for something this server does not offer.
-
-    `not_offered`: field -> (the value that asks for nothing, as null does; the reason).
-    """
-    for name, (nothing, why) in not_offered.items():
-        if fields.get(name) not in (None, nothing):
-            field = f"{where}.{name}" if where else name
-            raise InvalidRequest(f"{field} is not available: {why}", field=field, code="not_available")
 
 
 def convert(value: Any, kind: type[T], path: Callable[[str], str] = str, table: FieldTable = NO_VERDICTS) -> T:
@@ -117,10 +104,14 @@ def convert(value: Any, kind: type[T], path: Callable[[str], str] = str, table: 
     try:
         return msgspec.convert(value, kind, str_keys=True)
     except (msgspec.ValidationError, OverflowError) as error:
-        if str(error).startswith(UNKNOWN_FIELD):
-            cleaned = unknown_fields.without_unknown(value, kind, table, path)
-            if cleaned != value:
-                return convert(cleaned, kind, path)
+        message = str(error)
+        if message.startswith(UNKNOWN_FIELD) or NULL in message:
+            value = unknown_fields.cleaned(value, kind, table, path)
+        else:
+            raise _as_invalid_request(message, value, kind, path) from None
+    try:
+        return msgspec.convert(value, kind, str_keys=True)
+    except (msgspec.ValidationError, OverflowError) as error:
         raise _as_invalid_request(str(error), value, kind, path) from None
 
 
@@ -140,8 +131,6 @@ def _as_invalid_request(message: str, converted: Any, kind: Any, path: Callable[
     field = ".".join([path(names[0]), *names[1:]]).replace(".[", "[") if names else path("").rstrip(".")
     if missing:
         return InvalidRequest(f"{field} is missing", field=field)
-    if problem.startswith(UNKNOWN_FIELD) and isinstance(value, dict):
-        refuse_unknown(value, fields_at(kind, names), field)
     if problem.startswith(NOT_ALLOWED):
         problem = "must be " + " or ".join(echo(word) for word in words_at(kind, names))
     too_long = _TOO_LONG.fullmatch(problem)
@@ -152,12 +141,19 @@ def _as_invalid_request(message: str, converted: Any, kind: Any, path: Callable[
     return InvalidRequest(f"{field or 'the body'}: {expected}, got {echo(value)}", field=field or None)
 
 
-def read_params(params: Mapping[str, Any], where: str = "sampling_params") -> dict[str, Any]:
+def read_params(
+    params: Mapping[str, Any], where: str = "sampling_params", table: FieldTable = NO_VERDICTS
+) -> dict[str, Any]:
     """Returns sampling parameters that a client sent, by the names of SamplingParams: aliases are resolved, nulls left
-    out. Raises InvalidRequest for an unknown name; values are not checked."""
-    refuse_unknown(params, (*PARAM_FIELDS, *ALIASES), where)
+    out. Follows the verdicts of `table`. Raises InvalidRequest for an unknown name; values are not checked."""
     fields: dict[str, Any] = {}
     for name, value in params.items():
+        if name in table.refused or name in table.told:
+            table.settle(name, value, f"{where}.{name}")
+            continue
+        if name not in PARAM_FIELDS and name not in ALIASES:
+            unknown_fields.settle(name, (*PARAM_FIELDS, *ALIASES), table, where)
+            continue
         target = ALIASES.get(name, name)
         if target in fields:
             raise InvalidRequest(

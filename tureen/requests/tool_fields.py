@@ -8,15 +8,18 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from tureen.contract.params import JsonObject
 from tureen.errors import InvalidRequest, echo
-from tureen.requests.body import convert, refuse_unknown
+from tureen.requests.body import convert
+from tureen.requests.verdicts import TELLS_UNKNOWN
 from tureen.text.messages import FreeInput, Tool, ToolChoice
+
+T = TypeVar("T")
 
 MAX_TOOLS = 128
 MAX_NAME_CHARS = 64
@@ -97,7 +100,7 @@ def read_tools(value: Any, field: str = "tools", *, custom: bool = False) -> tup
     tools = []
     for index, item in enumerate(value):
         path = f"{field}[{index}]"
-        entry = convert(_fields(item, ToolField, path), ToolField, _under(path))
+        entry = _entry(item, ToolField, path)
         if entry.type == "custom" and not custom:
             raise InvalidRequest(f"{path}.type must be function, got 'custom'", field=f"{path}.type")
         body = getattr(entry, entry.type)
@@ -198,7 +201,7 @@ def read_tool_choice(value: Any, tools: Sequence[Tool], field: str = "tool_choic
             "send only the tools that may be called",
             field=f"{field}.type",
         )
-    named = convert(_fields(value, ToolChoiceField, field), ToolChoiceField, _under(field))
+    named = _entry(value, ToolChoiceField, field)
     _check_only(named, field)
     name, name_field = getattr(named, named.type).name, f"{field}.{named.type}.name"
     chosen = choose(ToolChoice("required", name), tools, field, name_field)
@@ -240,19 +243,11 @@ def call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-def _fields(value: Any, kind: type[msgspec.Struct], path: str) -> dict[str, Any]:
-    """Returns the fields of an object that are not null, those of its `function` likewise. Raises InvalidRequest."""
+def _entry(value: Any, kind: type[T], path: str) -> T:
+    """Converts a tool or a choice of one; fields that nobody knows are told. Raises InvalidRequest."""
     if not isinstance(value, dict):
         raise InvalidRequest(f"{path} must be an object, got {echo(value)}", field=path)
-    refuse_unknown(value, kind.__struct_fields__, path)
-    fields = {name: entry for name, entry in value.items() if entry is not None}
-    for name, struct in (("function", FunctionField), ("custom", CustomField)):
-        inner = fields.get(name)
-        if isinstance(inner, dict):
-            known = (struct if kind is ToolField else NamedFunctionField).__struct_fields__
-            refuse_unknown(inner, known, f"{path}.{name}")
-            fields[name] = {key: entry for key, entry in inner.items() if entry is not None}
-    return fields
+    return convert(value, kind, _under(path), TELLS_UNKNOWN)
 
 
 def _under(path: str) -> Callable[[str], str]:

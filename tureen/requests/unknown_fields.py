@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -20,7 +20,10 @@ NEAR = 0.8
 MAX_UNKNOWN = 64
 """Most names in a body that nobody knows: finding out what each resembles takes time."""
 
-SAMPLING_ELSEWHERE = frozenset((
+OBJECTS = inspect.StructType, inspect.ListType, inspect.VarTupleType
+NULLABLE = inspect.NoneType, inspect.AnyType
+
+CHANGE_ANSWERS = frozenset((
     "maxlength", "maxnewtoken", "maxoutputtokens", "maxtokenstosample", "maxcompletiontokens", "maxgenlen",
     "numpredict", "npredict", "minlength", "temp", "topa", "topnsigma", "typicalp", "typical", "tfs", "tfsz",
     "mirostat", "mirostatmode", "dynatemprange", "drymultiplier", "xtcprobability", "smoothingfactor",
@@ -28,10 +31,14 @@ SAMPLING_ELSEWHERE = frozenset((
     "penaltyalpha", "guidancescale", "cfgscale", "negativeprompt", "dosample", "stopwords", "stopsequence",
     "stopsequences", "stopstrings", "badwords", "badwordsids", "suppresstokens", "responseschema",
     "responsemimetype", "jsonmode", "grammarstring", "enablethinking", "thinkingbudget", "systemprompt", "suffix",
-    "randomseed", "seedvalue",
+    "randomseed", "seedvalue", "tools", "functions", "toolchoice", "functioncall", "messages", "prompt", "inputs",
+    "system", "instructions", "images", "imagedata", "format", "responseformat", "jsonschema", "guidedjson",
+    "guidedregex", "regex", "grammar", "stop", "seed", "temperature", "topp", "topk", "minp", "n", "bestof",
+    "echo", "logprobs", "toplogprobs", "logitbias", "maxtokens", "maxnewtokens", "frequencypenalty",
+    "presencepenalty", "repetitionpenalty",
 ))  # fmt: skip
-"""Names that change the answer in other servers' APIs, in small letters and without underscores. In an API that does
-not have them they are refused, however tolerant it is: another answer would come than was asked for."""
+"""Names that change the answer in some API, in small letters and without underscores. In an API that does not have
+them they are refused, however tolerant it is: another answer would come than was asked for."""
 
 
 def refuse(name: str, known: Collection[str], where: str = "") -> NoReturn:
@@ -55,7 +62,7 @@ def settle(name: str, known: Collection[str], table: FieldTable, where: str = ""
     current = telling.current.get()
     policy = current.unknown_fields if current is not None and current.unknown_fields else None
     is_told = table.tells_unknown if policy is None else policy == "tell"
-    if not is_told or _is_near(name[:64], tuple(known)) or (is_body and _folded(name) in SAMPLING_ELSEWHERE):
+    if not is_told or _is_near(name[:64], tuple(known)) or (is_body and _folded(name) in CHANGE_ANSWERS):
         refuse(name, known, where)
     if current is not None:
         current.unknown_names.add(name)
@@ -76,58 +83,51 @@ def _folded(name: str) -> str:
     return name[:64].lower().replace("_", "").replace("-", "")
 
 
-def without_unknown(value: Any, kind: Any, table: FieldTable, path: Callable[[str], str] = str) -> Any:
-    """Returns a copy of `value` without the fields that the declared type `kind` does not have, at any depth; each is
-    told, or refused by name. `path` returns what an error calls a field of `value`. Raises InvalidRequest."""
-    return _Cleaner(table).cleaned(value, list(members(type_info(kind))), path("").rstrip("."))
+def cleaned(value: Any, kind: Any, table: FieldTable, path: Callable[[str], str] = str) -> Any:
+    """Returns a copy of `value` without the fields that the declared type `kind` does not have, at any depth, each of
+    which is told or refused, and without nulls where it allows none. `path` returns what an error calls a field of
+    `value`. Raises InvalidRequest."""
+    return _cleaned(value, list(members(type_info(kind))), table, path("").rstrip("."))
 
 
-class _Cleaner:
-    """Walks plain data beside the type that it is to be converted to."""
-
-    def __init__(self, table: FieldTable) -> None:
-        self._table = table
-
-    def cleaned(self, value: Any, types: list[inspect.Type], path: str) -> Any:
-        if isinstance(value, list):
-            items = [
-                item
-                for kind in types
-                if isinstance(kind, inspect.ListType | inspect.VarTupleType)
-                for item in members(kind.item_type)
-            ]
-            if not items:
-                return value
-            return [self.cleaned(entry, items, f"{path}[{index}]") for index, entry in enumerate(value)]
-        struct = _struct_of(value, types) if isinstance(value, dict) else None
-        return value if struct is None else self._object(value, struct, path)
-
-    def _object(self, value: dict[str, Any], struct: inspect.StructType, path: str) -> dict[str, Any]:
-        known = {field.encode_name: field.type for field in struct.fields}
-        kept: dict[str, Any] = {}
-        for name, inner in value.items():
-            here = f"{path}.{name}" if path else name
-            if name in known:
-                kept[name] = self.cleaned(inner, list(members(known[name])), here)
-            elif name == struct.tag_field:
-                kept[name] = inner
-            elif inner is not None and not self._is_settled(name, inner, here):
-                settle(name, known, self._table, path, is_body=False)
-        return kept
-
-    def _is_settled(self, name: str, value: Any, path: str) -> bool:
-        """Returns whether the table has a verdict on the field, which is followed. Raises InvalidRequest."""
-        for key in (telling.label_of(path), f"*.{name}"):
-            if key in self._table.refused:
-                self._table.check(key, value, path)
-                return True
-            if key in self._table.told:
-                self._table.tell(key, value, path)
-                return True
-        return False
+def _cleaned(value: Any, types: Sequence[inspect.Type], table: FieldTable, path: str) -> Any:
+    if isinstance(value, list):
+        lists = [kind for kind in types if isinstance(kind, inspect.ListType | inspect.VarTupleType)]
+        entries = [entry for kind in lists for entry in members(kind.item_type) if isinstance(entry, OBJECTS)]
+        if not entries:
+            return value
+        return [_cleaned(entry, entries, table, f"{path}[{index}]") for index, entry in enumerate(value)]
+    struct = _struct_of(value, types) if isinstance(value, dict) else None
+    return value if struct is None else _cleaned_object(value, struct, table, path)
 
 
-def _struct_of(value: dict[str, Any], types: list[inspect.Type]) -> inspect.StructType | None:
+def _cleaned_object(value: dict[str, Any], struct: inspect.StructType, table: FieldTable, path: str) -> dict[str, Any]:
+    declared = {field.encode_name: list(members(field.type)) for field in struct.fields}
+    kept: dict[str, Any] = {}
+    for name, inner in value.items():
+        here = f"{path}.{name}" if path else name
+        types = declared.get(name)
+        if inner is None and types is not None and not any(isinstance(kind, NULLABLE) for kind in types):
+            continue
+        if types is not None:
+            kept[name] = _cleaned(inner, types, table, here)
+        elif name == struct.tag_field:
+            kept[name] = inner
+        elif inner is not None and not _is_settled(name, inner, table, here):
+            settle(name, tuple(declared), table, path, is_body=False)
+    return kept
+
+
+def _is_settled(name: str, value: Any, table: FieldTable, path: str) -> bool:
+    """Returns whether the table has a verdict on the field, which is followed then. Raises InvalidRequest."""
+    for key in (telling.label_of(path), f"*.{name}"):
+        if key in table.refused or key in table.told:
+            table.settle(key, value, path)
+            return True
+    return False
+
+
+def _struct_of(value: dict[str, Any], types: Sequence[inspect.Type]) -> inspect.StructType | None:
     """Returns the declared object that `value` is meant to be: of several the one with its tag."""
     structs = [kind for kind in types if isinstance(kind, inspect.StructType)]
     tagged = [kind for kind in structs if kind.tag_field is not None and value.get(kind.tag_field) == kind.tag]

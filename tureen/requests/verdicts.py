@@ -62,21 +62,24 @@ class FieldTable(NamedTuple):
             self.tells_unknown or other.tells_unknown,
         )
 
-    def check(self, name: str, value: Any, path: str) -> None:
-        """Raises InvalidRequest, with the reason, where a refused field asks for something. `path`: the field in the
-        request."""
-        nothing, why = self.refused[name]
-        if value not in (None, nothing):
-            raise InvalidRequest(f"{path} is not available: {why}", field=path, code="not_available")
+    @property
+    def verdicts(self) -> tuple[str, ...]:
+        """The fields that are told or refused."""
+        return (*self.told, *self.refused)
 
-    def tell(self, name: str, value: Any, path: str) -> None:
-        """Tells a field that has no effect. Raises InvalidRequest for a value that is not accepted."""
-        verdict = self.told[name]
-        if value in (None, verdict.nothing):
+    def settle(self, name: str, value: Any, path: str) -> None:
+        """Follows the verdict on a field that is told or refused, unless its value asks for nothing. `path`: the field
+        in the request. Raises InvalidRequest, with the reason."""
+        told = self.told.get(name)
+        nothing, why = self.refused[name] if told is None else (told.nothing, told.why)
+        if value is None or value == nothing:
             return
-        if verdict.only is not None and value not in verdict.only:
-            raise InvalidRequest(f"{path} is not available: {verdict.why}", field=path, code="not_available")
-        telling.tell(path, verdict.why)
+        if told is None or (told.only is not None and value not in told.only):
+            raise InvalidRequest(f"{path} is not available: {why}", field=path, code="not_available")
+        telling.tell(path, why)
+
+
+TELLS_UNKNOWN = FieldTable(tells_unknown=True)
 
 
 @cache

@@ -95,8 +95,11 @@ def test_errors_have_the_client_s_classes(client, model):
         client.messages.create(model=model, messages=ASK, max_tokens=4, extra_body={"temperature": -1})
     with pytest.raises(anthropic.BadRequestError, match="top_kk"):
         client.messages.create(model=model, messages=ASK, max_tokens=4, extra_body={"top_kk": 1})
-    with pytest.raises(anthropic.NotFoundError):
-        client.messages.create(model="nobody", messages=ASK, max_tokens=4)
+
+
+def test_one_model_answers_to_any_name_and_tells_it(client):
+    answer = client.messages.with_raw_response.create(model="nobody", messages=ASK, max_tokens=4)
+    assert answer.headers["x-tureen-ignored"] == "model"
 
 
 SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 2}

@@ -105,8 +105,11 @@ def test_what_is_not_offered_is_refused_by_name(client, model):
     assert "temperature" in caught.value.message
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model=model, prompt=FRANCE, temperature=-1, stream=True)
-    with pytest.raises(openai.NotFoundError):
-        client.completions.create(model="nobody", prompt=FRANCE)
+
+
+def test_one_model_answers_to_any_name_and_tells_it(client):
+    answer = client.completions.create(model="nobody", prompt=FRANCE, max_tokens=4)
+    assert answer.model_extra["ignored_fields"] == ["model"]
 
 
 def test_a_chat(client, model):

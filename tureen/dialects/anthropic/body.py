@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from tureen.contract.params import INT64_MAX, INT64_MIN, JsonObject, SamplingParams, Stops
+from tureen.contract.params import EMPTY_IS_UNSET, INT64_MAX, INT64_MIN, JsonObject, SamplingParams, Stops
 from tureen.errors import InvalidRequest, echo
 from tureen.requests.body import TEXT_LISTS, convert, offered
 from tureen.requests.tool_fields import MAX_TOOLS
@@ -271,8 +271,11 @@ class AnthropicBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fi
 def parse(payload: dict[str, Any], kind: type[Body]) -> Body:
     """Checks a JSON body's form and returns it as `kind`. Raises InvalidRequest."""
     fields = offered(payload, kind.__struct_fields__, TABLE)
+    for name in EMPTY_IS_UNSET:
+        if fields.get(name) == "":
+            del fields[name]
     fields |= {name: [fields[name]] for name in TEXT_LISTS if isinstance(fields.get(name), str)}
-    if isinstance(fields.get("tools"), list):
+    if isinstance(fields.get("tools"), list) and len(fields["tools"]) <= MAX_TOOLS:
         fields["tools"] = [server_tool_of(tool) or tool for tool in fields["tools"]]
     body = convert(fields, kind, table=TABLE)
     if isinstance(body, AnthropicBody):

@@ -24,7 +24,7 @@ from tureen.contract.types import LogprobSpec
 from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError, echo
 from tureen.http.dialect import client_name, prepared, streamed, unless_gone
 from tureen.requests import planning
-from tureen.requests.body import convert, refuse_not_offered, refuse_unknown
+from tureen.requests.body import convert, offered
 from tureen.requests.constraint_fields import (
     GUIDED,
     GuidedBackend,
@@ -40,6 +40,7 @@ from tureen.requests.constraint_fields import (
 )
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
 from tureen.requests.generation import Output, Run, Sent, joined_notes
+from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import Context, ServerState
@@ -66,8 +67,7 @@ RENAMED = {
 PARAMETERS = {name: parameter for parameter, name in RENAMED.items()} | GUIDED
 """This dialect's names of sampling parameters -> those of SamplingParams; RENAMED is the other way round."""
 
-TABLES = read_tables(Path(__file__).with_name("fields.toml"))
-NOT_OFFERED = TABLES["body"].refused
+TABLE = read_tables(Path(__file__).with_name("fields.toml"))["body"]
 
 _json = msgspec.json.Encoder()
 
@@ -196,9 +196,7 @@ async def respond(payload: dict[str, Any], request: Request, state: ServerState)
 
 def parse(payload: dict[str, Any], context: Context) -> MindieBody:
     """Checks a JSON body's form and the bounds that depend on the server. Raises InvalidRequest."""
-    refuse_unknown(payload, (*FIELDS, *NOT_OFFERED))
-    refuse_not_offered(payload, NOT_OFFERED)
-    fields = {name: value for name, value in payload.items() if value is not None and name in FIELDS}
+    fields = offered(payload, FIELDS, TABLE)
     body = convert(fields, MindieBody)
     if len(body.prompt) > MAX_PROMPT_CHARS:
         raise InvalidRequest(
@@ -221,11 +219,9 @@ def parse(payload: dict[str, Any], context: Context) -> MindieBody:
 
 def _adapter(body: MindieBody, state: ServerState) -> str:
     """Returns the adapter that `model` names; "" = none. Raises NotFound."""
-    name = body.model
-    if name is None or name in ("None", state.context.info.model_name):
-        return ""
-    state.check_adapter(name, "model")
-    return name
+    if body.model in ("None", *state.adapters.values()):
+        return "" if body.model == "None" else body.model
+    return adapter_of(body.model, state)
 
 
 def _sampling(body: MindieBody, payload: dict[str, Any]) -> tuple[dict[str, Any], Names]:

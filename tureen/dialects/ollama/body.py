@@ -16,7 +16,8 @@ from msgspec import Meta
 from tureen.contract.params import JsonObject, Stops
 from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
-from tureen.requests.body import convert, refuse_not_offered, refuse_unknown
+from tureen.requests import telling
+from tureen.requests.body import convert, offered
 from tureen.requests.state import Context
 from tureen.requests.tool_fields import MAX_TOOLS
 from tureen.requests.verdicts import read_tables
@@ -26,7 +27,6 @@ DURATION = re.compile(r"-?((\d+(\.\d*)?(ns|us|µs|ms|s|m|h))+|\d+)", re.ASCII)
 ANY_SEED = -1
 UNBOUNDED = (-1, -2)  # values of num_predict: without limit, and up to the context's end; both mean the latter
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
-NOT_OFFERED, OPTIONS_NOT_OFFERED = TABLES["body"].refused, TABLES["options"].refused
 
 PARAMETERS = {
     "num_predict": "max_new_tokens",
@@ -48,7 +48,7 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = -1
     num_ctx: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="The context that is needed; refused where the server's is smaller."),
+        Meta(description="The context that is needed; told where the server's is smaller."),
     ] = None
     temperature: Annotated[float, Meta(ge=0, description="0 = greedy; higher = more varied.")] = 0.8
     top_k: Annotated[int, Meta(ge=-1, description="Keep the k most probable tokens; 0 and -1 = all.")] = 40
@@ -120,7 +120,7 @@ class OllamaBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Meta(description="Whether the model thinks first, for models that can be told; levels are refused."),
     ] = None
     keep_alive: Annotated[
-        float | str | None, Meta(description="The model always stays: anything but 0, which asks to unload it.")
+        float | str | None, Meta(description="The model always stays; 0, which asks to unload it, is told.")
     ] = None
 
 
@@ -155,35 +155,20 @@ class OllamaShowBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def parse(payload: Mapping[str, Any], kind: type[Body], context: Context) -> Body:
     """Checks a JSON body's form and returns it as `kind`. Raises InvalidRequest."""
-    fields = _offered(payload, kind.__struct_fields__, NOT_OFFERED)
+    fields = offered(payload, kind.__struct_fields__, TABLES["body"])
     if isinstance(fields.get("options"), dict):
         known = OllamaOptions.__struct_fields__
-        fields["options"] = _offered(fields["options"], known, OPTIONS_NOT_OFFERED, "options")
-    body = convert(fields, kind)
+        fields["options"] = offered(fields["options"], known, TABLES["options"], "options")
+    body = convert(fields, kind, table=TABLES["body"])
     _check(body, context)
     return body
-
-
-def _offered(
-    payload: Mapping[str, Any],
-    known: tuple[str, ...],
-    not_offered: Mapping[str, tuple[Any, str]],
-    where: str = "",
-) -> dict[str, Any]:
-    """Returns the fields that are set and offered: neither null nor in `not_offered`. Raises InvalidRequest for unknown
-    fields, and for fields not offered that ask for something."""
-    refuse_unknown(payload, (*known, *not_offered), where)
-    refuse_not_offered(payload, not_offered, where)
-    return {name: value for name, value in payload.items() if value is not None and name not in not_offered}
 
 
 def _check(body: OllamaBody, context: Context) -> None:
     needed = body.options.num_ctx
     if needed is not None and needed > context.capacity:
-        raise InvalidRequest(
-            f"options.num_ctx is {echo(needed)}, but the server's context has {context.capacity} tokens; start it with "
-            "a larger --context-length, or ask for less",
-            field="options.num_ctx",
+        telling.tell(
+            "options.num_ctx", f"the server's context has {context.capacity} tokens; what does not fit is refused"
         )
     if isinstance(body.format, str) and body.format not in ("", "json"):
         raise InvalidRequest(f'format must be "json" or a JSON schema, got {echo(body.format)}', field="format")
@@ -196,9 +181,7 @@ def _check_keep_alive(duration: float | str | None) -> None:
     if isinstance(duration, str) and not DURATION.fullmatch(duration):
         raise InvalidRequest(f"keep_alive must be a duration such as 5m, got {echo(duration)}", field="keep_alive")
     if duration == 0 or (isinstance(duration, str) and not any(digit in duration for digit in "123456789")):
-        raise InvalidRequest(
-            "keep_alive 0 asks to unload the model, which always stays; leave it out", field="keep_alive"
-        )
+        telling.tell("keep_alive", "0 asks to unload the model, which always stays")
 
 
 def sampling_of(body: OllamaBody, payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,7 +191,7 @@ def sampling_of(body: OllamaBody, payload: Mapping[str, Any]) -> dict[str, Any]:
     fields = {
         PARAMETERS.get(name, name): getattr(body.options, name)
         for name in options
-        if name not in OPTIONS_NOT_OFFERED and name != "num_ctx"
+        if name in OllamaOptions.__struct_fields__ and name != "num_ctx"
     }
     if fields.get("max_new_tokens") in UNBOUNDED:
         fields["max_new_tokens"] = None

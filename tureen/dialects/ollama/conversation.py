@@ -15,7 +15,7 @@ from tureen.dialects.ollama.body import (
     OllamaOptions,
     sampling_of,
 )
-from tureen.errors import InvalidRequest, NotFound
+from tureen.errors import InvalidRequest
 from tureen.requests.chat import Chat
 from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
@@ -24,7 +24,6 @@ from tureen.requests.thinking_field import thinking_kwargs
 from tureen.requests.tool_fields import choose, read_tools
 from tureen.text.messages import Message, Tool, ToolChoice
 
-LATEST = ":latest"
 NAMES = Names(
     "",
     {PARAMETERS.get(name, name): f"options.{name}" for name in OllamaOptions.__struct_fields__}
@@ -110,7 +109,7 @@ def chat_of(body: OllamaChatBody, payload: dict[str, Any], state: ServerState) -
         sampling=sampling_of(body, payload),
         defaults=DEFAULTS,
         names=NAMES,
-        adapter=adapter(body.model, state),
+        adapter=adapter_of(body.model, state),
     )
 
 
@@ -128,19 +127,9 @@ def prompt_chat(body: OllamaGenerateBody, payload: dict[str, Any], state: Server
         sampling=sampling_of(body, payload),
         defaults=DEFAULTS,
         names=NAMES,
-        adapter=adapter(body.model, state),
+        adapter=adapter_of(body.model, state),
     )
 
 
 def _thinking(body: OllamaBody, tools: Sequence[Tool], state: ServerState) -> dict[str, bool]:
     return {} if body.think is None else thinking_kwargs(bool(body.think), "think", tools, state.context)
-
-
-def adapter(model: str, state: ServerState) -> str:
-    """Returns the adapter that `model` names, with or without `:latest`; "" = none. Raises NotFound."""
-    try:
-        return adapter_of(model, state)
-    except NotFound:
-        if not model.endswith(LATEST):
-            raise
-        return adapter_of(model.removesuffix(LATEST), state)

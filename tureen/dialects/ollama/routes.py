@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from tureen.dialects.ollama.body import (
+    TABLES,
     OllamaBody,
     OllamaChatBody,
     OllamaGenerateBody,
@@ -25,16 +26,17 @@ from tureen.dialects.ollama.body import (
     parse,
     sampling_of,
 )
-from tureen.dialects.ollama.conversation import DEFAULTS, LATEST, NAMES, adapter, chat_of, prompt_chat
+from tureen.dialects.ollama.conversation import DEFAULTS, NAMES, chat_of, prompt_chat
 from tureen.errors import InvalidRequest, TureenError
 from tureen.http.chat_answer import arguments_of, check_complete, events_of, prepare_chat
 from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, read_body_with, streamed, unless_gone
 from tureen.http.errors import error_answer
-from tureen.requests import planning
-from tureen.requests.body import convert, read_json, refuse_unknown
+from tureen.requests import planning, telling
+from tureen.requests.body import convert, offered, read_json
 from tureen.requests.chat import Chat
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
 from tureen.requests.generation import WHOLE_INTERVAL, Output
+from tureen.requests.model_field import LATEST, adapter_of
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import ServerState
 from tureen.requests.tokenising import tokenize
@@ -61,7 +63,7 @@ def routes(state: ServerState) -> list[Entry]:
 
         body, chat = await read_body_with(request, read)
         if chat is None:
-            adapter(body.model, state)
+            adapter_of(body.model, state)
             return Response(_json.encode(_loaded(body, "chat")), media_type="application/json")
         plan = await prepare_chat(chat, request, state)
         return await _respond(request, state, plan, OllamaAnswer(body, "chat"))
@@ -70,7 +72,7 @@ def routes(state: ServerState) -> list[Entry]:
         payload = read_json(request.headers.get("content-type"), await request.body())
         body = parse(payload, OllamaGenerateBody, state.context)
         if not body.prompt:
-            adapter(body.model, state)
+            adapter_of(body.model, state)
             return Response(_json.encode(_loaded(body, "generate")), media_type="application/json")
         if body.raw:
             plan = await _raw_plan(body, payload, state, client_name(request))
@@ -107,11 +109,10 @@ def _fact_routes(state: ServerState) -> list[Entry]:
 
     async def show(request: Request) -> Response:
         payload = read_json(request.headers.get("content-type"), await request.body())
-        refuse_unknown(payload, OllamaShowBody.__struct_fields__)
-        body = convert({name: value for name, value in payload.items() if value is not None}, OllamaShowBody)
+        body = convert(offered(payload, OllamaShowBody.__struct_fields__, TABLES["body"]), OllamaShowBody)
         if (body.model is None) == (body.name is None):
             raise InvalidRequest("send model, or name, which means the same", field="model")
-        adapter(body.model or body.name or "", state)
+        adapter_of(body.model or body.name or "", state)
         return JSONResponse(_facts(body.model or body.name or "", started, state))
 
     async def version(_: Request) -> Response:
@@ -187,7 +188,7 @@ def _facts(name: str, modified: str, state: ServerState) -> dict[str, Any]:
         "modelfile": f"FROM {info.model_name}",
         "parameters": "\n".join(f"{key} {value}" for key, value in defaults.items() if value is not None),
         "template": "" if isinstance(templates, str) else templates.plain.source,
-        "details": _details(name.removesuffix(LATEST), state),
+        "details": _details(name.removesuffix(f":{LATEST}"), state),
         "model_info": {
             "general.architecture": kind,
             f"{kind}.context_length": context.capacity,
@@ -208,7 +209,7 @@ async def _raw_plan(body: OllamaGenerateBody, payload: dict[str, Any], state: Se
     context = state.context
     sampling = planning.make_sampling(sampling_of(body, payload), context, NAMES, DEFAULTS)
     [ids] = await tokenize([body.prompt], ["prompt"], context)
-    options = Options(adapter=adapter(body.model, state))
+    options = Options(adapter=adapter_of(body.model, state))
     draft = one_prompt(Prompt(ids), "prompt", sampling, options, owner=owner)
     return plan_of(draft, state)
 
@@ -324,11 +325,12 @@ class OllamaAnswer:
             "prompt_eval_duration": round(first_s * NS),
             "eval_count": len(output.token_ids),
             "eval_duration": round(max(output.elapsed_s - first_s, 0) * NS),
+            **telling.answer_field(),
         }
 
 
 def _loaded(body: OllamaBody, kind: str) -> dict[str, Any]:
-    return OllamaAnswer(body, kind).rendered(Piece()) | {"done": True, "done_reason": "load"}
+    return OllamaAnswer(body, kind).rendered(Piece()) | {"done": True, "done_reason": "load"} | telling.answer_field()
 
 
 def _now() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -15,6 +15,7 @@ from tureen.contract.types import LogprobSpec
 from tureen.dialects.openai.response_format import ResponseFormat, format_constraints
 from tureen.errors import InvalidRequest
 from tureen.log import get_logger
+from tureen.requests import telling
 from tureen.requests.body import PARAM_FIELDS, TEXT_LISTS, convert, offered
 from tureen.requests.constraint_fields import (
     GUIDED,
@@ -81,7 +82,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         None
     )
     continuous_usage_stats: Annotated[bool | None, Meta(description="Every chunk tells the usage so far.")] = None
-    include_obfuscation: Annotated[bool | None, Meta(description="Not available: true is refused.")] = None
+    include_obfuscation: Annotated[bool | None, Meta(description="Chunks are not padded; true is told.")] = None
 
 
 class OpenAIBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,12 +122,7 @@ class OpenAIBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_field
         Meta(description="Your own notes, returned in the answer's metadata."),
     ] = None
     service_tier: Annotated[
-        Literal["auto", "default"] | None,
-        Meta(description="There is one tier; the answer names it if the field is sent."),
-    ] = None
-    prompt_cache_key: Annotated[
-        Label | None,
-        Meta(description="Requests with the same one find each other's prefixes: here all of one client do."),
+        Label | None, Meta(description="There is one tier; the answer names it if the field is sent.")
     ] = None
     rid: Annotated[str | None, Meta(description="Id of the answer, to abort the request by. Default: random.")] = None
     request_id: Annotated[str | None, Meta(description="Another name of rid.")] = None
@@ -163,8 +159,9 @@ def read(payload: Mapping[str, Any], kind: type[T], table: FieldTable) -> T:
     if options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true", field="stream_options")
     if options is not None and options.include_obfuscation:
-        field = "stream_options.include_obfuscation"
-        raise InvalidRequest(f"{field} is not available: chunks are not padded; leave it out", field=field)
+        telling.tell("stream_options.include_obfuscation", "chunks are not padded")
+    if body.service_tier not in (None, "auto", "default"):
+        telling.tell("service_tier", "there is one tier, default")
     if body.rid is not None and body.request_id is not None:
         raise InvalidRequest("request_id and rid are the same field; send one", field="request_id")
     return body
@@ -226,3 +223,9 @@ def processor(body: OpenAIBody, state: ServerState) -> str:
     """Returns the logit processor that the body names or sends; "" = none. Raises InvalidRequest."""
     name = body.custom_logit_processor
     return "" if name is None else check_processor(name, state.context.config, "custom_logit_processor")
+
+
+def tell_detail(detail: str | None, field: str) -> None:
+    """Tells that a picture is shown more finely than `detail` asks for."""
+    if detail not in (None, "auto", "high"):
+        telling.tell(field, "pictures are always shown as finely as the model takes them")

@@ -34,7 +34,7 @@ class MediaUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     url: Annotated[str, Meta(min_length=1, description="URL, `data:` URL, base64 or file name; see the media page.")]
     detail: Annotated[
-        Literal["auto", "high"] | None, Meta(description="Pictures are always shown as finely as the model takes them.")
+        str | None, Meta(description="Pictures are always shown as finely as the model takes them; low is told.")
     ] = None
 
 
@@ -347,6 +347,8 @@ def _content(parts: Sequence[ContentPart], where: str, role: str, chat_messages:
         _note_modality(part, field, chat_messages.modalities)
         references = chat_messages.pictures if part.type == "image_url" else chat_messages.videos
         references.append(value if isinstance(value, str) else value.url)
+        if isinstance(value, MediaUrl):
+            openai_fields.tell_detail(value.detail, f"{field}.{part.type}.detail")
         template_parts.append({"type": part.type.removesuffix("_url")})
     return template_parts
 

@@ -21,7 +21,7 @@ from tureen.errors import echo
 from tureen.http.dialect import Docs, Entry, client_name, unless_gone
 from tureen.log import get_logger
 from tureen.requests import embedding, planning, prompts, waves
-from tureen.requests.body import convert, read_json, refuse_not_offered, refuse_unknown
+from tureen.requests.body import convert, offered, read_json
 from tureen.requests.embedding import EmbeddingOptions, PoolingField
 from tureen.requests.generation import Output
 from tureen.requests.model_field import adapter_of
@@ -32,7 +32,6 @@ from tureen.requests.verdicts import read_tables
 from tureen.requests.waves import Requester
 
 TABLE = read_tables(Path(__file__).with_name("fields.toml"))["embeddings"]
-NOT_OFFERED = TABLE.refused
 
 log = get_logger("api")
 
@@ -88,10 +87,7 @@ def routes(state: ServerState) -> list[Entry]:
 
 def parse(payload: dict[str, Any]) -> EmbeddingsBody:
     """Checks a JSON body's form. Raises InvalidRequest."""
-    refuse_unknown(payload, (*EmbeddingsBody.__struct_fields__, *NOT_OFFERED))
-    refuse_not_offered(payload, NOT_OFFERED)
-    fields = {name: value for name, value in payload.items() if value is not None and name not in NOT_OFFERED}
-    return convert(fields, EmbeddingsBody)
+    return convert(offered(payload, EmbeddingsBody.__struct_fields__, TABLE), EmbeddingsBody, table=TABLE)
 
 
 async def _outputs(body: EmbeddingsBody, requester: Requester, state: ServerState) -> list[Output]:

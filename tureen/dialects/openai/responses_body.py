@@ -17,6 +17,7 @@ from tureen.dialects.openai.body import Label, OpenAIBody, Tokens, TopLogprobs
 from tureen.dialects.openai.responses_input import ResponsesItem, conversation_of, read_items
 from tureen.dialects.openai.responses_tools import ResponsesTool, chosen_tools, namespaces_of, read_tool_types, tools_of
 from tureen.errors import InvalidRequest
+from tureen.requests import telling
 from tureen.requests.chat import Chat
 from tureen.requests.planning import Names
 from tureen.requests.state import ServerState
@@ -132,13 +133,8 @@ def parse(payload: dict[str, Any]) -> ResponsesBody:
     if payload.get("tools") is not None:
         payload = payload | {"tools": read_tool_types(payload["tools"])}
     body = openai_fields.read(payload, ResponsesBody, TABLE)
-    if body.stream_options is not None and (
-        body.stream_options.include_usage or body.stream_options.continuous_usage_stats
-    ):
-        raise InvalidRequest(
-            "stream_options is not available: the last event always tells the usage; leave it out",
-            field="stream_options",
-        )
+    if body.stream_options is not None and body.stream_options.continuous_usage_stats:
+        telling.tell("stream_options.continuous_usage_stats", "the last event tells the usage")
     if body.logprobs_mode != "processed" and not wants_logprobs(body):
         raise InvalidRequest(f"logprobs_mode needs top_logprobs, or include: [{LOGPROBS!r}]", field="logprobs_mode")
     return body

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from tureen.dialects.openai.body import tell_detail
 from tureen.dialects.openai.responses_tools import joined_name
 from tureen.errors import InvalidRequest, echo
 from tureen.requests import telling
@@ -38,6 +39,8 @@ SEAL = "tureen1."
 
 T = TypeVar("T")
 
+MAX_SENT_LOGPROBS = 1 << 17  # of an answer that a client sends back
+
 PartList = Annotated[list[T], Meta(max_length=MAX_PARTS)]
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -52,15 +55,15 @@ class ResponsesInputImage(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """`detail`: pictures are always shown as finely as the model takes them."""
 
     image_url: Annotated[str, Meta(min_length=1)]
-    detail: Literal["auto", "high"] | None = None
+    detail: str | None = None
 
 
 class ResponsesOutputText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="output_text"):
     """Text of an answer that the client sends back, with what that said about it: the model is shown the text."""
 
     text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
+    annotations: PartList[Any] | None = None
+    logprobs: Annotated[list[Any], Meta(max_length=MAX_SENT_LOGPROBS)] | None = None
 
 
 class ResponsesRefusal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="refusal"):
@@ -266,7 +269,7 @@ class ResponsesConversation:
             raise InvalidRequest(
                 f"{where}.call_id {echo(item.call_id)} is that of no call before it", field=f"{where}.call_id"
             )
-        content = item.output if isinstance(item.output, str) else self._joined(item.output)
+        content = item.output if isinstance(item.output, str) else self._joined(item.output, f"{where}.output")
         self._begin({"role": "tool", "tool_call_id": item.call_id, "name": name, "content": content})
 
     def _shown(self, item: ResponsesMessage, where: str) -> str | list[dict[str, Any]]:
@@ -278,18 +281,19 @@ class ResponsesConversation:
             if not isinstance(part, ResponsesInputText | ResponsesInputImage) or (is_picture and item.role != "user"):
                 raise _misplaced(part, item.role, f"{where}.content[{index}]")
             parts.append(part)
-        return self._joined(parts)
+        return self._joined(parts, f"{where}.content")
 
-    def _joined(self, parts: Sequence[Shown]) -> str | list[dict[str, Any]]:
-        """Converts parts; returns a string when all are text."""
+    def _joined(self, parts: Sequence[Shown], where: str) -> str | list[dict[str, Any]]:
+        """Converts parts, which stand at `where`; returns a string when all are text."""
         if all(isinstance(part, ResponsesInputText) for part in parts):
             return "".join(part.text for part in parts if isinstance(part, ResponsesInputText))
         template_parts: list[dict[str, Any]] = []
-        for part in parts:
+        for index, part in enumerate(parts):
             if isinstance(part, ResponsesInputText):
                 template_parts.append({"type": "text", "text": part.text})
             else:
                 self.pictures.append(part.image_url)
+                tell_detail(part.detail, f"{where}[{index}].detail")
                 template_parts.append({"type": "image"})
         return template_parts
 

@@ -14,8 +14,9 @@ from msgspec import Meta
 from tureen.contract.params import JsonObject
 from tureen.errors import InvalidRequest, echo
 from tureen.requests import telling
-from tureen.requests.body import convert, refuse_unknown
+from tureen.requests.body import convert
 from tureen.requests.tool_fields import MAX_NAME_CHARS, MAX_TOOLS, check_tools, choose, custom_tool, read_tool_choice
+from tureen.requests.verdicts import TELLS_UNKNOWN
 from tureen.text.messages import FreeInput, Tool, ToolChoice
 
 
@@ -215,10 +216,9 @@ def chosen_tools(
             f"{field}.type: {why}it must be function, custom or allowed_tools, got {echo(kind_name)}",
             field=f"{field}.type",
         )
-    refuse_unknown(tool_choice, ("type", *kind.__struct_fields__), field)
     if kind is AllowedTools:
         tool_choice = tool_choice | {"tools": _without_foreign(tool_choice.get("tools"), f"{field}.tools")}
-    choice = convert(tool_choice, kind, lambda name: f"{field}.{name}")
+    choice = convert(tool_choice, kind, lambda name: f"{field}.{name}", TELLS_UNKNOWN)
     called = {own: name for name, (_, own) in namespaces.items()} | {tool.name: tool.name for tool in tools}
     if isinstance(choice, AllowedTool | AllowedCustomTool):
         name = called.get(choice.name, choice.name)

@@ -21,10 +21,11 @@ from tureen.dialects.sglang.logprob_fields import LOGPROB_FIELDS, logprob_specs
 from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
 from tureen.requests import media_fields, planning, prompts
-from tureen.requests.body import PARAM_FIELDS, convert, read_params, refuse_not_offered, refuse_unknown
+from tureen.requests.body import PARAM_FIELDS, convert, offered, read_params, refuse_unknown
 from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, effective_params, plan_of
 from tureen.requests.embedding import states_for
 from tureen.requests.media_fields import PromptMedia
+from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import LARGE
 from tureen.requests.planning import Names, Sampling, per_prompt
 from tureen.requests.processor_field import check_processor
@@ -54,7 +55,6 @@ _json = msgspec.json.Encoder()
 PROMPT_FIELDS = ("text", "input_ids", "input_embeds")
 
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
-NOT_OFFERED, PARAMS_NOT_OFFERED = TABLES["body"].refused, TABLES["sampling_params"].refused
 
 NO_MEDIA = PromptMedia((), (), "image", "image_data", "video_data")
 
@@ -141,6 +141,9 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | PerPrompt[str | None] | None,
         Meta(description="Name of a loaded adapter, or the path it was loaded from; see the adapters page."),
     ] = None
+    model: Annotated[str | None, Meta(description="The served model, or an adapter; of one model any name: told.")] = (
+        None
+    )
     session_params: Annotated[
         JsonObject | PerPrompt[JsonObject] | None,
         Meta(description="Continue a session: id, rid, offset, replace, drop_previous_output; see the sessions page."),
@@ -171,9 +174,9 @@ class ParsedBody(NamedTuple):
 
 
 FIELDS = tuple(field.name for field in msgspec.structs.fields(GenerateBody))
-MISPLACED = frozenset((*PARAM_FIELDS, *ALIASES)).difference(FIELDS, NOT_OFFERED)
+MISPLACED = frozenset((*PARAM_FIELDS, *ALIASES)).difference(FIELDS, TABLES["body"].verdicts)
 """Fields of `sampling_params`, which clients of flat APIs send beside it."""
-MISPLACED_PARAMS = frozenset(FIELDS).difference(PARAM_FIELDS, ALIASES, PARAMS_NOT_OFFERED)
+MISPLACED_PARAMS = frozenset(FIELDS).difference(PARAM_FIELDS, ALIASES, TABLES["sampling_params"].verdicts)
 MAX_SHOWN = 48  # characters of a misplaced value
 
 PER_PROMPT_FIELDS = ("lora_path", "session_params", "return_hidden_states", "custom_logit_processor")
@@ -213,11 +216,9 @@ def parse(payload: dict[str, Any], context: Context) -> ParsedBody:
             f"send exactly one of {', '.join(PROMPT_FIELDS)}; got {got}",
             field=fields_sent[-1] if fields_sent else "text",
         )
-    known = {name: value for name, value in payload.items() if value is not None and name in FIELDS}
     _refuse_misplaced(payload, MISPLACED, "in sampling_params", '"sampling_params": {%s}')
-    refuse_unknown(payload, (*FIELDS, *NOT_OFFERED, *MISPLACED))
-    refuse_not_offered(payload, NOT_OFFERED)
-    body = convert(known, GenerateBody)
+    placed = {name: value for name, value in payload.items() if name not in MISPLACED}
+    body = convert(offered(placed, FIELDS, TABLES["body"]), GenerateBody)
     planning.check_priority(body.priority, context)
     inputs = _inputs(body, context)
     is_batch, [field] = _is_batch(body), fields_sent
@@ -289,10 +290,17 @@ def samplings_of(body: GenerateBody, batch: int, context: Context) -> list[Sampl
 
 def _sampling_of(params: dict[str, Any], where: str, context: Context) -> Sampling:
     _refuse_misplaced(params, MISPLACED_PARAMS, f"beside {where.split('[')[0]}, not in it", "{%s, …}")
-    left_out = (*PARAMS_NOT_OFFERED, *MISPLACED_PARAMS)
-    offered = {name: value for name, value in params.items() if name not in left_out}
-    refuse_not_offered(params, PARAMS_NOT_OFFERED, where)
-    return planning.make_sampling(read_params(offered, where), context, Names(where))
+    placed = {name: value for name, value in params.items() if name not in MISPLACED_PARAMS}
+    return planning.make_sampling(read_params(placed, where, TABLES["sampling_params"]), context, Names(where))
+
+
+def with_adapter(payload: dict[str, Any], state: ServerState) -> dict[str, Any]:
+    """Returns a body with the adapter that its `model` names in lora_path. Raises NotFound, InvalidRequest."""
+    model, path = payload["model"], payload.get("lora_path")
+    adapter = adapter_of(model, state) if isinstance(model, str) else ""
+    if adapter and path not in (None, adapter, state.adapters[adapter]):
+        raise InvalidRequest("lora_path and model name different adapters; send one", field="lora_path")
+    return payload | {"lora_path": adapter} if adapter and path is None else payload
 
 
 def adapters_of(parsed: ParsedBody) -> list[tuple[str, str]]:

@@ -25,8 +25,8 @@ from tureen.errors import TureenError
 from tureen.http.dialect import Docs, Entry, client_name, prepared, unless_gone
 from tureen.http.errors import error_object
 from tureen.http.sse import DONE, EventStream, event
-from tureen.requests import embedding, planning
-from tureen.requests.body import read_json, refuse_unknown
+from tureen.requests import embedding, planning, telling
+from tureen.requests.body import offered, read_json
 from tureen.requests.drafts import REQUEST_SIZE
 from tureen.requests.generation import Output, Run, Sent
 from tureen.requests.loading import loading
@@ -36,7 +36,17 @@ from tureen.requests.sessions import Turn
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tokenising import resolve
 
-ENCODE_FIELDS = ("text", "input_ids", "input_embeds", "rid", "log_metrics", "priority", "cache_salt", "deadline_ms")
+ENCODE_FIELDS = (
+    "model",
+    "text",
+    "input_ids",
+    "input_embeds",
+    "rid",
+    "log_metrics",
+    "priority",
+    "cache_salt",
+    "deadline_ms",
+)
 
 EncodeBody = msgspec.defstruct(
     "EncodeBody",
@@ -114,6 +124,8 @@ async def prepare(
     """
     arrived_s = time.monotonic()
     state.check_accepting()
+    if payload.get("model") is not None:
+        payload = sglang_request.with_adapter(payload, state)
     parsed = await offload.run(sglang_request.size_of(payload), sglang_request.parse, payload, state.context)
     for name, field in sglang_request.adapters_of(parsed):
         state.check_adapter(name, field)
@@ -218,8 +230,7 @@ def _taking_turns(plan: GeneratePlan, run: Run, state: ServerState) -> Iterator[
 
 def embedding_body(payload: dict[str, Any]) -> dict[str, Any]:
     """Converts a body of `/encode` to one of `/generate`. Raises InvalidRequest."""
-    refuse_unknown(payload, ENCODE_FIELDS)
-    fields = {name: value for name, value in payload.items() if value is not None}
+    fields = offered(payload, ENCODE_FIELDS, sglang_request.TABLES["body"])
     return fields | {"return_hidden_states": "last", "sampling_params": {"max_new_tokens": 0}}
 
 
@@ -310,6 +321,9 @@ def render(output: Output, plan: GeneratePlan, context: Context, sent: tuple[int
         meta |= _logprobs(output, output.request.logprobs, plan, context, first_token)
     if output.finish is not None:
         meta["e2e_latency"] = output.elapsed_s
+        told = telling.current.get()
+        if told is not None and told.paths:
+            meta[telling.ANSWER_FIELD] = told.listed()
         if output.request.hidden_states != "none":
             meta[HIDDEN_FIELD] = _hidden_states(output)
     return {"text": output.text[first_char:], "output_ids": output.token_ids[first_token:], "meta_info": meta}

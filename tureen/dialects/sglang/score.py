@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -22,7 +23,7 @@ from tureen.contract.types import LogprobSpec
 from tureen.errors import InvalidRequest, echo
 from tureen.http.dialect import Docs, Entry, client_name, unless_gone
 from tureen.requests import embedding, planning, prompts, tokenising, waves
-from tureen.requests.body import convert, read_json, refuse_unknown
+from tureen.requests.body import convert, offered, read_json
 from tureen.requests.drafts import Options
 from tureen.requests.embedding import EmbeddingOptions
 from tureen.requests.model_field import adapter_of
@@ -30,12 +31,15 @@ from tureen.requests.planning import Names, Sampling
 from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.shared_fields import MAX_INPUTS, MAX_LOGPROB_IDS, AbortName, KeptTokens, Priority, TokenIds
 from tureen.requests.state import Context, ServerState
+from tureen.requests.verdicts import read_tables
 from tureen.requests.waves import Requester
 
 ONE_TOKEN = Sampling(SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True), {}, Names())
 
 MAX_JOINED = 1 << 27
 """Most characters or token ids of all prompts of a body together; each has the query in it."""
+
+TABLE = read_tables(Path(__file__).with_name("fields.toml"))["score"]
 
 T = TypeVar("T")
 
@@ -112,8 +116,8 @@ async def _read(request: Request, kind: type[T], state: ServerState) -> T:
     """Reads a request's body as `kind`. Raises InvalidRequest, and Unavailable when the server takes no work."""
     payload = read_json(request.headers.get("content-type"), await request.body())
     state.check_accepting()
-    refuse_unknown(payload, [field.name for field in msgspec.structs.fields(kind)])  # type: ignore[arg-type]
-    return convert({name: value for name, value in payload.items() if value is not None}, kind)
+    fields = [field.name for field in msgspec.structs.fields(kind)]  # type: ignore[arg-type]
+    return convert(offered(payload, fields, TABLE), kind, table=TABLE)
 
 
 async def _score(body: ScoreBody, requester: Requester, state: ServerState) -> dict[str, Any]:

@@ -11,7 +11,9 @@ DIALECT = Dialect(
     routes=tgi.routes,
     compat=(
         CompatRoute(
-            "TGI", "/generate", (BodyPart(TgiBody), BodyPart(TgiParameters, TABLES["parameters"], "parameters"))
+            "TGI",
+            "/generate",
+            (BodyPart(TgiBody, TABLES["body"]), BodyPart(TgiParameters, TABLES["parameters"], "parameters")),
         ),
     ),
     sections=(

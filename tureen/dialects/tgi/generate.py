@@ -24,10 +24,11 @@ from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError
 from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, prepared, streamed, unless_gone
 from tureen.http.sse import event
 from tureen.requests import planning
-from tureen.requests.body import convert, read_json, refuse_not_offered, refuse_unknown
+from tureen.requests.body import convert, offered, read_json
 from tureen.requests.constraint_fields import named_schema
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
 from tureen.requests.generation import Output, Run
+from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import Context, ServerState
@@ -44,7 +45,6 @@ PLAIN = SamplingParams(no_stop_trim=True)
 """Parameters to detokenize with: a stop string stays in the text, as its tokens do in TGI's list of tokens."""
 
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
-NOT_OFFERED = TABLES["parameters"].refused
 
 _json = msgspec.json.Encoder()
 
@@ -122,6 +122,9 @@ class TgiBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         TgiParameters()
     )
     stream: Annotated[bool, Meta(description="Answer with server-sent events, one a token.")] = False
+    model: Annotated[
+        str | None, Meta(description="The served model, or an adapter. Where there is one model, any name: told.")
+    ] = None
 
 
 def routes(state: ServerState) -> list[Entry]:
@@ -186,9 +189,11 @@ async def _respond(payload: dict[str, Any], request: Request, state: ServerState
     try:
         state.check_accepting()
         body = parse(payload)
+        adapter = adapter_of(body.model, state)
         if body.parameters.adapter_id is not None:
-            state.check_adapter(body.parameters.adapter_id, "parameters.adapter_id")
-        run = Run(state, await prepared(request, _plan(body, payload, state, client_name(request))))
+            adapter = body.parameters.adapter_id
+            state.check_adapter(adapter, "parameters.adapter_id")
+        run = Run(state, await prepared(request, _plan(body, payload, state, client_name(request), adapter)))
         if body.stream:
             events = _events(run, body, state.context)
             return await streamed(request, events, lambda error: event(_json.encode(error_object(error))))
@@ -201,16 +206,12 @@ async def _respond(payload: dict[str, Any], request: Request, state: ServerState
 
 def parse(payload: dict[str, Any]) -> TgiBody:
     """Checks a JSON body's form. Raises InvalidRequest."""
-    refuse_unknown(payload, TgiBody.__struct_fields__)
-    fields = {name: value for name, value in payload.items() if value is not None}
+    fields = offered(payload, TgiBody.__struct_fields__, TABLES["body"])
     parameters = fields.get("parameters", {})
     if isinstance(parameters, dict):
-        refuse_unknown(parameters, (*TgiParameters.__struct_fields__, *NOT_OFFERED), "parameters")
-        refuse_not_offered(parameters, NOT_OFFERED, "parameters")
-        fields["parameters"] = {
-            name: value for name, value in parameters.items() if value is not None and name not in NOT_OFFERED
-        }
-    body = convert(fields, TgiBody)
+        known = TgiParameters.__struct_fields__
+        fields["parameters"] = offered(parameters, known, TABLES["parameters"], "parameters")
+    body = convert(fields, TgiBody, table=TABLES["parameters"])
     checked = body.parameters
     refusals = {
         "grammar": (_is_no_pattern(checked.grammar), "of type regex needs a string as its value"),
@@ -238,7 +239,7 @@ def _samples(parameters: TgiParameters) -> bool:
     return parameters.do_sample or any(getattr(parameters, name) is not None for name in SAMPLING_FIELDS)
 
 
-async def _plan(body: TgiBody, payload: dict[str, Any], state: ServerState, owner: str) -> Plan:
+async def _plan(body: TgiBody, payload: dict[str, Any], state: ServerState, owner: str, adapter: str) -> Plan:
     parameters, context = body.parameters, state.context
     names = ("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "frequency_penalty", "stop")
     fields: dict[str, Any] = {
@@ -260,7 +261,7 @@ async def _plan(body: TgiBody, payload: dict[str, Any], state: ServerState, owne
         raise InvalidRequest("parameters.best_of needs do_sample: true, or a temperature", field="parameters.best_of")
     [ids] = await tokenize([body.inputs], ["inputs"], context)
     prompt = Prompt(ids[-parameters.truncate :] if parameters.truncate else ids)
-    options = Options(adapter=parameters.adapter_id or "", logprobs=_logprobs(body))
+    options = Options(adapter=adapter, logprobs=_logprobs(body))
     return plan_of(one_prompt(prompt, "inputs", sampling, options, owner=owner), state)
 
 

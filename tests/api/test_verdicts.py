@@ -1,0 +1,271 @@
+"""Each field of each API does what the tables say: it is honoured, or told, or refused by name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from app_under_test import App
+from msgspec import inspect
+
+from tureen.front.compat import compat_routes
+from tureen.http.dialect import BodyPart
+
+CHAT = [{"role": "user", "content": "say:a"}]
+TOOL = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "boolean"}}}}
+TOOLS = [{"type": "function", "function": TOOL}]
+SCHEMA, PATTERN, GRAMMAR = {"type": "boolean"}, "a|b", 'root ::= "a"'
+TAG = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}],
+    "triggers": ["<a"],
+}
+
+SHORTEST: dict[str, dict[str, Any]] = {
+    "SGLang /generate": {"text": "say:a"},
+    "MindIE and vLLM's demo server /generate": {"prompt": "say:a"},
+    "TGI /generate": {"inputs": "say:a"},
+    "OpenAI /v1/completions": {"prompt": "say:a"},
+    "OpenAI /v1/chat/completions": {"messages": CHAT},
+    "OpenAI /v1/responses": {"input": "say:a"},
+    "OpenAI /v1/embeddings": {"input": "a"},
+    "Anthropic /v1/messages": {"model": "default", "messages": CHAT, "max_tokens": 50},
+    "Anthropic /v1/messages/count_tokens": {"model": "default", "messages": CHAT},
+    "Ollama /api/chat": {"model": "default", "messages": CHAT, "stream": False},
+    "Ollama /api/generate": {"model": "default", "prompt": "say:a", "stream": False},
+}
+LIMITS: dict[str, tuple[str, Any]] = {
+    "SGLang": ("sampling_params", {"max_new_tokens": 16}),
+    "MindIE": ("max_tokens", 16),
+    "TGI": ("parameters", {"max_new_tokens": 16}),
+    "OpenAI /v1/completions": ("max_tokens", 16),
+    "OpenAI /v1/chat/completions": ("max_tokens", 16),
+    "OpenAI /v1/responses": ("max_output_tokens", 16),
+    "Ollama": ("options", {"num_predict": 16}),
+}
+"""What bounds the answer of a route, or of the routes of an API."""
+
+LENGTHS = (
+    "max_new_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens", "min_new_tokens", "min_tokens",
+    "num_predict", "sampling_params", "parameters", "options",
+)  # fmt: skip
+EXAMPLES: dict[str, Any] = {
+    "choice": ["a", "b"],
+    "custom_logit_processor": "disallowed_tokens",
+    "custom_params": {"token_ids": [5]},
+    "deadline_ms": 60_000,
+    "dtype": "bool",
+    "ebnf": GRAMMAR,
+    "encoding_format": "base64",
+    "format": SCHEMA,
+    "grammar": GRAMMAR,
+    "grammar_after": "</think>",
+    "guided_choice": ["a", "b"],
+    "guided_decoding_backend": "xgrammar",
+    "guided_grammar": GRAMMAR,
+    "guided_json": SCHEMA,
+    "guided_regex": PATTERN,
+    "guided_structural_tag": TAG,
+    "guided_whitespace_pattern": r"[\n\t ]*",
+    "json_schema": SCHEMA,
+    "keep_alive": "5m",
+    "logit_bias": {"5": 1},
+    "lora_path": "whisper",
+    "messages": CHAT,
+    "metadata": {},
+    "modalities": ["text"],
+    "model": "default",
+    "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+    "parameters.adapter_id": "whisper",
+    "parameters.grammar": {"type": "json", "value": SCHEMA},
+    "parameters.stop": ["x"],
+    "reasoning": {"effort": None},
+    "regex": PATTERN,
+    "response_format": {"type": "json_object"},
+    "sampling_params.custom_params": {"token_ids": [5]},
+    "service_tier": "auto",
+    "session_params.id": "open",
+    "session_params": {"id": "open"},
+    "stop": ["x"],
+    "stop_regex": ["x+"],
+    "stop_sequences": ["x"],
+    "stream": False,
+    "stream_options": {"include_usage": True},
+    "structural_tag": TAG,
+    "structured_outputs": {"choice": ["a", "b"]},
+    "system": "Be brief.",
+    "text": {"format": {"type": "text"}},
+    "thinking": {"type": "adaptive"},
+    "think": None,
+    "tool_choice": "none",
+    "ttft_deadline_ms": 60_000,
+    "tools": TOOLS,
+}
+"""Values that are taken, of fields of which the type does not tell any."""
+
+EXAMPLES_OF_ROUTES = {
+    "Anthropic": {"tools": [{"name": "look", "input_schema": TOOL["parameters"]}], "tool_choice": {"type": "none"}},
+    "OpenAI /v1/responses": {"tools": [{"type": "function", **TOOL}], "include": []},
+    "SGLang /generate": {"modalities": ["image"], "text": "a", "structural_tag": TAG},
+}
+BESIDE: dict[str, dict[str, Any]] = {
+    "custom_params": {"custom_logit_processor": "disallowed_tokens"},
+    "sampling_params.custom_params": {"custom_logit_processor": "disallowed_tokens"},
+    "strict_schema": {"json_schema": SCHEMA},
+    "sampling_params.strict_schema": {"sampling_params": {"json_schema": SCHEMA}},
+    "grammar_after": {"regex": PATTERN},
+    "sampling_params.grammar_after": {"sampling_params": {"regex": PATTERN}},
+    "guided_whitespace_pattern": {"guided_json": SCHEMA},
+    "top_logprobs": {"logprobs": True},
+    "stream_options": {"stream": True},
+    "best_of": {"temperature": 1.0},
+    "parameters.best_of": {"parameters": {"do_sample": True}},
+    "parameters.decoder_input_details": {"parameters": {"details": True}},
+    "parameters.top_n_tokens": {"parameters": {"details": True}},
+    "top_logprobs_num": {"return_logprob": True},
+    "token_ids_logprob": {"return_logprob": True},
+    "logprobs_mode": {"return_logprob": True},
+    "return_text_in_logprobs": {"return_logprob": True},
+    "logprob_start_len": {"return_logprob": True},
+    "session_params.rid": {"session_params": {"id": "open"}},
+    "session_params.offset": {"session_params": {"id": "open"}},
+    "session_params.replace": {"session_params": {"id": "open"}},
+    "session_params.drop_previous_output": {"session_params": {"id": "open"}},
+}
+"""What a field needs beside itself."""
+
+NOT_HERE = {
+    "image_data": "tests/e2e/test_shapes_vlm_server.py shows pictures to a model that sees",
+    "video_data": "tests/e2e/test_shapes_vlm_server.py shows pictures to a model that sees",
+    "images": "tests/e2e/test_shapes_vlm_server.py shows pictures to a model that sees",
+    "modalities": "tests/api/test_media_fields.py",
+    "dimensions": "tests/api/test_embedding_server.py has a model whose embeddings may be cut",
+    "pooling": "tests/api/test_openai_embeddings.py",
+    "reasoning_effort": "tests/api/test_chat_prompt.py has templates that know it",
+    "think": "tests/api/test_ollama.py has templates that know it",
+    "input_ids": "tests/api/test_contract.py: it stands in place of text",
+    "input_embeds": "tests/api/test_contract.py: it stands in place of text",
+    "guided_structural_tag": "tests/api/test_constraint_fields.py",
+    "session_params.rid": "tests/api/test_sessions.py: it names an earlier request",
+    "raw": "tests/api/test_ollama.py",
+    "continue_final_message": "tests/api/test_chat_conversations.py: it needs an assistant's message",
+    "add_generation_prompt": "tests/api/test_chat_conversations.py",
+}
+"""Fields that need more than a server of text, and where they are tested."""
+
+KEPT_NULL = ("max_new_tokens",)
+"""Null says something there: up to the context end."""
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[App]:
+    with App(chat_template="chatml", enable_priority_scheduling=True) as running:
+        assert running.post("/open_session", capacity_of_str_len=1000, session_id="open").status_code == 200
+        loaded = running.post("/load_lora_adapter", lora_name="whisper", lora_path="/adapters/whisper")
+        assert loaded.status_code == 200
+        yield running
+
+
+def declared() -> Iterator[tuple[str, BodyPart, msgspec.structs.FieldInfo]]:
+    """Each declared field of each route: of the object of its body that has it."""
+    for route in compat_routes():
+        for part in route.parts:
+            for field in msgspec.structs.fields(part.struct):
+                if field.encode_name not in part.table.told and field.encode_name not in part.table.refused:
+                    yield f"{route.api} {route.route}", part, field
+
+
+def path_of(part: BodyPart, name: str) -> str:
+    return f"{part.name}.{name}" if part.name else name
+
+
+DECLARED = [(name, path_of(part, field.encode_name), field) for name, part, field in declared()]
+IDS = [f"{name} {path}" for name, path, _ in DECLARED]
+
+
+def example(name: str, path: str, field: msgspec.structs.FieldInfo) -> Any:
+    """A value that the field takes: written above, or the least that its type allows."""
+    api, own = name.split(" ")[0], path.rpartition(".")[2]
+    for written in (EXAMPLES_OF_ROUTES.get(name, {}), EXAMPLES_OF_ROUTES.get(api, {}), EXAMPLES):
+        for key in (path, own):
+            if key in written:
+                return written[key]
+    return least(inspect.type_info(field.type))
+
+
+def least(kind: Any) -> Any:
+    match kind:
+        case inspect.Metadata():
+            return least(kind.type)
+        case inspect.UnionType():
+            return least(next(one for one in kind.types if not isinstance(one, inspect.NoneType)))
+        case inspect.BoolType():
+            return True
+        case inspect.IntType():
+            return kind.ge if kind.ge is not None else 0
+        case inspect.FloatType():
+            return kind.ge if kind.ge is not None else (kind.gt or 0) + 0.5
+        case inspect.LiteralType():
+            return kind.values[0]
+        case inspect.StrType():
+            return "a"
+        case inspect.ListType() | inspect.VarTupleType() | inspect.SetType() | inspect.FrozenSetType():
+            return [least(kind.item_type)]
+    return {}
+
+
+def shortest(name: str, path: str) -> dict[str, Any]:
+    """The shortest body whose answer has few tokens, unless the field is about their number."""
+    body = copy.deepcopy(SHORTEST[name])
+    limit = LIMITS.get(name, LIMITS.get(name.split(" ")[0]))
+    if limit is not None and path.rpartition(".")[2] not in LENGTHS:
+        body[limit[0]] = copy.deepcopy(limit[1])
+    return body
+
+
+def body_of(name: str, path: str, value: Any) -> dict[str, Any]:
+    """A body with a value of the field, and what that needs."""
+    body = shortest(name, path)
+    beside = BESIDE.get(path, {})
+    if path == "logprobs_mode" and name.startswith("OpenAI"):
+        beside = {"logprobs": 1 if name.endswith("v1/completions") else True}
+    if path == "tool_choice":
+        beside = {"tools": EXAMPLES_OF_ROUTES.get(name, EXAMPLES_OF_ROUTES.get(name.split(" ")[0], EXAMPLES))["tools"]}
+    for key, more in beside.items():
+        body[key] = body.get(key, {}) | more if isinstance(more, dict) else more
+    part, _, own = path.rpartition(".")
+    (body.setdefault(part, {}) if part else body)[own] = value
+    return body
+
+
+def post(app: App, name: str, body: dict[str, Any]):
+    return app.request("POST", f"/{name.partition(' /')[2]}", json=body)
+
+
+@pytest.mark.parametrize(("name", "path", "field"), DECLARED, ids=IDS)
+def test_a_field_that_is_honoured_is_taken_and_not_told(app, name, path, field):
+    if path in NOT_HERE:
+        assert NOT_HERE[path].startswith("tests/")
+        return
+    answer = post(app, name, body_of(name, path, example(name, path, field)))
+    assert answer.status_code == 200, answer.text
+    assert "x-tureen-ignored" not in answer.headers
+
+
+@pytest.mark.parametrize("name", SHORTEST)
+def test_null_is_not_sent_in_every_field(app, name):
+    for path in [path for own, path, _ in DECLARED if own == name and path.rpartition(".")[2] not in KEPT_NULL]:
+        body = shortest(name, path) | ({"session_params": {"id": "open"}} if "session_params." in path else {})
+        part, _, own = path.rpartition(".")
+        inside = body.setdefault(part, {}) if part else body
+        is_required = inside.pop(own, None) is not None
+        wanted = post(app, name, body) if is_required else None
+        inside[own] = None
+        answer = post(app, name, body)
+        assert "x-tureen-ignored" not in answer.headers
+        assert answer.status_code == (200 if wanted is None else wanted.status_code), (path, answer.text)
+        if wanted is not None and wanted.status_code >= 400:
+            assert answer.json() == wanted.json()

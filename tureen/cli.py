@@ -134,7 +134,7 @@ def add_params(parser: argparse.ArgumentParser) -> None:
     """Adds one flag per sampling parameter. `--dtype` is the model's."""
     group = parser.add_argument_group("sampling")
     for field in msgspec.structs.fields(_params_type()):
-        if field.name in ("logit_bias", "custom_params", "stream_interval", "dtype"):
+        if field.name in ("logit_bias", "allowed_token_ids", "custom_params", "stream_interval", "dtype"):
             continue
         kind, meta = get_args(field.type)
         kind = tuple[str, ...] if field.name == "choice" else kind

@@ -47,6 +47,7 @@ BAD_PARAMS = {
     "spaces_between_special_tokens": [0, "x"],
     "no_stop_trim": [0, "x"],
     "n": [0, -1, 129, 5_000_000, 10**18, 1.5, True, "4", HUGE],
+    "allowed_token_ids": [[], [-1], [VOCAB_SIZE], ["x"], [True], 5, "5"],
     "logit_bias": [
         [1],
         "x",

@@ -64,6 +64,7 @@ PARAMS = {
     "grammar_after": Case("", 5, "test_free_text_comes_first_until_the_marker"),
     "close_early": Case(False, "no", "test_the_length_cuts_where_it_is_asked_to_and_says_so"),
     "logit_bias": Case({"5": 1}, {"5": 101}, CHANGES),
+    "allowed_token_ids": Case([5], [-1], CHANGES),
     "custom_params": Case({}, [1], "test_a_custom_logit_processor_decides_every_token"),
     "sampling_seed": Case(7, 2**63, "test_a_seed_is_reported_and_repeats_the_output"),
     "stream_interval": Case(4, 0, "test_the_interval_bounds_the_number_of_events_and_the_first_comes_at_once"),

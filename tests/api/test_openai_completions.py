@@ -351,6 +351,7 @@ PARAMETERS = {
     "spaces_between_special_tokens": False,
     "no_stop_trim": True,
     "logit_bias": {"97": 1.5},
+    "allowed_token_ids": [98, 99],
     "sampling_seed": -3,
     "stream_interval": 2,
 }

@@ -52,6 +52,7 @@ PARAMS = {
     "stop": st.sampled_from([(), ("ab", "\x00", "é")]),
     "stop_regex": st.sampled_from([(), ("[a-f]{2}",)]),
     "logit_bias": st.sampled_from([{}, {97: 3.0, 98: -4.0, 256: 2.0}]),
+    "allowed_token_ids": st.sampled_from([None, None, tuple(range(40, 120))]),
     "no_stop_trim": st.booleans(),
 }
 PROCESSORS = [

@@ -31,6 +31,7 @@ CHANGES_TOKENS = {
     "presence_penalty": -2.0,
     "repetition_penalty": 0.1,
     "logit_bias": {7: 20.0},
+    "allowed_token_ids": (7, 9),
 }
 
 # parameter: folders with a module that acts on it

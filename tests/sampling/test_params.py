@@ -78,6 +78,10 @@ BOUNDS = {
             [],
         ],
     ),
+    "allowed_token_ids": (
+        [None, [0], [VOCAB - 1, 5]],
+        [[], [-1], [VOCAB], [1.5], [True], 5, "5", [0] * ((1 << 16) + 1)],
+    ),
     "custom_params": (
         [None, {}, [{}, None], {"token_id": 5, "nested": [1, {"a": None}]}, {"x": "y" * (16384 - len('{"x":""}'))}],
         [

@@ -36,6 +36,7 @@ def test_the_stages_run_in_the_documented_order():
         "repetition_penalty",
         "min_new_tokens",
         "logit_bias",
+        "allowed_token_ids",
     ]
     assert [stage.num_kept.__name__ for stage in CUTS] == ["top_k", "top_p", "min_p"]
     documented = processors.__doc__.split("order applied.")[1]
@@ -113,6 +114,14 @@ def test_logit_bias_is_added(bias):
     for token, value in bias.items():
         expected[token] += value
     np.testing.assert_allclose(_run([logits], make_state(logit_bias=bias))[0], expected, rtol=1e-6, atol=1e-5)
+
+
+@given(allowed=st.sets(st.integers(0, VOCAB - 1), min_size=1, max_size=20))
+def test_tokens_that_are_not_allowed_are_forbidden_and_the_others_stay_as_they_are(allowed):
+    logits = make_logits(1, VOCAB)
+    result = _run([logits], make_state(allowed_token_ids=tuple(sorted(allowed))))[0]
+    assert set(np.flatnonzero(result > -np.inf).tolist()) == allowed
+    assert all(result[token] == logits[token] for token in allowed)
 
 
 def test_a_bias_does_not_free_a_token_that_min_new_tokens_forbids():

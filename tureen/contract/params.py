@@ -16,6 +16,7 @@ from tureen.errors import InvalidRequest, echo
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024
+MAX_ALLOWED_TOKEN_IDS = 1 << 16
 MAX_PATTERN_LEN = 50_000  # characters of all stop_regex patterns with their {counts} written out; bounds compiling
 MAX_BIAS = 100
 MAX_CUSTOM_PARAMS_BYTES = 16 << 10
@@ -43,6 +44,7 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 JsonObject = Annotated[dict[str, Any], Meta(max_length=MAX_KEYS)]
 Stops = Annotated[list[str], Meta(max_length=MAX_STOPS)]
+AllowedTokenIds = Annotated[tuple[int, ...], Meta(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)]
 StopTokenIds = Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)]
 LogitBias = Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS)]
 
@@ -183,6 +185,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         LogitBias,
         Meta(description="Added to the logits of these token ids; each in [-100, 100]."),
     ] = msgspec.field(default_factory=dict)
+    allowed_token_ids: Annotated[
+        AllowedTokenIds | None,
+        Meta(description="No other tokens are drawn; the output ends by itself only if an EOS is among them."),
+    ] = None
     custom_params: Annotated[
         JsonObject | Annotated[tuple[JsonObject | None, ...], Meta(max_length=MAX_PROMPTS)] | None,
         Meta(
@@ -309,6 +315,9 @@ def _token_faults(params: SamplingParams, vocab_size: int) -> Iterator[tuple[str
     for token_id in params.stop_token_ids:
         if not 0 <= token_id < vocab_size:
             yield "stop_token_ids", f"must be token ids in [0, {vocab_size}), got {echo(token_id)}"
+    for token_id in params.allowed_token_ids or ():
+        if not 0 <= token_id < vocab_size:
+            yield "allowed_token_ids", f"must be token ids in [0, {vocab_size}), got {echo(token_id)}"
     for token_id, bias in params.logit_bias.items():
         if not 0 <= token_id < vocab_size:
             yield "logit_bias", f"must have token ids in [0, {vocab_size}) as keys, got {echo(token_id)}"

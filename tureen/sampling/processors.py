@@ -3,6 +3,7 @@
     frequency, presence, repetition penalty     change logits
     min_new_tokens                              forbids the ends of the output
     logit_bias                                  adds to logits
+    allowed_token_ids                           forbids all other tokens
     custom logit processor                      see custom.py
     grammar mask                                forbids what the constraint does not allow; see grammar_mask.py
     temperature                                 divides the differences between logits
@@ -41,6 +42,7 @@ class User:
 
     slot: Slot
     num_outputs: int  # output tokens so far
+    vocab_size: int  # logits of a row
 
     @property
     def params(self) -> SamplingParams:
@@ -152,6 +154,14 @@ def logit_bias(user: User) -> Change:
     return np.array(list(biases), dtype=np.int64), np.array(list(biases.values()), dtype=np.float64)
 
 
+@logit_stage(lambda p: p.allowed_token_ids is not None, Operation.FORBID)
+def allowed_token_ids(user: User) -> Change:
+    """Forbids the tokens that are not among the allowed ones (vLLM's parameter)."""
+    is_forbidden = np.ones(user.vocab_size, dtype=np.bool_)
+    is_forbidden[list(user.params.allowed_token_ids or ())] = False
+    return _same(np.flatnonzero(is_forbidden), -np.inf)
+
+
 def temperature(params: Iterable[SamplingParams]) -> Values:
     """Returns for each row the number by which differences between logits are divided, [r].
 
@@ -221,7 +231,7 @@ def run_logit_stages(arithmetic: Arithmetic, logits: Logits, slots: Sequence[Slo
             rows_of.setdefault(place, []).append(row)
     for place in sorted(rows_of):
         stage = LOGIT_STAGES[place]
-        changes = {row: stage.run(User(slots[row], num_outputs[row])) for row in rows_of[place]}
+        changes = {row: stage.run(User(slots[row], num_outputs[row], logits.shape[1])) for row in rows_of[place]}
         changed = {row: change for row, change in changes.items() if len(change[0])}
         if changed:
             arithmetic.change(logits, stage.operation, list(changed), list(changed.values()))

@@ -252,3 +252,20 @@ def test_right_and_wrong_guesses_change_no_end(wrong):
         engine = make_engine()
         engine.scheduler.drafter = guesser(plain["a"][1], wrong=wrong)
         assert run(engine, request) == plain
+
+
+def test_an_output_that_was_cut_because_its_constraint_is_too_large_to_close_says_so(monkeypatch):
+    monkeypatch.setattr("tureen.grammar.closing.ClosingCompiler.translate", lambda self, language: b"")
+    engine = make_engine()
+    cut = limited("cut", "regex", "a{40}", 8)
+    open_ended = limited("off", "regex", "a{40}", 8, close_early=False)
+    whole = limited("whole", "regex", "a{4}", 8)
+    told = {}
+    for request in (cut, open_ended, whole):
+        engine.add(request)
+    while engine.has_work or engine.is_preparing:
+        engine.prepare()
+        told |= {delta.id: (delta.finish.type, delta.unenforced) for delta in engine.step() if delta.finish}
+    assert told["off"] == ("length", ())
+    assert told["whole"] == ("stop", ())
+    assert (told["cut"][0], [name.partition(":")[0] for name in told["cut"][1]]) == ("length", ["close_early"])

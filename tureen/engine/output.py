@@ -6,6 +6,9 @@ from tureen.contract.types import FinishReason, OutputDelta
 from tureen.engine import finish
 from tureen.engine.sequence import Sequence
 
+NOT_CLOSED = "close_early: this constraint is too large to end its outputs within their limit"
+"""Listed among what an output was not held to, where its limit cut it and nothing could end it before."""
+
 
 def append(sequence: Sequence, token_id: int, context_len: int, *, is_drawn: bool) -> FinishReason | None:
     """Appends one token to the output. Returns why the output ends there; None = it goes on.
@@ -58,8 +61,7 @@ def delta(sequence: Sequence, reason: FinishReason | None) -> OutputDelta | None
     text_end = None if sequence.terms.is_plain else sequence.text_end
     detokenizer = sequence.detokenizer
     text = detokenizer.take(text_end) if reason is None else detokenizer.close(text_end)
-    is_last, constraint = reason is not None, sequence.constraint
-    unenforced = tuple(map(str, constraint.unenforced)) if is_last and constraint is not None else ()
+    is_last, unenforced = reason is not None, _unenforced(sequence, reason)
     if sequence.terms.is_plain:
         usage = sequence.usage
         return OutputDelta(sequence.request.id, token_ids, text, usage, finish=reason, unenforced=unenforced)
@@ -74,3 +76,13 @@ def delta(sequence: Sequence, reason: FinishReason | None) -> OutputDelta | None
         hidden_states=() if sequence.asked.hidden is None else sequence.asked.hidden.take(is_last=is_last),
         unenforced=unenforced,
     )
+
+
+def _unenforced(sequence: Sequence, reason: FinishReason | None) -> tuple[str, ...]:
+    """Returns, with the last part of an output, what its constraint says and the output was not held to."""
+    constraint, request = sequence.constraint, sequence.request
+    if reason is None or constraint is None:
+        return ()
+    names = tuple(map(str, constraint.unenforced))
+    was_cut = reason.type == "length" and request.params.close_early and request.max_new_tokens > 0
+    return (*names, NOT_CLOSED) if was_cut and not constraint.closes else names

@@ -110,6 +110,10 @@ def test_choices_combine(app: App):
     assert called(ask(app, f"say:{OBJECT}", tool_choice=clock, **body)) == ["clock"]
     answer = ask(app, f"say:{CALL}", tool_choice="none", **body)["message"]
     assert answer["tool_calls"] is None
+    asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 300, **body}
+    told = app.post(PATH, **asked, tool_choice="required").headers["x-tureen-ignored"]
+    assert told == "response_format.json_schema.schema"
+    assert "x-tureen-ignored" not in app.post(PATH, **asked).headers
     jsonschema.validate(json.loads(answer["content"]), ANSWER)
 
 

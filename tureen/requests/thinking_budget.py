@@ -23,7 +23,8 @@ class BudgetedRun:
     def __init__(self, state: ServerState, plan: Plan, budget: int) -> None:
         """`budget`: most tokens of reasoning."""
         [request] = plan.requests
-        bound = min(budget, max(1, request.max_new_tokens - len(_mark(plan, state)[1]) - 1))
+        bound = max(1, request.max_new_tokens - len(_mark(plan, state)[1]) - 1)
+        bound = min(budget, bound, request.max_new_tokens)
         if plan.reading.reasoning is None or (request.grammar is not None and not plan.reading.starts_inside):
             bound = request.max_new_tokens  # no reasoning: there is none, or a grammar holds from the first token
         first = request if bound == request.max_new_tokens else _thoughts_of(request, bound, plan)

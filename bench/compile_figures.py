@@ -12,6 +12,7 @@ import argparse
 import gc
 import json
 import multiprocessing
+import os
 import sys
 import tarfile
 import time
@@ -27,6 +28,7 @@ import xgrammar
 from tureen import config
 from tureen.constraining.compiler import Compiler
 from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, find_backend, language_of
+from tureen.grammar.closing import ClosingCompiler
 from tureen.weights.source import load_tokenizer, resolve_model
 
 CORPUS = Path(__file__).resolve().parent.parent / "tests" / "grammar" / "schema_corpus.tar.xz"
@@ -46,8 +48,15 @@ def readers(vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> dict[
     """By name: each compiles a schema, or raises."""
     backend: Any = find_backend("llguidance")(vocabulary, encode)
 
+    closings = ClosingCompiler(vocabulary)
+
     def ours(text: str) -> None:
         backend.load(backend.translate(language_of(GrammarSpec("json_schema", text))))
+
+    def ours_that_closes(text: str) -> None:
+        language = language_of(GrammarSpec("json_schema", text))
+        backend.load(backend.translate(language))
+        closings.load(closings.translate(language))
 
     def theirs(text: str, *, is_lenient: bool) -> None:
         options = json.dumps({"lenient": is_lenient, "whitespace_flexible": False})
@@ -66,6 +75,7 @@ def readers(vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> dict[
 
     return {
         "tureen": ours,
+        "tureen, and what closes answers": ours_that_closes,
         "llguidance": partial(theirs, is_lenient=False),
         "llguidance, lenient": partial(theirs, is_lenient=True),
         "xgrammar": xgrammars,
@@ -83,9 +93,21 @@ def measured(read: Callable[[str], None], texts: list[str]) -> dict[str, Any]:
     times.sort()
     return {
         "compiled": len(times),
+        "refused": refused,
         "share": round(len(times) / len(texts), 4),
         "cpu_ms": {f"p{share}": round(times[len(times) * share // 100], 1) for share in SHARES},
     }
+
+
+def table(result: dict[str, Any]) -> str:
+    """Returns the figures as Markdown."""
+    lines = ["| | compiled | refused | " + " | ".join(f"CPU p{share}" for share in SHARES) + " |"]
+    lines.append("|---" * (3 + len(SHARES)) + "|")
+    for name, figures in result.items():
+        if isinstance(figures, dict):
+            times = " | ".join(f"{figures['cpu_ms'][f'p{share}']} ms" for share in SHARES)
+            lines.append(f"| {name} | {figures['compiled']} | {figures['refused']} | {times} |")
+    return "\n".join(lines)
 
 
 def _cpu_ms(read: Callable[[str], None], text: str) -> float:
@@ -135,7 +157,7 @@ def main() -> int:
         files = [archive.extractfile(member) for member in archive]
         texts = [file.read().decode() for file in files if file is not None][:: settings.every]
     vocabulary, encode = vocabulary_and_encode()
-    result: dict[str, Any] = {"schemas": len(texts), "busy_loops": settings.busy}
+    result: dict[str, Any] = {"schemas": len(texts), "busy_loops": settings.busy, "load": round(os.getloadavg()[0], 1)}
     loops = [multiprocessing.Process(target=busy, daemon=True) for _ in range(settings.busy)]
     for loop in loops:
         loop.start()
@@ -148,7 +170,7 @@ def main() -> int:
     finally:
         for loop in loops:
             loop.kill()
-    print(json.dumps(result, indent=1))
+    print(json.dumps(result, indent=1) if settings.busy else table(result))
     if settings.json:
         settings.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0

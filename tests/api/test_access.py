@@ -21,7 +21,17 @@ from tureen.http.call import SCOPE_KEY, ClientCall
 from tureen.requests.keys import load_keys
 
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-OPEN = {"/health", "/health_generate", "/metrics", "/docs", "/openapi.json", "/compat", "/compat.json"}
+OPEN = {
+    "/health",
+    "/ready",
+    "/ping",
+    "/health_generate",
+    "/metrics",
+    "/docs",
+    "/openapi.json",
+    "/compat",
+    "/compat.json",
+}
 ADMIN = {
     "/flush_cache",
     "/pause_generation",
@@ -35,6 +45,7 @@ ADMIN = {
     "/resume_memory_occupation",
     "/start_profile",
     "/stop_profile",
+    "/configure_logging",
 }
 """All other routes are for users."""
 

@@ -30,11 +30,17 @@ def run(app: App, command: str):
 
 
 def test_the_commands_on_the_page_work_one_after_the_other(tmp_path):
-    with App(chat_template="chatml", batch_path=str(tmp_path)) as app:
+    with App(
+        chat_template="chatml", batch_path=str(tmp_path / "batches"), responses_store=str(tmp_path / "kept.db")
+    ) as app:
         for command in COMMANDS:
             response = run(app, command)
             if "/v1/rerank" in command:
                 assert response.json()["error"]["code"] == "not_an_embedding_model"
+            elif "/classify" in command:
+                assert response.json()["error"]["code"] == "not_a_classification_model"
+            elif "/generate_from_file" in command:
+                assert response.status_code == 403  # there is none of that name
             elif "/update_weights_from_disk" in command:
                 assert response.json()["error"]["code"] == "invalid_model_path"  # there is none of that name
             else:

@@ -62,7 +62,7 @@ def test_a_line_that_fails_has_the_error_that_http_gives_and_the_others_are_answ
         "bound": {"max_tokens": -1},
         "type": {"prompt": 5},
         "slip": {"temprature": 1},
-        "adapter": {"model": "fake-model:nothing"},
+        "adapter": {"lora_path": "nothing"},
         "long": {"prompt": "a" * 3000},
     }
     ended = app.ended(app.begin([line(name, **body) for name, body in bodies.items()] + [line("fine")]))

@@ -51,9 +51,12 @@ def _make_body(name: str, field: str, value: Any) -> dict[str, Any]:
 
 def _verdict(name: str, field: str) -> FieldWithoutEffect:
     """The verdict on a field without effect, as the table has it."""
-    part, _, own = field.rpartition(".")
-    [table] = [one.table for one in ROUTES[name].parts if one.name == part and own in one.table.told]
-    return table.told[own]
+    verdicts = {
+        f"{part.name}.{own}" if part.name else own: verdict
+        for part in ROUTES[name].parts
+        for own, verdict in part.table.told.items()
+    }
+    return verdicts[field]
 
 
 def _nothing(name: str, field: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from typing import Any
 
 import jsonschema
@@ -126,3 +127,18 @@ def test_answers_to_random_schemas_are_valid(app: App, seed):
         assert answer["meta_info"]["finish_reason"]["type"] == "stop"
         value = json.loads(answer["text"])
         assert validator.is_valid(value) or "unenforced" in answer["meta_info"], answer["text"]
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_whatever_the_limit_is_the_answer_is_whole_or_refused_with_the_least_number(app: App, name):
+    params = {"json_schema": SCHEMAS[name], "temperature": 1}
+    refused = app.post(text="p", sampling_params=params | {"max_new_tokens": 1})
+    assert refused.json()["error"]["code"] == "max_new_tokens_too_small"
+    least = int(re.search(r"send at least (\d+)", refused.json()["error"]["message"])[1])
+    assert app.post(text="p", sampling_params=params | {"max_new_tokens": least - 1}).status_code == 400
+    for limit in range(least, least + 16):
+        for seed in range(3):
+            answer = app.generate(text="p", sampling_params=params | {"max_new_tokens": limit, "seed": seed})
+            assert answer["meta_info"]["finish_reason"]["type"] == "stop", (limit, answer["text"])
+            assert is_valid(name, answer["text"]), (limit, answer["text"])
+    app.check_idle()

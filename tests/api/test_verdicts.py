@@ -79,6 +79,7 @@ EXAMPLES: dict[str, Any] = {
     "modalities": ["text"],
     "model": "default",
     "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+    "output_format": {"type": "json_schema", "schema": {"type": "object"}},
     "parameters.adapter_id": "whisper",
     "parameters.grammar": {"type": "json", "value": SCHEMA},
     "parameters.stop": ["x"],
@@ -119,7 +120,6 @@ BESIDE: dict[str, dict[str, Any]] = {
     "grammar_after": {"regex": PATTERN},
     "sampling_params.grammar_after": {"sampling_params": {"regex": PATTERN}},
     "guided_whitespace_pattern": {"guided_json": SCHEMA},
-    "top_logprobs": {"logprobs": True},
     "stream_options": {"stream": True},
     "best_of": {"temperature": 1.0},
     "parameters.best_of": {"parameters": {"do_sample": True}},
@@ -137,6 +137,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 """What a field needs beside itself."""
 
+WITH_LOGPROBS = ("logprobs_mode", "top_logprobs", "logprob_token_ids", "return_tokens_as_token_ids")
 NOT_HERE = {
     "image_data": "tests/e2e/test_shapes_vlm_server.py shows pictures to a model that sees",
     "video_data": "tests/e2e/test_shapes_vlm_server.py shows pictures to a model that sees",
@@ -153,6 +154,14 @@ NOT_HERE = {
     "raw": "tests/api/test_ollama.py",
     "continue_final_message": "tests/api/test_chat_conversations.py: it needs an assistant's message",
     "add_generation_prompt": "tests/api/test_chat_conversations.py",
+    "background": "tests/api/test_responses_background.py: it needs a store",
+    "conversation": "tests/api/test_responses_store.py: it needs a store",
+    "previous_response_id": "tests/api/test_responses_store.py: it needs a store",
+    "store": "tests/api/test_responses_store.py: it needs a store",
+    "suffix": "tests/api/test_fill_in.py has a model that fills gaps",
+    "thinking_token_budget": "tests/api/test_chat_reasoning.py has a model that thinks",
+    "mcp_servers": "tests/api/test_anthropic_fields.py: told beside tools",
+    "prompt_token_ids": "tests/api/test_token_fields.py: they stand in place of messages",
 }
 """Fields that need more than a server of text, and where they are tested."""
 
@@ -230,8 +239,10 @@ def body_of(name: str, path: str, value: Any) -> dict[str, Any]:
     """A body with a value of the field, and what that needs."""
     body = shortest(name, path)
     beside = BESIDE.get(path, {})
-    if path == "logprobs_mode" and name.startswith("OpenAI"):
+    if path in WITH_LOGPROBS and name.startswith("OpenAI"):
         beside = {"logprobs": 1 if name.endswith("v1/completions") else True}
+        if name.endswith("responses"):
+            beside = {"include": ["message.output_text.logprobs"]}
     if path == "tool_choice":
         beside = {"tools": EXAMPLES_OF_ROUTES.get(name, EXAMPLES_OF_ROUTES.get(name.split(" ")[0], EXAMPLES))["tools"]}
     for key, more in beside.items():

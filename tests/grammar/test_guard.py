@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from fractions import Fraction
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from tureen.grammar import GrammarSpec, Vocabulary, compile_grammar, find_backend
 from tureen.grammar.frontends import language_of
 from tureen.grammar.guard.guarded import GuardedCompiled, guarded
+from tureen.grammar.guard.multiples import shortest_rest
 from tureen.grammar.guard.reader import can_be_multiple, comparable
 from tureen.grammar.schema.language import json_schema
 
@@ -270,3 +272,29 @@ def test_what_looks_like_a_reference_in_a_value_leads_nowhere():
     language = json_schema(json.dumps(schema), guards=True)
     assert language.unenforced == ()
     assert language.guard is not None
+
+
+@pytest.mark.parametrize("bounds", [(None, None), ("-77/10", "1234/10"), ("50", None)])
+@pytest.mark.parametrize("step", [(37, 2), (97, 0), (1001, 0), (17, 1)])
+def test_the_shortest_rest_of_a_number_makes_it_a_multiple(step, bounds):
+    low, high = (None if bound is None else Fraction(bound) for bound in bounds)
+
+    def is_right(text: str) -> bool:
+        value = Fraction(text)
+        fits = (low is None or value >= low) and (high is None or value <= high) and not (value == 0 and "-" in text)
+        return fits and value * 10 ** step[1] % step[0] == 0
+
+    for text in ("1", "7", "0", "55", "-3", "-1", "12.3", "0.0", "100"):
+        if len(text.partition(".")[2]) > step[1]:
+            continue
+        rest = shortest_rest(text.encode(), step, bounds).decode()
+        rests = ("".join(chars) for size in range(4) for chars in itertools.product("0123456789.", repeat=size))
+        right = [
+            other
+            for other in rests
+            if re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?", text + other)
+            and len((text + other).partition(".")[2]) <= step[1]
+            and is_right(text + other)
+        ]
+        assert not right or len(rest) == len(right[0])
+        assert is_right(text + rest) or not (right or rest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -122,3 +123,29 @@ def test_a_format_is_written_as_one_terminal_for_all_schemas(name):
     schema = json.dumps({"items": {"type": "string", "format": name}, "type": "array"})
     written = [str(json_schema(schema).rules) for _ in range(2)]
     assert written[0] == written[1]
+
+
+@pytest.mark.parametrize(
+    "pattern", ["^[ab]*$", "^a[ab]+$", "^x[ab]{2,5}y$", "^(ab|ba)$", "^a?b$", "^(ab)*$", "[ab]", "^[a-c]+[ab]*$"]
+)
+@pytest.mark.parametrize(("least", "most"), [(0, 3), (2, None), (3, 3), (1, 7), (5, 6), (0, 0)])
+def test_strings_of_a_pattern_and_a_length_are_those_of_both(pattern, least, most):
+    both = StringSet.of_length(least, most).intersect(StringSet.pattern(pattern))
+    texts = [
+        "".join(letters)
+        for size in range(8)
+        for letters in itertools.product("abxy"[: 4 if size < 5 else 2], repeat=size)
+    ]
+    fitting = [
+        text
+        for text in texts
+        if re.search(pattern, text) and least <= len(text) <= (most or (8 if most is None else 0))
+    ]
+    assert list(both.among(texts)) == fitting
+    assert both.is_empty() <= (not fitting)
+
+
+@pytest.mark.parametrize("pattern", ["^[a-z0-9-]*$", "^arn:aws:[a-z]+:1$", "^[0-9a-f]{8}-[0-9a-f]{4}$", "^(on|off)$"])
+def test_a_length_beside_a_pattern_takes_no_intersection_where_characters_can_be_counted(pattern):
+    both = StringSet.of_length(1, 1024).intersect(StringSet.pattern(pattern))
+    assert "Both" not in repr(both.expression)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import tiny_gguf
 import tiny_models
 
@@ -39,3 +40,45 @@ def test_a_model_is_found_described_and_read_without_torch(tmp_path):
     path = tiny_gguf.write_from_transformers(tmp_path / "m.gguf", model)
     ran = subprocess.run([sys.executable, "-c", SCRIPT, str(path)], capture_output=True, text=True, check=False)
     assert (ran.stdout, ran.stderr) == ("done\n", "")
+
+
+BUILT_IN = """
+import sys
+import numpy as np
+from tureen.contract.params import SamplingParams
+from tureen.contract.runner import SlotState
+from tureen.kernels.cpu import native
+from tureen.sampling.custom import CustomProcessors, load_registered
+from tureen.sampling.native_arithmetic import NativeArithmetic
+
+arithmetic = NativeArithmetic(native.load().Pool(1))
+processors = CustomProcessors(load_registered(()))
+logits = arithmetic.prepare(np.zeros((3, 50), dtype=np.float32))
+rows = [("disallowed_tokens", {"token_ids": [3, 4]}), ("no_repeat_ngram", {"ngram_size": 2}), ("disallowed_tokens", {})]
+states = [
+    processors.start(
+        SlotState(slot, SamplingParams(custom_params=params), 0, (1, 2), (7, 8, 7), (), None, processor=name)
+    )
+    for slot, (name, params) in enumerate(rows)
+]
+failures = processors.apply(arithmetic, logits, arithmetic.peaks(logits), states)
+assert [list(map(int, np.flatnonzero(row == -np.inf))) for row in logits] == [[3, 4], [8], []]
+assert list(failures) == [2] and failures[2].status == 400
+assert "torch" not in sys.modules
+print("done")
+"""
+
+
+def test_a_built_in_logit_processor_keeps_no_step_waiting_for_torch():
+    pytest.importorskip("tureen.kernels.cpu._native", reason="the native kernels are not built")
+    ran = subprocess.run([sys.executable, "-c", BUILT_IN], capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("done\n", "")
+
+
+def test_an_operators_logit_processor_has_torch_imported_before_the_first_step():
+    lines = (
+        "import sys; from tureen.sampling.custom import load_registered; assert 'torch' not in sys.modules",
+        "load_registered(['mine=tureen.sampling.built_in:DisallowedTokens']); assert 'torch' in sys.modules",
+    )
+    ran = subprocess.run([sys.executable, "-c", "; ".join(lines)], capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("", "")

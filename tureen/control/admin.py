@@ -79,6 +79,8 @@ def _health_routes(state: ServerState) -> list[Entry]:
 
     return [
         Entry("/health", health, access="open", docs=Docs("Server", "Whether it answers.", answer="text/plain")),
+        Entry("/ready", health, access="open", docs=Docs("Server", "The same as /health.", answer="text/plain")),
+        Entry("/ping", health, access="open", docs=Docs("Server", "The same, for SageMaker.", answer="text/plain")),
         Entry(
             "/health_generate",
             health_generate,

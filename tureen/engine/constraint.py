@@ -9,7 +9,9 @@ import numpy as np
 
 from tureen.errors import InvalidRequest, RequestFailed
 from tureen.grammar import Grammar, GrammarError, Mask, Unenforced
+from tureen.grammar.backends.tokens import packed
 from tureen.grammar.closing import ClosingPlace, Ending, Nearness
+from tureen.grammar.way_out import way_out
 from tureen.log import get_logger
 
 AWAY = Nearness(False)
@@ -93,15 +95,19 @@ class Constraint:
 
     def _within_reserve(self, place: ClosingPlace, mask: Mask, left: int) -> Nearness:
         """Leaves the tokens behind which the output can end in time. A guard's grammar may have none of these: then
-        all that it allows are left."""
+        the next one on a way to the end."""
         if not self._reserve:
             return place.restrict(mask, left, gently=not self._avoids_end)
-        for most in (left - self._reserve, left):
+        most = left - self._reserve
+        if place.cost <= most:
             kept = mask.copy()
-            nearness = place.restrict(kept, most, gently=not self._avoids_end) if most > 0 else AWAY
-            if most > 0 and kept.any():
+            nearness = place.restrict(kept, most, gently=not self._avoids_end)
+            if kept.any():
                 mask[:] = kept
                 return Nearness(nearness.is_near)
+        way = None if self._avoids_end else way_out(self._grammar, place, left)
+        if way is not None:
+            mask &= packed(way[:1], 32 * len(mask)) if way else place.ends
         return Nearness(is_near=True)
 
     def fill_masks(self, masks: Sequence[Mask], *, left: int, guesses: tuple[int, ...] = ()) -> Sequence[Ending | None]:

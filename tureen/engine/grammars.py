@@ -12,7 +12,9 @@ from tureen.contract.runner import Row, RowError
 from tureen.engine.constraint import Constraint, following
 from tureen.engine.sequence import Sequence
 from tureen.errors import InvalidRequest, TureenError
-from tureen.grammar import GrammarSpec
+from tureen.grammar import Grammar, GrammarSpec
+from tureen.grammar.closing import ClosingGrammar
+from tureen.grammar.way_out import way_out
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import Supervisor
 
@@ -118,7 +120,12 @@ class Grammars:
         place = None
         params, closing = sequence.request.params, compilation.compiled.closing
         if closing is not None and params.close_early and sequence.request.max_new_tokens > 0:
-            refusal = _fit(sequence, closing.least, self._context_len)
+            try:
+                with following(field):
+                    least = _least(compilation.compiled, grammar, self._context_len, sequence.num_left)
+            except TureenError as error:
+                return RowError.of(error)
+            refusal = _fit(sequence, least, self._context_len)
             if refusal is not None:
                 return refusal
             place = closing.start(sequence.num_left)
@@ -132,6 +139,16 @@ class Grammars:
             unenforced=compilation.unenforced,
         )
         return None
+
+
+def _least(compiled: ClosingGrammar, grammar: Grammar, most: int, left: int) -> int:
+    """Returns the least number of tokens of an output; a guarded one may need some more than closing counts."""
+    assert compiled.closing is not None
+    least = compiled.closing.least
+    if not compiled.reserve or left >= least + compiled.reserve:
+        return least
+    way = way_out(grammar, compiled.closing.start(left), most)
+    return least if way is None else len(way)
 
 
 def _fit(sequence: Sequence, least: int, context_len: int) -> RowError | None:

@@ -14,7 +14,16 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from tureen.config import Config
-from tureen.control import adapter_routes, admin, parsing_routes, pause, profile_routes, session_routes, weight_routes
+from tureen.control import (
+    adapter_routes,
+    admin,
+    logging_routes,
+    parsing_routes,
+    pause,
+    profile_routes,
+    session_routes,
+    weight_routes,
+)
 from tureen.control.reporter import report_forever
 from tureen.engine.embedding import NO_TEXT
 from tureen.errors import InvalidRequest, MethodNotAllowed, NotFound, RequestFailed, TureenError, echo
@@ -37,6 +46,7 @@ OUR_ROUTES: tuple[Routes, ...] = (
     adapter_routes.routes,
     weight_routes.routes,
     profile_routes.routes,
+    logging_routes.routes,
     admin.routes,
     replay.routes,
     openapi.routes,

@@ -11,6 +11,8 @@ from itertools import count
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from tureen.contract.runner import RowError, SlotState
 from tureen.contract.types import NO_TOKEN
 from tureen.errors import InvalidRequest, StartupError, echo
@@ -28,7 +30,6 @@ from tureen.sampling.processor_pool import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from numpy.typing import NDArray
 
@@ -174,19 +175,28 @@ class CustomProcessors:
         processor = self._registered.get(name)
         if processor is None:
             return Fault(RowError(REJECTED, f"there is no logit processor {echo(name)}", 400, FIELD))
-        import torch  # noqa: PLC0415 - a server on the CPU does without, unless such a processor is used
+        places = [row for row, _ in group]
+        if name in BUILT_IN:
+            copied = arithmetic.copy(logits, places)
+            if isinstance(copied, np.ndarray):  # torch, whose import takes seconds, is not needed
+                return _called(processor, copied, group)
+        import torch  # noqa: PLC0415 - `load_registered` has imported it, or computing has
 
         with torch.inference_mode():
-            rows = arithmetic.tensor(logits, [row for row, _ in group])
-            try:
-                result = processor(rows, [state.params for _, state in group])
-            except InvalidRequest as error:
-                return Fault(RowError(FAILED, error.message, error.status, error.field), may_be_one_row=True)
-            except Exception as error:  # noqa: BLE001 - the operator's code fails its own requests only
-                return _fault(f"{type(error).__name__}: {echo(str(error))[1:-1]}", may_be_one_row=True)
-            if not isinstance(result, torch.Tensor) or result.shape != rows.shape:
-                return _fault("it did not return a tensor of the shape it was given")
-            return result.to(rows)
+            return _called(processor, arithmetic.tensor(logits, places), group)
+
+
+def _called(processor: CustomLogitProcessor, rows: Any, group: Group) -> Changed | Fault:
+    try:
+        result: Any = processor(rows, [state.params for _, state in group])
+    except InvalidRequest as error:
+        return Fault(RowError(FAILED, error.message, error.status, error.field), may_be_one_row=True)
+    except Exception as error:  # noqa: BLE001 - the operator's code fails its own requests only
+        return _fault(f"{type(error).__name__}: {echo(str(error))[1:-1]}", may_be_one_row=True)
+    if not isinstance(result, type(rows)) or result.shape != rows.shape:
+        return _fault("it did not return a tensor of the shape it was given")
+    changed: Changed = result if isinstance(rows, np.ndarray) else result.to(rows)
+    return changed
 
 
 def load_failed(error: ProcessorError) -> RowError:
@@ -227,6 +237,9 @@ def load_registered(entries: Sequence[str]) -> dict[str, CustomLogitProcessor]:
         if name in processors:
             raise StartupError(f"--logit-processor {entry}: the name {echo(name)} is taken")
         processors[name] = _load(f"--logit-processor {entry}", where)
+    if entries:
+        import torch  # noqa: F401, PLC0415 - what they are given; it takes seconds, in which no step may wait
+
     return processors
 
 

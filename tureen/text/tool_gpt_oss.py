@@ -22,7 +22,7 @@ SPECIAL = True
 
 MAX_HEADER_CHARS = 400
 TO = "to=functions."
-HEADER = r"(?: ?<\|channel\|>(?:commentary|analysis))?(?: ?<\|constrain\|>(?:json)?| json)? ?<\|message\|>"
+HEADER = r"(?: ?<\|channel\|>(?:commentary|analysis))?(?: ?<\|constrain\|>(?:json)?| json)? ?"
 """Pattern of what stands between a function's name and the arguments."""
 
 TO_FUNCTION = re.compile(r"to=functions\.([A-Za-z0-9_.-]{1,64})")
@@ -44,9 +44,8 @@ def _addressed(tool: Tool) -> dict[str, Any]:
     """The call of a tool from its name in a message's header on. Usually its end is a token that ends the answer."""
     tag = call_tag(f"{TO}{tool.name}", tool, "")
     end = {"type": "optional", "content": {"type": "const_string", "value": "<|call|>"}}
-    return tag | {
-        "content": {"type": "sequence", "elements": [{"type": "regex", "pattern": HEADER}, tag["content"], end]}
-    }
+    header = {"type": "tag", "begin": "", "content": {"type": "regex", "pattern": HEADER}, "end": MESSAGE}
+    return tag | {"content": {"type": "sequence", "elements": [header, tag["content"], end]}}
 
 
 class HarmonyParser(CallParser):

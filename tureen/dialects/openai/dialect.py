@@ -11,6 +11,7 @@ from tureen.dialects.openai import chat_body as openai_chat_fields
 from tureen.dialects.openai import completions as openai_completions
 from tureen.dialects.openai import conversations as openai_conversations
 from tureen.dialects.openai import embeddings as openai_embeddings
+from tureen.dialects.openai import invocations as openai_invocations
 from tureen.dialects.openai import responses as openai_responses
 from tureen.dialects.openai import responses_body as openai_responses_fields
 from tureen.dialects.openai.batch_body import BatchBody
@@ -49,7 +50,8 @@ def routes(state: ServerState) -> list[Entry]:
     entries = [entry for module in modules for entry in module.routes(state)]
     service = _open_batches(state, entries)
     entries += [*file_routes.routes(service), *batch_routes.routes(state, service)]
-    return [*entries, *(entry.at(entry.path.removeprefix(VERSION)) for entry in entries)]
+    without_version = [entry.at(entry.path.removeprefix(VERSION)) for entry in entries]
+    return [*entries, *without_version, *openai_invocations.routes(state, entries)]
 
 
 def _open_batches(state: ServerState, entries: list[Entry]) -> BatchService | None:

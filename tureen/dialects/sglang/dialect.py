@@ -1,8 +1,9 @@
-"""SGLang's API: `/generate`, `/encode`, `/v1/score`, `/v1/rerank`."""
+"""SGLang's API: `/generate`, `/encode`, `/v1/score`, `/v1/rerank`, `/vertex_generate`."""
 
 from __future__ import annotations
 
 from tureen.contract.params import ALIASES, SamplingParams
+from tureen.dialects.sglang import from_file, vertex
 from tureen.dialects.sglang import generate as sglang
 from tureen.dialects.sglang import score as score_routes
 from tureen.dialects.sglang.body import PROMPT_FIELDS, TABLES, GenerateBody
@@ -17,7 +18,9 @@ EMBEDDINGS = "See [embeddings](embeddings.md)."
 
 def routes(state: ServerState) -> list[Entry]:
     """Returns the routes of all modules of this API."""
-    return sglang.routes(state) + score_routes.routes(state)
+    scores = score_routes.routes(state)
+    without_version = [entry.at(entry.path.removeprefix("/v1")) for entry in scores]
+    return [*sglang.routes(state), *scores, *without_version, *vertex.routes(state), *from_file.routes(state)]
 
 
 DIALECT = Dialect(
@@ -41,6 +44,8 @@ DIALECT = Dialect(
         BodySection("`session_params`", "See [sessions](sessions.md).", SessionParams),
         BodySection("`POST /v1/rerank`", EMBEDDINGS, RerankBody),
         BodySection("`POST /v1/score`", EMBEDDINGS, ScoreBody),
+        BodySection("`POST /vertex_generate`", "Vertex AI's form of `/generate`.", vertex.VertexBody),
+        BodySection("`POST /generate_from_file`", "Embeddings from a file.", from_file.GenerateFromFileBody),
     ),
     generate=GenerateForm(PROMPT_FIELDS, GenerateBody, sglang.respond),
     field_types={

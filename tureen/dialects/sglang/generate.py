@@ -99,14 +99,14 @@ async def respond(payload: dict[str, Any], request: Request, state: ServerState)
         first = await unless_gone(request, anext(answers))
         return EventStream(_events(first, answers, is_cumulative=not state.context.config.incremental_streaming_output))
     whole = await unless_gone(request, answer(plan, state))
-    return Response(await _encode(whole), media_type="application/json")
+    return Response(await encode(whole, whole), media_type="application/json")
 
 
-async def _encode(answers: Answer | list[Answer]) -> bytes:
-    """Encodes answers as JSON, in a thread when they have hidden states."""
+async def encode(whole: Any, answers: Answer | list[Answer]) -> bytes:
+    """Encodes as JSON `whole`, which holds the answers, in a thread when they have hidden states."""
     answer_list = answers if isinstance(answers, list) else [answers]
     is_large = any(HIDDEN_FIELD in answer["meta_info"] for answer in answer_list)
-    return await offload.run(LARGE if is_large else 0, _json.encode, answers)
+    return await offload.run(LARGE if is_large else 0, _json.encode, whole)
 
 
 def as_builtins(answers: Answer | list[Answer]) -> Any:
@@ -286,9 +286,11 @@ async def _events(
 
     try:
         async with contextlib.aclosing(rest):
-            yield event(await _encode(encoded(first)))
+            first = encoded(first)
+            yield event(await encode(first, first))
             async for update in rest:
-                yield event(await _encode(encoded(update)))
+                grown = encoded(update)
+                yield event(await encode(grown, grown))
     except TureenError as error:
         yield event(_json.encode(error_object(error)))
     yield DONE

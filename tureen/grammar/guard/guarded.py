@@ -138,6 +138,13 @@ class GuardedGrammar:
             forced.append(token_id)
         return forced
 
+    def nearer(self) -> list[int]:
+        """Returns tokens that lead nearer to the end than closing can know: those of a number that is no multiple
+        yet."""
+        value = self._places[-1].value
+        rest = b"" if value is None else self._reader.json.rest_of_number(value, self._data)
+        return self._tokens.beginning(rest)[::-1]
+
     @property
     def is_accepting(self) -> bool:
         return self._inner.is_accepting and self._reader.ends(self._places[-1], self._data)

@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from tureen.grammar.guard.facts import NOWHERE, GuardNode
+from tureen.grammar.guard.multiples import shortest_rest
 from tureen.grammar.number_digits import EXACT_DIGITS, MAX_DIGITS
 
 QUOTE, BACKSLASH, COMMA, OPEN, CLOSE, OPEN_KEYS, CLOSE_KEYS = b'"\\,[]{}'
@@ -103,6 +104,13 @@ class JsonReader:
     def end(self, place: Place, data: bytearray, at: int) -> None:
         """Ends a number that is the whole value. Raises Broken."""
         self._completed(place, data, at)
+
+    def rest_of_number(self, place: Place, data: bytearray) -> bytes:
+        """Returns the fewest characters with which the number that is being written becomes a multiple."""
+        node = self._node(place.node)
+        if place.mode is not Mode.NUMBER or node.step is None:
+            return b""
+        return shortest_rest(bytes(data[place.start :]), node.step, node.bounds)
 
     def is_near(self, place: Place, data: bytearray) -> bool:
         """Returns whether what is being written may still become equal to what was written before it."""

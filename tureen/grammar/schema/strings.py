@@ -170,7 +170,60 @@ def both(first: Expression, second: Expression) -> Expression:
             return length(max(least, least_too), min(ends, default=None))
         case Not(item), Not(item_too):
             return negated(either(item, item_too))
+        case (Repeat(item, least, most), other) | (other, Repeat(item, least, most)) if item == ANY_CHAR:
+            bounded = _of_length(other, least, most)
+            if bounded is not None:
+                return bounded
     return Both(first, second)
+
+
+def _of_length(expression: Expression, least: int, most: int | None) -> Expression | None:
+    """Returns those of the strings that have so many code points; None where that takes an intersection. With one, an
+    automaton counts characters in each of its states."""
+    shortest, longest = _lengths(expression)
+    if least <= shortest and (most is None or (longest is not None and longest <= most)):
+        return expression
+    items = expression.items if isinstance(expression, Chain) else (expression,)
+    lengths = [_lengths(item) for item in items]
+    open_ = [at for at, (low, high) in enumerate(lengths) if low != high]
+    if len(open_) != 1:
+        return None
+    item, fixed = items[open_[0]], sum(low for at, (low, _) in enumerate(lengths) if at != open_[0])
+    if not isinstance(item, Repeat) or not isinstance(item.item, Chars):
+        return None
+    low = max(item.least, least - fixed)
+    ends = [end for end in (item.most, None if most is None else most - fixed) if end is not None]
+    high = min(ends, default=None)
+    if high is not None and high < low:
+        return NOTHING
+    return chain(*items[: open_[0]], Repeat(item.item, low, high), *items[open_[0] + 1 :])
+
+
+def _lengths(expression: Expression) -> tuple[int, int | None]:
+    """How many code points the strings have at least and at most, None = without end; less and more than that where a
+    quick look does not tell."""
+    match expression:
+        case Text(text):
+            return len(text), len(text)
+        case Chars(ranges) if ranges:
+            return 1, 1
+        case Chain(items):
+            each = [_lengths(item) for item in items]
+            return sum(low for low, _ in each), None if any(high is None for _, high in each) else _sum(each)
+        case Choice(items) if items:
+            each = [_lengths(item) for item in items]
+            endless = any(high is None for _, high in each)
+            return min(low for low, _ in each), None if endless else max(high or 0 for _, high in each)
+        case Repeat(item, least, most):
+            low, high = _lengths(item)
+            return low * least, None if most is None or high is None else high * most
+        case Terminal(item):
+            return _lengths(item)
+    return 0, None
+
+
+def _sum(each: list[tuple[int, int | None]]) -> int:
+    return sum(high or 0 for _, high in each)
 
 
 def either(first: Expression, second: Expression) -> Expression:

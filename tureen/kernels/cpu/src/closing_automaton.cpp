@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <unordered_map>
 
 namespace tureen {
 
@@ -44,6 +45,14 @@ public:
 
 private:
     using Key = std::vector<int32_t>;  // for each leaf its instructions in order, then -1
+
+    struct KeyHash {
+        size_t operator()(const Key& key) const {
+            uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+            for (int32_t pc : key) hash = (hash ^ uint32_t(pc)) * 0x100000001b3;
+            return size_t(hash ^ hash >> 29);
+        }
+    };
 
     std::vector<ByteSet> reached_sets() {
         std::vector<ByteSet> sets;
@@ -103,6 +112,8 @@ private:
 
     // -1 where the condition can hold no more.
     int32_t number_of(Key key) {
+        auto known = numbers_.find(key);
+        if (known != numbers_.end()) return known->second;
         std::vector<Truth> now, later;
         for (size_t at = 0; at < key.size(); at++) {
             bool is_match = false;
@@ -113,12 +124,10 @@ private:
         }
         bool is_start = keys_.empty();
         if (!is_start && truth(condition_, later) == NO) return -1;
-        auto [at, is_new] = numbers_.try_emplace(std::move(key), int32_t(keys_.size()));
-        if (is_new) {
-            if (keys_.size() >= MAX_STATES) throw TooLarge("an automaton has too many states");
-            keys_.push_back(&at->first);
-            accepts_.push_back(truth(condition_, now) == YES);
-        }
+        if (keys_.size() >= MAX_STATES) throw TooLarge("an automaton has too many states");
+        auto at = numbers_.emplace(std::move(key), int32_t(keys_.size())).first;
+        keys_.push_back(&at->first);
+        accepts_.push_back(truth(condition_, now) == YES);
         return at->second;
     }
 
@@ -172,7 +181,7 @@ private:
     const std::vector<int32_t>& leaves_;
     const BoolTree& condition_;
     std::array<uint8_t, 256> classes_{};
-    std::map<Key, int32_t> numbers_;
+    std::unordered_map<Key, int32_t, KeyHash> numbers_;
     std::vector<const Key*> keys_;
     std::vector<bool> accepts_;
     std::vector<int32_t> seen_;

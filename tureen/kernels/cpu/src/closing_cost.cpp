@@ -1,6 +1,8 @@
 // What it takes to end: by Knuth's "A generalization of Dijkstra's algorithm" (1977), in bytes and then in tokens.
 #include <algorithm>
+#include <initializer_list>
 #include <map>
+#include <numeric>
 #include <queue>
 #include <set>
 #include <tuple>
@@ -23,14 +25,16 @@ struct Way {
 // The least costs that fulfil: of each target the least of its ways.
 class Equations {
 public:
-    explicit Equations(size_t size) : cost_(size, NEVER), uses_(size) {}
+    using Term = std::pair<int32_t, int32_t>;
 
-    void add(int32_t target, int32_t cost, const std::vector<std::pair<int32_t, int32_t>>& terms) {
-        ways_.push_back({target, cost, int32_t(terms_.size()), int32_t(terms.size())});
-        for (auto& term : terms) {
-            uses_[size_t(term.first)].push_back(int32_t(ways_.size()) - 1);
-            terms_.push_back(term);
-        }
+    explicit Equations(size_t size) : cost_(size, NEVER) {}
+
+    void add(int32_t target, int32_t cost, const Term* terms, size_t num_terms) {
+        ways_.push_back({target, cost, int32_t(terms_.size()), int32_t(num_terms)});
+        terms_.insert(terms_.end(), terms, terms + num_terms);
+    }
+    void add(int32_t target, int32_t cost, std::initializer_list<Term> terms) {
+        add(target, cost, terms.begin(), terms.size());
     }
 
     std::vector<int32_t> solved() {
@@ -51,13 +55,24 @@ public:
         for (const Way& way : ways_) {
             if (way.num_terms == 0) offer(way);
         }
+        // The ways that use each instruction, those of one behind those of another.
+        std::vector<int32_t> from(cost_.size() + 1, 0), uses(terms_.size());
+        for (const Term& term : terms_) from[size_t(term.first) + 1]++;
+        std::partial_sum(from.begin(), from.end(), from.begin());
+        std::vector<int32_t> at(from.begin(), from.end() - 1);
+        for (size_t way = 0; way < ways_.size(); way++) {
+            for (int32_t term = ways_[way].from; term < ways_[way].from + ways_[way].num_terms; term++) {
+                uses[size_t(at[size_t(terms_[size_t(term)].first)]++)] = int32_t(way);
+            }
+        }
         std::vector<bool> is_settled(cost_.size(), false);
         while (!queue.empty()) {
             auto [cost, pc] = queue.top();
             queue.pop();
             if (is_settled[size_t(pc)]) continue;
             is_settled[size_t(pc)] = true;
-            for (int32_t way : uses_[size_t(pc)]) {
+            for (int32_t use = from[size_t(pc)]; use < from[size_t(pc) + 1]; use++) {
+                const int32_t way = uses[size_t(use)];
                 if (--num_open[size_t(way)] == 0) offer(ways_[size_t(way)]);
             }
         }
@@ -67,8 +82,7 @@ public:
 private:
     std::vector<int32_t> cost_;
     std::vector<Way> ways_;
-    std::vector<std::pair<int32_t, int32_t>> terms_;
-    std::vector<std::vector<int32_t>> uses_;
+    std::vector<Term> terms_;
 };
 
 // What all instructions but BYTES cost.
@@ -146,7 +160,11 @@ std::vector<int32_t> components(const Program& program) {
 class Walk {
 public:
     Walk(const Program& program, const Trie& trie)
-        : program_(program), trie_(trie), bytes_(costs_in_bytes(program)), component_(components(program)) {
+        : program_(program),
+          trie_(trie),
+          bytes_(costs_in_bytes(program)),
+          component_(components(program)),
+          seen_(program.code.size(), -1) {
         for (const ByteSet& set : program.sets) {
             int count = 0, last = -1;
             for (int byte = 0; byte < 256; byte++) {
@@ -194,6 +212,11 @@ private:
     }
 
     void add_way(int32_t pc, int32_t next, int32_t frame, Equations& equations) {
+        if (frame < 0) {  // as most
+            if (seen_[size_t(next)] != pc) equations.add(pc, 1, {{next, 1}});
+            seen_[size_t(next)] = pc;
+            return;
+        }
         std::vector<std::pair<int32_t, int32_t>> terms{{next, 1}};
         for (; frame >= 0; frame = frames_[frame].below) {
             const Rule& rule = program_.rules[frames_[frame].rule];
@@ -201,7 +224,7 @@ private:
             if (rule.body >= 0 && rest > 0) terms.emplace_back(rule.body, rest);
             terms.emplace_back(frames_[frame].ret, 1);
         }
-        if (ways_.insert(terms).second) equations.add(pc, 1, terms);
+        if (ways_.insert(terms).second) equations.add(pc, 1, terms.data(), terms.size());
     }
 
     // Adds the places that are reached from an instruction without a byte.
@@ -252,6 +275,7 @@ private:
     const Program& program_;
     const Trie& trie_;
     const std::vector<int32_t> bytes_, component_;
+    std::vector<int32_t> seen_;  // by instruction: from which one it is known as the next, without a frame
     std::vector<int32_t> only_;  // by set: its byte, where it has one only
     std::vector<Place> places_;
     std::vector<Frame> frames_;

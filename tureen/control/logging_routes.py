@@ -1,0 +1,48 @@
+"""Serves SGLang's `/configure_logging`: what this process logs, while it runs."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tureen.errors import InvalidRequest
+from tureen.http.dialect import Docs, Entry, read_body
+from tureen.log import LOGGER_NAME
+from tureen.requests.state import ServerState
+
+
+class LoggingBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /configure_logging`."""
+
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None,
+        Meta(description="Least level that is logged from now on. An engine in a process of its own keeps its level."),
+    ] = None
+    log_requests: Annotated[
+        bool | None, Meta(description="Not available: contents of requests are never logged; true is refused.")
+    ] = None
+
+
+def routes(_: ServerState) -> list[Entry]:
+    """Returns the route."""
+
+    async def configure_logging(request: Request) -> Response:
+        body = await read_body(request, LoggingBody) if request.method == "POST" else LoggingBody()
+        if body.log_requests:
+            raise InvalidRequest(
+                "log_requests is not available: contents of requests are never logged; send log_level",
+                field="log_requests",
+                code="not_available",
+            )
+        logger = logging.getLogger(LOGGER_NAME)
+        if body.log_level is not None:
+            logger.setLevel(body.log_level.upper())
+        return JSONResponse({"log_level": logging.getLevelName(logger.getEffectiveLevel()).lower()})
+
+    docs = Docs("Control", "The level of logging.", bodies=(LoggingBody,), example={"log_level": "info"})
+    return [Entry("/configure_logging", configure_logging, access="admin", methods=["GET", "POST"], docs=docs)]

@@ -1,0 +1,78 @@
+"""Serves `/generate_from_file`, `/generate` with embeddings that stand in a file.
+
+Source: SGLang's server before 0.5, which took the file as an upload; here it lies below --media-path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from tureen.contract.params import JsonObject
+from tureen.dialects.sglang import generate
+from tureen.dialects.sglang.body import PROMPT_FIELDS
+from tureen.errors import Forbidden, InvalidRequest, echo
+from tureen.http.dialect import Docs, Entry, client_name, prepared, read_body, unless_gone
+from tureen.media.files import media_root, read_below
+from tureen.requests.state import ServerState
+
+
+class GenerateFromFileBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /generate_from_file`."""
+
+    file: Annotated[str, Meta(description="A JSON file below --media-path: what input_embeds of /generate would be.")]
+    parameters: Annotated[
+        JsonObject, Meta(description="The other fields of /generate, such as sampling_params; no stream.")
+    ] = msgspec.field(default_factory=dict)
+
+
+def routes(state: ServerState) -> list[Entry]:
+    """Returns the route."""
+    config = state.context.config
+    root = media_root(config.media_path, config.host)
+
+    async def generate_from_file(request: Request) -> ASGIApp:
+        body = await read_body(request, GenerateFromFileBody)
+        state.check_accepting()
+        check_parameters(body.parameters)
+        data = None if root is None else await asyncio.to_thread(read_below, root, body.file)
+        if data is None:
+            raise Forbidden(
+                f"file {echo(body.file)} cannot be read: it must be a file below the server's --media-path",
+                field="file",
+            )
+        fields = body.parameters | {"input_embeds": _decoded(data)}
+        plan = await prepared(request, generate.prepare(fields, state, owner=client_name(request)))
+        answers = await unless_gone(request, generate.answer(plan, state))
+        return Response(await generate.encode(answers, answers), media_type="application/json")
+
+    docs = Docs(
+        "SGLang",
+        "Generate from embeddings in a file of the server's.",
+        bodies=(GenerateFromFileBody,),
+        example={"file": "prompt.json", "parameters": {"sampling_params": {"max_new_tokens": 4}}},
+    )
+    return [Entry("/generate_from_file", generate_from_file, access="user", methods=["POST"], docs=docs)]
+
+
+def check_parameters(parameters: dict[str, Any]) -> None:
+    """Raises InvalidRequest for fields of `/generate` that stand elsewhere, or have no place in the answer."""
+    for name in (*PROMPT_FIELDS, "image_data"):
+        if parameters.get(name) is not None:
+            raise InvalidRequest(f"parameters.{name} cannot stand there: it is the prompt", field=f"parameters.{name}")
+    if parameters.get("stream"):
+        raise InvalidRequest("parameters.stream cannot be true here; use /generate", field="parameters.stream")
+
+
+def _decoded(data: bytes) -> list[Any]:
+    """Raises InvalidRequest for a file that is no JSON array."""
+    try:
+        return msgspec.json.decode(data, type=list[Any])
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise InvalidRequest("file holds no JSON list of embeddings", field="file") from None

@@ -65,8 +65,8 @@ def sample(kind: inspect.Type) -> Any:
             return [sample(kind.item_type)] * (kind.min_length or 0)
         case inspect.DictType():
             return {}
-        case inspect.LiteralType():
-            return kind.values[0]
+        case inspect.LiteralType():  # tools of other types are left out
+            return "function" if "function" in kind.values else kind.values[0]
         case inspect.StrType():
             return "a"
         case inspect.IntType() | inspect.FloatType():
@@ -81,29 +81,34 @@ def _meant(struct: type, name: str) -> inspect.Type | None:
     return inspect.type_info(found[0]) if found else None
 
 
-def _places(kind: inspect.Type, path: str, put: Put, extra: dict[str, Any] | None = None) -> Iterator[Place]:
+def _places(
+    kind: inspect.Type, path: str, put: Put, extra: dict[str, Any] | None = None, inside: tuple[type, ...] = ()
+) -> Iterator[Place]:
+    """`inside`: the objects around it; one that can stand in itself is looked at once."""
     match kind:
         case inspect.Metadata():
-            yield from _places(kind.type, path, put, {**(extra or {}), **(kind.extra or {})})
+            yield from _places(kind.type, path, put, {**(extra or {}), **(kind.extra or {})}, inside)
         case inspect.UnionType():
             for one in kind.types:
-                yield from _places(one, path, put, extra)
+                yield from _places(one, path, put, extra, inside)
         case inspect.ListType() | inspect.VarTupleType():
             for one in _alternatives(kind.item_type):
                 is_number = isinstance(one, inspect.IntType | inspect.FloatType)
                 most = kind.max_length if is_number else (extra or {}).get("batch", kind.max_length)
                 fit = sys.maxsize if most == kind.max_length else kind.max_length or 0
                 yield Place(path, most, False, msgspec.json.encode(sample(one)), put, fit)
-                yield from _places(one, f"{path}[0]", lambda value: put([value]))
+                yield from _places(one, f"{path}[0]", lambda value: put([value]), inside=inside)
         case inspect.DictType():
             yield Place(path, kind.max_length, True, msgspec.json.encode(sample(kind.value_type)), put)
-            yield from _places(kind.value_type, f"{path}.1", lambda value: put({"1": value}))
-        case inspect.StructType():
-            rest = sample(kind)
+            yield from _places(kind.value_type, f"{path}.1", lambda value: put({"1": value}), inside=inside)
+        case inspect.StructType() if kind.cls not in inside:
+            rest, inside = sample(kind), (*inside, kind.cls)
             for one in kind.fields:
                 inner = _meant(kind.cls, one.name) or one.type
                 where = f"{path}.{one.encode_name}"
-                yield from _places(inner, where, lambda value, name=one.encode_name: put({**rest, name: value}))
+                yield from _places(
+                    inner, where, lambda value, name=one.encode_name: put({**rest, name: value}), inside=inside
+                )
 
 
 def _alternatives(kind: inspect.Type) -> Iterator[inspect.Type]:

@@ -252,6 +252,7 @@ def test_strict_tools_stand_beside_a_form_of_the_answer_by_either_name(app: App)
                     jsonschema.validate(block["input"], WEATHER["input_schema"])
                 else:
                     jsonschema.validate(json.loads(block["text"]), schema)
+    assert _told(app, output_format=form, json_schema="", max_tokens=60) == ""
     both = _refusal(app, output_config={"format": form}, output_format=form)
     assert both.startswith("output_format.schema cannot go with output_config.format.schema")
 

@@ -103,6 +103,18 @@ def test_whatever_is_drawn_is_valid_calls_or_a_valid_object(app: App, strict):
         assert called(choice)
 
 
+def test_what_strict_tools_make_unenforceable_in_the_answer_is_refused_by_its_own_name(app: App):
+    items = {"type": "array", "items": {"type": "string", "maxLength": 2}, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"x": items}, "required": ["x"], "additionalProperties": False}
+    body = {
+        "messages": [{"role": "user", "content": "a"}],
+        "tools": tools(strict=True),
+        "response_format": form(schema),
+    }
+    answer = app.post(PATH, **body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format.json_schema.schema")
+
+
 def test_choices_combine(app: App):
     body = {"tools": tools(strict=True), "response_format": form(strict=True)}
     assert called(ask(app, f"say:{OBJECT}", tool_choice="required", parallel_tool_calls=False, **body))
@@ -110,6 +122,10 @@ def test_choices_combine(app: App):
     assert called(ask(app, f"say:{OBJECT}", tool_choice=clock, **body)) == ["clock"]
     answer = ask(app, f"say:{CALL}", tool_choice="none", **body)["message"]
     assert answer["tool_calls"] is None
+    asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 300, **body}
+    told = app.post(PATH, **asked, tool_choice="required").headers["x-tureen-ignored"]
+    assert told == "response_format.json_schema.schema"
+    assert "x-tureen-ignored" not in app.post(PATH, **asked).headers
     jsonschema.validate(json.loads(answer["content"]), ANSWER)
 
 

@@ -156,6 +156,28 @@ def test_every_token_of_a_budgeted_output_has_its_log_probability(thinking):
     assert pieces == tokens
 
 
+def test_the_rest_of_a_budgeted_output_has_what_is_left_of_its_deadline(thinking, monkeypatch):
+    requests = []
+    generate = thinking.client.generate
+
+    def noted(request, *more):
+        requests.append(request)
+        return generate(request, *more)
+
+    monkeypatch.setattr(thinking.client, "generate", noted)
+    limits = {"deadline_ms": 60_000, "ttft_deadline_ms": 50_000}
+    assert post(thinking, thinking_token_budget=5, **limits).status_code == 200
+    first, rest = requests
+    assert rest.deadline_ms < first.deadline_ms
+    assert first.ttft_deadline_ms is not None
+    assert rest.ttft_deadline_ms is None
+
+
+def test_a_budget_makes_no_answer_longer_than_its_limit(thinking):
+    answer = post(thinking, thinking_token_budget=5, max_tokens=0).json()
+    assert answer["usage"]["completion_tokens"] == 0
+
+
 def test_a_constraint_holds_after_the_budget(thinking):
     assert re.fullmatch("[xy]{3}", content(thinking, thinking_token_budget=4, regex="[xy]{3}"))
 

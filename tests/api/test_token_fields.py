@@ -206,6 +206,30 @@ def test_a_long_prompt_keeps_its_last_tokens(app: App, route):
     assert longest["usage"]["prompt_tokens"] == CONTEXT_LEN - 8
 
 
+def test_a_cut_prompt_leaves_room_for_the_default_length_of_completions(app: App):
+    answer = ask(app, TEXT, "y" * (CONTEXT_LEN + 100), truncate_prompt_tokens=-1, max_tokens=16, ignore_eos=True)
+    body = {"prompt": "y" * (CONTEXT_LEN + 100), "truncate_prompt_tokens": -1, "ignore_eos": True}
+    usage = app.post(TEXT, **body).json()["usage"]
+    assert usage == answer["usage"]
+    assert usage["completion_tokens"] == 16
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    "more", [{"guided_regex": "a"}, {"min_tokens": 1, "stop_token_ids": [97]}], ids=["a constraint", "an end"]
+)
+def test_tokens_that_cannot_be_drawn_are_refused_before_anything_runs(app: App, route, more):
+    prompt = {"prompt": "a"} if route == TEXT else {"messages": [{"role": "user", "content": "a"}]}
+    answer = app.post(route, **prompt, allowed_token_ids=[97], **more)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "allowed_token_ids")
+    assert app.post(route, **prompt, allowed_token_ids=[97], max_tokens=2).status_code == 200
+
+
+def test_reasoning_levels_beside_token_ids_are_told(app: App):
+    told = app.post(CHAT, input_ids=list(b"say:hi"), reasoning={"effort": "high"}).headers["x-tureen-ignored"]
+    assert told == "reasoning"
+
+
 def test_token_ids_that_are_too_many_are_cut_too(app: App):
     ids = [ord("y")] * (CONTEXT_LEN + 9) + list(b"say:hi")
     answer = app.post(TEXT, prompt=ids, truncate_prompt_tokens=6, echo=True).json()["choices"][0]

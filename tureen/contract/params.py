@@ -288,6 +288,8 @@ def _constraint_faults(params: SamplingParams) -> Iterator[tuple[str, str]]:
     constraints = [name for name in CONSTRAINTS if getattr(params, name) is not None]
     if len(constraints) > 1:
         yield constraints[1], f"cannot go with {constraints[0]}: at most one of {', '.join(CONSTRAINTS)}"
+    if constraints and params.allowed_token_ids is not None:
+        yield "allowed_token_ids", "cannot go with a constraint, which forces tokens; say in it which texts are allowed"
     if params.grammar_after and not constraints:
         yield "grammar_after", f"needs what comes after it: one of {', '.join(CONSTRAINTS)}"
     if params.strict_schema and not SCHEMAS.intersection(constraints):

@@ -46,7 +46,7 @@ def structural_tag(text: str, *, strict: bool = False) -> Language:
     facts = tag_steps(value, builder.guards) if guarded else None
     if facts is None:
         if strict and guarded:
-            raise GrammarError(guarded[0].why)
+            raise GrammarError(f"{guarded[0].schema.partition('#')[0]}: {guarded[0].why}")
         unenforced, guarded = (*unenforced, *guarded), ()
     has_specials = flag(value.get("special_tokens", False), "structural_tag.special_tokens")
     return Language(start.expression, rules, unenforced, facts, guarded, has_specials)

@@ -17,7 +17,7 @@ from tureen.errors import InvalidRequest
 from tureen.grammar.base import GrammarSpec
 from tureen.log import get_logger
 from tureen.media.base import Modality
-from tureen.requests import planning, tokenising
+from tureen.requests import planning, telling, tokenising
 from tureen.requests.answer_format import AnswerFormat, answer_format
 from tureen.requests.chat_prompt import ChatMedia, ChatPrompt, chat_prompt
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
@@ -172,7 +172,8 @@ def _calls(chat: Chat, form: ToolFormat, sampling: dict[str, Any]) -> ToolSetup:
     if all(sampling.get(name) is None for name in CONSTRAINTS):
         strict = strict or bool(sampling.get("strict_schema"))
     for name in CONSTRAINTS:  # what an answer must be says nothing of calls
-        sampling.pop(name, None)
+        if sampling.pop(name, None) is not None:
+            telling.tell(chat.names.path(name), "tool_choice demands calls, so there is no answer to constrain")
     names = chat.names._replace(renamed={**chat.names.renamed, "structural_tag": "tools"})
     error_fields = _error_fields(tag, chat)
     return ToolSetup(chat.tools, form, sampling | {"structural_tag": tag, "strict_schema": strict}, names, error_fields)

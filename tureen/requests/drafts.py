@@ -140,7 +140,17 @@ def _resolved(draft: Draft, index: int, context: Context) -> Resolved:
     num_prompt = len(draft.prompts[index].token_ids)
     limit_field = sampling.names.path("max_new_tokens") if _sends_limit(sampling) else ""
     most = _max_new_tokens(sampling, draft.names[index], num_prompt, context)
+    _check_may_begin(sampling, context)
     return Resolved(constraint, most, limit_field, custom_params)
+
+
+def _check_may_begin(sampling: Sampling, context: Context) -> None:
+    """Raises InvalidRequest where no token is allowed before the output may end."""
+    params = sampling.params
+    ends = {*params.stop_token_ids, *(() if params.ignore_eos else context.info.eos_token_ids)}
+    if params.min_new_tokens and params.allowed_token_ids is not None and ends.issuperset(params.allowed_token_ids):
+        field, least = sampling.names.path("allowed_token_ids"), sampling.names.path("min_new_tokens")
+        raise InvalidRequest(f"{field} has only tokens that end the output, which {least} forbids", field=field)
 
 
 def _custom_params(draft: Draft, index: int) -> Sequence[JsonObject | None]:

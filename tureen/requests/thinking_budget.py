@@ -4,6 +4,7 @@ to its output, and it goes on with the answer. Generation is stopped and started
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import AsyncGenerator
 
 import msgspec
@@ -22,7 +23,8 @@ class BudgetedRun:
     def __init__(self, state: ServerState, plan: Plan, budget: int) -> None:
         """`budget`: most tokens of reasoning."""
         [request] = plan.requests
-        bound = min(budget, max(1, request.max_new_tokens - len(_mark(plan, state)[1]) - 1))
+        bound = max(1, request.max_new_tokens - len(_mark(plan, state)[1]) - 1)
+        bound = min(budget, bound, request.max_new_tokens)
         if plan.reading.reasoning is None or (request.grammar is not None and not plan.reading.starts_inside):
             bound = request.max_new_tokens  # no reasoning: there is none, or a grammar holds from the first token
         first = request if bound == request.max_new_tokens else _thoughts_of(request, bound, plan)
@@ -127,6 +129,7 @@ def _rest_of(
     if logprobs is not None:  # those of the mark, which is a part of the prompt now; the first position has none
         logprobs = msgspec.structs.replace(logprobs, prompt_start=len(token_ids) - num_mark - 1 if num_mark else -1)
     min_new_tokens = max(0, request.params.min_new_tokens - len(output.token_ids))
+    left_ms = None if request.deadline_ms is None else max(1, request.deadline_ms - math.ceil(output.elapsed_s * 1000))
     return msgspec.structs.replace(
         request,
         id=state.new_id(output.rid),
@@ -135,4 +138,6 @@ def _rest_of(
         max_new_tokens=num_left,
         params=msgspec.structs.replace(request.params, min_new_tokens=min_new_tokens),
         grammar=None if grammar is None else msgspec.structs.replace(grammar, after=""),
+        deadline_ms=left_ms,
+        ttft_deadline_ms=None,
     )

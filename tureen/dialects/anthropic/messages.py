@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from tureen.contract.params import EMPTY_IS_UNSET
 from tureen.dialects.anthropic.body import TABLE, AnthropicBody, AnthropicCountBody, parse
 from tureen.dialects.anthropic.conversation import conversation_of
 from tureen.dialects.anthropic.tools import check_edits, tools_of
@@ -184,7 +185,8 @@ def _sampling(body: AnthropicBody, payload: dict[str, Any]) -> tuple[dict[str, A
     sampling: dict[str, Any] = {}
     for name in payload:
         target = PARAMETERS.get(name, name)
-        if target in PARAM_FIELDS and payload[name] is not None and name not in TABLE.refused:
+        is_set = payload[name] is not None and not (payload[name] == "" and name in EMPTY_IS_UNSET)
+        if target in PARAM_FIELDS and is_set and name not in TABLE.refused:
             if target in sampling:
                 raise InvalidRequest(f"{name} and {renamed[target]} are the same field; send one", field=name)
             sampling[target], renamed[target] = getattr(body, name), name

@@ -225,7 +225,7 @@ def _check_prompt(body: ChatBody) -> None:
         return
     if body.continue_final_message:
         raise InvalidRequest(f"{field} cannot go with continue_final_message; send one", field=field)
-    for name in ("messages", "chat_template_kwargs", "reasoning_effort"):
+    for name in ("messages", "chat_template_kwargs", "reasoning_effort", "reasoning"):
         if getattr(body, name) is not None:
             telling.tell(name, f"{field} is the prompt")
 

@@ -158,7 +158,7 @@ async def _plan(
         fields["stop_token_ids"] = (*fields.get("stop_token_ids", ()), *fill_in_tokens(context).end_ids)
     defaults = {"max_new_tokens": DEFAULT_MAX_TOKENS}
     sampling = await planning.sampling_of(fields | {"n": count}, context, names, defaults)
-    most = token_fields.most_prompt_tokens(body, fields.get("max_new_tokens"), context)
+    most = token_fields.most_prompt_tokens(body, fields.get("max_new_tokens", DEFAULT_MAX_TOKENS), context)
     inputs, prompt_names = await _inputs(body, context, may_be_cut=most is not None)
     batch = len(prompt_names)
     planning.check_size(batch, [sampling], "prompt", context.config)

@@ -98,7 +98,8 @@ def salt_of(salt: str, extra_key: str | list[str] | None) -> str:
 
 
 def most_prompt_tokens(body: TokenBody, max_new_tokens: int | None, context: Context) -> int | None:
-    """Returns how many of a prompt's last tokens are kept; None = all. `max_new_tokens`: what the body sets."""
+    """Returns how many of a prompt's last tokens are kept; None = all. `max_new_tokens`: what is left
+    for the output; None = one token at least."""
     most = body.truncate_prompt_tokens
     return max(1, context.capacity - (max_new_tokens or 1)) if most == -1 else most
 

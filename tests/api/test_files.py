@@ -315,3 +315,63 @@ def test_uploads_that_a_crash_cut_short_are_gone_after_a_restart(tmp_path):
     (tmp_path / "kept" / "files" / records.new_id("file-")).write_bytes(b"half of a fi")
     with BatchApp(tmp_path / "kept"):
         assert on_disk(tmp_path) == [kept]
+
+
+@pytest.mark.parametrize("limit", ["123456789x", "1" * 5000, "x", "-1"])
+def test_a_limit_that_is_no_number_is_named(app, limit):
+    for path in ("/v1/files", "/v1/batches"):
+        refused = app.request("GET", f"{path}?limit={limit}")
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "limit"
+
+
+def test_a_folder_of_the_operator_s_own_files_keeps_them(tmp_path):
+    own = tmp_path / "kept" / "files"
+    own.mkdir(parents=True, mode=0o700)
+    own.parent.chmod(0o700)
+    (own / "thesis.txt").write_text("years of work")
+    (own / "drafts").mkdir()
+    with BatchApp(tmp_path / "kept") as app:
+        app.upload("{}")
+    assert (own / "thesis.txt").read_text() == "years of work"
+
+
+def test_what_would_have_no_effect_in_an_upload_is_refused_where_that_is_asked_for(app, tmp_path):
+    content = part("zorkmid", b"1") + PURPOSE + FILE + END
+    assert post(app, content).headers["x-tureen-ignored"] == "zorkmid"
+    headers = {"content-type": f"multipart/form-data; boundary={BOUNDARY}", "x-tureen-strict": "1"}
+    refused = app.request("POST", "/v1/files", content=content, headers=headers)
+    assert refused.json()["error"]["param"] == "zorkmid"
+    with BatchApp(tmp_path / "other", unknown_fields="refuse") as strict:
+        assert post(strict, content).json()["error"]["param"] == "zorkmid"
+
+
+def test_an_upload_whose_client_leaves_while_it_is_kept_is_there_and_counted(app):
+    async def leave() -> None:
+        async with upload.uploading(app.service.store, "") as receiving:
+            await receiving.write(b"abc")
+            await receiving.keep("in.jsonl", "batch", None)
+
+    async def cancel_at_the_insert() -> None:
+        store, begun = app.service.store, asyncio.Event()
+        add, may_end = store.add_file, asyncio.Event()
+
+        async def add_file(file) -> None:
+            begun.set()
+            await may_end.wait()
+            await add(file)
+
+        store.add_file = add_file
+        leaving = asyncio.create_task(leave())
+        await begun.wait()
+        store.add_file = add
+        may_end.set()
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+
+    app.run(cancel_at_the_insert())
+    [file] = app.request("GET", "/v1/files").json()["data"]
+    assert app.request("GET", f"/v1/files/{file['id']}/content").content == b"abc"
+    assert app.request("DELETE", f"/v1/files/{file['id']}").status_code == 200
+    assert app.service.store._held[""] == 0

@@ -196,7 +196,8 @@ def test_the_client_s_limits_hold_in_the_background_too(settings):
 def test_a_client_without_tokens_left_is_refused_at_once(settings):
     with App(slow=True, client_tokens_per_minute=100, **settings) as app:
         name = begin(app, "abc", max_output_tokens=80)["id"]
-        assert begin(app, "abc", 429, max_output_tokens=80)["error"]["code"] == "tokens_per_minute"
+        assert begin(app, "abc", 429, rid="refused", max_output_tokens=80)["error"]["code"] == "tokens_per_minute"
+        assert app.request("GET", f"{PATH}/refused").status_code == 404, "nothing of it is kept"
         cancelled(app, name)
 
 
@@ -211,7 +212,7 @@ def test_a_server_that_shuts_down_says_so_in_what_it_could_not_finish(settings):
 
 
 def test_an_end_that_cannot_be_kept_is_found_as_a_failure(settings):
-    with App(slow=True, **settings) as app:
+    with App(slow=True, max_client_requests=1, **settings) as app:
         large = {str(number): os.urandom(250).hex() for number in range(16)}
         name = begin(app, "abc", max_output_tokens=300, metadata=large)["id"]
         full = app.state.recordings.responses._database.run(
@@ -221,6 +222,7 @@ def test_an_end_that_cannot_be_kept_is_found_as_a_failure(settings):
         failed = end_of(app, name)
         assert failed["status"] == "failed"
         assert "is full, so nothing can be stored" in failed["error"]["message"]
+        assert app.post(PATH, input="say:a", store=False).status_code == 200, "it counts no longer for its client"
 
 
 def test_many_at_once_are_all_kept(settings):

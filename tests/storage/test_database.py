@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 import zlib
 from contextlib import closing
 from pathlib import Path
@@ -270,3 +271,21 @@ def test_what_was_deleted_is_neither_in_the_file_nor_in_its_log(path, tmp_path):
     before, after = asyncio.run(scenario())
     assert b"a secret" in before
     assert b"a secret" not in after
+
+
+def test_a_transaction_that_waits_for_its_turn_goes_on_when_its_caller_is_cancelled(path):
+    may_end = threading.Event()
+
+    async def scenario() -> None:
+        database = Database(path, SCHEMA)
+        first = asyncio.create_task(database.run(lambda _: may_end.wait(PATIENCE_S)))
+        second = asyncio.create_task(database.run(put("a")))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        may_end.set()
+        await first
+        database.close()
+
+    asyncio.run(scenario())
+    assert kept(path) == ["a"]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from tureen.errors import InvalidRequest, NotFound, PayloadTooLarge, StartupError, TureenError
+from tureen.storage import packing
+from tureen.storage.database import size_of
 from tureen.storage.responses import Continued, ResponseStore
 
 MIB = 1 << 20
@@ -368,3 +372,68 @@ def test_a_file_whose_running_responses_cannot_be_read_stops_the_start(run, tmp_
     run(write)
     with pytest.raises(StartupError, match=r"--responses-store .*store.db: .*is damaged"):
         run(write)
+
+
+def test_room_is_made_at_the_cost_of_conversations_that_have_nothing_but_metadata_too(run):
+    async def scenario(store: ResponseStore) -> None:
+        await turn(store, "small", "r")
+        for number in range(60):
+            notes = {str(note): os.urandom(250).hex() for note in range(16)}
+            await store.conversations.add("large", f"conv_{number}", notes, [])
+        await store.find("small", "r")
+        with pytest.raises(NotFound):
+            await store.conversations.find("large", "conv_0")
+        await store.conversations.find("large", "conv_59")
+
+    run(scenario, max_bytes=MIB // 4)
+
+
+def test_room_among_many_rows_is_made_in_a_few_looks_at_them(run):
+    async def scenario(store: ResponseStore) -> int:
+        looks = list[str]()
+
+        def fill(connection: sqlite3.Connection) -> None:
+            row = "INSERT INTO responses (owner, id, status, expires_s, num_bytes, input, response)"
+            rows = [("a", f"r{number}", 1e9 + number, os.urandom(300)) for number in range(3000)]
+            connection.executemany(f"{row} VALUES (?, ?, 'completed', ?, 300, '', ?)", rows)
+            store._max_bytes = size_of(connection) - 1
+            connection.set_trace_callback(looks.append)
+
+        await store._database.run(fill)
+        await turn(store, "a", "r")
+        assert isinstance(await error_of(store.find("a", "r0")), NotFound)
+        return sum("GROUP BY owner" in statement for statement in looks)
+
+    assert 0 < run(scenario) <= 12, "some 300 rows have to go"
+
+
+def test_a_conversation_that_no_request_could_continue_takes_no_more_items(run):
+    async def scenario(store: ResponseStore) -> None:
+        await store.conversations.add("a", "conv", {}, [])
+        await store.conversations.add_items("a", "conv", [item("x" * 30_000)])
+        refused = await error_of(store.conversations.add_items("a", "conv", [item("x" * 30_000)]))
+        assert isinstance(refused, PayloadTooLarge)
+        assert refused.field == "items"
+        assert len(await store.conversations.items("a", "conv")) == 1
+
+    run(scenario, max_context_bytes=50_000)
+
+
+def test_nothing_is_compressed_on_the_event_loop(run, monkeypatch):
+    seen = list[str]()
+
+    def compress(plain: bytes, level: int) -> bytes:
+        seen.append(threading.current_thread().name)
+        return zlib_compress(plain, level)
+
+    zlib_compress = packing.zlib.compress
+    monkeypatch.setattr(packing.zlib, "compress", compress)
+
+    async def scenario(store: ResponseStore) -> None:
+        await store.add("a", response("r", status="queued"), [item("x")], Continued())
+        await store.end("a", response("r", item("y")), b"event: x\n\n")
+        await store.conversations.add("a", "conv", {"a": "b"}, [item("x")])
+
+    run(scenario)
+    assert len(seen) == 6
+    assert all(name.startswith("storage") for name in seen)

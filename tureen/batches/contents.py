@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import stat
 from collections.abc import Container
 from pathlib import Path
@@ -12,6 +13,7 @@ from tureen.errors import StartupError, echo
 from tureen.files import NotRegular, open_regular
 
 MAKE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+OWN_NAME = re.compile(r"file-[0-9a-f]{32}(-output|-errors)?")
 EXTEND = os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -50,9 +52,10 @@ class Contents:
             os.close(descriptor)
 
     def prune(self, known: Container[str]) -> None:
-        """Removes the files that are not known: of uploads that did not come to their end. Raises OSError."""
+        """Removes the files that are not known: of uploads that did not come to their end. What is not called as this
+        server calls files stays. Raises OSError."""
         for entry in os.scandir(self._folder):
-            if entry.name not in known:
+            if OWN_NAME.fullmatch(entry.name) and entry.name not in known:
                 os.unlink(entry.path)
 
 

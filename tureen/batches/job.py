@@ -164,8 +164,9 @@ class Job:
                 for number, raw in lines:
                     if number in self._log.done:
                         continue
+                    line = parse(number, raw)
                     await self._means.slots.take(len(raw))
-                    task = group.create_task(self._run_line(parse(number, raw)))
+                    task = group.create_task(self._run_line(line))
                     task.add_done_callback(partial(self._free, len(raw)))
         return True
 
@@ -238,7 +239,8 @@ class Job:
         await self._means.store.save_batch(ended, handed)
         self.batch = ended
         for file_id in left_out:
-            await self._on_disk(partial(self._means.store.contents.remove, file_id))
+            with contextlib.suppress(OSError):  # it is empty; the next start removes it
+                await self._on_disk(partial(self._means.store.contents.remove, file_id))
 
     async def _enter(self, status: Status, **changes: Any) -> None:
         """Brings the batch to another status, unless it is being cancelled."""

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 from tureen.batches.records import MAX_FILE_BYTES, Purpose, StoredFile, new_id
 from tureen.batches.store import Store
-from tureen.errors import PayloadTooLarge
+from tureen.errors import PayloadTooLarge, TureenError
 
 
 @contextlib.asynccontextmanager
@@ -59,8 +59,12 @@ class Upload:
             None if lifetime_s is None else now_s + lifetime_s,
         )
         await asyncio.to_thread(self._synchronise)
-        await self._store.add_file(file)
-        self._is_kept = True
+        self._is_kept = True  # also when nobody waits for it any more: the store goes on
+        try:
+            await self._store.add_file(file)
+        except TureenError:
+            self._is_kept = False
+            raise
         return file
 
     async def end(self) -> None:

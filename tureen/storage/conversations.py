@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tureen.errors import NotFound, echo
+from tureen.errors import NotFound, PayloadTooLarge, echo
 from tureen.storage.database import Database
 from tureen.storage.packing import pack, unpack
 
@@ -23,12 +23,15 @@ class ConversationStore:
         ttl_s: float,
         clock: Callable[[], float],
         make_room: Callable[[sqlite3.Connection], None],
+        max_bytes: int,
     ) -> None:
-        """`ttl_s`: seconds that a conversation is kept after it last grew; `make_room` drops what is oldest."""
+        """`ttl_s`: seconds that a conversation is kept after it last grew; `make_room` drops what is oldest;
+        `max_bytes`: most bytes of its items to which a client may append more."""
         self._database = database
         self._ttl_s = ttl_s
         self._clock = clock
         self._make_room = make_room
+        self._max_bytes = max_bytes
 
     async def add(self, owner: str, name: str, metadata: dict[str, str], items: Sequence[Item]) -> dict[str, Any]:
         """Makes a conversation and returns it."""
@@ -76,12 +79,20 @@ class ConversationStore:
         await self._database.run(delete)
 
     async def add_items(self, owner: str, name: str, items: Sequence[Item]) -> None:
-        """Appends items."""
+        """Appends items. Raises PayloadTooLarge for a conversation that no request could continue, for its length."""
 
         def insert(connection: sqlite3.Connection) -> None:
             now = self._clock()
             number = number_of(connection, owner, name, now)
             put_items(connection, owner, number, items)
+            query = "SELECT sum(num_bytes) FROM items WHERE conversation = ?"
+            num_bytes = connection.execute(query, (number,)).fetchone()[0] or 0
+            if num_bytes > self._max_bytes:
+                raise PayloadTooLarge(
+                    f"items: the conversation would have {num_bytes} bytes, more than the {self._max_bytes} that a "
+                    "request may continue (--max-body-bytes); begin another",
+                    field="items",
+                )
             renew = "UPDATE conversations SET expires_s = ? WHERE number = ?"
             connection.execute(renew, (now + self._ttl_s, number))
             self._make_room(connection)

@@ -70,7 +70,7 @@ class Database:
         Raises what `work` raises; Unavailable when the disk is full, RequestFailed when the file cannot be read or
         written.
         """
-        return await asyncio.wrap_future(self._thread.submit(self._transact, work))
+        return await asyncio.shield(asyncio.wrap_future(self._thread.submit(self._transact, work)))
 
     def run_now(self, work: Work[T]) -> T:
         """Does as `run`, and the caller waits: for a start."""

@@ -30,7 +30,8 @@ LOST = {
 
 ROOM_SHARE = 0.9
 """Share of the limit that is left in a file that has grown beyond it."""
-NUM_DROPPED = 8  # responses and conversations that are dropped before the size is looked at again
+NUM_DROPPED = 8  # responses and conversations that are dropped, at least, before the size is looked at again
+PART_DROPPED = 64  # that part of a client's is dropped, at least: a look takes time for each row
 LARGEST_SHARE = 4  # one response takes at most the limit divided by this
 
 SCHEMA = Schema(
@@ -51,7 +52,7 @@ CREATE TABLE responses (
   input BLOB NOT NULL, response BLOB NOT NULL, events BLOB, UNIQUE (owner, id));
 CREATE INDEX responses_that_run ON responses (status);
 CREATE INDEX responses_by_expiry ON responses (expires_s);
-CREATE INDEX bytes_of_responses ON responses (owner, num_bytes)
+CREATE INDEX bytes_of_responses ON responses (owner, status, expires_s, num_bytes)
 """,
 )
 
@@ -103,7 +104,9 @@ class ResponseStore:
         self._max_context_bytes = max_context_bytes
         self.background: set[asyncio.Task[None]] = set()  # which make responses that no connection waits for
         self._num_changes = 0  # rows that were changed when `sweep` last looked
-        self.conversations = ConversationStore(self._database, ttl_s=ttl_s, clock=clock, make_room=self._make_room)
+        self.conversations = ConversationStore(
+            self._database, ttl_s=ttl_s, clock=clock, make_room=self._make_room, max_bytes=max_context_bytes
+        )
         try:
             self._database.run_now(_fail_lost)
         except TureenError as error:
@@ -143,10 +146,10 @@ class ResponseStore:
 
         `owner`: name of the client, "" = anonymous; `asked`: the items that the request sent.
         """
-        packed, packed_items = pack(response), pack(list(asked))
-        num_bytes = packed.num_bytes + packed_items.num_bytes
 
         def insert(connection: sqlite3.Connection) -> None:
+            packed, packed_items = pack(response), pack(list(asked))
+            num_bytes = packed.num_bytes + packed_items.num_bytes
             expires_s = self._clock() + self._ttl_s
             connection.execute(
                 "INSERT INTO responses (owner, id, status, expires_s, num_bytes, previous, conversation, after_item,"
@@ -166,10 +169,10 @@ class ResponseStore:
 
     async def end(self, owner: str, response: dict[str, Any], events: bytes | None = None) -> None:
         """Keeps how a running response ended, and its stream. Does nothing when it was deleted meanwhile."""
-        packed = pack(response)
-        stream = Packed(b"", 0) if events is None else pack_bytes(events)
 
         def update(connection: sqlite3.Connection) -> None:
+            packed = pack(response)
+            stream = Packed(b"", 0) if events is None else pack_bytes(events)
             row = connection.execute(
                 "SELECT number, conversation, input FROM responses WHERE owner = ? AND id = ?", (owner, response["id"])
             ).fetchone()
@@ -326,16 +329,18 @@ def _drop_oldest(connection: sqlite3.Connection, most_bytes: int) -> None:
     """Drops what expires first of the client that has most, again and again, until the file has `most_bytes`."""
     while size_of(connection) > most_bytes:
         largest = connection.execute(
-            "SELECT owner FROM (SELECT owner, num_bytes FROM responses WHERE status NOT IN (?, ?) UNION ALL SELECT"
-            " owner, num_bytes FROM items) GROUP BY owner ORDER BY sum(num_bytes) DESC LIMIT 1",
+            "SELECT owner, sum(is_row) FROM (SELECT owner, num_bytes, 1 AS is_row FROM responses WHERE status NOT IN"
+            " (?, ?) UNION ALL SELECT owner, num_bytes, 0 FROM items UNION ALL SELECT owner, length(metadata), 1 FROM"
+            " conversations) GROUP BY owner ORDER BY sum(num_bytes) DESC LIMIT 1",
             RUNNING,
         ).fetchone()
         if largest is None:
             return
+        owner, count = largest
         oldest = connection.execute(
             "SELECT 0 AS kind, number, expires_s FROM responses WHERE owner = ? AND status NOT IN (?, ?) UNION ALL"
             " SELECT 1, number, expires_s FROM conversations WHERE owner = ? ORDER BY expires_s, number LIMIT ?",
-            (*largest, *RUNNING, *largest, NUM_DROPPED),
+            (owner, *RUNNING, owner, max(NUM_DROPPED, count // PART_DROPPED)),
         ).fetchall()
         for kind, number, _ in oldest:
             table = ("responses", "conversations")[kind]

@@ -22,6 +22,7 @@ from tureen.http.call import ClientCall, call_of
 from tureen.http.dialect import Entry, client_name
 from tureen.http.errors import error_object
 from tureen.http.inner_call import InnerAnswer, call_route
+from tureen.http.middleware import is_strict
 from tureen.http.multipart import UploadedForm, read_form
 from tureen.log import get_logger
 from tureen.requests import telling, unknown_fields
@@ -88,7 +89,10 @@ class BatchService:
     async def receive(self, request: Request) -> StoredFile:
         """Keeps the file of an upload. Raises InvalidRequest, UnsupportedMediaType, PayloadTooLarge, Unavailable."""
         self._state.check_open()
-        telling.current.set(call_of(request.scope).telling)
+        told = call_of(request.scope).telling
+        told.unknown_fields = self._state.context.config.unknown_fields
+        told.is_strict = is_strict(request.scope)
+        telling.current.set(told)
         try:
             async with uploading(self.store, client_name(request)) as upload:
                 fields = _fields(await read_form(request, "file", upload.write))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -158,7 +159,7 @@ def read_query(request: Request, kind: type[Q]) -> Q:
     sent: dict[str, Any] = {name: value for name, value in request.query_params.items() if value}
     refuse_unknown(sent, kind.__struct_fields__)
     limit = sent.get("limit", "")
-    return convert(sent | ({"limit": int(limit)} if limit[:9].isdecimal() and limit.isascii() else {}), kind)
+    return convert(sent | ({"limit": int(limit)} if re.fullmatch("[0-9]{1,9}", limit) else {}), kind)
 
 
 def _content(file: io.BufferedReader, num_bytes: int) -> StreamedResponse:

@@ -24,6 +24,7 @@ from tureen.dialects.openai.responses_making import Making
 from tureen.dialects.openai.responses_output import EventWriter
 from tureen.dialects.openai.responses_tools import OWN, ResponsesTool
 from tureen.dialects.openai.responses_truncation import prepare_truncated
+from tureen.errors import TureenError
 from tureen.http.chat_answer import prepare_chat
 from tureen.http.dialect import BYTES_PER_CHAR, Docs, Entry, read_body_with, streamed
 from tureen.http.errors import error_object
@@ -85,7 +86,11 @@ async def _begin(request: Request, making: Making, keeping: Keeping, running: re
     """Begins a response in the background. Returns it as it is, or its stream."""
     await keeping.add(making.head)
     response = BackgroundResponse(making, keeping, EventWriter(making.head))
-    response.start(request, running)
+    try:
+        response.start(request, running)
+    except TureenError:
+        await keeping.drop(making.head)
+        raise
     if not making.body.stream:
         return _answer(making.head)
     return await streamed(request, response.follow(0), lambda error: event(_json.encode(error_object(error))))

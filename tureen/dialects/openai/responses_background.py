@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
@@ -56,6 +57,7 @@ class BackgroundResponse:
         self._is_cancelled = False
         self._generating: asyncio.Task[LastEvent] | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._forget: Callable[[], object] = bool
 
     def start(self, request: Request, registry: dict[tuple[str, str], BackgroundResponse]) -> None:
         """Begins, at the expense of the request's client. Raises TooManyRequests when it has too few tokens left."""
@@ -68,9 +70,9 @@ class BackgroundResponse:
             stack.callback(work.end)
             plan = self._making.plan
             work.begin(sum(most_tokens(each, index) for index, each in enumerate(plan.requests)))
-            registry[name] = self
-            stack.callback(registry.pop, name)
             held = stack.pop_all()
+        registry[name] = self
+        self._forget = partial(registry.pop, name, None)
         self._generating = asyncio.create_task(self._generate(work))
         self._ending = asyncio.create_task(self._end(held, self._generating))
         background = self._keeping.store.background
@@ -138,7 +140,9 @@ class BackgroundResponse:
                 log.error("the end of a response in the background could not be kept: %s", error.message)
                 self.response = failed_response(self._making.head, error)
                 last = self._writer.write(whole_event("failed", self.response))
-                held.pop_all()  # it stays in the registry, where clients find what became of it
+                # it stays in the registry, where clients find what became of it
+            else:
+                self._forget()
             self._has_ended = True
             self._show(last)
 

@@ -33,6 +33,10 @@ class Keeping(NamedTuple):
         if self.is_kept:
             await self.store.add(self.owner, response, self.asked, self.continued)
 
+    async def drop(self, response: dict[str, Any]) -> None:
+        """Forgets a response that was kept, and does not begin after all."""
+        await self.store.delete(self.owner, response["id"])
+
 
 def store_of(state: ServerState) -> ResponseStore:
     """Returns the server's store. Raises InvalidRequest where there is none."""

@@ -478,7 +478,7 @@ def test_every_route_but_health_metrics_and_the_api_s_own_description_needs_the_
             if locked.request(method, path).status_code != 401:
                 open_paths.add(path)
     described = {"/docs", "/openapi.json", "/compat", "/compat.json"}
-    assert open_paths == {"/health", "/health_generate", "/metrics"} | described
+    assert open_paths == {"/health", "/health_generate", "/ping", "/ready", "/metrics"} | described
 
 
 def test_the_key_is_in_no_answer(locked: App):

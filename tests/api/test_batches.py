@@ -265,15 +265,17 @@ async def give_up(task: asyncio.Task) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def test_no_line_begins_and_no_input_is_read_while_somebody_else_asks(app):
-    somebody = app.run(begin_endless(app))
-    batch = app.begin([line(f"r{index}") for index in range(3)])
-    num_added = app.client.stats.total_prompt_tokens
-    for _ in range(50):
-        assert app.batch(batch)["status"] == "validating"
-    assert app.client.stats.total_prompt_tokens == num_added
-    app.run(give_up(somebody))
-    assert app.ended(batch)["status"] == "completed"
+def test_no_line_begins_and_no_input_is_read_while_somebody_else_asks(tmp_path):
+    with BatchApp(tmp_path / "kept", slow=True) as app:
+        somebody = app.run(begin_endless(app))
+        app.wait_until(lambda: app.client.stats.total_prompt_tokens)
+        batch = app.begin([line(f"r{index}") for index in range(3)])
+        num_added = app.client.stats.total_prompt_tokens
+        for _ in range(50):
+            assert app.batch(batch)["status"] == "validating"
+        assert app.client.stats.total_prompt_tokens == num_added
+        app.run(give_up(somebody))
+        assert app.ended(batch)["status"] == "completed"
 
 
 def test_lines_take_no_place_in_the_queue_and_none_of_the_client_s_quota(tmp_path):

@@ -55,11 +55,16 @@ def test_rerank_sorts_documents_by_the_cosine_and_keeps_the_best(embedder):
         ({"query": "a" * 17, "documents": ["a"]}, "query"),
         ({"query": "a", "documents": ["b", "a" * 17]}, "documents[1]"),
         ({"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
-        ({"query": "a", "documents": ["b"], "text": "b"}, "text"),
     ],
 )
 def test_what_is_wrong_with_a_rerank_is_named(embedder, body, field):
     assert embedder.error(path="/v1/rerank", **body)["param"] == field
+
+
+def test_an_unknown_field_of_a_rerank_is_told(embedder):
+    body = {"query": "a", "documents": ["b"], "text": "b"}
+    response = embedder.request("POST", "/v1/rerank", json=body)
+    assert (response.status_code, response.headers["x-tureen-ignored"]) == (200, "text")
 
 
 def test_long_documents_are_cut_where_that_is_asked(embedder):

@@ -33,9 +33,10 @@ NOT_OFFERED = {part.struct: frozenset(part.table.refused) for spoken in compat_r
 
 
 @pytest.fixture(scope="module")
-def app() -> Iterator[App]:
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     most = {"max_batch_size": MAX_PROMPTS, "max_n": MAX_N, "max_stop_strings": MAX_STOPS}
-    with App(chat_template="chatml", max_body_bytes=2 * LARGEST, **most) as running:
+    kept = {"batch_path": str(tmp_path_factory.mktemp("batches"))}
+    with App(chat_template="chatml", max_body_bytes=2 * LARGEST, **most, **kept) as running:
         yield running
 
 

@@ -29,7 +29,7 @@ class LoggingBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def routes(_: ServerState) -> list[Entry]:
-    """Returns the route."""
+    """Returns the routes: the level as it is, and a change of it."""
 
     async def configure_logging(request: Request) -> Response:
         body = await read_body(request, LoggingBody) if request.method == "POST" else LoggingBody()
@@ -44,5 +44,9 @@ def routes(_: ServerState) -> list[Entry]:
             logger.setLevel(body.log_level.upper())
         return JSONResponse({"log_level": logging.getLevelName(logger.getEffectiveLevel()).lower()})
 
-    docs = Docs("Control", "The level of logging.", bodies=(LoggingBody,), example={"log_level": "info"})
-    return [Entry("/configure_logging", configure_logging, access="admin", methods=["GET", "POST"], docs=docs)]
+    path, shown = "/configure_logging", Docs("Control", "The level of logging.")
+    docs = Docs("Control", "Change the level of logging.", bodies=(LoggingBody,), example={"log_level": "info"})
+    return [
+        Entry(path, configure_logging, access="admin", methods=["GET"], docs=shown),
+        Entry(path, configure_logging, access="admin", methods=["POST"], docs=docs),
+    ]

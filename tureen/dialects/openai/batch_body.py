@@ -33,7 +33,9 @@ class BatchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     completion_window: Annotated[
         str, Meta(description="Time after which lines that have not run never will: 24h, 90m, 7d; at most 30d.")
     ]
-    metadata: Annotated[dict[str, str] | None, Meta(description="Up to 16 notes of the client's own.")] = None
+    metadata: Annotated[
+        Annotated[dict[str, str], Meta(max_length=16)] | None, Meta(description="Up to 16 notes of the client's own.")
+    ] = None
     output_expires_after: Annotated[
         ExpiresAfter | None, Meta(description="When the files of answers are removed. Default: never.")
     ] = None

@@ -40,7 +40,7 @@ def _install(folder: Path) -> Path:
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(python)]
-    subprocess.run([*install, "--requirement", str(folder / "requirements.txt")], check=True)
+    subprocess.run([*install, "--upgrade", "--requirement", str(folder / "requirements.txt")], check=True)
     without = folder / "requirements-without-dependencies.txt"
     if without.exists():
         subprocess.run([*install, "--no-deps", "--requirement", str(without)], check=True)

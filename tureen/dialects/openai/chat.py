@@ -20,15 +20,14 @@ from tureen.dialects.openai import token_fields
 from tureen.dialects.openai.answer import Answer, StreamUsage
 from tureen.dialects.openai.chat_body import ChatBody
 from tureen.dialects.openai.token_fields import ChoiceTokens, TokenNames
-from tureen.http.chat_answer import prepare_chat, run_of
+from tureen.http.chat_answer import ChatRun, prepare_chat, run_of
 from tureen.http.dialect import Docs, Entry, read_body_with, unless_gone
 from tureen.requests.chat import Chat
 from tureen.requests.drafts import Plan
-from tureen.requests.generation import WHOLE_INTERVAL, Output, OutputEvent, Run
+from tureen.requests.generation import WHOLE_INTERVAL, Output, OutputEvent
 from tureen.requests.offload import offload
 from tureen.requests.reading import join_parts
 from tureen.requests.state import Context, ServerState
-from tureen.requests.thinking_budget import BudgetedRun
 from tureen.requests.tool_fields import call_id
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
 
@@ -190,7 +189,7 @@ class GrowingChoice:
         }
 
 
-async def _collect(run: Run | BudgetedRun, choices: Sequence[GrowingChoice]) -> None:
+async def _collect(run: ChatRun, choices: Sequence[GrowingChoice]) -> None:
     """Runs the requests to their ends and adds all parts to the choices."""
     async with contextlib.aclosing(run.events(WHOLE_INTERVAL)) as events:
         async for event in events:
@@ -198,7 +197,7 @@ async def _collect(run: Run | BudgetedRun, choices: Sequence[GrowingChoice]) -> 
 
 
 async def _chunks(
-    run: Run | BudgetedRun, choices: Sequence[GrowingChoice], body: ChatBody, head: Answer, plan: Plan, context: Context
+    run: ChatRun, choices: Sequence[GrowingChoice], body: ChatBody, head: Answer, plan: Plan, context: Context
 ) -> AsyncGenerator[Answer, None]:
     """Yields the chunks of a stream: for each choice first its role, then its content, then its finish reason."""
     usage = StreamUsage(body, run.outputs, len(run.outputs))

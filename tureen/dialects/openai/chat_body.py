@@ -152,7 +152,7 @@ class ChatBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=True)
     reasoning: Annotated[ReasoningField | None, Meta(description="Holds effort, as in /v1/responses.")] = None
     thinking_token_budget: Annotated[
         Annotated[int, Meta(ge=1, le=INT64_MAX)] | None,
-        Meta(description="Most tokens of reasoning; the answer follows. For models that think, with n 1."),
+        Meta(description="Most tokens of reasoning of each choice; the answer follows. For models that think."),
     ] = None
     chat_template_kwargs: Annotated[
         JsonObject | None, Meta(description='Variables of the chat template, such as {"enable_thinking": false}.')
@@ -207,10 +207,6 @@ def parse(payload: dict[str, Any]) -> ChatBody:
             field="add_generation_prompt",
         )
     _check_prompt(body)
-    if body.thinking_token_budget is not None and body.n > 1:
-        raise InvalidRequest(
-            "thinking_token_budget goes with n 1 alone; send the request again", field="thinking_token_budget"
-        )
     return body
 
 

@@ -109,7 +109,7 @@ class GrowingChoice:
         answer = join_parts(self._parts)
         message: Answer = {"role": "assistant", "content": answer.content or (None if answer.calls else "")}
         message["refusal"] = None
-        message["reasoning_content"] = answer.reasoning or None
+        message["reasoning_content"] = (answer.reasoning if self._body.include_reasoning else "") or None
         message["tool_calls"] = [self._call(name, text) for name, text in answer.calls] or None
         return {"index": self.output.index, "message": message} | self._rest() | self._tokens.first()
 
@@ -121,6 +121,8 @@ class GrowingChoice:
     def sendable(self, parts: Sequence[Part], *, has_ended: bool) -> list[Part]:
         """Returns the parts that a stream sends now: reasoning is kept until it is complete, if the body wants it in
         one piece."""
+        if not self._body.include_reasoning:
+            return [part for part in parts if not isinstance(part, Reasoning)]
         if self._body.stream_reasoning:
             return list(parts)
         sent: list[Part] = []

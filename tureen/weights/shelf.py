@@ -1,4 +1,4 @@
-"""Knows a few models by a name: where they come from, their digests, licences and recommended sampling (`shelf.toml`)."""
+"""Knows a few models by name: their sources, digests, licences and recommended sampling, all in `shelf.toml`."""
 
 from __future__ import annotations
 

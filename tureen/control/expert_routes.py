@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -29,7 +30,7 @@ def routes(state: ServerState) -> list[Entry]:
 
     async def dump(request: Request) -> Response:
         await read_body(request, EmptyBody)
-        layers: list[tuple[int, list[int]]] = await state.client.call("take_expert_record")
+        layers = cast("list[tuple[int, list[int]]]", await state.client.call("take_expert_record"))
         return JSONResponse({"layers": [{"layer_id": layer, "counts": counts} for layer, counts in layers]})
 
     def entry(verb: str, handler: Handler, about: str, answer: str) -> Entry:

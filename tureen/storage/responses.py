@@ -224,30 +224,8 @@ class ResponseStore:
     async def items_named(self, owner: str, names: Collection[str]) -> dict[str, Item]:
         """Returns items of the client by their ids: of its conversations, and of its newest responses, as many as a
         request may have bytes. Those that are not there are left out."""
-
-        def read(connection: sqlite3.Connection) -> dict[str, Item]:
-            known: dict[str, Item] = {}
-            now, left, wanted = self._clock(), self._max_context_bytes, set(names)
-            query = (
-                "SELECT items.item FROM items JOIN conversations ON conversations.number = items.conversation"
-                " WHERE items.owner = ? AND items.id = ? AND conversations.expires_s > ?"
-            )
-            for name in wanted:
-                row = connection.execute(query, (owner, name, now)).fetchone()
-                known |= {} if row is None else {name: unpack(row[0])}
-            newest = (
-                "SELECT num_bytes, input, response FROM responses WHERE owner = ? AND expires_s > ?"
-                " ORDER BY number DESC"
-            )
-            for num_bytes, asked, response in connection.execute(newest, (owner, now)):
-                left -= num_bytes
-                if left < 0 or wanted <= known.keys():
-                    break
-                items = [*unpack(asked), *unpack(response)["output"]]
-                known |= {item["id"]: item for item in items if item["id"] in wanted}
-            return known
-
-        return await self._database.run(read)
+        most_bytes, ids = self._max_context_bytes, set(names)
+        return await self._database.run(lambda connection: _items(connection, owner, ids, self._clock(), most_bytes))
 
     async def continued(self, owner: str, *, previous: str | None, conversation: str | None) -> Continued:
         """Returns what a new request continues: a response with all before it, or a conversation, by their ids.
@@ -374,6 +352,28 @@ def _drop_oldest(connection: sqlite3.Connection, most_bytes: int) -> None:
         for kind, number, _ in oldest:
             table = ("responses", "conversations")[kind]
             connection.execute(f"DELETE FROM {table} WHERE number = ?", (number,))
+
+
+def _items(
+    connection: sqlite3.Connection, owner: str, ids: Collection[str], now_s: float, most_bytes: int
+) -> dict[str, Item]:
+    """Returns a client's items by id; of its responses the newest are looked through, up to `most_bytes`."""
+    known: dict[str, Item] = {}
+    query = (
+        "SELECT items.item FROM items JOIN conversations ON conversations.number = items.conversation"
+        " WHERE items.owner = ? AND items.id = ? AND conversations.expires_s > ?"
+    )
+    for name in ids:
+        row = connection.execute(query, (owner, name, now_s)).fetchone()
+        known |= {} if row is None else {name: unpack(row[0])}
+    newest = "SELECT num_bytes, input, response FROM responses WHERE owner = ? AND expires_s > ? ORDER BY number DESC"
+    for num_bytes, asked, response in connection.execute(newest, (owner, now_s)):
+        most_bytes -= num_bytes
+        if most_bytes < 0 or len(known) == len(ids):
+            break
+        items = [*unpack(asked), *unpack(response)["output"]]
+        known |= {item["id"]: item for item in items if item["id"] in ids}
+    return known
 
 
 def is_cut_call(item: Item) -> bool:

@@ -167,15 +167,7 @@ def chat_of(
     if body.max_output_tokens is not None:
         fields["max_new_tokens"] = body.max_output_tokens
     if body.text is not None and body.text.format is not None:
-        field, schema = _schema(body.text.format)
-        if schema is not None:
-            if "json_schema" in fields:
-                raise InvalidRequest(f"{field} cannot go with {names.path('json_schema')}; send one", field=field)
-            fields["json_schema"], strict = schema, body.text.format.strict
-            names = Names("", {**names.renamed, "json_schema": field})
-            if strict is not None and body.text.format.type == "json_schema":
-                fields["strict_schema"] = strict
-                names = Names("", {**names.renamed, "strict_schema": "text.format.strict"})
+        names = _add_schema(body.text.format, fields, names)
     tools, choice = chosen_tools(body.tool_choice, tools_of(body.tools), namespaces_of(body.tools))
     continued = "conversation" if body.previous_response_id is None else "previous_response_id"
     conversation = conversation_of(body.input, body.instructions, before, continued)
@@ -208,6 +200,20 @@ def chat_of(
         ),
     )
     return chat, conversation.sources
+
+
+def _add_schema(text_format: ResponsesTextFormat, fields: dict[str, Any], names: Names) -> Names:
+    """Adds the schema that the text must match to the sampling parameters, if there is one. Returns the body's names
+    for these. Raises InvalidRequest."""
+    field, schema = _schema(text_format)
+    if schema is None:
+        return names
+    if "json_schema" in fields:
+        raise InvalidRequest(f"{field} cannot go with {names.path('json_schema')}; send one", field=field)
+    fields["json_schema"], renamed = schema, {**names.renamed, "json_schema": field}
+    if text_format.strict is not None and text_format.type == "json_schema":
+        fields["strict_schema"], renamed["strict_schema"] = text_format.strict, "text.format.strict"
+    return Names("", renamed)
 
 
 def _schema(text_format: ResponsesTextFormat) -> tuple[str, dict[str, Any] | None]:

@@ -178,10 +178,10 @@ private:
     std::map<int, Arena> adapters_;        // the memory of each
     std::vector<Operation> body_, head_;
     Norm final_norm_;
-    Step step_;                   // the last one
-    std::vector<int32_t> asked_;  // tokens of it that the head is asked about
-    Floats logits_;               // [asked][vocab]
-    Best best_;                   // of these
+    Step step_;                                        // the last one
+    std::vector<int32_t> asked_;                       // tokens of it that the head is asked about
+    Floats logits_;                                    // [asked][vocab]
+    Best best_;                                        // of these
     std::vector<std::vector<int64_t>> expert_counts_;  // [experts operation][expert]: tokens that it took
     bool counts_experts_ = false;
     int num_counters_ = 0;

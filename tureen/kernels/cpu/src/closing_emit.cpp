@@ -4,7 +4,6 @@
 #include <map>
 #include <utility>
 
-#include "closing_automaton.h"
 #include "closing_emitter.h"
 #include "closing_program.h"
 #include "closing_tree.h"
@@ -14,12 +13,10 @@ namespace tureen {
 namespace {
 
 constexpr int64_t MAX_CODE = 400000;
-constexpr int64_t MAX_FLAT_CODE = 100000;
 constexpr int64_t MAX_UNROLLED_LEAST = 600, MAX_UNROLLED_MORE = 64;  // instructions of a repeat written out
 constexpr int64_t MAX_INLINED = 300;                                 // of a rule that is called more than once
 constexpr int64_t MAX_REPEATED = 64;  // of a part that is written out in more than one place
 constexpr int64_t MAX_ALL_INLINED = 100000;
-constexpr size_t MAX_SEARCHED_STATES = 100;  // of an automaton whose shortest text need not be that of fewest tokens
 constexpr int MAX_DEPTH = 4000;
 
 int64_t both(int32_t a, int32_t b) { return int64_t(a) << 32 | uint32_t(b); }
@@ -364,57 +361,6 @@ int32_t Emitter::emit_call(int32_t name, int32_t next) {
         program_.rules.push_back({at->second, -1, 0, 0});
     }
     return add({CALL, rule, next});
-}
-
-int32_t Emitter::emit_automaton(const Automaton& machine, int32_t next) {
-    std::vector<int32_t> states(machine.moves.size());
-    for (int32_t& pc : states) pc = add({SPLIT, 0, 0}, states.size() > MAX_SEARCHED_STATES);
-    for (size_t state = 0; state < states.size(); state++) {
-        std::vector<int32_t> targets;
-        for (auto& [set, target] : machine.moves[state]) targets.push_back(bytes(set, states[target]));
-        if (machine.accepts[state]) targets.push_back(next);
-        set_targets(states[state], targets);
-    }
-    return states[0];
-}
-
-// The automaton of an intersection or a complement.
-const Automaton& Emitter::automaton(int32_t id) {
-    auto known = automata_.find(id);
-    if (known != automata_.end()) return known->second;
-    bool was_flat = is_flat_;
-    if (!was_flat) flat_limit_ = int64_t(program_.code.size()) + MAX_FLAT_CODE;
-    is_flat_ = true;
-    std::vector<int32_t> leaves;
-    BoolTree condition = condition_of(id, leaves);
-    // What was emitted for other purposes may have counters in it.
-    std::unordered_map<int64_t, int32_t> others;
-    std::swap(others, by_node_);
-    for (int32_t& leaf : leaves) leaf = leaf < 0 ? emit_any_text() : emit(leaf, ret_);
-    std::swap(others, by_node_);
-    is_flat_ = was_flat;
-    return automata_.emplace(id, determined(program_, leaves, condition)).first->second;
-}
-
-BoolTree Emitter::condition_of(int32_t id, std::vector<int32_t>& leaves) {
-    const TreeNode& node = tree_.nodes[id];
-    if (node.kind == TREE_BOTH) {
-        BoolTree first = condition_of(node.numbers[0], leaves), second = condition_of(node.numbers[1], leaves);
-        return {BoolTree::AND, 0, {first, second}};
-    }
-    if (node.kind == TREE_NOT) {
-        leaves.push_back(-1);  // text at all
-        BoolTree text{BoolTree::LEAF, int32_t(leaves.size()) - 1, {}};
-        return {BoolTree::AND, 0, {text, {BoolTree::NOT, 0, {condition_of(node.numbers[0], leaves)}}}};
-    }
-    leaves.push_back(id);
-    return {BoolTree::LEAF, int32_t(leaves.size()) - 1, {}};
-}
-
-int32_t Emitter::emit_any_text() {
-    int32_t loop = add({SPLIT, 0, 0});
-    set_targets(loop, {emit_chars({0, 0xD7FF, 0xE000, 0x10FFFF}, loop), ret_});
-    return loop;
 }
 
 // Leaves out the instructions that nothing leads to.

@@ -45,11 +45,16 @@ int32_t Emitter::add(Instruction instruction, bool skips) {
     return int32_t(program_.code.size()) - 1;
 }
 
-int32_t Emitter::bytes(const ByteSet& set, int32_t next) {
+int32_t Emitter::set_of(const ByteSet& set) {
     auto [at, is_new] = set_ids_.try_emplace(set, int32_t(program_.sets.size()));
     if (is_new) program_.sets.push_back(set);
-    auto [known, is_first] = by_bytes_.try_emplace(both(at->second, next), -1);
-    if (is_first) known->second = add({BYTES, at->second, next});
+    return at->second;
+}
+
+int32_t Emitter::bytes(const ByteSet& set, int32_t next) {
+    const int32_t number = set_of(set);
+    auto [known, is_first] = by_bytes_.try_emplace(both(number, next), -1);
+    if (is_first) known->second = add({BYTES, number, next});
     return known->second;
 }
 
@@ -168,7 +173,7 @@ int32_t Emitter::emit(int32_t id, int32_t next) {
         case TREE_CHOICE: pc = emit_choice(node, next); break;
         case TREE_REPEAT: pc = emit_repeat(node, next); break;
         case TREE_CALL: pc = emit_call(node.numbers[0], next); break;
-        default: pc = emit_automaton(automaton(id), next);
+        default: pc = emit_regular(id, next);
     }
     depth_--;
     by_node_[both(id, next)] = pc;
@@ -387,8 +392,8 @@ void Emitter::compact() {
     for (size_t at = 0; at < order.size(); at++) {  // grows
         const Instruction& i = code[order[at]];
         if (i.op == CALL) use_rule(i.x);
-        if (i.op == LOOP || i.op == NEXT) use_rule(i.x);
-        if (i.op == BYTES || i.op == CALL) use(i.y);
+        if (i.op == LOOP || i.op == NEXT || i.op == COUNT) use_rule(i.x);
+        if (i.op == BYTES || i.op == CALL || i.op == COUNT) use(i.y);
         if (i.op == SPLIT) std::for_each(targets.data() + i.x, targets.data() + i.x + i.y, use);
     }
     std::sort(order.begin(), order.end());
@@ -397,10 +402,14 @@ void Emitter::compact() {
     program_.targets.clear();
     program_.rules.clear();
     program_.skips.clear();
+    std::vector<int32_t> places = std::move(program_.places);
+    places.resize(num_places_ > 0 ? code.size() : 0, -1);
+    program_.places.clear();
     for (int32_t pc : order) {
+        if (num_places_ > 0) program_.places.push_back(places[pc]);
         Instruction i = code[pc];
-        if (i.op == CALL || i.op == LOOP || i.op == NEXT) i.x = rule_place[i.x];
-        if (i.op == BYTES || i.op == CALL) i.y = place[i.y];
+        if (i.op == CALL || i.op == LOOP || i.op == NEXT || i.op == COUNT) i.x = rule_place[i.x];
+        if (i.op == BYTES || i.op == CALL || i.op == COUNT) i.y = place[i.y];
         if (i.op == SPLIT) {
             int32_t from = i.x;
             i.x = int32_t(program_.targets.size());

@@ -40,7 +40,8 @@ def test_the_tokens_of_an_answer_are_read_in_each_api_s_words():
     chat = b'{"response": {"body": {"usage": {"prompt_tokens": 3, "completion_tokens": 4, "prompt_tokens_details": '
     chat += b'{"cached_tokens": 2}, "completion_tokens_details": {"reasoning_tokens": 1}}}}}'
     assert usage_of(chat) == Usage(3, 2, 4, 1)
-    response = b'{"response": {"body": {"usage": {"input_tokens": 5, "output_tokens": 6, "input_tokens_details": null}}}}'
+    response = b'{"response": {"body": {"usage": {"input_tokens": 5, "output_tokens": 6, "input_tokens_details": '
+    response += b"null}}}}"
     assert usage_of(response) == Usage(5, 0, 6, 0)
     for nothing in (b'{"response": null}', b'{"response": {"body": {"error": {}}}}', b"[]", b"{"):
         assert usage_of(nothing) == Usage()

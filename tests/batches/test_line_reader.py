@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tureen.batches import lines
 from tureen.batches.lines import LineReader
-from tureen.batches.usage import Usage, usage_of
+from tureen.batches.usage import TokensUsed, usage_of
 
 texts = st.lists(st.binary(max_size=40).map(lambda text: text.replace(b"\n", b"") + b"\n"), max_size=30).map(b"".join)
 
@@ -39,9 +39,9 @@ def test_all_lines_come_in_order_up_to_one_that_is_too_long(text, rest, slice_by
 def test_the_tokens_of_an_answer_are_read_in_each_api_s_words():
     chat = b'{"response": {"body": {"usage": {"prompt_tokens": 3, "completion_tokens": 4, "prompt_tokens_details": '
     chat += b'{"cached_tokens": 2}, "completion_tokens_details": {"reasoning_tokens": 1}}}}}'
-    assert usage_of(chat) == Usage(3, 2, 4, 1)
+    assert usage_of(chat) == TokensUsed(3, 2, 4, 1)
     response = b'{"response": {"body": {"usage": {"input_tokens": 5, "output_tokens": 6, "input_tokens_details": '
     response += b"null}}}}"
-    assert usage_of(response) == Usage(5, 0, 6, 0)
+    assert usage_of(response) == TokensUsed(5, 0, 6, 0)
     for nothing in (b'{"response": null}', b'{"response": {"body": {"error": {}}}}', b"[]", b"{"):
-        assert usage_of(nothing) == Usage()
+        assert usage_of(nothing) == TokensUsed()

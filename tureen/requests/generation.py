@@ -16,7 +16,7 @@ from tureen.contract.types import FinishReason, GenerateRequest, OutputDelta, Po
 from tureen.errors import RequestFailed, TureenError, Unavailable
 from tureen.log import get_logger
 from tureen.metrics import Metrics
-from tureen.requests.drafts import Plan
+from tureen.requests.drafts import EffectiveParams, Plan
 from tureen.requests.quotas import current_work
 from tureen.requests.reading import PLAIN, OutputReader, Reading
 from tureen.requests.state import ServerState
@@ -115,8 +115,16 @@ class Conformity(NamedTuple):
 class Output:
     """The output of one request so far, and how much of it was sent to the client."""
 
-    def __init__(self, request: GenerateRequest, index: int, rid: str, arrived_s: float | None = None) -> None:
+    def __init__(
+        self,
+        request: GenerateRequest,
+        index: int,
+        rid: str,
+        arrived_s: float | None = None,
+        effective: EffectiveParams | None = None,
+    ) -> None:
         self.request = request  # without pixels
+        self.effective = effective  # None: nobody asked for them
         self.index = index
         self.rid = rid
         self.text = ""
@@ -158,6 +166,13 @@ class Output:
         enforced and no limit was near."""
         is_closed_early = self.finish is not None and self.finish.closed_early
         return self.conformity.metadata | ({"closed_early": True} if is_closed_early else {})
+
+    @property
+    def ending_notes(self) -> dict[str, Any]:
+        """Returns what an answer says beside the reason why the output ended: the `constraint_notes`, and the sampling
+        parameters where the request asks for them."""
+        effective = {} if self.effective is None else {"effective": self.effective}
+        return self.constraint_notes | effective
 
     @property
     def num_logprobs(self) -> int:
@@ -236,7 +251,7 @@ class Run:
         self._error_fields = plan.error_fields
         self._reading = plan.reading
         self.outputs = [
-            Output(request, index, rid, plan.arrived_s)
+            Output(request, index, rid, plan.arrived_s, plan.effective.get(index))
             for index, (request, rid) in enumerate(zip(plan.requests, plan.rids, strict=True))
         ]
         self._media, plan.media[:] = dict(enumerate(plan.media)), []

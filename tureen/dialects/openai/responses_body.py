@@ -185,6 +185,7 @@ def chat_of(
         priority=body.priority,
         cache_salt=body.cache_salt,
         processor=openai_fields.processor(body, state),
+        return_effective=body.return_effective,
         rid=name,
         deadline_ms=body.deadline_ms,
         ttft_deadline_ms=body.ttft_deadline_ms,

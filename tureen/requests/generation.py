@@ -112,6 +112,13 @@ class Conformity(NamedTuple):
         return {"unenforced": list(self.unenforced)} | ({} if self.is_valid is None else {"valid": self.is_valid})
 
 
+class Named(NamedTuple):
+    """What an answer calls a request, and says of its sampling parameters."""
+
+    rid: str
+    effective: EffectiveParams | None
+
+
 class Output:
     """The output of one request so far, and how much of it was sent to the client."""
 
@@ -124,9 +131,8 @@ class Output:
         effective: EffectiveParams | None = None,
     ) -> None:
         self.request = request  # without pixels
-        self.effective = effective  # None: nobody asked for them
         self.index = index
-        self.rid = rid
+        self.named = Named(rid, effective)
         self.text = ""
         self.token_ids: list[int] = []
         self.usage = Usage(len(request.token_ids), 0, 0)
@@ -166,6 +172,16 @@ class Output:
         enforced and no limit was near."""
         is_closed_early = self.finish is not None and self.finish.closed_early
         return self.conformity.metadata | ({"closed_early": True} if is_closed_early else {})
+
+    @property
+    def rid(self) -> str:
+        """The request's name in answers."""
+        return self.named.rid
+
+    @property
+    def effective(self) -> EffectiveParams | None:
+        """The sampling parameters as they act; None where nobody asked for them."""
+        return self.named.effective
 
     @property
     def ending_notes(self) -> dict[str, Any]:

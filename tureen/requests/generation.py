@@ -113,7 +113,7 @@ class Conformity(NamedTuple):
 
 
 class Named(NamedTuple):
-    """What an answer calls a request, and says of its sampling parameters."""
+    """A name for a request in answers, and its sampling parameters where the answer tells them."""
 
     rid: str
     effective: EffectiveParams | None

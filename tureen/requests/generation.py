@@ -31,7 +31,7 @@ log = get_logger("api")
 async def check_grammar(output: Output, last: OutputDelta, state: ServerState, reading: Reading = PLAIN) -> None:
     """Checks an output that is complete by its grammar with another implementation, in a helper process.
 
-    Where the grammar does not keep all of the constraint, the output may be wrong, and its `conformity` says so.
+    Where the grammar does not keep all of the constraint, the output may be wrong, and its `remarks` say so.
     `last`: the delta that ends it, not yet added to `output`; `reading`: tells calls from an answer, where an output
     may be either. Raises RequestFailed when the two differ otherwise.
     """
@@ -50,7 +50,7 @@ async def check_grammar(output: Output, last: OutputDelta, state: ServerState, r
     complaint = verdict.complaint
     if last.unenforced:
         is_valid = None if spec.kind == "structural_tag" else complaint is None  # nobody judges tags
-        output.conformity = Conformity(is_valid=is_valid)
+        output.remarks = output.remarks._replace(unenforced=(), is_valid=is_valid)
     elif complaint is not None:
         state.metrics.add("num_grammar_mismatch")
         log.error("request %s: its output does not match its %s", output.rid, spec.kind)
@@ -98,25 +98,19 @@ class Sent(NamedTuple):
     chars: int = 0
 
 
-class Conformity(NamedTuple):
-    """Whether an output that has ended fits its constraint."""
+class Remarks(NamedTuple):
+    """Remarks of an answer on an output: whether it fits its constraint, and how it was sampled."""
 
     unenforced: tuple[str, ...] = ()  # of what the constraint says: "uniqueItems at /tags"
     is_valid: bool | None = None  # where something is not enforced; None: it was cut, or nobody could tell
+    effective: EffectiveParams | None = None  # None: nobody asked for them
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Returns what an answer says of it: nothing where all was enforced."""
+        """Returns what an answer says of the constraint: nothing where all was enforced."""
         if not self.unenforced:
             return {}
         return {"unenforced": list(self.unenforced)} | ({} if self.is_valid is None else {"valid": self.is_valid})
-
-
-class Named(NamedTuple):
-    """A name for a request in answers, and its sampling parameters where the answer tells them."""
-
-    rid: str
-    effective: EffectiveParams | None
 
 
 class Output:
@@ -132,14 +126,14 @@ class Output:
     ) -> None:
         self.request = request  # without pixels
         self.index = index
-        self.named = Named(rid, effective)
+        self.rid = rid
         self.text = ""
         self.token_ids: list[int] = []
         self.usage = Usage(len(request.token_ids), 0, 0)
         self.output_logprobs: list[PositionLogprobs] = []
         self.prompt_logprobs: list[PositionLogprobs] = []
         self.hidden_states: list[bytes] = []
-        self.conformity = Conformity()
+        self.remarks = Remarks(effective=effective)
         self.finish: FinishReason | None = None
         self.started_s = time.monotonic() if arrived_s is None else arrived_s
         self.elapsed_s = 0.0
@@ -160,7 +154,7 @@ class Output:
         self.prompt_logprobs += delta.prompt_logprobs
         self.hidden_states += delta.hidden_states
         self.usage = delta.usage or self.usage
-        self.conformity = self.conformity._replace(unenforced=delta.unenforced)
+        self.remarks = self.remarks._replace(unenforced=delta.unenforced)
         self.elapsed_s = time.monotonic() - self.started_s
         if delta.finish is not None and delta.finish.reason == "shutdown":
             raise Unavailable("the server was shut down before the request ended", code="draining")
@@ -171,24 +165,14 @@ class Output:
         """Returns what an answer says of its constraint, beside the reason why it ended; nothing where all was
         enforced and no limit was near."""
         is_closed_early = self.finish is not None and self.finish.closed_early
-        return self.conformity.metadata | ({"closed_early": True} if is_closed_early else {})
-
-    @property
-    def rid(self) -> str:
-        """The request's name in answers."""
-        return self.named.rid
-
-    @property
-    def effective(self) -> EffectiveParams | None:
-        """The sampling parameters as they act; None where nobody asked for them."""
-        return self.named.effective
+        return self.remarks.metadata | ({"closed_early": True} if is_closed_early else {})
 
     @property
     def ending_notes(self) -> dict[str, Any]:
         """Returns what an answer says beside the reason why the output ended: the `constraint_notes`, and the sampling
         parameters where the request asks for them."""
-        effective = {} if self.effective is None else {"effective": self.effective}
-        return self.constraint_notes | effective
+        effective = self.remarks.effective
+        return self.constraint_notes | ({} if effective is None else {"effective": effective})
 
     @property
     def num_logprobs(self) -> int:

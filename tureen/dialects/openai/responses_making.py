@@ -133,7 +133,7 @@ def _notes(head: dict[str, Any], output: Output) -> dict[str, Any]:
     """Says in the metadata, whose values are strings, what became of the constraint; beside it, how the output was
     sampled, where the body asks for that."""
     notes = output.constraint_notes
-    effective = {} if output.effective is None else {"effective": output.effective}
+    effective = {} if output.remarks.effective is None else {"effective": output.remarks.effective}
     if not notes:
         return effective
     unenforced = {"unenforced": ", ".join(notes["unenforced"])} if "unenforced" in notes else {}

@@ -8,12 +8,12 @@ import sys
 
 import msgspec
 
-from tureen.cli.flags import add_config, add_params, load_config, params_type
+from tureen.cli.flags import CommandParser, add_config, add_params, load_config, params_type
 
 HELP = "continue a prompt without a server"
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+def add_flags(parser: CommandParser) -> None:
     """Adds the prompt, and a flag for each sampling parameter and each setting."""
     parser.add_argument("prompt", nargs="?", help="text to continue; read from standard input when absent")
     add_params(parser)

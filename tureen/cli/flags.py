@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
 import msgspec
 
 from tureen.config import COMMON, Config, converted, fields, load
-from tureen.errors import StartupError
+from tureen.errors import InvalidRequest, StartupError, echo
 
 if TYPE_CHECKING:
     from tureen.cli.translation import OwnFlag
@@ -24,7 +24,6 @@ COMMON_PARAMS = (
     "n",
     "stop",
     "sampling_seed",
-    "json_schema",
     "regex",
 )
 """Sampling parameters that the short help shows."""
@@ -123,7 +122,7 @@ class CommandParser(argparse.ArgumentParser):
     def _fill(self, options: argparse.Namespace, rest: list[str]) -> list[str]:
         """Gives the command's own argument a word that stands behind flags, which argparse leaves over."""
         for action in self._get_positional_actions():
-            is_missing = action.nargs == "?" and getattr(options, action.dest, action.default) is None
+            is_missing = action.nargs == "?" and getattr(options, action.dest, None) is None
             if is_missing and rest and not rest[0].startswith("-"):
                 setattr(options, action.dest, rest.pop(0))
         return rest
@@ -151,18 +150,21 @@ def subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]
     return [parser, *commands]
 
 
-def add_config(parser: CommandParser, *, takes_lists: bool = False) -> None:
+def add_config(parser: CommandParser, *, takes_lists: bool = False, groups: Collection[str] | None = None) -> None:
     """Adds one flag per field of Config, grouped. `config.load` checks the values.
 
-    takes_lists: whether several values may follow one flag, which would swallow a command's own argument.
+    takes_lists: whether several values may follow one flag, which would swallow a command's own argument. groups: those
+    whose settings act in this command; None = all.
     """
     parser.takes_settings = True
     parser.common = (parser.common or frozenset()) | {*COMMON, "config"}
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings; flags and TUREEN_* variables win")
-    groups: dict[str, argparse._ArgumentGroup] = {}
+    shown: dict[str, argparse._ArgumentGroup] = {}
     for field in fields():
         kind, meta = get_args(field.type)
-        group = groups.setdefault(meta.extra["group"], parser.add_argument_group(meta.extra["group"]))
+        if groups is not None and meta.extra["group"] not in groups:
+            continue
+        group = shown.setdefault(meta.extra["group"], parser.add_argument_group(meta.extra["group"]))
         flags = [f"--{field.name.replace('_', '-')}"] + ([meta.extra["alias"]] if meta.extra["alias"] else [])
         text = f"{meta.description} [{_show(field.default)}]"
         value = meta.extra["value"] or _metavar(field.name, kind)
@@ -242,6 +244,31 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     if model is not None and settings.setdefault("model_path", model) != model:
         raise StartupError(f"two models: {model}, and --model-path {settings['model_path']}; give one")
     return settings
+
+
+def as_flags(options: argparse.Namespace) -> list[str]:
+    """Returns the flags that give another command the same settings."""
+    flags = [] if options.config is None else ["--config", options.config]
+    for name, value in settings_of(options).items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags += [f"--{flag}={each}" for each in (value if isinstance(value, list) else [value])]
+    return flags
+
+
+def params_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the sampling parameters that flags gave, by name. Raises InvalidRequest."""
+    values = {name.removeprefix("param_"): value for name, value in vars(options).items() if name.startswith("param_")}
+    params: dict[str, Any] = {}
+    for name, value in values.items():
+        try:
+            params |= msgspec.to_builtins(msgspec.convert({name: value}, params_type(), strict=False))
+        except msgspec.ValidationError as error:
+            reason = str(error).partition(" - at ")[0]
+            raise InvalidRequest(f"--{name.replace('_', '-')} {echo(value)}: {reason}", field=name) from None
+    return params
 
 
 def load_config(options: argparse.Namespace) -> Config:

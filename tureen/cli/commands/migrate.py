@@ -22,7 +22,7 @@ ASSIGNMENT = re.compile(r"\w+=.*", re.DOTALL)
 CONTAINERS = ("docker", "podman", "nerdctl")
 
 
-class Command(NamedTuple):
+class PeerCommand(NamedTuple):
     """A command of another server. `port`: the one that a container publishes."""
 
     peer: Peer
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if result.faults else 0
 
 
-def migrate(command: Command) -> Translation:
+def migrate(command: PeerCommand) -> Translation:
     """Returns a command of another server in this one's words."""
     parser = importlib.import_module("tureen.cli.command_line").parser(["serve"])
     serve = subparsers(parser)[1]
@@ -75,7 +75,7 @@ def migrate(command: Command) -> Translation:
     return Translation(arguments, notes, result.faults)
 
 
-def read_command(words: list[str], peers: list[Peer]) -> Command:
+def read_command(words: list[str], peers: list[Peer]) -> PeerCommand:
     """Finds the server that a command starts. Raises InvalidRequest."""
     variables = []
     while words and ASSIGNMENT.fullmatch(words[0]):
@@ -87,13 +87,13 @@ def read_command(words: list[str], peers: list[Peer]) -> Command:
             named = [peer for peer in peers if any(image in word for image in peer.written.images)]
             if named and not word.startswith("-"):
                 rest = _behind_program(words[place + 1 :], named[0])
-                return Command(
+                return PeerCommand(
                     named[0], words[place + 1 :] if rest is None else rest, variables, _published(words[:place])
                 )
     for peer in peers:
         rest = _behind_program(words[:8], peer)
         if rest is not None:
-            return Command(peer, rest + words[8:], variables, port)
+            return PeerCommand(peer, rest + words[8:], variables, port)
     known = ", ".join(peer.written.command for peer in peers)
     raise InvalidRequest(f"{shlex.join(words[:3])!r} starts no server that is known here; these are: {known}")
 

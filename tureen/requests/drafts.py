@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -205,7 +204,7 @@ def _requests(
     """Makes the requests of one prompt, one for each of its samples, without its pixels."""
     prompt, options = draft.prompts[index], draft.options[index]
     (params, grammar, grammar_field), token_ids = resolved.constraint, tuple(prompt.token_ids)
-    seed = secrets.randbits(SEED_BITS) if params.sampling_seed is None else params.sampling_seed
+    seed = state.context.draw_bits(SEED_BITS) if params.sampling_seed is None else params.sampling_seed
     cache_salt = cache_namespace(draft.owner, options.cache_salt)
     work = current_work()
     weight = work.account.limits.weight

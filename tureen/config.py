@@ -313,11 +313,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 10.0
     sampling_defaults: Annotated[
         Literal["model", "openai"],
-        _meta(
-            "sampling",
-            "Defaults of sampling parameters on OpenAI's, Anthropic's and Ollama's routes: what the model's makers "
-            "recommend, or the documented ones.",
-        ),
+        _meta("sampling", "What is not sent on chats' routes: as the model's makers recommend, or as documented."),
     ] = "model"
     preferred_sampling_params: Annotated[
         str | None, _meta("sampling JSON", "JSON object: sampling parameters of requests that do not set them.")

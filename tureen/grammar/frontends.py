@@ -9,7 +9,7 @@ from tureen.grammar import regex
 from tureen.grammar.base import Backend, CompiledGrammar, GrammarSpec
 from tureen.grammar.expression import Chain, Choice, Expression, GrammarError, Language, Text
 from tureen.grammar.free_text import to_the_end, up_to
-from tureen.grammar.guard.guarded import guarded
+from tureen.grammar.guard.guarded import guarded, ready
 from tureen.grammar.json_text import check_characters, decoded, strings
 from tureen.grammar.notations import grammar
 from tureen.grammar.regular import is_empty
@@ -35,7 +35,7 @@ def compile_grammar(spec: GrammarSpec, backend: Backend) -> CompiledGrammar:
 
     It takes as much time and memory as the constraint asks for: a stranger's is compiled in a process with limits.
     """
-    language = language_of(spec)
+    language = ready(language_of(spec), backend, strict=spec.strict)
     return guarded(backend.load(backend.translate(language)), language.guard, backend)
 
 

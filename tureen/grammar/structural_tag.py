@@ -49,7 +49,8 @@ def structural_tag(text: str, *, strict: bool = False) -> Language:
             raise GrammarError(f"{guarded[0].schema.partition('#')[0]}: {guarded[0].why}")
         unenforced, guarded = (*unenforced, *guarded), ()
     has_specials = flag(value.get("special_tokens", False), "structural_tag.special_tokens")
-    return Language(start.expression, rules, unenforced, facts, guarded, has_specials)
+    branches = () if facts is None else tuple(builder.guards.branches)
+    return Language(start.expression, rules, unenforced, facts, guarded, branches, has_specials)
 
 
 class _Builder:

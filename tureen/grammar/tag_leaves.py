@@ -19,7 +19,7 @@ from tureen.grammar.regular import continuations, is_empty
 from tureen.grammar.rules import calls, can_be_empty, chain, replaced
 from tureen.grammar.schema.language import json_schema, tagged_schema
 from tureen.grammar.schema.strings import encoded_language
-from tureen.grammar.schema.tagged import STYLES, without
+from tureen.grammar.schema.tagged import STYLES, without_texts
 from tureen.grammar.tagged_steps import TaggedValues
 
 T = TypeVar("T")
@@ -64,6 +64,7 @@ class GuardedLeaves(NamedTuple):
     nodes: list[GuardNode]
     values: dict[str, int]  # of those that are written as JSON: their node
     tagged: dict[str, TaggedValues]  # of those whose properties stand in tags
+    branches: list[Language]
 
 
 class LeafFormats:
@@ -72,7 +73,7 @@ class LeafFormats:
     def __init__(self, assembly: Assembly, *, strict: bool) -> None:
         self.unenforced: list[Unenforced] = []  # of what the schemas say
         self.guarded: list[Unenforced] = []  # what is enforced by a guard, if it can follow the tag
-        self.guards = GuardedLeaves([], {}, {})
+        self.guards = GuardedLeaves([], {}, {}, [])
         self._assembly = assembly
         self._strict = strict
         self._languages = 0
@@ -112,11 +113,13 @@ class LeafFormats:
 
     def schema(self, schema: str, path: str, excludes: Sequence[str] = ()) -> TerminalPiece:
         language = _at(path, lambda: json_schema(schema, self._prefix(), strict=self._strict, guards=True))
-        self._assembly.rules.update({name: without(rule, excludes) for name, rule in language.rules.items()})
+        branches = tuple(without_texts(branch, excludes) for branch in language.branches)
+        language = replace(without_texts(language, excludes), branches=branches)
+        self._assembly.rules.update(language.rules)
         first = self._note(language, path)
         if first is not None:
             self.guards.values[path] = first
-        return TerminalPiece(without(language.start, excludes), JSON_STARTS, NUMBER_GOES_ON)
+        return TerminalPiece(language.start, JSON_STARTS, NUMBER_GOES_ON)
 
     def _note(self, language: Language, path: str) -> int | None:
         """Notes what the language of a schema does not keep. Returns the number of its first guarded node."""
@@ -125,7 +128,9 @@ class LeafFormats:
         if language.guard is None:
             return None
         first = len(self.guards.nodes)
-        self.guards.nodes.extend(node.moved(first) for node in language.guard.nodes)
+        num_branches = len(self.guards.branches)
+        self.guards.nodes.extend(node.moved(first, num_branches) for node in language.guard.nodes)
+        self.guards.branches.extend(language.branches)
         return first
 
     def grammar(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:

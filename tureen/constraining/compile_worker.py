@@ -57,7 +57,7 @@ def compile_with(setup: CompilerSetup) -> Compile:
     practise()
 
     def compile_(spec: GrammarSpec) -> CompileReply:
-        language = language_of(spec)
+        language = language_of(spec, setup.vocabulary)
         has_specials = language.has_specials and bool(setup.vocabulary.specials)
         backend, closings = compilers.get(has_specials=has_specials)
         language = ready(language, backend, strict=spec.strict)

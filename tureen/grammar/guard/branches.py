@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tureen.grammar.base import CompiledGrammar, Grammar, Mask
-from tureen.grammar.guard.reader import Hold
+from tureen.grammar.guard.reader import Taken
 
 MAX_FOLLOWED = 32
 
@@ -26,21 +26,21 @@ class BranchFollower:
         """`byte_ids`: the token of each byte."""
         self._branches = branches
         self._byte_ids = byte_ids
-        self._followed: dict[Hold, _Followed] = {}
+        self._followed: dict[Taken, _Followed] = {}
 
-    def fits(self, hold: Hold, data: bytearray, end: int) -> bool:
+    def fits(self, value: Taken, data: bytearray, end: int) -> bool:
         """Returns whether the text, from where the value begins up to an end, begins one of the branch."""
-        text = bytes(data[hold.start : end])
-        return len(self._at(hold, text).text) == len(text)
+        text = bytes(data[value.start : end])
+        return len(self._at(value, text).text) == len(text)
 
-    def fill_mask(self, hold: Hold, data: bytearray, mask: Mask) -> None:
+    def fill_mask(self, value: Taken, data: bytearray, mask: Mask) -> None:
         """Writes the tokens that go on with a value of the branch, or stand behind it."""
-        self._at(hold, bytes(data[hold.start :])).grammar.fill_mask(mask)
+        self._at(value, bytes(data[value.start :])).grammar.fill_mask(mask)
 
-    def _at(self, hold: Hold, text: bytes) -> _Followed:
+    def _at(self, value: Taken, text: bytes) -> _Followed:
         """Follows a text as far as the branch has it."""
-        followed = self._followed.pop(hold, None) or _Followed(self._branches[hold.branch].start())
-        self._followed[hold] = followed
+        followed = self._followed.pop(value, None) or _Followed(self._branches[value.branch].start())
+        self._followed[value] = followed
         if len(self._followed) > MAX_FOLLOWED:
             del self._followed[next(iter(self._followed))]
         size = min(len(followed.text), len(text))

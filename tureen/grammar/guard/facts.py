@@ -37,29 +37,29 @@ class KeySet(msgspec.Struct, frozen=True, array_like=True):
         return self.accepting[state]
 
 
-class Way(msgspec.Struct, frozen=True, array_like=True):
+class Variant(msgspec.Struct, frozen=True, array_like=True):
     """One of several things that a value can be: it is held to a node, and its text is in the language of a branch."""
 
     node: int
     branch: int  # NOWHERE: whatever the grammar allows
     counts: bool = False  # an item that is this is counted
 
-    def moved(self, nodes: int, branches: int) -> Way:
-        """Returns the way where so many nodes, and branches, stand before the first of its lists."""
-        return Way(_moved(self.node, nodes), _moved(self.branch, branches), self.counts)
+    def moved(self, nodes: int, branches: int) -> Variant:
+        """Returns the variant where so many nodes, and branches, stand before the first of its lists."""
+        return Variant(_moved(self.node, nodes), _moved(self.branch, branches), self.counts)
 
 
-class ItemCount(msgspec.Struct, frozen=True, array_like=True):
+class CountedItems(msgspec.Struct, frozen=True, array_like=True):
     """How many items of an array, from the index `start` on, are of one kind, and what each item can be."""
 
     start: int
     least: int
     most: int | None
     most_items: int | None  # of the array
-    first: tuple[tuple[Way, ...], ...]
-    rest: tuple[Way, ...]  # of items behind the first
+    first: tuple[tuple[Variant, ...], ...]
+    rest: tuple[Variant, ...]  # of items behind the first
 
-    def ways(self, index: int) -> tuple[Way, ...]:
+    def variants(self, index: int) -> tuple[Variant, ...]:
         """Returns what the item at an index can be."""
         return self.first[index] if index < len(self.first) else self.rest
 
@@ -70,8 +70,8 @@ class ItemCount(msgspec.Struct, frozen=True, array_like=True):
         return len(first) + (max(most - max(index + 1, len(self.first)), 0) if _has_counted(self.rest) else 0)
 
 
-def _has_counted(ways: tuple[Way, ...]) -> bool:
-    return any(way.counts for way in ways)
+def _has_counted(variants: tuple[Variant, ...]) -> bool:
+    return any(variant.counts for variant in variants)
 
 
 class GuardNode(msgspec.Struct, frozen=True, array_like=True):
@@ -86,9 +86,9 @@ class GuardNode(msgspec.Struct, frozen=True, array_like=True):
     keys: Mapping[str, int] = {}
     key_sets: tuple[tuple[KeySet, int], ...] = ()  # the nodes of the values of other keys; of keys in none of the sets:
     others: int = NOWHERE
-    arrays: tuple[Way, ...] = ()  # what an array can be, where that is not certain
-    objects: tuple[Way, ...] = ()  # and an object
-    count: ItemCount | None = None
+    arrays: tuple[Variant, ...] = ()  # what an array can be, where that is not certain
+    objects: tuple[Variant, ...] = ()  # and an object
+    count: CountedItems | None = None
 
     def node_of(self, key: str) -> int:
         """Returns the node of a key's value."""
@@ -102,13 +102,13 @@ class GuardNode(msgspec.Struct, frozen=True, array_like=True):
         def moved(node: int) -> int:
             return _moved(node, nodes)
 
-        def ways(some: tuple[Way, ...]) -> tuple[Way, ...]:
-            return tuple(way.moved(nodes, branches) for way in some)
+        def variants(some: tuple[Variant, ...]) -> tuple[Variant, ...]:
+            return tuple(variant.moved(nodes, branches) for variant in some)
 
         count = self.count
         if count is not None:
-            first = tuple(map(ways, count.first))
-            count = msgspec.structs.replace(count, first=first, rest=ways(count.rest))
+            first = tuple(map(variants, count.first))
+            count = msgspec.structs.replace(count, first=first, rest=variants(count.rest))
         return msgspec.structs.replace(
             self,
             first_items=tuple(map(moved, self.first_items)),
@@ -116,8 +116,8 @@ class GuardNode(msgspec.Struct, frozen=True, array_like=True):
             keys={key: moved(node) for key, node in self.keys.items()},
             key_sets=tuple((keys, moved(node)) for keys, node in self.key_sets),
             others=moved(self.others),
-            arrays=ways(self.arrays),
-            objects=ways(self.objects),
+            arrays=variants(self.arrays),
+            objects=variants(self.objects),
             count=count,
         )
 
@@ -130,9 +130,11 @@ class FixedStep(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class FreeStep(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Free text comes, up to the first of these texts and with it, and then the step beside it."""
+    """Free text comes, up to the first of these texts and with it, and then the step beside it. Without such texts it
+    goes on to the end."""
 
     stops: tuple[tuple[bytes, int], ...]
+    most_tokens: int | None = None  # of which at most so many hold some of the free text
 
 
 class ValueStep(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -161,7 +163,7 @@ class GuardFacts(msgspec.Struct, frozen=True, array_like=True):
     nodes: tuple[GuardNode, ...]
     steps: tuple[Step, ...] = (ValueStep(0, THE_END),)
     start: int = 0
-    branches: tuple[bytes, ...] = ()  # the languages of the ways that values can be, to be loaded by the backend
+    branches: tuple[bytes, ...] = ()  # the languages of variants, to be loaded by the backend
 
     def after(self, marker: str) -> GuardFacts:
         """Returns the facts of an output that has free text before it, up to a marker."""

@@ -13,19 +13,22 @@ import msgspec
 
 from tureen.grammar.expression import ANYTHING, Chars, Expression, GrammarError, Language
 from tureen.grammar.free_text import to_the_end
-from tureen.grammar.guard.facts import NOWHERE, GuardFacts, GuardNode, ItemCount, KeySet, Way
+from tureen.grammar.guard.facts import NOWHERE, CountedItems, GuardFacts, GuardNode, KeySet, Variant
 from tureen.grammar.regular import automaton
 from tureen.grammar.rules import chain, choice, reachable
-from tureen.grammar.schema import arrays, shapes
+from tureen.grammar.schema import arrays
 from tureen.grammar.schema.digits import Bound
 from tureen.grammar.schema.numbers import NumberSet
 from tureen.grammar.schema.ranges import common_step
-from tureen.grammar.schema.shapes import ArrayShape, ObjectShape, ValueSet
+from tureen.grammar.schema.shapes import ArrayShape, ItemCount, ObjectShape, ValueSet
 from tureen.grammar.schema.strings import StringSet
+from tureen.grammar.schema.write_objects import writes_free
 from tureen.grammar.schema.writer import NoValueError, SchemaWriter
 
 MAX_NODES = 2_000
 MAX_BRANCHES = 32
+MAX_BRANCH_RULES, MAX_SEEN_RULES = 500, 5_000
+"""Of all branches together: compiling them takes as much time as compiling what they are parts of."""
 MAX_KEYS = 1_000
 """The largest number of keys that is waited for."""
 MAX_KEY_STATES = 500
@@ -73,6 +76,8 @@ class _FactFinder:
         self._in_tags = root.shape.objects if is_tagged and root.shape is not None else ()
         self._written = {root, *writer.written}
         self._useful = self._leading()
+        self._num_rules = 0  # of the branches
+        self._num_seen = 0  # rules looked through for them
         self._numbers: dict[ValueSet, int] = {}
         self._waiting: list[ValueSet] = []
 
@@ -162,6 +167,9 @@ class _FactFinder:
 
     def _either(self, node: ValueSet, kind: str, facts: GuardNode, options: list[tuple[GuardNode, Any]]) -> GuardNode:
         """Returns the facts with those of the arrays, or of the objects, of a set."""
+        if kind == "objects" and len(options) > 1:
+            common = self._common(options)
+            options = options if common is None else [(common, None)]
         groups: list[tuple[GuardNode, list[Any]]] = []
         for own, shape in options:
             group = next((group for other, group in groups if other == own), None)
@@ -170,24 +178,42 @@ class _FactFinder:
             else:
                 group.append(shape)
         if len(groups) > 1:
-            ways = self._ways(node, groups)
-            if ways is None:
+            variants = self._variants(node, groups)
+            if variants is None:
                 self._doubt([node])
                 return facts
-            if len(ways) > 1:
-                return msgspec.structs.replace(facts, **{kind: tuple(ways)})
-            groups = [(self.nodes[way.node], []) for way in ways]
+            if len(variants) > 1:
+                return msgspec.structs.replace(facts, **{kind: tuple(variants)})
+            groups = [(self.nodes[variant.node], []) for variant in variants]
         if not groups:
             return facts
         own = groups[0][0]
         names = ARRAY_FACTS if kind == "arrays" else OBJECT_FACTS
         return msgspec.structs.replace(facts, **{name: getattr(own, name) for name in names})
 
-    def _ways(self, node: ValueSet, groups: list[tuple[GuardNode, list[Any]]]) -> list[Way] | None:
+    def _common(self, options: list[tuple[GuardNode, ObjectShape]]) -> GuardNode | None:
+        """Returns the facts of objects that are in any of some shapes; None where the key of a value does not tell its
+        node."""
+        is_free = {id(shape): writes_free(self._writer, shape) for _, shape in options}
+        free = [(facts.least_keys, facts.key_sets, facts.others) for facts, shape in options if is_free[id(shape)]]
+        if len({facts.least_keys for facts, _ in options}) > 1 or any(other != free[0] for other in free):
+            return None
+        keys = {}
+        for key in dict.fromkeys(key for _, shape in options for key in shape.named):
+            having = [facts for facts, shape in options if key in shape.named or is_free[id(shape)]]
+            numbers = {facts.node_of(key) for facts in having}
+            if len(numbers) > 1:
+                return None
+            keys[key] = numbers.pop()
+        own = options[0][0]
+        least, key_sets, others = free[0] if free else (own.least_keys, (), NOWHERE)
+        return GuardNode(least_keys=least, keys=keys, key_sets=key_sets, others=others)
+
+    def _variants(self, node: ValueSet, groups: list[tuple[GuardNode, list[Any]]]) -> list[Variant] | None:
         """Returns what a value can be; None where it cannot be told."""
         if self._in_tags and node is self._root:
             return None
-        ways = []
+        variants = []
         for facts, some in groups:
             try:
                 branch = self._branch(choice(self._writer.shape_of(node, shape) for shape in some))
@@ -195,16 +221,21 @@ class _FactFinder:
                 continue
             except GrammarError:
                 return None
-            ways.append(Way(self._added(facts), branch))
-        return ways
+            variants.append(Variant(self._added(facts), branch))
+        return variants
 
     def _branch(self, values: Expression) -> int:
         """Returns the number of the language of some values and whatever follows them. Raises GrammarError."""
-        if len(self.branches) >= MAX_BRANCHES:
+        if len(self.branches) >= MAX_BRANCHES or self._num_seen > MAX_SEEN_RULES:
             raise GrammarError("too many values may be several things")
         language = self._writer.finished(values)
+        self._num_seen += len(language.rules)
         start = chain((language.start, BEHIND))
-        self.branches.append(Language(start, reachable(start, language.rules)))
+        rules = reachable(start, language.rules)
+        if self._num_rules + len(rules) > MAX_BRANCH_RULES:
+            raise GrammarError("what values may be is too large")
+        self._num_rules += len(rules)
+        self.branches.append(Language(start, rules))
         return len(self.branches) - 1
 
     def _array(self, node: ValueSet, shape: ArrayShape) -> GuardNode:
@@ -217,7 +248,7 @@ class _FactFinder:
             is_unique=is_unique, first_items=tuple(map(self._number, shape.prefix)), items=self._number(shape.rest)
         )
 
-    def _counted(self, node: ValueSet, shape: ArrayShape) -> ItemCount | None:
+    def _counted(self, node: ValueSet, shape: ArrayShape) -> CountedItems | None:
         """Returns how items are counted; None where that cannot be done."""
         tidied = arrays.tidy(self._writer.algebra, shape)
         if tidied is None or not tidied.counts:
@@ -225,23 +256,25 @@ class _FactFinder:
         try:
             [want] = tidied.counts
             first = tuple(self._counting(item, want) for item in tidied.prefix)
-            return ItemCount(want.start, want.least, want.most, tidied.most, first, self._counting(tidied.rest, want))
+            return CountedItems(
+                want.start, want.least, want.most, tidied.most, first, self._counting(tidied.rest, want)
+            )
         except (GrammarError, ValueError):
             self._doubt([node])
             return None
 
-    def _counting(self, item: ValueSet, want: shapes.ItemCount) -> tuple[Way, ...]:
+    def _counting(self, item: ValueSet, want: ItemCount) -> tuple[Variant, ...]:
         """Returns what an item can be: counted or not. Raises GrammarError."""
-        algebra, ways = self._writer.algebra, []
+        algebra, variants = self._writer.algebra, []
         with suppress(NoValueError):
             inside = self._branch(self._writer.value(algebra.both(item, want.node)))
-            ways.append(Way(NOWHERE, inside, counts=True))
+            variants.append(Variant(NOWHERE, inside, counts=True))
         if want.most is None:
-            return (*ways, Way(NOWHERE, NOWHERE))
+            return (*variants, Variant(NOWHERE, NOWHERE))
         with suppress(NoValueError):
             outside = algebra.both(item, algebra.none_of(want.node))
-            ways.append(Way(NOWHERE, self._branch(self._writer.value(outside))))
-        return tuple(ways)
+            variants.append(Variant(NOWHERE, self._branch(self._writer.value(outside))))
+        return tuple(variants)
 
     def _object(self, node: ValueSet, shape: ObjectShape) -> GuardNode:
         self._doubt(self._needed(shape))

@@ -11,10 +11,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tureen.grammar.backends.tokens import packed
 from tureen.grammar.base import Backend, CompiledGrammar, Grammar, Mask, Vocabulary
 from tureen.grammar.expression import GrammarError, Language
 from tureen.grammar.guard.branches import BranchFollower
-from tureen.grammar.guard.facts import FixedStep, FreeStep, GuardFacts, KeyStep, ValueStep
+from tureen.grammar.guard.facts import THE_END, FixedStep, FreeStep, GuardFacts, KeyStep, ValueStep
 from tureen.grammar.guard.reader import Broken, Mode, Place, Places
 from tureen.grammar.guard.steps import StepPlace, StepReader
 
@@ -22,6 +23,9 @@ MAX_LOOKS = 256
 """The most places that one mask is looked ahead from; beyond, a way out is taken for granted."""
 
 RESERVE, RESERVE_OF_KEY, RESERVE_OF_BRANCH = 8, 12, 24
+MAX_MISSING = 3
+"""The most bytes that a character may still need."""
+
 IN_TEXTS = (*range(0x20, 0xC0), *range(0xC2, 0xF5))
 """The bytes of UTF-8 without control characters, which JSON writes in other ways."""
 
@@ -66,6 +70,7 @@ class GuardedTokens:
                 self.ids.setdefault(text, []).append(index)
         self.byte_ids = [self.ids.get(bytes([byte]), [-1])[0] for byte in range(256)]
         self.has_bytes = all(self.byte_ids[byte] >= 0 for byte in IN_TEXTS)
+        self.unfinished = self._bits(index for index, text in enumerate(vocabulary.tokens) if missing_bytes(text))
         self.longest = max(map(len, vocabulary.tokens), default=0)
         self._sorted = sorted(self.ids)
         self._across: dict[bytes, list[int]] = {}
@@ -199,15 +204,74 @@ class GuardedGrammar:
         self._data += text
         try:
             for at in range(start, len(self._data)):
-                place = self._reader.read(place, self._data, at)
+                before, place = place, self._reader.read(place, self._data, at)
+                if place.start != before.start and not self._was_in_budget(before, at + 1):
+                    return None
             if place.value is not None and place.value.is_narrow:
                 fitting = self._reader.json.fitting(place.value, self._data)
                 return None if fitting is None else place._replace(value=fitting)
+            if not self._is_in_budget(place):
+                return None
         except Broken:
             return None
         finally:
             del self._data[start:]
         return place
+
+    def _is_in_budget(self, place: StepPlace) -> bool:
+        """Returns whether the free text that a place is in has no more tokens than it may have, the last one being one
+        whose text is at the end of what there is and that is not counted among the places yet."""
+        step = self._reader.step(place)
+        if not isinstance(step, FreeStep) or step.most_tokens is None or len(self._data) == place.start:
+            return True
+        left = step.most_tokens - self._num_tokens(place) - 1
+        return missing_bytes(self._data) <= left if left >= 0 else bool(self._rests(step, place))
+
+    def _was_in_budget(self, place: StepPlace, end: int) -> bool:
+        """Returns whether the free text that a place was in, which one of its ends ends, has no more tokens than it
+        may have."""
+        step = self._reader.step(place)
+        if not isinstance(step, FreeStep) or step.most_tokens is None:
+            return True
+        stop = next(stop for stop, _ in step.stops if self._data.endswith(stop, place.start, end))
+        free_end = end - len(stop)
+        num_tokens = bisect_left(self._sizes, free_end) - bisect_right(self._sizes, place.start) + 1
+        return free_end == place.start or num_tokens <= step.most_tokens
+
+    def _num_tokens(self, place: StepPlace) -> int:
+        """Returns how many tokens hold some of the text of a step."""
+        return len(self._sizes) - bisect_right(self._sizes, place.start)
+
+    def _rests(self, step: FreeStep, place: StepPlace) -> list[bytes]:
+        """Returns what there must still be of a text that ends a free text, all of whose tokens are there."""
+        first = bisect_right(self._sizes, place.start)
+        budget = step.most_tokens or 0
+        last = self._sizes[first + budget - 1] if budget else place.start  # where the free text ends at the latest
+        data, rests = bytes(self._data[place.start :]), []
+        for stop, _ in step.stops:
+            for start in range(max(0, len(data) - len(stop)), min(last - place.start, len(data)) + 1):
+                if stop.startswith(data[start:]):
+                    rests.append(stop[len(data) - start :])
+        return rests
+
+    def _within_budget(self, mask: Mask, place: StepPlace) -> None:
+        """Leaves the tokens that end a free text where it has all tokens that it may have."""
+        step = self._reader.step(place)
+        if not isinstance(step, FreeStep) or step.most_tokens is None:
+            return
+        left = step.most_tokens - self._num_tokens(place)
+        if left > MAX_MISSING:
+            return
+        if left > 0:  # no character may need more tokens than there are
+            for token_id in _ids(mask) if missing_bytes(self._data) else _ids(mask & self._tokens.unfinished):
+                if missing_bytes(self._data[-MAX_MISSING:] + self._text(token_id)) >= left:
+                    _clear(mask, token_id)
+        elif not step.stops:
+            mask &= self._tokens.ends
+        else:
+            rests = self._rests(step, place)
+            tokens = {token for rest in rests for token in (*self._tokens.beginning(rest), *self._tokens.beyond(rest))}
+            mask &= packed(sorted(tokens), 32 * len(mask))
 
     def _fill(self, mask: Mask) -> list[int]:
         """Writes the tokens that break nothing; returns those after which an item may still become one that was."""
@@ -217,6 +281,7 @@ class GuardedGrammar:
             mask &= ~self._tokens.ends
         if place.value is not None and place.value.is_narrow:
             mask &= self._narrow(place.value)
+        self._within_budget(mask, place)
         near: set[int] = set()
         for token_id in self._looked_at(place, mask):
             behind = self._behind(self._text(token_id))
@@ -246,6 +311,8 @@ class GuardedGrammar:
                 return _ids(mask & self._tokens.opening)
             case ValueStep(), Place(mode):
                 return _ids(mask & self._tokens.quoting if mode in IN_STRINGS else mask & ~self._tokens.ends)
+            case FixedStep(otherwise=int(step)), _ if step != THE_END and len(self._data) == place.start:
+                return _ids(mask & ~self._tokens.ends)
             case FixedStep(texts), _:
                 text = bytes(self._data[place.start :])
                 rests = [fixed[len(text) :] for fixed, _ in texts if fixed.startswith(text)]
@@ -259,7 +326,7 @@ class GuardedGrammar:
         return [token_id for token_id in sorted(tokens) if _is_set(mask, token_id)]
 
     def _across(self, stops: Sequence[bytes], place: StepPlace) -> set[int]:
-        before = bytes(self._data[max(place.start, len(self._data) - max(map(len, stops))) :])
+        before = bytes(self._data[max(place.start, len(self._data) - max(map(len, stops), default=0)) :])
         return {token_id for stop in stops for token_id in self._tokens.across(stop, before)}
 
     def _is_near(self, behind: Places, token_id: int) -> bool:
@@ -299,6 +366,17 @@ class GuardedGrammar:
             return num_allowed > len(near) or any(self._has_way_out(other) for other in near)
         finally:
             self.rollback(1)
+
+
+def missing_bytes(text: bytes | bytearray) -> int:
+    """Returns how many bytes the last character of a text in UTF-8 still needs."""
+    for size in range(1, min(MAX_MISSING, len(text)) + 1):
+        byte = text[-size]
+        if byte >= 0xC0:
+            return max((2 if byte < 0xE0 else 3 if byte < 0xF0 else 4) - size, 0)
+        if byte < 0x80:
+            break
+    return 0
 
 
 def _ids(mask: Mask) -> list[int]:

@@ -8,7 +8,7 @@ from enum import IntEnum, auto
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from tureen.grammar.guard.facts import NOWHERE, GuardNode, Way
+from tureen.grammar.guard.facts import NOWHERE, GuardNode, Variant
 from tureen.grammar.guard.multiples import shortest_rest
 from tureen.grammar.number_digits import EXACT_DIGITS, MAX_DIGITS
 
@@ -41,7 +41,7 @@ SCALARS = (Mode.STRING, Mode.ESCAPE, Mode.KEY, Mode.KEY_ESCAPE, Mode.NUMBER, Mod
 KEYS = (Mode.KEY, Mode.KEY_ESCAPE, Mode.KEY_OR_END)
 
 
-class Hold(NamedTuple):
+class Taken(NamedTuple):
     """A value that is taken for one of several things: its text is in the language of a branch."""
 
     branch: int
@@ -59,7 +59,7 @@ class Frame(NamedTuple):
     seen: frozenset[Hashable] = frozenset()  # the values of its items, or its keys, where no two may be equal
     texts: tuple[bytes, ...] = ()  # and how they were written
     inner: int = NOWHERE  # the node of the member that is being written
-    holds: tuple[Hold, ...] = ()  # of what is open, the outermost first
+    holds: tuple[Taken, ...] = ()  # of what is open, the outermost first
     counts: bool = False  # it is an item that is counted
     num_counted: int = 0  # of its items
 
@@ -71,7 +71,7 @@ class Place(NamedTuple):
     frame: Frame | None = None
     start: int = 0  # of the scalar or key that is being written
     node: int = 0  # of the value that comes or is being written
-    holds: tuple[Hold, ...] = ()  # of the value that is being written, and of what is open around it
+    holds: tuple[Taken, ...] = ()  # of the value that is being written, and of what is open around it
     counts: bool = False  # the value is an item that is counted
 
 
@@ -90,7 +90,7 @@ class Elsewhere(Broken):
     """A value is not what it was taken for."""
 
 
-Fits = Callable[[Hold, bytearray, int], bool]
+Fits = Callable[[Taken, bytearray, int], bool]
 """Says whether the text, from where a value begins up to an end, begins one of a branch."""
 
 
@@ -229,35 +229,35 @@ class JsonReader:
         frame = place.frame
         if frame is None or not frame.is_array or self._node(frame.node).count is None:
             return [place]
-        return [self._taken(place, way, at) for way in self._items(frame)]
+        return [self._taken(place, variant, at) for variant in self._items(frame)]
 
-    def _taken(self, place: Place, way: Way | None, at: int) -> Place:
-        if way is None:
+    def _taken(self, place: Place, variant: Variant | None, at: int) -> Place:
+        if variant is None:
             return place
-        holds = place.holds if way.branch == NOWHERE else (*place.holds, Hold(way.branch, at))
-        return place._replace(node=way.node, holds=holds, counts=place.counts or way.counts)
+        holds = place.holds if variant.branch == NOWHERE else (*place.holds, Taken(variant.branch, at))
+        return place._replace(node=variant.node, holds=holds, counts=place.counts or variant.counts)
 
-    def _items(self, frame: Frame) -> Iterator[Way | None]:
+    def _items(self, frame: Frame) -> Iterator[Variant | None]:
         """Yields what the next item can be; None: whatever its node says."""
         count, index = self._node(frame.node).count, frame.num_done
         if count is None or index < count.start:
             yield None
             return
         missing = count.least - frame.num_counted
-        for way in count.ways(index):
-            if way.counts:
+        for variant in count.variants(index):
+            if variant.counts:
                 is_right = frame.num_counted < count.least if count.most is None else frame.num_counted < count.most
             else:
                 is_right = missing <= count.most_after(index)
             if is_right:
-                yield way
+                yield variant
 
     def _begun(self, place: Place, data: bytearray, at: int) -> Sequence[Place]:
         """Begins a value."""
         byte, node = data[at], self._node(place.node)
         if byte in (OPEN, OPEN_KEYS):
-            ways = node.arrays if byte == OPEN else node.objects
-            taken = [self._taken(place, way, at) for way in ways] if ways else [place]
+            variants = node.arrays if byte == OPEN else node.objects
+            taken = [self._taken(place, variant, at) for variant in variants] if variants else [place]
             return [self._opened(each, byte == OPEN, at) for each in taken]
         mode = Mode.STRING if byte == QUOTE else Mode.NUMBER if byte in NUMBER_STARTS else Mode.WORD
         begun = place._replace(mode=mode, start=at)

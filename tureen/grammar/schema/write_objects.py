@@ -32,8 +32,7 @@ def write_object(writer: RuleWriter, shape: ObjectShape) -> Expression:
             members.append((is_required, chain((Terminal(Text(name + COLON.text)), value))))
         elif is_required:
             return NOTHING
-    leaves_out = writer.leaves_out and members and not (shape.is_open or shape.needed or shape.least > len(members))
-    free = NOTHING if leaves_out else _free(writer, shape, shape.free)
+    free = NOTHING if _leaves_out(writer, shape, len(members)) else _free(writer, shape, shape.free)
     num_required = sum(is_required for is_required, _ in members)
     least = shape.least if shape.least > num_required else 0
     most = None if shape.most is not None and free == NOTHING and shape.most >= len(members) else shape.most
@@ -46,6 +45,17 @@ def write_object(writer: RuleWriter, shape: ObjectShape) -> Expression:
     else:
         body = _plain(writer, members, free)
     return chain((OPEN, body, CLOSE))
+
+
+def writes_free(writer: RuleWriter, shape: ObjectShape) -> bool:
+    """Returns whether other keys than the named ones are written."""
+    num_members = sum(writer.value(named.node) != NOTHING for named in shape.named.values())
+    return not _leaves_out(writer, shape, num_members)
+
+
+def _leaves_out(writer: RuleWriter, shape: ObjectShape, num_members: int) -> bool:
+    is_asked_for = shape.is_open or shape.needed or shape.least > num_members
+    return writer.leaves_out and num_members > 0 and not is_asked_for
 
 
 def _free(writer: RuleWriter, shape: ObjectShape, classes: Iterable[PropertySet]) -> Expression:

@@ -1,4 +1,4 @@
-"""Free text in a structural tag has no more tokens than it may have: compared with all sequences of tokens there are."""
+"""Free text in a structural tag has no more tokens than it may have: compared with all sequences of tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,25 @@ import regex
 from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, compile_grammar, find_backend
 from tureen.grammar.frontends import language_of
 
-TOKENS = (b"<", b">", b"a", b"<a</e>", b"<</e>", b"</", b"</e>", b"e>", b"a<", b"<a", b"a</e", b"a</e>b", b"b", b"/", b"e", b"\xc3", b"\xa9")
+TOKENS = (
+    b"<",
+    b">",
+    b"a",
+    b"<a</e>",
+    b"<</e>",
+    b"</",
+    b"</e>",
+    b"e>",
+    b"a<",
+    b"<a",
+    b"a</e",
+    b"a</e>b",
+    b"b",
+    b"/",
+    b"e",
+    b"\xc3",
+    b"\xa9",
+)
 BYTES = tuple(bytes([byte]) for byte in range(256))
 VOCABULARY = Vocabulary(TOKENS, (len(TOKENS),), len(TOKENS) + 1)
 END = "</e>"

@@ -105,7 +105,7 @@ class _Builder:
 
     @property
     def promised(self) -> tuple[Unenforced, ...]:
-        """Those of them that are strict."""
+        """The keywords of strict schemas among these."""
         return tuple(self._leaves.promised)
 
     @property

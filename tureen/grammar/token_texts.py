@@ -8,8 +8,8 @@ from tureen.grammar.base import Vocabulary
 from tureen.grammar.expression import GrammarError
 
 LISTS = ("exclude_tokens", "trigger_tokens")
-OTHERS = ("json_schema", "schema")
-"""What the client's schemas say is not about tokens."""
+PARTS = ("format", "elements", "content", "tags", "rules", "begin", "end")
+"""The parts of formats that hold others; what schemas say is not about tokens."""
 
 
 def with_token_texts(value: Any, vocabulary: Vocabulary, path: str = "structural_tag") -> Any:
@@ -25,7 +25,7 @@ def with_token_texts(value: Any, vocabulary: Vocabulary, path: str = "structural
             item = _text(item, vocabulary, place)
         elif key in LISTS and isinstance(item, list):
             item = [_text(token, vocabulary, f"{place}[{at}]") for at, token in enumerate(item)]
-        elif key not in OTHERS:
+        elif key in PARTS:
             item = with_token_texts(item, vocabulary, place)
         if key == "rules" and value.get("type") == "token_dispatch" and isinstance(item, list):
             item = [_rule(rule, vocabulary, f"{place}[{at}][0]") for at, rule in enumerate(item)]

@@ -182,9 +182,7 @@ def _calls(chat: Chat, form: ToolFormat, sampling: dict[str, Any]) -> ToolSetup:
 def _calls_or_answer(chat: Chat, form: ToolFormat, sampling: dict[str, Any], answer: AnswerFormat) -> ToolSetup:
     """Returns the setup of a chat whose output is calls, or else what `answer` says."""
     is_strict, has_strict = bool(sampling.get("strict_schema")), any(tool.strict for tool in chat.tools)
-    layout = answer.layout
-    if layout["type"] == "json_schema" and has_strict and not is_strict:
-        layout = {**layout, "strict": False}
+    layout = answer.not_strict() if has_strict and not is_strict else answer.layout
     tag = calls_or(form, chat.tools, layout, parallel=chat.parallel_tool_calls)
     names = chat.names._replace(renamed={**chat.names.renamed, "structural_tag": "tools"})
     error_fields = _error_fields(tag, chat)

@@ -28,7 +28,8 @@ from tureen.grammar.schema.writer import NoValueError, SchemaWriter
 MAX_NODES = 2_000
 MAX_BRANCHES = 32
 MAX_BRANCH_RULES, MAX_SEEN_RULES = 500, 5_000
-"""Of all branches together: compiling them takes as much time as compiling what they are parts of."""
+"""The most rules of all branches together, which take as long to compile as what they are parts of; and the most that
+are gone through for them."""
 MAX_KEYS = 1_000
 """The largest number of keys that is waited for."""
 MAX_KEY_STATES = 500
@@ -62,6 +63,50 @@ def guarding(writer: SchemaWriter, root: ValueSet, held: Mapping[str, set[Any]],
     return Guarding(facts, tuple(finder.branches), unsure)
 
 
+class _WrittenSets:
+    """The sets that a grammar was written for, and those inside them."""
+
+    def __init__(self, writer: SchemaWriter, root: ValueSet) -> None:
+        self.written = {root, *writer.written}
+        self._algebra = writer.algebra
+
+    def leading_to(self, held: Iterable[ValueSet]) -> set[ValueSet]:
+        """Returns these sets and those that hold such."""
+        sources: dict[ValueSet, list[ValueSet]] = {}
+        for node in self.written:
+            for inside in self.inside(node):
+                sources.setdefault(inside, []).append(node)
+        waiting = list(held)
+        useful = set(waiting)
+        while waiting:
+            fresh = [node for node in sources.get(waiting.pop(), ()) if node not in useful]
+            useful.update(fresh)
+            waiting += fresh
+        return useful
+
+    def inside(self, node: ValueSet) -> Iterator[ValueSet]:
+        shape = node.shape
+        for array in () if shape is None else shape.arrays:
+            yield from (*array.prefix, array.rest, *self.counted_items(array))
+        for item in () if shape is None else shape.objects:
+            yield from (named.node for named in item.named.values())
+            yield from (free.node for free in item.free)
+            yield from self.needed(item)
+
+    def counted_items(self, shape: ArrayShape) -> Iterator[ValueSet]:
+        """Yields the sets that items are written as which are counted by the grammar."""
+        algebra = self._algebra
+        items: list[ValueSet] = [*shape.prefix, shape.rest] if shape.counts else []
+        for want in shape.counts:
+            more = (want.node, *([] if want.most is None else [algebra.none_of(want.node)]))
+            items += [algebra.both(item, part) for item in items for part in more]
+        yield from items
+
+    def needed(self, shape: ObjectShape) -> Iterator[ValueSet]:
+        for keys in shape.needed:
+            yield from (self._algebra.both(keys.node, free.node) for free in shape.free)
+
+
 class _FactFinder:
     """Follows the sets from the whole to those inside."""
 
@@ -74,8 +119,8 @@ class _FactFinder:
         self._root = root
         self._held = held
         self._in_tags = root.shape.objects if is_tagged and root.shape is not None else ()
-        self._written = {root, *writer.written}
-        self._useful = self._leading()
+        self._sets = _WrittenSets(writer, root)
+        self._useful = self._sets.leading_to(node for nodes in held.values() for node in nodes)
         self._num_rules = 0  # of the branches
         self._num_seen = 0  # rules looked through for them
         self._numbers: dict[ValueSet, int] = {}
@@ -89,45 +134,9 @@ class _FactFinder:
             self.reached.add(node)
             self.nodes[self._numbers[node]] = self._node(node)
 
-    def _leading(self) -> set[ValueSet]:
-        """Returns the sets that are held to something, or hold such."""
-        sources: dict[ValueSet, list[ValueSet]] = {}
-        for node in self._written:
-            for inside in self._inside(node):
-                sources.setdefault(inside, []).append(node)
-        waiting = [node for nodes in self._held.values() for node in nodes]
-        useful = set(waiting)
-        while waiting:
-            fresh = [node for node in sources.get(waiting.pop(), ()) if node not in useful]
-            useful.update(fresh)
-            waiting += fresh
-        return useful
-
-    def _inside(self, node: ValueSet) -> Iterator[ValueSet]:
-        shape = node.shape
-        for array in () if shape is None else shape.arrays:
-            yield from (*array.prefix, array.rest, *self._counted_items(array))
-        for item in () if shape is None else shape.objects:
-            yield from (named.node for named in item.named.values())
-            yield from (free.node for free in item.free)
-            yield from self._needed(item)
-
-    def _counted_items(self, shape: ArrayShape) -> Iterator[ValueSet]:
-        """Yields the sets that items are written as which are counted by the grammar."""
-        algebra = self._writer.algebra
-        items: list[ValueSet] = [*shape.prefix, shape.rest] if shape.counts else []
-        for want in shape.counts:
-            more = (want.node, *([] if want.most is None else [algebra.none_of(want.node)]))
-            items += [algebra.both(item, part) for item in items for part in more]
-        yield from items
-
-    def _needed(self, shape: ObjectShape) -> Iterator[ValueSet]:
-        for keys in shape.needed:
-            yield from (self._writer.algebra.both(keys.node, free.node) for free in shape.free)
-
     def _number(self, node: ValueSet) -> int:
         """Returns the number of a set's node; NOWHERE where nothing is guarded in it."""
-        if node not in self._useful or node not in self._written:
+        if node not in self._useful or node not in self._sets.written:
             return NOWHERE
         if node not in self._numbers:
             self._numbers[node] = self._added()
@@ -147,7 +156,7 @@ class _FactFinder:
             node = waiting.pop()
             if node in self._useful and node not in self.unsure:
                 self.unsure.add(node)
-                waiting += self._inside(node)
+                waiting += self._sets.inside(node)
 
     def _is_held(self, node: ValueSet, keyword: str) -> bool:
         return node in self._held.get(keyword, ())
@@ -241,7 +250,7 @@ class _FactFinder:
     def _array(self, node: ValueSet, shape: ArrayShape) -> GuardNode:
         is_unique = shape.is_unique and self._is_held(node, "uniqueItems")
         if shape.counts:
-            self._doubt(self._counted_items(shape))
+            self._doubt(self._sets.counted_items(shape))
             count = self._counted(node, shape) if self._is_held(node, "contains") else None
             return GuardNode(is_unique=is_unique, count=count)
         return GuardNode(
@@ -277,7 +286,7 @@ class _FactFinder:
         return tuple(variants)
 
     def _object(self, node: ValueSet, shape: ObjectShape) -> GuardNode:
-        self._doubt(self._needed(shape))
+        self._doubt(self._sets.needed(shape))
         least = shape.least if self._is_held(node, "minProperties") else 0
         if least > MAX_KEYS:
             self._doubt([node])

@@ -16,7 +16,7 @@ from tureen.grammar.base import Backend, CompiledGrammar, Grammar, Mask, Vocabul
 from tureen.grammar.expression import GrammarError, Language
 from tureen.grammar.guard.branches import BranchFollower
 from tureen.grammar.guard.facts import THE_END, FixedStep, FreeStep, GuardFacts, KeyStep, ValueStep
-from tureen.grammar.guard.reader import Broken, Mode, Place, Places
+from tureen.grammar.guard.reader import Broken, Mode, Place, PossiblePlaces
 from tureen.grammar.guard.steps import StepPlace, StepReader
 
 MAX_LOOKS = 256
@@ -293,7 +293,7 @@ class GuardedGrammar:
             near.update(token_id for token_id in self._going_on(place.value) if _is_set(mask, token_id))
         return sorted(near)
 
-    def _narrow(self, places: Places) -> Mask:
+    def _narrow(self, places: PossiblePlaces) -> Mask:
         """Returns the tokens that at least one of the places has."""
         every, branch = (np.zeros(self._tokens.num_words, dtype=np.uint32) for _ in range(2))
         for place in places.each:
@@ -329,7 +329,7 @@ class GuardedGrammar:
         before = bytes(self._data[max(place.start, len(self._data) - max(map(len, stops), default=0)) :])
         return {token_id for stop in stops for token_id in self._tokens.across(stop, before)}
 
-    def _is_near(self, behind: Places, token_id: int) -> bool:
+    def _is_near(self, behind: PossiblePlaces, token_id: int) -> bool:
         json, start = self._reader.json, len(self._data)
         self._data += self._text(token_id)
         try:
@@ -341,7 +341,7 @@ class GuardedGrammar:
         finally:
             del self._data[start:]
 
-    def _going_on(self, places: Places) -> set[int]:
+    def _going_on(self, places: PossiblePlaces) -> set[int]:
         """Returns the tokens that go on as an item went on that is there."""
         rest = {
             other[len(text) :]

@@ -75,7 +75,7 @@ class Place(NamedTuple):
     counts: bool = False  # the value is an item that is counted
 
 
-class Places(NamedTuple):
+class PossiblePlaces(NamedTuple):
     """All that the text may be so far, as its values may be several things. Their modes are the same."""
 
     each: tuple[Place, ...]
@@ -101,7 +101,7 @@ class JsonReader:
         self._nodes = nodes
         self._fits = fits
 
-    def read(self, places: Places, data: bytearray, at: int) -> Places:
+    def read(self, places: PossiblePlaces, data: bytearray, at: int) -> PossiblePlaces:
         """Returns the places behind the byte. Raises Broken."""
         after: list[Place] = []
         is_narrow = places.is_narrow
@@ -117,9 +117,9 @@ class JsonReader:
         if len(after) > 1:
             after = self._different(after)
         is_held = any(place.holds for place in after)
-        return Places(tuple(after), is_held and (is_narrow or any(map(self._is_counted, places.each))))
+        return PossiblePlaces(tuple(after), is_held and (is_narrow or any(map(self._is_counted, places.each))))
 
-    def fitting(self, places: Places, data: bytearray) -> Places | None:
+    def fitting(self, places: PossiblePlaces, data: bytearray) -> PossiblePlaces | None:
         """Returns the places that the text can be at; None where there are none."""
         each = [place for place in places.each if all(self._fits(hold, data, len(data)) for hold in place.holds)]
         return places._replace(each=tuple(each)) if each else None
@@ -161,7 +161,7 @@ class JsonReader:
             return (place,)
         return self._between(place, data, at)
 
-    def ends(self, places: Places, data: bytearray) -> bool:
+    def ends(self, places: PossiblePlaces, data: bytearray) -> bool:
         """Returns whether no fact is broken by the text's end."""
         place = places.each[0]
         try:
@@ -171,11 +171,11 @@ class JsonReader:
             return False
         return True
 
-    def end(self, places: Places, data: bytearray, at: int) -> None:
+    def end(self, places: PossiblePlaces, data: bytearray, at: int) -> None:
         """Ends a number that is the whole value. Raises Broken."""
         self._completed(places.each[0], data, at)
 
-    def rest_of_number(self, places: Places, data: bytearray) -> bytes:
+    def rest_of_number(self, places: PossiblePlaces, data: bytearray) -> bytes:
         """Returns the fewest characters with which the number that is being written becomes a multiple."""
         for place in places.each:
             node = self._node(place.node)

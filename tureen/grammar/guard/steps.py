@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tureen.grammar.guard.facts import THE_END, FixedStep, FreeStep, GuardFacts, KeyStep, Step, ValueStep
-from tureen.grammar.guard.reader import NUMBER_BYTES, SPACE, Fits, JsonReader, Mode, Place, Places
+from tureen.grammar.guard.reader import NUMBER_BYTES, SPACE, Fits, JsonReader, Mode, Place, PossiblePlaces
 
 OPENING = frozenset(b"[{")
 
@@ -15,7 +15,7 @@ class StepPlace(NamedTuple):
 
     step: int
     start: int  # where the text of the step begins
-    value: Places | None = None  # in its JSON value
+    value: PossiblePlaces | None = None  # in its JSON value
 
 
 class StepReader:
@@ -54,7 +54,7 @@ class StepReader:
         entered = None if step == THE_END else self._steps[step]
         value = None
         if isinstance(entered, ValueStep):
-            value = Places((Place(Mode.VALUE, None, at, entered.node),))
+            value = PossiblePlaces((Place(Mode.VALUE, None, at, entered.node),))
         return StepPlace(step, at, value)
 
     def _fixed(self, step: FixedStep, place: StepPlace, data: bytearray, at: int) -> StepPlace:

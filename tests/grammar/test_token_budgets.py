@@ -6,12 +6,14 @@ import json
 from functools import cache
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import regex
 
 from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, compile_grammar, find_backend
 from tureen.grammar.frontends import language_of
+from tureen.grammar.guard.facts import GuardFacts
 
 TOKENS = (
     b"<",
@@ -140,6 +142,11 @@ def test_where_the_text_does_not_show_what_is_free_it_is_refused_by_name():
         language_of(spec(some))
     with pytest.raises(GrammarError, match="max_tokens"):
         language_of(spec(free_text(max_tokens=-1)))
+
+
+def test_a_budget_that_no_output_reaches_is_taken():
+    language = language_of(spec(in_tag(10**40)))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(language.guard), type=GuardFacts) == language.guard
 
 
 NUMBERED: list[tuple[Any, Any]] = [

@@ -25,6 +25,7 @@ from tureen.grammar.tagged_steps import TaggedValues
 T = TypeVar("T")
 
 MAX_CHARS = 2_000
+NO_BUDGET = 1 << 31  # tokens: more than any output has
 MAX_STATES = 500  # of an automaton that is only made to find a terminal
 
 SCHEMA_STYLES = {"json_schema": "json", "qwen_xml_parameter": "qwen_xml"}
@@ -200,7 +201,8 @@ class LeafFormats:
     def any_text(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type",), ("excludes", "max_chars", "max_tokens"))
         if value.get("max_tokens") is not None:
-            self.guards.budgets[place.path] = integer(value["max_tokens"], f"{place.path}.max_tokens")
+            budget = integer(value["max_tokens"], f"{place.path}.max_tokens")
+            self.guards.budgets[place.path] = min(budget, NO_BUDGET)
         excludes = strings(value.get("excludes", []), f"{place.path}.excludes", may_be_none=True)
         most = value.get("max_chars")
         if most is not None:

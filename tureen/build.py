@@ -9,10 +9,8 @@ Imported by: bench, offline, server.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tureen.attention.choice import AUTO, NATIVE
@@ -105,20 +103,6 @@ def may_load_torch(config: Config, model: Model) -> bool:
         or declaring("tureen.models", EMBEDDING, architecture_of(hf)) is not None
         or not native.is_built()
     )
-
-
-def downloaded_models(config: Config) -> list[tuple[Path, int]]:
-    """Returns the models that were fetched or built before, each with the bytes of its weights."""
-    sizes: defaultdict[Path, int] = defaultdict(int)
-    for suffix in ("gguf", "safetensors"):
-        for file in sorted(cache_dir(config).rglob(f"*.{suffix}")):
-            sizes[_model_path(file)] += file.stat().st_size
-    return sorted(sizes.items())
-
-
-def _model_path(file: Path) -> Path:
-    """Returns the --model-path for a file: its folder, where the file is a part of a model."""
-    return file.parent if (file.parent / "config.json").is_file() else file
 
 
 def architectures() -> list[str]:

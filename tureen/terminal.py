@@ -1,6 +1,6 @@
 """Shows the operator the progress of start-up and the ready banner.
 
-Imports: contract, log; rich.
+Imports: contract, log; tqdm.
 Imported by: server.
 """
 
@@ -9,19 +9,22 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tureen.contract.types import EngineInfo
 from tureen.log import BYTES
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
-    from rich.progress import TaskID
+    from tqdm import tqdm
 
 EMBEDDING_EXAMPLE = '{"input": ["A cat sleeps on the sofa.", "A kitten naps on the couch."]}'
 EXAMPLE = '{"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}'
 
 
+BYTES_FORM = "{desc} {bar:16} {n_fmt}/{total_fmt}B {rate_fmt} {remaining} left"
+COUNT_FORM = "{desc} {bar:28} {n_fmt}/{total_fmt} {elapsed}"
+NAME_WIDTH = 28
+"""Characters of a phase's name beside a bar: the line fits a terminal of 80 columns."""
 PLAIN_SECONDS = 10.0
 """Seconds between two lines about a download where there is no terminal."""
 
@@ -36,28 +39,24 @@ class PhaseDisplay:
     def __init__(self, stream: TextIO | None = None) -> None:
         """`stream`: standard error, if none is given."""
         self._stream = stream = stream or sys.stderr
-        self._bars: Bars | None = None
-        self._tasks: dict[str, TaskID] = {}
+        self._bars: dict[str, tqdm[Any]] | None = {} if stream.isatty() else None
         self._started: dict[str, float] = {}
         self._transfers: dict[str, Transfer] = {}
-        if stream.isatty():
-            self._bars = _bars(stream)
 
     def __enter__(self) -> PhaseDisplay:
-        if self._bars is not None:
-            self._bars.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._bars is not None:
-            self._bars.stop()
+        for bar in (self._bars or {}).values():
+            bar.close()
 
     def __call__(self, phase: str, done: int, total: int) -> None:
         if self._bars is not None:
-            if phase not in self._tasks:
-                name = phase.removesuffix(BYTES)
-                self._tasks[phase] = self._bars.add_task(name, total=total or None, completed=done, phase=phase)
-            self._bars.update(self._tasks[phase], completed=done, total=total or None)
+            if phase not in self._bars:
+                self._bars[phase] = _bar(phase, done, self._stream)
+            bar = self._bars[phase]
+            bar.total = total or None
+            bar.update(done - bar.n)
         elif phase.endswith(BYTES):
             transfer = self._transfers.setdefault(phase, Transfer(phase.removesuffix(BYTES), done))
             self._print(transfer.line(done, total))
@@ -110,30 +109,21 @@ def _share(done: int, total: int) -> str:
     return f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB" if total else f"{done / 1e6:,.1f} MB"
 
 
-def _bars(stream: TextIO) -> Bars:
-    from rich import progress  # noqa: PLC0415 - for terminals; what runs unattended does without
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Column  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+def _bar(phase: str, done: int, stream: TextIO) -> tqdm[Any]:
+    """Returns a bar that is removed when it is closed; its rate does not count what is `done` already."""
+    from tqdm import tqdm  # noqa: PLC0415 - for terminals; what runs unattended does without
 
-    class Amount(progress.ProgressColumn):
-        """Counts, or bytes with their rate and the time left."""
-
-        of_bytes = (progress.DownloadColumn(), progress.TransferSpeedColumn(), progress.TimeRemainingColumn())
-        of_others = (progress.MofNCompleteColumn(), progress.TimeElapsedColumn())
-
-        def render(self, task: progress.Task) -> Text:
-            columns = self.of_bytes if task.fields["phase"].endswith(BYTES) else self.of_others
-            shown = Text(" ").join(column.render(task) for column in columns)
-            return shown.append(" left") if columns is self.of_bytes else shown
-
-    return progress.Progress(
-        progress.SpinnerColumn(finished_text="✓"),
-        progress.TextColumn("{task.description:<20}", table_column=Column(no_wrap=True)),
-        progress.BarColumn(bar_width=16),
-        Amount(table_column=Column(no_wrap=True)),
-        console=Console(file=stream),
-        transient=True,
+    tqdm.monitor_interval = 0  # it would start a thread
+    is_bytes = phase.endswith(BYTES)
+    name = phase.removesuffix(BYTES)
+    return tqdm(
+        desc=f"{name:<20}" if len(name) <= NAME_WIDTH else f"{name[: NAME_WIDTH - 1]}…",
+        initial=done,
+        file=stream,
+        leave=False,
+        unit="B" if is_bytes else "it",
+        unit_scale=is_bytes,
+        bar_format=BYTES_FORM if is_bytes else COUNT_FORM,
     )
 
 

@@ -1,8 +1,8 @@
 """Composition root: makes tokenizer, engine and client from a Config. Only this file knows which concrete classes are
 in use.
 
-Imports: attention, config, constraining, contract, devices, engine, errors, extras, grammar, kernels, log, media,
-registry, runner, sandbox, serving, text, weights.
+Imports: attention, config, constraining, contract, devices, engine, errors, extras, fetching, grammar, kernels, log,
+media, registry, runner, sandbox, serving, text, weights.
 Imported by: bench, offline, server.
 """
 
@@ -28,6 +28,7 @@ from tureen.engine.loop import SteppedEngine
 from tureen.engine.queue import Schedule
 from tureen.errors import StartupError, TureenError
 from tureen.extras import is_installed, require
+from tureen.fetching.pull import pull
 from tureen.grammar import Vocabulary
 from tureen.kernels.cpu import native
 from tureen.log import Progress, no_progress
@@ -49,8 +50,8 @@ from tureen.weights.source import (
     generation_defaults,
     load_tokenizer,
     model_config,
+    open_model,
     preprocessor_config,
-    resolve_model,
 )
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
     """Fetches the model if it is not on disk and makes its tokenizer. Imports no torch. Raises StartupError."""
     check_chat_template(config.chat_template)
     _require_torch(_settings_with_torch(config))  # before anything is fetched
-    source = resolve_model(config.model_path, cache_dir=cache_dir(config), revision=config.revision, progress=progress)
+    source = open_model(pull(config.model_path, config, progress))
     progress("build tokenizer", 0, 1)
     tokenizer = load_tokenizer(source, config.tokenizer_path)
     progress("build tokenizer", 1, 1)
@@ -128,6 +129,8 @@ def _settings_with_torch(config: Config) -> Iterator[Reason]:
         yield Reason(f"--attention-backend {config.attention_backend}", "attention_backend")
     if config.dtype == "float16":
         yield Reason("--dtype float16", "dtype")
+    if not native.is_built():
+        yield Reason(NOTHING_COMPUTES, "kernels")
 
 
 def _models_with_torch(config: Config, model: Model) -> Iterator[Reason]:
@@ -137,8 +140,6 @@ def _models_with_torch(config: Config, model: Model) -> Iterator[Reason]:
         yield Reason(f"{model.source.name}, a model that sees,", "model_path", ("torch", "PIL"))
     if config.dtype == "bfloat16" and declaring("tureen.models", EMBEDDING, architecture_of(hf)) is not None:
         yield Reason("--dtype bfloat16, for a model that makes embeddings,", "dtype")
-    if not native.is_built():
-        yield Reason(NOTHING_COMPUTES, "kernels")
 
 
 def _require_torch(reasons: Iterator[Reason]) -> None:

@@ -11,10 +11,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-HINT = (
-    "this server has no torch, so logits are numpy arrays with the commonest methods of tensors; "
-    "with pip install 'tureen[torch]' they are tensors"
-)
+HINT = "needs pip install 'tureen[torch]'"
+"""The end of the error for a method that is not here. Clients see the first 64 characters of an error."""
 
 
 class Device(NamedTuple):
@@ -23,7 +21,7 @@ class Device(NamedTuple):
     type: str = "cpu"
 
 
-class Ranked(NamedTuple):
+class ValuesAndIndices(NamedTuple):
     """The result of `max`, `min`, `sort` and `topk` along a dimension."""
 
     values: ArrayLogits
@@ -41,7 +39,7 @@ class ArrayLogits(_Array):  # type: ignore[misc]
     requires_grad = False
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"logits have no {name!r}: {HINT}")
+        raise AttributeError(f"{name} {HINT}")
 
     def __repr__(self) -> str:
         return f"ArrayLogits({np.asarray(self)})"
@@ -140,15 +138,15 @@ class ArrayLogits(_Array):  # type: ignore[misc]
         total = np.log(np.sum(np.exp(values - peak), axis=dim, keepdims=True)) + peak
         return made(total if keepdim else np.squeeze(total, dim))
 
-    def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Ranked:
+    def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> ValuesAndIndices:
         ranked = self.sort(dim, descending=largest)
-        return Ranked(*(made(np.take(part, range(k), axis=dim)) for part in ranked))
+        return ValuesAndIndices(*(made(np.take(part, range(k), axis=dim)) for part in ranked))
 
     def sort(self, dim: Any = -1, descending: bool = False, stable: bool = False, **numpy: Any) -> Any:
         if numpy:  # np.sort sorts a copy in place
             return super().sort(**numpy)
         indices = self.argsort(dim, descending)
-        return Ranked(self.gather(dim, indices), indices)
+        return ValuesAndIndices(self.gather(dim, indices), indices)
 
     def argsort(self, dim: Any = -1, descending: bool = False, stable: bool = False, **numpy: Any) -> Any:
         if numpy:
@@ -172,7 +170,9 @@ class ArrayLogits(_Array):  # type: ignore[misc]
         values = np.asarray(self)
         if numpy or dim is None:
             return made(best(values, **numpy))
-        return Ranked(made(best(values, axis=dim, keepdims=keepdim)), made(place(values, axis=dim, keepdims=keepdim)))
+        return ValuesAndIndices(
+            made(best(values, axis=dim, keepdims=keepdim)), made(place(values, axis=dim, keepdims=keepdim))
+        )
 
     # Numbers.
 

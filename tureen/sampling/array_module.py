@@ -21,7 +21,7 @@ FUNCTIONS = (
 
 def modules() -> dict[str, ModuleType]:
     """Returns `torch` and the modules below it that code may name, each with the commonest functions."""
-    module = ModuleType("torch", HINT)
+    module = ModuleType("torch")
     for name, code in CONVERSIONS.items():
         kind = np.dtype(code)
         module.__dict__.update({name: kind, kind.name: kind})
@@ -36,15 +36,15 @@ def modules() -> dict[str, ModuleType]:
         no_grad=contextlib.nullcontext,
         inference_mode=lambda *_: contextlib.nullcontext(),
         is_tensor=lambda value: isinstance(value, ArrayLogits),
-        where=lambda condition, one, other: made(np.where(condition, one, other)),
+        where=lambda condition, chosen, other: made(np.where(condition, chosen, other)),
         cat=lambda parts, dim=0: made(np.concatenate(parts, axis=dim)),
         stack=lambda parts, dim=0: made(np.stack(parts, axis=dim)),
         from_numpy=from_array,
         **_constructors(),
     )
-    functional = ModuleType("torch.nn.functional", HINT)
+    functional = ModuleType("torch.nn.functional")
     functional.__dict__.update({name: module.__dict__[name] for name in ("softmax", "log_softmax", "sigmoid")})
-    nn = ModuleType("torch.nn", HINT)
+    nn = ModuleType("torch.nn")
     nn.__dict__["functional"] = functional
     module.__dict__["nn"] = nn
     module.__dict__["__getattr__"] = _missing
@@ -52,7 +52,7 @@ def modules() -> dict[str, ModuleType]:
 
 
 def _missing(name: str) -> Any:
-    raise AttributeError(f"torch.{name}: {HINT}")
+    raise AttributeError(f"{name} {HINT}")
 
 
 def _function_of(name: str) -> Callable[..., Any]:

@@ -288,6 +288,7 @@ OWN = {
     "tureen/registry.py": "the package's own sources",
     "tureen/front/page.py": "the package's own pages",
     "tureen/requests/verdicts.py": "the package's own tables",
+    "tureen/cli/peer_tables.py": "the package's own tables",
     "tureen/recipes/shapes_vlm.py": "the package's own projector",
     "tureen/grammar/closing.py": "the package's own kernels",
     "tureen/batches/contents.py": "files that it makes, in a folder of its own",

@@ -40,7 +40,7 @@ def folder(config: Config) -> Path:
     return Path(runtime, "tureen") if os.path.isdir(runtime) else cache_dir(config) / "run"
 
 
-class Note:
+class RunNote:
     """The note of this process's server."""
 
     def __init__(self, config: Config) -> None:

@@ -29,7 +29,7 @@ from tureen.http.listener import LOOPBACK, bind
 from tureen.http.tls import load_context
 from tureen.log import get_logger, set_up_logging
 from tureen.requests.keys import load_keys
-from tureen.run_files import Note
+from tureen.run_files import RunNote
 from tureen.serving.client import EngineClient
 from tureen.terminal import PhaseDisplay, banner
 
@@ -106,7 +106,7 @@ async def _serve(config: Config) -> int:
         gc.freeze()  # what start-up made lives as long as the server; collections need not look at it
         gc.enable()
         helpers: list[asyncio.Task[None]] = []
-        note = Note(config)
+        note = RunNote(config)
 
         def ready() -> None:
             text = banner(client.info, url, time.monotonic() - started, credentials=_credentials(config))

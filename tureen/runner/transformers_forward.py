@@ -20,6 +20,7 @@ from tureen.contract.runner import Batch
 from tureen.devices.base import DeviceInfo
 from tureen.devices.dtypes import default_dtype
 from tureen.errors import InvalidRequest, StartupError
+from tureen.extras import require
 from tureen.files import check_regular_below
 from tureen.kernels import linear as kernel
 from tureen.log import Progress
@@ -122,6 +123,13 @@ class TransformersForward:
     def unload_adapter(self, number: int) -> None:
         """Does nothing: no adapter can be loaded here."""
 
+    def count_experts(self, *, is_on: bool) -> None:
+        """Raises InvalidRequest: transformers does not tell which experts a token used."""
+        raise InvalidRequest("experts cannot be counted with --model-impl transformers", code="not_supported")
+
+    def take_expert_counts(self) -> list[list[int]]:
+        return []
+
     def start_trace(self, options: TraceOptions) -> TorchTrace:
         return TorchTrace(options, on_gpu=self._device.type == "cuda")
 
@@ -155,13 +163,9 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
 
 
 def _load(source: ModelSource, dtype: torch.dtype, device: DeviceInfo) -> Any:
-    try:
-        import transformers  # noqa: PLC0415 - optional, and seconds to import
-    except ImportError:
-        raise StartupError(
-            "--model-impl transformers: the package transformers is missing; pip install 'transformers>=5,<6'",
-            field="model_impl",
-        ) from None
+    require("--model-impl transformers", "transformers", field="model_impl")
+    import transformers  # noqa: PLC0415 - seconds to import
+
     transformers.AttentionInterface.register(NAME, _route)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

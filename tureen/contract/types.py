@@ -66,7 +66,7 @@ class BannedTokens(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LaterGrammar(msgspec.Struct, frozen=True, array_like=True):
-    """What an answer must match that another request will write, after the thoughts that this one writes."""
+    """A constraint on an answer that another request will write, after the thoughts that this one writes."""
 
     spec: GrammarSpec
     room: int  # tokens that the answer may have

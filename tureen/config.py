@@ -312,9 +312,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float, _meta("sampling", "A grammar that takes more processor time to compile is refused.", gt=0)
     ] = 10.0
     sampling_defaults: Annotated[
-        Literal["openai", "model"],
-        _meta("sampling", "Defaults of sampling parameters: the documented ones, or the model's generation_config."),
-    ] = "openai"
+        Literal["model", "openai"],
+        _meta("sampling", "What is not sent on chats' routes: as the model's makers recommend, or as documented."),
+    ] = "model"
     preferred_sampling_params: Annotated[
         str | None, _meta("sampling JSON", "JSON object: sampling parameters of requests that do not set them.")
     ] = None

@@ -1,6 +1,6 @@
 """Shows the operator the progress of start-up and the ready banner.
 
-Imports: contract; rich.
+Imports: contract; tqdm.
 Imported by: server.
 """
 
@@ -9,13 +9,12 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tureen.contract.types import EngineInfo
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
-    from rich.progress import TaskID
+    from tqdm import tqdm
 
 EMBEDDING_EXAMPLE = '{"input": ["A cat sleeps on the sofa.", "A kitten naps on the couch."]}'
 EXAMPLE = '{"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}'
@@ -27,26 +26,21 @@ class PhaseDisplay:
     def __init__(self, stream: TextIO | None = None) -> None:
         """`stream`: standard error, if none is given."""
         self._stream = stream = stream or sys.stderr
-        self._bars: Bars | None = None
-        self._tasks: dict[str, TaskID] = {}
+        self._bars: dict[str, tqdm[Any]] | None = {} if stream.isatty() else None
         self._started: dict[str, float] = {}
-        if stream.isatty():
-            self._bars = _bars(stream)
 
     def __enter__(self) -> PhaseDisplay:
-        if self._bars is not None:
-            self._bars.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._bars is not None:
-            self._bars.stop()
+        for bar in (self._bars or {}).values():
+            bar.close()
 
     def __call__(self, phase: str, done: int, total: int) -> None:
         if self._bars is not None:
-            if phase not in self._tasks:
-                self._tasks[phase] = self._bars.add_task(phase, total=total or None)
-            self._bars.update(self._tasks[phase], completed=done, total=total or None)
+            bar = self._bars.get(phase) or self._bars.setdefault(phase, _bar(phase, self._stream))
+            bar.total = total or None
+            bar.update(done - bar.n)
             return
         if phase not in self._started:
             self._started[phase] = time.monotonic()
@@ -55,18 +49,16 @@ class PhaseDisplay:
             self._started[phase] = -1.0
 
 
-def _bars(stream: TextIO) -> Bars:
-    from rich import progress  # noqa: PLC0415 - for terminals; what runs unattended does without
-    from rich.console import Console  # noqa: PLC0415
+def _bar(phase: str, stream: TextIO) -> tqdm[Any]:
+    """Returns a bar that is removed when it is closed."""
+    from tqdm import tqdm  # noqa: PLC0415 - for terminals; what runs unattended does without
 
-    return progress.Progress(
-        progress.SpinnerColumn(finished_text="✓"),
-        progress.TextColumn("{task.description:<20}"),
-        progress.BarColumn(bar_width=28),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-        console=Console(file=stream),
-        transient=True,
+    tqdm.monitor_interval = 0  # it would start a thread
+    return tqdm(
+        desc=f"{phase:<20}",
+        file=stream,
+        leave=False,
+        bar_format="{desc} {bar:28} {n_fmt}/{total_fmt} {elapsed}",
     )
 
 

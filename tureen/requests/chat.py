@@ -73,6 +73,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     processor: str = ""
+    return_effective: bool = False
     rid: str | None = None
     deadline_ms: int | None = None
     ttft_deadline_ms: int | None = None
@@ -275,6 +276,7 @@ def _plan(
         logprobs=chat.logprobs,
         hidden_states=chat.hidden_states,
         processor=chat.processor,
+        return_effective=chat.return_effective,
         priority=chat.priority,
         cache_salt=chat.cache_salt,
         deadline_ms=left(chat.deadline_ms),

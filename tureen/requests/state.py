@@ -77,7 +77,7 @@ def make_context(tokenizer: Tokenizer, info: EngineInfo, config: Config, media: 
     """
     model: dict[str, Any] = dict(info.generation_defaults) if config.sampling_defaults == "model" else {}
     server: dict[str, Any] = {}
-    where = "--sampling-defaults model: the model's generation_config.json"
+    where = "the sampling parameters that the model recommends (--sampling-defaults openai does without them)"
     try:
         _check_defaults(model, info)
         where = "--preferred-sampling-params"

@@ -283,10 +283,12 @@ def test_the_benchmark_of_starts_passes_over_what_is_no_file(tmp_path, kind):
 
 
 OWN = {
+    "tureen/cli/lines.py": "a file that is written, looked at before",
     "tureen/files.py": "the function itself",
     "tureen/registry.py": "the package's own sources",
     "tureen/front/page.py": "the package's own pages",
     "tureen/requests/verdicts.py": "the package's own tables",
+    "tureen/cli/peer_tables.py": "the package's own tables",
     "tureen/recipes/shapes_vlm.py": "the package's own projector",
     "tureen/grammar/closing.py": "the package's own kernels",
     "tureen/batches/contents.py": "files that it makes, in a folder of its own",
@@ -304,7 +306,10 @@ OWN = {
     "tureen/media/files.py": "folders",
     "tureen/storage/database.py": "a file that it makes",
     "tureen/weights/mapped.py": "a duplicate of what was opened",
-    "tureen/weights/pypi.py": "files that it has just made",
+    "tureen/fetching/shelf.py": "the package's own table",
+    "tureen/fetching/download.py": "files that it makes",
+    "tureen/fetching/locks.py": "a lock that it makes",
+    "tureen/fetching/pypi.py": "files that it has just made",
     "tureen/runner/packed_copy.py": "a file that it makes",
     "tureen/runner/trace.py": "folders, and a file that it makes",
     "tureen/runner/torch_trace.py": "a file that it has just made",

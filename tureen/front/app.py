@@ -17,6 +17,7 @@ from tureen.config import Config
 from tureen.control import (
     adapter_routes,
     admin,
+    expert_routes,
     logging_routes,
     parsing_routes,
     pause,
@@ -46,6 +47,7 @@ OUR_ROUTES: tuple[Routes, ...] = (
     adapter_routes.routes,
     weight_routes.routes,
     profile_routes.routes,
+    expert_routes.routes,
     logging_routes.routes,
     admin.routes,
     replay.routes,

@@ -31,7 +31,7 @@ log = get_logger("api")
 async def check_grammar(output: Output, last: OutputDelta, state: ServerState, reading: Reading = PLAIN) -> None:
     """Checks an output that is complete by its grammar with another implementation, in a helper process.
 
-    Where the grammar does not keep all of the constraint, the output may be wrong, and its `conformity` says so.
+    Where the grammar does not keep all of the constraint, the output may be wrong, and its `remarks` say so.
     `last`: the delta that ends it, not yet added to `output`; `reading`: tells calls from an answer, where an output
     may be either. Raises RequestFailed when the two differ otherwise.
     """
@@ -50,7 +50,7 @@ async def check_grammar(output: Output, last: OutputDelta, state: ServerState, r
     complaint = verdict.complaint
     if last.unenforced:
         is_valid = None if spec.kind == "structural_tag" else complaint is None  # nobody judges tags
-        output.conformity = Conformity(is_valid=is_valid)
+        output.remarks = output.remarks._replace(unenforced=(), is_valid=is_valid)
     elif complaint is not None:
         state.metrics.add("num_grammar_mismatch")
         log.error("request %s: its output does not match its %s", output.rid, spec.kind)
@@ -98,15 +98,16 @@ class Sent(NamedTuple):
     chars: int = 0
 
 
-class Conformity(NamedTuple):
-    """Whether an output that has ended fits its constraint."""
+class Remarks(NamedTuple):
+    """Remarks of an answer on an output: whether it fits its constraint, and how it was sampled."""
 
     unenforced: tuple[str, ...] = ()  # of what the constraint says: "uniqueItems at /tags"
     is_valid: bool | None = None  # where something is not enforced; None: it was cut, or nobody could tell
+    effective: EffectiveParams | None = None  # None: nobody asked for them
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Returns what an answer says of it: nothing where all was enforced."""
+        """Returns what an answer says of the constraint: nothing where all was enforced."""
         if not self.unenforced:
             return {}
         return {"unenforced": list(self.unenforced)} | ({} if self.is_valid is None else {"valid": self.is_valid})
@@ -124,7 +125,6 @@ class Output:
         effective: EffectiveParams | None = None,
     ) -> None:
         self.request = request  # without pixels
-        self.effective = effective  # None: nobody asked for them
         self.index = index
         self.rid = rid
         self.text = ""
@@ -133,7 +133,7 @@ class Output:
         self.output_logprobs: list[PositionLogprobs] = []
         self.prompt_logprobs: list[PositionLogprobs] = []
         self.hidden_states: list[bytes] = []
-        self.conformity = Conformity()
+        self.remarks = Remarks(effective=effective)
         self.finish: FinishReason | None = None
         self.started_s = time.monotonic() if arrived_s is None else arrived_s
         self.elapsed_s = 0.0
@@ -154,7 +154,7 @@ class Output:
         self.prompt_logprobs += delta.prompt_logprobs
         self.hidden_states += delta.hidden_states
         self.usage = delta.usage or self.usage
-        self.conformity = self.conformity._replace(unenforced=delta.unenforced)
+        self.remarks = self.remarks._replace(unenforced=delta.unenforced)
         self.elapsed_s = time.monotonic() - self.started_s
         if delta.finish is not None and delta.finish.reason == "shutdown":
             raise Unavailable("the server was shut down before the request ended", code="draining")
@@ -165,14 +165,14 @@ class Output:
         """Returns what an answer says of its constraint, beside the reason why it ended; nothing where all was
         enforced and no limit was near."""
         is_closed_early = self.finish is not None and self.finish.closed_early
-        return self.conformity.metadata | ({"closed_early": True} if is_closed_early else {})
+        return self.remarks.metadata | ({"closed_early": True} if is_closed_early else {})
 
     @property
     def ending_notes(self) -> dict[str, Any]:
         """Returns what an answer says beside the reason why the output ended: the `constraint_notes`, and the sampling
         parameters where the request asks for them."""
-        effective = {} if self.effective is None else {"effective": self.effective}
-        return self.constraint_notes | effective
+        effective = self.remarks.effective
+        return self.constraint_notes | ({} if effective is None else {"effective": effective})
 
     @property
     def num_logprobs(self) -> int:
@@ -252,9 +252,9 @@ class Run:
         self._reading = plan.reading
         self.outputs = [
             Output(request, index, rid, plan.arrived_s, plan.effective.get(index))
-            for index, (request, rid) in enumerate(zip(plan.requests, plan.rids, strict=True))
+            for index, (request, rid) in enumerate(zip(plan.requests, plan.rids, strict=True), plan.first_index)
         ]
-        self._media, plan.media[:] = dict(enumerate(plan.media)), []
+        self._media, plan.media[:] = dict(enumerate(plan.media, plan.first_index)), []
         self._names = {
             name: tuple(self.outputs[index].request.id for index in indices) for name, indices in plan.names.items()
         }
@@ -262,7 +262,7 @@ class Run:
     async def events(self, interval: int | None = None) -> AsyncGenerator[OutputEvent, None]:
         """Yields `updates`, each with the new parts that the output's reader found; every API makes its answers and
         streams of these events."""
-        readers = [self._reading.reader() for _ in self.outputs]
+        readers = {output.index: self._reading.reader() for output in self.outputs}
         async with contextlib.aclosing(self.updates(interval)) as updates:
             async for output in updates:
                 reader = readers[output.index]
@@ -296,13 +296,13 @@ class Run:
     def _holding(self) -> Iterator[None]:
         """Reserves the most tokens that the outputs may use in the client's quota, until they end. Raises
         TooManyRequests."""
-        max_tokens = [most_tokens(output.request, output.index) for output in self.outputs]
-        self._work.begin(sum(max_tokens))
-        self._holds = [self._work.share(num_tokens) for num_tokens in max_tokens]
+        max_tokens = {output.index: most_tokens(output.request, output.index) for output in self.outputs}
+        self._work.begin(sum(max_tokens.values()))
+        self._holds = {index: self._work.share(num_tokens) for index, num_tokens in max_tokens.items()}
         try:
             yield
         finally:
-            for hold in self._holds:
+            for hold in self._holds.values():
                 hold.give_back()
 
     async def whole(self, interval: int = WHOLE_INTERVAL) -> list[Output]:

@@ -315,8 +315,8 @@ def render(output: Output, plan: GeneratePlan, context: Context, sent: tuple[int
         meta["weight_versions"] = output.weight_versions
     if output.request.grammar is not None:
         meta |= {"forced_tokens": output.usage.forced_tokens, **output.constraint_notes}
-    if output.effective is not None:
-        meta["effective"] = output.effective
+    if output.remarks.effective is not None:
+        meta["effective"] = output.remarks.effective
     if output.request.logprobs is not None:
         meta |= _logprobs(output, output.request.logprobs, plan, context, first_token)
     if output.finish is not None:

@@ -10,8 +10,8 @@ import tiny_gguf
 
 from tureen.config import DEFAULT_MODEL
 from tureen.errors import StartupError
-from tureen.weights import pypi
-from tureen.weights.shelf import shelf
+from tureen.fetching import pypi
+from tureen.fetching.shelf import shelf
 from tureen.weights.source import ModelSource, generation_defaults
 
 NAMES = ["smollm2:135m", "qwen2.5-coder:0.5b", "minilm", "shapes-vlm"]

@@ -29,6 +29,7 @@ class ShelfModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str = ""  # what --model-path takes for it; "" = it must be joined or built first
     recipe: str = ""  # the name for `tureen models build`
     joined_sha256: str = ""  # of the GGUF file that the parts in its wheels make, one after the other; "" = no parts
+    joined_name: str = ""  # the name of that file
     gguf_names: tuple[str, ...] = ()  # what `general.name` says in GGUF files of it, quantised by anybody
     sampling: Mapping[str, float] = {}  # sampling parameters that its makers recommend
     sampling_source: str = ""  # where they say so

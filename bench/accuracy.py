@@ -154,7 +154,9 @@ def kept(file: Path | None, gguf: Path, server: Tureen) -> Reference:
     """Returns the reference from a file, or makes it and keeps it there."""
     if file is not None and file.exists():
         chats, windows, scores = json.loads(file.read_text())
-        ten = [Chat(*chat[:2], [{int(token): value for token, value in at.items()} for at in chat[2]]) for chat in chats]
+        ten = [
+            Chat(*chat[:2], [{int(token): value for token, value in at.items()} for at in chat[2]]) for chat in chats
+        ]
         return Reference(ten, windows, scores)
     made = reference(gguf, *prompts(server))
     if file is not None:

@@ -1,7 +1,7 @@
 """Asks trivial questions and counts the right answers: with a server's own defaults, or the sampling that is named.
 
-    python bench/first_answers.py http://127.0.0.1:30000 --samples 16
-    python bench/first_answers.py http://127.0.0.1:30000 --set temperature=1 --set top_p=1
+python bench/first_answers.py http://127.0.0.1:30000 --samples 16
+python bench/first_answers.py http://127.0.0.1:30000 --set temperature=1 --set top_p=1
 """
 
 from __future__ import annotations

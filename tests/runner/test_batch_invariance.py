@@ -31,7 +31,13 @@ KINDS = {
     "softcaps": {"dtype": "bfloat16"},
     "adapters": {"quantization": "int8"},
 }
-VARIANTS = {"bfloat16": "gemma3", "experts": "qwen2-moe", "experts, inputs of 16 bits": "qwen2-moe", "softcaps": "gemma2-softcaps"}  # others: llama
+VARIANTS = {
+    "bfloat16": "gemma3",
+    "experts": "qwen2-moe",
+    "experts, inputs of 16 bits": "qwen2-moe",
+    "softcaps": "gemma2-softcaps",
+}
+"""Of models; the others are llama."""
 ADAPTERS = (0, 0, 1, 2)
 """Of rows; the row that is looked at has the last where there are any."""
 

@@ -129,8 +129,10 @@ nb::ndarray<nb::numpy, T> copied(const T* from, size_t rows, size_t cols) {
 
 nb::dict quantize(const AnyArray& x, const std::string& kind) {
     const float* inputs = checked<const float>(x, "x", {ANY, ANY});
-    static const std::pair<const char*, Inputs> KINDS[] = {
-        {"F32", Inputs::F32}, {"BF16", Inputs::BF16}, {"INT8_GROUP", Inputs::INT8_GROUP}, {"INT16_GROUP", Inputs::INT16_GROUP}};
+    static const std::pair<const char*, Inputs> KINDS[] = {{"F32", Inputs::F32},
+                                                           {"BF16", Inputs::BF16},
+                                                           {"INT8_GROUP", Inputs::INT8_GROUP},
+                                                           {"INT16_GROUP", Inputs::INT16_GROUP}};
     const Inputs* wanted = nullptr;
     for (const auto& known : KINDS) wanted = kind == known.first ? &known.second : wanted;
     if (wanted == nullptr) throw nb::value_error("kind is none of F32, BF16, INT8_GROUP, INT16_GROUP");
@@ -221,7 +223,9 @@ void bind_classes(nb::module_& m) {
         .def("widen", &widen, "From now on, multiply integers with inputs of 16 bits in place of 8.")
         .def_prop_ro("rows", [](const PackedMatrix& w) { return w.matrix.rows; })
         .def_prop_ro("cols", [](const PackedMatrix& w) { return w.matrix.cols; })
-        .def_prop_ro("inputs", [](const PackedMatrix& w) { return name_of_inputs(w.matrix.inputs); }, "What it is multiplied with.")
+        .def_prop_ro(
+            "inputs", [](const PackedMatrix& w) { return name_of_inputs(w.matrix.inputs); },
+            "What it is multiplied with.")
         .def_prop_ro("format", [](const PackedMatrix& w) { return name_of(w.matrix.format); })
         .def_prop_ro("nbytes", [](const PackedMatrix& w) { return w.bytes(); });
 }

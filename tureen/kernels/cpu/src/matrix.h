@@ -55,7 +55,7 @@ struct Matrix {
     const uint8_t* tile(int t) const { return data + size_t(t) * tile_bytes; }
 };
 
-Inputs inputs_of(Format format);  // at first
+Inputs inputs_of(Format format);                                                       // at first
 constexpr int input_rows(Inputs kind) { return kind == Inputs::INT16_GROUP ? 2 : 1; }  // that a row of inputs takes
 const char* name_of(Format format);
 Format format_named(const char* name);  // throws std::invalid_argument naming those known
@@ -69,11 +69,11 @@ struct Activations {
     Inputs kind;
     int rows;
     int cols;
-    int stride;         // inputs from one row to the next
-    float* f32;         // [rows][stride]                      F32
-    uint16_t* bf16;     // [rows][stride], nearest even        BF16
-    int8_t* q;          // [rows][stride], -127 … 127          INT8_GROUP; INT16_GROUP: [rows][2][stride], likewise below
-    float* scale;       // [rows][stride / 32]: value = scale * q
+    int stride;      // inputs from one row to the next
+    float* f32;      // [rows][stride]                      F32
+    uint16_t* bf16;  // [rows][stride], nearest even        BF16
+    int8_t* q;       // [rows][stride], -127 … 127          INT8_GROUP; INT16_GROUP: [rows][2][stride], likewise below
+    float* scale;    // [rows][stride / 32]: value = scale * q
     float* scaled_sum;  // [rows][stride / 32]: scale * sum of the group's q
     int32_t* sum;       // [rows][stride / 32]: sum of the group's q
     int32_t* half_sum;  // [rows][stride / 16]: sums of its two halves

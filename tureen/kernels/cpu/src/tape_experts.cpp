@@ -184,8 +184,8 @@ void Tape::experts(const std::string& module, Norm norm, Experts given, float sc
                                      [&](int m, float*) { return b.inner.data() + size_t(m) * inner; });
         deal_experts(frame, first + 5, ceil_div(hidden_, TILE), [&](int e, int begin, int end) {
             const Matrix& w = experts->each[e].down.parts[0]->matrix;
-            frame.kernels.linear->multiply(w, into_down.of(w), routing.first[e], routing.first[e + 1], begin,
-                                           end, b.given.data(), hidden_, false, nullptr);
+            frame.kernels.linear->multiply(w, into_down.of(w), routing.first[e], routing.first[e + 1], begin, end,
+                                           b.given.data(), hidden_, false, nullptr);
         });
         frame.pool.barrier();
         for (const GatedLinear& one : experts->shared) {

@@ -193,8 +193,7 @@ inline void multiply(Tape::Frame& frame, int counter, const Linear& linear, cons
             int from = std::max(begin - first_tile, 0), to = std::min(end - first_tile, w.tiles);
             if (from < to) {
                 const float* bias = linear.bias.empty() ? nullptr : linear.bias.data() + first_row;
-                frame.kernels.linear->multiply(w, inputs.of(w), 0, rows, from, to, out + first_row, stride, add,
-                                               bias);
+                frame.kernels.linear->multiply(w, inputs.of(w), 0, rows, from, to, out + first_row, stride, add, bias);
                 add_low_rank(frame, linear, int(part), inputs, 0, rows, from * TILE, std::min(to * TILE, w.rows),
                              out + first_row + from * TILE, stride);
             }

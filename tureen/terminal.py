@@ -132,6 +132,7 @@ def banner(info: EngineInfo, url: str, seconds: float, *, credentials: str = "",
     for curl. uds: the Unix socket that it listens on."""
     cache_mib = info.max_total_tokens * info.kv_bytes_per_token / 2**20
     cache = f"  KV cache  {info.max_total_tokens:,} tokens ({cache_mib:,.0f} MiB, taken as used)"
+    inputs = f", {info.activations} activations" if info.activations else ""
     path, example = "/generate", EXAMPLE
     if info.pooling is not None:
         cache = f"  makes     embeddings of {info.hidden_size:,} numbers"
@@ -140,7 +141,7 @@ def banner(info: EngineInfo, url: str, seconds: float, *, credentials: str = "",
         (
             "",
             f"  tureen is ready at {url if uds is None else f'unix:{uds}'}  (after {seconds:.1f} s)",
-            f"  model     {info.model_name}  ({info.architecture}, {info.dtype} on {info.device})",
+            f"  model     {info.model_name}  ({info.architecture}, {info.dtype} on {info.device}{inputs})",
             f"  context   {info.context_len:,} tokens",
             cache,
             "",

@@ -213,6 +213,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     model_type: str
     device: str
     dtype: str
+    activations: str = ""  # inputs of matrices in block formats; "" = there are no such matrices
     vocab_size: int
     context_len: int  # tokens, prompt + output
     max_total_tokens: int  # KV cache size in tokens

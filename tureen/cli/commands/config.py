@@ -46,9 +46,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _settings(options: argparse.Namespace) -> Iterator[Shown]:
     """Yields the settings, secrets hidden. Raises StartupError."""
-    given = origins(settings_of(options), file=options.config)
+    named = origins(settings_of(options), file=options.config)
     for field in fields():
-        value, source = given.get(field.name, (field.default, "default"))
+        value, source = named.get(field.name, (field.default, "default"))
         source = {"in the environment": f"{ENV_PREFIX}{field.name.upper()}", "on the command line": "a flag"}.get(
             source, source
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,10 +17,9 @@ def peers_pages() -> dict[str, str]:
     for name in NAMES:
         page = (DOCS / f"migrate-from-{name}.md").read_text(encoding="utf-8")
         begin = BEGIN.format(name=name)
-        table = "\n".join([begin, "", *_lines(load_peer(name)), "", END])
-        pages[f"migrate-from-{name}.md"] = re.sub(
-            f"{re.escape(begin)}.*?{re.escape(END)}", lambda _, text=table: text, page, flags=re.DOTALL
-        )
+        before, _, rest = page.partition(begin)
+        after = rest.partition(END)[2]
+        pages[f"migrate-from-{name}.md"] = before + "\n".join([begin, "", *_lines(load_peer(name)), "", END]) + after
     return pages
 
 

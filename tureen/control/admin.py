@@ -155,7 +155,7 @@ def _control_routes(state: ServerState) -> list[Entry]:
         if body.abort_all and refusal is not None:
             raise refusal
         owner = None if refusal is None else client_name(request)
-        return JSONResponse({"aborted": state.abort(body.rid, owner=owner)})
+        return JSONResponse({"aborted": state.common.abort(body.rid, owner=owner)})
 
     return [
         Entry(

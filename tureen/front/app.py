@@ -68,11 +68,11 @@ def build_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        reporter = asyncio.create_task(report_forever(state))
+        reporter = asyncio.create_task(report_forever(state.common, config.log_interval_s))
         state.lifecycle.start()
         yield
         reporter.cancel()
-        await state.close()
+        await state.common.close()
 
     app = Starlette(
         routes=_routes(state),

@@ -75,7 +75,7 @@ class Gate:
             route = find_route(scope)
             if isinstance(route, Entry):
                 call.render_error = route.render_error
-            check_access(call, scope, route, self._state.keys)
+            check_access(call, scope, route, self._state.common.keys)
             with self._visit(call, scope, route) as account:
                 if account is not None:
                     call.work = ClientWork(account)

@@ -131,7 +131,7 @@ class Server(uvicorn.Server):
         except StartupError as error:
             log.error("reload: %s; keys and certificates stay as they were", error.message)
             return
-        self._state.keys = keys
+        self._state.common.keys = keys
         self._reload = asyncio.create_task(self._renew(context))
 
     async def _renew(self, context: ssl.SSLContext | None) -> None:
@@ -154,16 +154,18 @@ class Server(uvicorn.Server):
             self._drain.cancel()
             self.should_exit = self.force_exit = True
             return
-        log.info("%s: finishing %d requests, taking no new ones", signal.Signals(sig).name, self._state.num_running)
+        log.info(
+            "%s: finishing %d requests, taking no new ones", signal.Signals(sig).name, self._state.common.num_running
+        )
         self._state.lifecycle.drain()
         self._drain = asyncio.create_task(self._drain_then_exit())
 
     async def _drain_then_exit(self) -> None:
         try:
             async with asyncio.timeout(self._settings.drain_timeout_s):
-                while self._state.num_running:
+                while self._state.common.num_running:
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            log.warning("%d requests did not end in time: aborted", self._state.abort(None, "shutdown"))
+            log.warning("%d requests did not end in time: aborted", self._state.common.abort(None, "shutdown"))
             await asyncio.sleep(LAST_EVENTS_S)
         self.should_exit = True

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 
-from tureen.cli import main
+from tureen.cli.command_line import main
 from tureen.engine.constraint import Constraint
 
 

@@ -9,19 +9,22 @@ import sys
 import msgspec
 import pytest
 
-from tureen import cli, config
+from tureen import config
+from tureen.cli import command_line as cli
+from tureen.cli.commands import serve as serve_command
+from tureen.cli.flags import load_config, subparsers
 from tureen.config import Config, load
 from tureen.contract.params import SamplingParams
 from tureen.errors import InvalidRequest, StartupError
 
 
 def serve_config(*flags: str) -> Config:
-    return cli.load_config(cli._parser().parse_args(["serve", *flags]))
+    return load_config(cli.parser().parse_args(["serve", *flags]))
 
 
 def flags_of(command: str) -> set[str]:
-    parser = cli._parser()
-    cli._subparsers(parser)
+    parser = cli.parser()
+    subparsers(parser)
     found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     return set(found[0].choices[command]._option_string_actions)
 
@@ -161,14 +164,14 @@ def test_how_the_command_ends_tells_the_status(monkeypatch, capsys, raised, stat
     def serve(_):
         raise raised
 
-    monkeypatch.setattr(cli, "_serve", serve)
+    monkeypatch.setattr(serve_command, "run", serve)
     assert cli.main(["serve"]) == status
     assert capsys.readouterr().err == ("" if status == 130 else f"tureen: {raised.message}\n")
 
 
 def test_help_shows_every_setting_and_loads_no_torch():
     code = (
-        "import sys\nfrom tureen import cli\n"
+        "import sys\nfrom tureen.cli import command_line as cli\n"
         "try: cli.main(['serve', '--help'])\nexcept SystemExit as e: assert e.code == 0\n"
         "assert 'torch' not in sys.modules"
     )

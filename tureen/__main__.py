@@ -8,6 +8,6 @@ from __future__ import annotations
 
 import sys
 
-from tureen.cli import main
+from tureen.cli.command_line import main
 
 sys.exit(main())

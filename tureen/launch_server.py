@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from tureen.cli import main
+from tureen.cli.command_line import main
 
 if __name__ == "__main__":
     sys.exit(main(["serve", *sys.argv[1:]]))

@@ -24,8 +24,9 @@ EXAMPLE = '{"text": "The capital of France is", "sampling_params": {"temperature
 class PhaseDisplay:
     """A `Progress` that shows bars on a terminal, one plain line a phase otherwise. A context manager."""
 
-    def __init__(self, stream: TextIO = sys.stderr) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO | None = None) -> None:
+        """`stream`: standard error, if none is given."""
+        self._stream = stream = stream or sys.stderr
         self._bars: Bars | None = None
         self._tasks: dict[str, TaskID] = {}
         self._started: dict[str, float] = {}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from throwaway_ca import EXPIRED, FUTURE, VALID, Authority, Pair
 
-from tureen import cli
+from tureen.cli import command_line as cli
 from tureen.config import Config
 from tureen.errors import StartupError
 from tureen.http.tls import load_context

@@ -251,7 +251,7 @@ def test_without_kernels_the_remedy_is_told():
 def test_the_command_measures_this_machine_without_torch():
     pytest.importorskip("tureen.kernels.cpu._native")
     code = (
-        "import sys\nfrom tureen import cli\n"
+        "import sys\nfrom tureen.cli import command_line as cli\n"
         "assert cli.main(['check']) == 0\nassert cli.main(['check', '--json']) == 0\nassert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

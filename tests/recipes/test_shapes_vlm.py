@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tureen import cli
+from tureen.cli import command_line as cli
 from tureen.config import DEFAULT_MODEL
 from tureen.errors import StartupError
 from tureen.log import no_progress

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tureen.contract.types import FinishReason, OutputDelta
 from tureen.engine import finish
+from tureen.engine.constraint import Constraint
 from tureen.engine.sequence import Sequence
 
 NOT_CLOSED = "close_early: this constraint is too large to end its outputs within their limit"
@@ -61,7 +62,8 @@ def delta(sequence: Sequence, reason: FinishReason | None) -> OutputDelta | None
     text_end = None if sequence.terms.is_plain else sequence.text_end
     detokenizer = sequence.detokenizer
     text = detokenizer.take(text_end) if reason is None else detokenizer.close(text_end)
-    is_last, unenforced = reason is not None, _unenforced(sequence, reason)
+    is_last, constraint = reason is not None, sequence.constraint
+    unenforced = () if reason is None or constraint is None else _unenforced(sequence, constraint, reason)
     if sequence.terms.is_plain:
         usage = sequence.usage
         return OutputDelta(sequence.request.id, token_ids, text, usage, finish=reason, unenforced=unenforced)
@@ -78,11 +80,8 @@ def delta(sequence: Sequence, reason: FinishReason | None) -> OutputDelta | None
     )
 
 
-def _unenforced(sequence: Sequence, reason: FinishReason | None) -> tuple[str, ...]:
-    """Returns, with the last part of an output, what its constraint says and the output was not held to."""
-    constraint, request = sequence.constraint, sequence.request
-    if reason is None or constraint is None:
-        return ()
-    names = tuple(map(str, constraint.unenforced))
+def _unenforced(sequence: Sequence, constraint: Constraint, reason: FinishReason) -> tuple[str, ...]:
+    """Returns what the constraint of an output that ends says and the output was not held to."""
+    names, request = tuple(map(str, constraint.unenforced)), sequence.request
     was_cut = reason.type == "length" and request.params.close_early and request.max_new_tokens > 0
     return (*names, NOT_CLOSED) if was_cut and not constraint.closes else names

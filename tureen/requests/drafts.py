@@ -132,6 +132,7 @@ class Resolved(NamedTuple):
 def _resolved(draft: Draft, index: int, context: Context) -> Resolved:
     """Raises InvalidRequest."""
     sampling = draft.samplings[index]
+    _check_may_begin(sampling, context)
     custom_params = _custom_params(draft, index)
     if any(custom_params) and not draft.options[index].processor:
         field = sampling.names.path("custom_params")
@@ -140,7 +141,6 @@ def _resolved(draft: Draft, index: int, context: Context) -> Resolved:
     num_prompt = len(draft.prompts[index].token_ids)
     limit_field = sampling.names.path("max_new_tokens") if _sends_limit(sampling) else ""
     most = _max_new_tokens(sampling, draft.names[index], num_prompt, context)
-    _check_may_begin(sampling, context)
     return Resolved(constraint, most, limit_field, custom_params)
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from tureen.cli import main
+from tureen.cli.command_line import main
 
 if __name__ == "__main__":
     sys.exit(main(["serve", *sys.argv[1:]]))

@@ -1,0 +1,26 @@
+"""`tureen serve`: starts the HTTP server."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+
+from tureen.cli.flags import add_config, load_config
+
+HELP = "start the HTTP server"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag for each setting."""
+    add_config(parser, takes_lists=True)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serves until a signal ends the server. Raises StartupError."""
+    gc.disable()  # what start-up makes stays: `tureen.server` has it collected from when it is ready
+    try:
+        server = importlib.import_module("tureen.server")  # heavy imports only for the command that needs them
+        return int(server.serve(load_config(options)))
+    finally:
+        gc.enable()

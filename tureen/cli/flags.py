@@ -40,6 +40,19 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
+class OneOfModels(argparse.Action):
+    """Takes --model-path; given again, it names one more model of a server that has several."""
+
+    def __call__(self, _: Any, namespace: argparse.Namespace, value: Any, __: Any = None) -> None:
+        before = getattr(namespace, self.dest, None)
+        models = getattr(namespace, "models", ())
+        if before is None:
+            setattr(namespace, self.dest, value)
+            namespace.models = ()  # the file's are not meant
+            return
+        namespace.models = (*(models or ({self.dest: before},)), {self.dest: value})
+
+
 def subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
     actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     commands = [command for action in actions for command in action.choices.values()]
@@ -58,8 +71,14 @@ def add_config(parser: argparse.ArgumentParser, *, takes_lists: bool = False) ->
     for field in fields():
         kind, meta = get_args(field.type)
         group = groups.setdefault(meta.extra["group"], parser.add_argument_group(meta.extra["group"]))
+        if field.name == "models":  # tables in a file, or --model-path repeated
+            continue
         flags = [f"--{field.name.replace('_', '-')}"] + ([meta.extra["alias"]] if meta.extra["alias"] else [])
         text = f"{meta.description} [{_show(field.default)}]"
+        if field.name == "model_path" and takes_lists:
+            how = {"action": OneOfModels, "default": argparse.SUPPRESS, "metavar": "VALUE"}
+            group.add_argument(*flags, dest=field.name, help=f"{text} Several.", **how)
+            continue
         _add_flag(group, flags, field.name, kind, text, takes_lists=takes_lists)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, cast, get_args
 
 import msgspec
 from msgspec import Meta
@@ -14,20 +14,24 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from tureen import __version__
 from tureen.config import Config
 from tureen.contract.params import SamplingParams
+from tureen.contract.types import EngineHealth
 from tureen.devices.cpu import trim
-from tureen.errors import InvalidRequest, NotFound, Unavailable, echo
+from tureen.errors import InvalidRequest, Unavailable
 from tureen.http.call import call_of
 from tureen.http.dialect import Docs, Entry, client_name
+from tureen.metrics import render
 from tureen.requests.body import convert, read_json, refuse_unknown
 from tureen.requests.drafts import Options, one_prompt, plan_of
 from tureen.requests.embedding import states_for, vector_of
 from tureen.requests.generation import Run
-from tureen.requests.model_field import is_served
+from tureen.requests.model_field import is_served, unknown_model
 from tureen.requests.planning import Names, Sampling
 from tureen.requests.prompts import Prompt
+from tureen.requests.served_models import ServedModel, ServedModels
 from tureen.requests.state import ServerState
 
 HEALTH_TIMEOUT_S = 20.0
+WELL = ("healthy", "unloaded")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -46,7 +50,9 @@ def routes(state: ServerState) -> list[Entry]:
 def _health_routes(state: ServerState) -> list[Entry]:
     def check() -> None:
         engine = state.client.health
-        if engine.state != "healthy":
+        if state.common.models is not None:  # one that is lost harms no other
+            engine = next((one for one in _healths(state) if one.state in WELL), engine)
+        if engine.state not in WELL:
             raise Unavailable(
                 f"the engine is {engine.state}: {engine.reason}",
                 code="engine_dead" if engine.state == "down" else f"engine_{engine.state}",
@@ -56,7 +62,7 @@ def _health_routes(state: ServerState) -> list[Entry]:
 
     async def health(_: Request) -> Response:
         check()
-        down = state.helpers_down
+        down = (*state.helpers_down, *_models_down(state))
         return PlainTextResponse(f"being replaced: {', '.join(down)}\n" if down else "")
 
     async def health_generate(_: Request) -> Response:
@@ -94,20 +100,19 @@ def _fact_routes(state: ServerState) -> list[Entry]:
     started = int(time.time())
 
     async def models(_: Request) -> Response:
+        if state.common.models is not None:
+            return JSONResponse({"object": "list", "data": cards_of(state.common.models, started)})
         cards = [adapter_card(state, started, name) for name in state.adapters]
         return JSONResponse({"object": "list", "data": [model_card(state, started), *cards]})
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
+        if state.common.models is not None:
+            return JSONResponse(card_named(name, state.common.models, started))
         if is_served(name, state):
             return JSONResponse(model_card(state, started))
         if name not in state.adapters:
-            raise NotFound(
-                f"the model {echo(name)} does not exist; this server has "
-                f"{', '.join((state.context.info.model_name, *state.adapters))}",
-                field="model",
-                code="model_not_found",
-            )
+            raise unknown_model(name, (state.context.info.model_name, *state.adapters))
         return JSONResponse(adapter_card(state, started, name))
 
     async def model_info(_: Request) -> Response:
@@ -117,8 +122,9 @@ def _fact_routes(state: ServerState) -> list[Entry]:
         return JSONResponse(server_facts(state))
 
     async def metrics(_: Request) -> Response:
-        update_gauges(state)
-        return Response(state.metrics.render(), media_type=METRICS_TYPE)
+        for each in state.common.states:
+            update_gauges(each)
+        return Response(render([each.metrics for each in state.common.states]), media_type=METRICS_TYPE)
 
     async def version(_: Request) -> Response:
         return JSONResponse({"version": __version__})
@@ -140,8 +146,10 @@ def _fact_routes(state: ServerState) -> list[Entry]:
 
 
 def _control_routes(state: ServerState) -> list[Entry]:
-    async def flush_cache(_: Request) -> Response:
-        num_pages = await state.client.call("flush_cache")
+    async def flush_cache(request: Request) -> Response:
+        num_pages = 0
+        for each in chosen_states(request, state):
+            num_pages += cast(int, await each.client.call("flush_cache"))
         await asyncio.to_thread(trim)
         return PlainTextResponse(f"Cache flushed.\n{num_pages} pages were freed.\n")
 
@@ -177,17 +185,62 @@ def _control_routes(state: ServerState) -> list[Entry]:
     ]
 
 
+def chosen_states(request: Request, state: ServerState) -> list[ServerState]:
+    """Returns the models that a control operation is for: the one that the query names, else all that are loaded."""
+    is_one = state.common.models is None or "model" in request.query_params
+    return [state] if is_one else state.common.loaded
+
+
+def _healths(state: ServerState) -> list[EngineHealth]:
+    return [each.client.health for each in state.common.states]
+
+
+def _models_down(state: ServerState) -> list[str]:
+    """Returns the names of the models that cannot be used now, where there are several."""
+    if state.common.models is None:
+        return []
+    return [each.context.info.model_name for each in state.common.states if each.client.health.state not in WELL]
+
+
+def cards_of(models: ServedModels, created: int) -> list[dict[str, Any]]:
+    """Returns the entries of several models, each with its adapters, in `/v1/models`."""
+    return [
+        card | {"id": name, "root": name, "parent": parent}
+        for member in models.members
+        for card in [served_card(member, created)]
+        for name, parent in [(member.name, None), *((adapter, member.name) for adapter in member.adapters)]
+    ]
+
+
+def card_named(name: str, models: ServedModels, created: int) -> dict[str, Any]:
+    """Returns the entry of the model, or the adapter, of that name. Raises NotFound."""
+    member = models.find(name)
+    if member is None:
+        raise unknown_model(name, models.names())
+    card = served_card(member, created)
+    return card | ({"id": name, "root": name, "parent": member.name} if name in member.adapters else {})
+
+
+def served_card(member: ServedModel, created: int) -> dict[str, Any]:
+    """Returns the entry of one of several models, which says whether it is loaded."""
+    length = None if member.state is None else member.state.context.capacity
+    return _card(member.name, created, length) | {"status": member.standing}
+
+
 def model_card(state: ServerState, created: int) -> dict[str, Any]:
     """Returns the model's entry in OpenAI's `/v1/models`. `created`: seconds since the epoch."""
-    info = state.context.info
+    return _card(state.context.info.model_name, created, state.context.capacity)
+
+
+def _card(name: str, created: int, length: int | None) -> dict[str, Any]:
     return {
-        "id": info.model_name,
+        "id": name,
         "object": "model",
         "created": created,
         "owned_by": "tureen",
-        "root": info.model_name,
+        "root": name,
         "parent": None,
-        "max_model_len": state.context.capacity,
+        "max_model_len": length,
     }
 
 
@@ -244,7 +297,7 @@ def update_gauges(state: ServerState) -> None:
     """Copies the engine's statistics into the metrics that are read from them."""
     stats, info, metrics = state.client.stats, state.context.info, state.metrics
     engine = state.client.health
-    metrics.set("engine_suspect", engine.state != "healthy")
+    metrics.set("engine_suspect", engine.state not in WELL)
     metrics.raise_to("engine_replacements", engine.num_replacements)
     metrics.raise_to("num_resumed_requests", engine.num_resumed)
     metrics.raise_to("num_poison_requests", engine.num_poison)

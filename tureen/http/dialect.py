@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, request_response
 from starlette.types import ASGIApp
 
 from tureen.errors import TureenError
@@ -86,17 +86,23 @@ class Entry(Route):
         methods: Sequence[str] = ("GET",),
         is_limited: bool = True,
         any_model: bool = False,
+        needs_engine: bool = True,
         docs: Docs | None = None,
         render_error: Callable[[TureenError], Response] = error_response,
     ) -> None:
         """`is_limited`: requests of users count towards --max-client-requests. `any_model`: the route works with
-        embedding models too. `render_error`: writes errors in this API's form, those of middleware too."""
+        embedding models too. `needs_engine`: a model that it is for must be loaded, and not only known. `render_error`: writes errors in this API's form, those of middleware too."""
         super().__init__(path, endpoint, methods=list(methods))
         self.docs = docs
         self.render_error = render_error
         self.access = access
         self.any_model = any_model
+        self.needs_engine = needs_engine
         self.is_limited = is_limited and access == "user" and "GET" not in methods
+
+    def reroute(self, endpoint: Callable[..., Any]) -> None:
+        """Has requests answered by another endpoint."""
+        self.endpoint, self.app = endpoint, request_response(endpoint)
 
     def at(self, path: str) -> Entry:
         """Returns the same route at another path."""

@@ -236,7 +236,7 @@ class Run:
         self._error_fields = plan.error_fields
         self._reading = plan.reading
         self.outputs = [
-            Output(request, index, rid, plan.arrived_s)
+            Output(request, index, rid, plan.arrived_s - self._work.load_wait_s)
             for index, (request, rid) in enumerate(zip(plan.requests, plan.rids, strict=True))
         ]
         self._media, plan.media[:] = dict(enumerate(plan.media)), []

@@ -26,6 +26,7 @@ from tureen.requests.quotas import Quotas
 from tureen.requests.recording import Recordings
 from tureen.requests.sessions import Sessions
 from tureen.sandbox.budget import FRONT_SHARE, MemoryBudget, helper_bytes
+from tureen.requests.served_models import ServedModels
 from tureen.serving.client import EngineClient
 from tureen.text.chat_template import ChatTemplates, load_chat_templates
 from tureen.text.reasoning import ReasoningFormat, reasoning_format
@@ -155,15 +156,22 @@ class Common:
     """The state that all models of one server share. Event-loop thread only."""
 
     def __init__(self, config: Config) -> None:
-        self.states: list[ServerState] = []  # of each model; the first is that of the default model
+        self.states: list[ServerState] = []  # of each model that was loaded; the first is the default model's
+        self.models: ServedModels | None = None  # None: there is one model
         self.keys = load_keys(config)
         self.quotas = Quotas(config)
         self.recordings = Recordings(config)
         self.lifecycle = Lifecycle()
+        self.background: dict[tuple[str, str], Any] = {}  # responses that no connection waits for, by client and id
         self.helper_memory = MemoryBudget(int(FRONT_SHARE * helper_bytes(config)))
         self.num_admitted = 0  # requests that have a place in a queue, but for those that run when idle
         self.is_idle = asyncio.Event()  # set while there are none
         self.is_idle.set()
+
+    @property
+    def loaded(self) -> list[ServerState]:
+        """The states of the models that are loaded."""
+        return [state for state in self.states if state.client.health.state != "unloaded"]
 
     @property
     def num_running(self) -> int:

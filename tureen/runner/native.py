@@ -125,6 +125,15 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     return ModelRunner(parts.assemble(), sampler, capacity, model, parts)
 
 
+def planned_bytes(source: ModelSource, config: Config, model: ModelConfig) -> tuple[int, int]:
+    """Returns the bytes that the weights will take in memory, and those of a token in the KV cache. Reads no weight.
+    Raises StartupError."""
+    kernels = native.require()
+    shape = (config.page_size, model.num_kv_heads, model.head_dim, _kv_dtype(config))
+    weights = sum(_bytes_of(kernels, weight) for weight in _plan(source, config, model))
+    return weights, _token_bytes(kernels, model.num_layers, shape)
+
+
 def plan_weights(
     kernels: ModuleType, source: ModelSource, config: Config, model: ModelConfig, device: DeviceInfo
 ) -> tuple[list[Planned], int]:

@@ -40,7 +40,7 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
 GIVE_UP_AFTER = 3
 """Number of failed starts in a row after which the streams that wait for an engine end. Starts go on nevertheless."""
 
-State = Literal["healthy", "suspect", "replacing", "down"]
+State = Literal["healthy", "suspect", "replacing", "down", "unloaded"]
 
 log = get_logger("serving")
 
@@ -99,6 +99,9 @@ class HealingClient:
         self._start_s = 0.0  # that the last start took
         self._due_s = 0.0  # when the engine is expected, or was
         self._is_closed = False
+        self._is_suspended = False
+        self.on_demand: Callable[[], None] | None = None  # called when a suspended engine is asked for something
+        self.on_idle: Callable[[], None] | None = None  # called when the engine has nothing to do any more
 
     async def start(self, progress: Progress = no_progress) -> EngineInfo:
         """Starts the first engine; returns when it is ready. Raises StartupError when it cannot be built."""
@@ -116,12 +119,16 @@ class HealingClient:
     def generate(
         self, request: GenerateRequest, interval: int = 1, watch: Watch | None = None
     ) -> AsyncIterator[OutputDelta]:
+        if self._is_suspended:
+            self._demand()
         return self._streams.generate(request, interval, watch)
 
     def abort(self, request_id: str, reason: str = "client") -> None:
         self._streams.abort(request_id, reason)
 
     async def call(self, op: str, **args: Any) -> object:
+        if self._is_suspended:
+            self._demand()
         return await self._streams.call(op, **args)
 
     @property
@@ -152,8 +159,53 @@ class HealingClient:
         return self._streams.num_live
 
     @property
+    def is_busy(self) -> bool:
+        """Says whether the engine has, or is to get, anything to do."""
+        return self._streams.is_busy
+
+    @property
     def _is_starting(self) -> bool:
-        return "replace" in self._tasks or not self._ready.done()
+        return self._is_suspended or "replace" in self._tasks or not self._ready.done()
+
+    async def suspend(self) -> None:
+        """Ends the engine, and frees its memory. What is asked for from now on waits until `resume`; `on_demand` hears
+        of it."""
+        is_well = self._health.state == "healthy"
+        self._is_suspended = True
+        self._epoch += 1
+        replacing = self._tasks.pop("replace", None)
+        if replacing is not None:
+            replacing.cancel()
+            await asyncio.gather(replacing, return_exceptions=True)
+        self._streams.cut("it was unloaded", is_suspicious=False)
+        self._streams.refuse = None
+        self._turn("unloaded")
+        host, self._host = self._host, None
+        if host is not None:
+            await host.close(at_once=not is_well)
+
+    async def resume(self, progress: Progress = no_progress) -> None:
+        """Starts the engine that was suspended, in the state that it had. Raises StartupError."""
+        self._progress = progress
+        try:
+            self.info = await self._launch()
+        except BaseException:
+            self._epoch += 1
+            host, self._host = self._host, None
+            if host is not None:
+                await host.close(at_once=True)
+            raise
+        self._progress = no_progress
+        self._is_suspended = False
+        self._open()
+
+    def fail_waiting(self, refuse: Callable[[], errors.TureenError]) -> None:
+        """Ends what waits for the engine, and refuses what comes until `resume` has brought one."""
+        self._streams.fail(refuse)
+
+    def _demand(self) -> None:
+        if self.on_demand is not None:
+            self.on_demand()
 
     async def close(self) -> None:
         """Ends the engine, and makes sure that it does. A second call does nothing."""
@@ -212,6 +264,8 @@ class HealingClient:
                 self._streams.receive(message)
                 if self._health.state == "down" and not self._is_starting:
                     self._open()  # a thread that had hung
+                if self.on_idle is not None and not self.is_busy:
+                    self.on_idle()
 
     def _lose(self, epoch: int, reason: str) -> None:
         """Hears that the engine of that epoch is lost, by itself."""
@@ -285,6 +339,8 @@ class HealingClient:
             await asyncio.sleep(TICK_S)
             now_s = self._loop.time()
             self.look(min(now_s - before_s, 2 * TICK_S))  # more than that it was this process that slept
+            if self.on_idle is not None and not self.is_busy:
+                self.on_idle()
             before_s = now_s
 
     def look(self, seconds: float) -> None:
@@ -319,6 +375,6 @@ class HealingClient:
         if (state, reason) == (before.state, before.reason):
             return
         self._health = EngineHealth(state=state, reason=reason, num_replacements=before.num_replacements)
-        if self._epoch > 1 or before.state != "replacing":
+        if (self._epoch > 1 or before.state != "replacing") and "unloaded" not in (state, before.state):
             level = INFO if state == "healthy" else WARNING
             log.log(level, "engine: %s -> %s%s", before.state, state, reason and f": {reason}")

@@ -53,10 +53,8 @@ class ThreadHost:
         self._reported_s = 0.0
 
     async def start(self) -> None:
-        if not self._is_first and gc.get_freeze_count():
-            gc.unfreeze()  # what was kept for good may be the lost engine's
-            gc.collect()
-            gc.freeze()
+        if not self._is_first:
+            _forget()
         self._thread.start()
 
     def send(self, message: ToEngine) -> None:
@@ -128,3 +126,15 @@ class InprocClient(HealingClient):
             return ThreadHost(make_engine, epoch, receive, lose)
 
         super().__init__(make_host, watchdog_timeout_s=watchdog_timeout_s, freeze_grace_s=watchdog_timeout_s)
+
+    async def suspend(self) -> None:
+        await super().suspend()
+        await asyncio.to_thread(_forget)
+
+
+def _forget() -> None:
+    """Frees what an engine that has ended leaves behind, also where it was kept for good."""
+    if gc.get_freeze_count():
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()

@@ -123,7 +123,7 @@ def routes(state: ServerState) -> list[Entry]:
     )
     about_text = Docs("SGLang", "The text of tokens.", bodies=(DetokenizeBody,), example={"tokens": [1, 2, 3]})
     return [
-        Entry(f"/v1{path}", endpoint, access="user", methods=["POST"], any_model=True, docs=docs)
+        Entry(f"/v1{path}", endpoint, access="user", methods=["POST"], any_model=True, needs_engine=False, docs=docs)
         for path, endpoint, docs in (("/tokenize", tokenize, about_tokens), ("/detokenize", detokenize, about_text))
     ]
 

@@ -2,25 +2,31 @@
 
 `python bench/compile_figures.py [--every 4] [--busy 8] [--json FILE]` takes every fourth schema of
 tests/grammar/schema_corpus.tar.xz, and the default model's vocabulary. Each reader compiles a schema until a first mask
-could be filled; the least of two times counts. With `--busy` the schemas go through the server's own compiler instead,
-while as many busy loops run: what it refuses for want of time is a false refusal.
+could be filled, in a child process with limits of time and memory; the least of two times counts. The table's times are
+scaled by a fixed piece of work that is timed before each schema, so that a machine in use changes them less. With
+`--busy` the schemas go through the server's own compiler instead, while as many busy loops run: what it refuses for
+want of time is a false refusal.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import multiprocessing
 import os
+import resource
+import signal
 import sys
 import tarfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import llguidance
 import xgrammar
@@ -33,6 +39,13 @@ from tureen.weights.source import load_tokenizer, resolve_model
 
 CORPUS = Path(__file__).resolve().parent.parent / "tests" / "grammar" / "schema_corpus.tar.xz"
 SHARES = (50, 90, 99)
+MAX_CPU_S = 10.0
+"""What a reader may take for one schema, twice."""
+MAX_BYTES = 8 << 30
+CHUNK = 100
+"""Schemas that a reader reads in a row."""
+CLOSING = "tureen, and what closes answers"
+FORK = multiprocessing.get_context("fork")  # a child has the readers
 
 
 def vocabulary_and_encode() -> tuple[Vocabulary, Callable[[str], list[int]]]:
@@ -75,46 +88,116 @@ def readers(vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> dict[
 
     return {
         "tureen": ours,
-        "tureen, and what closes answers": ours_that_closes,
+        CLOSING: ours_that_closes,
         "llguidance": partial(theirs, is_lenient=False),
         "llguidance, lenient": partial(theirs, is_lenient=True),
         "xgrammar": xgrammars,
     }
 
 
-def measured(read: Callable[[str], None], texts: list[str]) -> dict[str, Any]:
-    times, refused = [], 0
+class Outcome(NamedTuple):
+    """What became of one schema."""
+
+    ms: float  # of processor time; negative where it was refused
+    calibration_ms: float  # of a fixed piece of work, just before
+
+
+def measured(read: Callable[[str], None], texts: list[str]) -> list[Outcome | None]:
+    """Reads the schemas in child processes; None for those that ended one, by time or by memory."""
+    outcomes: list[Outcome | None] = []
+    while len(outcomes) < len(texts):
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        child = FORK.Process(target=_read_all, args=(read, texts[len(outcomes) :], sender))
+        child.start()
+        sender.close()
+        with receiver, contextlib.suppress(EOFError):
+            while True:
+                outcomes.append(Outcome(*receiver.recv()))
+        child.join()
+        if len(outcomes) < len(texts):
+            outcomes.append(None)
+    return outcomes
+
+
+def _read_all(read: Callable[[str], None], texts: list[str], sender: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     for text in texts:
         gc.collect()
+        calibration_ms = min(_cpu_ms(_calibrate) for _ in range(3))
+        signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # ends the process, whatever runs in it
         try:
-            times.append(min(_cpu_ms(read, text) for _ in range(2)))
+            ms = min(_cpu_ms(partial(read, text)) for _ in range(2))
         except (GrammarError, ValueError, RuntimeError):
-            refused += 1
-    times.sort()
+            ms = -1.0
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sender.send((ms, calibration_ms))
+
+
+def _calibrate() -> None:
+    json.loads(json.dumps([{"key": str(number), "values": [number] * 8} for number in range(400)]))
+
+
+def figures_of(outcomes: list[Outcome | None], quick_ms: float) -> dict[str, Any]:
+    """Returns how many were compiled, and in what time: as measured, and as if all of it had run as fast as the
+    quickest of the machine, where the fixed piece of work takes `quick_ms`."""
+    compiled = [outcome for outcome in outcomes if outcome is not None and outcome.ms >= 0]
+    ended = outcomes.count(None)
+    times = sorted(outcome.ms for outcome in compiled)
+    scaled = sorted(outcome.ms * quick_ms / outcome.calibration_ms for outcome in compiled)
     return {
-        "compiled": len(times),
-        "refused": refused,
-        "share": round(len(times) / len(texts), 4),
-        "cpu_ms": {f"p{share}": round(times[len(times) * share // 100], 1) for share in SHARES},
+        "compiled": len(compiled),
+        "refused": len(outcomes) - len(compiled) - ended,
+        "over the limits": ended,
+        "share": round(len(compiled) / len(outcomes), 4),
+        "cpu_ms": _shares(times),
+        "scaled_cpu_ms": _shares(scaled),
     }
+
+
+def _shares(ordered: list[float]) -> dict[str, float]:
+    return {f"p{share}": round(ordered[len(ordered) * share // 100], 2) for share in SHARES}
+
+
+def ratio(outcomes: list[Outcome | None], others: list[Outcome | None]) -> dict[str, float]:
+    """Returns how often the time of the other one is ours, over the schemas that both compile."""
+    both = [(a, b) for a, b in zip(outcomes, others, strict=True) if a and b and a.ms >= 0 and b.ms >= 0]
+    return _shares(sorted((a.ms / a.calibration_ms) / (b.ms / b.calibration_ms) for a, b in both))
+
+
+def compared(texts: list[str], reads: dict[str, Callable[[str], None]]) -> dict[str, Any]:
+    """Returns the figures of each reader; they take turns, so that each has its share of a busy machine."""
+    outcomes: dict[str, list[Outcome | None]] = {name: [] for name in reads}
+    for at in range(0, len(texts), CHUNK):
+        for name, read in reads.items():
+            outcomes[name] += measured(read, texts[at : at + CHUNK])
+        print(f"{min(at + CHUNK, len(texts))} of {len(texts)}", file=sys.stderr, flush=True)
+    calibrations = sorted(outcome.calibration_ms for each in outcomes.values() for outcome in each if outcome)
+    quick_ms = calibrations[len(calibrations) // 50]
+    result: dict[str, Any] = {"calibration_ms": {"quick": round(quick_ms, 3)} | _shares(calibrations)}
+    for name, each in outcomes.items():
+        result[name] = figures_of(each, quick_ms)
+        if name != CLOSING:
+            result[name][f"time of '{CLOSING}', of the same schemas"] = ratio(outcomes[CLOSING], each)
+    return result
 
 
 def table(result: dict[str, Any]) -> str:
     """Returns the figures as Markdown."""
-    lines = ["| | compiled | refused | " + " | ".join(f"CPU p{share}" for share in SHARES) + " |"]
-    lines.append("|---" * (3 + len(SHARES)) + "|")
+    lines = ["| | compiled | refused | over the limits | " + " | ".join(f"CPU p{share}" for share in SHARES) + " |"]
+    lines.append("|---" * (4 + len(SHARES)) + "|")
     for name, figures in result.items():
-        if isinstance(figures, dict):
-            times = " | ".join(f"{figures['cpu_ms'][f'p{share}']} ms" for share in SHARES)
-            lines.append(f"| {name} | {figures['compiled']} | {figures['refused']} | {times} |")
+        if isinstance(figures, dict) and "compiled" in figures:
+            times = " | ".join(f"{figures['scaled_cpu_ms'][f'p{share}']} ms" for share in SHARES)
+            counts = " | ".join(str(figures[key]) for key in ("compiled", "refused", "over the limits"))
+            lines.append(f"| {name} | {counts} | {times} |")
     return "\n".join(lines)
 
 
-def _cpu_ms(read: Callable[[str], None], text: str) -> float:
+def _cpu_ms(work: Callable[[], None]) -> float:
     gc.disable()
     start_s = time.process_time()
     try:
-        read(text)
+        work()
     finally:
         elapsed_s = time.process_time() - start_s
         gc.enable()
@@ -165,8 +248,7 @@ def main() -> int:
         if settings.busy:
             result["server"] = through_the_server(vocabulary, encode, texts)
         else:
-            for name, read in readers(vocabulary, encode).items():
-                result[name] = measured(read, texts)
+            result |= compared(texts, readers(vocabulary, encode))
     finally:
         for loop in loops:
             loop.kill()

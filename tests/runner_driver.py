@@ -29,8 +29,9 @@ class Running:
         params: SamplingParams = GREEDY,
         logprobs: LogprobSpec | None = None,
         seed: int = 0,
+        banned: tuple[tuple[int, ...], ...] = (),
     ) -> None:
-        self.state = SlotState(slot, params, seed, tuple(prompt), (), (), logprobs)
+        self.state = SlotState(slot, params, seed, tuple(prompt), (), (), logprobs, banned=banned)
         self.token_ids = list(prompt)
         self.num_prompt = len(prompt)
         self.pages = tuple(pages)

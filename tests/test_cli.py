@@ -35,12 +35,18 @@ def no_settings_in_the_environment(monkeypatch):
         monkeypatch.delenv(f"{config.ENV_PREFIX}{name.upper()}", raising=False)
 
 
-@pytest.mark.parametrize("command", ["serve", "generate"])
+@pytest.mark.parametrize("command", ["serve", "chat"])
 def test_every_setting_has_a_flag(command):
     flags = flags_of(command)
     for field in msgspec.structs.fields(Config):
         assert "--" + field.name.replace("_", "-") in flags
     assert {"--config", "--model"} <= flags
+
+
+def test_what_needs_no_server_has_no_flags_of_one():
+    flags = flags_of("generate")
+    assert {"--config", "--model", "--context-length", "--grammar-backend"} <= flags
+    assert not {"--host", "--port", "--api-key", "--tls-cert", "--log-level", "--batch-path"} & flags
 
 
 def test_every_sampling_parameter_that_fits_a_flag_has_one():

@@ -283,6 +283,7 @@ def test_the_benchmark_of_starts_passes_over_what_is_no_file(tmp_path, kind):
 
 
 OWN = {
+    "tureen/cli/lines.py": "a file that is written, looked at before",
     "tureen/files.py": "the function itself",
     "tureen/registry.py": "the package's own sources",
     "tureen/front/page.py": "the package's own pages",
@@ -304,7 +305,10 @@ OWN = {
     "tureen/media/files.py": "folders",
     "tureen/storage/database.py": "a file that it makes",
     "tureen/weights/mapped.py": "a duplicate of what was opened",
-    "tureen/weights/pypi.py": "files that it has just made",
+    "tureen/fetching/shelf.py": "the package's own table",
+    "tureen/fetching/download.py": "files that it makes",
+    "tureen/fetching/locks.py": "a lock that it makes",
+    "tureen/fetching/pypi.py": "files that it has just made",
     "tureen/runner/packed_copy.py": "a file that it makes",
     "tureen/runner/trace.py": "folders, and a file that it makes",
     "tureen/runner/torch_trace.py": "a file that it has just made",

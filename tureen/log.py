@@ -18,6 +18,10 @@ COLOURS = {"DEBUG": "\033[2m", "INFO": "", "WARNING": "\033[33m", "ERROR": "\033
 RESET = "\033[0m"
 
 
+BYTES = " (bytes)"
+"""The end of a phase's name whose progress is counted in bytes: these are shown with their rate and the time left."""
+
+
 class Progress(Protocol):
     """Hears about every phase of start-up: `progress("load weights", 12, 272)`. `total` 0 = unknown."""
 

@@ -1,7 +1,7 @@
 """`tureen.Engine`: the same answers as over HTTP, without a server.
 
-Imports: build, config, dialects, errors, metrics, requests, serving; asyncio, msgspec.
-Imported by: nothing.
+Imports: build, config, dialects, errors, log, metrics, requests, serving; asyncio, msgspec.
+Imported by: cli.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tureen.config import Config, load
 from tureen.dialects.sglang import generate as sglang
 from tureen.dialects.sglang.generate import Answer
 from tureen.errors import Unavailable
+from tureen.log import Progress, no_progress
 from tureen.metrics import Metrics
 from tureen.requests.state import ServerState, make_context
 from tureen.serving.inproc import InprocClient
@@ -34,14 +35,14 @@ class OfflineEngine:
     Raises StartupError when it cannot start; its methods raise InvalidRequest and the rest of tureen.errors.
     """
 
-    def __init__(self, config: Config | None = None, /, **settings: Any) -> None:
+    def __init__(self, config: Config | None = None, /, *, progress: Progress = no_progress, **settings: Any) -> None:
         self._config = load(settings, environment={}) if config is None else msgspec.structs.replace(config, **settings)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tureen", daemon=True)
         self._thread.start()
         self._is_shut_down = False
         try:
-            self._client, self._state = self._wait(self._connect())
+            self._client, self._state = self._wait(self._connect(progress))
         except BaseException:
             self._stop_loop()
             raise
@@ -127,10 +128,10 @@ class OfflineEngine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.shutdown()
 
-    async def _connect(self) -> tuple[InprocClient | ProcessClient, ServerState]:
-        model = await asyncio.to_thread(find_model, self._config)
+    async def _connect(self, progress: Progress) -> tuple[InprocClient | ProcessClient, ServerState]:
+        model = await asyncio.to_thread(find_model, self._config, progress=progress)
         media = media_loader(self._config, model)
-        client = await connect(self._config, model)
+        client = await connect(self._config, model, progress=progress)
         try:
             context = make_context(model.tokenizer, client.info, self._config, media)
             return client, ServerState(client, context, Metrics(client.info.model_name), media)

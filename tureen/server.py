@@ -1,6 +1,7 @@
 """Runs `tureen serve`: binds, loads, answers, drains.
 
-Imports: build, config, errors, http, log, requests, serving, terminal; asyncio.
+Imports: build, config, errors, http, log, requests, serving, terminal; asyncio,
+starlette.
 Imported by: bench.
 """
 

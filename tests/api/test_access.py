@@ -45,6 +45,9 @@ ADMIN = {
     "/resume_memory_occupation",
     "/start_profile",
     "/stop_profile",
+    "/start_expert_distribution_record",
+    "/stop_expert_distribution_record",
+    "/dump_expert_distribution_record",
     "/configure_logging",
 }
 """All other routes are for users."""

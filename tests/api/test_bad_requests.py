@@ -48,6 +48,7 @@ BAD_PARAMS = {
     "no_stop_trim": [0, "x"],
     "n": [0, -1, 129, 5_000_000, 10**18, 1.5, True, "4", HUGE],
     "allowed_token_ids": [[], [-1], [VOCAB_SIZE], ["x"], [True], 5, "5"],
+    "bad_words": [[""], [" "], "ab", [5], [True], {}, 5, ["a"] * 1025, ["a" * 32769]],
     "logit_bias": [
         [1],
         "x",

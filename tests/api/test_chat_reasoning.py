@@ -195,13 +195,43 @@ def test_a_constrained_answer_is_not_cut_by_the_budget_of_its_thoughts(inside, t
     assert "".join(piece["delta"].get("content") or "" for piece in pieces) == one["message"]["content"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [({"thinking_token_budget": 0}, None), ({"thinking_token_budget": 5, "n": 2}, None)],
-)
-def test_a_budget_that_cannot_be_is_refused(thinking, fields, field):
-    answer = post(thinking, **fields)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field or "thinking_token_budget")
+@pytest.mark.parametrize("more", [{}, {"logprobs": True, "top_logprobs": 1}, {"regex": "[xy]{9}"}])
+def test_each_of_several_choices_has_the_budget_and_is_as_it_is_alone(thinking, more):
+    asked = {"thinking_token_budget": 5, "temperature": 1.0, "max_tokens": 40, **more}
+    answer = post(thinking, **asked, n=3, seed=7).json()
+    alone = [post(thinking, **asked, seed=7 + index).json() for index in range(3)]
+    assert [one["index"] for one in answer["choices"]] == [0, 1, 2]
+    assert [{**one, "index": 0} for one in answer["choices"]] == [one["choices"][0] for one in alone]
+    tokens = [one["usage"]["completion_tokens"] for one in (answer, *alone)]
+    assert tokens[0] == sum(tokens[1:])
+    pieces = stream(thinking, **asked, n=3, seed=7)
+    for choice in answer["choices"]:
+        own = [one for one in pieces if one["index"] == choice["index"]]
+        assert "".join(one["delta"].get("content") or "" for one in own) == choice["message"]["content"]
+        assert [one["finish_reason"] for one in own if one["finish_reason"]] == [choice["finish_reason"]]
+    thinking.check_idle()
+
+
+def test_several_budgeted_choices_are_aborted_by_the_one_name_of_their_answer(thinking, monkeypatch):
+    aborted = []
+    monkeypatch.setattr(thinking.client, "abort", lambda request_id, reason="client": aborted.append(request_id))
+    plan_ids = []
+    generate = thinking.client.generate
+
+    def noted(request, *more):
+        plan_ids.append(request.id)
+        if len(plan_ids) == 3:
+            assert thinking.app.state.server.abort("mine", owner="") == 1
+        return generate(request, *more)
+
+    monkeypatch.setattr(thinking.client, "generate", noted)
+    assert post(thinking, thinking_token_budget=5, n=3, rid="mine").status_code == 200
+    assert aborted == plan_ids[:3]
+
+
+def test_a_budget_that_cannot_be_is_refused(thinking):
+    answer = post(thinking, thinking_token_budget=0)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "thinking_token_budget")
 
 
 def test_a_budget_is_refused_where_nothing_is_thought(plain):

@@ -352,6 +352,7 @@ PARAMETERS = {
     "no_stop_trim": True,
     "logit_bias": {"97": 1.5},
     "allowed_token_ids": [98, 99],
+    "bad_words": ["ab"],
     "sampling_seed": -3,
     "stream_interval": 2,
 }

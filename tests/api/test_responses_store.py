@@ -13,6 +13,7 @@ from app_under_test import App, LiveServer
 from openai.types.conversations import Conversation, ConversationItem
 from openai.types.responses import Response, ResponseItem
 from openai_judge import make_client
+from patience import wait_until
 
 PATH, CONVERSATIONS = "/v1/responses", "/v1/conversations"
 TEMPLATE = (
@@ -335,3 +336,58 @@ def test_openai_s_client_keeps_a_conversation(settings):
         client.responses.delete(first.id)
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(first.id)
+
+
+def test_an_item_is_named_in_place_of_being_sent(app: App):
+    """Items of requests, of answers and of conversations, whatever the new request continues."""
+    first = ask(app, [{"role": "user", "content": "one", "id": "msg_of_mine"}])
+    sent = [{"role": "user", "content": "one"}, *first["output"], {"role": "user", "content": "two"}]
+    named = [
+        {"type": "item_reference", "id": "msg_of_mine"},
+        {"id": first["output"][0]["id"]},
+        {"role": "user", "content": "two"},
+    ]
+    answer = ask(app, named)
+    assert text(answer) == text(ask(app, sent))
+    listed = get(app, f"{PATH}/{answer['id']}/input_items?order=asc")["data"]
+    assert [item["id"] for item in listed][:2] == ["msg_of_mine", first["output"][0]["id"]]
+    conversation = get(app, CONVERSATIONS, method="POST", json={"items": [{"role": "user", "content": "in it"}]})
+    item = get(app, f"{CONVERSATIONS}/{conversation['id']}/items")["data"][0]
+    assert text(ask(app, [{"type": "item_reference", "id": item["id"]}])) == "uin it0;"
+
+
+def test_an_item_that_is_not_there_or_another_client_s_is_not_found(settings, bare: App):
+    keys = {"api_key_file": f"{settings['folder']}/keys"}
+    with make_app(settings, "named", **keys) as app:
+        ada, bob = ({"authorization": f"Bearer KEY-{name}"} for name in ("ADA", "BOB"))
+        body = {"input": [{"role": "user", "content": "one", "id": "msg_1"}]}
+        assert app.request("POST", PATH, json=body, headers=ada).status_code == 200
+        for headers, status in ((ada, 200), (bob, 404)):
+            body = {"input": [{"type": "item_reference", "id": "msg_1"}]}
+            answer = app.request("POST", PATH, json=body, headers=headers)
+            assert answer.status_code == status, answer.text
+        assert answer.json()["error"]["param"] == "input[0].id"
+    refused = ask(bare, [{"role": "user", "content": "a"}, {"type": "item_reference", "id": "msg_1"}], 400)
+    assert refused["error"]["param"] == "input[1].type"
+    assert "--responses-store" in refused["error"]["message"]
+
+
+def test_a_stream_whose_client_leaves_is_kept_as_far_as_it_came(settings):
+    more = {"chat_template": settings["chat_template"], "responses_store": f"{settings['folder']}/left.db"}
+    with LiveServer(slow=True, **more) as server, make_client(server.url) as client:
+        seen, name = "", ""
+        with client.responses.create(model="m", input="a" * 400, stream=True, max_output_tokens=400) as stream:
+            for event in stream:
+                if event.type == "response.created":
+                    name = event.response.id
+                if event.type == "response.output_text.delta":
+                    seen += event.delta
+                    break
+        where = f"{server.url}{PATH}/{name}"
+        wait_until(lambda: httpx.get(where).status_code == 200, "the response is kept")
+        kept = httpx.get(where).json()
+    assert kept.pop("ignored_fields") == ["model"]
+    Response.model_validate(kept, strict=True, extra="forbid")
+    assert kept["status"] == "cancelled"
+    assert text(kept).startswith(seen)
+    assert len(text(kept)) < 400

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from tureen.cli import command_line as cli
 from tureen.config import DEFAULT_MODEL
 from tureen.errors import StartupError
+from tureen.fetching import pypi
 from tureen.log import no_progress
 from tureen.recipes import shapes_vlm
-from tureen.weights import pypi
 from tureen.weights.onnx_file import OnnxFile
 
 LAST_NORM = "/backbone/layernorm/Add_1_output_0"

@@ -25,6 +25,11 @@ CASES = {
     "drawn": {"params": SamplingParams(temperature=1.0, top_p=0.95), "seed": 3},
     "penalties": {"params": SamplingParams(temperature=0.7, frequency_penalty=1.5, repetition_penalty=1.2), "seed": 4},
     "log-probabilities": {"params": SamplingParams(temperature=1.0), "seed": 5, "logprobs": LogprobSpec(top=3)},
+    "bad words": {
+        "params": SamplingParams(temperature=0.3, bad_words=("many",)),
+        "seed": 7,
+        "banned": tuple((first, second) for first in range(256) for second in range(first % 3, 256, 3)),
+    },
     "ends later": {"params": SamplingParams(temperature=1.0, min_new_tokens=9), "seed": 6},
 }
 

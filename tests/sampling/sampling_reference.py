@@ -9,8 +9,10 @@ from tureen.contract.params import SamplingParams
 from tureen.contract.runner import SlotState
 
 
-def make_state(slot=0, *, seed=0, prompt=(1, 2, 3), output=(), ends=(), logprobs=None, **params):
-    return SlotState(slot, SamplingParams(**params), seed, tuple(prompt), tuple(output), tuple(ends), logprobs)
+def make_state(slot=0, *, seed=0, prompt=(1, 2, 3), output=(), ends=(), logprobs=None, banned=(), **params):
+    return SlotState(
+        slot, SamplingParams(**params), seed, tuple(prompt), tuple(output), tuple(ends), logprobs, banned=tuple(banned)
+    )
 
 
 def make_logits(seed, vocab_size, *, scale=3.0, grid=None, rows=None):

@@ -45,6 +45,7 @@ ACTED_ON_IN = {
     "spaces_between_special_tokens": ("text",),
     "no_stop_trim": ("engine", "text"),
     "n": ("requests",),
+    "bad_words": ("requests", "sampling"),
     "custom_params": ("requests",),
     "dtype": ("requests",),
     "strict_schema": ("requests",),

@@ -7,7 +7,7 @@ from arithmetics import arithmetic, make_array, make_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_reference import kept_probabilities, log_softmax, make_logits, make_state, processed_logits
-from transformers import TypicalLogitsWarper
+from transformers import NoBadWordsLogitsProcessor, TypicalLogitsWarper
 
 from tureen.sampling import processors
 from tureen.sampling.processors import CUTS, LOGIT_STAGES, num_kept, run_logit_stages, stages_of, typical_p
@@ -37,6 +37,7 @@ def test_the_stages_run_in_the_documented_order():
         "min_new_tokens",
         "logit_bias",
         "allowed_token_ids",
+        "bad_words",
     ]
     assert [stage.num_kept.__name__ for stage in CUTS] == ["top_k", "top_p", "min_p"]
     documented = processors.__doc__.split("order applied.")[1]
@@ -122,6 +123,26 @@ def test_tokens_that_are_not_allowed_are_forbidden_and_the_others_stay_as_they_a
     result = _run([logits], make_state(allowed_token_ids=tuple(sorted(allowed))))[0]
     assert set(np.flatnonzero(result > -np.inf).tolist()) == allowed
     assert all(result[token] == logits[token] for token in allowed)
+
+
+few = st.integers(0, 4)
+
+
+@given(
+    banned=st.lists(st.lists(few, min_size=1, max_size=4).map(tuple), min_size=1, max_size=6),
+    output=st.lists(few, max_size=12),
+    split=st.integers(0, 12),
+)
+def test_what_would_complete_a_bad_word_is_forbidden_as_transformers_forbids_it(banned, output, split):
+    logits = make_logits(1, VOCAB)
+    oracle = NoBadWordsLogitsProcessor([list(sequence) for sequence in banned])
+    expected = oracle(torch.tensor([output], dtype=torch.int64), torch.tensor(logits[None]))[0].numpy()
+    slot = start_slot(make_state(output=output[:split], banned=banned, bad_words=("x",)), (6,))
+    for token in output[split:]:
+        slot.record(token)
+    result = make_rows([logits])
+    run_logit_stages(arithmetic(), result, [slot], [len(output)])
+    np.testing.assert_array_equal(make_array(result)[0], expected)
 
 
 def test_a_bias_does_not_free_a_token_that_min_new_tokens_forbids():

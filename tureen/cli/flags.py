@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import msgspec
 
 from tureen.config import Config, fields, load
+from tureen.errors import InvalidRequest, echo
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -61,23 +62,28 @@ def subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]
     return [parser, *commands]
 
 
-def add_config(parser: argparse.ArgumentParser, *, takes_lists: bool = False) -> None:
+def add_config(
+    parser: argparse.ArgumentParser, *, takes_lists: bool = False, groups: Collection[str] | None = None
+) -> None:
     """Adds one flag per field of Config, grouped. `config.load` checks the values.
 
-    takes_lists: whether several values may follow one flag, which would swallow a command's own argument.
+    takes_lists: whether several values may follow one flag, which would swallow a command's own argument. groups: those
+    whose settings act in this command; None = all.
     """
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings; flags and TUREEN_* variables win")
-    groups: dict[str, argparse._ArgumentGroup] = {}
+    shown: dict[str, argparse._ArgumentGroup] = {}
     for field in fields():
         kind, meta = get_args(field.type)
-        group = groups.setdefault(meta.extra["group"], parser.add_argument_group(meta.extra["group"]))
         if field.name == "models":  # tables in a file, or --model-path repeated
             continue
+        if groups is not None and meta.extra["group"] not in groups:
+            continue
+        group = shown.setdefault(meta.extra["group"], parser.add_argument_group(meta.extra["group"]))
         flags = [f"--{field.name.replace('_', '-')}"] + ([meta.extra["alias"]] if meta.extra["alias"] else [])
         text = f"{meta.description} [{_show(field.default)}]"
         if field.name == "model_path" and takes_lists:
-            how = {"action": OneOfModels, "default": argparse.SUPPRESS, "metavar": "VALUE"}
-            group.add_argument(*flags, dest=field.name, help=f"{text} Several.", **how)
+            more: dict[str, Any] = {"action": OneOfModels, "default": argparse.SUPPRESS, "metavar": "VALUE"}
+            group.add_argument(*flags, dest=field.name, help=f"{text} Several.", **more)
             continue
         _add_flag(group, flags, field.name, kind, text, takes_lists=takes_lists)
 
@@ -114,11 +120,40 @@ def _show(default: object) -> str:
     return "auto" if default is None else str(default)
 
 
+def settings_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the settings that flags gave, by name."""
+    names = set(Config.__struct_fields__)
+    return {name: value for name, value in vars(options).items() if name in names}
+
+
+def as_flags(options: argparse.Namespace) -> list[str]:
+    """Returns the flags that give another command the same settings."""
+    flags = [] if options.config is None else ["--config", options.config]
+    for name, value in settings_of(options).items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags += [f"--{flag}={each}" for each in (value if isinstance(value, list) else [value])]
+    return flags
+
+
+def params_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the sampling parameters that flags gave, by name. Raises InvalidRequest."""
+    values = {name.removeprefix("param_"): value for name, value in vars(options).items() if name.startswith("param_")}
+    params: dict[str, Any] = {}
+    for name, value in values.items():
+        try:
+            params |= msgspec.to_builtins(msgspec.convert({name: value}, params_type(), strict=False))
+        except msgspec.ValidationError as error:
+            reason = str(error).partition(" - at ")[0]
+            raise InvalidRequest(f"--{name.replace('_', '-')} {echo(value)}: {reason}", field=name) from None
+    return params
+
+
 def load_config(options: argparse.Namespace) -> Config:
     """Merges the flags with environment and file. Raises StartupError."""
-    names = set(Config.__struct_fields__)
-    settings = {name: value for name, value in vars(options).items() if name in names}
-    return load(settings, file=options.config)
+    return load(settings_of(options), file=options.config)
 
 
 def params_type() -> Any:

@@ -17,6 +17,8 @@ MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_ALLOWED_TOKEN_IDS = 1 << 16
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_CHARS = 1 << 15  # of all together; bounds what is tokenized and looked for
 MAX_PATTERN_LEN = 50_000  # characters of all stop_regex patterns with their {counts} written out; bounds compiling
 MAX_BIAS = 100
 MAX_CUSTOM_PARAMS_BYTES = 16 << 10
@@ -189,6 +191,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         AllowedTokenIds | None,
         Meta(description="No other tokens are drawn; the output ends by itself only if an EOS is among them."),
     ] = None
+    bad_words: Annotated[
+        tuple[str, ...],
+        Meta(
+            max_length=MAX_BAD_WORDS,
+            description="Words that are not written: of the tokens of each, with a space before it and without, the "
+            "last is not drawn after the others. At most 1024, of 32768 characters together.",
+        ),
+    ] = ()
     custom_params: Annotated[
         JsonObject | Annotated[tuple[JsonObject | None, ...], Meta(max_length=MAX_PROMPTS)] | None,
         Meta(
@@ -246,6 +256,7 @@ def _faults(params: SamplingParams, vocab_size: int) -> Iterator[tuple[str, str]
     yield from _stop_faults("stop_regex", params.stop_regex)
     yield from _pattern_faults(params.stop_regex)
     yield from _token_faults(params, vocab_size)
+    yield from _bad_word_faults(params)
     yield from _constraint_faults(params)
     for entry in params.custom_params if isinstance(params.custom_params, tuple) else [params.custom_params]:
         if entry is not None and len(msgspec.json.encode(entry)) > MAX_CUSTOM_PARAMS_BYTES:
@@ -256,6 +267,14 @@ def _stop_faults(name: str, stops: Sequence[str]) -> Iterator[tuple[str, str]]:
     for stop in stops:
         if not 1 <= len(stop) <= MAX_STOP_CHARS:
             yield name, f"entries must have 1 to {MAX_STOP_CHARS} characters, got {len(stop)}"
+
+
+def _bad_word_faults(params: SamplingParams) -> Iterator[tuple[str, str]]:
+    if not all(word.strip() for word in params.bad_words):
+        yield "bad_words", "has an entry without a character that could be written; leave it out"
+    num_chars = sum(map(len, params.bad_words))
+    if num_chars > MAX_BAD_WORD_CHARS:
+        yield "bad_words", f"may have {MAX_BAD_WORD_CHARS} characters in all its entries, got {num_chars}"
 
 
 def _pattern_faults(patterns: Sequence[str]) -> Iterator[tuple[str, str]]:

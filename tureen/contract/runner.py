@@ -26,6 +26,7 @@ class SlotState(msgspec.Struct, frozen=True, array_like=True):
     logprobs: LogprobSpec | None = None
     processor: str = ""
     client: str = ""  # who sent the processor, where that is code
+    banned: tuple[tuple[int, ...], ...] = ()  # sequences that the output may not have
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -95,6 +96,7 @@ class RowError(msgspec.Struct, frozen=True, array_like=True):
 
 NAN_LOGITS = RowError("nan_logits")
 NOTHING_TO_DRAW = RowError("grammar_stuck", "no token that the grammar allows may be drawn")
+"""No token is left: the grammar, or `SlotState.banned`, forbids them all."""
 
 
 class RowOutput(msgspec.Struct, frozen=True, array_like=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -49,6 +50,21 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
     layout: tuple[int, ...] = ()  # what more the encoder must know; see media/base.py
 
 
+class BannedTokens(msgspec.Struct, frozen=True, array_like=True):
+    """Sequences of tokens that the output may not have, each of at least one token."""
+
+    field: str  # the client's name for them
+    sequences: tuple[tuple[int, ...], ...]
+
+    def forbid(self, output_ids: Sequence[int], token_id: int) -> bool:
+        """Says whether the token would complete one of them."""
+        return any(
+            sequence[-1] == token_id and tuple(output_ids[len(output_ids) - len(sequence) + 1 :]) == sequence[:-1]
+            for sequence in self.sequences
+            if len(sequence) <= len(output_ids) + 1
+        )
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A client's request: one prompt, one sample. Already validated against vocabulary and context."""
 
@@ -66,6 +82,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     media: tuple[MediaItem, ...] = ()  # where they stand, token_ids has a number below NO_TOKEN made of their digest
     hidden_states: HiddenStates = "none"
     processor: str = ""  # custom logit processor: a registered name, or a client's payload (a JSON object)
+    banned: BannedTokens | None = None
     grammar: GrammarSpec | None = None  # what the whole output must match
     grammar_field: str = ""  # what the client called it
     limit_field: str = ""  # what the client called max_new_tokens; "" = it sent none: a grammar may need more

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Annotated, Any, cast, get_args
 
 import msgspec
@@ -24,10 +23,8 @@ from tureen.requests.body import convert, read_json, refuse_unknown
 from tureen.requests.drafts import Options, one_prompt, plan_of
 from tureen.requests.embedding import states_for, vector_of
 from tureen.requests.generation import Run
-from tureen.requests.model_field import is_served, unknown_model
 from tureen.requests.planning import Names, Sampling
 from tureen.requests.prompts import Prompt
-from tureen.requests.served_models import ServedModel, ServedModels
 from tureen.requests.state import ServerState
 
 HEALTH_TIMEOUT_S = 20.0
@@ -97,24 +94,6 @@ def _health_routes(state: ServerState) -> list[Entry]:
 
 
 def _fact_routes(state: ServerState) -> list[Entry]:
-    started = int(time.time())
-
-    async def models(_: Request) -> Response:
-        if state.common.models is not None:
-            return JSONResponse({"object": "list", "data": cards_of(state.common.models, started)})
-        cards = [adapter_card(state, started, name) for name in state.adapters]
-        return JSONResponse({"object": "list", "data": [model_card(state, started), *cards]})
-
-    async def model(request: Request) -> Response:
-        name = request.path_params["name"]
-        if state.common.models is not None:
-            return JSONResponse(card_named(name, state.common.models, started))
-        if is_served(name, state):
-            return JSONResponse(model_card(state, started))
-        if name not in state.adapters:
-            raise unknown_model(name, (state.context.info.model_name, *state.adapters))
-        return JSONResponse(adapter_card(state, started, name))
-
     async def model_info(_: Request) -> Response:
         return JSONResponse(model_facts(state))
 
@@ -130,12 +109,9 @@ def _fact_routes(state: ServerState) -> list[Entry]:
         return JSONResponse({"version": __version__})
 
     about_model = Docs("Server", "Facts about the model.")
-    about_models, about_one = Docs("OpenAI", "The model and its adapters."), Docs("OpenAI", "One of them.")
     about_server = Docs("Server", "Settings, no secrets, and the engine's state.")
 
     return [
-        *(Entry(f"{version}/models", models, access="user", docs=about_models) for version in ("/v1", "")),
-        *(Entry(f"{version}/models/{{name:path}}", model, access="user", docs=about_one) for version in ("/v1", "")),
         Entry("/model_info", model_info, access="user", docs=about_model),
         Entry("/get_model_info", model_info, access="user", docs=about_model),
         Entry("/server_info", server_info, access="user", docs=about_server),
@@ -200,53 +176,6 @@ def _models_down(state: ServerState) -> list[str]:
     if state.common.models is None:
         return []
     return [each.context.info.model_name for each in state.common.states if each.client.health.state not in WELL]
-
-
-def cards_of(models: ServedModels, created: int) -> list[dict[str, Any]]:
-    """Returns the entries of several models, each with its adapters, in `/v1/models`."""
-    return [
-        card | {"id": name, "root": name, "parent": parent}
-        for member in models.members
-        for card in [served_card(member, created)]
-        for name, parent in [(member.name, None), *((adapter, member.name) for adapter in member.adapters)]
-    ]
-
-
-def card_named(name: str, models: ServedModels, created: int) -> dict[str, Any]:
-    """Returns the entry of the model, or the adapter, of that name. Raises NotFound."""
-    member = models.find(name)
-    if member is None:
-        raise unknown_model(name, models.names())
-    card = served_card(member, created)
-    return card | ({"id": name, "root": name, "parent": member.name} if name in member.adapters else {})
-
-
-def served_card(member: ServedModel, created: int) -> dict[str, Any]:
-    """Returns the entry of one of several models, which says whether it is loaded."""
-    length = None if member.state is None else member.state.context.capacity
-    return _card(member.name, created, length) | {"status": member.standing}
-
-
-def model_card(state: ServerState, created: int) -> dict[str, Any]:
-    """Returns the model's entry in OpenAI's `/v1/models`. `created`: seconds since the epoch."""
-    return _card(state.context.info.model_name, created, state.context.capacity)
-
-
-def _card(name: str, created: int, length: int | None) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "tureen",
-        "root": name,
-        "parent": None,
-        "max_model_len": length,
-    }
-
-
-def adapter_card(state: ServerState, created: int, name: str) -> dict[str, Any]:
-    """Returns an adapter's entry in `/v1/models`; without its path, because every holder of a key may read it."""
-    return model_card(state, created) | {"id": name, "root": name, "parent": state.context.info.model_name}
 
 
 def model_facts(state: ServerState) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Serves `/status`, and what loads and unloads models where a server has several."""
+"""Serves OpenAI's `/v1/models`, `/status`, and what loads and unloads models where a server has several."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from tureen.errors import InvalidRequest
 from tureen.http.dialect import Docs, Entry, read_body
+from tureen.requests.model_field import is_served, unknown_model
 from tureen.requests.served_models import ServedModel, ServedModels
 from tureen.requests.state import ServerState
 
@@ -24,7 +26,36 @@ class ModelNameBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 def routes(state: ServerState) -> list[Entry]:
     """Returns the routes."""
+    return [*_list_routes(state), *_control_routes(state)]
 
+
+def _list_routes(state: ServerState) -> list[Entry]:
+    started = int(time.time())
+
+    async def models(_: Request) -> Response:
+        if state.common.models is not None:
+            return JSONResponse({"object": "list", "data": cards_of(state.common.models, started)})
+        cards = [adapter_card(state, started, name) for name in state.adapters]
+        return JSONResponse({"object": "list", "data": [model_card(state, started), *cards]})
+
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        if state.common.models is not None:
+            return JSONResponse(card_named(name, state.common.models, started))
+        if is_served(name, state):
+            return JSONResponse(model_card(state, started))
+        if name not in state.adapters:
+            raise unknown_model(name, (state.context.info.model_name, *state.adapters))
+        return JSONResponse(adapter_card(state, started, name))
+
+    about, about_one = Docs("OpenAI", "The models and their adapters."), Docs("OpenAI", "One of them.")
+    return [
+        *(Entry(f"{version}/models", models, access="user", docs=about) for version in ("/v1", "")),
+        *(Entry(f"{version}/models/{{name:path}}", model, access="user", docs=about_one) for version in ("/v1", "")),
+    ]
+
+
+def _control_routes(state: ServerState) -> list[Entry]:
     async def status(_: Request) -> Response:
         return JSONResponse(status_of(state))
 
@@ -71,3 +102,50 @@ def status_of(state: ServerState) -> dict[str, Any]:
         "num_waiting": stats.num_queued,
     }
     return {"models": [model]}
+
+
+def cards_of(models: ServedModels, created: int) -> list[dict[str, Any]]:
+    """Returns the entries of several models, each with its adapters, in `/v1/models`."""
+    return [
+        card | {"id": name, "root": name, "parent": parent}
+        for member in models.members
+        for card in [served_card(member, created)]
+        for name, parent in [(member.name, None), *((adapter, member.name) for adapter in member.adapters)]
+    ]
+
+
+def card_named(name: str, models: ServedModels, created: int) -> dict[str, Any]:
+    """Returns the entry of the model, or the adapter, of that name. Raises NotFound."""
+    member = models.find(name)
+    if member is None:
+        raise unknown_model(name, models.names())
+    card = served_card(member, created)
+    return card | ({"id": name, "root": name, "parent": member.name} if name in member.adapters else {})
+
+
+def served_card(member: ServedModel, created: int) -> dict[str, Any]:
+    """Returns the entry of one of several models, which says whether it is loaded."""
+    length = None if member.state is None else member.state.context.capacity
+    return _card(member.name, created, length) | {"status": member.standing}
+
+
+def model_card(state: ServerState, created: int) -> dict[str, Any]:
+    """Returns the model's entry in OpenAI's `/v1/models`. `created`: seconds since the epoch."""
+    return _card(state.context.info.model_name, created, state.context.capacity)
+
+
+def _card(name: str, created: int, length: int | None) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "tureen",
+        "root": name,
+        "parent": None,
+        "max_model_len": length,
+    }
+
+
+def adapter_card(state: ServerState, created: int, name: str) -> dict[str, Any]:
+    """Returns an adapter's entry in `/v1/models`; without its path, because every holder of a key may read it."""
+    return model_card(state, created) | {"id": name, "root": name, "parent": state.context.info.model_name}

@@ -17,12 +17,13 @@ from tureen.config import cache_dir
 from tureen.contract.params import JsonObject
 from tureen.devices.cpu import trim
 from tureen.errors import InvalidRequest, NotFound, StartupError, echo
+from tureen.fetching.names import WHAT_IS_TAKEN
 from tureen.http.dialect import Docs, Entry, read_body, unless_gone
 from tureen.log import get_logger
 from tureen.requests.body import refuse_unknown
 from tureen.requests.state import ServerState
 from tureen.text.tokenizer import Tokenizer
-from tureen.weights.source import WHAT_IS_TAKEN, ModelSource, load_tokenizer, resolve_model
+from tureen.weights.source import ModelSource, load_tokenizer, resolve_model
 
 TAGS = ("kv_cache", "weights")
 SECTIONS = ("core", "memory", "queues")

@@ -54,6 +54,9 @@ class Control:
             "weight": partial(self._ask_runner, "weight", needs=("weights",)),
             "start_profile": partial(self._ask_runner, "start_profile", needs=PARTS),
             "stop_profile": partial(self._runner.call, "stop_profile"),
+            "start_expert_record": partial(self._ask_runner, "start_expert_record", needs=PARTS),
+            "stop_expert_record": partial(self._ask_runner, "stop_expert_record", needs=PARTS),
+            "take_expert_record": partial(self._ask_runner, "take_expert_record", needs=PARTS),
         }
 
     def check_there(self, parts: Iterable[str] = PARTS) -> None:

@@ -267,7 +267,7 @@ class Engine:
         RequestFailed."""
         can_only_end = result.error == NOTHING_TO_DRAW and sequence.is_accepted
         if result.error is not None and not can_only_end:
-            return self._drop(sequence, result.error)
+            return self._drop(sequence, output.explained(sequence, result.error))
         assert sequence.table is not None
         sequence.advance(row, result)
         if can_only_end:

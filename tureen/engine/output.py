@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from tureen.contract.runner import NOTHING_TO_DRAW, RowError
 from tureen.contract.types import FinishReason, OutputDelta
 from tureen.engine import finish
 from tureen.engine.constraint import Constraint
 from tureen.engine.sequence import Sequence
+from tureen.errors import InvalidRequest
 
 NOT_CLOSED = "close_early: this constraint is too large to end its outputs within their limit"
 """Listed among what an output was not held to, where its limit cut it and nothing could end it before."""
@@ -43,11 +45,33 @@ def forced(sequence: Sequence, *, context_len: int) -> FinishReason | None:
     if sequence.constraint.is_done:
         return finish.complete(sequence)
     for token_id in sequence.constraint.forced(sequence.num_left):
+        _check_not_banned(sequence, token_id)
         sequence.constraint.num_forced += 1
         reason = append(sequence, token_id, context_len, is_drawn=False)
         if reason is not None:
             return reason
     return None
+
+
+def explained(sequence: Sequence, error: RowError) -> RowError:
+    """Returns a row's error, in the words of the client's field where that left nothing to draw."""
+    banned = sequence.request.banned
+    return error if banned is None or error != NOTHING_TO_DRAW else RowError.of(_nothing_left(banned.field))
+
+
+def _check_not_banned(sequence: Sequence, token_id: int) -> None:
+    """Raises InvalidRequest for a token that the grammar forces and the request forbids."""
+    banned = sequence.request.banned
+    if banned is not None and banned.forbid(sequence.token_ids[sequence.terms.num_prompt :], token_id):
+        raise _nothing_left(banned.field)
+
+
+def _nothing_left(field: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{field} forbids every token that may come next by the rest of the request; leave out the words that it needs",
+        field=field,
+        code="bad_words",
+    )
 
 
 def delta(sequence: Sequence, reason: FinishReason | None) -> OutputDelta | None:

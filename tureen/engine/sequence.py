@@ -204,6 +204,7 @@ class Sequence:
             logprobs=self.request.logprobs,
             processor=self.request.processor,
             client=self.request.client,
+            banned=() if self.request.banned is None else self.request.banned.sequences,
         )
 
     def append(self, token_id: int, *, is_drawn: bool) -> None:

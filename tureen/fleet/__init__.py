@@ -1,6 +1,7 @@
 """Several models in one server: which are loaded, and which one a request is for. Imported only where there are
 several.
 
-Imports: config, devices, errors, http, log, models, requests, runner, serving, weights; asyncio, msgspec, starlette.
-Imported by: front, server.
+Imports: build, config, devices, errors, front, http, log, metrics, requests, runner, sandbox, serving, weights;
+asyncio, msgspec, starlette.
+Imported by: nothing.
 """

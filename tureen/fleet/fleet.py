@@ -174,8 +174,8 @@ class Fleet:
             member.need_bytes = 0
             raise InvalidRequest(
                 f"the model {member.name} needs {need / GIB:.2f} GiB of memory, and all models together may have "
-                f"{self.limit_bytes / GIB:.2f} GiB; start the server with a larger --models-memory, or give the model a "
-                "smaller max_total_tokens",
+                f"{self.limit_bytes / GIB:.2f} GiB; start the server with a larger --models-memory, or the model with "
+                "a smaller max_total_tokens",
                 field="model",
                 code="model_too_large",
             )

@@ -17,6 +17,7 @@ from tureen.config import Config
 from tureen.control import (
     adapter_routes,
     admin,
+    expert_routes,
     logging_routes,
     model_routes,
     parsing_routes,
@@ -48,6 +49,7 @@ OUR_ROUTES: tuple[Routes, ...] = (
     weight_routes.routes,
     model_routes.routes,
     profile_routes.routes,
+    expert_routes.routes,
     logging_routes.routes,
     admin.routes,
     replay.routes,

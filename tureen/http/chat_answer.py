@@ -16,10 +16,11 @@ from tureen.requests.chat import Chat, prepare
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import WHOLE_INTERVAL, Output, OutputEvent, Run
 from tureen.requests.state import ServerState
-from tureen.requests.thinking_budget import BudgetedRun
+from tureen.requests.thinking_budget import BudgetedRun, BudgetedRuns, budgeted
 from tureen.text.messages import Part
 
 ABORTED = "aborted"
+ChatRun = Run | BudgetedRun | BudgetedRuns
 CLOSERS = {"{": "}", "[": "]"}
 MAX_ENDS = 3
 """How many of the last places at which JSON may end are tried: behind the last one there may be a key without a
@@ -59,9 +60,9 @@ def events_of(
     return run_of(plan, state, budget).events(interval)
 
 
-def run_of(plan: Plan, state: ServerState, budget: int | None = None) -> Run | BudgetedRun:
-    """Returns the run of a plan. `budget`: most tokens of reasoning, for a plan of one request; None = no limit."""
-    return Run(state, plan) if budget is None else BudgetedRun(state, plan, budget)
+def run_of(plan: Plan, state: ServerState, budget: int | None = None) -> ChatRun:
+    """Returns the run of a plan. `budget`: most tokens of reasoning; None = no limit."""
+    return Run(state, plan) if budget is None else budgeted(state, plan, budget)
 
 
 def check_complete(output: Output) -> None:

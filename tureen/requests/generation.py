@@ -237,9 +237,9 @@ class Run:
         self._reading = plan.reading
         self.outputs = [
             Output(request, index, rid, plan.arrived_s - self._work.load_wait_s)
-            for index, (request, rid) in enumerate(zip(plan.requests, plan.rids, strict=True))
+            for index, (request, rid) in enumerate(zip(plan.requests, plan.rids, strict=True), plan.first_index)
         ]
-        self._media, plan.media[:] = dict(enumerate(plan.media)), []
+        self._media, plan.media[:] = dict(enumerate(plan.media, plan.first_index)), []
         self._names = {
             name: tuple(self.outputs[index].request.id for index in indices) for name, indices in plan.names.items()
         }
@@ -247,7 +247,7 @@ class Run:
     async def events(self, interval: int | None = None) -> AsyncGenerator[OutputEvent, None]:
         """Yields `updates`, each with the new parts that the output's reader found; every API makes its answers and
         streams of these events."""
-        readers = [self._reading.reader() for _ in self.outputs]
+        readers = {output.index: self._reading.reader() for output in self.outputs}
         async with contextlib.aclosing(self.updates(interval)) as updates:
             async for output in updates:
                 reader = readers[output.index]
@@ -281,13 +281,13 @@ class Run:
     def _holding(self) -> Iterator[None]:
         """Reserves the most tokens that the outputs may use in the client's quota, until they end. Raises
         TooManyRequests."""
-        max_tokens = [most_tokens(output.request, output.index) for output in self.outputs]
-        self._work.begin(sum(max_tokens))
-        self._holds = [self._work.share(num_tokens) for num_tokens in max_tokens]
+        max_tokens = {output.index: most_tokens(output.request, output.index) for output in self.outputs}
+        self._work.begin(sum(max_tokens.values()))
+        self._holds = {index: self._work.share(num_tokens) for index, num_tokens in max_tokens.items()}
         try:
             yield
         finally:
-            for hold in self._holds:
+            for hold in self._holds.values():
                 hold.give_back()
 
     async def whole(self, interval: int = WHOLE_INTERVAL) -> list[Output]:

@@ -7,11 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from tureen.config import MAX_STOPS, Config
-from tureen.contract.params import MAX_PATTERN_LEN, SamplingParams, check_params
+from tureen.contract.params import (
+    MAX_BAD_WORDS,
+    MAX_PATTERN_LEN,
+    SamplingParams,
+    check_params,
+)
+from tureen.contract.types import BannedTokens
 from tureen.errors import InvalidRequest, echo
 from tureen.requests.body import convert
 from tureen.requests.offload import offload
 from tureen.requests.state import Context
+from tureen.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -41,6 +48,7 @@ class Sampling(NamedTuple):
     params: SamplingParams
     origins: Mapping[str, Origin]
     names: Names
+    banned: BannedTokens | None = None  # what bad_words are as tokens
 
 
 def make_sampling(
@@ -63,7 +71,22 @@ def make_sampling(
     params = convert(fields, SamplingParams, names.path)
     _check_limits(params, context.config, names)
     check_params(params, vocab_size=context.info.vocab_size, path=names.path)
-    return Sampling(params, origins, names)
+    return Sampling(params, origins, names, _banned(params, context.tokenizer, names))
+
+
+def _banned(params: SamplingParams, tokenizer: Tokenizer, names: Names) -> BannedTokens | None:
+    """Returns the tokens of each bad word, and those with a space before it where that is another first token and no
+    further one, as vLLM has it."""
+    sequences: list[tuple[int, ...]] = []
+    for word in params.bad_words:
+        alone, within = (
+            tuple(tokenizer.encode(space + word.lstrip(), add_special_tokens=False)) for space in ("", " ")
+        )
+        sequences.append(alone)
+        if len(within) == len(alone) and within[:1] != alone[:1]:
+            sequences.append(within)
+    known = tuple(filter(None, dict.fromkeys(sequences)))
+    return BannedTokens(names.path("bad_words"), known) if known else None
 
 
 def _check_limits(params: SamplingParams, config: Config, names: Names) -> None:
@@ -83,9 +106,19 @@ async def sampling_of(
     requested: Mapping[str, Any], context: Context, names: Names, defaults: Mapping[str, Any] | None = None
 ) -> Sampling:
     """Does what `make_sampling` does, in a thread when stop patterns make it slow. Raises InvalidRequest."""
-    return await offload.run(
-        PATTERN_SIZE * patterns_len([requested]), make_sampling, requested, context, names, defaults
-    )
+    size = PATTERN_SIZE * patterns_len([requested]) + words_len([requested])
+    return await offload.run(size, make_sampling, requested, context, names, defaults)
+
+
+def words_len(param_sets: Iterable[Any]) -> int:
+    """Returns the characters to tokenize of the bad words in the prompts' parameters, whose form need not be
+    checked."""
+    num_chars = 0
+    for params in param_sets:
+        words = params.get("bad_words") if isinstance(params, Mapping) else None
+        known = words[:MAX_BAD_WORDS] if isinstance(words, list | tuple) else ()
+        num_chars += 2 * sum(len(word) for word in known if isinstance(word, str))
+    return num_chars
 
 
 def patterns_len(param_sets: Iterable[Any]) -> int:

@@ -33,8 +33,9 @@ class ServedModel(Protocol):
 class ServedModels(Protocol):
     """All models of a server that has several; the first is the default model."""
 
-    members: Sequence[ServedModel]
-    limit_bytes: int
+    @property
+    def members(self) -> Sequence[ServedModel]:
+        """The models, in the order of the settings."""
 
     def find(self, name: str) -> ServedModel | None:
         """Returns the model that a request's `model` means; None: there is none."""

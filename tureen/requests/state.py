@@ -24,9 +24,9 @@ from tureen.requests.helpers import Helpers
 from tureen.requests.keys import load_keys
 from tureen.requests.quotas import Quotas
 from tureen.requests.recording import Recordings
+from tureen.requests.served_models import ServedModels
 from tureen.requests.sessions import Sessions
 from tureen.sandbox.budget import FRONT_SHARE, MemoryBudget, helper_bytes
-from tureen.requests.served_models import ServedModels
 from tureen.serving.client import EngineClient
 from tureen.text.chat_template import ChatTemplates, load_chat_templates
 from tureen.text.reasoning import ReasoningFormat, reasoning_format

@@ -3,6 +3,7 @@ to its output, and it goes on with the answer. Generation is stopped and started
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 from collections.abc import AsyncGenerator
@@ -10,6 +11,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from tureen.contract.types import GenerateRequest
+from tureen.errors import TureenError
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output, OutputEvent, Run, most_tokens
 from tureen.requests.quotas import current_work
@@ -32,6 +34,17 @@ class BudgetedRun:
         self._run = _run_of(plan, first, state)
         self.outputs = self._run.outputs
 
+    def abort(self, reason: str) -> None:
+        """Aborts the request if it has not ended; `reason` stands in its finish reason."""
+        self._run.abort(reason)
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that it may use. Prompt and reasoning may be computed again: they count twice."""
+        request, index = self._request, self._plan.first_index
+        twice = len(request.token_ids) + self._bound if self._bound < request.max_new_tokens else 0
+        return most_tokens(request, index) + twice
+
     async def events(self, interval: int | None = None) -> AsyncGenerator[OutputEvent, None]:
         """Yields events as `Run.events` does."""
         reader = self._plan.reading.reader()
@@ -42,8 +55,7 @@ class BudgetedRun:
     async def _updates(self, interval: int | None) -> AsyncGenerator[Output, None]:
         """Yields outputs as `Run.updates` does."""
         request, going_on = self._request, None
-        if self._bound < request.max_new_tokens:  # prompt and reasoning may be computed again: they are reserved twice
-            current_work().begin(most_tokens(request, 0) + len(request.token_ids) + self._bound)
+        current_work().begin(self.most_tokens)
         async with contextlib.aclosing(self._run.updates(interval)) as updates:
             async for output in updates:
                 going_on = _going_on(output, request, self._plan, self._state)
@@ -54,11 +66,82 @@ class BudgetedRun:
         if request.logprobs is None:  # the mark has log-probabilities when the rest has begun
             yield output
         whole = output.snapshot()
-        run = _run_of(self._plan, going_on, self._state)
-        async with contextlib.aclosing(run.updates(interval)) as updates:
+        self._run = _run_of(self._plan, going_on, self._state)
+        async with contextlib.aclosing(self._run.updates(interval)) as updates:
             async for update in updates:
                 _extend(output, whole, update)
                 yield output
+
+
+class BudgetedRuns:
+    """Runs a plan of several requests, the reasoning of each of which has at most so many tokens; when one fails or the
+    client leaves, all end."""
+
+    def __init__(self, state: ServerState, plan: Plan, budget: int) -> None:
+        """`budget`: most tokens of reasoning of each request."""
+        self._runs = [BudgetedRun(state, _sample_of(plan, index), budget) for index in range(len(plan.requests))]
+        self._state, self._owner = state, plan.owner
+        self._shared = {name: (0,) for name in plan.names if name not in plan.rids}
+        plan.media.clear()
+        self.outputs = [output for run in self._runs for output in run.outputs]
+
+    async def events(self, interval: int | None = None) -> AsyncGenerator[OutputEvent, None]:
+        """Yields events as `Run.events` does. No output goes on while an event of it is looked at."""
+        work = current_work()
+        work.begin(sum(run.most_tokens for run in self._runs))
+        work.names.update(self._shared)
+        arrived: asyncio.Queue[tuple[OutputEvent, asyncio.Event] | TureenError | None] = asyncio.Queue()
+
+        async def follow(run: BudgetedRun) -> None:
+            try:
+                async with contextlib.aclosing(run.events(interval)) as events:
+                    async for event in events:
+                        was_seen = asyncio.Event()
+                        arrived.put_nowait((event, was_seen))
+                        await was_seen.wait()
+                arrived.put_nowait(None)
+            except TureenError as error:
+                arrived.put_nowait(error)
+
+        with self._state.loading(self._owner, self._shared, self._abort):
+            tasks = [asyncio.create_task(follow(run)) for run in self._runs]
+            num_left = len(tasks)
+            try:
+                while num_left:
+                    item = await arrived.get()
+                    if isinstance(item, TureenError):
+                        raise item
+                    if item is None:
+                        num_left -= 1
+                        continue
+                    yield item[0]
+                    item[1].set()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _abort(self, reason: str) -> None:
+        for run in self._runs:
+            run.abort(reason)
+
+
+def budgeted(state: ServerState, plan: Plan, budget: int) -> BudgetedRun | BudgetedRuns:
+    """Returns the run of a plan whose reasoning has at most `budget` tokens."""
+    return (BudgetedRun if len(plan.requests) == 1 else BudgetedRuns)(state, plan, budget)
+
+
+def _sample_of(plan: Plan, index: int) -> Plan:
+    """Returns the plan of one of the requests. What is running is known by its own name too."""
+    rid = plan.rids[index]
+    return msgspec.structs.replace(
+        plan,
+        requests=plan.requests[index : index + 1],
+        rids=(rid,),
+        names={rid: (0,)},
+        media=plan.media[index : index + 1],
+        first_index=index,
+    )
 
 
 def _extend(output: Output, whole: Output, update: Output) -> None:

@@ -27,7 +27,7 @@ from tureen.contract.runner import (
     StepOutput,
 )
 from tureen.contract.types import NO_TOKEN, LogprobSpec, MediaItem, PositionLogprobs, TokenLogprob
-from tureen.errors import NotFound
+from tureen.errors import InvalidRequest, NotFound
 from tureen.grammar import Mask
 
 WIDTH = 8  # bytes stored per position
@@ -143,6 +143,8 @@ class FakeRunner:
             return None
         if op in ("start_profile", "stop_profile"):
             return "fake.trace.json"
+        if op in ("start_expert_record", "stop_expert_record", "take_expert_record"):
+            raise InvalidRequest("the model has no experts, so there is nothing to count", code="no_experts")
         if op in ("release_memory", "resume_memory"):
             size = self._capacity.num_pages * self._capacity.page_size * WIDTH
             self._kv = bytearray(size if op == "resume_memory" else 0)

@@ -51,6 +51,13 @@ class Forward(Protocol):
 
     def unload_adapter(self, number: int) -> None: ...
 
+    def count_experts(self, *, is_on: bool) -> None:
+        """Counts how many tokens each expert takes from now on, or no longer. Raises InvalidRequest where that is not
+        known here."""
+
+    def take_expert_counts(self) -> list[list[int]]:
+        """Returns the counts of each layer that has experts, in their order, since they were last taken."""
+
     def start_trace(self, options: TraceOptions) -> Trace:
         """Records the steps from now on. Raises InvalidRequest for what cannot be recorded here."""
 

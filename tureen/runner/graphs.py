@@ -75,6 +75,13 @@ class TapeForward:
     def unload_adapter(self, number: int) -> None:
         self._tape.unload_adapter(number)
 
+    def count_experts(self, *, is_on: bool) -> None:
+        self._tape.count_experts(is_on)
+
+    def take_expert_counts(self) -> list[list[int]]:
+        counts: list[list[int]] = self._tape.take_expert_counts()
+        return counts
+
     def start_trace(self, options: TraceOptions) -> StepTrace:
         return StepTrace(options, lambda: self.seconds)
 

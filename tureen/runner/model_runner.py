@@ -29,6 +29,7 @@ from tureen.lora.adapter import Adapter, read_adapter
 from tureen.models.config import ModelConfig
 from tureen.runner import drawing
 from tureen.runner.encoder import Encoder
+from tureen.runner.expert_record import ExpertRecord
 from tureen.runner.forward import Forward, ForwardOutput
 from tureen.runner.parts import ForwardParts, Tag
 from tureen.runner.trace import Profiler, TraceOptions
@@ -64,6 +65,7 @@ class ModelRunner:
         self._parts = parts
         self._adapters: dict[int, Adapter] = {}
         self._profiler = Profiler()
+        self._experts = ExpertRecord(model)
         self._operations: dict[str, Callable[..., object]] = {
             "device": self._describe_device,
             "load_adapter": self._load_adapter,
@@ -75,6 +77,9 @@ class ModelRunner:
             "weight": self._weight,
             "start_profile": self._start_profile,
             "stop_profile": self._profiler.stop,
+            "start_expert_record": lambda: self._experts.start(self.forward),
+            "stop_expert_record": lambda: self._experts.stop(self.forward),
+            "take_expert_record": lambda: self._experts.take(self.forward),
         }
 
     @property
@@ -209,7 +214,7 @@ class ModelRunner:
     def _forget(self) -> None:
         """Empties the KV cache: nothing that was computed is used again. Where it cannot be exchanged its memory
         stays."""
-        if self._parts is not None and self._profiler.trace is None:
+        if self._parts is not None and self._profiler.trace is None and not self._experts.is_on:
             self._forward = None
             self._parts.renew_cache()
             self._assemble(self._parts)
@@ -240,6 +245,9 @@ class ModelRunner:
         them."""
         if self._profiler.trace is not None:
             raise Conflict("a profile is being taken; end it by /stop_profile first", code="profile_running")
+        if self._experts.is_on:
+            message = "experts are being counted; end that by /stop_expert_distribution_record first"
+            raise Conflict(message, code="expert_record_running")
         if self._parts is None or (self.encoder is not None and "weights" in tags):
             raise _cannot("take weights away or exchange them")
         return self._parts

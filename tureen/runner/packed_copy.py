@@ -148,7 +148,7 @@ class PackedCopy:
 
 def _origin(source: ModelSource, settings: tuple[str, ...], kernels: ModuleType) -> str:
     """Names everything that the packed bytes depend on. They are the same with every instruction set."""
-    files = [source.path] if source.path.is_file() else [file for file in source.path.iterdir() if file.is_file()]
+    files = source.files
     facts = [(str(file.resolve()), *_facts(file)) for file in sorted(files)]
     return hashlib.sha256(repr((facts, settings, _facts(Path(str(kernels.__file__))))).encode()).hexdigest()
 

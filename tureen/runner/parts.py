@@ -180,8 +180,7 @@ def files_of(source: ModelSource) -> tuple[tuple[str, int, int], ...]:
     """Returns name, size and time of change of the model's files, without reading them; () where they cannot be looked
     at."""
     try:
-        files = sorted(source.path.iterdir()) if source.path.is_dir() else [source.path]
-        stats = [(file.name, file.stat()) for file in files if file.is_file()]
+        stats = [(file.name, file.stat()) for file in source.files]
     except OSError:
         return ()
     return tuple((name, status.st_size, status.st_mtime_ns) for name, status in stats)

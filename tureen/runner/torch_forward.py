@@ -79,6 +79,18 @@ class TorchForward:
     def unload_adapter(self, number: int) -> None:
         self._adapters.unload(number)
 
+    def count_experts(self, *, is_on: bool) -> None:
+        for experts in self._model.experts():
+            experts.counts = torch.zeros(experts.count, dtype=torch.int64, device=self._device) if is_on else None
+
+    def take_expert_counts(self) -> list[list[int]]:
+        taken = []
+        for experts in self._model.experts():
+            if experts.counts is not None:
+                taken.append(experts.counts.tolist())
+                experts.counts.zero_()
+        return taken
+
     def start_trace(self, options: TraceOptions) -> TorchTrace:
         return TorchTrace(options, on_gpu=self._device.type == "cuda")
 

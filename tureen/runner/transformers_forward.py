@@ -122,6 +122,13 @@ class TransformersForward:
     def unload_adapter(self, number: int) -> None:
         """Does nothing: no adapter can be loaded here."""
 
+    def count_experts(self, *, is_on: bool) -> None:
+        """Raises InvalidRequest: transformers does not tell which experts a token used."""
+        raise InvalidRequest("experts cannot be counted with --model-impl transformers", code="not_supported")
+
+    def take_expert_counts(self) -> list[list[int]]:
+        return []
+
     def start_trace(self, options: TraceOptions) -> TorchTrace:
         return TorchTrace(options, on_gpu=self._device.type == "cuda")
 

@@ -4,6 +4,7 @@
     min_new_tokens                              forbids the ends of the output
     logit_bias                                  adds to logits
     allowed_token_ids                           forbids all other tokens
+    bad_words                                   forbids what would complete one of them
     custom logit processor                      see custom.py
     grammar mask                                forbids what the constraint does not allow; see grammar_mask.py
     temperature                                 divides the differences between logits
@@ -160,6 +161,12 @@ def allowed_token_ids(user: User) -> Change:
     is_forbidden = np.ones(user.vocab_size, dtype=np.bool_)
     is_forbidden[list(user.params.allowed_token_ids or ())] = False
     return _same(np.flatnonzero(is_forbidden), -np.inf)
+
+
+@logit_stage(lambda p: bool(p.bad_words), Operation.FORBID)
+def bad_words(user: User) -> Change:
+    """Forbids the tokens that would complete the tokens of a bad word (vLLM's parameter)."""
+    return NO_CHANGE if user.slot.banned is None else _same(user.slot.banned.next_ids(), -np.inf)
 
 
 def temperature(params: Iterable[SamplingParams]) -> Values:

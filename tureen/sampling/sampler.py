@@ -81,7 +81,7 @@ class Sampler:
 
         positions[i] is the absolute index, in its sequence, of the token being drawn for slots[i]; masks has the tokens
         that its grammar allows, by slot. peaks: those of the logits, where they are known. A failed row gets error
-        NAN_LOGITS, or NOTHING_TO_DRAW where the mask leaves no token.
+        NAN_LOGITS, or NOTHING_TO_DRAW where its parameters and the mask leave no token.
         """
         if tuple(logits.shape) != (len(slots), self._vocab_size):
             raise ValueError(f"logits {tuple(logits.shape)} for {len(slots)} rows and {self._vocab_size} tokens")
@@ -167,10 +167,12 @@ class Sampler:
         peaks = peaks or self._arithmetic.peaks(logits)
         sound = np.isfinite(peaks.values)
         num_outputs = [position - len(slot.state.prompt_ids) for slot, position in zip(batch, positions, strict=True)]
+        failures: dict[int, RowError] = {}
         if processors.run_logit_stages(self._arithmetic, logits, batch, num_outputs):
             peaks = self._arithmetic.peaks(logits)
-            sound &= np.isfinite(peaks.values)
-        failures = {row: NAN_LOGITS for row, is_sound in enumerate(sound.tolist()) if not is_sound}
+            is_left = np.isfinite(peaks.values)  # all that stages can do to a sound row is to forbid everything
+            failures = dict.fromkeys(np.flatnonzero(sound & ~is_left).tolist(), NOTHING_TO_DRAW)
+        failures |= dict.fromkeys(np.flatnonzero(~sound).tolist(), NAN_LOGITS)
         if any(slot.custom is not None for slot in batch):
             states = [None if row in failures else slot.custom for row, slot in enumerate(batch)]
             failures |= self._custom.apply(self._arithmetic, logits, peaks, states)

@@ -14,6 +14,7 @@ from tureen.contract.params import SamplingParams
 from tureen.contract.runner import SlotState
 from tureen.contract.types import NO_TOKEN
 from tureen.sampling.arithmetic import Ids, Values
+from tureen.sampling.banned import Banned
 from tureen.sampling.custom import CustomState
 
 
@@ -54,13 +55,15 @@ class Slot:
     output: TokenCounts | None  # where frequency or presence is penalised
     seen: TokenCounts | None  # prompt and output, where repetition is penalised
     custom: CustomState | None  # where a custom logit processor is used
+    banned: Banned | None  # where there are sequences of tokens that may not come
     num_outputs: int  # tokens of the output so far, where it follows them
     is_plain: bool  # takes the best token, and reports nothing
 
     @property
     def follows(self) -> bool:
         """Says whether `record` must be called for every token of the output."""
-        return self.output is not None or self.seen is not None or self.custom is not None
+        states = (self.output, self.seen, self.custom, self.banned)
+        return any(state is not None for state in states)
 
     @property
     def params(self) -> SamplingParams:
@@ -74,6 +77,8 @@ class Slot:
                 counts.add(token_id)
         if self.custom is not None:
             self.custom.tracked.output_ids.append(token_id)
+        if self.banned is not None:
+            self.banned.add(token_id)
 
 
 def start_slot(state: SlotState, stages: tuple[int, ...], custom: CustomState | None = None) -> Slot:
@@ -87,6 +92,7 @@ def start_slot(state: SlotState, stages: tuple[int, ...], custom: CustomState | 
         output=TokenCounts(state.output_ids) if counts_output else None,
         seen=TokenCounts(known_prompt + state.output_ids) if params.has_repetition_penalty else None,
         custom=custom,
+        banned=Banned(state.banned, state.output_ids) if state.banned else None,
         num_outputs=len(state.output_ids),
         is_plain=params.is_greedy and not stages and custom is None and state.logprobs is None,
     )

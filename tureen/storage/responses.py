@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from tureen.errors import InvalidRequest, NotFound, PayloadTooLarge, StartupError, TureenError, echo
@@ -21,7 +21,8 @@ FLAG = "--responses-store"
 PREVIOUS, RESPONSE = "previous_response_id", "response_id"
 """Fields that name a response: of a body, of a path."""
 
-RUNNING = ("queued", "in_progress")
+RUNNING, ANSWERS = ("queued", "in_progress"), ("completed", "incomplete")
+"""States of responses that are being made; of those that gave an answer, which may be continued."""
 LOST = {
     "code": "server_error",
     "message": "the server ended while this response was being made; send the request again",
@@ -161,7 +162,7 @@ class ResponseStore:
             )  # fmt: skip
             renew = f"{CHAIN} UPDATE responses SET expires_s = ? WHERE number IN (SELECT number FROM chain)"
             connection.execute(renew, (continued.previous, expires_s))
-            if continued.conversation is not None and response["status"] not in RUNNING:
+            if continued.conversation is not None and response["status"] in ANSWERS:
                 self._append(connection, owner, continued.conversation, [*asked, *response["output"]])
             self._make_room(connection)
 
@@ -183,7 +184,7 @@ class ResponseStore:
                 "UPDATE responses SET status = ?, response = ?, events = ?, num_bytes = num_bytes + ? WHERE number = ?",
                 (response["status"], packed.blob, stream.blob or None, packed.num_bytes + stream.num_bytes, number),
             )
-            if conversation is not None and response["status"] in ("completed", "incomplete"):
+            if conversation is not None and response["status"] in ANSWERS:
                 self._append(connection, owner, conversation, [*unpack(asked), *response["output"]])
             self._make_room(connection)
 
@@ -219,6 +220,12 @@ class ResponseStore:
             return [*self._items(connection, older, but=number), *unpack(own)]
 
         return await self._database.run(read)
+
+    async def items_named(self, owner: str, names: Collection[str]) -> dict[str, Item]:
+        """Returns items of the client by their ids: of its conversations, and of its newest responses, as many as a
+        request may have bytes. Those that are not there are left out."""
+        most_bytes, ids = self._max_context_bytes, set(names)
+        return await self._database.run(lambda connection: _items(connection, owner, ids, self._clock(), most_bytes))
 
     async def continued(self, owner: str, *, previous: str | None, conversation: str | None) -> Continued:
         """Returns what a new request continues: a response with all before it, or a conversation, by their ids.
@@ -347,6 +354,28 @@ def _drop_oldest(connection: sqlite3.Connection, most_bytes: int) -> None:
             connection.execute(f"DELETE FROM {table} WHERE number = ?", (number,))
 
 
+def _items(
+    connection: sqlite3.Connection, owner: str, ids: Collection[str], now_s: float, most_bytes: int
+) -> dict[str, Item]:
+    """Returns a client's items by id; of its responses the newest are looked through, up to `most_bytes`."""
+    known: dict[str, Item] = {}
+    query = (
+        "SELECT items.item FROM items JOIN conversations ON conversations.number = items.conversation"
+        " WHERE items.owner = ? AND items.id = ? AND conversations.expires_s > ?"
+    )
+    for name in ids:
+        row = connection.execute(query, (owner, name, now_s)).fetchone()
+        known |= {} if row is None else {name: unpack(row[0])}
+    newest = "SELECT num_bytes, input, response FROM responses WHERE owner = ? AND expires_s > ? ORDER BY number DESC"
+    for num_bytes, asked, response in connection.execute(newest, (owner, now_s)):
+        most_bytes -= num_bytes
+        if most_bytes < 0 or len(known) == len(ids):
+            break
+        items = [*unpack(asked), *unpack(response)["output"]]
+        known |= {item["id"]: item for item in items if item["id"] in ids}
+    return known
+
+
 def is_cut_call(item: Item) -> bool:
     """Returns whether an item is a call of a tool that was cut short."""
     return item.get("type") in ("function_call", "custom_tool_call") and item.get("status") == "incomplete"
@@ -358,7 +387,7 @@ def _check_ended(connection: sqlite3.Connection, number: int, name: str) -> None
     why = None
     if status in RUNNING:
         why = "has not ended yet; ask for it until it has"
-    elif status not in ("completed", "incomplete"):
+    elif status not in ANSWERS:
         why = f"ended as {status}; continue the one before it"
     elif status == "incomplete" and any(map(is_cut_call, unpack(packed)["output"])):
         why = "was cut in the middle of a call of a tool; continue the one before it"

@@ -22,9 +22,6 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     """Reads from a GGUF file what config.json of the original model says. Raises StartupError naming what is missing or
     not supported."""
     facts = _Facts(file)
-    num_parts = file.metadata.get("split.count")
-    if isinstance(num_parts, int) and num_parts > 1:
-        raise facts.fault("is one part of a split model; join the parts with llama-gguf-split --merge")
     build = ARCHITECTURES.get(facts.architecture)
     if build is None:
         raise facts.fault(

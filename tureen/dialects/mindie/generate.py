@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.config import MAX_N
-from tureen.contract.params import EMPTY_IS_UNSET, LogitBias, Stops, StopTokenIds
+from tureen.contract.params import EMPTY_IS_UNSET, MAX_BAD_WORDS, LogitBias, Stops, StopTokenIds
 from tureen.contract.types import LogprobSpec
 from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError, echo
 from tureen.http.dialect import client_name, prepared, streamed, unless_gone
@@ -120,6 +120,10 @@ class MindieBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     min_tokens: Annotated[int, Meta(ge=0, description="Fewest tokens to generate.")] = 0
     logit_bias: Annotated[
         LogitBias | None, Meta(description="Added to the logits of these token ids; each in [-100, 100].")
+    ] = None
+    bad_words: Annotated[
+        Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)] | None,
+        Meta(description="Words that are not written, with a space before them and without."),
     ] = None
     model: Annotated[str | None, Meta(description='Name of an adapter; "None" or the served model\'s name = none.')] = (
         None
@@ -246,7 +250,7 @@ async def _plan(body: MindieBody, payload: dict[str, Any], state: ServerState, *
     fields, names = _sampling(body, payload)
     count = body.best_of or body.n
     defaults = {"max_new_tokens": min(DEFAULT_MAX_TOKENS, context.config.max_iter_times or DEFAULT_MAX_TOKENS)}
-    sampling = planning.make_sampling(fields | {"n": count}, context, names, defaults)
+    sampling = await planning.sampling_of(fields | {"n": count}, context, names, defaults)
     if (body.best_of or 1) > 1 and sampling.params.is_greedy:
         raise InvalidRequest("best_of needs a temperature above 0: greedy texts are all the same", field="best_of")
     [ids] = await tokenize([body.prompt], ["prompt"], context)

@@ -98,18 +98,8 @@ def routes(state: ServerState) -> list[Entry]:
     ]
 
 
-def _entry(
-    path: str, endpoint: Callable[..., Any], docs: Docs, method: str = "POST", *, needs_engine: bool = True
-) -> Entry:
-    return Entry(
-        path,
-        endpoint,
-        access="user",
-        methods=[method],
-        render_error=error_response,
-        needs_engine=needs_engine,
-        docs=docs,
-    )
+def _entry(path: str, endpoint: Callable[..., Any], docs: Docs, method: str = "POST") -> Entry:
+    return Entry(path, endpoint, access="user", methods=[method], render_error=error_response, docs=docs)
 
 
 def _docs(summary: str, body: type[msgspec.Struct], example: dict[str, Any]) -> Docs:
@@ -142,13 +132,15 @@ def _fact_routes(state: ServerState) -> list[Entry]:
 
     about = Docs("Ollama", "The models.", error=PLAIN_ERROR)
     shown = about._replace(summary="What a model is and can.", bodies=(OllamaShowBody,), example={"model": "default"})
+    show_entry = _entry("/api/show", show, shown)
+    show_entry.needs_engine = False
     there = about._replace(summary="Whether the server is there.", answer="text/plain")
 
     return [
         _entry("/", root, there, "GET"),
         _entry("/api/tags", tags, about, "GET"),
         _entry("/api/ps", ps, about._replace(summary="The models that are loaded."), "GET"),
-        _entry("/api/show", show, shown, needs_engine=False),
+        show_entry,
         _entry("/api/version", version, about._replace(summary="The version of Ollama's API."), "GET"),
     ]
 

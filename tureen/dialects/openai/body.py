@@ -53,6 +53,11 @@ MAX_LABEL_CHARS = 512
 Label = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Tokens = Annotated[int, Meta(ge=0, le=INT64_MAX)]
+ThinkingBudget = Annotated[
+    Annotated[int, Meta(ge=1, le=INT64_MAX)] | None,
+    Meta(description="Most tokens of reasoning of each choice; the answer follows. For models that think."),
+]
+IncludeReasoning = Annotated[bool, Meta(description="false: the answer comes without its reasoning.")]
 
 ALIASES = {
     "max_tokens": "max_new_tokens",
@@ -165,6 +170,13 @@ def read(payload: Mapping[str, Any], kind: type[T], table: FieldTable) -> T:
     if body.rid is not None and body.request_id is not None:
         raise InvalidRequest("request_id and rid are the same field; send one", field="request_id")
     return body
+
+
+def check_budget(budget: int | None, state: ServerState) -> None:
+    """Raises InvalidRequest for a budget of reasoning where the model does not think."""
+    if budget is not None and state.context.reasoning_format is None:
+        field = "thinking_token_budget"
+        raise InvalidRequest(f"{field}: this model does not think before it answers; leave it out", field=field)
 
 
 def requested_sampling(payload: Mapping[str, Any], body: OpenAIBody, limit_name: str) -> RequestedSampling:

@@ -20,15 +20,14 @@ from tureen.dialects.openai import token_fields
 from tureen.dialects.openai.answer import Answer, StreamUsage
 from tureen.dialects.openai.chat_body import ChatBody
 from tureen.dialects.openai.token_fields import ChoiceTokens, TokenNames
-from tureen.http.chat_answer import prepare_chat, run_of
+from tureen.http.chat_answer import ChatRun, prepare_chat, run_of
 from tureen.http.dialect import Docs, Entry, read_body_with, unless_gone
 from tureen.requests.chat import Chat
 from tureen.requests.drafts import Plan
-from tureen.requests.generation import WHOLE_INTERVAL, Output, OutputEvent, Run
+from tureen.requests.generation import WHOLE_INTERVAL, Output, OutputEvent
 from tureen.requests.offload import offload
 from tureen.requests.reading import join_parts
 from tureen.requests.state import Context, ServerState
-from tureen.requests.thinking_budget import BudgetedRun
 from tureen.requests.tool_fields import call_id
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
 
@@ -110,7 +109,7 @@ class GrowingChoice:
         answer = join_parts(self._parts)
         message: Answer = {"role": "assistant", "content": answer.content or (None if answer.calls else "")}
         message["refusal"] = None
-        message["reasoning_content"] = answer.reasoning or None
+        message["reasoning_content"] = (answer.reasoning if self._body.include_reasoning else "") or None
         message["tool_calls"] = [self._call(name, text) for name, text in answer.calls] or None
         return {"index": self.output.index, "message": message} | self._rest() | self._tokens.first()
 
@@ -122,6 +121,8 @@ class GrowingChoice:
     def sendable(self, parts: Sequence[Part], *, has_ended: bool) -> list[Part]:
         """Returns the parts that a stream sends now: reasoning is kept until it is complete, if the body wants it in
         one piece."""
+        if not self._body.include_reasoning:
+            return [part for part in parts if not isinstance(part, Reasoning)]
         if self._body.stream_reasoning:
             return list(parts)
         sent: list[Part] = []
@@ -190,7 +191,7 @@ class GrowingChoice:
         }
 
 
-async def _collect(run: Run | BudgetedRun, choices: Sequence[GrowingChoice]) -> None:
+async def _collect(run: ChatRun, choices: Sequence[GrowingChoice]) -> None:
     """Runs the requests to their ends and adds all parts to the choices."""
     async with contextlib.aclosing(run.events(WHOLE_INTERVAL)) as events:
         async for event in events:
@@ -198,7 +199,7 @@ async def _collect(run: Run | BudgetedRun, choices: Sequence[GrowingChoice]) -> 
 
 
 async def _chunks(
-    run: Run | BudgetedRun, choices: Sequence[GrowingChoice], body: ChatBody, head: Answer, plan: Plan, context: Context
+    run: ChatRun, choices: Sequence[GrowingChoice], body: ChatBody, head: Answer, plan: Plan, context: Context
 ) -> AsyncGenerator[Answer, None]:
     """Yields the chunks of a stream: for each choice first its role, then its content, then its finish reason."""
     usage = StreamUsage(body, run.outputs, len(run.outputs))

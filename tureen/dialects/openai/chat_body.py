@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol
 import msgspec
 from msgspec import Meta
 
-from tureen.contract.params import INT64_MAX, JsonObject
+from tureen.contract.params import JsonObject
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai import token_fields
-from tureen.dialects.openai.body import Tokens, TopLogprobs
+from tureen.dialects.openai.body import IncludeReasoning, ThinkingBudget, Tokens, TopLogprobs
 from tureen.dialects.openai.token_fields import TokenBody
 from tureen.errors import InvalidRequest
 from tureen.media.base import Modality
@@ -150,16 +150,14 @@ class ChatBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Effort | None, Meta(description="For chat templates that know it; none also turns enable_thinking off.")
     ] = None
     reasoning: Annotated[ReasoningField | None, Meta(description="Holds effort, as in /v1/responses.")] = None
-    thinking_token_budget: Annotated[
-        Annotated[int, Meta(ge=1, le=INT64_MAX)] | None,
-        Meta(description="Most tokens of reasoning; the answer follows. For models that think, with n 1."),
-    ] = None
+    thinking_token_budget: ThinkingBudget = None
     chat_template_kwargs: Annotated[
         JsonObject | None, Meta(description='Variables of the chat template, such as {"enable_thinking": false}.')
     ] = None
     separate_reasoning: Annotated[
         bool, Meta(description="Reasoning comes as reasoning_content; false = it stays in the content.")
     ] = True
+    include_reasoning: IncludeReasoning = True
     stream_reasoning: Annotated[
         bool, Meta(description="false: a stream has the reasoning in one piece, when it is complete.")
     ] = True
@@ -207,9 +205,11 @@ def parse(payload: dict[str, Any]) -> ChatBody:
             field="add_generation_prompt",
         )
     _check_prompt(body)
-    if body.thinking_token_budget is not None and body.n > 1:
+    if not (body.include_reasoning or body.separate_reasoning):
         raise InvalidRequest(
-            "thinking_token_budget goes with n 1 alone; send the request again", field="thinking_token_budget"
+            "include_reasoning: false cannot go with separate_reasoning: false, which makes it a part of the content; "
+            "leave one out",
+            field="include_reasoning",
         )
     return body
 
@@ -234,17 +234,12 @@ def chat_of(body: ChatBody, payload: Mapping[str, Any], name: str, state: Server
     """Converts a body to a chat. `payload`: the body as sent; `name`: the id of the answer. Raises InvalidRequest,
     NotFound."""
     tools = read_tools(body.tools, custom=True)
-    if body.thinking_token_budget is not None and state.context.reasoning_format is None:
-        field = "thinking_token_budget"
-        raise InvalidRequest(f"{field}: this model does not think before it answers; leave it out", field=field)
+    openai_fields.check_budget(body.thinking_token_budget, state)
     fields, names = openai_fields.requested_sampling(payload, body, "max_completion_tokens")
     prompt_ids = body.prompt_token_ids if body.input_ids is None else body.input_ids
     chat_messages = convert_messages((body.messages or ()) if prompt_ids is None else ())
     if body.prompt_logprobs is not None and (chat_messages.pictures or chat_messages.videos):
-        raise InvalidRequest(
-            "prompt_logprobs: a picture has no tokens to take log-probabilities of; leave it out",
-            field="prompt_logprobs",
-        )
+        raise InvalidRequest(token_fields.NO_PICTURES, field="prompt_logprobs")
     return Chat(
         field="messages" if prompt_ids is None else "prompt_token_ids" if body.input_ids is None else "input_ids",
         prompt_ids=prompt_ids,

@@ -19,9 +19,9 @@ from tureen.dialects.openai import answer as openai_answer
 from tureen.dialects.openai import responses_kept
 from tureen.dialects.openai.responses_background import ENDS, BackgroundResponse
 from tureen.dialects.openai.responses_body import ResponsesBody, chat_of, parse
-from tureen.dialects.openai.responses_keeping import Keeping, conversation_id, keeping_of
+from tureen.dialects.openai.responses_keeping import Keeping, conversation_id, keeping_of, with_references
 from tureen.dialects.openai.responses_making import Making
-from tureen.dialects.openai.responses_output import EventWriter
+from tureen.dialects.openai.responses_output import EventWriter, failed_response
 from tureen.dialects.openai.responses_tools import OWN, ResponsesTool
 from tureen.dialects.openai.responses_truncation import prepare_truncated
 from tureen.errors import TureenError
@@ -69,6 +69,7 @@ async def _prepare(request: Request, state: ServerState) -> tuple[Making, Keepin
 
     payload, body, name = await read_body_with(request, read)
     num_bytes = len(await request.body())
+    body = await with_references(body, request, state)
     keeping = await keeping_of(body, num_bytes, request, state)
     before = () if keeping is None else keeping.continued.items
     size = num_bytes // BYTES_PER_CHAR + MESSAGE_CHARS * len(before)
@@ -97,12 +98,20 @@ async def _begin(request: Request, making: Making, keeping: Keeping, running: re
 
 
 async def _stream(making: Making, keeping: Keeping | None, writer: EventWriter) -> AsyncGenerator[bytes, None]:
-    """Yields the events of a response; the last one when the response is kept."""
-    async with contextlib.aclosing(making.events()) as events:
-        async for each in events:
-            if keeping is not None and each["type"] in ENDS:
-                await keeping.add(each["response"])
-            yield writer.write(each)
+    """Yields the events of a response; the last one when the response is kept. One that an error ends, or whose client
+    leaves, is kept as far as it came."""
+    has_begun = False
+    async with contextlib.aclosing(making.events(None if keeping is None else keeping.add_later)) as events:
+        try:
+            async for each in events:
+                if keeping is not None and each["type"] in ENDS:
+                    await keeping.add(each["response"])
+                has_begun = True
+                yield writer.write(each)
+        except TureenError as error:
+            if keeping is not None and has_begun:
+                keeping.add_later(failed_response(writer.head, error))
+            raise
 
 
 def _answer(response: dict[str, Any]) -> Response:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from tureen.dialects.openai.responses_keeping import Keeping
 from tureen.dialects.openai.responses_making import Making
 from tureen.dialects.openai.responses_output import (
+    CANCELLED,
     COMPLETED,
     INCOMPLETE,
     EventWriter,
@@ -29,7 +30,6 @@ from tureen.requests.quotas import ClientWork, serving
 MAX_EVENT_BYTES = 16 << 20
 """Most bytes of a stream that are kept while it is made, compressed; of a longer one the end is kept."""
 
-CANCELLED = "cancelled"
 ENDS = frozenset(f"response.{kind}" for kind in (COMPLETED, INCOMPLETE))
 
 log = get_logger("api")

@@ -13,9 +13,11 @@ from msgspec import Meta
 
 from tureen.contract.params import JsonObject
 from tureen.dialects.openai import body as openai_fields
-from tureen.dialects.openai.body import Label, OpenAIBody, Tokens, TopLogprobs
+from tureen.dialects.openai import token_fields
+from tureen.dialects.openai.body import IncludeReasoning, Label, ThinkingBudget, Tokens, TopLogprobs
 from tureen.dialects.openai.responses_input import ResponsesItem, conversation_of, read_items
 from tureen.dialects.openai.responses_tools import ResponsesTool, chosen_tools, namespaces_of, read_tool_types, tools_of
+from tureen.dialects.openai.token_fields import TokenBody
 from tureen.errors import InvalidRequest
 from tureen.requests import telling
 from tureen.requests.chat import Chat
@@ -72,7 +74,7 @@ class ResponsesReasoning(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
-class ResponsesBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ResponsesBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /v1/responses`."""
 
     input: Annotated[
@@ -123,6 +125,8 @@ class ResponsesBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields
         Annotated[list[Included], Meta(max_length=MAX_INCLUDED)] | None,
         Meta(description="message.output_text.logprobs, reasoning.encrypted_content; what else there is, is there."),
     ] = None
+    thinking_token_budget: ThinkingBudget = None
+    include_reasoning: IncludeReasoning = True
     safety_identifier: Annotated[Label | None, Meta(description="Name of the end user, returned in the answer.")] = None
 
 
@@ -137,6 +141,11 @@ def parse(payload: dict[str, Any]) -> ResponsesBody:
         telling.tell("stream_options.continuous_usage_stats", "the last event tells the usage")
     if body.logprobs_mode != "processed" and not wants_logprobs(body):
         raise InvalidRequest(f"logprobs_mode needs top_logprobs, or include: [{LOGPROBS!r}]", field="logprobs_mode")
+    token_fields.check(body, has_logprobs=wants_logprobs(body))
+    if body.truncate_prompt_tokens is not None and body.truncation == "auto":
+        raise InvalidRequest(
+            "truncate_prompt_tokens cannot go with truncation: auto; send one", field="truncate_prompt_tokens"
+        )
     return body
 
 
@@ -153,22 +162,17 @@ def chat_of(
     `payload`: the body as sent; `name`: the id of the answer; `before`: the kept items that it continues. Raises
     InvalidRequest, NotFound.
     """
+    openai_fields.check_budget(body.thinking_token_budget, state)
     fields, names = openai_fields.requested_sampling(payload, body, "max_output_tokens")
     if body.max_output_tokens is not None:
         fields["max_new_tokens"] = body.max_output_tokens
     if body.text is not None and body.text.format is not None:
-        field, schema = _schema(body.text.format)
-        if schema is not None:
-            if "json_schema" in fields:
-                raise InvalidRequest(f"{field} cannot go with {names.path('json_schema')}; send one", field=field)
-            fields["json_schema"], strict = schema, body.text.format.strict
-            names = Names("", {**names.renamed, "json_schema": field})
-            if strict is not None and body.text.format.type == "json_schema":
-                fields["strict_schema"] = strict
-                names = Names("", {**names.renamed, "strict_schema": "text.format.strict"})
+        names = _add_schema(body.text.format, fields, names)
     tools, choice = chosen_tools(body.tool_choice, tools_of(body.tools), namespaces_of(body.tools))
     continued = "conversation" if body.previous_response_id is None else "previous_response_id"
     conversation = conversation_of(body.input, body.instructions, before, continued)
+    if body.prompt_logprobs is not None and conversation.pictures:
+        raise InvalidRequest(token_fields.NO_PICTURES, field="prompt_logprobs")
     chat = Chat(
         messages=tuple(conversation.messages),
         field="input",
@@ -183,15 +187,33 @@ def chat_of(
         names=names,
         adapter=openai_fields.adapter(body, state),
         priority=body.priority,
-        cache_salt=body.cache_salt,
+        cache_salt=token_fields.salt_of(body.cache_salt, body.extra_key),
+        max_prompt_tokens=token_fields.most_prompt_tokens(body, body.max_output_tokens, state.context),
+        hidden_states="last" if body.return_hidden_states else "none",
         processor=openai_fields.processor(body, state),
         rid=name,
         deadline_ms=body.deadline_ms,
         ttft_deadline_ms=body.ttft_deadline_ms,
         log_metrics=body.log_metrics,
-        logprobs=openai_fields.logprobs_of(body, body.top_logprobs or 0) if wants_logprobs(body) else None,
+        logprobs=token_fields.logprob_spec(
+            body, (body.top_logprobs or 0) if wants_logprobs(body) else None, state.context
+        ),
     )
     return chat, conversation.sources
+
+
+def _add_schema(text_format: ResponsesTextFormat, fields: dict[str, Any], names: Names) -> Names:
+    """Adds the schema that the text must match to the sampling parameters, if there is one. Returns the body's names
+    for these. Raises InvalidRequest."""
+    field, schema = _schema(text_format)
+    if schema is None:
+        return names
+    if "json_schema" in fields:
+        raise InvalidRequest(f"{field} cannot go with {names.path('json_schema')}; send one", field=field)
+    fields["json_schema"], renamed = schema, {**names.renamed, "json_schema": field}
+    if text_format.strict is not None and text_format.type == "json_schema":
+        fields["strict_schema"], renamed["strict_schema"] = text_format.strict, "text.format.strict"
+    return Names("", renamed)
 
 
 def _schema(text_format: ResponsesTextFormat) -> tuple[str, dict[str, Any] | None]:

@@ -25,6 +25,7 @@ from tureen.text.messages import MAX_PARTS, Message
 KINDS = (
     "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning",
 )  # fmt: skip
+REFERENCE = "item_reference"
 PREFIXES = dict(zip(KINDS, ("msg", "fc", "fc", "ctc", "ctc", "rs"), strict=True))
 """Type of an item -> the beginning of its id."""
 PART_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -153,6 +154,12 @@ class ResponsesReasoningItem(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     status: Status | None = None
 
 
+class ResponsesReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="item_reference"):
+    """A kept item, by its id."""
+
+    id: str
+
+
 ResponsesItem = (
     ResponsesMessage
     | ResponsesFunctionCall
@@ -160,6 +167,7 @@ ResponsesItem = (
     | ResponsesCustomCall
     | ResponsesCustomOutput
     | ResponsesReasoningItem
+    | ResponsesReference
 )
 
 
@@ -172,7 +180,9 @@ def read_items(sent_items: Sequence[Any], name: str = "input") -> list[Any]:
             item = {name: value for name, value in item.items() if value is not None}
             if "type" not in item and "role" in item:
                 item["type"] = "message"
-            _check_type(item, KINDS, f"{name}[{index}]")
+            elif item.keys() == {"id"}:
+                item["type"] = REFERENCE
+            _check_type(item, (*KINDS, REFERENCE), f"{name}[{index}]")
             for field in ("content", "output", "summary"):
                 if isinstance(item.get(field), list) and len(item[field]) <= MAX_PARTS:
                     item[field] = _parts(item, field, f"{name}[{index}].{field}")
@@ -216,6 +226,8 @@ class ResponsesConversation:
             self.sources[-1].append(where)
 
     def _add(self, item: ResponsesItem, where: str) -> None:
+        if isinstance(item, ResponsesReference):
+            raise InvalidRequest(f"{where} names an item, which is not known here; send it", field=where)
         if isinstance(item, ResponsesCallOutput | ResponsesCustomOutput):
             self._add_output(item, where)
         elif isinstance(item, ResponsesFunctionCall | ResponsesCustomCall):

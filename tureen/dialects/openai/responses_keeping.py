@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 from starlette.requests import Request
 
 from tureen.dialects.openai.responses_body import ResponsesBody
-from tureen.dialects.openai.responses_input import kept_items
-from tureen.errors import InvalidRequest
+from tureen.dialects.openai.responses_input import ResponsesItem, ResponsesReference, kept_items, read_items
+from tureen.errors import InvalidRequest, NotFound, TureenError, echo
 from tureen.http.dialect import client_name
+from tureen.log import get_logger
 from tureen.requests import telling
+from tureen.requests.body import convert
 from tureen.requests.state import ServerState
 
 if TYPE_CHECKING:
     from tureen.storage.responses import Continued, ResponseStore
 
 NOTHING_KEPT = "this server keeps no responses; start it with --responses-store PATH"
+
+log = get_logger("api")
 
 
 class Keeping(NamedTuple):
@@ -32,6 +38,18 @@ class Keeping(NamedTuple):
         """Keeps a response that has ended, or that begins in the background."""
         if self.is_kept:
             await self.store.add(self.owner, response, self.asked, self.continued)
+
+    def add_later(self, response: dict[str, Any]) -> None:
+        """Keeps a response that nobody waits for: its client has left, or an error ended it."""
+        task = asyncio.create_task(self._add_quietly(response))
+        self.store.background.add(task)
+        task.add_done_callback(self.store.background.discard)
+
+    async def _add_quietly(self, response: dict[str, Any]) -> None:
+        try:
+            await self.add(response)
+        except TureenError as error:
+            log.error("a response that did not come to its end could not be kept: %s", error.message)
 
     async def drop(self, response: dict[str, Any]) -> None:
         """Forgets a response that was kept, and does not begin after all."""
@@ -73,6 +91,30 @@ async def keeping_of(body: ResponsesBody, num_bytes: int, request: Request, stat
             await store.check_free(owner, body.rid or body.request_id or "")
     continued = await store.continued(owner, previous=body.previous_response_id, conversation=conversation_id(body))
     return Keeping(store, owner, kept_items(body.input), continued, is_kept)
+
+
+async def with_references(body: ResponsesBody, request: Request, state: ServerState) -> ResponsesBody:
+    """Returns a body with the kept items in place of those that its input only names. Raises InvalidRequest where
+    nothing is kept, NotFound."""
+    items = body.input if isinstance(body.input, list) else []
+    places = {index: item.id for index, item in enumerate(items) if isinstance(item, ResponsesReference)}
+    if not places:
+        return body
+    store = state.recordings.responses
+    if store is None:
+        field = f"input[{min(places)}].type"
+        raise InvalidRequest(f"{field} item_reference: {NOTHING_KEPT}", field=field, code="not_available")
+    known = await store.items_named(client_name(request), places.values())
+    for index, name in places.items():
+        if name not in known:
+            raise NotFound(
+                f"input[{index}].id: no item {echo(name)} is among the newest that are kept; send the item itself",
+                field=f"input[{index}].id",
+                code="item_not_found",
+            )
+    referenced = convert(read_items([known[name] for name in places.values()]), list[ResponsesItem])
+    named = dict(zip(places, referenced, strict=True))
+    return msgspec.structs.replace(body, input=[named.get(index, item) for index, item in enumerate(items)])
 
 
 def conversation_id(body: ResponsesBody) -> str | None:

@@ -6,17 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from tureen.contract.types import PositionLogprobs, TokenLogprob
-from tureen.dialects.openai.answer import token_text
+from tureen.dialects.openai.token_fields import TokenBody, TokenNames, alternatives
 from tureen.requests.generation import Output
-from tureen.text.tokenizer import Tokenizer
+from tureen.requests.state import Context
 
 
 class TextLogprobs:
     """Follows an output token by token beside its texts, which stand in it in their order: reasoning, calls of tools
     and special tokens lie between them."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, body: TokenBody, context: Context, count: int) -> None:
+        """count: best alternatives of each token."""
+        self._tokenizer = context.tokenizer
+        self._names = TokenNames(body, context)
+        self._count = count
         self._bytes = b""  # of all tokens so far
         self._ends: list[int] = []  # where each token ends in them
         self._positions: Sequence[PositionLogprobs] = ()
@@ -60,13 +63,16 @@ class TextLogprobs:
         return begin
 
     def _entry(self, position: PositionLogprobs) -> dict[str, Any]:
-        top = [self._token(alternative) for alternative in position.top or ()]
+        top = [self._token(alternative) for alternative in alternatives(position, self._count)]
         return self._token(position.token) | {"top_logprobs": top}
 
     def _token(self, logprob: TokenLogprob) -> dict[str, Any]:
         value, token_id = logprob
-        token = token_text(self._tokenizer, token_id)
-        return {"token": token, "bytes": list(self._tokenizer.token_bytes(token_id)), "logprob": value}
+        return {
+            "token": self._names.name(token_id),
+            "bytes": list(self._tokenizer.token_bytes(token_id)),
+            "logprob": value,
+        }
 
 
 def without_bytes(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
 
+from tureen.dialects.openai import token_fields
 from tureen.dialects.openai.responses_body import ENCRYPTED, ResponsesBody, wants_logprobs
 from tureen.dialects.openai.responses_logprobs import TextLogprobs
-from tureen.dialects.openai.responses_output import COMPLETED, INCOMPLETE, OutputItems, whole_event
+from tureen.dialects.openai.responses_output import CANCELLED, COMPLETED, INCOMPLETE, OutputItems, whole_event
 from tureen.dialects.openai.responses_tools import namespaces_of
+from tureen.dialects.openai.token_fields import ChoiceTokens
 from tureen.http.chat_answer import events_of, run_to_end
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output
@@ -31,36 +34,61 @@ class Making(NamedTuple):
 
     async def whole(self, request: Request) -> dict[str, Any]:
         """Runs the request to its end and returns the response. Raises ClientGone."""
-        last = await run_to_end(self.plan, request, self.state)
+        last = await run_to_end(self.plan, request, self.state, self.body.thinking_token_budget)
         items = self._items()
         items.read(last.output, last.parts)
         items.close(_status(last.output))
         return self._end(items, last.output, last.parts)
 
-    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Runs the request and yields the events of its stream. The last has the response as it ended."""
-        items, seen = self._items(), list[Part]()
-        is_first = True
-        async with contextlib.aclosing(events_of(self.plan, self.state)) as events:
-            async for event in events:
-                if is_first:
-                    for kind in ("created", "queued", "in_progress") if self.body.background else BEGINNING:
-                        status = "in_progress" if kind == "in_progress" else self.head["status"]
-                        yield whole_event(kind, self.head | {"status": status})
-                    is_first = False
-                seen += event.parts
-                for item_event in items.read(event.output, event.parts):
-                    yield item_event
-                if event.output.finish is not None:
-                    for item_event in items.close(_status(event.output)):
+    async def events(
+        self, left: Callable[[dict[str, Any]], None] | None = None
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Runs the request and yields the events of its stream. The last has the response as it ended.
+
+        left: gets the response as far as it came, where the generator is closed between its first event and its last.
+        """
+        items, seen, output, has_ended = self._items(), list[Part](), None, False
+        run = events_of(self.plan, self.state, budget=self.body.thinking_token_budget)
+        try:
+            async with contextlib.aclosing(run) as events:
+                async for event in events:
+                    beginning = self._beginning() if output is None else []
+                    output = event.output
+                    seen += event.parts
+                    for item_event in [*beginning, *items.read(output, event.parts)]:
                         yield item_event
-                    yield whole_event(_status(event.output), self._end(items, event.output, seen))
+                    if output.finish is not None:
+                        for item_event in items.close(_status(output)):
+                            yield item_event
+                        has_ended = True
+                        yield whole_event(_status(output), self._end(items, output, seen))
+        except (GeneratorExit, asyncio.CancelledError):
+            if left is not None and output is not None and not has_ended:
+                items.close(_status(output))
+                response = self._end(items, output, seen)
+                cancelled = {"status": CANCELLED, "incomplete_details": None}
+                left(response | cancelled if output.finish is None else response)
+            raise
+
+    def _beginning(self) -> list[dict[str, Any]]:
+        kinds = ("created", "queued", "in_progress") if self.body.background else BEGINNING
+        return [
+            whole_event(kind, self.head | {"status": "in_progress" if kind == "in_progress" else self.head["status"]})
+            for kind in kinds
+        ]
 
     def _items(self) -> OutputItems:
-        logprobs = TextLogprobs(self.state.context.tokenizer) if wants_logprobs(self.body) else None
+        body, context = self.body, self.state.context
+        logprobs = TextLogprobs(body, context, body.top_logprobs or 0) if wants_logprobs(body) else None
         encrypts = ENCRYPTED in (self.body.include or ())
         namespaces = namespaces_of(self.body.tools)
-        return OutputItems(self.plan.reading.custom_tools, namespaces, logprobs, encrypts=encrypts)
+        return OutputItems(
+            self.plan.reading.custom_tools,
+            namespaces,
+            logprobs,
+            encrypts=encrypts,
+            shows_reasoning=body.include_reasoning,
+        )
 
     def _end(self, items: OutputItems, output: Output, parts: Sequence[Part]) -> dict[str, Any]:
         """Returns the response as it ended."""
@@ -77,7 +105,14 @@ class Making(NamedTuple):
                 "usage": _usage(output, num_reasoning),
             }
             | _constraint_notes(self.head, output)
+            | self._token_fields(output)
         )
+
+    def _token_fields(self, output: Output) -> dict[str, Any]:
+        """Returns what is asked for about tokens, in the forms that a choice of a chat has."""
+        tokens, context = ChoiceTokens(output, self.body, self.state.context), self.state.context
+        about_output = tokens.first() | tokens.so_far() | (tokens.at_end() if output.finish is not None else {})
+        return token_fields.of_answer(output, self.body, context) | about_output
 
 
 BEGINNING = ("created", "in_progress")

@@ -24,7 +24,7 @@ CALLS = {
     "custom_tool_call": ("input", "custom_tool_call_input"),
 }
 """Type of an item that is a call -> (the field that grows, the name of its events)."""
-COMPLETED, INCOMPLETE = "completed", "incomplete"
+COMPLETED, INCOMPLETE, CANCELLED = "completed", "incomplete", "cancelled"
 
 _json = msgspec.json.Encoder()
 
@@ -39,13 +39,16 @@ class OutputItems:
         logprobs: TextLogprobs | None = None,
         *,
         encrypts: bool = False,
+        shows_reasoning: bool = True,
     ) -> None:
         """`namespaces`: name that the model calls -> namespace and own name of a tool. `logprobs` follows the output,
-        None = no log-probabilities are asked for; `encrypts`: reasoning comes with `encrypted_content` too."""
+        None = no log-probabilities are asked for; `encrypts`: reasoning comes with `encrypted_content` too;
+        `shows_reasoning`: else it is left out."""
         self._namespaces = namespaces
         self._custom_tools = custom_tools
         self._logprobs = logprobs
         self._encrypts = encrypts
+        self._shows_reasoning = shows_reasoning
         self.output: list[dict[str, Any]] = []
         self._is_open = False
 
@@ -60,6 +63,8 @@ class OutputItems:
             case Reasoning(text):
                 if self._logprobs is not None:
                     self._logprobs.skip(text)
+                if not self._shows_reasoning:
+                    return []
                 return self._open("reasoning") + self._grow("reasoning_text", text)
             case Content(text):
                 entries = [] if self._logprobs is None else self._logprobs.take(text)

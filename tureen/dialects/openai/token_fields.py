@@ -22,6 +22,8 @@ from tureen.requests.generation import Output
 from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_SALT_CHARS
 from tureen.requests.state import Context
 
+NO_PICTURES = "prompt_logprobs: a picture has no tokens to take log-probabilities of; leave it out"
+
 Key = Annotated[str, Meta(max_length=MAX_SALT_CHARS)]
 
 

@@ -204,7 +204,8 @@ def size_of(payload: dict[str, Any]) -> int:
     if isinstance(rows, list) and len(rows) > 1:
         return LARGE
     params = params_sent[:MAX_PROMPTS] if isinstance(params_sent, list) else [params_sent]
-    return REQUEST_SIZE * len(params) + planning.PATTERN_SIZE * planning.patterns_len(params)
+    patterns = planning.PATTERN_SIZE * planning.patterns_len(params)
+    return REQUEST_SIZE * len(params) + patterns + planning.words_len(params)
 
 
 def parse(payload: dict[str, Any], context: Context) -> ParsedBody:

@@ -232,6 +232,10 @@ void bind_tape(nb::module_& m) {
                 return nb::ndarray<nb::numpy, float>(data, 2, shape, owner);
             },
             nb::arg("tokens"), "Tokens of the last step -> float32 [tokens, hidden] after the final norm.")
+        .def("count_experts", &Tape::count_experts, nb::arg("is_on"),
+             "Counts how many tokens each expert takes from now on, or no longer.")
+        .def("take_expert_counts", &Tape::take_expert_counts,
+             "The counts of each `experts`, in the order of recording, since they were last taken.")
         .def_prop_ro("seconds", &Tape::seconds, "Time spent computing, in all.")
         .def_prop_ro("threads", &Tape::threads, "How many shared the last step.");
 }

@@ -1,6 +1,7 @@
 #include "closing_automaton.h"
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <unordered_map>
 
@@ -11,34 +12,29 @@ namespace {
 constexpr size_t MAX_STATES = 20000;
 constexpr int64_t MAX_WORK = 20000000;  // instructions that are looked at
 
+constexpr int32_t UNKNOWN = -2;
+
 enum Truth { NO, YES, OPEN };
 
 class Determination {
 public:
-    Determination(const Program& program, const std::vector<int32_t>& leaves, const BoolTree& condition)
-        : program_(program), leaves_(leaves), condition_(condition), seen_(program.code.size(), 0) {}
+    Determination(const Program& program, const std::vector<int32_t>& leaves, const BoolTree& condition,
+                  int32_t counted)
+        : program_(program),
+          leaves_(leaves),
+          condition_(condition),
+          counted_(counted),
+          is_countable_(counted >= 0),
+          seen_(program.code.size(), 0) {}
 
     Automaton made() {
-        classes_ = classes_of(reached_sets());
-        int32_t num_classes = *std::max_element(classes_.begin(), classes_.end()) + 1;
-        std::vector<uint8_t> member(size_t(num_classes), 0);
-        std::vector<ByteSet> bytes(size_t(num_classes), ByteSet{});
-        for (int byte = 0; byte < 256; byte++) {
-            member[classes_[byte]] = uint8_t(byte);
-            put(bytes[classes_[byte]], uint8_t(byte));
-        }
-        Key start;
-        for (int32_t leaf : leaves_) append({leaf}, start);
-        number_of(start);
-        std::vector<std::map<int32_t, ByteSet>> moves;
+        read_classes();
+        for (int32_t leaf : leaves_) append({leaf}, next_);
+        number_of(next_);
+        std::vector<Moves> moves;
         for (size_t state = 0; state < keys_.size(); state++) {  // grows
             moves.emplace_back();
-            for (int32_t cls = 0; cls < num_classes; cls++) {
-                int32_t target = number_of(after(*keys_[state], member[cls]));
-                if (target < 0) continue;
-                ByteSet& set = moves[state][target];
-                for (int word = 0; word < 4; word++) set[word] |= bytes[cls][word];
-            }
+            find_moves(*keys_[state], moves.back());
         }
         return live(moves);
     }
@@ -54,9 +50,12 @@ private:
         }
     };
 
-    std::vector<ByteSet> reached_sets() {
+    using Moves = std::vector<std::pair<int32_t, ByteSet>>;  // by target
+
+    // The bytes that no set tells apart.
+    void read_classes() {
         std::vector<ByteSet> sets;
-        std::vector<int32_t> waiting(leaves_);
+        std::vector<int32_t> numbers, waiting(leaves_);
         std::vector<bool> seen(program_.code.size(), false), seen_set(program_.sets.size(), false);
         while (!waiting.empty()) {
             int32_t pc = waiting.back();
@@ -65,70 +64,123 @@ private:
             seen[pc] = true;
             const Instruction& i = program_.code[pc];
             if (i.op == BYTES) {
-                if (!seen_set[i.x]) sets.push_back(program_.sets[i.x]);
+                if (!seen_set[i.x]) sets.push_back(program_.sets[i.x]), numbers.push_back(i.x);
                 seen_set[i.x] = true;
                 waiting.push_back(i.y);
             } else if (i.op == SPLIT) {
                 waiting.insert(waiting.end(), program_.targets.data() + i.x, program_.targets.data() + i.x + i.y);
             }
         }
-        return sets;
+        const std::array<uint8_t, 256> classes = classes_of(sets);
+        const int32_t num_classes = *std::max_element(classes.begin(), classes.end()) + 1;
+        members_.assign(size_t(num_classes), 0);
+        bytes_.assign(size_t(num_classes), ByteSet{});
+        for (int byte = 0; byte < 256; byte++) {
+            members_[classes[byte]] = uint8_t(byte);
+            put(bytes_[classes[byte]], uint8_t(byte));
+        }
+        classes_.resize(program_.sets.size());
+        for (size_t at = 0; at < sets.size(); at++) {
+            for (int32_t cls = 0; cls < num_classes; cls++) {
+                if (has(sets[at], members_[size_t(cls)])) classes_[size_t(numbers[at])].push_back(cls);
+            }
+        }
     }
 
     // Appends what is reached from these instructions without a byte.
-    void append(std::vector<int32_t> waiting, Key& key) {
-        size_t from = key.size();
+    void append(const std::vector<int32_t>& from, Key& key) {
+        size_t start = key.size();
         round_++;
-        while (!waiting.empty()) {
-            int32_t pc = waiting.back();
-            waiting.pop_back();
+        waiting_ = from;
+        while (!waiting_.empty()) {
+            int32_t pc = waiting_.back();
+            waiting_.pop_back();
             if (++work_ > MAX_WORK) throw TooLarge("an automaton takes too much work");
             if (seen_[pc] == round_) continue;
             seen_[pc] = round_;
             const Instruction& i = program_.code[pc];
             if (i.op == SPLIT) {
-                waiting.insert(waiting.end(), program_.targets.data() + i.x, program_.targets.data() + i.x + i.y);
+                waiting_.insert(waiting_.end(), program_.targets.data() + i.x, program_.targets.data() + i.x + i.y);
             } else {
                 key.push_back(pc);
             }
         }
-        std::sort(key.begin() + int64_t(from), key.end());
+        std::sort(key.begin() + int64_t(start), key.end());
         key.push_back(-1);
     }
 
-    Key after(const Key& key, uint8_t byte) {
-        Key next;
-        std::vector<int32_t> targets;
+    // Where each byte leads. Classes that the instructions of a state do not tell apart are looked at once.
+    void find_moves(const Key& key, Moves& moves) {
+        parts_.assign(members_.size(), 0);
+        int32_t num_parts = 1;
         for (int32_t pc : key) {
-            if (pc < 0) {
-                append(std::move(targets), next);
-                targets.clear();
-            } else if (program_.code[pc].op == BYTES && has(program_.sets[program_.code[pc].x], byte)) {
-                targets.push_back(program_.code[pc].y);
+            if (pc < 0 || program_.code[pc].op != BYTES) continue;
+            renamed_.assign(size_t(num_parts), -1);
+            for (int32_t cls : classes_[size_t(program_.code[pc].x)]) {
+                int32_t& name = renamed_[size_t(parts_[size_t(cls)])];
+                if (name < 0) name = num_parts++;
+                parts_[size_t(cls)] = name;
             }
         }
-        return next;
+        targets_.assign(size_t(num_parts), UNKNOWN);
+        for (size_t cls = 0; cls < members_.size(); cls++) {
+            int32_t& target = targets_[size_t(parts_[cls])];
+            if (target == UNKNOWN) target = after(key, members_[cls]);
+            if (target < 0) continue;
+            auto at =
+                std::lower_bound(moves.begin(), moves.end(), target,
+                                 [](const Moves::value_type& move, int32_t number) { return move.first < number; });
+            if (at == moves.end() || at->first != target) at = moves.insert(at, {target, ByteSet{}});
+            for (int word = 0; word < 4; word++) at->second[word] |= bytes_[cls][word];
+        }
+    }
+
+    int32_t after(const Key& key, uint8_t byte) {
+        next_.clear();
+        reached_.clear();
+        for (int32_t pc : key) {
+            if (pc < 0) {
+                append(reached_, next_);
+                reached_.clear();
+            } else if (program_.code[pc].op == BYTES && has(program_.sets[program_.code[pc].x], byte)) {
+                reached_.push_back(program_.code[pc].y);
+            }
+        }
+        return number_of(next_);
     }
 
     // -1 where the condition can hold no more.
-    int32_t number_of(Key key) {
+    int32_t number_of(const Key& key) {
         auto known = numbers_.find(key);
         if (known != numbers_.end()) return known->second;
-        std::vector<Truth> now, later;
+        now_.clear();
+        later_.clear();
+        bool is_between = false;
         for (size_t at = 0; at < key.size(); at++) {
             bool is_match = false;
             size_t from = at;
             for (; key[at] >= 0; at++) is_match = is_match || program_.code[key[at]].op == RET;
-            now.push_back(is_match ? YES : NO);
-            later.push_back(at == from ? NO : OPEN);
+            if (int32_t(now_.size()) == counted_) is_between = is_match && is_next_item(&key[from], at - from);
+            now_.push_back(is_match ? YES : NO);
+            later_.push_back(at == from ? NO : OPEN);
         }
         bool is_start = keys_.empty();
-        if (!is_start && truth(condition_, later) == NO) return -1;
+        if (!is_start && truth(condition_, later_) == NO) return -1;
         if (keys_.size() >= MAX_STATES) throw TooLarge("an automaton has too many states");
-        auto at = numbers_.emplace(std::move(key), int32_t(keys_.size())).first;
+        auto at = numbers_.emplace(key, int32_t(keys_.size())).first;
         keys_.push_back(&at->first);
-        accepts_.push_back(truth(condition_, now) == YES);
+        accepts_.push_back(truth(condition_, now_) == YES);
+        is_between_.push_back(is_between);
         return at->second;
+    }
+
+    // Whether the counted leaf, which may end, can only go on with another item. Else no item may be told from what is
+    // longer, and nothing can be counted.
+    bool is_next_item(const int32_t* pcs, size_t count) {
+        if (first_item_.empty()) first_item_.assign(pcs, pcs + count);
+        const bool is_same = first_item_.size() == count && std::equal(pcs, pcs + count, first_item_.begin());
+        is_countable_ = is_countable_ && is_same;
+        return is_same;
     }
 
     static Truth truth(const BoolTree& tree, const std::vector<Truth>& leaves) {
@@ -141,7 +193,7 @@ private:
     }
 
     // Without the states from which no accepting one is reached.
-    Automaton live(const std::vector<std::map<int32_t, ByteSet>>& moves) const {
+    Automaton live(const std::vector<Moves>& moves) const {
         std::vector<std::vector<int32_t>> sources(moves.size());
         for (size_t state = 0; state < moves.size(); state++) {
             for (auto& move : moves[state]) sources[size_t(move.first)].push_back(int32_t(state));
@@ -159,11 +211,13 @@ private:
             waiting.insert(waiting.end(), sources[size_t(state)].begin(), sources[size_t(state)].end());
         }
         Automaton machine;
+        machine.is_countable = is_countable_;
         place[0] = 0;
         for (size_t at = 0; at < order.size(); at++) {  // grows
             size_t state = size_t(order[at]);
             machine.moves.emplace_back();
             machine.accepts.push_back(accepts_[state]);
+            machine.is_between.push_back(is_between_[state]);
             for (auto& [target, set] : moves[state]) {
                 if (!is_live[size_t(target)]) continue;
                 int32_t& number = place[size_t(target)];
@@ -180,11 +234,18 @@ private:
     const Program& program_;
     const std::vector<int32_t>& leaves_;
     const BoolTree& condition_;
-    std::array<uint8_t, 256> classes_{};
+    const int32_t counted_;
+    bool is_countable_;
+    Key first_item_;
+    std::vector<uint8_t> members_;               // a byte of each class
+    std::vector<ByteSet> bytes_;                 // all of them
+    std::vector<std::vector<int32_t>> classes_;  // by set
     std::unordered_map<Key, int32_t, KeyHash> numbers_;
     std::vector<const Key*> keys_;
-    std::vector<bool> accepts_;
-    std::vector<int32_t> seen_;
+    std::vector<Truth> now_, later_;
+    std::vector<bool> accepts_, is_between_;
+    std::vector<int32_t> seen_, waiting_, reached_, parts_, renamed_, targets_;
+    Key next_;
     int32_t round_ = 0;
     int64_t work_ = 0;
 };
@@ -210,8 +271,77 @@ std::array<uint8_t, 256> classes_of(const std::vector<ByteSet>& sets) {
     return classes;
 }
 
-Automaton determined(const Program& program, const std::vector<int32_t>& leaves, const BoolTree& condition) {
-    return Determination(program, leaves, condition).made();
+Automaton determined(const Program& program, const std::vector<int32_t>& leaves, const BoolTree& condition,
+                     int32_t counted) {
+    return Determination(program, leaves, condition, counted).made();
+}
+
+std::vector<int32_t> Automaton::fewest_items() const {
+    std::vector<std::vector<int32_t>> sources(moves.size());
+    for (size_t state = 0; state < moves.size(); state++) {
+        for (auto& move : moves[state]) sources[size_t(move.second)].push_back(int32_t(state));
+    }
+    std::vector<int32_t> fewest(moves.size(), NEVER);
+    std::deque<int32_t> waiting;  // by ever more items
+    for (size_t state = 0; state < moves.size(); state++) {
+        if (accepts[state]) fewest[state] = 0, waiting.push_back(int32_t(state));
+    }
+    while (!waiting.empty()) {
+        const size_t state = size_t(waiting.front());
+        waiting.pop_front();
+        const int32_t items = fewest[state] + is_between[state];
+        for (int32_t source : sources[state]) {
+            if (fewest[size_t(source)] <= items) continue;
+            fewest[size_t(source)] = items;
+            is_between[state] ? waiting.push_back(source) : waiting.push_front(source);
+        }
+    }
+    return fewest;
+}
+
+int32_t Automaton::most_items() const {
+    // Topological order, of the states that lead to no circle.
+    std::vector<int32_t> num_sources(moves.size(), 0), most(moves.size(), 0), waiting{0};
+    for (auto& list : moves) {
+        for (auto& move : list) num_sources[size_t(move.second)]++;
+    }
+    if (num_sources[0] > 0) return -1;
+    size_t num_seen = 0;
+    int32_t whole = 0;
+    for (; !waiting.empty(); num_seen++) {
+        const size_t state = size_t(waiting.back());
+        waiting.pop_back();
+        whole = std::max(whole, most[state]);
+        for (auto& [set, to] : moves[state]) {
+            most[size_t(to)] = std::max(most[size_t(to)], most[state] + is_between[size_t(to)]);
+            if (--num_sources[size_t(to)] == 0) waiting.push_back(to);
+        }
+    }
+    return num_seen == moves.size() ? whole : -1;
+}
+
+Automaton with_at_most(const Automaton& machine, int32_t most) {
+    const std::vector<int32_t> fewest = machine.fewest_items();
+    std::map<std::pair<int32_t, int32_t>, int32_t> numbers;
+    std::vector<std::pair<int32_t, int32_t>> states;  // with the items before it
+    auto number_of = [&](int32_t state, int32_t items) {
+        auto [at, is_new] = numbers.try_emplace({state, items}, int32_t(states.size()));
+        if (is_new) states.emplace_back(state, items);
+        return at->second;
+    };
+    number_of(0, 0);
+    Automaton bounded;
+    for (size_t at = 0; at < states.size(); at++) {  // grows
+        if (states.size() > MAX_STATES) throw TooLarge("an automaton has too many states");
+        const auto [state, items] = states[at];
+        bounded.moves.emplace_back();
+        bounded.accepts.push_back(machine.accepts[size_t(state)]);
+        for (auto& [set, to] : machine.moves[size_t(state)]) {
+            const int32_t then = items + machine.is_between[size_t(to)];
+            if (then + fewest[size_t(to)] <= most) bounded.moves.back().emplace_back(set, number_of(to, then));
+        }
+    }
+    return bounded;
 }
 
 }  // namespace tureen

@@ -20,13 +20,25 @@ struct BoolTree {
 struct Automaton {
     std::vector<std::vector<std::pair<ByteSet, int32_t>>> moves;
     std::vector<bool> accepts;
+    // Where a leaf is counted, which repeats an item without end: whether a whole number of items came before a state.
+    std::vector<bool> is_between;
+    bool is_countable = false;  // it is certain which bytes belong to which item
+
+    // By state: how many items come at least, before an accepting state.
+    std::vector<int32_t> fewest_items() const;
+    // How many items come at most; -1 without a bound.
+    int32_t most_items() const;
 };
 
 // The bytes in classes that these sets do not tell apart; the number of classes is that of the last class and 1.
 std::array<uint8_t, 256> classes_of(const std::vector<ByteSet>& sets);
 
-// The texts for which the condition holds. `leaves`: where each begins; it ends with RET, and has no calls. Throws
-// TooLarge.
-Automaton determined(const Program& program, const std::vector<int32_t>& leaves, const BoolTree& condition);
+// The texts for which the condition holds. `leaves`: where each begins; it ends with RET, and has no calls. `counted`:
+// the leaf whose items are counted, or -1. Throws TooLarge.
+Automaton determined(const Program& program, const std::vector<int32_t>& leaves, const BoolTree& condition,
+                     int32_t counted = -1);
+
+// The texts of a countable automaton with `most` items at most. Throws TooLarge.
+Automaton with_at_most(const Automaton& machine, int32_t most);
 
 }  // namespace tureen

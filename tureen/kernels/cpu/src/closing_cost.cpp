@@ -87,14 +87,25 @@ private:
 
 // What all instructions but BYTES cost.
 void add_silent(const Program& program, Equations& equations) {
+    std::vector<bool> is_bounded_entry(program.code.size(), false);
+    for (const Rule& rule : program.rules) {
+        if (!rule.is_bounded() || program.rests.empty()) continue;
+        is_bounded_entry[size_t(rule.entry)] = true;
+        const int32_t start = program.places[size_t(program.targets[size_t(program.code[size_t(rule.entry)].x)])];
+        const int32_t cost = program.cost_within(start, rule.most);
+        if (cost < NEVER) equations.add(rule.entry, cost, {});
+    }
     for (int32_t pc = 0; pc < int32_t(program.code.size()); pc++) {
         const Instruction& i = program.code[pc];
+        if (is_bounded_entry[size_t(pc)]) continue;
         if (i.op == SPLIT) {
             for (int32_t at = i.x; at < i.x + i.y; at++) equations.add(pc, 0, {{program.targets[at], 1}});
         } else if (i.op == CALL) {
             equations.add(pc, 0, {{program.rules[i.x].entry, 1}, {i.y, 1}});
         } else if (i.op == LOOP && program.rules[i.x].least > 0) {
             equations.add(pc, 0, {{program.rules[i.x].body, program.rules[i.x].least}});
+        } else if (i.op == COUNT) {
+            equations.add(pc, 0, {{i.y, 1}});
         } else if (i.op != BYTES) {
             equations.add(pc, 0, {});
         }
@@ -117,7 +128,7 @@ std::vector<int32_t> components(const Program& program) {
     std::vector<std::pair<int32_t, int32_t>> path;
     auto num_targets = [&](int32_t pc) {
         const Instruction& i = program.code[pc];
-        return i.op == SPLIT ? i.y : i.op == BYTES || i.op == CALL ? 1 : 0;
+        return i.op == SPLIT ? i.y : i.op == BYTES || i.op == CALL || i.op == COUNT ? 1 : 0;
     };
     auto target = [&](int32_t pc, int32_t at) {
         const Instruction& i = program.code[pc];
@@ -159,12 +170,9 @@ std::vector<int32_t> components(const Program& program) {
 // itself, or come nearer to its end.
 class Walk {
 public:
-    Walk(const Program& program, const Trie& trie)
-        : program_(program),
-          trie_(trie),
-          bytes_(costs_in_bytes(program)),
-          component_(components(program)),
-          seen_(program.code.size(), -1) {
+    Walk(const Program& program, const Trie& trie, const std::vector<int32_t>& bytes,
+         const std::vector<int32_t>& component)
+        : program_(program), trie_(trie), bytes_(bytes), component_(component), seen_(program.code.size(), -1) {
         for (const ByteSet& set : program.sets) {
             int count = 0, last = -1;
             for (int byte = 0; byte < 256; byte++) {
@@ -217,14 +225,23 @@ private:
             seen_[size_t(next)] = pc;
             return;
         }
+        int32_t cost = 1;
         std::vector<std::pair<int32_t, int32_t>> terms{{next, 1}};
+        if (const Rule& rule = program_.rules[frames_[frame].rule]; rule.is_bounded()) {
+            const bool is_over = program_.code[next].op == COUNT;
+            const int32_t place = program_.places[is_over ? program_.code[next].y : next];
+            cost += program_.cost_within(place, rule.most - frames_[frame].count - is_over);
+            if (cost >= NEVER) return;
+            terms[0].first = frames_[frame].ret;
+            frame = frames_[frame].below;
+        }
         for (; frame >= 0; frame = frames_[frame].below) {
             const Rule& rule = program_.rules[frames_[frame].rule];
             int32_t rest = rule.least - frames_[frame].count - 1;
             if (rule.body >= 0 && rest > 0) terms.emplace_back(rule.body, rest);
             terms.emplace_back(frames_[frame].ret, 1);
         }
-        if (ways_.insert(terms).second) equations.add(pc, 1, terms.data(), terms.size());
+        if (ways_.emplace(cost, terms).second) equations.add(pc, cost, terms.data(), terms.size());
     }
 
     // Adds the places that are reached from an instruction without a byte.
@@ -262,6 +279,11 @@ private:
                 reach(node, program_.rules[i.x].entry, pushed(again), depth + 1);
                 return;
             }
+            case COUNT: {
+                Frame again = frames_[frame];
+                if (again.count++ < program_.rules[i.x].most) reach(node, i.y, pushed(again), depth + 1);
+                return;
+            }
         }
     }
 
@@ -274,24 +296,32 @@ private:
 
     const Program& program_;
     const Trie& trie_;
-    const std::vector<int32_t> bytes_, component_;
+    const std::vector<int32_t>&bytes_, &component_;
     std::vector<int32_t> seen_;  // by instruction: from which one it is known as the next, without a frame
     std::vector<int32_t> only_;  // by set: its byte, where it has one only
     std::vector<Place> places_;
     std::vector<Frame> frames_;
     std::vector<std::pair<int32_t, int32_t>> reached_;
     std::map<std::tuple<int32_t, int32_t, int32_t, int32_t>, int32_t> frame_ids_;
-    std::set<std::vector<std::pair<int32_t, int32_t>>> ways_;
+    std::set<std::pair<int32_t, std::vector<std::pair<int32_t, int32_t>>>> ways_;
 };
 
 }  // namespace
 
 void find_costs(Program& program, const Trie& trie) {
+    const std::vector<int32_t> bytes = costs_in_bytes(program), component = components(program);
+    find_rests(program, trie, bytes, component);
     Equations equations(program.code.size());
     add_silent(program, equations);
-    Walk walk(program, trie);
+    Walk walk(program, trie, bytes, component);
     for (int32_t pc = 0; pc < int32_t(program.code.size()); pc++) {
-        if (program.code[pc].op == BYTES) walk.add_ways(pc, equations);
+        if (program.code[pc].op != BYTES) continue;
+        const int32_t place = program.place_of(pc);
+        if (place < 0) {
+            walk.add_ways(pc, equations);
+        } else if (program.from[place] < program.from[place + 1]) {
+            equations.add(pc, program.rests[program.from[place]].tokens, {});
+        }
     }
     program.cost = equations.solved();
 }

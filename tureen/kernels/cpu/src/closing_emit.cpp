@@ -4,7 +4,6 @@
 #include <map>
 #include <utility>
 
-#include "closing_automaton.h"
 #include "closing_emitter.h"
 #include "closing_program.h"
 #include "closing_tree.h"
@@ -14,12 +13,10 @@ namespace tureen {
 namespace {
 
 constexpr int64_t MAX_CODE = 400000;
-constexpr int64_t MAX_FLAT_CODE = 100000;
 constexpr int64_t MAX_UNROLLED_LEAST = 600, MAX_UNROLLED_MORE = 64;  // instructions of a repeat written out
 constexpr int64_t MAX_INLINED = 300;                                 // of a rule that is called more than once
 constexpr int64_t MAX_REPEATED = 64;  // of a part that is written out in more than one place
 constexpr int64_t MAX_ALL_INLINED = 100000;
-constexpr size_t MAX_SEARCHED_STATES = 100;  // of an automaton whose shortest text need not be that of fewest tokens
 constexpr int MAX_DEPTH = 4000;
 
 int64_t both(int32_t a, int32_t b) { return int64_t(a) << 32 | uint32_t(b); }
@@ -48,11 +45,16 @@ int32_t Emitter::add(Instruction instruction, bool skips) {
     return int32_t(program_.code.size()) - 1;
 }
 
-int32_t Emitter::bytes(const ByteSet& set, int32_t next) {
+int32_t Emitter::set_of(const ByteSet& set) {
     auto [at, is_new] = set_ids_.try_emplace(set, int32_t(program_.sets.size()));
     if (is_new) program_.sets.push_back(set);
-    auto [known, is_first] = by_bytes_.try_emplace(both(at->second, next), -1);
-    if (is_first) known->second = add({BYTES, at->second, next});
+    return at->second;
+}
+
+int32_t Emitter::bytes(const ByteSet& set, int32_t next) {
+    const int32_t number = set_of(set);
+    auto [known, is_first] = by_bytes_.try_emplace(both(number, next), -1);
+    if (is_first) known->second = add({BYTES, number, next});
     return known->second;
 }
 
@@ -171,7 +173,7 @@ int32_t Emitter::emit(int32_t id, int32_t next) {
         case TREE_CHOICE: pc = emit_choice(node, next); break;
         case TREE_REPEAT: pc = emit_repeat(node, next); break;
         case TREE_CALL: pc = emit_call(node.numbers[0], next); break;
-        default: pc = emit_automaton(automaton(id), next);
+        default: pc = emit_regular(id, next);
     }
     depth_--;
     by_node_[both(id, next)] = pc;
@@ -366,57 +368,6 @@ int32_t Emitter::emit_call(int32_t name, int32_t next) {
     return add({CALL, rule, next});
 }
 
-int32_t Emitter::emit_automaton(const Automaton& machine, int32_t next) {
-    std::vector<int32_t> states(machine.moves.size());
-    for (int32_t& pc : states) pc = add({SPLIT, 0, 0}, states.size() > MAX_SEARCHED_STATES);
-    for (size_t state = 0; state < states.size(); state++) {
-        std::vector<int32_t> targets;
-        for (auto& [set, target] : machine.moves[state]) targets.push_back(bytes(set, states[target]));
-        if (machine.accepts[state]) targets.push_back(next);
-        set_targets(states[state], targets);
-    }
-    return states[0];
-}
-
-// The automaton of an intersection or a complement.
-const Automaton& Emitter::automaton(int32_t id) {
-    auto known = automata_.find(id);
-    if (known != automata_.end()) return known->second;
-    bool was_flat = is_flat_;
-    if (!was_flat) flat_limit_ = int64_t(program_.code.size()) + MAX_FLAT_CODE;
-    is_flat_ = true;
-    std::vector<int32_t> leaves;
-    BoolTree condition = condition_of(id, leaves);
-    // What was emitted for other purposes may have counters in it.
-    std::unordered_map<int64_t, int32_t> others;
-    std::swap(others, by_node_);
-    for (int32_t& leaf : leaves) leaf = leaf < 0 ? emit_any_text() : emit(leaf, ret_);
-    std::swap(others, by_node_);
-    is_flat_ = was_flat;
-    return automata_.emplace(id, determined(program_, leaves, condition)).first->second;
-}
-
-BoolTree Emitter::condition_of(int32_t id, std::vector<int32_t>& leaves) {
-    const TreeNode& node = tree_.nodes[id];
-    if (node.kind == TREE_BOTH) {
-        BoolTree first = condition_of(node.numbers[0], leaves), second = condition_of(node.numbers[1], leaves);
-        return {BoolTree::AND, 0, {first, second}};
-    }
-    if (node.kind == TREE_NOT) {
-        leaves.push_back(-1);  // text at all
-        BoolTree text{BoolTree::LEAF, int32_t(leaves.size()) - 1, {}};
-        return {BoolTree::AND, 0, {text, {BoolTree::NOT, 0, {condition_of(node.numbers[0], leaves)}}}};
-    }
-    leaves.push_back(id);
-    return {BoolTree::LEAF, int32_t(leaves.size()) - 1, {}};
-}
-
-int32_t Emitter::emit_any_text() {
-    int32_t loop = add({SPLIT, 0, 0});
-    set_targets(loop, {emit_chars({0, 0xD7FF, 0xE000, 0x10FFFF}, loop), ret_});
-    return loop;
-}
-
 // Leaves out the instructions that nothing leads to.
 void Emitter::compact() {
     const std::vector<Instruction> code = std::move(program_.code);
@@ -441,8 +392,8 @@ void Emitter::compact() {
     for (size_t at = 0; at < order.size(); at++) {  // grows
         const Instruction& i = code[order[at]];
         if (i.op == CALL) use_rule(i.x);
-        if (i.op == LOOP || i.op == NEXT) use_rule(i.x);
-        if (i.op == BYTES || i.op == CALL) use(i.y);
+        if (i.op == LOOP || i.op == NEXT || i.op == COUNT) use_rule(i.x);
+        if (i.op == BYTES || i.op == CALL || i.op == COUNT) use(i.y);
         if (i.op == SPLIT) std::for_each(targets.data() + i.x, targets.data() + i.x + i.y, use);
     }
     std::sort(order.begin(), order.end());
@@ -451,10 +402,14 @@ void Emitter::compact() {
     program_.targets.clear();
     program_.rules.clear();
     program_.skips.clear();
+    std::vector<int32_t> places = std::move(program_.places);
+    places.resize(num_places_ > 0 ? code.size() : 0, -1);
+    program_.places.clear();
     for (int32_t pc : order) {
+        if (num_places_ > 0) program_.places.push_back(places[pc]);
         Instruction i = code[pc];
-        if (i.op == CALL || i.op == LOOP || i.op == NEXT) i.x = rule_place[i.x];
-        if (i.op == BYTES || i.op == CALL) i.y = place[i.y];
+        if (i.op == CALL || i.op == LOOP || i.op == NEXT || i.op == COUNT) i.x = rule_place[i.x];
+        if (i.op == BYTES || i.op == CALL || i.op == COUNT) i.y = place[i.y];
         if (i.op == SPLIT) {
             int32_t from = i.x;
             i.x = int32_t(program_.targets.size());

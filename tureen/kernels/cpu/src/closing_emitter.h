@@ -24,6 +24,7 @@ private:
 
     int32_t add(Instruction instruction, bool skips = false);
     int32_t byte(uint8_t value, int32_t next);
+    int32_t set_of(const ByteSet& set);
     int32_t bytes(const ByteSet& set, int32_t next);
     int32_t any_of(std::vector<int32_t> targets, bool skips = false);
     void set_targets(int32_t pc, const std::vector<int32_t>& targets);
@@ -38,10 +39,28 @@ private:
     int32_t emit_repeat(const TreeNode& node, int32_t next);
     int32_t counted(int32_t item, int32_t least, int32_t most, int32_t next);
     int32_t emit_call(int32_t name, int32_t next);
+    // An intersection or a complement.
+    struct Regular {
+        Automaton machine;
+        int32_t most = -1;  // items that are counted beside it, or -1
+        int32_t rule = -1;  // the bounded rule, once it is emitted
+    };
+    // Which texts are in an intersection or a complement.
+    struct Condition {
+        BoolTree tree;
+        std::vector<int32_t> leaves;  // nodes; -1 is text at all
+    };
+
+    int32_t emit_regular(int32_t id, int32_t next);
     int32_t emit_automaton(const Automaton& machine, int32_t next);
+    int32_t emit_bounded(Regular& regular, int32_t next);
     int32_t emit_any_text();
-    const Automaton& automaton(int32_t id);
+    int32_t emit_items(int32_t item, int32_t least);
+    Regular made(int32_t id);
+    Regular counted(const Condition& condition, int32_t leaf);
+    Automaton automaton(const Condition& condition, int32_t counted, int32_t least);
     BoolTree condition_of(int32_t id, std::vector<int32_t>& leaves);
+    int32_t counted_leaf(const Condition& condition) const;
     void compact();
 
     const Tree& tree_;
@@ -59,7 +78,8 @@ private:
     std::unordered_map<int64_t, int32_t> by_bytes_, by_node_;
     std::map<std::vector<int32_t>, int32_t> by_targets_, by_skipped_;
     std::map<std::tuple<int32_t, int32_t, int32_t>, int32_t> counted_;
-    std::map<int32_t, Automaton> automata_;
+    std::map<std::pair<int32_t, bool>, Regular> regular_;  // and whether it is flat
+    int32_t num_places_ = 0;                               // of bounded rules
 };
 
 }  // namespace tureen

@@ -28,6 +28,12 @@ Follower::Follower(Program program, std::shared_ptr<const Trie> trie)
     num_classes_ = *std::max_element(classes_.begin(), classes_.end()) + 1;
     members_.resize(size_t(num_classes_));
     for (int byte = 0; byte < 256; byte++) members_[classes_[byte]] = uint8_t(byte);
+    for (size_t place = 0; place + 1 < program_.from.size(); place++) {
+        if (program_.from[place] < program_.from[place + 1]) {
+            roomy_ = std::max(roomy_, program_.rests[size_t(program_.from[place])].items);
+        }
+    }
+    roomy_ += *std::max_element(trie_->depth.begin(), trie_->depth.end());
     reset();
 }
 
@@ -107,6 +113,8 @@ int32_t Follower::closed(Configurations waiting) {
 
 void Follower::close_one(Configuration c, Configurations& waiting, Configurations& takers, bool& accepts) {
     const Instruction& i = program_.code[c.pc];
+    const int32_t place = program_.place_of(c.pc);
+    if (place >= 0 && c.count + program_.fewest_items(place) > program_.rules[rule_of(c.frame)].most) return;
     if (i.op == BYTES) {
         if (!is_covered(c, takers)) takers.push_back(c);
         return;
@@ -137,6 +145,7 @@ void Follower::close_one(Configuration c, Configurations& waiting, Configuration
             waiting.push_back({rule.entry, count, c.frame});
             break;
         }
+        case COUNT: waiting.push_back({i.y, c.count + 1, c.frame}); break;
         default: break;
     }
 }
@@ -206,6 +215,10 @@ int32_t Follower::frame_of(int32_t number, int depth) {
 
 int32_t Follower::cost_of(const Configuration& c) const {
     const Frame& frame = frames_[size_t(c.frame)];
+    const int32_t place = program_.place_of(c.pc);
+    if (place >= 0) {
+        return sum_of(program_.cost_within(place, program_.rules[frame.rule].most - c.count), frame.cost);
+    }
     return sum_of(int64_t(program_.cost[c.pc]) + program_.more(frame.rule, c.count), frame.cost);
 }
 
@@ -230,10 +243,12 @@ int32_t Follower::state_of(Configurations takers, bool accepts) {
 
 const std::vector<std::pair<int32_t, int32_t>>& Follower::far_tokens(int32_t state, int32_t far) {
     // Further matches of a counted rule that may end do not matter: with fewer of them at least as much may follow.
+    // Nor does what a bounded rule has counted, as long as there is room for a token and all cheapest rests.
     Configurations takers = states_[size_t(state)];
     for (Configuration& c : takers) {
         const Rule& rule = program_.rules[frames_[size_t(c.frame)].rule];
         if (rule.body >= 0) c.count = std::min(c.count, rule.least);
+        if (rule.is_bounded() && rule.most - c.count >= roomy_) c.count = 0;
     }
     std::sort(takers.begin(), takers.end());
     takers.erase(std::unique(takers.begin(), takers.end()), takers.end());

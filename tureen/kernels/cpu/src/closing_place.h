@@ -97,6 +97,7 @@ private:
     std::array<uint8_t, 256> classes_{};
     std::vector<uint8_t> members_;  // a byte of each class
     int32_t num_classes_ = 1;
+    int32_t roomy_ = 0;  // items that a token and the cheapest rest behind it take at most
     int32_t start_ = 0;
 
     std::vector<Configurations> states_;

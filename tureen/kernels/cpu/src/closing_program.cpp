@@ -7,7 +7,7 @@ namespace tureen {
 
 namespace {
 
-constexpr int32_t VERSION = 1;
+constexpr int32_t VERSION = 2;
 
 template <class T>
 void write(const std::vector<T>& items, std::string& data) {
@@ -45,13 +45,25 @@ void check_program(const Program& program) {
         check(is_pc(rule.entry) && (rule.body == -1 || is_pc(rule.body)));
         check(rule.least >= 0 && rule.most >= -1);
     }
+    const int64_t num_places = int64_t(program.from.size()) - 1;
+    check(program.places.empty() || int64_t(program.places.size()) == count);
+    for (int32_t place : program.places) check(place >= -1 && place < num_places);
+    for (size_t at = 0; at < program.from.size(); at++) {
+        check(program.from[at] >= (at == 0 ? 0 : program.from[at - 1]));
+        check(size_t(program.from[at]) <= program.rests.size());
+    }
+    for (const Rest& rest : program.rests) {
+        check(rest.tokens >= 0 && rest.tokens <= NEVER && rest.items >= 0 && rest.items <= NEVER);
+    }
     for (const Instruction& i : program.code) {
-        check(i.op >= BYTES && i.op <= NEXT);
+        check(i.op >= BYTES && i.op <= COUNT);
         if (i.op == BYTES) check(i.x >= 0 && size_t(i.x) < program.sets.size());
-        if (i.op == BYTES || i.op == CALL) check(is_pc(i.y));
+        if (i.op == BYTES || i.op == CALL || i.op == COUNT) check(is_pc(i.y));
         if (i.op == SPLIT) check(i.x >= 0 && i.y >= 0 && uint64_t(i.x) + uint64_t(i.y) <= program.targets.size());
-        if (i.op == CALL || i.op == LOOP || i.op == NEXT) check(i.x >= 0 && size_t(i.x) < program.rules.size());
+        if (i.op == CALL || i.op == LOOP || i.op == NEXT || i.op == COUNT)
+            check(i.x >= 0 && size_t(i.x) < program.rules.size());
         if (i.op == LOOP || i.op == NEXT) check(program.rules[i.x].body >= 0);
+        if (i.op == COUNT) check(program.place_of(i.y) >= 0);
     }
 }
 
@@ -65,6 +77,9 @@ std::string pack(const Program& program) {
     write(program.sets, data);
     write(program.rules, data);
     write(program.cost, data);
+    write(program.places, data);
+    write(program.from, data);
+    write(program.rests, data);
     return data;
 }
 
@@ -78,6 +93,9 @@ Program unpack(const char* data, size_t size) {
     read(program.sets, data, size);
     read(program.rules, data, size);
     read(program.cost, data, size);
+    read(program.places, data, size);
+    read(program.from, data, size);
+    read(program.rests, data, size);
     check(size == 0);
     check_program(program);
     return program;

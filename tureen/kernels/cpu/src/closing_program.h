@@ -28,6 +28,7 @@ enum Op : int32_t {
     RET,    // the end of a rule
     LOOP,   // a counted rule x: once more, or its end
     NEXT,   // one more time of rule x
+    COUNT,  // one more item of the bounded rule x, then y
 };
 
 struct Instruction {
@@ -38,6 +39,14 @@ struct Rule {
     int32_t entry;
     int32_t body;         // of a counted rule, else -1
     int32_t least, most;  // times; most -1 = without end
+
+    // An automaton that matches `most` items at most, of which it counts each.
+    bool is_bounded() const { return body < 0 && most > 0; }
+};
+
+// A way to the end of a bounded rule.
+struct Rest {
+    int32_t tokens, items;
 };
 
 using ByteSet = std::array<uint64_t, 4>;
@@ -52,6 +61,22 @@ struct Program {
     std::vector<Rule> rules;    // the first is the whole
     std::vector<bool> skips;    // by instruction, while costs are looked for: what can be left out of a SPLIT is
     std::vector<int32_t> cost;  // by instruction: tokens to the end of its rule, or of the counted rule's item
+    // Of bounded rules. Instructions of the same state of an automaton are of the same place.
+    std::vector<int32_t> places;  // by instruction: its place, or -1; none at all where no rule is bounded
+    std::vector<int32_t> from;    // by place, and one more: its first rest
+    std::vector<Rest> rests;      // of a place: each takes more tokens than the one before, and fewer items
+
+    int32_t place_of(int32_t pc) const { return places.empty() ? -1 : places[pc]; }
+    // Tokens to the end of a bounded rule, from one of its places, with so many items at most.
+    int32_t cost_within(int32_t place, int32_t items) const {
+        for (int32_t at = from[place]; at < from[place + 1]; at++) {
+            if (rests[at].items <= items) return rests[at].tokens;
+        }
+        return NEVER;
+    }
+    int32_t fewest_items(int32_t place) const {
+        return from[place] < from[place + 1] ? rests[from[place + 1] - 1].items : NEVER;
+    }
 
     // What a frame of this rule costs besides, where `count` times are over and one is under way.
     int32_t more(int32_t rule, int32_t count) const {
@@ -64,8 +89,13 @@ struct Program {
 // Makes the instructions of a tree, as grammar/closing.py writes it. Throws TooLarge, std::invalid_argument.
 Program emit_program(const int32_t* tree, size_t size);
 
-// Fills in what it takes to end, in tokens of the vocabulary.
+// Fills in what it takes to end, in tokens of the vocabulary. Throws TooLarge.
 void find_costs(Program& program, const Trie& trie);
+
+// Fills in the rests. `bytes`, `component`: by instruction, how few bytes lead to the end of its rule, and which ones
+// lead to each other. Throws TooLarge.
+void find_rests(Program& program, const Trie& trie, const std::vector<int32_t>& bytes,
+                const std::vector<int32_t>& component);
 
 std::string pack(const Program& program);
 Program unpack(const char* data, size_t size);  // throws std::invalid_argument

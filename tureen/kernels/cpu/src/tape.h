@@ -133,6 +133,11 @@ public:
     float* logits() { return logits_.data(); }
     const Best& best() const { return best_; }
 
+    // Count how many tokens each expert takes from now on, or no longer.
+    void count_experts(bool is_on) { counts_experts_ = is_on; }
+    // The counts of each `experts`, in the order of recording, since they were last taken.
+    std::vector<std::vector<int64_t>> take_expert_counts();
+
     int hidden() const { return hidden_; }
     int vocab() const { return vocab_; }
     int tokens() const { return step_.tokens(); }  // of the last step
@@ -173,10 +178,12 @@ private:
     std::map<int, Arena> adapters_;        // the memory of each
     std::vector<Operation> body_, head_;
     Norm final_norm_;
-    Step step_;                   // the last one
-    std::vector<int32_t> asked_;  // tokens of it that the head is asked about
-    Floats logits_;               // [asked][vocab]
-    Best best_;                   // of these
+    Step step_;                                        // the last one
+    std::vector<int32_t> asked_;                       // tokens of it that the head is asked about
+    Floats logits_;                                    // [asked][vocab]
+    Best best_;                                        // of these
+    std::vector<std::vector<int64_t>> expert_counts_;  // [experts operation][expert]: tokens that it took
+    bool counts_experts_ = false;
     int num_counters_ = 0;
     std::unique_ptr<std::atomic<int>[]> counters_;
 };

@@ -156,6 +156,8 @@ void Tape::experts(const std::string& module, Norm norm, Experts given, float sc
     may_gather(gate_up);
     int first = num_counters_, inner = experts->each[0].gate.rows();
     num_counters_ += 10;
+    size_t place = expert_counts_.size();
+    expert_counts_.emplace_back(count, 0);
     body_.push_back([=, &into, &down](Frame& frame, int thread) {
         Buffers& b = frame.buffers;
         Routing& routing = b.routing;
@@ -166,7 +168,11 @@ void Tape::experts(const std::string& module, Norm norm, Experts given, float sc
         });
         frame.deal(first + 1, rows, [&](int m) { route(frame, thread, *experts, inputs, m); });
         frame.pool.barrier();
-        frame.deal(first + 2, 1, [&](int) { settle(routing, rows, chosen, count); });
+        frame.deal(first + 2, 1, [&](int) {
+            settle(routing, rows, chosen, count);
+            for (int e = 0; e < count && counts_experts_; e++)
+                expert_counts_[place][e] += routing.first[e + 1] - routing.first[e];
+        });
         frame.pool.barrier();
         deal_experts(frame, first + 3, ceil_div(inner, TILE), [&](int e, int begin, int end) {
             int from = routing.first[e], size = routing.first[e + 1] - from;
@@ -204,6 +210,12 @@ void Tape::experts(const std::string& module, Norm norm, Experts given, float sc
         });
         frame.pool.barrier();
     });
+}
+
+std::vector<std::vector<int64_t>> Tape::take_expert_counts() {
+    auto taken = expert_counts_;
+    for (auto& counts : expert_counts_) std::fill(counts.begin(), counts.end(), 0);
+    return taken;
 }
 
 }  // namespace tureen

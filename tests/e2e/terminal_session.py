@@ -1,0 +1,94 @@
+"""A command in a terminal of its own, as a person has it: keys go in, what it shows comes out."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+import threading
+
+from patience import wait_until
+
+ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>])")
+"""Sequences with which the prompt paints itself: colours, cursor, modes."""
+
+
+class TerminalSession:
+    """Runs `tureen …` in a pseudo-terminal of 100 columns; a context manager."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self._main, child = pty.openpty()
+        termios.tcsetwinsize(child, (40, 100))
+        environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tureen", *arguments],
+            stdin=child,
+            stdout=child,
+            stderr=child,
+            env=environment | (env or {}),
+            start_new_session=True,
+            preexec_fn=_own_terminal,
+        )
+        os.close(child)
+        self._shown = b""
+        self._read_to = 0
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                piece = os.read(self._main, 1 << 16)
+            except OSError:  # the child has closed its side
+                return
+            if not piece:
+                return
+            self._shown += piece
+
+    @property
+    def raw(self) -> str:
+        return self._shown.decode("utf-8", "replace")
+
+    @property
+    def shown(self) -> str:
+        """Everything that was shown, without colours and movements of the cursor."""
+        return ESCAPES.sub("", self.raw)
+
+    def keys(self, text: str) -> None:
+        os.write(self._main, text.encode())
+
+    def send(self, line: str) -> None:
+        """Types a line and Enter."""
+        self.keys(f"{line}\r")
+
+    def wait_for(self, text: str) -> str:
+        """Waits until the text is shown behind what was waited for before; returns what stands between."""
+        wait_until(
+            lambda: text in self.shown[self._read_to :] or self.process.poll() is not None, f"{text!r} in {self!r}"
+        )
+        rest = self.shown[self._read_to :]
+        assert text in rest, self.shown
+        before, _, _ = rest.partition(text)
+        self._read_to += len(before) + len(text)
+        return before
+
+    def __repr__(self) -> str:
+        return f"<terminal: {self.shown[-2000:]!r}>"
+
+    def __enter__(self) -> TerminalSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        os.close(self._main)
+
+
+def _own_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

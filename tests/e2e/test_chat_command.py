@@ -1,0 +1,206 @@
+"""`tureen chat` in a real terminal, with a real server: what is typed, what is shown, what the server is asked."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import subprocess
+import sys
+import threading
+
+import httpx
+import jsonschema
+import pytest
+from patience import wait_until
+from server_process import ServerProcess
+from terminal_session import TerminalSession
+
+pytestmark = pytest.mark.e2e
+
+QUESTION = "What is the capital of France?"
+GREEDY = ("--temperature", "0", "--max-new-tokens", "12")
+
+
+def chat(server: ServerProcess, tmp_path, *flags: str) -> TerminalSession:
+    return TerminalSession("chat", "--url", server.url, "--download-dir", str(tmp_path), *flags)
+
+
+def answer_over_http(server: ServerProcess, *texts: str, **fields) -> str:
+    """Answers a chat whose turns are the texts."""
+    turns = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
+    body = {"messages": turns, "temperature": 0, "max_tokens": 12} | fields
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+    return answer["choices"][0]["message"]["content"]
+
+
+def num_running(server: ServerProcess) -> int:
+    return httpx.get(f"{server.url}/v1/loads").json()["loads"][0]["num_running_reqs"]
+
+
+def test_what_is_typed_is_answered_with_the_turns_before_it(server, tmp_path):
+    first = answer_over_http(server, QUESTION)
+    second = answer_over_http(server, QUESTION, first, "And of Spain?")
+    with chat(server, tmp_path, *GREEDY) as terminal:
+        terminal.wait_for("/help")
+        terminal.send(QUESTION)
+        terminal.wait_for(first.split("\n")[0][:60])
+        terminal.wait_for("(cut short)")
+        terminal.send("And of Spain?")
+        terminal.wait_for(second.split("\n")[0][:60])
+        terminal.wait_for("\n>")
+        terminal.keys("\x04")
+        wait_until(lambda: terminal.process.poll() is not None, "the end of the chat")
+        assert terminal.process.returncode == 0
+
+
+def test_a_conversation_is_saved_edited_and_gone_on_with(server, tmp_path):
+    kept = tmp_path / "kept.json"
+    with chat(server, tmp_path, *GREEDY, "--system", "Be brief.") as terminal:
+        terminal.wait_for("/help")
+        terminal.send("Say hello")
+        terminal.wait_for("(cut short)")
+        terminal.send("/edit")
+        terminal.wait_for("Say hello")
+        terminal.send(" to me")
+        terminal.wait_for("(cut short)")
+        terminal.send(f"/save {kept}")
+        terminal.wait_for("saved in")
+        saved = json.loads(kept.read_text())
+        assert [turn["role"] for turn in saved["messages"]] == ["user", "assistant"]
+        assert saved["messages"][0]["content"] == "Say hello to me"
+        system = {"role": "system", "content": "Be brief."}
+        body = {
+            "messages": [system, {"role": "user", "content": "Say hello to me"}],
+            "temperature": 0,
+            "max_tokens": 12,
+        }
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+        assert saved["messages"][1]["content"] == answer["choices"][0]["message"]["content"]
+    with chat(server, tmp_path) as terminal:
+        terminal.wait_for("/help")
+        terminal.send(f"/load {kept}")
+        terminal.wait_for("2 messages")
+        terminal.send("/regen")
+        terminal.wait_for("(cut short)")
+        terminal.send(f"/save {kept}")
+        terminal.wait_for("saved in")
+        assert json.loads(kept.read_text())["messages"] == saved["messages"]
+
+
+def test_ctrl_c_ends_the_answer_on_the_server_too_and_the_chat_goes_on(server, tmp_path):
+    with chat(server, tmp_path, "--ignore-eos", "--max-new-tokens", "6000") as terminal:
+        terminal.wait_for("/help")
+        terminal.send("Count")
+        wait_until(lambda: num_running(server) == 1, "the answer")
+        wait_until(lambda: len(terminal.shown) > 400, "some of the answer")
+        terminal.keys("\x03")
+        wait_until(lambda: num_running(server) == 0, "the end of the answer")
+        terminal.wait_for("(cut short)")
+        terminal.send("/stats")
+        terminal.wait_for("no whole answer yet")
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("/nonsense", "/nonsense is not a command"),
+        ("/set temprature 1", "did you mean temperature?"),
+        ("/set temperature", "needs a value"),
+        ("/schema nowhere.json", "cannot read nowhere.json"),
+        ("/load nowhere.json", "cannot read nowhere.json"),
+        ("/edit 7", "there is no message 7"),
+        ("/edit x", "the number of a message"),
+        ("/regen", "there is no message"),
+        ("/save", "needs the name of a file"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_to_do(server, tmp_path, typed, shown):
+    with chat(server, tmp_path) as terminal:
+        terminal.wait_for("/help")
+        terminal.send(typed)
+        terminal.wait_for(shown)
+
+
+def test_a_value_that_the_server_refuses_is_named_and_the_message_may_be_sent_again(server, tmp_path):
+    with chat(server, tmp_path, *GREEDY) as terminal:
+        terminal.wait_for("/help")
+        terminal.send("/set top_p 7")
+        terminal.wait_for("top_p 7")
+        terminal.send("Hello")
+        terminal.wait_for("! top_p")
+        terminal.keys("\x15")
+        terminal.send("/set top_p off")
+        terminal.send("Hello")
+        terminal.wait_for("(cut short)")
+
+
+def test_answers_follow_a_schema(server, tmp_path):
+    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
+    (tmp_path / "city.json").write_text(json.dumps(schema | {"additionalProperties": False}))
+    command = [sys.executable, "-m", "tureen", "chat", "--url", server.url, "--schema", str(tmp_path / "city.json")]
+    done = subprocess.run(command, input=QUESTION, capture_output=True, text=True, check=True)
+    jsonschema.validate(json.loads(done.stdout), schema)
+
+
+def test_without_a_terminal_standard_input_is_the_message_and_the_answer_is_all_that_is_printed(server):
+    command = [sys.executable, "-m", "tureen", "chat", "--url", server.url, *GREEDY]
+    done = subprocess.run(command, input=QUESTION, capture_output=True, text=True, check=True)
+    assert done.stdout == answer_over_http(server, QUESTION) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--url", "ftp://here"], "must be http://HOST:PORT"),
+        (["--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
+        (["--quantization", "int8"], "--quantization is for a server that starts"),
+        (["--temperature", "warm"], "--temperature 'warm'"),
+    ],
+)
+def test_what_cannot_be_is_one_line(server, flags, said):
+    where = [] if "--url" in flags else ["--url", server.url]
+    done = subprocess.run(
+        [sys.executable, "-m", "tureen", "chat", *where, *flags],
+        input="Hi",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+class HostileServer(http.server.BaseHTTPRequestHandler):
+    """Answers every chat with text that would paint over a terminal."""
+
+    TEXT = "a\x1b[2J\x1b]0;owned\x07b\u202ec\rd"
+
+    def do_GET(self) -> None:
+        self._answer(json.dumps({"data": [{"id": "m", "max_model_len": 9}]}).encode())
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        chunk = {"choices": [{"delta": {"content": self.TEXT}, "finish_reason": "stop"}]}
+        self._answer(b"data: " + json.dumps(chunk).encode() + b"\n\ndata: [DONE]\n\n")
+
+    def _answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_control_characters_of_an_answer_are_shown_as_text(tmp_path):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), HostileServer) as hostile:
+        threading.Thread(target=hostile.serve_forever, daemon=True).start()
+        command = ["chat", "--url", f"http://127.0.0.1:{hostile.server_port}", "--download-dir", str(tmp_path)]
+        with TerminalSession(*command) as terminal:
+            terminal.wait_for("/help")
+            terminal.send("Hello")
+            terminal.wait_for(r"a\x1b[2J\x1b]0;owned\x07b\u202ec\rd")
+            assert "\x1b]0;owned" not in terminal.raw
+        hostile.shutdown()

@@ -1,0 +1,328 @@
+"""Models from a hub: what is fetched, what is fetched again, and a true line for each thing that can go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from patience import wait_until
+
+from tureen.config import Config
+from tureen.errors import StartupError
+from tureen.fetching import hub as hub_module
+from tureen.fetching.pull import pull
+
+WEIGHTS = bytes(range(256)) * 40_000  # ten pieces of a download
+FOLDER = {
+    "config.json": b'{"architectures": ["LlamaForCausalLM"]}',
+    "tokenizer.json": b"{ }",
+    "model.safetensors": WEIGHTS,
+    "README.md": b"not needed",
+    "pytorch_model.bin": b"not wanted",
+    "1_Pooling/config.json": b"{}",
+    "onnx/model.onnx": b"not needed",
+}
+GGUFS = {
+    "README.md": b"",
+    "m-Q4_K_M.gguf": b"GGUF four",
+    "m-Q8_0-00001-of-00002.gguf": b"GGUF eight, first",
+    "m-Q8_0-00002-of-00002.gguf": b"GGUF eight, second",
+    "mmproj-m-f16.gguf": b"GGUF projector",
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    return Config(download_dir=str(tmp_path / "cache"))
+
+
+def _fault(name, config):
+    with pytest.raises(StartupError) as caught:
+        pull(name, config)
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def _content_requests(hub):
+    return [(path, sent) for path, sent in hub.requests if "/resolve/" in path]
+
+
+def test_a_model_is_its_folder_and_nothing_else_is_fetched(hub, config):
+    hub.files["org/name"] = FOLDER
+    folder = pull("org/name", config)
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    assert names == ["1_Pooling/config.json", "config.json", "model.safetensors", "tokenizer.json"]
+    for name in names:
+        assert (folder / name).read_bytes() == FOLDER[name]
+    before = len(hub.requests)
+    assert pull("hf:org/name", config) == folder
+    assert len(hub.requests) == before
+
+
+def test_the_hubs_own_library_finds_what_was_fetched(hub, config):
+    from huggingface_hub import snapshot_download
+
+    hub.files["org/name"] = FOLDER
+    folder = pull("org/name", config)
+    root = hub_module.Path(config.download_dir) / "hub"
+    assert Path(snapshot_download("org/name", cache_dir=root, local_files_only=True)) == folder
+
+
+def test_what_the_hubs_own_library_fetched_is_found(hub, config, monkeypatch, tmp_path):
+    from huggingface_hub import scan_cache_dir
+
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    hub.files["org/name"] = FOLDER
+    folder = pull("org/name", Config())
+    assert folder.is_relative_to(tmp_path / "hf" / "hub")
+    (repository,) = scan_cache_dir(tmp_path / "hf" / "hub").repos
+    assert (repository.repo_id, repository.repo_type) == ("org/name", "model")
+    assert pull("org/name", config) == folder  # another --download-dir finds it, too
+
+
+def test_a_newer_version_is_asked_for_where_that_is_wanted_and_only_what_changed_is_fetched(hub, config):
+    hub.files["org/name"] = dict(FOLDER)
+    old = pull("org/name", config)
+    hub.files["org/name"]["config.json"] = b'{"architectures": ["Qwen2ForCausalLM"]}'
+    hub.commit = "f" * 40
+    assert pull("org/name", config) == old
+    hub.requests.clear()
+    new = pull("org/name", config, renewed=True)
+    assert (new / "config.json").read_bytes() == hub.files["org/name"]["config.json"]
+    assert [path.rpartition("/")[2] for path, _ in _content_requests(hub)] == ["config.json"]
+    assert pull("org/name", config) == new
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("org/ggufs:Q4_K_M", "m-Q4_K_M.gguf"),
+        ("org/ggufs:q4_k_m", "m-Q4_K_M.gguf"),
+        ("org/ggufs", "m-Q4_K_M.gguf"),
+        ("hf:org/ggufs:Q8_0", "m-Q8_0-00001-of-00002.gguf"),
+        ("org/ggufs:m-Q4_K_M.gguf", "m-Q4_K_M.gguf"),
+    ],
+)
+def test_a_gguf_is_chosen_by_its_quantisation_and_comes_with_all_its_parts(hub, config, name, file):
+    hub.files["org/ggufs"] = GGUFS
+    path = pull(name, config)
+    assert path.name == file
+    fetched = {path.rpartition("/")[2] for path, _ in _content_requests(hub)}
+    assert fetched == {each for each in GGUFS if each.split("-0000")[0] == file.split("-0000")[0]}
+
+
+def test_a_quantisation_that_is_not_there_names_those_that_are(hub, config):
+    hub.files["org/ggufs"] = GGUFS
+    message = _fault("org/ggufs:Q4_K_S", config)
+    assert "only Q4_K_M, Q8_0" in message
+    assert "did you mean org/ggufs:Q4_K_M?" in message
+
+
+def test_several_models_of_which_none_is_usual_must_be_named(hub, config):
+    hub.files["org/ggufs"] = {"m-Q5_0.gguf": b"GGUF", "m-Q8_0.gguf": b"GGUF"}
+    assert "name one: org/ggufs:Q5_0" in _fault("org/ggufs", config)
+
+
+def test_a_repository_of_pickles_is_refused(hub, config):
+    hub.files["org/old"] = {"config.json": b"{}", "pytorch_model.bin": b"x"}
+    assert "pickled weights" in _fault("org/old", config)
+
+
+def test_the_token_goes_to_the_hub_and_opens_what_is_private(hub, config, monkeypatch):
+    hub.files["org/name"], hub.token = FOLDER, "secret"
+    assert "set HF_TOKEN" in _fault("org/name", config)
+    monkeypatch.setenv("HF_TOKEN", "wrong")
+    assert "takes your token (HF_TOKEN) for wrong" in _fault("org/name", config)
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert (pull("org/name", config) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_the_token_of_a_log_in_is_used(hub, config, tmp_path):
+    hub.files["org/name"], hub.token = FOLDER, "secret"
+    place = tmp_path / "home" / ".cache" / "huggingface"
+    place.mkdir(parents=True)
+    (place / "token").write_text("secret\n")
+    assert pull("org/name", config).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "words"),
+    [
+        (lambda hub: hub.gated.add("org/name"), ["gated", "accept its terms at", "HF_TOKEN"]),
+        (lambda hub: hub.files.clear(), ["no such repository", "check the name", "HF_TOKEN"]),
+        (lambda hub: hub.status.update({"/api/models/org/name/revision/main": 503}), ["503", "try again later"]),
+        (lambda hub: hub.status.update({"/api/models/org/name/revision/main": 429}), ["429", "try again later"]),
+        (lambda hub: hub.close(), ["refuses connections", "--model-path", "HF_ENDPOINT"]),
+    ],
+)
+def test_what_the_hub_refuses_is_said_in_a_line_with_what_to_do(hub, config, prepare, words):
+    hub.files["org/name"] = FOLDER
+    prepare(hub)
+    message = _fault("org/name", config)
+    assert [word for word in words if word not in message] == []
+
+
+def test_a_revision_that_is_not_there_is_named(hub, tmp_path):
+    hub.files["org/name"] = FOLDER
+    message = _fault("org/name", Config(download_dir=str(tmp_path), revision="v9"))
+    assert "no revision 'v9'" in message
+
+
+def test_a_connection_that_breaks_is_gone_on_with(hub, config):
+    hub.files["org/name"] = FOLDER
+    hub.cuts = [10**9, 10**9, 1_000_000, 3_000_000, 100]  # of config.json, of a pooling's, then of the weights
+    folder = pull("org/name", config)
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.num_sent == sum(len(FOLDER[path.relative_to(folder).as_posix()]) for path in folder.rglob("*.*"))
+
+
+def test_a_server_without_ranges_is_asked_for_the_whole(hub, config):
+    hub.files["org/name"], hub.has_ranges = FOLDER, False
+    hub.cuts = [10**9, 10**9, 1_000_000]
+    assert (pull("org/name", config) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_content_that_is_not_the_listed_one_is_refused_and_not_kept(hub, config):
+    class Lying(dict):
+        def __getitem__(self, name):
+            return super().__getitem__(name)
+
+        def get(self, name, default=None):
+            content = super().get(name, default)
+            return content[:-1] + b"!" if name == "model.safetensors" else content
+
+    hub.files["org/name"] = Lying(FOLDER)
+    message = _fault("org/name", config)
+    assert "damaged or replaced" in message
+    kept = [path for path in Path(config.download_dir).rglob("*") if path.is_file() and path.stat().st_size > 1000]
+    assert kept == []
+
+
+def test_the_progress_is_in_bytes_of_all_files_and_ends_with_all(hub, config):
+    hub.files["org/name"] = FOLDER
+    told = []
+    pull("org/name", config, lambda *told_now: told.append(told_now))
+    total = sum(len(FOLDER[name]) for name in ("config.json", "tokenizer.json", "model.safetensors")) + 2
+    assert {(phase, whole) for phase, _, whole in told} == {("download org/name (bytes)", total)}
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+    assert told[-1][1] == total
+    assert len(told) > 10
+
+
+def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched(hub, config, monkeypatch):
+    hub.files["org/name"] = FOLDER
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: type("", (), {"free": 1_000_000}))
+    message = _fault("org/name", config)
+    assert "10 MB are needed and 1 MB are free" in message
+    assert "tureen rm" in message
+    assert [path for path, _ in _content_requests(hub) if path.endswith("safetensors")] == []
+
+
+def test_a_disk_that_fills_up_meanwhile_is_said(hub, config, monkeypatch):
+    hub.files["org/name"] = FOLDER
+    real = os.fsync
+
+    def full(descriptor):
+        real(descriptor)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert "the disk is full; make room" in _fault("org/name", config)
+
+
+def test_a_cache_that_cannot_be_written_is_said(hub, tmp_path):
+    hub.files["org/name"] = FOLDER
+    (tmp_path / "file").write_text("")
+    assert "--download-dir" in _fault("org/name", Config(download_dir=str(tmp_path / "file")))
+
+
+def test_a_proxy_is_used_and_its_fault_named_without_its_password(hub, config, monkeypatch):
+    hub.files["org/name"] = FOLDER
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
+    monkeypatch.setenv("http_proxy", hub.url.replace("//", "//user:secret@"))
+    assert (pull("org/name", config) / "model.safetensors").read_bytes() == WEIGHTS
+    config = Config(download_dir=config.download_dir + "2")
+    monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:9")
+    message = _fault("org/name", config)
+    assert "the proxy http://127.0.0.1:9 (HTTPS_PROXY) for hub.invalid refuses connections" in message
+    assert "secret" not in message
+
+
+def test_a_name_that_no_server_has_says_that_there_is_no_network(hub, config, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
+    message = _fault("org/name", config)
+    assert "hub.invalid is not found: no network" in message
+    assert "hf download org/name" in message
+
+
+SCRIPT = """
+import sys
+from tureen.config import Config
+from tureen.fetching.pull import pull
+print(pull(sys.argv[1], Config(download_dir=sys.argv[2]), lambda *told: print(*told, file=sys.stderr, flush=True)))
+"""
+
+
+def _start(name, config):
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, name, config.download_dir],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_download_that_is_killed_is_gone_on_with_and_the_file_is_right(hub, config):
+    hub.files["org/name"], hub.hold_after = {"m.gguf": WEIGHTS}, 5_000_000
+    process = _start("org/name", config)
+    hub.is_held.wait()
+    part = Path(config.download_dir, "hub", "models--org--name", "blobs")
+    wait_until(lambda: any(path.stat().st_size >= 4 << 20 for path in part.glob("*.part")), "the part on the disk")
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    hub.go_on.set()
+    (had,) = [path.stat().st_size for path in part.glob("*.part")]
+    assert 0 < had < len(WEIGHTS)
+    hub.requests.clear()
+    path = pull("org/name", config)
+    assert path.read_bytes() == WEIGHTS
+    assert _content_requests(hub) == [(f"/org/name/resolve/{hub.commit}/m.gguf", f"bytes={had}-")]
+    assert list(part.glob("*.part")) == []
+
+
+def test_of_two_processes_that_want_a_model_one_downloads_and_the_other_waits(hub, config):
+    hub.files["org/name"], hub.hold_after = {"m.gguf": WEIGHTS}, 3_000_000
+    first = _start("org/name", config)
+    hub.is_held.wait()
+    second = _start("org/name", config)
+    assert "wait for another process that fetches org/name" in second.stderr.readline()
+    hub.go_on.set()
+    paths = [process.communicate()[0].strip() for process in (first, second)]
+    assert paths[0] == paths[1]
+    assert Path(paths[0]).read_bytes() == WEIGHTS
+    assert len(_content_requests(hub)) == 1
+
+
+def test_threads_that_want_a_model_at_once_all_get_it_and_it_is_sent_once(hub, config):
+    hub.files["org/name"] = {"m.gguf": WEIGHTS}
+    paths = []
+    threads = [threading.Thread(target=lambda: paths.append(pull("org/name", config))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(paths)) == 1
+    assert len(paths) == 4
+    assert hub.num_sent == len(WEIGHTS)
+
+
+def test_the_index_of_a_folder_in_parts_names_what_is_missing(hub, config):
+    index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode()
+    hub.files["org/name"] = {"config.json": b"{}", "model.safetensors.index.json": index, "model-1.safetensors": b"x"}
+    assert "no whole model" in _fault("org/name", config)

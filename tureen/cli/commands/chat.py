@@ -1,0 +1,74 @@
+"""`tureen chat`: a chat in the terminal, with a server that runs or with a model that it loads itself."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator
+
+from tureen.cli.chat import screen, slash
+from tureen.cli.chat.connection import ServerAddress
+from tureen.cli.chat.conversation import Conversation, Message
+from tureen.cli.chat.own_server import own_server
+from tureen.cli.flags import add_config, add_params, as_flags, load_config, params_of, settings_of
+from tureen.config import Config, cache_dir
+from tureen.errors import StartupError
+
+HELP = "chat in the terminal"
+
+OURS = frozenset(("host", "port", "api_key", "download_dir"))
+"""Settings that say where a running server is, or where the chat keeps its history."""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the model, the server, what the chat begins with, and the flags of `generate`."""
+    text = "model to load; without it: the server on --port, where one runs, else the default model"
+    parser.add_argument("model_path", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=text)
+    parser.add_argument("--url", help="a running server: http://HOST:PORT or unix:PATH")
+    parser.add_argument("--system", default="", metavar="TEXT", help="what the model is told before everything")
+    parser.add_argument("--schema", metavar="FILE", help="JSON schema that the answers follow")
+    add_params(parser)
+    add_config(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Chats until the user ends it; without a terminal answers what stands on standard input. Raises TureenError."""
+    config = load_config(options)
+    conversation = Conversation(system=options.system, settings=params_of(options))
+    if options.schema:
+        slash.do_schema(conversation, options.schema)
+    with _server(options, config) as server:
+        [model, *_] = server.ask("GET", "/v1/models")["data"]
+        conversation.model = model["id"]
+        if sys.stdin.isatty():
+            screen.say(f"{model['id']} at {server.url}; /help shows what can be typed")
+            screen.chat(conversation, server, cache_dir(config) / "chat_history", model.get("max_model_len") or 0)
+        else:
+            conversation.messages.append(Message("user", sys.stdin.read()))
+            screen.show(conversation.answer(server))
+    return 0
+
+
+@contextlib.contextmanager
+def _server(options: argparse.Namespace, config: Config) -> Iterator[ServerAddress]:
+    """Finds the server to talk to, or starts one. Raises StartupError."""
+    settings = settings_of(options)
+    running = ServerAddress(options.url or f"http://{config.host}:{config.port}", api_key=config.api_key)
+    if options.url is None and ("model_path" in settings or not running.answers()):
+        with importlib.import_module("tureen.terminal").PhaseDisplay() as display:
+            importlib.import_module("tureen.build").find_model(config, progress=display)  # downloads it in sight
+        screen.say(f"loading {config.model_path} …")
+        with own_server(as_flags(options), api_key=config.api_key) as own:
+            yield own
+        return
+    if vain := [name for name in settings if name not in OURS]:
+        flag = vain[0].replace("_", "-")
+        raise StartupError(
+            f"--{flag} is for a server that starts; the one at {running.url} runs already: leave it out, or name "
+            "a MODEL to load"
+        )
+    if not running.answers():
+        raise StartupError(f"no server answers at {running.url}; start one with: tureen serve")
+    yield running

@@ -1,0 +1,77 @@
+"""Knows how GGUF files are named: by their quantisation, and in parts."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Final
+
+PART: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+TAG: Final = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|TQ\d_0|MXFP4\w*|BF16|F16|F32|FP16))$", re.IGNORECASE)
+DEFAULT_TAG: Final = "Q4_K_M"
+"""The quantisation that is taken where none is named: small, and close to the original."""
+
+
+def stem(name: str) -> str:
+    """Returns a file's name without its ending, and without the number of a part."""
+    match = PART.fullmatch(name)
+    return match["stem"] if match else name.removesuffix(".gguf")
+
+
+def parts(name: str) -> list[str]:
+    """Returns the names of all parts of a split model, of which `name` is one; a file that is no part is the only
+    one."""
+    match = PART.fullmatch(name)
+    if match is None:
+        return [name]
+    return [f"{match['stem']}-{number:05}-of-{match['count']}.gguf" for number in range(1, int(match["count"]) + 1)]
+
+
+def groups(names: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the models among the files by their stems, each with its parts in order. Projectors are not models."""
+    models: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if name.endswith(".gguf") and not name.rpartition("/")[2].startswith("mmproj"):
+            models.setdefault(stem(name), []).append(name)
+    return models
+
+
+def tag_of(model: str) -> str:
+    """Returns the quantisation in a stem, in capitals; the stem itself where it names none."""
+    match = TAG.search(model)
+    return match[1].upper() if match else model.rpartition("/")[2]
+
+
+def tags(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(map(tag_of, groups(names))))
+
+
+def choose(names: Iterable[str], tag: str) -> list[str]:
+    """Returns the files of one model: that with the tag (a quantisation, or a file's name), or without one the only
+    one, or DEFAULT_TAG's. [] where none fits, or where several do."""
+    models = groups(names)
+    if not tag:
+        if len(models) == 1:
+            return next(iter(models.values()))
+        tag = DEFAULT_TAG
+    asked = stem(tag).lower()
+    fits = [
+        files
+        for model, files in models.items()
+        if tag_of(model).lower() == asked or asked in (model.lower(), model.rpartition("/")[2].lower())
+    ]
+    return fits[0] if len(fits) == 1 else []
+
+
+def is_whole(files: list[str]) -> bool:
+    """Says whether all parts of a model are there."""
+    match = PART.fullmatch(files[0])
+    return len(files) == (int(match["count"]) if match else 1)
+
+
+def nearest(tag: str, known: Iterable[str]) -> str:
+    """Returns the known tag that one is most like; "" where none is."""
+    by_plain = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(tag.lower(), by_plain, n=1, cutoff=0.5)
+    return by_plain[near[0]] if near else ""

@@ -48,7 +48,7 @@ def _health_routes(state: ServerState) -> list[Entry]:
     def check() -> None:
         engine = state.client.health
         if state.common.models is not None:  # one that is lost harms no other
-            engine = next((one for one in _healths(state) if one.state in WELL), engine)
+            engine = next((health for health in _healths(state) if health.state in WELL), engine)
         if engine.state not in WELL:
             raise Unavailable(
                 f"the engine is {engine.state}: {engine.reason}",

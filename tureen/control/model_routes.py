@@ -1,4 +1,5 @@
-"""Serves OpenAI's `/v1/models`, `/status`, and what loads and unloads models where a server has several."""
+"""Serves OpenAI's `/v1/models`, `/status`, and what loads and unloads models, where a server has
+several, and their LoRA adapters: SGLang's `/load_lora_adapter` and `/unload_lora_adapter`."""
 
 from __future__ import annotations
 
@@ -11,11 +12,10 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tureen.errors import InvalidRequest
+from tureen.errors import InvalidRequest, echo
 from tureen.http.dialect import Docs, Entry, read_body
 from tureen.requests.model_field import is_served, unknown_model
-from tureen.requests.served_models import ServedModel, ServedModels
-from tureen.requests.state import ServerState
+from tureen.requests.state import ServedModel, ServedModels, ServerState
 
 
 class ModelNameBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,9 +24,25 @@ class ModelNameBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: Annotated[str, Meta(min_length=1, description="Name of one of the server's models.")]
 
 
+class LoadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /load_lora_adapter`."""
+
+    lora_name: Annotated[str, Meta(description="Name that requests will use for the adapter.")]
+    lora_path: Annotated[
+        str, Meta(min_length=1, description="Folder on the server, as peft's save_pretrained writes it.")
+    ]
+    pinned: Annotated[bool, Meta(description="Never evicted; here no adapter is, pinned or not.")] = False
+
+
+class UnloadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /unload_lora_adapter`."""
+
+    lora_name: Annotated[str, Meta(description="Name of the loaded adapter.")]
+
+
 def routes(state: ServerState) -> list[Entry]:
     """Returns the routes."""
-    return [*_list_routes(state), *_control_routes(state)]
+    return [*_list_routes(state), *_control_routes(state), *_adapter_routes(state)]
 
 
 def _list_routes(state: ServerState) -> list[Entry]:
@@ -86,6 +102,46 @@ def _control_routes(state: ServerState) -> list[Entry]:
         entry("/models/load", load, "Load a model, and answer when it is loaded."),
         entry("/models/unload", unload, "Unload a model that no request uses."),
         entry("/models/pull", pull, "Fetch a model's files, without loading it."),
+    ]
+
+
+def _adapter_routes(state: ServerState) -> list[Entry]:
+    async def load(request: Request) -> Response:
+        body = await read_body(request, LoadBody)
+        if body.lora_name == state.context.info.model_name:
+            raise InvalidRequest(
+                f"lora_name {echo(body.lora_name)} is the model's own name; choose another", field="lora_name"
+            )
+        return await _call("load_adapter", name=body.lora_name, path=body.lora_path)
+
+    async def unload(request: Request) -> Response:
+        body = await read_body(request, UnloadBody)
+        return await _call("unload_adapter", name=body.lora_name)
+
+    async def _call(op: str, **args: str) -> Response:
+        loaded = await state.change_adapters(op, **args)
+        return JSONResponse({"success": True, "error_message": "", "loaded_adapters": loaded})
+
+    return [
+        Entry(
+            "/load_lora_adapter",
+            load,
+            access="admin",
+            methods=["POST"],
+            docs=Docs(
+                "Adapters",
+                "Load one.",
+                bodies=(LoadBody,),
+                example={"lora_name": "whisper", "lora_path": "examples/adapters/whisper"},
+            ),
+        ),
+        Entry(
+            "/unload_lora_adapter",
+            unload,
+            access="admin",
+            methods=["POST"],
+            docs=Docs("Adapters", "Unload one.", bodies=(UnloadBody,), example={"lora_name": "whisper"}),
+        ),
     ]
 
 

@@ -25,7 +25,7 @@ NAMES = ("model", "name")
 LIMITS = ("deadline_ms", "ttft_deadline_ms")
 
 
-class Choice(msgspec.Struct):
+class AskedFor(msgspec.Struct):
     """The fields of a body that matter before it is read."""
 
     model: Any = None
@@ -44,8 +44,8 @@ class Choice(msgspec.Struct):
         return max(0, min(limits)) / 1000 if limits else None
 
 
-NO_CHOICE = Choice()
-_decode = msgspec.json.Decoder(Choice).decode
+NOTHING_ASKED = AskedFor()
+_decode = msgspec.json.Decoder(AskedFor).decode
 
 
 def spread(entries: Iterable[Entry], fleet: Fleet) -> None:
@@ -67,7 +67,7 @@ def _chooser(entry: Entry, index: int, fleet: Fleet) -> Callable[..., Any]:
 
     async def choose(request: Request) -> ASGIApp:
         asked = request.query_params.get("model")
-        choice = await _read(request) if reads_body else NO_CHOICE
+        choice = await _read(request) if reads_body else NOTHING_ASKED
         named = choice.named or asked
         if named is None and not reads_body:
             answer: ASGIApp = await own(request)
@@ -88,15 +88,15 @@ def _chooser(entry: Entry, index: int, fleet: Fleet) -> Callable[..., Any]:
     return choose
 
 
-async def _read(request: Request) -> Choice:
+async def _read(request: Request) -> AskedFor:
     """Reads what a body says of its model. A faulty body says nothing: its route finds the fault."""
     body = await request.body()
 
-    def decode() -> Choice:
+    def decode() -> AskedFor:
         try:
             return _decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError):
-            return NO_CHOICE
+            return NOTHING_ASKED
 
     return await offload.run(len(body) // BYTES_PER_CHAR, decode)
 

@@ -58,7 +58,9 @@ class Fleet:
         if name in ANY:
             return self.default
         exact = (member for member in self.members if member.name == name)
-        return next(exact, None) or next((one for one in self.members if one.names.adapter(name) is not None), None)
+        return next(exact, None) or next(
+            (member for member in self.members if member.names.adapter(name) is not None), None
+        )
 
     def names(self) -> list[str]:
         """Returns the names that requests may use: models and their adapters."""

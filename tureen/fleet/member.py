@@ -10,8 +10,7 @@ from tureen.config import Config
 from tureen.errors import TureenError
 from tureen.http.dialect import Entry
 from tureen.requests.model_field import ModelNames
-from tureen.requests.served_models import Standing
-from tureen.requests.state import ServerState
+from tureen.requests.state import ServerState, Standing
 from tureen.serving.healing import HealingClient
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0

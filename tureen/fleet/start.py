@@ -18,9 +18,11 @@ from tureen.fleet.settings import check_names, each_model, name_of
 from tureen.front.app import all_routes, build_app, fitting
 from tureen.http.dialect import Entry
 from tureen.log import Progress, get_logger
+from tureen.media.loader import MediaLoader
 from tureen.metrics import Metrics
 from tureen.requests.state import ServerState, make_context
 from tureen.runner.need import memory_need
+from tureen.serving.healing import HealingClient
 
 log = get_logger("fleet")
 
@@ -67,8 +69,7 @@ class Launcher:
     async def launch(self, member: Member) -> None:
         """Starts a model's engine for the first time, and makes its routes. Raises StartupError."""
         model, config = await self._find(member), member.config
-        media = media_loader(config, model)
-        client = await connect(config, model, progress=self._progress_of(member))
+        client, media = await self._connect(member, model)
         member.client = client
         try:
             if self.app is None:
@@ -86,6 +87,11 @@ class Launcher:
             member.client = None
             await client.close()
             raise
+
+    async def _connect(self, member: Member, model: Model) -> tuple[HealingClient, MediaLoader | None]:
+        """Starts an engine, and what loads pictures for it. Raises StartupError."""
+        media = media_loader(member.config, model)
+        return await connect(member.config, model, progress=self._progress_of(member)), media
 
     def _progress_of(self, member: Member) -> Progress:
         return self._progress if self.app is None else member.note_phase

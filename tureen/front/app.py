@@ -15,7 +15,6 @@ from starlette.routing import Match
 
 from tureen.config import Config
 from tureen.control import (
-    adapter_routes,
     admin,
     expert_routes,
     logging_routes,
@@ -45,7 +44,6 @@ OUR_ROUTES: tuple[Routes, ...] = (
     parsing_routes.routes,
     session_routes.routes,
     pause.routes,
-    adapter_routes.routes,
     weight_routes.routes,
     model_routes.routes,
     profile_routes.routes,

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import msgspec
 
@@ -24,7 +24,6 @@ from tureen.requests.helpers import Helpers
 from tureen.requests.keys import load_keys
 from tureen.requests.quotas import Quotas
 from tureen.requests.recording import Recordings
-from tureen.requests.served_models import ServedModels
 from tureen.requests.sessions import Sessions
 from tureen.sandbox.budget import FRONT_SHARE, MemoryBudget, helper_bytes
 from tureen.serving.client import EngineClient
@@ -34,6 +33,8 @@ from tureen.text.tokenizer import Tokenizer
 from tureen.text.tools import ToolFormat, tool_format
 
 DRAIN_RETRY_S = 5
+
+Standing = Literal["unloaded", "loading", "loaded", "unloading"]
 
 
 class Context(msgspec.Struct, frozen=True, dict=True):
@@ -150,6 +151,52 @@ class Lifecycle:
         """Ends the services."""
         for service in self.services:
             await service.close()
+
+
+class ServedModel(Protocol):
+    """One of several models."""
+
+    name: str
+    config: Config
+    standing: Standing
+    state: ServerState | None  # None: it was never loaded
+    need_bytes: int  # of memory; 0 = not known yet
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """The LoRA adapters that requests may ask for: name -> path."""
+
+    def report(self) -> dict[str, Any]:
+        """Returns what `/status` says of it."""
+
+
+class ServedModels(Protocol):
+    """All models of a server that has several; the first is the default model."""
+
+    @property
+    def members(self) -> Sequence[ServedModel]:
+        """The models, in the order of the settings."""
+
+    def find(self, name: str) -> ServedModel | None:
+        """Returns the model that a request's `model` means; None: there is none."""
+
+    def names(self) -> list[str]:
+        """Returns the names that requests may use: models and their adapters."""
+
+    async def load(self, name: str) -> ServedModel:
+        """Loads a model; one that is not in the list yet joins it. Raises TureenError."""
+
+    async def unload(self, name: str) -> ServedModel:
+        """Unloads a model that nobody uses. Raises NotFound, Conflict."""
+
+    async def pull(self, name: str) -> ServedModel:
+        """Fetches a model's files, without loading it; it joins the list. Raises TureenError."""
+
+    def retire(self, state: ServerState) -> None:
+        """Unloads the model of a state when the requests that use it have their answers."""
+
+    def report(self) -> dict[str, Any]:
+        """Returns what `/status` says of all."""
 
 
 class Common:

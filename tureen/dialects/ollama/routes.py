@@ -48,7 +48,7 @@ API_VERSION = "0.12.6"
 """Version of Ollama whose API this is; clients read it to know which fields they may send."""
 
 FAR = "9999-12-31T23:59:59Z"
-"""When a model is unloaded that nobody needs to make room for."""
+"""A time that does not come: a model stays until others need its room."""
 
 NDJSON = "application/x-ndjson"
 NS = 1_000_000_000

@@ -13,6 +13,7 @@ from tureen import config
 from tureen.cli import command_line as cli
 from tureen.cli.commands import serve as serve_command
 from tureen.cli.flags import load_config, subparsers
+from tureen.cli.translation import hint
 from tureen.config import Config, load
 from tureen.contract.params import SamplingParams
 from tureen.errors import InvalidRequest, StartupError
@@ -130,8 +131,9 @@ def test_a_missing_file_and_a_wrong_variable_are_refused_by_name(tmp_path):
         (["generate", "hello", "--temprature", "0"], "did you mean --temperature?"),
         (["serve", "--zzz"], "unknown argument --zzz"),
         (["serve", "--engine", "thred"], "thred"),
-        (["srve"], "srve"),
-        ([], "COMMAND"),
+        (["srve"], "there is no command srve; did you mean serve?"),
+        (["bench", "--json"], "--json"),
+        (["check", "--jsn"], "tureen check: unknown argument --jsn; did you mean --json?"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_line_and_status_2(capsys, arguments, hint):
@@ -180,7 +182,7 @@ def test_how_the_command_ends_tells_the_status(monkeypatch, capsys, raised, stat
 def test_help_shows_every_setting_and_loads_no_torch():
     code = (
         "import sys\nfrom tureen.cli import command_line as cli\n"
-        "try: cli.main(['serve', '--help'])\nexcept SystemExit as e: assert e.code == 0\n"
+        "try: cli.main(['serve', '--help=all'])\nexcept SystemExit as e: assert e.code == 0\n"
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -189,6 +191,74 @@ def test_help_shows_every_setting_and_loads_no_torch():
     assert "[30000]" in shown
     for field in msgspec.structs.fields(Config):
         assert "--" + field.name.replace("_", "-") in shown
+
+
+def help_of(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_is_short_and_says_how_to_see_more(capsys):
+    shown = help_of(capsys, "serve", "--help")
+    assert shown.count("\n") < 60
+    assert [name for name in config.COMMON if f"--{name.replace('_', '-')}" not in shown] == []
+    assert "--responses-ttl" not in shown
+    assert "--help=all shows every flag" in shown
+
+
+@pytest.mark.parametrize("word", ["cache", "CACHE"])
+def test_help_of_a_word_shows_the_flags_that_have_it_and_no_others(capsys, word):
+    shown = help_of(capsys, "serve", f"--help={word}")
+    assert "--kv-cache-dtype" in shown
+    assert "--max-total-tokens" in shown  # its text has the word
+    assert "--port" not in shown
+    assert "no flag has the word 'zebra'" in help_of(capsys, "serve", "--help=zebra")
+
+
+def test_help_names_what_a_value_is(capsys):
+    shown = help_of(capsys, "serve", "--help=all")
+    for usage in (
+        "--port PORT", "--max-body-bytes BYTES", "--drain-timeout-s SECONDS", "--download-dir PATH", "--api-key KEY",
+        "--tls-cert, --ssl-certfile FILE", "--helper-memory-mib MIB", "--max-n N", "--engine auto|thread|process",
+    ):  # fmt: skip
+        assert usage in shown
+    assert "VALUE" not in shown
+
+
+def test_tureen_alone_shows_what_to_do_first(capsys):
+    assert cli.main([]) == 0
+    shown = capsys.readouterr().out
+    assert shown.index("tureen serve") < shown.index("tureen generate") < shown.index("commands:")
+    assert "  bench " in shown
+    assert help_of(capsys, "--help") == shown
+
+
+@pytest.mark.parametrize("arguments", [["MODEL", "--port", "7"], ["--port", "7", "MODEL"]])
+def test_the_model_may_be_given_as_the_command_s_argument(arguments):
+    assert serve_config(*arguments) == msgspec.structs.replace(Config(), model_path="MODEL", port=7)
+
+
+def test_two_models_are_not_one(capsys):
+    assert cli.main(["serve", "a", "--model-path", "b"]) == 1
+    assert "a, and --model-path b" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "same"), [("--port", "--port"), ("port", "port")])
+def test_a_hint_is_never_the_word_itself(name, same):
+    assert same not in hint(name, {same: None})
+
+
+def test_all_settings_that_are_wrong_are_named_at_once_with_where_they_come_from(tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text('prot = 1\nengine = "thred"\n')
+    with pytest.raises(StartupError) as refused:
+        load({"port": "99999"}, file=str(file), environment={"TUREEN_PAGE_SIZE": "0"})
+    lines = refused.value.message.split("\n")
+    assert ["prot" in lines[0], "--engine" in lines[1], "--page-size" in lines[2], "--port" in lines[3]] == [True] * 4
+    assert "did you mean port?" in lines[0]
+    assert "environment" in lines[2]
 
 
 def test_the_version_is_printed(capsys):

@@ -1,18 +1,16 @@
 """Composition root: makes tokenizer, engine and client from a Config. Only this file knows which concrete classes are
 in use.
 
-Imports: attention, config, constraining, contract, devices, engine, errors, fetching, grammar, kernels, log, media,
-registry, runner, sandbox, serving, text, weights.
+Imports: attention, config, constraining, contract, devices, engine, errors, extras, fetching, grammar, kernels, log,
+media, registry, runner, sandbox, serving, text, weights.
 Imported by: bench, fleet, offline, server.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tureen.attention.choice import AUTO, NATIVE
@@ -27,6 +25,7 @@ from tureen.engine.engine import Engine
 from tureen.engine.loop import SteppedEngine
 from tureen.engine.queue import Schedule
 from tureen.errors import StartupError, TureenError
+from tureen.extras import is_installed, require
 from tureen.fetching.pull import pull
 from tureen.grammar import Vocabulary
 from tureen.kernels.cpu import native
@@ -61,6 +60,22 @@ EMBEDDING = "EMBEDDING_ARCHITECTURES"
 """The name under which a file of tureen/models lists architectures that make embeddings."""
 
 
+NOTHING_COMPUTES = (
+    "nothing here can compute: this installation has neither native CPU kernels nor torch. Install a wheel of tureen "
+    "that has them (pip install --force-reinstall --no-deps tureen); or a C++17 compiler and Python's headers (Debian: "
+    "apt-get install g++ python3-dev), then tureen again; or torch: pip install 'tureen[torch]'"
+)
+"""The error of an installation without anything that computes."""
+
+
+class Reason(NamedTuple):
+    """The setting, or the kind of model, for which torch is needed."""
+
+    what: str
+    field: str
+    modules: tuple[str, ...] = ("torch",)
+
+
 class Model(NamedTuple):
     """A model found on disk, with all that the front needs of it."""
 
@@ -71,11 +86,14 @@ class Model(NamedTuple):
 def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
     """Fetches the model if it is not on disk and makes its tokenizer. Imports no torch. Raises StartupError."""
     check_chat_template(config.chat_template)
+    _require_torch(_settings_with_torch(config))  # before anything is fetched
     source = open_model(pull(config.model_path, config, progress))
     progress("build tokenizer", 0, 1)
     tokenizer = load_tokenizer(source, config.tokenizer_path)
     progress("build tokenizer", 1, 1)
-    return Model(source, tokenizer)
+    model = Model(source, tokenizer)
+    _require_torch(_models_with_torch(config, model))
+    return model
 
 
 def media_loader(config: Config, model: Model) -> MediaLoader | None:
@@ -93,32 +111,41 @@ def media_loader(config: Config, model: Model) -> MediaLoader | None:
 
 def may_load_torch(config: Config, model: Model) -> bool:
     """Says whether the engine may import torch, as far as the settings and the model tell."""
+    reasons = (*_settings_with_torch(config), *_models_with_torch(config, model))
+    return bool(reasons) or (config.device == "auto" and may_have_cuda())
+
+
+def _settings_with_torch(config: Config) -> Iterator[Reason]:
+    """Yields the settings that nothing but torch can honour."""
+    if config.device == "cuda":
+        yield Reason("--device cuda", "device")
+    if config.model_impl == "transformers":
+        yield Reason("--model-impl transformers", "model_impl", ("torch", "transformers"))
+    if config.kernels == "torch":
+        yield Reason("--kernels torch", "kernels")
+    if config.attention_backend not in (AUTO, NATIVE):
+        yield Reason(f"--attention-backend {config.attention_backend}", "attention_backend")
+    if config.dtype == "float16":
+        yield Reason("--dtype float16", "dtype")
+    if not native.is_built():
+        yield Reason(NOTHING_COMPUTES, "kernels")
+
+
+def _models_with_torch(config: Config, model: Model) -> Iterator[Reason]:
+    """Yields what nothing but torch can compute of the model here."""
     hf = model_config(model.source)
-    return (
-        config.kernels == "torch"
-        or config.attention_backend not in (AUTO, NATIVE)
-        or config.model_impl == "transformers"
-        or config.device == "cuda"
-        or (config.device == "auto" and may_have_cuda())
-        or config.dtype == "float16"
-        or declaring("tureen.media", "MODEL_TYPES", hf.get("model_type")) is not None
-        or declaring("tureen.models", EMBEDDING, architecture_of(hf)) is not None
-        or not native.is_built()
-    )
+    if declaring("tureen.media", "MODEL_TYPES", hf.get("model_type")) is not None:
+        yield Reason(f"{model.source.name}, a model that sees,", "model_path", ("torch", "PIL"))
+    if config.dtype == "bfloat16" and declaring("tureen.models", EMBEDDING, architecture_of(hf)) is not None:
+        yield Reason("--dtype bfloat16, for a model that makes embeddings,", "dtype")
 
 
-def downloaded_models(config: Config) -> list[tuple[Path, int]]:
-    """Returns the models that were fetched or built before, each with the bytes of its weights."""
-    sizes: defaultdict[Path, int] = defaultdict(int)
-    for suffix in ("gguf", "safetensors"):
-        for file in sorted(cache_dir(config).rglob(f"*.{suffix}")):
-            sizes[_model_path(file)] += file.stat().st_size
-    return sorted(sizes.items())
-
-
-def _model_path(file: Path) -> Path:
-    """Returns the --model-path for a file: its folder, where the file is a part of a model."""
-    return file.parent if (file.parent / "config.json").is_file() else file
+def _require_torch(reasons: Iterator[Reason]) -> None:
+    """Raises StartupError naming the first reason for which something is not installed."""
+    for reason in reasons:
+        if reason.what == NOTHING_COMPUTES and not is_installed("torch"):
+            raise StartupError(NOTHING_COMPUTES, field=reason.field)
+        require(reason.what, *reason.modules, field=reason.field)
 
 
 def architectures() -> list[str]:
@@ -142,7 +169,7 @@ def _embedding_engine(
     config: Config, source: ModelSource, hf_config: Mapping[str, Any], tokenizer: Tokenizer, progress: Progress
 ) -> tuple[EmbeddingEngine, EngineInfo]:
     """Raises StartupError."""
-    from tureen.runner.embedder import load_embedder  # noqa: PLC0415 - torch
+    from tureen.runner.embedder import load_embedder  # noqa: PLC0415 - few models need it
 
     started = time.monotonic()
     embedder = load_embedder(source, config, progress)

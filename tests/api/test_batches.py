@@ -12,8 +12,11 @@ import openai
 import pytest
 from app_under_test import App
 from batch_app import ROUTE, BatchApp, line
+from patience import until
 
 from tureen.batches import job, lines, results, runner, upload
+from tureen.batches.records import BatchRecord
+from tureen.dialects.openai import batches
 from tureen.errors import Unavailable
 
 ENDLESS = {"prompt": "abc", "max_tokens": 1000}
@@ -413,6 +416,96 @@ def test_what_the_server_could_not_do_is_done_later_and_is_no_error_of_the_line(
     ended = app.ended(batch)
     assert ended["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
     assert waits == [3, 7]
+
+
+def test_a_line_at_which_the_server_fails_again_and_again_is_an_error_and_the_others_are_answered(app, monkeypatch):
+    call, num_calls = batches.call_route, 0
+
+    async def failing(route, body, *more):
+        nonlocal num_calls
+        if b"boom" in body:
+            num_calls += 1
+            raise ValueError("a fault of ours")
+        return await call(route, body, *more)
+
+    monkeypatch.setattr(batches, "call_route", failing)
+    ended = app.ended(app.begin([line("r"), line("bad", prompt="boom"), line("s")]))
+    assert (ended["status"], ended["request_counts"]) == ("completed", {"total": 3, "completed": 2, "failed": 1})
+    error = app.lines(ended["error_file_id"])["bad"]
+    assert (error["response"], error["error"]["code"]) == (None, "server_error")
+    assert num_calls == job.MAX_ATTEMPTS
+
+
+def test_a_batch_that_the_server_cannot_run_fails_and_does_not_come_back_for_ever(app, monkeypatch):
+    num_runs = 0
+
+    async def failing(self):
+        nonlocal num_runs
+        num_runs += 1
+        raise ValueError("a fault of ours")
+
+    monkeypatch.setattr(job.Job, "_work", failing)
+    monkeypatch.setattr(runner, "RETRY_S", 0.0)
+    ended = app.ended(app.begin([line("r")]))
+    assert (ended["status"], [fault["code"] for fault in ended["errors"]["data"]]) == ("failed", ["server_error"])
+    assert num_runs == runner.MAX_FAULTS
+
+
+def test_a_batch_that_was_killed_while_it_expired_is_expired(tmp_path, monkeypatch):
+    with BatchApp(tmp_path / "kept", slow=True) as app:
+        batch = app.begin([line("fine"), *(line(f"r{index}", **ENDLESS) for index in range(30))])
+        app.wait_until(lambda: app.service.runner._jobs[batch["id"]].counts.completed)
+
+    async def killed(*_):
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(job, "time", Later(job.time, 2))
+        patched.setattr(job.Job, "_hand_over", killed)
+        with BatchApp(tmp_path / "kept", slow=True) as app:
+            app.wait_until(lambda: app.service.runner._jobs[batch["id"]].counts.failed == 30)
+    with BatchApp(tmp_path / "kept", slow=True) as app:
+        ended = app.ended(batch)
+        assert ended["status"] == "expired"
+        assert ended["request_counts"] == {"total": 31, "completed": 1, "failed": 30}
+
+
+def test_all_batches_together_hold_so_many_pieces_of_their_inputs(app, monkeypatch):
+    """One long line of all of them among these, however many wait."""
+    monkeypatch.setattr(lines, "SLICE_BYTES", 100)
+    ids = [app.upload("x" * 500 + "\n")["id"] for _ in range(5)]
+    means = app.service.runner._means._replace(pieces=asyncio.Semaphore(3))
+    shown, go_on = [], asyncio.Event()
+
+    async def read(file_id):
+        record = BatchRecord(
+            id=f"batch_{file_id}", client="", endpoint=ROUTE, input_file_id=file_id, completion_window="24h",
+            created_at=0, expires_at=0,
+        )  # fmt: skip
+        async for piece in job.Job(record, means)._slices():
+            shown.append(len(piece[0][1]))
+            await go_on.wait()
+
+    async def read_all():
+        tasks = [asyncio.create_task(read(file_id)) for file_id in ids]
+        await until(lambda: shown and len(means.pieces._waiters or ()) == len(means.long_line._waiters or ()) == 2)
+        assert shown == [501]
+        go_on.set()
+        await asyncio.gather(*tasks)
+
+    app.run(read_all())
+    assert shown == [501] * 5
+
+
+def test_the_tokens_of_all_answers_are_added_up_and_lines_are_counted(app, tmp_path):
+    bodies = [line(f"r{index}", prompt="say:" + "a" * index) for index in range(1, 9)]
+    ended = app.ended(app.begin([*bodies, line("bad", max_tokens=-1)]))
+    used = [answer["response"]["body"]["usage"] for answer in app.lines(ended["output_file_id"]).values()]
+    assert ended["usage"]["input_tokens"] == sum(one["prompt_tokens"] for one in used)
+    assert ended["usage"]["output_tokens"] == sum(one["completion_tokens"] for one in used)
+    assert ended["usage"]["total_tokens"] == sum(one["total_tokens"] for one in used)
+    assert (app.metrics()["num_batch_lines_total"], app.metrics()["num_batch_lines_failed_total"]) == (9, 1)
+    assert app.metrics()["num_batches"] == 0
 
 
 def test_a_line_whose_output_an_operator_ended_runs_again(tmp_path):

@@ -6,10 +6,12 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import httpx
 import pytest
 from app_under_test import App
+from embedding_engine import make_embedding_engine
 
 from tureen.front.compat import compat_routes, rows_of
 from tureen.requests.verdicts import FieldWithoutEffect
@@ -32,14 +34,34 @@ BODIES: dict[str, dict[str, Any]] = {
     "Anthropic /v1/messages/count_tokens": {"messages": CHAT["messages"], "model": "default"},
     "Ollama /api/chat": {"messages": CHAT["messages"], "model": "default"} | OLLAMA,
     "Ollama /api/generate": {"prompt": "a", "model": "default"} | OLLAMA,
+    "OpenAI /v1/batches": {"endpoint": "/v1/completions", "completion_window": "24h"},  # and the id of a file
+    "SGLang and vLLM /tokenize": {"prompt": "a"},
+    "SGLang and vLLM /detokenize": {"tokens": [97]},
+    "SGLang /encode": {"text": "a"},
+    "SGLang /v1/score": {"query": "a", "items": ["b"], "label_token_ids": [5]},
+    "SGLang /v1/rerank": {"query": "a", "documents": ["b"]},
 }
 """For each route the shortest body that is taken."""
 
 
+class Servers(NamedTuple):
+    """A server that generates, and one that makes embeddings, which alone sorts by them."""
+
+    generating: App
+    embedding: App
+
+    def request(self, method: str, path: str, **how: Any) -> httpx.Response:
+        server = self.embedding if path == "/v1/rerank" else self.generating
+        return server.request(method, path, **how)
+
+
 @pytest.fixture(scope="module")
-def app() -> Iterator[App]:
-    with App(chat_template="chatml") as running:
-        yield running
+def app(tmp_path_factory) -> Iterator[Servers]:
+    with App(chat_template="chatml", batch_path=str(tmp_path_factory.mktemp("batches"))) as running:
+        sent = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", b"{}\n", "application/jsonl")}}
+        BODIES["OpenAI /v1/batches"]["input_file_id"] = running.request("POST", "/v1/files", **sent).json()["id"]
+        with App(factory=make_embedding_engine) as embedding:
+            yield Servers(running, embedding)
 
 
 def _make_body(name: str, field: str, value: Any) -> dict[str, Any]:
@@ -148,8 +170,10 @@ def test_what_becomes_of_a_field_on_no_list_is_as_the_page_says(app, name):
 
 
 def test_a_slip_of_a_known_name_is_refused_with_that_name(app):
-    for name in ROUTES:
-        response = app.request("POST", ROUTES[name].route, json=_make_body(name, "modell", "a"))
+    for name, route in ROUTES.items():
+        if "model" not in route.parts[0].struct.__struct_fields__:
+            continue
+        response = app.request("POST", route.route, json=_make_body(name, "modell", "a"))
         assert response.status_code in (400, 422)
         assert "unknown field 'modell'" in response.text
 

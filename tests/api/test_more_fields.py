@@ -182,7 +182,7 @@ def test_each_sample_tells_its_own_seed(app: App):
     assert free["effective"]["sampling_seed"] == {"value": free["sampling_seed"], "from": "default"}
 
 
-def test_the_server_s_and_the_model_s_defaults_act_below_the_request_s_and_say_so():
+def test_the_server_s_defaults_act_below_the_request_s_and_say_so():
     preferred = '{"temperature": 0, "max_new_tokens": 7, "stop": "q"}'
     facts = {"generation_defaults": {"temperature": 0.7, "top_k": 40}}
     with App(preferred_sampling_params=preferred, sampling_defaults="model", stream_interval=3, facts=facts) as app:
@@ -190,7 +190,7 @@ def test_the_server_s_and_the_model_s_defaults_act_below_the_request_s_and_say_s
         assert found["temperature"] == {"value": 0.0, "from": "server"}
         assert found["max_new_tokens"] == {"value": 7, "from": "server"}
         assert found["stop"] == {"value": ["q"], "from": "server"}
-        assert found["top_k"] == {"value": 40, "from": "model"}
+        assert found["top_k"] == {"value": -1, "from": "default"}  # the model has a say on the chat dialects only
         assert found["stream_interval"] == {"value": 3, "from": "server"}
         assert effective(app, sampling_params={"temperature": 1.0})["temperature"] == {"value": 1.0, "from": "request"}
         assert len(app.generate(text="abc")["output_ids"]) <= 7
@@ -198,7 +198,7 @@ def test_the_server_s_and_the_model_s_defaults_act_below_the_request_s_and_say_s
         assert runs[0] == runs[1] == runs[2]
 
 
-def test_the_model_s_defaults_act_only_where_the_server_says_so():
+def test_the_model_s_defaults_do_not_act_on_generate():
     with App(facts={"generation_defaults": {"temperature": 0.7}}) as app:
         assert effective(app)["temperature"] == {"value": 1.0, "from": "default"}
 

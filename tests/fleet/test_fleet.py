@@ -19,6 +19,10 @@ async def answered(*exchanges: Exchange) -> list[dict]:
     return [json.loads(exchange.text) for exchange in exchanges]
 
 
+async def listed(fleet, path: str) -> list[str]:
+    return [card["name"] for card in json.loads((await fleet.ask("GET", path)).text)["models"]]
+
+
 def test_a_model_is_loaded_by_the_first_who_asks_and_once_for_many(simulate):
     async def body(fleet):
         assert [member.standing for member in fleet.fleet.members] == ["loaded", "unloaded", "unloaded"]
@@ -173,16 +177,12 @@ def test_keep_alive_0_unloads_after_the_answer(simulate):
     async def body(fleet):
         chat = {"model": "two", "prompt": "say:a", "raw": True, "stream": False, "options": {"num_predict": 4}}
         await answered(fleet.send("/api/generate", **chat, keep_alive="5m"))
-        assert [card["name"] for card in json.loads((await fleet.ask("GET", "/api/ps")).text)["models"]] == [
-            "one",
-            "two",
-        ]
+        assert await listed(fleet, "/api/ps") == ["one", "two"]
         [answer] = await answered(fleet.send("/api/generate", **chat, keep_alive=0))
         assert answer["response"] == "a"
         await asyncio.sleep(5)
-        assert [card["name"] for card in json.loads((await fleet.ask("GET", "/api/ps")).text)["models"]] == ["one"]
-        [tags] = await answered(await fleet.ask("GET", "/api/tags"))
-        assert [card["name"] for card in tags["models"]] == ["one", "two", "three"]
+        assert await listed(fleet, "/api/ps") == ["one"]
+        assert await listed(fleet, "/api/tags") == ["one", "two", "three"]
 
     simulate(body, THREE, 1000)
 

@@ -17,6 +17,7 @@ from tureen.config import Config
 from tureen.errors import RequestFailed, StartupError
 from tureen.log import no_progress
 from tureen.runner.embedder import load_embedder
+from tureen.runner.native_embedder import gelu
 from tureen.weights.sentence_files import SentenceConfig, embedding_sizes, read_sentence_config
 
 SHAPE = {
@@ -157,7 +158,6 @@ def test_a_config_that_the_weights_do_not_fit_or_that_is_not_supported_names_its
     [
         ("lora_paths", ("a=b",)),
         ("quantization", "int8"),
-        ("kernels", "native"),
         ("model_impl", "transformers"),
         ("load_format", "dummy"),
         ("kv_cache_dtype", "int8"),
@@ -215,3 +215,25 @@ def test_sizes_are_those_that_the_config_allows():
     assert embedding_sizes({}, 8) == ()
     assert embedding_sizes({"matryoshka_dimensions": [2, 4, 900, "x"]}, 8) == (2, 4)
     assert embedding_sizes({"is_matryoshka": True}, 3) == (1, 2, 3)
+
+
+def test_the_gate_without_torch_is_the_one_of_torch():
+    x = np.concatenate([np.linspace(-12, 12, 100_001), [0.0, -0.0, 1e-30, 50.0, -50.0]]).astype(np.float32)
+    expected = torch.nn.functional.gelu(torch.from_numpy(x).double()).numpy()
+    assert np.abs(gelu(x) - expected).max() < 2e-6
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_native_kernels_and_torch_make_the_same_embedding(tiny, kernels):
+    folder, oracle = tiny
+    _write_modules(folder, MEAN)
+    embedder = _load(folder, kernels=kernels)
+    for token_ids in TEXTS:
+        expected = _expected(oracle, token_ids).mean(axis=0)
+        assert np.abs(_vector(embedder, token_ids) - expected).max() < CLOSE
+
+
+def test_a_half_type_without_torch_names_the_extra(tiny, monkeypatch):
+    monkeypatch.setattr("tureen.extras.is_installed", lambda module: False)
+    with pytest.raises(StartupError, match=r"--dtype bfloat16, .* needs torch.*: pip install 'tureen\[torch\]'"):
+        _load(tiny[0], dtype="bfloat16")

@@ -6,33 +6,40 @@ import asyncio
 import contextlib
 import io
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from concurrent.futures import Executor, Future
 from functools import partial
-from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from tureen.batches.lines import InputCheck, InputLine, parse, read_lines
+from tureen.batches.lines import InputCheck, InputLine, LineReader, parse
 from tureen.batches.records import BatchRecord, Counts, InputFault, Status, StoredFile
 from tureen.batches.results import LineFailure, LineResult, Response, ResultLog, answered, failed
 from tureen.batches.store import FULL, Store
+from tureen.batches.usage import TokensUsed
 from tureen.errors import PayloadTooLarge
 from tureen.files import NotRegular
+from tureen.log import get_logger
 
 T = TypeVar("T")
 C = TypeVar("C", io.BufferedReader, ResultLog)
 
-SLICE_BYTES, SLICE_LINES = 1 << 20, 256
-"""How much of an input is read at a time: what comes in the meantime waits no longer."""
+MAX_ATTEMPTS = 3
+"""How often a line is run at which the server itself fails."""
+MAX_PIECES = 32
+"""Most pieces of inputs, of SLICE_BYTES, that all batches together hold ahead; and one line that is longer."""
 
+SERVER_FAULT = LineFailure("server_error", "The server failed at this request; its log says why.")
+GIVEN_UP = InputFault("server_error", "the server failed at this batch again and again; its log says why")
 EXPIRED = LineFailure("batch_expired", "This request could not be executed before the completion window expired.")
 CANCELLED = LineFailure("batch_cancelled", "This request was not executed: its batch was cancelled.")
 NO_ROOM = LineFailure(FULL, "The answer was not kept: this client keeps as many bytes of files as it may.")
 
 MISSING = (FileNotFoundError, NotRegular)
 NO_INPUT = InputFault("input_file_missing", "the input file is no longer there")
+
+log = get_logger("batches")
 
 Answer = Callable[[BatchRecord, bytes], Awaitable[Response]]
 """A function that runs a line: it gets the batch and the line's body."""
@@ -72,6 +79,8 @@ class Means(NamedTuple):
     answer: Answer
     may_begin: asyncio.Event  # set while lines may begin
     slots: Slots
+    pieces: asyncio.Semaphore  # MAX_PIECES
+    long_line: asyncio.Lock
     disk: Executor  # one thread, which alone reads inputs and writes answers
     max_line_bytes: int
 
@@ -95,6 +104,11 @@ class Job:
         """How many lines are answered now."""
         return self.batch.counts if self._log is None else self._log.counts
 
+    @property
+    def usage(self) -> TokensUsed:
+        """The tokens of the answers so far."""
+        return self.batch.usage if self._log is None else self._log.usage
+
     async def cancel(self) -> None:
         """Begins no more lines, gives up those that run, and lets the batch end."""
         await self._enter("cancelling")
@@ -111,7 +125,7 @@ class Job:
             self._log = await self._opened(lambda: ResultLog(self._means.store.contents, self.batch))
             self._settle()
             try:
-                if self.batch.status == "in_progress":
+                if self.batch.status == "in_progress" and not self.batch.is_late:
                     await self._in_time(self._work)
                 await self._finish(self._log)
             except* MISSING:
@@ -122,6 +136,16 @@ class Job:
                 self._means.disk.submit(self._log.close)
             if not self.batch.has_ended:
                 self._means.store.hold(self.batch.client, -self._num_held)
+
+    async def give_up(self) -> None:
+        """Ends a batch that the server cannot run, with the answers so far. Raises as `run`."""
+        try:
+            self._log = await self._opened(lambda: ResultLog(self._means.store.contents, self.batch))
+            self.batch = msgspec.structs.replace(self.batch, faults=(GIVEN_UP,))
+            await self._hand_over("failed", self._log)
+        finally:
+            if self._log is not None:
+                self._means.disk.submit(self._log.close)
 
     # ---- its parts
 
@@ -178,12 +202,24 @@ class Job:
         try:
             store.check_room(client, 0)
             await self._means.may_begin.wait()
-            response = await self._means.answer(self.batch, line.body)
-            result = answered(self.batch, line.number, line.custom_id, response)
+            response = await self._answer(line)
+            if response is None:
+                result = failed(self.batch, line.number, line.custom_id, SERVER_FAULT)
+            else:
+                result = answered(self.batch, line.number, line.custom_id, response)
             store.check_room(client, len(result.text))
         except PayloadTooLarge:
             result = failed(self.batch, line.number, line.custom_id, NO_ROOM)
         await self._write(result)
+
+    async def _answer(self, line: InputLine) -> Response | None:
+        """Returns the answer to a line; None when the server itself fails at it, each time."""
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                return await self._means.answer(self.batch, line.body)
+            except Exception:  # a fault of ours: it stays with this line
+                log.exception("batch %s: line %d could not be answered", self.batch.id, line.number)
+        return None
 
     async def _write(self, result: LineResult) -> None:
         """Returns when a result is on the disk, together with those that came meanwhile. Raises OSError."""
@@ -208,12 +244,14 @@ class Job:
     async def _finish(self, result_log: ResultLog) -> None:
         """Gives each line that has no answer an error, and the files to the client."""
         is_whole = len(result_log.done) >= result_log.counts.total
-        if is_whole and self.batch.status in ("in_progress", "finalizing"):
+        if is_whole and self.batch.status in ("in_progress", "finalizing") and not self.batch.is_late:
             await self._enter("finalizing")
             await self._hand_over("completed", result_log)
             return
         status: Status = "cancelled" if self._is_cancelled.is_set() else "expired"
         failure = CANCELLED if self._is_cancelled.is_set() else EXPIRED
+        if status == "expired" and not self.batch.is_late:  # before a line says so
+            await self._enter(self.batch.status, is_late=True)
         if not is_whole:
             async with contextlib.aclosing(self._slices(at_once=True)) as slices:
                 async for lines in slices:
@@ -235,7 +273,9 @@ class Job:
             else:
                 left_out.append(file_id)
         output, error = (None if file_id in left_out else file_id for file_id in ids)
-        ended = batch.now(status, now_s, counts=result_log.counts, output_file_id=output, error_file_id=error)
+        ended = batch.now(
+            status, now_s, counts=result_log.counts, usage=result_log.usage, output_file_id=output, error_file_id=error
+        )
         await self._means.store.save_batch(ended, handed)
         self.batch = ended
         for file_id in left_out:
@@ -254,18 +294,21 @@ class Job:
     # ---- the disk
 
     async def _slices(self, *, at_once: bool = False) -> AsyncGenerator[list[tuple[int, bytes]], None]:
-        """Yields the numbered lines of the input, many at a time; each time when lines may begin, or `at_once`. Raises
-        OSError."""
+        """Yields the numbered lines of the input, many at a time; each time when lines may begin, or `at_once`. All
+        batches together hold so many pieces and one long line. Raises OSError."""
         file = await self._opened(partial(self._means.store.contents.read, self.batch.input_file_id))
         try:
-            lines = read_lines(file, self._means.max_line_bytes)
-            while True:
+            lines = LineReader(file, self._means.max_line_bytes)
+            while not lines.is_at_end:
                 if not at_once:
                     await self._means.may_begin.wait()
-                piece = await self._on_disk(partial(_piece, lines))
-                if not piece:
-                    return
-                yield piece
+                async with self._means.pieces:
+                    piece = await self._on_disk(lines.piece)
+                    if piece:
+                        yield piece
+                    if lines.is_in_long_line:
+                        async with self._means.long_line:
+                            yield [await self._on_disk(lines.long_line)]
         finally:
             self._means.disk.submit(file.close)
 
@@ -285,14 +328,3 @@ class Job:
 def _close(opening: Future[C]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
-
-
-def _piece(lines: Iterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-    """Takes so many lines that all together are not much longer than SLICE_BYTES."""
-    piece, num_bytes = list[tuple[int, bytes]](), 0
-    for line in islice(lines, SLICE_LINES):
-        piece.append(line)
-        num_bytes += len(line[1])
-        if num_bytes >= SLICE_BYTES:
-            break
-    return piece

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -11,6 +11,9 @@ import msgspec
 
 from tureen.batches.records import MAX_LINES, InputFault
 from tureen.errors import echo
+
+SLICE_BYTES, SLICE_LINES = 1 << 20, 256
+"""How much of an input is read at a time: what comes in the meantime waits no longer."""
 
 MAX_IGNORED = 64
 MAX_FAULTS = 100
@@ -47,16 +50,49 @@ class BadLine(Exception):
         self.param = param
 
 
-def read_lines(file: io.BufferedReader, max_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yields number and bytes of each line that is not blank. Of a line of more than `max_bytes` one byte more is
-    yielded, and then nothing."""
-    number = 0
-    while raw := file.readline(max_bytes + 1):
-        number += 1
-        if raw.strip():
-            yield number, raw
-        if len(raw) > max_bytes:
-            return
+class LineReader:
+    """Reads the numbered lines of a file that are not blank, some at a time. Of a line of more than `max_bytes` one
+    byte more is read, and then nothing."""
+
+    def __init__(self, file: io.BufferedReader, max_bytes: int) -> None:
+        self._file = file
+        self._max_bytes = max_bytes
+        self._number = 0
+        self._begun = b""  # the beginning of a line that is longer than SLICE_BYTES
+        self._is_over = False
+
+    @property
+    def is_at_end(self) -> bool:
+        """Says whether nothing is left to read."""
+        return self._is_over and not self._begun
+
+    @property
+    def is_in_long_line(self) -> bool:
+        """Says whether the next line is so long that `long_line` must read it."""
+        return bool(self._begun)
+
+    def piece(self) -> list[tuple[int, bytes]]:
+        """Returns the next lines, which all together have not much more than SLICE_BYTES; perhaps none. It stops
+        before a long line. Raises OSError."""
+        piece, num_bytes = list[tuple[int, bytes]](), 0
+        while num_bytes < SLICE_BYTES and len(piece) < SLICE_LINES and not (self._is_over or self._begun):
+            most = min(SLICE_BYTES, self._max_bytes) + 1
+            raw = self._file.readline(most)
+            self._number += 1
+            if len(raw) == most and not raw.endswith(b"\n") and most <= self._max_bytes:
+                self._begun = raw
+                break
+            self._is_over = not raw or len(raw) > self._max_bytes
+            num_bytes += len(raw)
+            if raw.strip():
+                piece.append((self._number, raw))
+        return piece
+
+    def long_line(self) -> tuple[int, bytes]:
+        """Returns the line that has begun. Raises OSError."""
+        raw = self._begun + self._file.readline(self._max_bytes + 1 - len(self._begun))
+        self._begun, self._is_over = b"", len(raw) > self._max_bytes
+        return self._number, raw
 
 
 def parse(number: int, raw: bytes) -> InputLine:

@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from tureen.batches.usage import NOTHING, TokensUsed
+
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 ENDED: tuple[Status, ...] = ("failed", "completed", "expired", "cancelled")
 
@@ -72,6 +74,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     output_expires_s: int | None = None  # so long after their making the files of answers are kept
     output_file_id: str | None = None
     error_file_id: str | None = None
+    is_late: bool = False  # its time was over before every line had an answer
+    usage: TokensUsed = NOTHING
 
     @property
     def has_ended(self) -> bool:

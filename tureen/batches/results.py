@@ -16,6 +16,7 @@ import msgspec
 
 from tureen.batches.contents import Contents
 from tureen.batches.records import BatchRecord, Counts
+from tureen.batches.usage import NOTHING, usage_of
 
 
 class LineResult(NamedTuple):
@@ -83,6 +84,7 @@ class ResultLog:
         """Opens the files or makes them, and reads which lines are answered. Raises OSError."""
         self.done: set[int] = set()  # numbers of lines
         self._total = batch.counts.total
+        self.usage = NOTHING
         self._num_failed = 0
         self._output = contents.extend(batch.output_id)
         try:
@@ -123,6 +125,8 @@ class ResultLog:
             raise
         self.done.update(result.number for result in fresh)
         self._num_failed += sum(result.is_error for result in fresh)
+        for result in fresh:
+            self.usage = self.usage.plus(usage_of(result.text))
         return sum(self._sizes.values()) - sum(before.values())
 
     def close(self) -> None:
@@ -140,6 +144,7 @@ class ResultLog:
                     break
                 self.done.add(number)
                 self._num_failed += file is self._errors
+                self.usage = self.usage.plus(usage_of(raw))
                 end += len(raw)
         if os.fstat(file.fileno()).st_size > end:
             os.ftruncate(file.fileno(), end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -14,13 +15,19 @@ from tureen.errors import TureenError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a subcommand. Returns the exit status; an error of ours is one line on stderr and status 1."""
+    """Runs a subcommand. Returns the exit status; an error of ours is a line on stderr, or several, and status 1."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = parser(arguments).parse_args(arguments)
     try:
+        if "_ARGCOMPLETE" in os.environ:  # a shell asks what may come next
+            importlib.import_module("argcomplete").autocomplete(parser(), exclude=["-h"])
+        if not arguments:
+            print(parser().format_help(), end="")
+            return 0
+        options = parser(arguments).parse_args(arguments)
         return int(options.run(options))
     except TureenError as error:
-        print(f"tureen: {error.message}", file=sys.stderr)
+        for line in error.message.split("\n"):
+            print(f"tureen: {line}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -28,13 +35,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser(arguments: Sequence[str] = ()) -> CommandParser:
     """Returns the parser of the subcommand that the arguments begin with; of all, where they begin with none."""
-    top = CommandParser(prog="tureen", description="An LLM serving runtime.", allow_abbrev=False)
+    top = CommandParser(prog="tureen", description="An LLM serving runtime.")
     top.add_argument("--version", action="version", version=f"tureen {__version__}")
-    subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
     names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in names:
+        hint = importlib.import_module("tureen.cli.translation").hint
+        top.error(f"there is no command {arguments[0]}{hint(arguments[0], dict.fromkeys(names))}")
+    subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
     for name in arguments[:1] if arguments[:1] and arguments[0] in names else names:
         command = importlib.import_module(f"{commands.__name__}.{name}")
-        subparser = subparsers.add_parser(name, help=command.HELP, allow_abbrev=False)
+        subparser = subparsers.add_parser(name, help=command.HELP, description=command.HELP)
         subparser.add_flags = command.add_flags
         subparser.set_defaults(run=command.run)
     return top

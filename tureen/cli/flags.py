@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
-from collections.abc import Callable, Collection
-from typing import Any, Literal, NoReturn, get_args, get_origin
+import sys
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
 import msgspec
 
-from tureen.config import Config, fields, load
-from tureen.errors import InvalidRequest, echo
+from tureen.config import COMMON, Config, converted, fields, load
+from tureen.errors import InvalidRequest, StartupError, echo
+
+if TYPE_CHECKING:
+    from tureen.cli.translation import OwnFlag
+
+COMMON_PARAMS = (
+    "max_new_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "n",
+    "stop",
+    "sampling_seed",
+    "regex",
+)
+"""Sampling parameters that the short help shows."""
+UNITS = {"_s": "SECONDS", "_bytes": "BYTES", "_mib": "MIB"}
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that suggests the nearest flag for a mistyped one. Flags are added only to the command that runs."""
+    """A parser that names every bad flag at once, with the nearest of the command's own, and takes the flags of other
+    servers where it takes settings. Flags are added only to the command that runs."""
 
     add_flags: Callable[[CommandParser], None] | None = None
+    takes_settings = False
+    common: frozenset[str] | None = None  # what the short help shows, by `dest`; None: everything
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, "add_help": False, **more})
+        text = "=all shows every flag, =WORD those with the word"
+        self.add_argument("-h", "--help", action=_Help, nargs="?", const="", metavar="WORD", help=text)
 
     def complete(self) -> None:
         """Adds the flags that are still missing."""
@@ -27,18 +51,95 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.complete()
-        return super().parse_known_args(args, namespace)
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        options, rest = self.parse_known_args(args, namespace)
+        arguments = list(sys.argv[1:] if args is None else args)
+        if self.takes_settings and not {"-h", "--help"}.intersection(arguments) and self._is_foreign(arguments):
+            arguments = self._in_own_words(arguments)
+        options, rest = super().parse_known_args(arguments, namespace)
+        rest = self._fill(options, rest)
         if rest:
-            known = [flag for command in subparsers(self) for flag in command._option_string_actions]
-            hints = difflib.get_close_matches(rest[0].split("=")[0], known, n=1)
-            self.error(f"unknown argument {rest[0]}" + (f"; did you mean {hints[0]}?" if hints else ""))
-        return options
+            self.error(
+                "\n".join(self._complaint(argument) for argument in rest if argument.startswith("-") or len(rest) == 1)
+            )
+        return options, rest
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
+        self.exit(2, "".join(f"{self.prog}: {line}\n" for line in message.split("\n")))
+
+    def format_help(self) -> str:
+        return str(importlib.import_module("tureen.cli.help").text(self, ""))
+
+    def own_flags(self) -> dict[str, OwnFlag]:
+        """Returns the flags of this command for the translator."""
+        own_flag: type[OwnFlag] = importlib.import_module("tureen.cli.translation").OwnFlag
+        takes: dict[Any, Any] = {None: "one", 0: "nothing", "?": "maybe", "+": "many", "*": "many"}
+        return {
+            flag: own_flag(takes[action.nargs], self._accepts(action), _allowed(action))
+            for flag, action in self._option_string_actions.items()
+        }
+
+    def _is_foreign(self, arguments: Sequence[str]) -> bool:
+        """Says whether the command line has something that its own flags do not explain."""
+        for place, argument in enumerate(arguments):
+            name, equals, value = argument.partition("=")
+            action = self._option_string_actions.get(name)
+            if action is None:
+                if len(argument) > 1 and argument[0] == "-" and not argument[1:].replace(".", "").isdigit():
+                    return True
+            elif action.nargs is None:
+                value = value if equals else "".join(arguments[place + 1 : place + 2])
+                if not self._accepts(action)(value):
+                    return True
+        return False
+
+    def _accepts(self, action: argparse.Action) -> Callable[[str], bool]:
+        """Returns a function that says whether a flag may have a value."""
+        kinds = {field.name: field for field in fields()}
+        field = kinds.get(action.dest) if action.nargs is None else None
+
+        def accepts(value: str) -> bool:
+            if field is None:
+                return action.choices is None or value in action.choices
+            words = get_args(field.type)[1].extra["words"]
+            try:
+                converted(field.name, (value,) if _is_list(get_args(field.type)[0]) else value)
+            except msgspec.ValidationError:
+                return False
+            return not words or value in words
+
+        return accepts
+
+    def _in_own_words(self, arguments: list[str]) -> list[str]:
+        """Translates the flags of other servers, and tells so. Ends the program where some cannot be had."""
+        translation = importlib.import_module("tureen.cli.translation")
+        peers = importlib.import_module("tureen.cli.peer_tables").load_peers()
+        result = translation.translate(arguments, self.own_flags(), peers)
+        if result.faults:
+            self.error("\n".join(result.faults))
+        for line in translation.told(result.notes):
+            print(f"{self.prog}: {line}", file=sys.stderr)
+        return list(result.arguments)
+
+    def _fill(self, options: argparse.Namespace, rest: list[str]) -> list[str]:
+        """Gives the command's own argument a word that stands behind flags, which argparse leaves over."""
+        for action in self._get_positional_actions():
+            is_missing = action.nargs == "?" and getattr(options, action.dest, None) is None
+            if is_missing and rest and not rest[0].startswith("-"):
+                setattr(options, action.dest, rest.pop(0))
+        return rest
+
+    def _complaint(self, argument: str) -> str:
+        hint = importlib.import_module("tureen.cli.translation").hint
+        return f"unknown argument {argument}{hint(argument.split('=')[0], self._option_string_actions)}"
+
+
+class _Help(argparse.Action):
+    """Prints the help, short without a word."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> NoReturn:
+        print(importlib.import_module("tureen.cli.help").text(parser, values or ""), end="")
+        parser.exit()
 
 
 class OneOfModels(argparse.Action):
@@ -62,14 +163,14 @@ def subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]
     return [parser, *commands]
 
 
-def add_config(
-    parser: argparse.ArgumentParser, *, takes_lists: bool = False, groups: Collection[str] | None = None
-) -> None:
+def add_config(parser: CommandParser, *, takes_lists: bool = False, groups: Collection[str] | None = None) -> None:
     """Adds one flag per field of Config, grouped. `config.load` checks the values.
 
     takes_lists: whether several values may follow one flag, which would swallow a command's own argument. groups: those
     whose settings act in this command; None = all.
     """
+    parser.takes_settings = True
+    parser.common = (parser.common or frozenset()) | {*COMMON, "config"}
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings; flags and TUREEN_* variables win")
     shown: dict[str, argparse._ArgumentGroup] = {}
     for field in fields():
@@ -81,39 +182,73 @@ def add_config(
         group = shown.setdefault(meta.extra["group"], parser.add_argument_group(meta.extra["group"]))
         flags = [f"--{field.name.replace('_', '-')}"] + ([meta.extra["alias"]] if meta.extra["alias"] else [])
         text = f"{meta.description} [{_show(field.default)}]"
+        value = meta.extra["value"] or _metavar(field.name, kind)
         if field.name == "model_path" and takes_lists:
-            more: dict[str, Any] = {"action": OneOfModels, "default": argparse.SUPPRESS, "metavar": "VALUE"}
+            more: dict[str, Any] = {"action": OneOfModels, "default": argparse.SUPPRESS, "metavar": value}
             group.add_argument(*flags, dest=field.name, help=f"{text} Several.", **more)
             continue
-        _add_flag(group, flags, field.name, kind, text, takes_lists=takes_lists)
+        _add_flag(group, flags, field.name, kind, text, value=value, takes_lists=takes_lists)
 
 
-def add_params(parser: argparse.ArgumentParser) -> None:
+def add_params(parser: CommandParser) -> None:
     """Adds one flag per sampling parameter. `--dtype` is the model's."""
-    group = parser.add_argument_group("sampling")
+    parser.common = (parser.common or frozenset()) | {f"param_{name}" for name in COMMON_PARAMS}
+    group = parser.add_argument_group("sampling of this output")
     for field in msgspec.structs.fields(params_type()):
         if field.name in ("logit_bias", "allowed_token_ids", "custom_params", "stream_interval", "dtype"):
             continue
         kind, meta = get_args(field.type)
         kind = tuple[str, ...] if field.name == "choice" else kind
-        _add_flag(group, [f"--{field.name.replace('_', '-')}"], f"param_{field.name}", kind, meta.description)
+        flag, value = f"--{field.name.replace('_', '-')}", _metavar(field.name, kind)
+        _add_flag(group, [flag], f"param_{field.name}", kind, meta.description, value=value)
 
 
 def _add_flag(
-    group: argparse._ArgumentGroup, flags: list[str], dest: str, kind: Any, text: str, *, takes_lists: bool = False
+    group: argparse._ArgumentGroup,
+    flags: list[str],
+    dest: str,
+    kind: Any,
+    text: str,
+    *,
+    value: str,
+    takes_lists: bool = False,
 ) -> None:
     text = text.replace("%", "%%")
     if kind is bool:
         group.add_argument(
             *flags, dest=dest, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
         )
-    elif get_origin(kind) is tuple:
+    elif _is_list(kind):
         how: dict[str, Any] = {"action": "extend", "nargs": "+"} if takes_lists else {"action": "append"}
-        group.add_argument(*flags, dest=dest, default=argparse.SUPPRESS, metavar="VALUE", help=text, **how)
+        group.add_argument(*flags, dest=dest, default=argparse.SUPPRESS, metavar=value, help=text, **how)
     else:
-        choices = get_args(kind) if get_origin(kind) is Literal else None
-        metavar = None if choices else "VALUE"
+        choices = _words(kind)
+        metavar = None if choices else value
         group.add_argument(*flags, dest=dest, choices=choices, default=argparse.SUPPRESS, metavar=metavar, help=text)
+
+
+def _is_list(kind: Any) -> bool:
+    return get_origin(kind) is tuple
+
+
+def _words(kind: Any) -> tuple[str, ...] | None:
+    """Returns the words of a type that is one of a few, or nothing."""
+    kinds = [part for part in (kind, *get_args(kind)) if get_origin(part) is Literal]
+    return get_args(kinds[0]) if kinds else None
+
+
+def _metavar(name: str, kind: Any) -> str:
+    """Returns the word for a value in usage lines: its unit, which its name ends with, else its type."""
+    for ending, unit in UNITS.items():
+        if name.endswith(ending):
+            return unit
+    kinds = {part for part in (kind, *get_args(kind)) if isinstance(part, type)}
+    kinds |= {get_args(part)[0] for part in get_args(kind) if get_args(part)}
+    return "N" if int in kinds else "NUMBER" if float in kinds else "TEXT"
+
+
+def _allowed(action: argparse.Action) -> str:
+    return ", ".join(map(str, action.choices)) if action.choices else ""
 
 
 def _show(default: object) -> str:
@@ -121,9 +256,13 @@ def _show(default: object) -> str:
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the settings that flags gave, by name."""
+    """Returns the settings that the command line names. Raises StartupError."""
     names = set(Config.__struct_fields__)
-    return {name: value for name, value in vars(options).items() if name in names}
+    settings = {name: value for name, value in vars(options).items() if name in names}
+    model = getattr(options, "model", None)
+    if model is not None and settings.setdefault("model_path", model) != model:
+        raise StartupError(f"two models: {model}, and --model-path {settings['model_path']}; give one")
+    return settings
 
 
 def as_flags(options: argparse.Namespace) -> list[str]:

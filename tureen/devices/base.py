@@ -10,6 +10,10 @@ import msgspec
 
 from tureen.devices import cpu
 from tureen.errors import StartupError
+from tureen.extras import is_installed, require
+from tureen.log import get_logger
+
+log = get_logger("devices")
 
 GPU_TRACES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu", "/dev/kfd")
 
@@ -28,7 +32,11 @@ class DeviceInfo(msgspec.Struct, frozen=True):
 
 
 def may_have_cuda() -> bool:
-    """Says whether there is a CUDA driver, so that it is worth importing torch to ask for the device."""
+    """Says whether there are a CUDA driver and torch, so that it is worth importing torch to ask for the device."""
+    return is_installed("torch") and _has_gpu_traces()
+
+
+def _has_gpu_traces() -> bool:
     return any(Path(trace).exists() for trace in GPU_TRACES)
 
 
@@ -40,6 +48,8 @@ def resolve_device(device: str, num_threads: int | None = None) -> DeviceInfo:
     """
     threads = num_threads or cpu.num_threads()
     if device == "auto":
+        if _has_gpu_traces() and not is_installed("torch"):
+            log.warning("there is a driver of a GPU, which nothing here can use: pip install 'tureen[torch]'")
         device = "cuda" if may_have_cuda() and _cuda().is_available() else "cpu"
     if device == "cpu":
         return DeviceInfo("cpu", "cpu", threads)
@@ -55,4 +65,5 @@ def resolve_device(device: str, num_threads: int | None = None) -> DeviceInfo:
 
 
 def _cuda() -> Any:
-    return importlib.import_module("tureen.devices.cuda")  # torch
+    require("--device cuda", "torch", field="device")
+    return importlib.import_module("tureen.devices.cuda")

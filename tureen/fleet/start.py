@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from pathlib import Path
 
 import msgspec
 from starlette.applications import Starlette
@@ -15,20 +16,20 @@ from tureen.fleet.edge import spread
 from tureen.fleet.fleet import Fleet
 from tureen.fleet.member import Member
 from tureen.fleet.settings import check_names, each_model, name_of
+from tureen.fleet.sizes import size_of
 from tureen.front.app import all_routes, build_app, fitting
 from tureen.http.dialect import Entry
 from tureen.log import Progress, get_logger
 from tureen.media.loader import MediaLoader
 from tureen.metrics import Metrics
 from tureen.requests.state import ServerState, make_context
-from tureen.runner.need import memory_need
 from tureen.serving.healing import HealingClient
 
 log = get_logger("fleet")
 
 
-async def start(config: Config, progress: Progress) -> tuple[Starlette, Fleet]:
-    """Loads the default model of `config.models`. Returns the application and its models. Raises StartupError."""
+async def start(config: Config, progress: Progress) -> Launcher:
+    """Loads the default model of `config.models`; the others can be loaded then. Raises StartupError."""
     configs = each_model(config)
     names = [name_of(own) for own in configs]
     check_names(names)
@@ -40,8 +41,7 @@ async def start(config: Config, progress: Progress) -> tuple[Starlette, Fleet]:
     launcher = Launcher(progress)
     launcher.fleet = Fleet(members, limit_bytes, launcher.measure, launcher.launch)
     await launcher.fleet.begin()
-    assert launcher.app is not None
-    return launcher.app, launcher.fleet
+    return launcher
 
 
 class Launcher:
@@ -60,11 +60,10 @@ class Launcher:
         StartupError."""
         model = await self._find(member)
         uses_torch = may_load_torch(member.config, model)
-        need = await asyncio.to_thread(memory_need, model.source, member.config, uses_torch=uses_torch)
-        num_tokens = member.config.max_total_tokens or need.tokens_in(share_bytes)
-        if need.kv_per_token and member.client is None:
-            member.config = msgspec.structs.replace(member.config, max_total_tokens=num_tokens)
-        return need.total(num_tokens)
+        size = await asyncio.to_thread(size_of, model.source, member.config, share_bytes, uses_torch=uses_torch)
+        if size.num_tokens and member.client is None:
+            member.config = msgspec.structs.replace(member.config, max_total_tokens=size.num_tokens)
+        return size.num_bytes
 
     async def launch(self, member: Member) -> None:
         """Starts a model's engine for the first time, and makes its routes. Raises StartupError."""
@@ -88,6 +87,10 @@ class Launcher:
             await client.close()
             raise
 
+    def path_of(self, member: Member) -> Path:
+        """Returns where the files of a model are that was found."""
+        return self._models[_files_of(member.config)].source.path
+
     async def _connect(self, member: Member, model: Model) -> tuple[HealingClient, MediaLoader | None]:
         """Starts an engine, and what loads pictures for it. Raises StartupError."""
         media = media_loader(member.config, model)
@@ -107,8 +110,13 @@ class Launcher:
     async def _find(self, member: Member) -> Model:
         """Raises StartupError."""
         config = member.config
-        files = (config.model_path, config.revision, config.tokenizer_path, config.chat_template)
+        files = _files_of(config)
         if files not in self._models:
             progress = self._progress_of(member)
             self._models[files] = await asyncio.to_thread(find_model, config, progress=progress)
         return self._models[files]
+
+
+def _files_of(config: Config) -> tuple[str | None, ...]:
+    """Returns what tells one model's files, and its tokenizer, from another's."""
+    return (config.model_path, config.revision, config.tokenizer_path, config.chat_template)

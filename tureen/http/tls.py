@@ -9,6 +9,7 @@ from typing import Any
 
 from tureen.config import Config
 from tureen.errors import StartupError
+from tureen.extras import require
 
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:@SECLEVEL=2"
 """Cipher suites of TLS 1.2: forward secret and authenticated (AEAD). Security level 2 excludes RSA keys below 2048 bits
@@ -23,6 +24,7 @@ def load_context(config: Config) -> ssl.SSLContext | None:
     _check_flags(config)
     if config.tls_cert is None or config.tls_key is None:
         return None
+    require("--tls-cert", "cryptography", field="tls_cert")
     from tureen.http import certificates  # noqa: PLC0415 - a library that plain HTTP has no use for
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -37,6 +36,10 @@ DTYPE_STOPS = {"int": (" ", "\n"), "float": (" ", "\n")}
 """Stop strings for the parameter `dtype`; with the regexes in DTYPES they are those of SGLang's frontend language."""
 
 
+EffectiveParams = Mapping[str, Mapping[str, Any]]
+"""Sampling parameters as they act: the `value` of each, and under `from` who set it."""
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Options of one prompt's requests besides their sampling parameters."""
 
@@ -44,6 +47,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: LogprobSpec | None = None
     hidden_states: HiddenStates = "none"
     processor: str = ""
+    return_effective: bool = False
     priority: int = 0
     cache_salt: str = ""
     deadline_ms: int | None = None  # wall clock, from when the draft is made into requests
@@ -78,6 +82,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Pictures and videos of each request, kept apart from it: a Run takes them out, so that a plan that is kept
     does not keep pixels."""
     error_fields: Mapping[str, str] = {}
+    effective: Mapping[int, EffectiveParams] = {}  # of the requests that ask for it, by their index
     reading: Reading = PLAIN
     first_index: int = 0  # of its outputs among those of the answer
 
@@ -104,6 +109,11 @@ def plan_of(draft: Draft, state: ServerState) -> Plan:
         arrived_s=draft.arrived_s,
         media=[prompt.media for prompt in draft.prompts for _ in range(num_samples)],
         error_fields=draft.error_fields,
+        effective={
+            index: effective_params(request, draft.samplings[index // num_samples], state.context)
+            for index, request in enumerate(requests)
+            if draft.options[index // num_samples].return_effective
+        },
     )
 
 
@@ -194,7 +204,7 @@ def _requests(
     """Makes the requests of one prompt, one for each of its samples, without its pixels."""
     prompt, options = draft.prompts[index], draft.options[index]
     (params, grammar, grammar_field), token_ids = resolved.constraint, tuple(prompt.token_ids)
-    seed = secrets.randbits(SEED_BITS) if params.sampling_seed is None else params.sampling_seed
+    seed = state.context.draw_bits(SEED_BITS) if params.sampling_seed is None else params.sampling_seed
     cache_salt = cache_namespace(draft.owner, options.cache_salt)
     work = current_work()
     weight = work.account.limits.weight
@@ -265,9 +275,8 @@ def _max_new_tokens(sampling: Sampling, prompt_name: str, num_prompt: int, conte
     return resolved
 
 
-def effective_params(request: GenerateRequest, sampling: Sampling, context: Context) -> dict[str, dict[str, Any]]:
-    """Returns every sampling parameter as it acts on a request: its `value`, and under `from` who set it: request,
-    model, server or default."""
+def effective_params(request: GenerateRequest, sampling: Sampling, context: Context) -> EffectiveParams:
+    """Returns every sampling parameter as it acts on a request; who set it is request, server, model or default."""
     values: dict[str, Any] = msgspec.structs.asdict(sampling.params)
     origins: dict[str, str] = dict(sampling.origins)
     if request.max_new_tokens != sampling.params.max_new_tokens:

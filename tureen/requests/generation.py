@@ -16,7 +16,7 @@ from tureen.contract.types import FinishReason, GenerateRequest, OutputDelta, Po
 from tureen.errors import RequestFailed, TureenError, Unavailable
 from tureen.log import get_logger
 from tureen.metrics import Metrics
-from tureen.requests.drafts import Plan
+from tureen.requests.drafts import EffectiveParams, Plan
 from tureen.requests.quotas import current_work
 from tureen.requests.reading import PLAIN, OutputReader, Reading
 from tureen.requests.state import ServerState
@@ -31,7 +31,7 @@ log = get_logger("api")
 async def check_grammar(output: Output, last: OutputDelta, state: ServerState, reading: Reading = PLAIN) -> None:
     """Checks an output that is complete by its grammar with another implementation, in a helper process.
 
-    Where the grammar does not keep all of the constraint, the output may be wrong, and its `conformity` says so.
+    Where the grammar does not keep all of the constraint, the output may be wrong, and its `remarks` say so.
     `last`: the delta that ends it, not yet added to `output`; `reading`: tells calls from an answer, where an output
     may be either. Raises RequestFailed when the two differ otherwise.
     """
@@ -50,7 +50,7 @@ async def check_grammar(output: Output, last: OutputDelta, state: ServerState, r
     complaint = verdict.complaint
     if last.unenforced:
         is_valid = None if spec.kind == "structural_tag" else complaint is None  # nobody judges tags
-        output.conformity = Conformity(is_valid=is_valid)
+        output.remarks = output.remarks._replace(unenforced=(), is_valid=is_valid)
     elif complaint is not None:
         state.metrics.add("num_grammar_mismatch")
         log.error("request %s: its output does not match its %s", output.rid, spec.kind)
@@ -98,15 +98,16 @@ class Sent(NamedTuple):
     chars: int = 0
 
 
-class Conformity(NamedTuple):
-    """Whether an output that has ended fits its constraint."""
+class Remarks(NamedTuple):
+    """Remarks of an answer on an output: whether it fits its constraint, and how it was sampled."""
 
     unenforced: tuple[str, ...] = ()  # of what the constraint says: "uniqueItems at /tags"
     is_valid: bool | None = None  # where something is not enforced; None: it was cut, or nobody could tell
+    effective: EffectiveParams | None = None  # None: nobody asked for them
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Returns what an answer says of it: nothing where all was enforced."""
+        """Returns what an answer says of the constraint: nothing where all was enforced."""
         if not self.unenforced:
             return {}
         return {"unenforced": list(self.unenforced)} | ({} if self.is_valid is None else {"valid": self.is_valid})
@@ -115,7 +116,14 @@ class Conformity(NamedTuple):
 class Output:
     """The output of one request so far, and how much of it was sent to the client."""
 
-    def __init__(self, request: GenerateRequest, index: int, rid: str, arrived_s: float | None = None) -> None:
+    def __init__(
+        self,
+        request: GenerateRequest,
+        index: int,
+        rid: str,
+        arrived_s: float | None = None,
+        effective: EffectiveParams | None = None,
+    ) -> None:
         self.request = request  # without pixels
         self.index = index
         self.rid = rid
@@ -125,7 +133,7 @@ class Output:
         self.output_logprobs: list[PositionLogprobs] = []
         self.prompt_logprobs: list[PositionLogprobs] = []
         self.hidden_states: list[bytes] = []
-        self.conformity = Conformity()
+        self.remarks = Remarks(effective=effective)
         self.finish: FinishReason | None = None
         self.started_s = time.monotonic() if arrived_s is None else arrived_s
         self.elapsed_s = 0.0
@@ -146,7 +154,7 @@ class Output:
         self.prompt_logprobs += delta.prompt_logprobs
         self.hidden_states += delta.hidden_states
         self.usage = delta.usage or self.usage
-        self.conformity = self.conformity._replace(unenforced=delta.unenforced)
+        self.remarks = self.remarks._replace(unenforced=delta.unenforced)
         self.elapsed_s = time.monotonic() - self.started_s
         if delta.finish is not None and delta.finish.reason == "shutdown":
             raise Unavailable("the server was shut down before the request ended", code="draining")
@@ -157,7 +165,14 @@ class Output:
         """Returns what an answer says of its constraint, beside the reason why it ended; nothing where all was
         enforced and no limit was near."""
         is_closed_early = self.finish is not None and self.finish.closed_early
-        return self.conformity.metadata | ({"closed_early": True} if is_closed_early else {})
+        return self.remarks.metadata | ({"closed_early": True} if is_closed_early else {})
+
+    @property
+    def ending_notes(self) -> dict[str, Any]:
+        """Returns what an answer says beside the reason why the output ended: the `constraint_notes`, and the sampling
+        parameters where the request asks for them."""
+        effective = self.remarks.effective
+        return self.constraint_notes | ({} if effective is None else {"effective": effective})
 
     @property
     def num_logprobs(self) -> int:
@@ -236,7 +251,7 @@ class Run:
         self._error_fields = plan.error_fields
         self._reading = plan.reading
         self.outputs = [
-            Output(request, index, rid, plan.arrived_s - self._work.load_wait_s)
+            Output(request, index, rid, plan.arrived_s - self._work.load_wait_s, plan.effective.get(index))
             for index, (request, rid) in enumerate(zip(plan.requests, plan.rids, strict=True), plan.first_index)
         ]
         self._media, plan.media[:] = dict(enumerate(plan.media, plan.first_index)), []

@@ -52,11 +52,20 @@ class Sampling(NamedTuple):
 
 
 def make_sampling(
-    requested: Mapping[str, Any], context: Context, names: Names, defaults: Mapping[str, Any] | None = None
+    requested: Mapping[str, Any],
+    context: Context,
+    names: Names,
+    defaults: Mapping[str, Any] | None = None,
+    *,
+    as_recommended: bool = False,
 ) -> Sampling:
     """Merges the request's parameters over the server's, the model's and the API's defaults, in this order of priority,
-    and checks them. Raises InvalidRequest."""
-    server, model = context.defaults
+    and checks them.
+
+    `as_recommended`: the API takes what the model's makers recommend; else the model has no say. Raises InvalidRequest.
+    """
+    server, recommended = context.defaults
+    model = recommended if as_recommended else {}
     sources: tuple[tuple[Origin, Mapping[str, Any]], ...] = (
         ("default", defaults or {}),
         ("model", model),
@@ -105,9 +114,10 @@ def _check_limits(params: SamplingParams, config: Config, names: Names) -> None:
 async def sampling_of(
     requested: Mapping[str, Any], context: Context, names: Names, defaults: Mapping[str, Any] | None = None
 ) -> Sampling:
-    """Does what `make_sampling` does, in a thread when stop patterns make it slow. Raises InvalidRequest."""
+    """Does what `make_sampling` does for an API that samples as the model's makers recommend, in a thread when stop
+    patterns or bad words make it slow. Raises InvalidRequest."""
     size = PATTERN_SIZE * patterns_len([requested]) + words_len([requested])
-    return await offload.run(size, make_sampling, requested, context, names, defaults)
+    return await offload.run(size, lambda: make_sampling(requested, context, names, defaults, as_recommended=True))
 
 
 def words_len(param_sets: Iterable[Any]) -> int:

@@ -6,7 +6,7 @@ import re
 
 from tureen.config import Config
 from tureen.errors import InvalidRequest, PayloadTooLarge, echo
-from tureen.logit_processor import BUILT_IN, SGLANG_MODULE, SGLANG_NAMES
+from tureen.logit_processor import BUILT_IN, PYTHON, SGLANG_MODULE, SGLANG_NAMES
 from tureen.requests.body import read_json
 
 MAX_PAYLOAD_CHARS = 1 << 20
@@ -60,8 +60,13 @@ def _payload(value: str, field: str) -> bytes:
     except (InvalidRequest, PayloadTooLarge, UnicodeEncodeError):
         raise _malformed(field, "is not a JSON object") from None
     code = payload.get("callable")
-    if set(payload) != {"callable"} or not isinstance(code, str):
+    if not {"callable"} <= set(payload) <= {"callable", "python"} or not isinstance(code, str):
         raise _malformed(field, 'must be {"callable": …}, as to_str() makes it')
+    version = payload.get("python", PYTHON)
+    if version != PYTHON:
+        raise _malformed(
+            field, f"is bytecode of Python {echo(version)}, this server runs {PYTHON}: send it from {PYTHON}, too"
+        )
     try:
         return bytes.fromhex(code)
     except ValueError:

@@ -24,6 +24,9 @@ Inputs = Annotated[list[str | int | TokenIds], Meta(max_length=MAX_TOKEN_IDS, ex
 """A prompt's token ids, or a batch of prompts; `extra` says how many prompts the batch may have."""
 
 Milliseconds = Annotated[int, Meta(ge=1, le=2**53)]
+ReturnEffective = Annotated[
+    bool, Meta(description="Return every sampling parameter as it acted, and where its value came from.")
+]
 LogMetrics = Annotated[bool, Meta(description="false: this request does not count in the metrics.")]
 Priority = Annotated[
     int, Meta(ge=-(2**31), le=2**31 - 1, description="Higher runs first; needs --enable-priority-scheduling.")

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import itertools
 import math
+import random
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol, cast
@@ -49,6 +51,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
     chat_templates: ChatTemplates | str = ""  # a str says why there is none
     tool_format: ToolFormat | None = None  # how the model writes tool calls; None: tools are refused
     reasoning_format: ReasoningFormat | None = None  # how it marks its reasoning; None: it does not reason
+    draw_bits: Callable[[int], int] = secrets.randbits  # makes seeds of requests that bring none
 
     @cached_property
     def capacity(self) -> int:
@@ -76,7 +79,7 @@ def make_context(tokenizer: Tokenizer, info: EngineInfo, config: Config, media: 
     """
     model: dict[str, Any] = dict(info.generation_defaults) if config.sampling_defaults == "model" else {}
     server: dict[str, Any] = {}
-    where = "--sampling-defaults model: the model's generation_config.json"
+    where = "the sampling parameters that the model recommends (--sampling-defaults openai does without them)"
     try:
         _check_defaults(model, info)
         where = "--preferred-sampling-params"
@@ -97,6 +100,7 @@ def make_context(tokenizer: Tokenizer, info: EngineInfo, config: Config, media: 
         templates,
         tool_format(config.tool_call_parser, taught),
         reasoning_format(config.reasoning_parser, taught),
+        secrets.randbits if config.random_seed is None else random.Random(config.random_seed).getrandbits,
     )
 
 

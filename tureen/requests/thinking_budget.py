@@ -149,7 +149,8 @@ def _extend(output: Output, whole: Output, update: Output) -> None:
     output.text, output.token_ids = whole.text + update.text, whole.token_ids + update.token_ids
     output.output_logprobs = [*whole.output_logprobs, *update.prompt_logprobs[1:], *update.output_logprobs]
     output.hidden_states = update.hidden_states
-    output.elapsed_s, output.finish, output.conformity = update.elapsed_s, update.finish, update.conformity
+    output.elapsed_s, output.finish = update.elapsed_s, update.finish
+    output.remarks = update.remarks._replace(effective=whole.remarks.effective)
 
 
 def _thoughts_of(request: GenerateRequest, bound: int, plan: Plan) -> GenerateRequest:

@@ -20,6 +20,7 @@ from tureen.contract.runner import Batch
 from tureen.devices.base import DeviceInfo
 from tureen.devices.dtypes import default_dtype
 from tureen.errors import InvalidRequest, StartupError
+from tureen.extras import require
 from tureen.files import check_regular_below
 from tureen.kernels import linear as kernel
 from tureen.log import Progress
@@ -162,13 +163,9 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
 
 
 def _load(source: ModelSource, dtype: torch.dtype, device: DeviceInfo) -> Any:
-    try:
-        import transformers  # noqa: PLC0415 - optional, and seconds to import
-    except ImportError:
-        raise StartupError(
-            "--model-impl transformers: the package transformers is missing; pip install 'transformers>=5,<6'",
-            field="model_impl",
-        ) from None
+    require("--model-impl transformers", "transformers", field="model_impl")
+    import transformers  # noqa: PLC0415 - seconds to import
+
     transformers.AttentionInterface.register(NAME, _route)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

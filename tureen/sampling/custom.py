@@ -16,7 +16,9 @@ import numpy as np
 from tureen.contract.runner import RowError, SlotState
 from tureen.contract.types import NO_TOKEN
 from tureen.errors import InvalidRequest, StartupError, echo
+from tureen.extras import is_installed, require
 from tureen.logit_processor import BUILT_IN, CustomLogitProcessor
+from tureen.sampling import array_logits
 from tureen.sampling.arithmetic import Arithmetic, Logits, Peaks
 from tureen.sampling.processor_pool import (
     CALL_TIMEOUT_S,
@@ -180,6 +182,8 @@ class CustomProcessors:
             copied = arithmetic.copy(logits, places)
             if isinstance(copied, np.ndarray):  # torch, whose import takes seconds, is not needed
                 return _called(processor, copied, group)
+        if not is_installed("torch"):
+            return _called(processor, array_logits.from_array(arithmetic.copy(logits, places)), group)
         import torch  # noqa: PLC0415 - `load_registered` has imported it, or computing has
 
         with torch.inference_mode():
@@ -193,9 +197,10 @@ def _called(processor: CustomLogitProcessor, rows: Any, group: Group) -> Changed
         return Fault(RowError(FAILED, error.message, error.status, error.field), may_be_one_row=True)
     except Exception as error:  # noqa: BLE001 - the operator's code fails its own requests only
         return _fault(f"{type(error).__name__}: {echo(str(error))[1:-1]}", may_be_one_row=True)
-    if not isinstance(result, type(rows)) or result.shape != rows.shape:
+    kind = np.ndarray if isinstance(rows, np.ndarray) else type(rows)
+    if not isinstance(result, kind) or result.shape != rows.shape:
         return _fault("it did not return a tensor of the shape it was given")
-    changed: Changed = result if isinstance(rows, np.ndarray) else result.to(rows)
+    changed: Changed = result if isinstance(result, np.ndarray) else result.to(rows)
     return changed
 
 
@@ -237,7 +242,7 @@ def load_registered(entries: Sequence[str]) -> dict[str, CustomLogitProcessor]:
         if name in processors:
             raise StartupError(f"--logit-processor {entry}: the name {echo(name)} is taken")
         processors[name] = _load(f"--logit-processor {entry}", where)
-    if entries:
+    if entries and is_installed("torch"):
         import torch  # noqa: F401, PLC0415 - what they are given; it takes seconds, in which no step may wait
 
     return processors
@@ -248,6 +253,8 @@ def _load(flag: str, where: str) -> CustomLogitProcessor:
     try:
         processor = getattr(importlib.import_module(module), name)()
     except Exception as error:  # noqa: BLE001 - whatever the operator's module raises
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            require(flag, "torch")
         raise StartupError(f"{flag}: cannot make it: {type(error).__name__}: {error}") from None
     if not callable(processor):
         raise StartupError(f"{flag}: its objects cannot be called")

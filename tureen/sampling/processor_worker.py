@@ -19,8 +19,8 @@ import dill
 import msgspec
 import numpy as np
 import numpy.random
-import torch
 
+from tureen.extras import is_installed
 from tureen.logit_processor import SGLANG_MODULE, CustomLogitProcessor
 from tureen.sampling import processor_messages as messages
 from tureen.sampling import sglang_processors
@@ -50,14 +50,15 @@ def program(setup: bytes) -> Program:
     """Returns the program of the workers; setup: a LogitsShape as msgpack."""
     shape = msgspec.msgpack.decode(setup, type=messages.LogitsShape)
     _stand_in_for_sglang()
-    warm_up()
+    kind = _kind_of_logits()
+    warm_up(kind)
 
     def open_(descriptors: Sequence[int]) -> Handle:
         shared = mmap.mmap(descriptors[0], shape.rows * shape.width * 4)
-        logits = torch.frombuffer(shared, dtype=torch.float32).view(shape.rows, shape.width)
+        logits = kind.from_array(np.frombuffer(shared, dtype=np.float32).reshape(shape.rows, shape.width))
         sys.stdout = sys.stderr = NullStream()
         sys.setrecursionlimit(MAX_DEPTH)
-        return LoadedProcessor(logits).handle
+        return LoadedProcessor(logits, kind).handle
 
     return Program(messages.LIMITS, open_)
 
@@ -65,8 +66,10 @@ def program(setup: bytes) -> Program:
 class LoadedProcessor:
     """A client's loaded processor, and the sequences that it knows."""
 
-    def __init__(self, logits: torch.Tensor) -> None:
+    def __init__(self, logits: Any, kind: ModuleType) -> None:
+        """logits: what `from_array` of the module `kind` made of the memory that is shared with the engine."""
         self._logits = logits
+        self._kind = kind
         self._call: Any = None
         self._sequences: dict[int, dict[str, Any]] = {}
 
@@ -78,7 +81,7 @@ class LoadedProcessor:
             if isinstance(message, messages.LoadCode):
                 self._call = _load(message.payload)
             else:
-                _run(self._call, message, self._sequences, self._logits)
+                self._kind.take_over(*_run(self._call, message, self._sequences, self._logits))
             return messages.reply(number, messages.DONE)
         except Rejected as error:
             return messages.reply(number, messages.REJECTED, str(error))
@@ -96,7 +99,10 @@ def _load(payload: str) -> Any:
     return processor
 
 
-def _run(processor: Any, message: messages.RunRows, sequences: dict[int, dict[str, Any]], logits: torch.Tensor) -> None:
+def _run(
+    processor: Any, message: messages.RunRows, sequences: dict[int, dict[str, Any]], logits: Any
+) -> tuple[Any, Any]:
+    """Returns what the processor returned, and the rows that it is for."""
     for number in message.dropped:
         sequences.pop(number, None)
     for sequence in message.new:
@@ -107,30 +113,24 @@ def _run(processor: Any, message: messages.RunRows, sequences: dict[int, dict[st
         sequences[number]["__req__"].output_ids += new_ids
         params.append(sequences[number])
     rows = logits[: len(params)]
-    result = processor(rows, params)
-    if isinstance(result, np.ndarray):
-        result = torch.from_numpy(result)
-    if not isinstance(result, torch.Tensor):
-        raise TypeError(f"it returned {type(result).__name__}, not a tensor")
-    if result.shape != rows.shape:
-        raise ValueError(f"it returned the shape {list(result.shape)}, not {list(rows.shape)}")
-    if result.data_ptr() != rows.data_ptr() or result.dtype is not torch.float32:
-        rows.copy_(result)
+    return processor(rows, params), rows
 
 
-def warm_up() -> None:
+def _kind_of_logits() -> ModuleType:
+    """Returns the module that makes what processors get: tensors where torch is installed."""
+    if is_installed("torch"):
+        globals()["torch"] = importlib.import_module("torch")
+        return importlib.import_module("tureen.sampling.tensor_logits")
+    stand_ins = importlib.import_module("tureen.sampling.array_module").modules()
+    sys.modules.update(stand_ins)
+    globals()["torch"] = stand_ins["torch"]
+    return importlib.import_module("tureen.sampling.array_logits")
+
+
+def warm_up(kind: ModuleType) -> None:
     """Does once, before any fork, what loads modules or starts threads at its first use: workers open no files."""
-    torch.set_num_threads(1)
-    logits = torch.zeros(2, 8)
-    logits[0, :] = -float("inf")
-    logits[0, [1, 2]] = 0.0
-    torch.topk(torch.softmax(logits, -1), 2)
-    torch.from_numpy(np.zeros(2, dtype=np.float32)).sort()
-    logits.masked_fill_(logits > 1, 0.0).scatter_(1, torch.tensor([[0], [1]]), 1.0)
+    kind.warm_up()
     np.linalg.svd(np.eye(2)), np.random.default_rng(0).normal()
-    str(logits), logits.cumsum(-1), logits.argmax(-1).tolist(), torch.where(logits > 0)
-    with torch.no_grad():
-        (logits * 2).log_softmax(-1)
     dill.loads(dill.dumps(type("Warm", (), {"__call__": lambda self: None, "__module__": "__main__"})))  # noqa: S301
     ctypes.CDLL(None, use_errno=True)
 

@@ -12,7 +12,7 @@ from tureen.cli.chat import screen, slash
 from tureen.cli.chat.connection import ServerAddress
 from tureen.cli.chat.conversation import Conversation, Message
 from tureen.cli.chat.own_server import own_server
-from tureen.cli.flags import add_config, add_params, as_flags, load_config, params_of, settings_of
+from tureen.cli.flags import CommandParser, add_config, add_params, as_flags, load_config, params_of, settings_of
 from tureen.config import Config, cache_dir
 from tureen.errors import StartupError
 
@@ -22,7 +22,7 @@ OURS = frozenset(("host", "port", "api_key", "download_dir"))
 """Settings that say where a running server is, or where the chat keeps its history."""
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+def add_flags(parser: CommandParser) -> None:
     """Adds the model, the server, what the chat begins with, and the flags of `generate`."""
     text = "model to load; without it: the server on --port, where one runs, else the default model"
     parser.add_argument("model_path", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=text)

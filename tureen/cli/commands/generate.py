@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tureen.cli.flags import add_config, add_params, load_config, params_of
+from tureen.cli.flags import CommandParser, add_config, add_params, load_config, params_of
 from tureen.errors import InvalidRequest
 
 HELP = "continue a prompt, or a file of prompts, without a server"
@@ -18,7 +18,7 @@ GROUPS = ("model", "sampling", "scheduling")
 """Settings that act without a server."""
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+def add_flags(parser: CommandParser) -> None:
     """Adds the prompt, the files, a flag for each sampling parameter, and for each setting that acts here."""
     parser.add_argument("prompt", nargs="?", help="text to continue; read from standard input when absent")
     parser.add_argument("--input", metavar="FILE.jsonl", help="a prompt a line: a JSON string, or a body of /generate")

@@ -16,7 +16,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds where models are, and the subcommand `build`."""
     _add_places(parser)
     actions = parser.add_subparsers(dest="action", metavar="build", parser_class=CommandParser)
-    build = actions.add_parser("build", help="put a model together from published weights", allow_abbrev=False)
+    build = actions.add_parser("build", help="put a model together from published weights")
     build.add_argument("name", choices=["shapes-vlm"], help="shapes-vlm: says what is drawn in a picture")
     _add_places(build)
     build.set_defaults(run=_build)
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     build = importlib.import_module("tureen.build")
     config = load_config(options)
     print("on disk:")
-    for path, size_bytes in build.downloaded_models(config):
+    for path, size_bytes in importlib.import_module("tureen.fetching.on_disk").downloaded(config):
         print(f"  {path}  {size_bytes / 2**20:,.0f} MiB")
     print("architectures that run:")
     for name in build.architectures():

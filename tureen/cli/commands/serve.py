@@ -6,13 +6,14 @@ import argparse
 import gc
 import importlib
 
-from tureen.cli.flags import add_config, load_config
+from tureen.cli.flags import CommandParser, add_config, load_config
 
 HELP = "start the HTTP server"
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for each setting."""
+def add_flags(parser: CommandParser) -> None:
+    """Adds the model, and a flag for each setting."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="the model, as --model-path names it")
     add_config(parser, takes_lists=True)
 
 

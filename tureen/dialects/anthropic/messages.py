@@ -174,7 +174,9 @@ def with_sampling(chat: Chat, body: AnthropicBody, payload: dict[str, Any]) -> C
     were set. Raises InvalidRequest."""
     sampling, renamed = _sampling(body, payload)
     # max_tokens is required, and stop_reason tells when the context ended the answer
-    return msgspec.structs.replace(chat, sampling=sampling, names=Names("", renamed), clip_max_tokens=True)
+    return msgspec.structs.replace(
+        chat, sampling=sampling, names=Names("", renamed), clip_max_tokens=True, return_effective=body.return_effective
+    )
 
 
 def _sampling(body: AnthropicBody, payload: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -247,7 +249,7 @@ def _stop(last: OutputEvent, plan: Plan, body: AnthropicBody) -> dict[str, Any]:
         named, sequence = "tool_use", None
     else:
         named = "end_turn" if sequence is None else "stop_sequence"
-    return {"stop_reason": named, "stop_sequence": sequence, **output.constraint_notes}
+    return {"stop_reason": named, "stop_sequence": sequence, **output.ending_notes}
 
 
 def _usage(output: Output, plan: Plan, parts: Sequence[Part], state: ServerState) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
 from tureen.requests import telling
 from tureen.requests.body import convert, offered
+from tureen.requests.shared_fields import ReturnEffective
 from tureen.requests.state import Context
 from tureen.requests.tool_fields import MAX_TOOLS
 from tureen.requests.verdicts import read_tables
@@ -123,6 +124,7 @@ class OllamaBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         float | str | None,
         Meta(description="0 unloads the model after the answer where there are several; one model stays: told."),
     ] = None
+    return_effective: ReturnEffective = False
 
 
 class OllamaChatBody(OllamaBody, frozen=True, kw_only=True, forbid_unknown_fields=True):

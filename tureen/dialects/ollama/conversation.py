@@ -108,6 +108,7 @@ def chat_of(body: OllamaChatBody, payload: dict[str, Any], state: ServerState) -
         template_kwargs=_thinking(body, tools, state),
         sampling=sampling_of(body, payload),
         defaults=DEFAULTS,
+        return_effective=body.return_effective,
         names=NAMES,
         adapter=adapter_of(body.model, state),
     )
@@ -126,6 +127,7 @@ def prompt_chat(body: OllamaGenerateBody, payload: dict[str, Any], state: Server
         template_kwargs=_thinking(body, (), state),
         sampling=sampling_of(body, payload),
         defaults=DEFAULTS,
+        return_effective=body.return_effective,
         names=NAMES,
         adapter=adapter_of(body.model, state),
     )

@@ -249,9 +249,9 @@ async def _raw_plan(body: OllamaGenerateBody, payload: dict[str, Any], state: Se
             raise InvalidRequest(f"{name} cannot go with raw: true; it needs the model's template", field=name)
     state.check_accepting()
     context = state.context
-    sampling = planning.make_sampling(sampling_of(body, payload), context, NAMES, DEFAULTS)
+    sampling = planning.make_sampling(sampling_of(body, payload), context, NAMES, DEFAULTS, as_recommended=True)
     [ids] = await tokenize([body.prompt], ["prompt"], context)
-    options = Options(adapter=adapter_of(body.model, state))
+    options = Options(adapter=adapter_of(body.model, state), return_effective=body.return_effective)
     draft = one_prompt(Prompt(ids), "prompt", sampling, options, owner=owner)
     return plan_of(draft, state)
 
@@ -360,7 +360,7 @@ class OllamaAnswer:
         return {
             "done": True,
             "done_reason": finish,
-            **output.constraint_notes,
+            **output.ending_notes,
             "total_duration": round(output.elapsed_s * NS),
             "load_duration": 0,
             "prompt_eval_count": output.usage.prompt_tokens,

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tureen.batches.records import BatchRecord, Page, new_id
+from tureen.batches.usage import TokensUsed
 from tureen.dialects.openai.batch_body import TABLE, BatchBody, BatchesQuery
 from tureen.dialects.openai.file_routes import json_answer, list_of, present, read_query
 from tureen.errors import InvalidRequest, echo
@@ -144,8 +145,19 @@ def shown(batch: BatchRecord) -> dict[str, Any]:
         "expires_at": batch.expires_at,
         **{f"{status}_at": batch.times.get(status) for status in TIMES},
         "request_counts": msgspec.structs.asdict(batch.counts),
+        "usage": _usage(batch.usage),
         "metadata": batch.metadata,
         **({ANSWER_FIELD: [f"lines[].{name}" for name in batch.ignored]} if batch.ignored else {}),
+    }
+
+
+def _usage(usage: TokensUsed) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.input_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.input_tokens + usage.output_tokens,
     }
 
 

@@ -6,6 +6,7 @@ import asyncio
 import re
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -84,6 +85,7 @@ class BatchService:
             state.common.is_idle,
             max_lines=state.context.info.max_running_requests,
             max_line_bytes=config.max_body_bytes,
+            note=partial(state.metrics.set, "num_batches"),
         )
 
     async def receive(self, request: Request) -> StoredFile:
@@ -171,6 +173,8 @@ class LineCaller(NamedTuple):
             elif not (work.has_failed and answer.status == 200) or num_attempts == MAX_ATTEMPTS:
                 for label in told.labels:
                     self.state.metrics.count_ignored(label)
+                self.state.metrics.add("num_batch_lines")
+                self.state.metrics.add("num_batch_lines_failed", int(answer.status >= 400))
                 return Response(answer.status, request_id, msgspec.Raw(answer.body))
 
     def _limits(self, client: str) -> Limits:

@@ -42,6 +42,7 @@ from tureen.requests.shared_fields import (
     LogMetrics,
     LogprobsModeField,
     Priority,
+    ReturnEffective,
 )
 from tureen.requests.state import ServerState
 from tureen.requests.verdicts import FieldTable, read_tables
@@ -138,6 +139,7 @@ class OpenAIBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_field
         str | None, Meta(description="A processor's name, or one sent as code; see the processors page.")
     ] = None
     log_metrics: LogMetrics = True
+    return_effective: ReturnEffective = False
     priority: Priority = 0
     cache_salt: CacheSalt = ""
     deadline_ms: Deadline = None

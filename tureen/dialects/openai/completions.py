@@ -170,6 +170,7 @@ async def _plan(
         logprobs=_logprobs(body, context),
         hidden_states="last" if body.return_hidden_states else "none",
         processor=processor,
+        return_effective=body.return_effective,
         cache_salt=token_fields.salt_of(body.cache_salt, body.extra_key),
         priority=body.priority,
         deadline_ms=body.deadline_ms,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Literal
 
-from tureen.dialects.openai import batch_routes, file_routes, tokenize_routes
+from tureen.dialects.openai import batch_body, batch_routes, file_routes, tokenize_routes
 from tureen.dialects.openai import chat as openai_chat
 from tureen.dialects.openai import chat_body as openai_chat_fields
 from tureen.dialects.openai import completions as openai_completions
@@ -72,6 +72,9 @@ DIALECT = Dialect(
         CompatRoute("OpenAI", "/v1/chat/completions", (BodyPart(ChatBody, openai_chat_fields.TABLE),)),
         CompatRoute("OpenAI", "/v1/responses", (BodyPart(ResponsesBody, openai_responses_fields.TABLE),)),
         CompatRoute("OpenAI", "/v1/embeddings", (BodyPart(EmbeddingsBody, openai_embeddings.TABLE),)),
+        CompatRoute("OpenAI", "/v1/batches", (BodyPart(BatchBody, batch_body.TABLE),)),
+        CompatRoute("SGLang and vLLM", "/tokenize", (BodyPart(TokenizeBody, tokenize_routes.TABLE),)),
+        CompatRoute("SGLang and vLLM", "/detokenize", (BodyPart(DetokenizeBody, tokenize_routes.TABLE),)),
     ),
     sections=(
         BodySection("`POST /v1/chat/completions`", WITH_PARAMETERS, ChatBody),

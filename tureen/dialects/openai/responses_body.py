@@ -191,6 +191,7 @@ def chat_of(
         max_prompt_tokens=token_fields.most_prompt_tokens(body, body.max_output_tokens, state.context),
         hidden_states="last" if body.return_hidden_states else "none",
         processor=openai_fields.processor(body, state),
+        return_effective=body.return_effective,
         rid=name,
         deadline_ms=body.deadline_ms,
         ttft_deadline_ms=body.ttft_deadline_ms,

@@ -104,7 +104,7 @@ class Making(NamedTuple):
                 "output": items.output,
                 "usage": _usage(output, num_reasoning),
             }
-            | _constraint_notes(self.head, output)
+            | _notes(self.head, output)
             | self._token_fields(output)
         )
 
@@ -129,14 +129,16 @@ def _cut_by(output: Output) -> str | None:
     return "max_output_tokens"
 
 
-def _constraint_notes(head: dict[str, Any], output: Output) -> dict[str, Any]:
-    """Says in the metadata, whose values are strings, what became of the constraint."""
+def _notes(head: dict[str, Any], output: Output) -> dict[str, Any]:
+    """Says in the metadata, whose values are strings, what became of the constraint; beside it, how the output was
+    sampled, where the body asks for that."""
     notes = output.constraint_notes
+    effective = {} if output.remarks.effective is None else {"effective": output.remarks.effective}
     if not notes:
-        return {}
+        return effective
     unenforced = {"unenforced": ", ".join(notes["unenforced"])} if "unenforced" in notes else {}
     flags = {name: "true" if notes[name] else "false" for name in ("valid", "closed_early") if name in notes}
-    return {"metadata": head["metadata"] | unenforced | flags}
+    return {"metadata": head["metadata"] | unenforced | flags, **effective}
 
 
 def _usage(output: Output, num_reasoning: int) -> dict[str, Any]:

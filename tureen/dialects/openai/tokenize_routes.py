@@ -18,7 +18,7 @@ from tureen.dialects.openai.chat_body import ChatBody, Effort, MessageField, Rea
 from tureen.dialects.openai.token_fields import shown_ids
 from tureen.errors import InvalidRequest, echo
 from tureen.http.dialect import Docs, Entry, unless_gone
-from tureen.requests import telling, tokenising, waves
+from tureen.requests import tokenising, waves
 from tureen.requests.body import convert, offered, read_json
 from tureen.requests.chat_prompt import MESSAGE_CHARS, ChatMedia, chat_prompt
 from tureen.requests.model_field import adapter_of
@@ -26,6 +26,7 @@ from tureen.requests.offload import offload
 from tureen.requests.shared_fields import MAX_INPUTS, MAX_TOKEN_IDS, TokenIds
 from tureen.requests.state import ServerState
 from tureen.requests.tool_fields import Tools, read_tool_choice, read_tools
+from tureen.requests.verdicts import FieldTable, FieldWithoutEffect
 from tureen.text.messages import MAX_MESSAGES
 
 T = TypeVar("T", "TokenizeBody", "DetokenizeBody")
@@ -87,11 +88,13 @@ CHAT_FIELDS = (
     "reasoning_effort",
     "reasoning",
 )
-TABLE = openai_fields.table_of("tokenize")
-NOT_IN_PROMPT = (
-    frozenset(ChatBody.__struct_fields__) - {*TokenizeBody.__struct_fields__, *TABLE.refused} - {"skip_special_tokens"}
+FIELDS_TABLE = openai_fields.table_of("tokenize")
+NOT_IN_PROMPT = frozenset(ChatBody.__struct_fields__).difference(
+    TokenizeBody.__struct_fields__, FIELDS_TABLE.refused, ("skip_special_tokens",)
 )
 """Fields of a chat that do not change its prompt."""
+UNCHANGED = FieldWithoutEffect("it does not change the tokens of a prompt")
+TABLE = FIELDS_TABLE.joined(FieldTable(told=dict.fromkeys(sorted(NOT_IN_PROMPT), UNCHANGED)))
 
 
 def routes(state: ServerState) -> list[Entry]:
@@ -135,9 +138,6 @@ async def _read(request: Request, kind: type[T], state: ServerState) -> T:
     """Reads a request's body as `kind`. Raises InvalidRequest, and NotFound for an unknown model."""
     payload = read_json(request.headers.get("content-type"), await request.body())
     openai_chat_fields.check_no_template(payload)
-    for name in NOT_IN_PROMPT.intersection(payload):
-        if payload.pop(name) is not None:
-            telling.tell(name, "it does not change the tokens of a prompt")
     body = convert(offered(payload, kind.__struct_fields__, TABLE), kind, table=TABLE)
     adapter_of(body.model, state)
     return body

@@ -22,7 +22,7 @@ from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
 from tureen.requests import media_fields, planning, prompts
 from tureen.requests.body import PARAM_FIELDS, convert, offered, read_params, refuse_unknown
-from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, effective_params, plan_of
+from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, plan_of
 from tureen.requests.embedding import states_for
 from tureen.requests.media_fields import PromptMedia
 from tureen.requests.model_field import adapter_of
@@ -40,6 +40,7 @@ from tureen.requests.shared_fields import (
     LogMetrics,
     PerPrompt,
     Priority,
+    ReturnEffective,
     TokenIds,
 )
 from tureen.requests.state import Context, ServerState
@@ -119,9 +120,7 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             'or, with "last", the vector of the last position alone.'
         ),
     ] = False
-    return_effective: Annotated[
-        bool, Meta(description="Return every sampling parameter as it acted, and where its value came from.")
-    ] = False
+    return_effective: ReturnEffective = False
     stream: Annotated[bool, Meta(description="Answer with server-sent events.")] = False
     image_data: Annotated[
         str | PerPrompt[str | References | None] | None,
@@ -192,7 +191,6 @@ class GeneratePlan(msgspec.Struct, frozen=True):
     return_text_in_logprobs: bool
     num_samples: int = 1  # of each prompt
     turns: tuple[Turn | None, ...] = ()  # of each request; () when no request continues a session
-    effective: tuple[dict[str, dict[str, Any]], ...] = ()  # of each request, with return_effective
 
 
 def size_of(payload: dict[str, Any]) -> int:
@@ -386,17 +384,12 @@ def plan(
     )
     request_plan = plan_of(draft, state)
     _check_hidden(request_plan.requests, context.info.hidden_size)
-    reported = request_plan.requests if body.return_effective else ()
     return GeneratePlan(
         plan=request_plan,
         is_list=parsed.is_batch or parsed.num_samples > 1,
         stream=body.stream,
         return_text_in_logprobs=body.return_text_in_logprobs,
         num_samples=parsed.num_samples,
-        effective=tuple(
-            effective_params(request, parsed.samplings[index // parsed.num_samples], context)
-            for index, request in enumerate(reported)
-        ),
     )
 
 
@@ -417,6 +410,7 @@ def _options(
             logprobs=logprobs[index],
             hidden_states=_which_hidden(fields["return_hidden_states"][index], context.info),
             processor=processors[index],
+            return_effective=body.return_effective,
             cache_salt=body.cache_salt,
             priority=body.priority,
             **limits,

@@ -36,6 +36,9 @@ DIALECT = Dialect(
                 BodyPart(SessionParams, name="session_params"),
             ),
         ),
+        CompatRoute("SGLang", "/encode", (BodyPart(sglang.EncodeBody, sglang.ENCODE_TABLE),)),
+        CompatRoute("SGLang", "/v1/score", (BodyPart(ScoreBody, score_routes.TABLE),)),
+        CompatRoute("SGLang", "/v1/rerank", (BodyPart(RerankBody, score_routes.TABLE),)),
     ),
     sections=(
         BodySection(

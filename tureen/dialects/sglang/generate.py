@@ -59,6 +59,8 @@ EncodeBody = msgspec.defstruct(
     namespace={"__doc__": "The fields of `/encode`, which are those of `/generate`."},
 )
 
+ENCODE_TABLE = sglang_request.TABLES["body"].joined(sglang_request.TABLES["encode"])
+
 Answer = dict[str, Any]
 
 HIDDEN_FIELD = "hidden_states"
@@ -230,7 +232,7 @@ def _taking_turns(plan: GeneratePlan, run: Run, state: ServerState) -> Iterator[
 
 def embedding_body(payload: dict[str, Any]) -> dict[str, Any]:
     """Converts a body of `/encode` to one of `/generate`. Raises InvalidRequest."""
-    fields = offered(payload, ENCODE_FIELDS, sglang_request.TABLES["body"])
+    fields = offered(payload, ENCODE_FIELDS, ENCODE_TABLE)
     return fields | {"return_hidden_states": "last", "sampling_params": {"max_new_tokens": 0}}
 
 
@@ -315,8 +317,8 @@ def render(output: Output, plan: GeneratePlan, context: Context, sent: tuple[int
         meta["weight_versions"] = output.weight_versions
     if output.request.grammar is not None:
         meta |= {"forced_tokens": output.usage.forced_tokens, **output.constraint_notes}
-    if plan.effective:
-        meta["effective"] = plan.effective[output.index]
+    if output.remarks.effective is not None:
+        meta["effective"] = output.remarks.effective
     if output.request.logprobs is not None:
         meta |= _logprobs(output, output.request.logprobs, plan, context, first_token)
     if output.finish is not None:

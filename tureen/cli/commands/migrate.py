@@ -1,0 +1,140 @@
+"""`tureen migrate`: a command of another server in this one's words, with a reason a line."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import NamedTuple
+
+import msgspec
+
+from tureen.cli.flags import CommandParser, subparsers
+from tureen.cli.peer_tables import Peer, load_peers
+from tureen.cli.translation import Note, Translation, translate
+from tureen.errors import InvalidRequest
+
+HELP = "say how a command of another server is written here"
+ASSIGNMENT = re.compile(r"\w+=.*", re.DOTALL)
+CONTAINERS = ("docker", "podman", "nerdctl")
+
+
+class PeerCommand(NamedTuple):
+    """A command of another server. `port`: the one that a container publishes."""
+
+    peer: Peer
+    arguments: list[str]
+    variables: list[str]
+    port: str
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the one flag, and the command."""
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("line", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="vllm serve …, llama-server …")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the translation. Returns 1 where something cannot be had. Raises InvalidRequest."""
+    words = options.line[1:] if options.line[:1] == ["--"] else options.line
+    if len(words) == 1:
+        words = shlex.split(words[0].replace("\\\n", " "))
+    command = read_command(words, load_peers())
+    result = migrate(command)
+    ours = [*command.variables, "tureen", "serve", *result.arguments]
+    if options.json:
+        notes = [dict(zip(("verdict", "theirs", "ours", "why"), note, strict=True)) for note in result.notes]
+        print(msgspec.json.encode({"command": ours, "notes": notes, "not_here": result.faults}).decode())
+    else:
+        print("\n".join([*_reasons(command.peer, result), shlex.join(ours)]))
+    return 1 if result.faults else 0
+
+
+def migrate(command: PeerCommand) -> Translation:
+    """Returns a command of another server in this one's words."""
+    parser = importlib.import_module("tureen.cli.command_line").parser(["serve"])
+    serve = subparsers(parser)[1]
+    assert isinstance(serve, CommandParser)
+    result = translate(command.arguments, serve.own_flags(), [command.peer], is_peers=True)
+    arguments, notes = list(result.arguments), list(result.notes)
+    if command.port:
+        arguments = [*_without(arguments, "--port"), "--port", command.port]
+        notes.append(
+            Note("becomes", f"-p {command.port}", ("--port", command.port), "the port that the container has outside")
+        )
+    if "--uds" not in arguments:
+        for name, default in command.peer.written.defaults.items():
+            if name not in arguments:
+                arguments += [name, default.value]
+                notes.append(
+                    Note("becomes", f"no {name}", (name, default.value), f"{command.peer.title} {default.why}")
+                )
+    return Translation(arguments, notes, result.faults)
+
+
+def read_command(words: list[str], peers: list[Peer]) -> PeerCommand:
+    """Finds the server that a command starts. Raises InvalidRequest."""
+    variables = []
+    while words and ASSIGNMENT.fullmatch(words[0]):
+        variables.append(words[0])
+        words = words[1:]
+    port = ""
+    if words and PurePath(words[0]).name in CONTAINERS:
+        for place, word in enumerate(words):
+            named = [peer for peer in peers if any(image in word for image in peer.written.images)]
+            if named and not word.startswith("-"):
+                rest = _behind_program(words[place + 1 :], named[0])
+                return PeerCommand(
+                    named[0], words[place + 1 :] if rest is None else rest, variables, _published(words[:place])
+                )
+    for peer in peers:
+        rest = _behind_program(words[:8], peer)
+        if rest is not None:
+            return PeerCommand(peer, rest + words[8:], variables, port)
+    known = ", ".join(peer.written.command for peer in peers)
+    raise InvalidRequest(f"{shlex.join(words[:3])!r} starts no server that is known here; these are: {known}")
+
+
+def _behind_program(words: list[str], peer: Peer) -> list[str] | None:
+    """Returns what follows the program in a command; None = the command is of another program."""
+    for program in peer.written.programs:
+        parts = program.split()
+        for place in range(len(words)):
+            if [PurePath(words[place]).name, *words[place + 1 : place + len(parts)]] == parts:
+                return words[place + len(parts) :]
+    return None
+
+
+def _published(words: list[str]) -> str:
+    """Returns the port that a container has outside."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        value = following if word in ("-p", "--publish") else word.removeprefix("--publish=").removeprefix("-p")
+        if (match := re.fullmatch(r"(?:[\d.]+:)?(\d+):\d+", value)) is not None:
+            return match[1]
+    return ""
+
+
+def _without(arguments: list[str], name: str) -> list[str]:
+    place = arguments.index(name) if name in arguments else len(arguments)
+    return arguments[:place] + arguments[place + 2 :]
+
+
+def _reasons(peer: Peer, result: Translation) -> Iterator[str]:
+    """Yields a comment for each flag."""
+    yield f"# {peer.title} {peer.written.version}: {peer.written.command}"
+    same = [note.theirs for note in result.notes if note.kind == "same" and not note.why]
+    if same:
+        yield f"# the same: {', '.join(same)}"
+    for note in result.notes:
+        why = f": {note.why}" if note.why else ""
+        if note.kind == "becomes":
+            yield f"# {note.theirs} is {shlex.join(note.ours)}{why}"
+        elif note.kind == "told":
+            yield f"# {note.theirs} is left out{why}"
+        elif note.why:
+            yield f"# {note.theirs} is the same{why}"
+    for fault in result.faults:
+        yield f"# NOT HERE: {fault}"

@@ -36,7 +36,7 @@ class CommandParser(argparse.ArgumentParser):
 
     add_flags: Callable[[CommandParser], None] | None = None
     takes_settings = False
-    common: frozenset[str] | None = None  # what the short help shows, by `dest`; None: everything
+    rare: frozenset[str] = frozenset()  # what the short help leaves out, by `dest`
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**{"allow_abbrev": False, "add_help": False, **more})
@@ -170,7 +170,7 @@ def add_config(parser: CommandParser, *, takes_lists: bool = False, groups: Coll
     whose settings act in this command; None = all.
     """
     parser.takes_settings = True
-    parser.common = (parser.common or frozenset()) | {*COMMON, "config"}
+    parser.rare |= {field.name for field in fields()}.difference(COMMON)
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings; flags and TUREEN_* variables win")
     shown: dict[str, argparse._ArgumentGroup] = {}
     for field in fields():
@@ -181,7 +181,7 @@ def add_config(parser: CommandParser, *, takes_lists: bool = False, groups: Coll
             continue
         group = shown.setdefault(meta.extra["group"], parser.add_argument_group(meta.extra["group"]))
         flags = [f"--{field.name.replace('_', '-')}"] + ([meta.extra["alias"]] if meta.extra["alias"] else [])
-        text = f"{meta.description} [{_show(field.default)}]"
+        text = meta.description + ("" if field.default in (None, ()) else f" [{field.default}]")
         value = meta.extra["value"] or _metavar(field.name, kind)
         if field.name == "model_path" and takes_lists:
             more: dict[str, Any] = {"action": OneOfModels, "default": argparse.SUPPRESS, "metavar": value}
@@ -192,9 +192,10 @@ def add_config(parser: CommandParser, *, takes_lists: bool = False, groups: Coll
 
 def add_params(parser: CommandParser) -> None:
     """Adds one flag per sampling parameter. `--dtype` is the model's."""
-    parser.common = (parser.common or frozenset()) | {f"param_{name}" for name in COMMON_PARAMS}
+    params = msgspec.structs.fields(params_type())
+    parser.rare |= {f"param_{field.name}" for field in params if field.name not in COMMON_PARAMS}
     group = parser.add_argument_group("sampling of this output")
-    for field in msgspec.structs.fields(params_type()):
+    for field in params:
         if field.name in ("logit_bias", "allowed_token_ids", "custom_params", "stream_interval", "dtype"):
             continue
         kind, meta = get_args(field.type)
@@ -249,10 +250,6 @@ def _metavar(name: str, kind: Any) -> str:
 
 def _allowed(action: argparse.Action) -> str:
     return ", ".join(map(str, action.choices)) if action.choices else ""
-
-
-def _show(default: object) -> str:
-    return "auto" if default is None else str(default)
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:

@@ -113,11 +113,17 @@ class WatchedFleet(Fleet):
 
     most_bytes = 0
 
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        unload = self.room.unload
+
+        async def unload_watched(member: Member) -> None:
+            assert not member.is_busy, "a model is unloaded while a request uses it"
+            await unload(member)
+
+        self.room.unload = unload_watched  # type: ignore[method-assign]
+
     async def _start(self, member: Member) -> None:
         assert member.standing == "unloaded", "a model is loaded twice"
-        self.most_bytes = max(self.most_bytes, self.used_bytes + member.need_bytes)
+        self.most_bytes = max(self.most_bytes, self.room.used_bytes + member.need_bytes)
         await super()._start(member)
-
-    async def _unload(self, member: Member) -> None:
-        assert not member.is_busy, "a model is unloaded while a request uses it"
-        await super()._unload(member)

@@ -79,7 +79,7 @@ def test_what_needs_no_engine_does_not_bring_a_model_back(simulate, route):
 def test_a_name_may_be_spelled_as_clients_spell_it(simulate, name):
     async def body(fleet):
         assert (await _ask(fleet, "/v1/chat/completions", model=name)).status == 200
-        assert fleet.member("other").num_loads == 1
+        assert fleet.member("other").loads.count == 1
 
     simulate(body, SIZES, 1000, chat_template="chatml")
 

@@ -28,8 +28,8 @@ def test_a_model_is_loaded_by_the_first_who_asks_and_once_for_many(simulate):
         assert [member.standing for member in fleet.fleet.members] == ["loaded", "unloaded", "unloaded"]
         answers = await answered(*(fleet.generate("two", f"say:{number}") for number in range(8)))
         assert [answer["text"] for answer in answers] == [str(number) for number in range(8)]
-        assert fleet.member("two").num_loads == 1
-        assert fleet.member("three").num_loads == 0
+        assert fleet.member("two").loads.count == 1
+        assert fleet.member("three").loads.count == 0
 
     simulate(body, THREE, 1000)
 
@@ -37,7 +37,7 @@ def test_a_model_is_loaded_by_the_first_who_asks_and_once_for_many(simulate):
 def test_a_body_without_a_model_is_for_the_first(simulate):
     async def body(fleet):
         await answered(fleet.generate(None, "say:a"), fleet.generate("default", "say:a"))
-        assert [member.num_loads for member in fleet.fleet.members] == [1, 0, 0]
+        assert [member.loads.count for member in fleet.fleet.members] == [1, 0, 0]
 
     simulate(body, THREE, 1000)
 
@@ -82,7 +82,7 @@ def test_a_model_that_works_is_waited_for_and_who_comes_later_waits_behind(simul
         texts = [answer["text"] for answer in await answered(long, other, late)]
         assert len(texts[0]) == 300
         assert texts[1:] == ["b", "late"]
-        assert (fleet.member("one").num_loads, fleet.member("two").num_loads) == (2, 1)
+        assert (fleet.member("one").loads.count, fleet.member("two").loads.count) == (2, 1)
 
     simulate(body, {"one": 60, "two": 60}, 100)
 
@@ -149,7 +149,7 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten_and_nothing_is_loaded_
         await other.leave()
         await answered(long)
         await asyncio.sleep(20)
-        assert fleet.member("two").num_loads == 0
+        assert fleet.member("two").loads.count == 0
         assert not fleet.member("two").waiters
         assert fleet.member("one").is_ready
 
@@ -270,7 +270,8 @@ def test_whoever_comes_when_every_answer_is_right_within_the_limit(simulate, see
         await asyncio.sleep(60)
         assert fleet.fleet.most_bytes <= limit
         for member in fleet.fleet.members:
-            assert (member.num_users, member.is_busy, member.waiters, member.loading) == (0, False, {}, None)
+            assert (member.num_users, member.is_busy, member.waiters) == (0, False, {})
             assert not member.is_leaving
+        assert not fleet.fleet._loading
 
     simulate(body, THREE, limit, seed=seed)

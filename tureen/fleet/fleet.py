@@ -6,19 +6,14 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any
 
 from tureen.errors import Conflict, InvalidRequest, StartupError, TureenError, Unavailable
 from tureen.fleet.member import Member, Waiter
+from tureen.fleet.room import GIB, Measure, Room
 from tureen.log import get_logger
 from tureen.requests.model_field import ANY, unknown_model
 from tureen.requests.state import DRAIN_RETRY_S, ServerState
-
-GIB = 1 << 30
-
-Measure = Callable[[Member, int], Awaitable[int]]
-"""Finds a model's files and returns the bytes that it needs, of so many that its share is. Raises StartupError."""
 
 Launch = Callable[[Member], Awaitable[None]]
 """Starts a model's engine, which then is ready. Raises StartupError."""
@@ -34,22 +29,16 @@ class Fleet:
 
     def __init__(self, members: Sequence[Member], limit_bytes: int, measure: Measure, launch: Launch) -> None:
         self.members = list(members)
-        self.limit_bytes = limit_bytes
-        self._measure = measure
+        self.room = Room(self.members, limit_bytes, measure, self._unload_later)
         self._launch = launch
         self._turn = asyncio.Lock()  # held by who loads or unloads
-        self._news = asyncio.Event()  # somebody has left
         self._tasks: set[asyncio.Task[None]] = set()
+        self._loading: dict[Member, asyncio.Task[None]] = {}
         self._is_draining = False
 
     @property
     def default(self) -> Member:
         return self.members[0]
-
-    @property
-    def used_bytes(self) -> int:
-        """The memory of the models that are loaded, or on their way."""
-        return sum(member.need_bytes for member in self.members if member.standing != "unloaded")
 
     # ---- who is asked for
 
@@ -84,28 +73,28 @@ class Fleet:
             member.waiters.pop(waiter, None)
         else:
             member.leave()
-        self._hear_leaving(member)
+        self.room.hear_leaving(member)
 
     def _check(self, member: Member, now_s: float) -> None:
         """Raises Unavailable when nobody may wait for this model now."""
         if self._is_draining:
             raise _draining()
-        if now_s < member.retry_s:
+        if now_s < member.loads.retry_s:
             raise _failed(member, now_s)
         if len(member.waiters) >= member.config.max_queued_requests:
             raise Unavailable(
                 f"{len(member.waiters)} requests wait until the model {member.name} is loaded; try again later",
                 code="queue_full",
-                retry_after_s=max(1, math.ceil(member.load_s)),
+                retry_after_s=max(1, math.ceil(member.loads.seconds)),
             )
 
     # ---- loading
 
     def _want(self, member: Member) -> None:
         """Has a model loaded that somebody waits for."""
-        if member.loading is None:
-            member.loading = asyncio.create_task(self._load(member))
-            self._keep(member.loading)
+        if member not in self._loading:
+            self._loading[member] = task = asyncio.create_task(self._load(member))
+            self._keep(task)
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
@@ -115,7 +104,7 @@ class Fleet:
         """Loads a model when its turn comes, and lets in who waits for it."""
         try:
             async with self._turn:
-                if member.standing != "loaded" and member.is_wanted and await self._make_room(member):
+                if member.standing != "loaded" and member.is_wanted and await self.room.make(member):
                     await self._start(member)
                 if member.standing == "loaded":
                     member.admit()
@@ -125,7 +114,7 @@ class Fleet:
             log.exception("model %s could not be loaded", member.name)
             self._refuse(member, StartupError(f"an internal error: {type(error).__name__}"))
         finally:
-            member.loading = None
+            self._loading.pop(member, None)
 
     def _refuse(self, member: Member, error: TureenError) -> None:
         """Tells all who wait for a model why it cannot be loaded."""
@@ -134,8 +123,8 @@ class Fleet:
             member.refuse(lambda: error)
             return
         log.error("model %s could not be loaded: %s", member.name, error.message)
-        member.fail(error.message)
         now_s = asyncio.get_running_loop().time()
+        member.loads.fail(error.message, now_s)
         member.refuse(lambda: _failed(member, now_s))
 
     async def _start(self, member: Member) -> None:
@@ -148,74 +137,24 @@ class Fleet:
             if member.client is None:
                 await self._launch(member)
             else:
-                await member.client.resume(member.note_phase)
+                await member.client.suspension.resume(member.loads.note_phase)
         except BaseException:
             member.standing = "unloaded"
             raise
         client = member.client
         assert client is not None
-        client.on_demand = lambda: self._hear_demand(member)
-        member.succeed(loop.time() - began_s)
+        client.suspension.on_demand = lambda: self._hear_demand(member)
+        member.loads.succeed(loop.time() - began_s)
+        member.used_s = loop.time()
         member.standing = "loaded"
-        log.info("model %s: loaded in %.1f s", member.name, member.load_s)
+        log.info("model %s: loaded in %.1f s", member.name, member.loads.seconds)
 
     def _hear_demand(self, member: Member) -> None:
         """Hears that the engine of an unloaded model was asked for something, by who did not come as a request."""
         now_s = asyncio.get_running_loop().time()
-        if not self._is_draining and now_s >= member.retry_s:
+        if not self._is_draining and now_s >= member.loads.retry_s:
             member.is_asked_for = True
             self._want(member)
-
-    async def _make_room(self, member: Member) -> bool:
-        """Unloads models until this one fits. Returns False when nobody wants it any more.
-
-        Raises InvalidRequest when it can never fit, StartupError when there is no such model.
-        """
-        need = member.need_bytes = await self._measure(member, self.limit_bytes // len(self.members))
-        if need > self.limit_bytes:
-            member.need_bytes = 0
-            raise InvalidRequest(
-                f"the model {member.name} needs {need / GIB:.2f} GiB of memory, and all models together may have "
-                f"{self.limit_bytes / GIB:.2f} GiB; start the server with a larger --models-memory, or the model with "
-                "a smaller max_total_tokens",
-                field="model",
-                code="model_too_large",
-            )
-        loaded = [other for other in self.members if other.client is not None]
-        try:
-            while self.used_bytes + need > self.limit_bytes:
-                if not member.is_wanted:
-                    return False
-                self._news.clear()
-                idle = [other for other in loaded if other.standing == "loaded" and not other.is_busy]
-                if idle:
-                    await self._unload(min(idle, key=_last_use))
-                    continue
-                await self._wait_for_idle(loaded)
-        finally:
-            for other in loaded:
-                other.is_leaving = False
-                if other.client is not None and not other.is_retiring:
-                    other.client.on_idle = None
-        return True
-
-    async def _wait_for_idle(self, loaded: Sequence[Member]) -> None:
-        """Waits until somebody has left, and lets nobody in to the model that was used longest ago."""
-        running = [other for other in loaded if other.standing == "loaded"]
-        if not any(other.is_leaving for other in running):
-            min(running, key=_last_use).is_leaving = True
-        for other in running:
-            assert other.client is not None
-            other.client.on_idle = partial(self._hear_leaving, other)
-        await self._news.wait()
-
-    async def _unload(self, member: Member) -> None:
-        """Ends a model's engine. Nobody uses it."""
-        assert member.client is not None
-        member.standing = "unloading"
-        await member.client.suspend()
-        member.standing = "unloaded"
-        log.info("model %s: unloaded", member.name)
 
     # ---- what operators ask for
 
@@ -224,7 +163,7 @@ class Fleet:
         member = self.find(name)
         if member is None:
             raise unknown_model(name, self.names())
-        member.retry_s = 0.0
+        member.loads.retry_s = 0.0
         if not member.is_ready:
             waiter = self.wait_for(member)
             try:
@@ -246,7 +185,7 @@ class Fleet:
                     code="model_busy",
                 )
             if member.standing == "loaded":
-                await self._unload(member)
+                await self.room.unload(member)
         return member
 
     def retire(self, state: ServerState) -> None:
@@ -254,17 +193,10 @@ class Fleet:
         for member in self.members:
             if member.state is state:
                 member.is_retiring = True
-                self._hear_leaving(member)
+                self.room.hear_leaving(member)
 
-    def _hear_leaving(self, member: Member) -> None:
-        """Hears that somebody may use a model no longer."""
-        self._news.set()
-        if not member.is_retiring or member.client is None:
-            return
-        member.client.on_idle = partial(self._hear_leaving, member)
-        if not member.is_busy:
-            member.is_retiring, member.client.on_idle = False, None
-            self._keep(asyncio.create_task(self._retire(member)))
+    def _unload_later(self, member: Member) -> None:
+        self._keep(asyncio.create_task(self._retire(member)))
 
     async def _retire(self, member: Member) -> None:
         with contextlib.suppress(Conflict):
@@ -275,7 +207,7 @@ class Fleet:
         member = self.find(name)
         if member is None:
             raise unknown_model(name, self.names())
-        await self._measure(member, self.limit_bytes // len(self.members))
+        await self.room.measure(member)
         return member
 
     async def begin(self) -> None:
@@ -284,7 +216,7 @@ class Fleet:
         member.is_asked_for = True
         try:
             async with self._turn:
-                await self._make_room(member)
+                await self.room.make(member)
                 await self._start(member)
         except InvalidRequest as error:
             raise StartupError(error.message, field="models_memory") from None
@@ -294,7 +226,7 @@ class Fleet:
         """Returns what `/status` says of all."""
         return {
             "models": [member.report() for member in self.members],
-            "memory": {"limit_bytes": self.limit_bytes, "used_bytes": self.used_bytes},
+            "memory": {"limit_bytes": self.room.limit_bytes, "used_bytes": self.room.used_bytes},
         }
 
     # ---- a Service
@@ -320,10 +252,6 @@ class Fleet:
         await asyncio.gather(*(member.client.close() for member in self.members[1:] if member.client is not None))
 
 
-def _last_use(member: Member) -> float:
-    return member.used_s
-
-
 def _draining() -> Unavailable:
     return Unavailable("the server is shutting down; try another one", code="draining", retry_after_s=DRAIN_RETRY_S)
 
@@ -332,5 +260,5 @@ def _failed(member: Member, now_s: float) -> Unavailable:
     return Unavailable(
         f"the model {member.name} could not be loaded; the server's log says why",
         code="model_not_loaded",
-        retry_after_s=max(1, math.ceil(member.retry_s - now_s)),
+        retry_after_s=max(1, math.ceil(member.loads.retry_s - now_s)),
     )

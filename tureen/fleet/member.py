@@ -26,6 +26,34 @@ class Waiter:
         self.holds = False  # the model is loaded, and counts this one among its users
 
 
+class Loads:
+    """The loads of one model: how many there were, and what became of the last one. Times are the loop's."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0  # that the last one took
+        self.phase = ""  # of the one that runs
+        self.failure = ""  # why the last one failed
+        self.retry_s = 0.0  # when the next one may be tried
+        self._num_failures = 0  # in a row
+
+    def note_phase(self, phase: str, done: int, total: int) -> None:
+        """Hears how far a load is; see Progress."""
+        self.phase = f"{phase} {done}/{total}" if total > 1 else phase
+
+    def fail(self, reason: str, now_s: float) -> None:
+        """Notes a load that failed."""
+        self._num_failures += 1
+        self.failure = reason
+        self.retry_s = now_s + min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** (self._num_failures - 1))
+
+    def succeed(self, seconds: float) -> None:
+        """Notes a load that took so long."""
+        self._num_failures, self.failure, self.retry_s = 0, "", 0.0
+        self.count += 1
+        self.seconds = seconds
+
+
 class Member:
     """One of a server's models. Event-loop thread only."""
 
@@ -40,17 +68,10 @@ class Member:
         self.need_bytes = 0
         self.num_users = 0  # requests for which it was chosen, and whose answer has not begun
         self.used_s = 0.0  # when it was used last, by the loop's clock
-        self.num_loads = 0
-        self.load_s = 0.0  # that the last load took
-        self.phase = ""  # of the load that runs
-        self.failure = ""  # why the last load failed
-        self.retry_s = 0.0  # when the next one may be tried
-        self.loading: asyncio.Task[None] | None = None
+        self.loads = Loads()
         self.is_asked_for = False  # to be loaded though nobody waits, as by an operator
         self.is_retiring = False  # it is to be unloaded when nobody uses it
         self.waiters: dict[Waiter, None] = {}
-        self._num_failures = 0
-        self._loop = asyncio.get_running_loop()
 
     @property
     def is_ready(self) -> bool:
@@ -84,12 +105,12 @@ class Member:
     def enter(self) -> None:
         """Counts a user. The model is ready."""
         self.num_users += 1
-        self.used_s = self._loop.time()
+        self.used_s = _now()
 
     def leave(self) -> None:
         """Counts a user no longer."""
         self.num_users -= 1
-        self.used_s = self._loop.time()
+        self.used_s = _now()
 
     def admit(self) -> None:
         """Lets in all who wait: it is loaded."""
@@ -110,29 +131,11 @@ class Member:
                 waiter.done.exception()  # it may have left
         self.waiters.clear()
         if self.client is not None and self.standing == "unloaded":
-            self.client.fail_waiting(make_error)
-
-    def fail(self, reason: str) -> None:
-        """Notes a load that failed."""
-        self._num_failures += 1
-        self.failure = reason
-        delay_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** (self._num_failures - 1))
-        self.retry_s = self._loop.time() + delay_s
-
-    def succeed(self, seconds: float) -> None:
-        """Notes a load that took so long."""
-        self._num_failures, self.failure, self.retry_s = 0, "", 0.0
-        self.num_loads += 1
-        self.load_s = seconds
-        self.used_s = self._loop.time()
-
-    def note_phase(self, phase: str, done: int, total: int) -> None:
-        """Hears how far a load is; see Progress."""
-        self.phase = f"{phase} {done}/{total}" if total > 1 else phase
+            self.client.suspension.fail_waiting(make_error)
 
     def report(self) -> dict[str, Any]:
         """Returns what `/status` says of it."""
-        now_s, client = self._loop.time(), self.client
+        now_s, client = _now(), self.client
         waits = [now_s - waiter.since_s for waiter in self.waiters]
         return {
             "name": self.name,
@@ -142,9 +145,13 @@ class Member:
             "num_running": 0 if client is None else client.num_live,
             "num_waiting": len(waits),
             "longest_wait_s": round(max(waits, default=0.0), 3),
-            "phase": self.phase if self.standing == "loading" else None,
-            "num_loads": self.num_loads,
-            "load_seconds": round(self.load_s, 3) if self.num_loads else None,
+            "phase": self.loads.phase if self.standing == "loading" else None,
+            "num_loads": self.loads.count,
+            "load_seconds": round(self.loads.seconds, 3) if self.loads.count else None,
             "idle_s": round(now_s - self.used_s, 3) if self.standing == "loaded" and not self.is_busy else None,
-            "failure": "the last load failed; the log says why" if self.failure else None,
+            "failure": "the last load failed; the log says why" if self.loads.failure else None,
         }
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -97,7 +97,7 @@ class Launcher:
         return await connect(member.config, model, progress=self._progress_of(member)), media
 
     def _progress_of(self, member: Member) -> Progress:
-        return self._progress if self.app is None else member.note_phase
+        return self._progress if self.app is None else member.loads.note_phase
 
     def _spread(self, state: ServerState, entries: list[Entry]) -> list[Entry]:
         """Returns the application's routes: those of the default model, each of which passes requests on."""

@@ -75,6 +75,65 @@ MakeHost = Callable[[int, Callable[[FromEngine], None], Callable[[str], None]], 
 count from 1."""
 
 
+class Suspension:
+    """Ends the engine of a client when its memory is needed for others, and starts it again: a part of the client."""
+
+    def __init__(self, client: HealingClient) -> None:
+        self._client = client
+        self.is_on = False
+        self.on_demand: Callable[[], None] | None = None  # called when a suspended engine is asked for something
+        self.on_idle: Callable[[], None] | None = None  # called when the engine has nothing to do any more
+
+    def demand(self) -> None:
+        """Hears that something is asked for that needs the engine."""
+        if self.on_demand is not None:
+            self.on_demand()
+
+    def tell_idle(self) -> None:
+        """Tells who wants to know when the engine has nothing to do."""
+        if self.on_idle is not None and not self._client.is_busy:
+            self.on_idle()
+
+    async def suspend(self) -> None:
+        """Ends the engine, and frees its memory. What is asked for from now on waits until `resume`; `on_demand` hears
+        of it."""
+        client = self._client
+        is_well = client._health.state == "healthy"
+        self.is_on = True
+        client._epoch += 1
+        replacing = client._tasks.pop("replace", None)
+        if replacing is not None:
+            replacing.cancel()
+            await asyncio.gather(replacing, return_exceptions=True)
+        client._streams.cut("it was unloaded", is_suspicious=False)
+        client._streams.refuse = None
+        client._turn("unloaded")
+        await self._close_host(at_once=not is_well)
+
+    async def resume(self, progress: Progress = no_progress) -> None:
+        """Starts the engine that was suspended, in the state that it had. Raises StartupError."""
+        client = self._client
+        client._progress = progress
+        try:
+            client.info = await client._launch()
+        except BaseException:
+            client._epoch += 1
+            await self._close_host(at_once=True)
+            raise
+        client._progress = no_progress
+        self.is_on = False
+        client._open()
+
+    def fail_waiting(self, refuse: Callable[[], errors.TureenError]) -> None:
+        """Ends what waits for the engine, and refuses what comes until `resume` has brought one."""
+        self._client._streams.fail(refuse)
+
+    async def _close_host(self, *, at_once: bool) -> None:
+        host, self._client._host = self._client._host, None
+        if host is not None:
+            await host.close(at_once=at_once)
+
+
 class HealingClient:
     """An EngineClient that keeps one engine running.
 
@@ -88,7 +147,6 @@ class HealingClient:
         self._make_host = make_host
         self._streams = Streams()
         self._watchdog = Watchdog(watchdog_timeout_s, freeze_grace_s)
-        self._loop = asyncio.get_running_loop()
         self._progress: Progress = no_progress
         self._health = EngineHealth(state="replacing", reason="it is being started")
         self._epoch = 1
@@ -99,9 +157,11 @@ class HealingClient:
         self._start_s = 0.0  # that the last start took
         self._due_s = 0.0  # when the engine is expected, or was
         self._is_closed = False
-        self._is_suspended = False
-        self.on_demand: Callable[[], None] | None = None  # called when a suspended engine is asked for something
-        self.on_idle: Callable[[], None] | None = None  # called when the engine has nothing to do any more
+        self.suspension = Suspension(self)
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
 
     async def start(self, progress: Progress = no_progress) -> EngineInfo:
         """Starts the first engine; returns when it is ready. Raises StartupError when it cannot be built."""
@@ -119,16 +179,16 @@ class HealingClient:
     def generate(
         self, request: GenerateRequest, interval: int = 1, watch: Watch | None = None
     ) -> AsyncIterator[OutputDelta]:
-        if self._is_suspended:
-            self._demand()
+        if self.suspension.is_on:
+            self.suspension.demand()
         return self._streams.generate(request, interval, watch)
 
     def abort(self, request_id: str, reason: str = "client") -> None:
         self._streams.abort(request_id, reason)
 
     async def call(self, op: str, **args: Any) -> object:
-        if self._is_suspended:
-            self._demand()
+        if self.suspension.is_on:
+            self.suspension.demand()
         return await self._streams.call(op, **args)
 
     @property
@@ -165,47 +225,7 @@ class HealingClient:
 
     @property
     def _is_starting(self) -> bool:
-        return self._is_suspended or "replace" in self._tasks or not self._ready.done()
-
-    async def suspend(self) -> None:
-        """Ends the engine, and frees its memory. What is asked for from now on waits until `resume`; `on_demand` hears
-        of it."""
-        is_well = self._health.state == "healthy"
-        self._is_suspended = True
-        self._epoch += 1
-        replacing = self._tasks.pop("replace", None)
-        if replacing is not None:
-            replacing.cancel()
-            await asyncio.gather(replacing, return_exceptions=True)
-        self._streams.cut("it was unloaded", is_suspicious=False)
-        self._streams.refuse = None
-        self._turn("unloaded")
-        host, self._host = self._host, None
-        if host is not None:
-            await host.close(at_once=not is_well)
-
-    async def resume(self, progress: Progress = no_progress) -> None:
-        """Starts the engine that was suspended, in the state that it had. Raises StartupError."""
-        self._progress = progress
-        try:
-            self.info = await self._launch()
-        except BaseException:
-            self._epoch += 1
-            host, self._host = self._host, None
-            if host is not None:
-                await host.close(at_once=True)
-            raise
-        self._progress = no_progress
-        self._is_suspended = False
-        self._open()
-
-    def fail_waiting(self, refuse: Callable[[], errors.TureenError]) -> None:
-        """Ends what waits for the engine, and refuses what comes until `resume` has brought one."""
-        self._streams.fail(refuse)
-
-    def _demand(self) -> None:
-        if self.on_demand is not None:
-            self.on_demand()
+        return self.suspension.is_on or "replace" in self._tasks or not self._ready.done()
 
     async def close(self) -> None:
         """Ends the engine, and makes sure that it does. A second call does nothing."""
@@ -264,8 +284,7 @@ class HealingClient:
                 self._streams.receive(message)
                 if self._health.state == "down" and not self._is_starting:
                     self._open()  # a thread that had hung
-                if self.on_idle is not None and not self.is_busy:
-                    self.on_idle()
+                self.suspension.tell_idle()
 
     def _lose(self, epoch: int, reason: str) -> None:
         """Hears that the engine of that epoch is lost, by itself."""
@@ -339,8 +358,7 @@ class HealingClient:
             await asyncio.sleep(TICK_S)
             now_s = self._loop.time()
             self.look(min(now_s - before_s, 2 * TICK_S))  # more than that it was this process that slept
-            if self.on_idle is not None and not self.is_busy:
-                self.on_idle()
+            self.suspension.tell_idle()
             before_s = now_s
 
     def look(self, seconds: float) -> None:

@@ -42,7 +42,6 @@ class ThreadHost:
         lose: Callable[[str], None],
     ) -> None:
         self._make_engine = make_engine
-        self._is_first = epoch == 1
         self._receive = receive
         self._lose = lose
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
@@ -53,8 +52,6 @@ class ThreadHost:
         self._reported_s = 0.0
 
     async def start(self) -> None:
-        if not self._is_first:
-            _forget()
         self._thread.start()
 
     def send(self, message: ToEngine) -> None:
@@ -70,6 +67,7 @@ class ThreadHost:
         self._inbox.put(Close())
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join, CLOSE_TIMEOUT_S)
+            await asyncio.to_thread(_forget)
         self._drain()
 
     def _run(self) -> None:
@@ -126,10 +124,6 @@ class InprocClient(HealingClient):
             return ThreadHost(make_engine, epoch, receive, lose)
 
         super().__init__(make_host, watchdog_timeout_s=watchdog_timeout_s, freeze_grace_s=watchdog_timeout_s)
-
-    async def suspend(self) -> None:
-        await super().suspend()
-        await asyncio.to_thread(_forget)
 
 
 def _forget() -> None:

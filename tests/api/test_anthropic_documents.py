@@ -1,10 +1,14 @@
-"""Documents in Anthropic's messages: texts are read, what cannot be read is refused with the reason."""
+"""What agents send in Anthropic's messages: documents, counts with hints, the body of the Claude Code CLI."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import pytest
 from app_under_test import App
 
+CLAUDE_CODE = Path(__file__).resolve().parents[1] / "golden" / "clients" / "claude_code.json"
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 TEMPLATE = (
     "{# <tool_call> #}say:{% for message in messages %}{{ message['role'] }}:{% if message['content'] is string %}"
@@ -107,3 +111,18 @@ def test_what_says_only_how_the_answer_is_made_is_told_by_a_count(app):
     assert set(hinted.headers["x-tureen-ignored"].split(", ")) == {
         "max_tokens", "temperature", "stop_sequences", "stream",
     }  # fmt: skip
+
+
+def test_the_body_of_claude_code_runs_and_what_has_no_effect_is_told(tmp_path):
+    (tmp_path / "short.jinja").write_text("{# <tool_call> #}say:hello")
+    [record] = json.loads(CLAUDE_CODE.read_text(encoding="utf-8"))
+    sent = record["request"]["body"]
+    assert [tool["name"] for tool in sent["tools"]] == ["Edit", "Read"]
+    with App(chat_template=str(tmp_path / "short.jinja")) as app:
+        answer = app.post(record["request"]["path"], **sent)
+    assert answer.status_code == 200, answer.text
+    events = [line.removeprefix("event: ") for line in answer.text.splitlines() if line.startswith("event: ")]
+    assert (events[0], events[-1]) == ("message_start", "message_stop")
+    told = set(answer.headers["x-tureen-ignored"].split(", "))
+    assert "output_config.effort" in told
+    assert {name.rpartition(".")[2] for name in told} <= {"cache_control", "effort"}

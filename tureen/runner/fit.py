@@ -55,8 +55,12 @@ def memory_need(source: ModelSource, config: Config) -> MemoryNeed:
         return MemoryNeed(sum(path.stat().st_size for path in source.files), 0, 0, PROCESS_BYTES // 4, free, total)
     model = loading.describe(hf)
     weights, kv_per_token = _native_sizes(source, config, model)
-    context = min(config.context_length or model.context_len, model.context_len)
+    context = _context_of(config, model)
     return MemoryNeed(weights, kv_per_token, context, _workspace(config, model), free, total)
+
+
+def _context_of(config: Config, model: ModelConfig) -> int:
+    return min(config.context_length or model.context_len, model.context_len)
 
 
 def _native_sizes(source: ModelSource, config: Config, model: ModelConfig) -> tuple[int, int]:

@@ -75,6 +75,22 @@ MakeHost = Callable[[int, Callable[[FromEngine], None], Callable[[str], None]], 
 count from 1."""
 
 
+class Starts:
+    """The starts of an engine: how many failed, and when it is expected. Times are the loop's."""
+
+    def __init__(self) -> None:
+        self.num_failures = 0  # in a row
+        self.took_s = 0.0  # that the last one took
+        self.due_s = 0.0  # when the engine is expected, or was
+
+    async def delay(self, now_s: float) -> None:
+        """Waits before a start, longer after each start that failed."""
+        if self.num_failures:
+            delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (self.num_failures - 1))
+            self.due_s = now_s + delay_s + self.took_s
+            await asyncio.sleep(delay_s)
+
+
 class Suspension:
     """Ends the engine of a client when its memory is needed for others, and starts it again: a part of the client."""
 
@@ -147,21 +163,16 @@ class HealingClient:
         self._make_host = make_host
         self._streams = Streams()
         self._watchdog = Watchdog(watchdog_timeout_s, freeze_grace_s)
+        self._loop = asyncio.get_running_loop()
         self._progress: Progress = no_progress
         self._health = EngineHealth(state="replacing", reason="it is being started")
         self._epoch = 1
         self._host: Host | None = None  # None: gone, the next one is not begun
         self._ready: asyncio.Future[EngineInfo] = self._loop.create_future()
         self._tasks: dict[str, asyncio.Task[None]] = {}  # "watch", "replace"
-        self._num_failures = 0  # starts in a row that came to nothing
-        self._start_s = 0.0  # that the last start took
-        self._due_s = 0.0  # when the engine is expected, or was
+        self._starts = Starts()
         self._is_closed = False
         self.suspension = Suspension(self)
-
-    @property
-    def _loop(self) -> asyncio.AbstractEventLoop:
-        return asyncio.get_running_loop()
 
     async def start(self, progress: Progress = no_progress) -> EngineInfo:
         """Starts the first engine; returns when it is ready. Raises StartupError when it cannot be built."""
@@ -198,9 +209,9 @@ class HealingClient:
     @property
     def health(self) -> EngineHealth:
         state, streams = self._health.state, self._streams
-        wait_s = 0.0 if state == "healthy" else max(0.0, self._due_s - self._loop.time())
+        wait_s = 0.0 if state == "healthy" else max(0.0, self._starts.due_s - self._loop.time())
         if state == "suspect":
-            wait_s = self._watchdog.grace_left_s + self._start_s
+            wait_s = self._watchdog.grace_left_s + self._starts.took_s
         return EngineHealth(
             state=state,
             reason=self._health.reason,
@@ -243,7 +254,7 @@ class HealingClient:
     async def _launch(self) -> EngineInfo:
         """Starts the next engine, in the state of the one before. Raises StartupError."""
         began_s = self._loop.time()
-        self._due_s = began_s + self._start_s
+        self._starts.due_s = began_s + self._starts.took_s
         self._ready = self._loop.create_future()
         host = self._host = self._make_host(
             self._epoch, partial(self._hear, self._epoch), partial(self._lose, self._epoch)
@@ -259,13 +270,13 @@ class HealingClient:
             raise
         except errors.TureenError as error:
             raise errors.StartupError(f"the engine cannot be what it was: {error.message}") from None
-        self._start_s = self._loop.time() - began_s
+        self._starts.took_s = self._loop.time() - began_s
         return info
 
     def _open(self) -> None:
         """Sends requests to the engine from now on."""
         assert self._host is not None
-        self._due_s = self._loop.time()
+        self._starts.due_s = self._loop.time()
         self._watchdog.begin(self._host.sign())
         self._streams.open(self._host.send)
         self._turn("healthy")
@@ -300,9 +311,9 @@ class HealingClient:
     def _replace(self, reason: str, *, is_suspicious: bool) -> None:
         """Gives the engine up and starts another one."""
         self._epoch += 1  # the old one is not heard any more
-        has_worked = self._loop.time() - self._due_s > STEADY_S or self._streams.has_use
-        self._num_failures = 0 if has_worked else self._num_failures + 1
-        self._due_s = self._loop.time() + self._start_s
+        has_worked = self._loop.time() - self._starts.due_s > STEADY_S or self._streams.has_use
+        self._starts.num_failures = 0 if has_worked else self._starts.num_failures + 1
+        self._starts.due_s = self._loop.time() + self._starts.took_s
         self._turn("replacing", reason)
         self._streams.cut(reason, is_suspicious=is_suspicious)
         self._tasks["replace"] = asyncio.create_task(self._restart())
@@ -313,13 +324,13 @@ class HealingClient:
             if self._host is not None:
                 await self._host.close(at_once=True)  # its memory is free then
                 self._host = None
-            await self._delay()
+            await self._starts.delay(self._loop.time())
             try:
                 info = await self._launch()
             except Exception as error:  # an edge: whatever it is, there must be another try
                 if not isinstance(error, errors.StartupError):
                     log.exception("the engine could not be started")
-                self._num_failures += 1
+                self._starts.num_failures += 1
                 self._epoch += 1
                 self._fail_start(str(error))
                 continue
@@ -330,16 +341,9 @@ class HealingClient:
             self._open()
             return
 
-    async def _delay(self) -> None:
-        """Waits before a start, longer after each start that failed."""
-        if self._num_failures:
-            delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (self._num_failures - 1))
-            self._due_s = self._loop.time() + delay_s + self._start_s
-            await asyncio.sleep(delay_s)
-
     def _fail_start(self, reason: str) -> None:
-        log.error("engine: start %d in a row has failed: %s", self._num_failures, reason)
-        if self._num_failures >= GIVE_UP_AFTER:
+        log.error("engine: start %d in a row has failed: %s", self._starts.num_failures, reason)
+        if self._starts.num_failures >= GIVE_UP_AFTER:
             self._give_up(reason)
 
     def _give_up(self, reason: str) -> None:

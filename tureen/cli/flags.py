@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
@@ -52,7 +53,8 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.complete()
         arguments = list(sys.argv[1:] if args is None else args)
-        if self.takes_settings and not {"-h", "--help"}.intersection(arguments) and self._is_foreign(arguments):
+        is_asked = "_ARGCOMPLETE" in os.environ or {"-h", "--help"}.intersection(arguments)
+        if self.takes_settings and not is_asked and self._is_foreign(arguments):
             arguments = self._in_own_words(arguments)
         options, rest = super().parse_known_args(arguments, namespace)
         rest = self._fill(options, rest)

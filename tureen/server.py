@@ -116,7 +116,7 @@ async def _serve(config: Config) -> int:
         def ready() -> None:
             seconds = time.monotonic() - started
             text = banner(client.info, url, seconds, credentials=_credentials(config), uds=config.uds)
-            note.write(url, config.model_path, model.source.path)
+            note.write(url if config.uds is None else f"unix:{config.uds}", config.model_path, model.source.path)
             print(text, file=sys.stderr, flush=True)  # noqa: T201
             helpers.append(asyncio.create_task(_prepare_when_idle(client, serving.state.server)))
 

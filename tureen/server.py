@@ -111,7 +111,8 @@ async def _serve(config: Config) -> int:
         def ready() -> None:
             seconds = time.monotonic() - started
             text = banner(client.info, url, seconds, credentials=_credentials(config), uds=config.uds)
-            note.write(url, loaded.model_path, loaded.source_path)
+            place = url if config.uds is None else f"unix:{config.uds}"
+            note.write(place, loaded.model_path, loaded.source_path)
             print(text, file=sys.stderr, flush=True)  # noqa: T201
             helpers.append(asyncio.create_task(_prepare_when_idle(client, serving.state.server)))
 

@@ -1,7 +1,7 @@
 """What `tureen models` lists as on disk."""
 
-from tureen.build import downloaded_models
 from tureen.config import Config
+from tureen.fetching.on_disk import downloaded
 
 
 def test_a_model_is_listed_once_by_what_serve_takes_with_the_bytes_of_its_weights(tmp_path):
@@ -18,7 +18,7 @@ def test_a_model_is_listed_once_by_what_serve_takes_with_the_bytes_of_its_weight
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(size))
-    assert downloaded_models(Config(download_dir=str(tmp_path))) == [
+    assert downloaded(Config(download_dir=str(tmp_path))) == [
         (tmp_path / "built" / "seeing", 24),
         (tmp_path / "pypi" / "embedder-1.0", 7),
         (tmp_path / "pypi" / "plain-1.0" / "some.gguf", 5),

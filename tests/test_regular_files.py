@@ -307,6 +307,7 @@ OWN = {
     "tureen/storage/database.py": "a file that it makes",
     "tureen/weights/mapped.py": "a duplicate of what was opened",
     "tureen/fetching/shelf.py": "the package's own table",
+    "tureen/run_files.py": "a file that it makes",
     "tureen/fetching/download.py": "files that it makes",
     "tureen/fetching/locks.py": "a lock that it makes",
     "tureen/fetching/pypi.py": "files that it has just made",

@@ -9,10 +9,8 @@ Imported by: bench, offline, server.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tureen.attention.choice import AUTO, NATIVE
@@ -148,20 +146,6 @@ def _require_torch(reasons: Iterator[Reason]) -> None:
         if reason.what == NOTHING_COMPUTES and not is_installed("torch"):
             raise StartupError(NOTHING_COMPUTES, field=reason.field)
         require(reason.what, *reason.modules, field=reason.field)
-
-
-def downloaded_models(config: Config) -> list[tuple[Path, int]]:
-    """Returns the models that were fetched or built before, each with the bytes of its weights."""
-    sizes: defaultdict[Path, int] = defaultdict(int)
-    for suffix in ("gguf", "safetensors"):
-        for file in sorted(cache_dir(config).rglob(f"*.{suffix}")):
-            sizes[_model_path(file)] += file.stat().st_size
-    return sorted(sizes.items())
-
-
-def _model_path(file: Path) -> Path:
-    """Returns the --model-path for a file: its folder, where the file is a part of a model."""
-    return file.parent if (file.parent / "config.json").is_file() else file
 
 
 def architectures() -> list[str]:

@@ -1,7 +1,7 @@
 """`tureen.Engine`: the same answers as over HTTP, without a server.
 
 Imports: build, config, dialects, errors, log, metrics, requests, serving; asyncio, msgspec.
-Imported by: cli.
+Imported by: bench, cli.
 """
 
 from __future__ import annotations

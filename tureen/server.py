@@ -1,6 +1,7 @@
 """Runs `tureen serve`: binds, loads, answers, drains.
 
-Imports: build, config, errors, http, log, requests, serving, terminal; asyncio.
+Imports: build, config, errors, http, log, requests, run_files, serving,
+terminal; asyncio.
 Imported by: bench.
 """
 
@@ -28,6 +29,7 @@ from tureen.http.listener import LOOPBACK, bind
 from tureen.http.tls import load_context
 from tureen.log import get_logger, set_up_logging
 from tureen.requests.keys import load_keys
+from tureen.run_files import RunNote
 from tureen.serving.client import EngineClient
 from tureen.terminal import PhaseDisplay, banner
 
@@ -104,13 +106,18 @@ async def _serve(config: Config) -> int:
         gc.freeze()  # what start-up made lives as long as the server; collections need not look at it
         gc.enable()
         helpers: list[asyncio.Task[None]] = []
+        note = RunNote(config)
 
         def ready() -> None:
             text = banner(client.info, url, time.monotonic() - started, credentials=_credentials(config))
+            note.write(url, config.model_path, model.source.path)
             print(text, file=sys.stderr, flush=True)  # noqa: T201
             helpers.append(asyncio.create_task(_prepare_when_idle(client, serving.state.server)))
 
-        await server.Server(serving, config, ready).serve(sockets=[listener])
+        try:
+            await server.Server(serving, config, ready).serve(sockets=[listener])
+        finally:
+            note.remove()
         failure = client.failure
         await client.close()
     if failure is not None:

@@ -1,6 +1,6 @@
 """Shows the operator the progress of start-up and the ready banner.
 
-Imports: contract; tqdm.
+Imports: contract, log; tqdm.
 Imported by: server.
 """
 
@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tureen.contract.types import EngineInfo
+from tureen.log import BYTES
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -20,14 +21,27 @@ EMBEDDING_EXAMPLE = '{"input": ["A cat sleeps on the sofa.", "A kitten naps on t
 EXAMPLE = '{"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}'
 
 
+BYTES_FORM = "{desc} {bar:16} {n_fmt}/{total_fmt}B {rate_fmt} {remaining} left"
+COUNT_FORM = "{desc} {bar:28} {n_fmt}/{total_fmt} {elapsed}"
+NAME_WIDTH = 28
+"""Characters of a phase's name beside a bar: the line fits a terminal of 80 columns."""
+PLAIN_SECONDS = 10.0
+"""Seconds between two lines about a download where there is no terminal."""
+
+
 class PhaseDisplay:
-    """A `Progress` that shows bars on a terminal, one plain line a phase otherwise. A context manager."""
+    """A `Progress` that shows bars on a terminal, plain lines otherwise. A context manager.
+
+    A phase that ends with BYTES has sizes, their rate and the time left. Without a terminal it gets a line when it
+    begins, each PLAIN_SECONDS and at its end; others get one at their end, those of unknown length one when they begin.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         """`stream`: standard error, if none is given."""
         self._stream = stream = stream or sys.stderr
         self._bars: dict[str, tqdm[Any]] | None = {} if stream.isatty() else None
         self._started: dict[str, float] = {}
+        self._transfers: dict[str, Transfer] = {}
 
     def __enter__(self) -> PhaseDisplay:
         return self
@@ -38,27 +52,78 @@ class PhaseDisplay:
 
     def __call__(self, phase: str, done: int, total: int) -> None:
         if self._bars is not None:
-            bar = self._bars.get(phase) or self._bars.setdefault(phase, _bar(phase, self._stream))
+            if phase not in self._bars:
+                self._bars[phase] = _bar(phase, done, self._stream)
+            bar = self._bars[phase]
             bar.total = total or None
             bar.update(done - bar.n)
-            return
-        if phase not in self._started:
-            self._started[phase] = time.monotonic()
-        if total and done >= total and self._started[phase] >= 0:
-            print(f"{phase}: {time.monotonic() - self._started[phase]:.2f} s", file=self._stream, flush=True)
+        elif phase.endswith(BYTES):
+            transfer = self._transfers.setdefault(phase, Transfer(phase.removesuffix(BYTES), done))
+            self._print(transfer.line(done, total))
+        else:
+            self._print(self._plain_line(phase, done, total))
+
+    def _plain_line(self, phase: str, done: int, total: int) -> str:
+        """Returns what there is to say of a phase that is not in bytes; "" for nothing."""
+        is_new = phase not in self._started
+        started = self._started.setdefault(phase, time.monotonic())
+        if total and done >= total and started >= 0:
             self._started[phase] = -1.0
+            return f"{phase}: {time.monotonic() - started:.2f} s"
+        return f"{phase} …" if is_new and not total else ""
+
+    def _print(self, line: str) -> None:
+        if line:
+            print(line, file=self._stream, flush=True)
 
 
-def _bar(phase: str, stream: TextIO) -> tqdm[Any]:
-    """Returns a bar that is removed when it is closed."""
+class Transfer:
+    """The lines about one download, or anything else that is counted in bytes."""
+
+    def __init__(self, name: str, first: int) -> None:
+        """first: the bytes that were there before."""
+        self._name = name
+        self._first = first
+        self._began = self._told = time.monotonic()
+        self._state = "new"
+
+    def line(self, done: int, total: int) -> str:
+        """Returns what is to be told now; "" for nothing."""
+        now = time.monotonic()
+        rate = (done - self._first) / (now - self._began) if now > self._began else 0.0
+        if total and done >= total:
+            was, self._state = self._state, "over"
+            told = f"{self._name}: {total / 1e6:,.1f} MB in {now - self._began:.1f} s"
+            return "" if was == "over" else f"{told} ({rate / 1e6:,.1f} MB/s)" if rate else told
+        if self._state == "new":
+            self._state = "running"
+            return f"{self._name}: {'goes on at ' if done else ''}{_share(done, total)}"
+        if now - self._told < PLAIN_SECONDS:
+            return ""
+        self._told = now
+        left = f", {(total - done) / rate:.0f} s left" if rate and total else ""
+        return f"{self._name}: {_share(done, total)}, {rate / 1e6:,.1f} MB/s{left}"
+
+
+def _share(done: int, total: int) -> str:
+    return f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB" if total else f"{done / 1e6:,.1f} MB"
+
+
+def _bar(phase: str, done: int, stream: TextIO) -> tqdm[Any]:
+    """Returns a bar that is removed when it is closed; its rate does not count what is `done` already."""
     from tqdm import tqdm  # noqa: PLC0415 - for terminals; what runs unattended does without
 
     tqdm.monitor_interval = 0  # it would start a thread
+    is_bytes = phase.endswith(BYTES)
+    name = phase.removesuffix(BYTES)
     return tqdm(
-        desc=f"{phase:<20}",
+        desc=f"{name:<20}" if len(name) <= NAME_WIDTH else f"{name[: NAME_WIDTH - 1]}…",
+        initial=done,
         file=stream,
         leave=False,
-        bar_format="{desc} {bar:28} {n_fmt}/{total_fmt} {elapsed}",
+        unit="B" if is_bytes else "it",
+        unit_scale=is_bytes,
+        bar_format=BYTES_FORM if is_bytes else COUNT_FORM,
     )
 
 

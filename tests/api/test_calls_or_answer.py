@@ -103,16 +103,38 @@ def test_whatever_is_drawn_is_valid_calls_or_a_valid_object(app: App, strict):
         assert called(choice)
 
 
-def test_what_strict_tools_make_unenforceable_in_the_answer_is_refused_by_its_own_name(app: App):
-    items = {"type": "array", "items": {"type": "string", "maxLength": 2}, "uniqueItems": True}
-    schema = {"type": "object", "properties": {"x": items}, "required": ["x"], "additionalProperties": False}
-    body = {
-        "messages": [{"role": "user", "content": "a"}],
-        "tools": tools(strict=True),
-        "response_format": form(schema),
-    }
-    answer = app.post(PATH, **body)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format.json_schema.schema")
+def with_property(**schema) -> dict:
+    return {"type": "object", "properties": {"x": schema}, "required": ["x"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_beside_strict_tools_a_guard_follows_the_answer_too(app: App, strict):
+    items = {"type": "array", "items": {"enum": [*"abcdefghij"]}, "uniqueItems": True, "minItems": 3, "maxItems": 4}
+    body = {"tools": tools(strict=True), "response_format": form(with_property(**items), strict=strict)}
+    for seed in range(5):
+        choice = ask(app, "say:{", seed=seed, **body)
+        jsonschema.validate(json.loads(choice["message"]["content"]), with_property(**items))
+        assert "unenforced" not in choice
+    assert called(ask(app, f"say:{CALL}", **body))
+
+
+TWICE = with_property(type="string", pattern=r"^([ab])\1$", maxLength=2)
+
+
+def test_strict_tools_do_not_make_the_answer_strict(app: App):
+    choice = ask(app, 'say:{"x": "ab"}', tools=tools(strict=True), response_format=form(TWICE))
+    assert choice["unenforced"] == ["pattern at /x"]
+    asked = form(TWICE, strict=True)
+    refusal = ask(app, 'say:{"x": "ab"}', 400, tools=tools(strict=True), response_format=asked)
+    assert refusal["param"] == "response_format.json_schema.schema"
+
+
+def test_a_strict_tool_does_not_make_another_one_strict(app: App):
+    other = {"type": "function", "function": {"name": "other", "parameters": TWICE}}
+    body = {"tools": [*tools(strict=True), other], "tool_choice": "required", "parallel_tool_calls": False}
+    assert ask(app, f"say:{CALL}", **body)["finish_reason"] == "tool_calls"
+    other["function"]["strict"] = True
+    assert "parameters" in ask(app, f"say:{CALL}", 400, **body)["param"]
 
 
 def test_choices_combine(app: App):

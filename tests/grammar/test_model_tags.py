@@ -274,7 +274,7 @@ def test_a_token_is_its_text(by_token, by_text):
         ({"type": "token", "token": 7}, r"format\.token '?7'? is a number; write the token's text"),
         ({"type": "token", "token": ""}, "is empty"),
         ({"type": "exclude_token"}, "one token is no certain text"),
-        ({"type": "any_tokens", "max_tokens": 5}, "max_tokens is not supported; use max_chars"),
+        ({"type": "any_tokens", "max_tokens": "5"}, "max_tokens must be an integer"),
         ({"type": "dispatch", "rules": []}, "rules must be a list that is not empty"),
         ({"type": "dispatch", "rules": [["<a>"]]}, r"rules\[0\] must be a pair"),
         ({"type": "dispatch", "rules": [["<a>", const("1")], ["<a>", const("2")]]}, "there twice"),

@@ -15,13 +15,16 @@ import sys
 import tarfile
 from collections import Counter
 from decimal import Decimal
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 from matching import matches
 
+from tureen.grammar import Vocabulary
+from tureen.grammar.backends.registry import find_backend
 from tureen.grammar.expression import GrammarError
+from tureen.grammar.guard.guarded import guarded, ready
 from tureen.grammar.schema.language import json_schema
 
 HERE = Path(__file__).parent
@@ -81,6 +84,24 @@ def plain(value):
 
 
 @cache
+def backend():
+    vocabulary = Vocabulary(tuple(bytes([byte]) for byte in range(256)), (256,), 257)
+    return find_backend("llguidance")(vocabulary, lambda text: list(text.encode()))
+
+
+def guarded_matcher(language):
+    """Whether a text is in a language with a guard, as a function."""
+    prepared = ready(language, backend(), strict=True)
+    compiled = guarded(backend().load(backend().translate(prepared)), prepared.guard, backend())
+
+    def accepts(text):
+        place = compiled.start()
+        return all(map(place.accept, text.encode())) and place.is_accepting
+
+    return accepts
+
+
+@cache
 def results(name, *, leaves_out=False, strict=True):
     """Of a file: case (group, description) to what became of it, and to why."""
     found, draft = {}, DRAFTS.get(name.partition("/")[0])
@@ -90,21 +111,22 @@ def results(name, *, leaves_out=False, strict=True):
             schema = {"$schema": draft} | schema
         text = plain(schema)
         try:
-            language, reason = json_schema(text, leaves_out=leaves_out, strict=strict), ""
+            language, reason = json_schema(text, leaves_out=leaves_out, strict=strict, guards=True), ""
+            accepts = partial(matches, language) if language.guard is None else guarded_matcher(language)
         except GrammarError as error:
-            language, reason = None, str(error)
+            language, reason, accepts = None, str(error), None
         for case in group["tests"]:
-            found[group["description"], case["description"]] = outcome(language, reason, case, text), reason
+            found[group["description"], case["description"]] = outcome(language, accepts, reason, case, text), reason
     return found
 
 
-def outcome(language, reason, case, schema):
+def outcome(language, accepts, reason, case, schema):
     if language is None:
         if NO_VALUE in reason:
             return "wrongly refused" if case["valid"] else "right"
         return "refused"
     written = list(itertools.islice(texts(case["data"], schema), MAX_TEXTS))
-    is_accepted = any(matches(language, text) for text in written)
+    is_accepted = any(map(accepts, written))
     if language.unenforced and is_accepted >= case["valid"]:
         return "not enforced"
     if is_accepted == case["valid"]:

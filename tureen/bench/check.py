@@ -95,6 +95,11 @@ def _kernels() -> tuple[ModuleType | None, str]:
 
 def lines_of(report: Report) -> list[str]:
     """Returns the report as lines for people."""
+    return [f"{name:<13}{value}" for name, value in rows_of(report)]
+
+
+def rows_of(report: Report) -> list[tuple[str, str]]:
+    """Returns the report as names of facts and facts; a fact that belongs to the one before has no name."""
     machine = report.machine
     pairs = [("tureen", report.tureen), ("python", f"{report.python} on {report.system}")]
     pairs += [(name, version or "not installed") for name, version in report.packages.items()]
@@ -105,7 +110,7 @@ def lines_of(report: Report) -> list[str]:
     pairs += _measured(machine.measured)
     if machine.allowed is not None:
         pairs += _allowed(machine.allowed)
-    return [f"{name:<13}{value}" for name, value in pairs]
+    return pairs
 
 
 def _cpus(machine: Machine) -> str:

@@ -135,6 +135,11 @@ class _Session:
                 cold_start = await _first_request(server, ready_s, connection, backend, dice)
                 self.outcome.cold_starts[spec.name] = cold_start
                 self.say(f"{spec.name}: ready after {ready_s:.2f} s, first token {cold_start.first_token_s:.2f} s")
+        except ConnectionRefusedError:
+            raise BenchError(
+                f"no server answers at {spec.url}: start one with tureen serve, or give --start 'tureen serve', or "
+                "--url URL; --workload offline needs none"
+            ) from None
         except OSError as error:
             raise BenchError(f"{spec.url}: {error}") from None
         finally:

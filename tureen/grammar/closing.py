@@ -238,59 +238,44 @@ class _Encoder:
         self.numbers = array("i")
         self._rules = rules
         self._known: dict[int, int] = {}  # by id
-        self._rewritten: dict[int, Expression] = {}
-        self._texts: dict[str, int] = {}
+        self._rewritten: list[Expression] = []  # so that no other one gets their ids
         self._numbers: dict[tuple[int, ...], int] = {}  # of nodes as they are written
 
-    def number(self, root: Expression) -> int:
-        known = self._known
-        waiting = [root]
-        while waiting:
-            node = waiting[-1]
-            if id(node) not in known:
-                inside = self._parts(node)
-                missing = [part for part in inside if id(part) not in known]
-                if missing:
-                    waiting += missing
-                    continue
-                known[id(node)] = self._added(node, inside)
-            waiting.pop()
-        return known[id(root)]
+    def number(self, node: Expression) -> int:
+        """Returns the number of a node; those of its parts are lower."""
+        number = self._known.get(id(node))
+        if number is None:
+            number = self._known[id(node)] = self._added(node)
+        return number
 
-    def _parts(self, node: Expression) -> tuple[Expression, ...]:
-        """The parts to be numbered first."""
-        if type(node) is Both:
-            rewritten = self._rewritten.get(id(node))
-            if rewritten is None and SOMETHING in (node.first, node.second):
-                item = node.first if node.second == SOMETHING else node.second
-                if not isinstance(item, Both | Not):
-                    rewritten = self._rewritten[id(node)] = nonempty(item)
-            if rewritten is not None:
-                return (rewritten,)
-        return parts(node)
-
-    def _added(self, node: Expression, inside: tuple[Expression, ...]) -> int:
+    def _added(self, node: Expression) -> int:
         kind = type(node)
         if isinstance(node, Text):
             return self._text(node.text)
-        if kind is Terminal or id(node) in self._rewritten:
-            return self._known[id(inside[0])]
-        if isinstance(node, RuleCall):
-            return self._add(CALL, (self._rules[node.name],))
         if isinstance(node, Chars):
             return self._add(CHARS, [point for span in node.ranges for point in span])
-        numbers = [self._known[id(part)] for part in inside]
         if isinstance(node, Repeat):
-            numbers += (node.least, -1 if node.most is None else node.most)
-        return self._add(KINDS[kind], numbers)
+            most = -1 if node.most is None else node.most
+            return self._add(REPEAT, (self.number(node.item), node.least, most))
+        if isinstance(node, Chain | Choice):
+            numbers = [self.number(item) for item in reversed(node.items)]
+            return self._add(KINDS[kind], numbers[::-1])
+        if isinstance(node, RuleCall):
+            return self._add(CALL, (self._rules[node.name],))
+        if isinstance(node, Terminal):
+            return self.number(node.item)
+        if isinstance(node, Both) and SOMETHING in (node.first, node.second):
+            item = node.first if node.second == SOMETHING else node.second
+            if not isinstance(item, Both | Not):
+                self._rewritten.append(nonempty(item))
+                return self.number(self._rewritten[-1])
+        return self._add(KINDS[kind], [self.number(part) for part in reversed(parts(node))][::-1])
 
     def _text(self, text: str) -> int:
-        if text not in self._texts:
-            try:
-                self._texts[text] = self._add(TEXT, text.encode())
-            except UnicodeEncodeError:  # a surrogate, which no text holds
-                self._texts[text] = self._add(CHOICE, ())
-        return self._texts[text]
+        try:
+            return self._add(TEXT, text.encode())
+        except UnicodeEncodeError:  # a surrogate, which no text holds
+            return self._add(CHOICE, ())
 
     def _add(self, kind: int, numbers: Sequence[int]) -> int:
         node = (kind, len(numbers), *numbers)

@@ -122,4 +122,5 @@ class Language:
     unenforced: tuple[Unenforced, ...] = ()
     guard: GuardFacts | None = None  # what outputs must be held to besides
     guarded: tuple[Unenforced, ...] = ()  # what the language does not keep, and the guard does
+    branches: tuple[Language, ...] = ()  # what the guard asks about values that may be several things
     has_specials: bool = False  # its texts may be written with special tokens

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from tureen.errors import echo
 from tureen.grammar import regex
-from tureen.grammar.base import Backend, CompiledGrammar, GrammarSpec
+from tureen.grammar.base import Backend, CompiledGrammar, GrammarSpec, Vocabulary
 from tureen.grammar.expression import Chain, Choice, Expression, GrammarError, Language, Text
 from tureen.grammar.free_text import to_the_end, up_to
-from tureen.grammar.guard.guarded import guarded
+from tureen.grammar.guard.guarded import guarded, ready
 from tureen.grammar.json_text import check_characters, decoded, strings
 from tureen.grammar.notations import grammar
 from tureen.grammar.regular import is_empty
@@ -35,7 +35,7 @@ def compile_grammar(spec: GrammarSpec, backend: Backend) -> CompiledGrammar:
 
     It takes as much time and memory as the constraint asks for: a stranger's is compiled in a process with limits.
     """
-    language = language_of(spec)
+    language = ready(language_of(spec, backend.vocabulary), backend, strict=spec.strict)
     return guarded(backend.load(backend.translate(language)), language.guard, backend)
 
 
@@ -48,15 +48,16 @@ def practise() -> None:
             strings.encoded()
 
 
-def language_of(spec: GrammarSpec) -> Language:
+def language_of(spec: GrammarSpec, vocabulary: Vocabulary | None = None) -> Language:
     """Reads a constraint. What of a schema cannot be enforced is left out, and listed, unless the constraint is strict.
+    `vocabulary`: the one that numbers of tokens are about.
 
     Raises GrammarError, whose message tells the client what is wrong with it.
     """
     _check_text(spec.text, spec.kind, MAX_CHARACTERS)
     _check_text(spec.after, "the marker that the constraint comes after", MAX_MARKER_CHARACTERS)
     try:
-        language = _language(spec)
+        language = _language(spec, vocabulary)
     except RecursionError:
         raise GrammarError(f"{spec.kind} is nested too deep; nest less") from None
     except MemoryError:
@@ -76,12 +77,12 @@ def _check_text(text: str, name: str, most: int) -> None:
     check_characters(text, name)
 
 
-def _language(spec: GrammarSpec) -> Language:
+def _language(spec: GrammarSpec, vocabulary: Vocabulary | None) -> Language:
     match spec.kind:
         case "json_schema":
             return json_schema(spec.text, strict=spec.strict, guards=True)
         case "structural_tag":
-            return structural_tag(spec.text, strict=spec.strict)
+            return structural_tag(spec.text, strict=spec.strict, vocabulary=vocabulary)
         case "regex":
             return Language(_whole(_regex(spec.text)))
         case "ebnf":

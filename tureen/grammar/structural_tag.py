@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tureen.errors import echo
+from tureen.grammar.base import Vocabulary
 from tureen.grammar.expression import EMPTY, Expression, GrammarError, Language, Repeat, Unenforced
 from tureen.grammar.free_text import free_of, to_the_end, up_to
 from tureen.grammar.json_text import decoded, flag, integer, keys, listed, string, strings
@@ -15,6 +16,7 @@ from tureen.grammar.pieces import Assembly, TerminalPiece, apart, fixed
 from tureen.grammar.rules import calls, chain, choice, reachable, repeat
 from tureen.grammar.tag_leaves import FormatPlace, GuardedLeaves, LeafFormats
 from tureen.grammar.tag_steps import tag_steps
+from tureen.grammar.token_texts import with_token_texts
 
 MAX_NESTING = 32
 MAX_TIMES = 2_000
@@ -35,21 +37,30 @@ class Tag:
         return fixed(self.begin[length:], self.rest)
 
 
-def structural_tag(text: str, *, strict: bool = False) -> Language:
+def structural_tag(text: str, *, strict: bool = False, vocabulary: Vocabulary | None = None) -> Language:
     """Raises GrammarError, which names the place: `structural_tag.format.tags[0].begin`. `strict`: see
-    `json_schema`."""
+    `json_schema`. `vocabulary`: the one that numbers of tokens are about."""
     value = decoded(text, "structural_tag")
+    if vocabulary is not None:
+        value = with_token_texts(value, vocabulary)
     builder = _Builder(strict)
     start = (builder.legacy if isinstance(value, dict) and "structures" in value else builder.whole)(value)
     rules = reachable(start.expression, builder.assembly.rules)
     unenforced, guarded = builder.unenforced, builder.guarded
-    facts = tag_steps(value, builder.guards) if guarded else None
+    budgets = builder.guards.budgets
+    facts = tag_steps(value, builder.guards) if guarded or budgets else None
     if facts is None:
-        if strict and guarded:
-            raise GrammarError(f"{guarded[0].schema.partition('#')[0]}: {guarded[0].why}")
+        if budgets:
+            raise GrammarError(
+                f"{next(iter(budgets))}.max_tokens cannot be counted here: it is not certain from the text where this"
+                " free text begins or ends; use max_chars"
+            )
+        if builder.promised:
+            raise GrammarError(f"{builder.promised[0].schema.partition('#')[0]}: {builder.promised[0].why}")
         unenforced, guarded = (*unenforced, *guarded), ()
     has_specials = flag(value.get("special_tokens", False), "structural_tag.special_tokens")
-    return Language(start.expression, rules, unenforced, facts, guarded, has_specials)
+    branches = () if facts is None else tuple(builder.guards.branches)
+    return Language(start.expression, rules, unenforced, facts, guarded, branches, has_specials)
 
 
 class _Builder:
@@ -91,6 +102,11 @@ class _Builder:
     def guarded(self) -> tuple[Unenforced, ...]:
         """The keywords that a guard can keep if it finds the values."""
         return tuple(self._leaves.guarded)
+
+    @property
+    def promised(self) -> tuple[Unenforced, ...]:
+        """The keywords of strict schemas among these."""
+        return tuple(self._leaves.promised)
 
     @property
     def guards(self) -> GuardedLeaves:

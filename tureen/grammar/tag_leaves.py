@@ -9,22 +9,23 @@ from typing import Any, NamedTuple, TypeVar
 
 from tureen.errors import echo
 from tureen.grammar import regex
-from tureen.grammar.expression import Expression, GrammarError, Language, RuleCall, Terminal, Unenforced
+from tureen.grammar.expression import Chain, Choice, Expression, GrammarError, Language, RuleCall, Terminal, Unenforced
 from tureen.grammar.free_text import any_of, free_of, to_the_end, up_to
 from tureen.grammar.guard.facts import GuardNode
 from tureen.grammar.json_text import flag, integer, keys, string, strings
 from tureen.grammar.notations import grammar
 from tureen.grammar.pieces import Assembly, TerminalPiece, fixed
-from tureen.grammar.regular import continuations, is_empty
+from tureen.grammar.regular import continuations, first_chars, is_empty
 from tureen.grammar.rules import calls, can_be_empty, chain, replaced
 from tureen.grammar.schema.language import json_schema, tagged_schema
 from tureen.grammar.schema.strings import encoded_language
-from tureen.grammar.schema.tagged import STYLES, without
+from tureen.grammar.schema.tagged import STYLES, without_texts
 from tureen.grammar.tagged_steps import TaggedValues
 
 T = TypeVar("T")
 
 MAX_CHARS = 2_000
+NO_BUDGET = 1 << 31  # tokens: more than any output has
 MAX_STATES = 500  # of an automaton that is only made to find a terminal
 
 SCHEMA_STYLES = {"json_schema": "json", "qwen_xml_parameter": "qwen_xml"}
@@ -64,6 +65,9 @@ class GuardedLeaves(NamedTuple):
     nodes: list[GuardNode]
     values: dict[str, int]  # of those that are written as JSON: their node
     tagged: dict[str, TaggedValues]  # of those whose properties stand in tags
+    branches: list[Language]
+    starts: dict[str, str]  # the characters that one of the values can begin with
+    budgets: dict[str, int]  # by the paths of free texts: the most tokens that they may have
 
 
 class LeafFormats:
@@ -72,7 +76,8 @@ class LeafFormats:
     def __init__(self, assembly: Assembly, *, strict: bool) -> None:
         self.unenforced: list[Unenforced] = []  # of what the schemas say
         self.guarded: list[Unenforced] = []  # what is enforced by a guard, if it can follow the tag
-        self.guards = GuardedLeaves([], {}, {})
+        self.promised: list[Unenforced] = []  # of that, what is strict
+        self.guards = GuardedLeaves([], {}, {}, [], {}, {})
         self._assembly = assembly
         self._strict = strict
         self._languages = 0
@@ -82,7 +87,12 @@ class LeafFormats:
         return self.ended(fixed(string(value["value"], f"{place.path}.value")), place)
 
     def json_schema(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
-        keys(value, place.path, ("type", "json_schema"), ("style", "any_order", "max_whitespace_cnt", "excludes"))
+        keys(
+            value,
+            place.path,
+            ("type", "json_schema"),
+            ("style", "any_order", "max_whitespace_cnt", "excludes", "strict"),
+        )
         flag(value.get("any_order", False), f"{place.path}.any_order")  # the order of the schema is one of them
         most = value.get("max_whitespace_cnt")
         if most is not None and integer(most, f"{place.path}.max_whitespace_cnt") < 1:
@@ -93,15 +103,16 @@ class LeafFormats:
         excludes = strings(value.get("excludes", []), f"{place.path}.excludes", may_be_none=True)
         style = value.get("style", "json")
         path = place.schema
+        is_strict = flag(value.get("strict", self._strict), f"{place.path}.strict")
         if style == "json":
-            return self.ended(self.schema(json.dumps(schema), path, excludes), place)
+            return self.ended(self.schema(json.dumps(schema), path, excludes, strict=is_strict), place)
         if not isinstance(style, str) or style not in STYLES:
             raise GrammarError(f"{place.path}.style must be json or one of {', '.join(STYLES)}, got {echo(style)}")
         language, values = _at(
-            path, lambda: tagged_schema(json.dumps(schema), style, self._prefix(), excludes, strict=self._strict)
+            path, lambda: tagged_schema(json.dumps(schema), style, self._prefix(), excludes, strict=is_strict)
         )
         self._assembly.rules.update(language.rules)
-        first = self._note(language, path)
+        first = self._note(language, path, strict=is_strict)
         if first is not None:
             self.guards.tagged[path] = values.moved(first)
         return self.ended(TerminalPiece(language.start), place)
@@ -110,22 +121,32 @@ class LeafFormats:
         keys(value, place.path, ("type", "json_schema"))
         return self.json_schema({**value, "style": "qwen_xml"}, place)
 
-    def schema(self, schema: str, path: str, excludes: Sequence[str] = ()) -> TerminalPiece:
-        language = _at(path, lambda: json_schema(schema, self._prefix(), strict=self._strict, guards=True))
-        self._assembly.rules.update({name: without(rule, excludes) for name, rule in language.rules.items()})
-        first = self._note(language, path)
+    def schema(
+        self, schema: str, path: str, excludes: Sequence[str] = (), *, strict: bool | None = None
+    ) -> TerminalPiece:
+        is_strict = self._strict if strict is None else strict
+        language = _at(path, lambda: json_schema(schema, self._prefix(), strict=is_strict, guards=True))
+        branches = tuple(without_texts(branch, excludes) for branch in language.branches)
+        language = replace(without_texts(language, excludes), branches=branches)
+        self._assembly.rules.update(language.rules)
+        first = self._note(language, path, strict=is_strict)
+        self.guards.starts[path] = first_characters(language)
         if first is not None:
             self.guards.values[path] = first
-        return TerminalPiece(without(language.start, excludes), JSON_STARTS, NUMBER_GOES_ON)
+        return TerminalPiece(language.start, JSON_STARTS, NUMBER_GOES_ON)
 
-    def _note(self, language: Language, path: str) -> int | None:
+    def _note(self, language: Language, path: str, *, strict: bool) -> int | None:
         """Notes what the language of a schema does not keep. Returns the number of its first guarded node."""
         self.unenforced += (item._replace(schema=path + item.schema) for item in language.unenforced)
-        self.guarded += (item._replace(schema=path + item.schema) for item in language.guarded)
+        guarded = [item._replace(schema=path + item.schema) for item in language.guarded]
+        self.guarded += guarded
+        self.promised += guarded if strict else ()
         if language.guard is None:
             return None
         first = len(self.guards.nodes)
-        self.guards.nodes.extend(node.moved(first) for node in language.guard.nodes)
+        num_branches = len(self.guards.branches)
+        self.guards.nodes.extend(node.moved(first, num_branches) for node in language.guard.nodes)
+        self.guards.branches.extend(language.branches)
         return first
 
     def grammar(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
@@ -180,7 +201,8 @@ class LeafFormats:
     def any_text(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type",), ("excludes", "max_chars", "max_tokens"))
         if value.get("max_tokens") is not None:
-            raise GrammarError(f"{place.path}.max_tokens is not supported; use max_chars")
+            budget = integer(value["max_tokens"], f"{place.path}.max_tokens")
+            self.guards.budgets[place.path] = min(budget, NO_BUDGET)
         excludes = strings(value.get("excludes", []), f"{place.path}.excludes", may_be_none=True)
         most = value.get("max_chars")
         if most is not None:
@@ -196,6 +218,26 @@ class LeafFormats:
     def _prefix(self) -> str:
         self._languages += 1
         return f"t{self._languages}-"
+
+
+def first_characters(language: Language) -> str:
+    """Returns the characters, of those that JSON begins with, that a JSON value of a language can begin with."""
+    starts: set[str] = set()
+    seen: set[str] = set()
+    waiting = [language.start]
+    while waiting:
+        match waiting.pop():
+            case RuleCall(name) if name not in seen:
+                seen.add(name)
+                waiting.append(language.rules[name])
+            case Choice(items):
+                waiting += items
+            case Chain(items):
+                waiting += items[: next((at for at, item in enumerate(items) if not can_be_empty(item)), 0) + 1]
+            case Terminal(item):
+                ranges = first_chars(item).ranges
+                starts |= {char for char in JSON_STARTS if any(low <= ord(char) <= high for low, high in ranges)}
+    return "".join(starts)
 
 
 def _can_go_on(expression: Expression) -> bool:

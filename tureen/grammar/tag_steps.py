@@ -11,7 +11,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 from tureen.grammar import regex
-from tureen.grammar.expression import ANYTHING, Both, Chain, Expression, GrammarError
+from tureen.grammar.alphabet import merged
+from tureen.grammar.expression import ANYTHING, Both, Chain, Chars, Expression, GrammarError
 from tureen.grammar.free_text import any_of
 from tureen.grammar.guard.facts import NOWHERE, THE_END, FixedStep, FreeStep, GuardFacts, Step, ValueStep
 from tureen.grammar.regular import is_empty
@@ -25,7 +26,7 @@ class Way(NamedTuple):
 
     text: str
     then: int
-    begins: Expression | None = None  # of a way by all else, to the end: what the output can be then
+    begins: Expression | None = None  # of a way by all else: what comes then, and whatever is behind it
 
 
 Ways: TypeAlias = tuple[Way, ...]
@@ -52,7 +53,7 @@ class _StepFinder:
     def __init__(self, leaves: GuardedLeaves) -> None:
         self.steps: list[Step] = []
         self._leaves = leaves
-        self._paths = (*leaves.values, *leaves.tagged)
+        self._paths = (*leaves.values, *leaves.tagged, *leaves.budgets)
         self._known: dict[Ways, int] = {}
         self._finders: Mapping[str, Callable[[Any, FormatPlace, Ways], Ways]] = {
             "const_string": lambda value, _, then: self._fixed(value["value"], then),
@@ -90,7 +91,7 @@ class _StepFinder:
 
     def step(self, ways: Ways) -> int:
         """Returns the step from which these ways lead. Raises Untold where the text does not show which."""
-        if len(ways) == 1 and not ways[0].text and ways[0].begins is None:
+        if len(ways) == 1 and not ways[0].text and (ways[0].begins is None or ways[0].then != THE_END):
             return ways[0].then
         if ways not in self._known:
             step = _fixed_step(ways)
@@ -130,7 +131,9 @@ class _StepFinder:
     def _schema(self, value: Any, place: FormatPlace, then: Ways) -> Ways:
         style = value.get("style", SCHEMA_STYLES[value["type"]])
         if style == "json":
-            return self._value(self._leaves.values.get(place.schema, NOWHERE), then)
+            starts = chars_of(self._leaves.starts.get(place.schema, ""))
+            [way] = self._value(self._leaves.values.get(place.schema, NOWHERE), then)
+            return (way._replace(begins=Chain((starts, ANYTHING))),)
         follow = [(way.text.encode(), way.then) for way in then]
         if any(way.begins is not None or (not way.text and way.then != THE_END) for way in then):
             raise Untold
@@ -139,11 +142,14 @@ class _StepFinder:
         return (Way("", start),)
 
     def _free(self, place: FormatPlace, then: Ways) -> Ways:
+        most = self._leaves.budgets.get(place.path)
         if place.stops is None:
+            if most is not None:
+                return (Way("", self._added(FreeStep((), most)), ANYTHING),)
             return (Way("", THE_END, ANYTHING),)
         if not place.stops or {way.text for way in then} != set(place.stops):
             raise Untold
-        return (Way("", self._added(FreeStep(tuple((way.text.encode(), way.then) for way in then)))),)
+        return (Way("", self._added(FreeStep(tuple((way.text.encode(), way.then) for way in then), most))),)
 
     def _regex(self, value: Any, place: FormatPlace, then: Ways) -> Ways:
         if place.stops == ():
@@ -254,6 +260,11 @@ class _StepFinder:
         return (Way("", free),)
 
 
+def chars_of(texts: str) -> Chars:
+    """Returns any one of some characters."""
+    return Chars(merged((ord(char), ord(char)) for char in texts))
+
+
 def _texts(value: Any) -> tuple[str, ...]:
     """The texts that a tag begins or ends with."""
     return tuple(value) if isinstance(value, list) else (value["token"] if isinstance(value, dict) else value,)
@@ -265,10 +276,13 @@ def _fixed_step(ways: Ways) -> FixedStep:
     if any(longer[0].startswith(shorter[0]) for shorter, longer in pairwise(fixed)):
         raise Untold
     others = [way for way in ways if not way.text]
+    goals = {way.then for way in others}
     for way in others:
-        if way.then != THE_END or (way.begins is not None and _overlaps(way.begins, [text for text, _ in fixed])):
+        if (way.begins is None and way.then != THE_END) or len(goals) > 1:
             raise Untold
-    return FixedStep(tuple((text.encode(), then) for text, then in fixed), THE_END if others else None)
+        if way.begins is not None and _overlaps(way.begins, [text for text, _ in fixed]):
+            raise Untold
+    return FixedStep(tuple((text.encode(), then) for text, then in fixed), goals.pop() if goals else None)
 
 
 def _overlaps(begins: Expression, texts: Sequence[str]) -> bool:

@@ -26,6 +26,10 @@ class AnswerFormat(NamedTuple):
     spec: GrammarSpec | None  # to judge an answer by that is no call; None = nobody judges it
     place: str  # of the client's text within the layout, as errors about the grammar name it
 
+    def not_strict(self) -> dict[str, Any]:
+        """Returns the layout, which lists what of a schema cannot be enforced where other parts are strict."""
+        return self.layout | {"strict": False} if self.place == self.parameter else self.layout
+
 
 def answer_format(sampling: Mapping[str, Any], names: Names) -> AnswerFormat | None:
     """Returns the constraint among the sampling parameters that a body sets; None where there is none, and for a

@@ -182,11 +182,13 @@ def _calls(chat: Chat, form: ToolFormat, sampling: dict[str, Any]) -> ToolSetup:
 
 def _calls_or_answer(chat: Chat, form: ToolFormat, sampling: dict[str, Any], answer: AnswerFormat) -> ToolSetup:
     """Returns the setup of a chat whose output is calls, or else what `answer` says."""
-    tag = calls_or(form, chat.tools, answer.layout, parallel=chat.parallel_tool_calls)
+    is_strict, has_strict = bool(sampling.get("strict_schema")), any(tool.strict for tool in chat.tools)
+    layout = answer.not_strict() if has_strict and not is_strict else answer.layout
+    tag = calls_or(form, chat.tools, layout, parallel=chat.parallel_tool_calls)
     names = chat.names._replace(renamed={**chat.names.renamed, "structural_tag": "tools"})
     error_fields = _error_fields(tag, chat)
     error_fields |= {f"structural_tag.format.elements[1].{answer.place}": chat.names.path(answer.parameter)}
-    strict = bool(sampling.get("strict_schema")) or any(tool.strict for tool in chat.tools)
+    strict = is_strict or has_strict
     del sampling[answer.parameter]
     sampling |= {"structural_tag": tag, "strict_schema": strict}
     return ToolSetup(chat.tools, form, sampling, names, error_fields, answer.spec)

@@ -26,10 +26,18 @@ def plan_capacity(
     """
     wanted_len = _context_len(config, model)
     free = device.free_bytes() - weight_bytes
+    log.info(
+        "memory: the weights need %d MiB, a context of %d tokens %d MiB of KV cache; %d MiB are free",
+        weight_bytes >> 20, wanted_len, wanted_len * token_bytes >> 20, device.free_bytes() >> 20,
+    )  # fmt: skip
     num_pages = _fit_pages(config, token_bytes=token_bytes, context_len=wanted_len, free=free, device=device)
     pool_len = num_pages * config.page_size
     if pool_len < wanted_len:
-        log.warning("the KV cache holds %d tokens, so that is the context length too, not %d", pool_len, wanted_len)
+        log.warning(
+            "the KV cache holds %d tokens, so that is the context length too, not %d; --kv-cache-dtype int8 makes it "
+            "hold more, --context-length %d says that it is enough",
+            pool_len, wanted_len, pool_len,
+        )  # fmt: skip
     return Capacity(
         num_pages=num_pages,
         page_size=config.page_size,
@@ -78,7 +86,8 @@ def _fit_pages(config: Config, *, token_bytes: int, context_len: int, free: int,
     if pages < 1:
         raise StartupError(
             f"{where}: not enough for one page of the KV cache ({size * token_bytes / GIB:.2g} GiB) at "
-            f"--mem-fraction-static {config.mem_fraction_static}; raise that, lower --page-size, or free memory",
+            f"--mem-fraction-static {config.mem_fraction_static}; raise that, lower --page-size, take a smaller "
+            "model or --quantization int4, or free memory",
             field="mem_fraction_static",
         )
     if device.type == "cpu":

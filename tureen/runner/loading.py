@@ -60,7 +60,7 @@ def require_memory(needed: int, form: str, device: DeviceInfo) -> None:
     if needed > free:
         raise StartupError(
             f"the weights need {needed / GIB:.2f} GiB in {form}, but {device.name} has {free / GIB:.2f} GiB free; "
-            "free memory, choose a smaller --model-path, or a smaller --dtype",
+            "free memory, take a smaller model, or fewer bits (--quantization int8 or int4, a smaller --dtype)",
             field="model_path",
         )
 

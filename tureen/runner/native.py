@@ -66,8 +66,8 @@ class NativeForwardFactory:
 
     def load(self, source: ModelSource, config: Config) -> dict[str, Any]:
         """Loads a model's weights by name: matrices packed, vectors as float32. See ForwardFactory.load."""
-        planned, weight_bytes = self._planned(source, config)
-        copy = PackedCopy(source, config, self._kernels, planned) if _is_copied(config, weight_bytes) else None
+        planned, num_bytes = self._planned(source, config)
+        copy = PackedCopy(source, config, self._kernels, planned) if _is_copied(config, num_bytes) else None
         weights = copy.read(self._device.num_threads, self._progress) if copy else None
         if weights is None:
             hf = model_config(source)
@@ -113,12 +113,10 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     kernels = native.require()
     model = loading.describe(model_config(source))
     kv_dtype = _kv_dtype(config)
-    token_bytes = _token_bytes(
-        kernels, model.num_layers, (config.page_size, model.num_kv_heads, model.head_dim, kv_dtype)
-    )
+    cache_token_bytes = token_bytes(kernels, config, model)
     pool = _pool(kernels, device.num_threads, adapts=config.num_threads is None)
     plan = plan_weights(kernels, source, config, model, device)
-    capacity = plan_capacity(config, model, token_bytes=token_bytes, weight_bytes=plan[1], device=device)
+    capacity = plan_capacity(config, model, token_bytes=cache_token_bytes, weight_bytes=plan[1], device=device)
     factory = NativeForwardFactory(kernels, pool, device, model, capacity, kv_dtype, progress, plan)
     parts = ForwardParts(factory, source, config)
     sampler = make_sampler(config, model.vocab_size, NativeArithmetic(pool))
@@ -133,23 +131,29 @@ def plan_weights(
     Raises StartupError, also when there is less memory than that.
     """
     planned = _plan(source, config, model)
-    weight_bytes = sum(_bytes_of(kernels, weight) for weight in planned)
+    needed = sum(_bytes_of(kernels, weight) for weight in planned)
     form = "the types of the file" if config.dtype == "auto" else config.dtype
-    loading.require_memory(weight_bytes, config.quantization or form, device)
-    return planned, weight_bytes
+    loading.require_memory(needed, config.quantization or form, device)
+    return planned, needed
 
 
-def _token_bytes(kernels: ModuleType, num_layers: int, shape: tuple[int, int, int, str]) -> int:
-    """Returns the bytes that a token takes in the KV cache. shape: page size, kv heads, head_dim, dtype."""
-    if shape[0] % BLOCK:
-        log.warning("--page-size %d: a multiple of %d wastes no memory of the KV cache", shape[0], BLOCK)
+def weight_bytes(kernels: ModuleType, source: ModelSource, config: Config, model: ModelConfig) -> int:
+    """Returns the bytes that the weights will take. Reads headers only. Raises StartupError."""
+    return sum(_bytes_of(kernels, weight) for weight in _plan(source, config, model))
+
+
+def token_bytes(kernels: ModuleType, config: Config, model: ModelConfig) -> int:
+    """Returns the bytes that a token takes in the KV cache. Raises StartupError for a model that it cannot hold."""
+    shape = (config.page_size, model.num_kv_heads, model.head_dim, _kv_dtype(config))
+    if config.page_size % BLOCK:
+        log.warning("--page-size %d: a multiple of %d wastes no memory of the KV cache", config.page_size, BLOCK)
     try:
-        token_bytes: int = kernels.KvCache(num_layers, 1, *shape).bytes_per_token
+        num_bytes: int = kernels.KvCache(model.num_layers, 1, *shape).bytes_per_token
     except ValueError as error:
         raise StartupError(
             f"the native kernels cannot hold this model's keys: {error}; use --kernels torch", field="kernels"
         ) from None
-    return token_bytes
+    return num_bytes
 
 
 def _pool(kernels: ModuleType, num_threads: int, *, adapts: bool) -> Any:
@@ -178,11 +182,11 @@ def _bytes_of(kernels: ModuleType, planned: Planned) -> int:
     return kernels.packed_bytes(planned.format, *planned.shape) if planned.format else 4 * math.prod(planned.shape)
 
 
-def _is_copied(config: Config, weight_bytes: int) -> bool:
+def _is_copied(config: Config, num_bytes: int) -> bool:
     """Says whether a packed copy is worth keeping. Stored formats are packed nearly as fast as a copy is read:
     docs/decisions/0022-packed-copy.md."""
     is_made = config.quantization is not None and config.load_format != "dummy"
-    return config.packed_cache and is_made and weight_bytes >= LEAST_BYTES
+    return config.packed_cache and is_made and num_bytes >= LEAST_BYTES
 
 
 def _format_of(stored: Stored, config: Config) -> str:

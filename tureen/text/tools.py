@@ -92,6 +92,10 @@ def constraint(form: ToolFormat, tools: Sequence[Tool], choice: ToolChoice, *, p
         layout = form.structural_tag(
             [_with_object(tool) for tool in called], required=True, parallel=parallel and choice.name is None
         )
+        if any(tool.strict for tool in called):
+            for (part, _), tool in zip(_schema_formats(layout), called, strict=False):
+                if not tool.strict and part["type"] == "json_schema":
+                    part["strict"] = False
     else:
         if not any(tool.strict for tool in tools) and (parallel or form.NAMES[0] in HELD_BY_STRICT):
             return None
@@ -146,13 +150,18 @@ def schema_fields(
     }
 
 
-def _schema_paths(layout: Mapping[str, Any], path: str) -> Iterator[str]:
-    if layout["type"] == "json_schema":
-        yield f"{path}.json_schema"
-    elif layout["type"] == "json_string":
-        yield f"{path}.{'grammar' if 'grammar' in layout else 'pattern'}"
+def _schema_paths(layout: dict[str, Any], path: str) -> Iterator[str]:
+    for part, place in _schema_formats(layout, path):
+        kind = part["type"]
+        yield f"{place}.{kind if kind == 'json_schema' else 'grammar' if 'grammar' in part else 'pattern'}"
+
+
+def _schema_formats(layout: dict[str, Any], path: str = "") -> Iterator[tuple[dict[str, Any], str]]:
+    """Yields the formats of arguments in a layout, and their paths."""
+    if layout["type"] in ("json_schema", "json_string"):
+        yield layout, path
     for name in ("elements", "tags"):
         for index, inner in enumerate(layout.get(name, ())):
-            yield from _schema_paths(inner, f"{path}.{name}[{index}]")
+            yield from _schema_formats(inner, f"{path}.{name}[{index}]")
     if isinstance(layout.get("content"), dict):
-        yield from _schema_paths(layout["content"], f"{path}.content")
+        yield from _schema_formats(layout["content"], f"{path}.content")

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     build = importlib.import_module("tureen.build")
     config = load_config(options)
     print("on disk:")
-    for path, size_bytes in build.downloaded_models(config):
+    for path, size_bytes in importlib.import_module("tureen.fetching.on_disk").downloaded(config):
         print(f"  {path}  {size_bytes / 2**20:,.0f} MiB")
     print("architectures that run:")
     for name in build.architectures():

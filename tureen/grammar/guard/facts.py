@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
+from math import inf
 from typing import TypeAlias
 
 import msgspec
@@ -12,6 +14,64 @@ NOWHERE = -1
 
 THE_END = -1
 """The step behind which nothing is guarded any more."""
+
+
+def _moved(number: int, count: int) -> int:
+    return number if number == NOWHERE else number + count
+
+
+class KeySet(msgspec.Struct, frozen=True, array_like=True):
+    """A set of keys, as a deterministic automaton that starts in state 0."""
+
+    moves: tuple[tuple[tuple[int, int, int], ...], ...]  # by state: first and last code point and target, sorted
+    accepting: tuple[bool, ...]
+
+    def __contains__(self, key: str) -> bool:
+        state = 0
+        for char in key:
+            moves = self.moves[state]
+            at = bisect_right(moves, ord(char), key=lambda move: move[0]) - 1
+            if at < 0 or moves[at][1] < ord(char):
+                return False
+            state = moves[at][2]
+        return self.accepting[state]
+
+
+class Variant(msgspec.Struct, frozen=True, array_like=True):
+    """One of several things that a value can be: it is held to a node, and its text is in the language of a branch."""
+
+    node: int
+    branch: int  # NOWHERE: whatever the grammar allows
+    counts: bool = False  # an item that is this is counted
+
+    def moved(self, nodes: int, branches: int) -> Variant:
+        """Returns the variant where so many nodes, and branches, stand before the first of its lists."""
+        return Variant(_moved(self.node, nodes), _moved(self.branch, branches), self.counts)
+
+
+class CountedItems(msgspec.Struct, frozen=True, array_like=True):
+    """How many items of an array, from the index `start` on, are of one kind, and what each item can be."""
+
+    start: int
+    least: int
+    most: int | None
+    most_items: int | None  # of the array
+    first: tuple[tuple[Variant, ...], ...]
+    rest: tuple[Variant, ...]  # of items behind the first
+
+    def variants(self, index: int) -> tuple[Variant, ...]:
+        """Returns what the item at an index can be."""
+        return self.first[index] if index < len(self.first) else self.rest
+
+    def most_after(self, index: int) -> float:
+        """Returns how many items behind an index can be counted."""
+        most = inf if self.most_items is None else self.most_items
+        first = [at for at in range(index + 1, len(self.first)) if at < most and _has_counted(self.first[at])]
+        return len(first) + (max(most - max(index + 1, len(self.first)), 0) if _has_counted(self.rest) else 0)
+
+
+def _has_counted(variants: tuple[Variant, ...]) -> bool:
+    return any(variant.counts for variant in variants)
 
 
 class GuardNode(msgspec.Struct, frozen=True, array_like=True):
@@ -24,29 +84,41 @@ class GuardNode(msgspec.Struct, frozen=True, array_like=True):
     first_items: tuple[int, ...] = ()
     items: int = NOWHERE  # of those behind the first
     keys: Mapping[str, int] = {}
-    others: int = NOWHERE  # of the values of other keys
+    key_sets: tuple[tuple[KeySet, int], ...] = ()  # the nodes of the values of other keys; of keys in none of the sets:
+    others: int = NOWHERE
+    arrays: tuple[Variant, ...] = ()  # what an array can be, where that is not certain
+    objects: tuple[Variant, ...] = ()  # and an object
+    count: CountedItems | None = None
 
-    @property
-    def inner(self) -> tuple[int, ...]:
-        """Returns the nodes of what is inside."""
-        return (*self.first_items, self.items, *self.keys.values(), self.others)
+    def node_of(self, key: str) -> int:
+        """Returns the node of a key's value."""
+        if key in self.keys:
+            return self.keys[key]
+        return next((node for keys, node in self.key_sets if key in keys), self.others)
 
-    @property
-    def says_something(self) -> bool:
-        return self.is_unique or self.least_keys > 0 or self.step is not None
-
-    def moved(self, count: int) -> GuardNode:
-        """Returns the node where so many nodes stand before the first of its list."""
+    def moved(self, nodes: int, branches: int) -> GuardNode:
+        """Returns the node where so many nodes, and branches, stand before the first of its list."""
 
         def moved(node: int) -> int:
-            return node if node == NOWHERE else node + count
+            return _moved(node, nodes)
 
+        def variants(some: tuple[Variant, ...]) -> tuple[Variant, ...]:
+            return tuple(variant.moved(nodes, branches) for variant in some)
+
+        count = self.count
+        if count is not None:
+            first = tuple(map(variants, count.first))
+            count = msgspec.structs.replace(count, first=first, rest=variants(count.rest))
         return msgspec.structs.replace(
             self,
             first_items=tuple(map(moved, self.first_items)),
             items=moved(self.items),
             keys={key: moved(node) for key, node in self.keys.items()},
+            key_sets=tuple((keys, moved(node)) for keys, node in self.key_sets),
             others=moved(self.others),
+            arrays=variants(self.arrays),
+            objects=variants(self.objects),
+            count=count,
         )
 
 
@@ -58,9 +130,11 @@ class FixedStep(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class FreeStep(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Free text comes, up to the first of these texts and with it, and then the step beside it."""
+    """Free text comes, up to the first of these texts and with it, and then the step beside it. Without such texts it
+    goes on to the end."""
 
     stops: tuple[tuple[bytes, int], ...]
+    most_tokens: int | None = None  # of which at most so many hold some of the free text
 
 
 class ValueStep(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -89,6 +163,7 @@ class GuardFacts(msgspec.Struct, frozen=True, array_like=True):
     nodes: tuple[GuardNode, ...]
     steps: tuple[Step, ...] = (ValueStep(0, THE_END),)
     start: int = 0
+    branches: tuple[bytes, ...] = ()  # the languages of variants, to be loaded by the backend
 
     def after(self, marker: str) -> GuardFacts:
         """Returns the facts of an output that has free text before it, up to a marker."""

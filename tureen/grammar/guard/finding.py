@@ -1,4 +1,4 @@
-"""The keywords of a schema that a guard enforces, found at the values that they are surely about."""
+"""The facts that a guard holds values to, found in the sets of values that a grammar was written for."""
 
 from __future__ import annotations
 
@@ -11,273 +11,342 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tureen.grammar.expression import SchemaError
-from tureen.grammar.guard.facts import NOWHERE, GuardFacts, GuardNode
-from tureen.grammar.schema.document import Document
+from tureen.grammar.expression import ANYTHING, Chars, Expression, GrammarError, Language
+from tureen.grammar.free_text import to_the_end
+from tureen.grammar.guard.facts import NOWHERE, CountedItems, GuardFacts, GuardNode, KeySet, Variant
+from tureen.grammar.regular import automaton
+from tureen.grammar.rules import chain, choice, reachable
+from tureen.grammar.schema import arrays
+from tureen.grammar.schema.digits import Bound
+from tureen.grammar.schema.numbers import NumberSet
+from tureen.grammar.schema.ranges import common_step
+from tureen.grammar.schema.shapes import ArrayShape, ItemCount, ObjectShape, ValueSet
+from tureen.grammar.schema.strings import StringSet
+from tureen.grammar.schema.write_objects import writes_free
+from tureen.grammar.schema.writer import NoValueError, SchemaWriter
 
 MAX_NODES = 2_000
+MAX_BRANCHES = 32
+MAX_BRANCH_RULES, MAX_SEEN_RULES = 500, 5_000
+"""The most rules of all branches together, which take as long to compile as what they are parts of; and the most that
+are gone through for them."""
 MAX_KEYS = 1_000
 """The largest number of keys that is waited for."""
-ARRAY, OBJECT, NUMBER = "array", "object", "number"
-GUARDED = ("uniqueItems", "minProperties", "multipleOf")
-KINDS = (ARRAY, OBJECT, NUMBER)
-CONDITIONAL = ("not", "if", "then", "else", "contains", "propertyNames", "unevaluatedItems", "unevaluatedProperties")
-CONDITIONAL_MAPS = ("patternProperties", "dependentSchemas", "dependencies")
-
-Schemas = tuple[Mapping[str, Any], ...]
-Noted = frozenset[tuple[str, int]]
-"""The keywords that the grammar leaves out, each with the id of its schema."""
+MAX_KEY_STATES = 500
+BEHIND = to_the_end(
+    chain((Chars(((0x20, 0x2A), (0x2C, 0x2C), (0x3A, 0x44), (0x46, 0x64), (0x66, 0x10FFFF))), ANYTHING))
+)
+"""Whatever follows a value, which goes on with no number."""
 
 
 class Guarding(NamedTuple):
-    """The facts of a schema that a guard enforces, and the keywords that it enforces wholly."""
+    """The facts of a language that a guard enforces, and for which sets of values it does not."""
 
     facts: GuardFacts | None  # None: nothing
-    enforced: frozenset[tuple[str, str]]  # keywords, and where their schemas stand, that are enforced everywhere
+    branches: tuple[Language, ...]
+    unsure: frozenset[ValueSet]
 
 
-def guarding(document: Document, unenforced: Iterable[tuple[str, str]]) -> Guarding:
-    """Returns what can be guarded of the keywords that the grammar leaves out, each given with its schema's pointer."""
-    places = {(keyword, pointer): _at(document.root, pointer) for keyword, pointer in unenforced}
-    noted = {key: (key[0], id(part)) for key, part in places.items() if isinstance(part, dict) and key[0] in GUARDED}
-    finder = _FactFinder(document, frozenset(noted.values()))
-    if not noted or not finder.find():
-        return Guarding(None, frozenset())
-    nodes = _pruned(finder.nodes)
-    sure = frozenset(key for key, fact in noted.items() if fact in finder.kept and fact[1] not in finder.unsure)
-    return Guarding(GuardFacts(nodes) if nodes else None, sure)
+def guarding(writer: SchemaWriter, root: ValueSet, held: Mapping[str, set[Any]], *, is_tagged: bool) -> Guarding:
+    """Returns what can be guarded of the values of a set that was written: `held` has, by keyword, the sets that are
+    held to it. `is_tagged`: the properties of the whole stand in tags."""
+    every = frozenset(node for nodes in held.values() for node in nodes)
+    if not every:
+        return Guarding(None, (), every)
+    finder = _FactFinder(writer, root, held, is_tagged=is_tagged)
+    try:
+        finder.find()
+    except GrammarError:
+        return Guarding(None, (), every)
+    unsure = frozenset(node for node in every if node in finder.unsure or node not in finder.reached)
+    facts = GuardFacts(tuple(finder.nodes)) if finder.nodes else None
+    return Guarding(facts, tuple(finder.branches), unsure)
 
 
-def _at(schema: Any, pointer: str) -> Any:
-    """Returns the part of a schema that a pointer such as `#/properties/a` names; None where there is none."""
-    if pointer in ("", "#"):
-        return schema
-    if not pointer.startswith("#/"):
-        return None
-    part = schema
-    for step in pointer[2:].split("/"):
-        key = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(part, dict):
-            part = part.get(key)
-        elif isinstance(part, list) and key.isascii() and key.isdigit() and int(key) < len(part):
-            part = part[int(key)]
-        else:
-            return None
-    return part
+class _WrittenSets:
+    """The sets that a grammar was written for, and those inside them."""
 
+    def __init__(self, writer: SchemaWriter, root: ValueSet) -> None:
+        self.written = {root, *writer.written}
+        self._algebra = writer.algebra
 
-def _pruned(nodes: list[GuardNode]) -> tuple[GuardNode, ...]:
-    """Returns the nodes where those that lead to nothing guarded are NOWHERE; none at all where the first is such."""
-    useful = {index for index, node in enumerate(nodes) if node.says_something}
-    size = -1
-    while size != len(useful):
-        size = len(useful)
-        useful |= {index for index, node in enumerate(nodes) if useful.intersection(node.inner)}
+    def leading_to(self, held: Iterable[ValueSet]) -> set[ValueSet]:
+        """Returns these sets and those that hold such."""
+        sources: dict[ValueSet, list[ValueSet]] = {}
+        for node in self.written:
+            for inside in self.inside(node):
+                sources.setdefault(inside, []).append(node)
+        waiting = list(held)
+        useful = set(waiting)
+        while waiting:
+            fresh = [node for node in sources.get(waiting.pop(), ()) if node not in useful]
+            useful.update(fresh)
+            waiting += fresh
+        return useful
 
-    def kept(index: int) -> int:
-        return index if index in useful else NOWHERE
+    def inside(self, node: ValueSet) -> Iterator[ValueSet]:
+        shape = node.shape
+        for array in () if shape is None else shape.arrays:
+            yield from (*array.prefix, array.rest, *self.counted_items(array))
+        for item in () if shape is None else shape.objects:
+            yield from (named.node for named in item.named.values())
+            yield from (free.node for free in item.free)
+            yield from self.needed(item)
 
-    if 0 not in useful:
-        return ()
-    return tuple(
-        msgspec.structs.replace(
-            node,
-            first_items=tuple(map(kept, node.first_items)),
-            items=kept(node.items),
-            keys={key: kept(index) for key, index in node.keys.items()},
-            others=kept(node.others),
-        )
-        for node in nodes
-    )
+    def counted_items(self, shape: ArrayShape) -> Iterator[ValueSet]:
+        """Yields the sets that items are written as which are counted by the grammar."""
+        algebra = self._algebra
+        items: list[ValueSet] = [*shape.prefix, shape.rest] if shape.counts else []
+        for want in shape.counts:
+            more = (want.node, *([] if want.most is None else [algebra.none_of(want.node)]))
+            items += [algebra.both(item, part) for item in items for part in more]
+        yield from items
+
+    def needed(self, shape: ObjectShape) -> Iterator[ValueSet]:
+        for keys in shape.needed:
+            yield from (self._algebra.both(keys.node, free.node) for free in shape.free)
 
 
 class _FactFinder:
-    """Follows a schema from its root to the values that its parts are about."""
+    """Follows the sets from the whole to those inside."""
 
-    def __init__(self, document: Document, noted: Noted) -> None:
-        self._document = document
-        self._noted = noted
+    def __init__(self, writer: SchemaWriter, root: ValueSet, held: Mapping[str, set[Any]], *, is_tagged: bool) -> None:
         self.nodes: list[GuardNode] = []
-        self.kept: set[tuple[str, int]] = set()  # facts that stand on a node
-        self.unsure: set[int] = set()  # schemas that are about a value under conditions, or about one nobody knows
-        self._numbers: dict[frozenset[int], int] = {}
-        self._waiting: list[Schemas] = []
+        self.branches: list[Language] = []
+        self.reached: set[ValueSet] = set()  # sets all of whose values the guard comes to
+        self.unsure: set[ValueSet] = set()  # ... unless it may come to them by another way, or not hold them to all
+        self._writer = writer
+        self._root = root
+        self._held = held
+        self._in_tags = root.shape.objects if is_tagged and root.shape is not None else ()
+        self._sets = _WrittenSets(writer, root)
+        self._useful = self._sets.leading_to(node for nodes in held.values() for node in nodes)
+        self._num_rules = 0  # of the branches
+        self._num_seen = 0  # rules looked through for them
+        self._numbers: dict[ValueSet, int] = {}
+        self._waiting: list[ValueSet] = []
 
-    def find(self) -> bool:
-        """Makes the nodes. False where there would be too many."""
-        self._number((self._document.root,))
+    def find(self) -> None:
+        """Makes the nodes. Raises GrammarError where there would be too many."""
+        self._number(self._root)
         while self._waiting:
-            if len(self._numbers) > MAX_NODES:
-                return False
-            self.nodes.append(self._node(self._waiting.pop(0)))
-        return True
+            node = self._waiting.pop()
+            self.reached.add(node)
+            self.nodes[self._numbers[node]] = self._node(node)
 
-    def _number(self, schemas: Iterable[Any]) -> int:
-        """Returns the node of the values that these schemas are about."""
-        known = tuple({id(schema): schema for schema in schemas if isinstance(schema, dict)}.values())
-        if not known:
+    def _number(self, node: ValueSet) -> int:
+        """Returns the number of a set's node; NOWHERE where nothing is guarded in it."""
+        if node not in self._useful or node not in self._sets.written:
             return NOWHERE
-        key = frozenset(map(id, known))
-        if key not in self._numbers:
-            self._numbers[key] = len(self._numbers)
-            self._waiting.append(known)
-        return self._numbers[key]
+        if node not in self._numbers:
+            self._numbers[node] = self._added()
+            self._waiting.append(node)
+        return self._numbers[node]
 
-    def _node(self, schemas: Schemas) -> GuardNode:
-        arrays, objects, numbers = (tuple(self._applied(schemas, kind)) for kind in KINDS)
-        num_first = max((len(_first_items(schema)) for schema in arrays), default=0)
-        names = dict.fromkeys(key for schema in objects for key in _map(schema, "properties"))
-        step, bounds = self._step(numbers)
+    def _added(self, node: GuardNode | None = None) -> int:
+        if len(self.nodes) >= MAX_NODES:
+            raise GrammarError("too many values are guarded")
+        self.nodes.append(node or GuardNode())
+        return len(self.nodes) - 1
+
+    def _doubt(self, nodes: Iterable[ValueSet]) -> None:
+        """Notes that all in some sets is enforced nowhere, or only sometimes."""
+        waiting = list(nodes)
+        while waiting:
+            node = waiting.pop()
+            if node in self._useful and node not in self.unsure:
+                self.unsure.add(node)
+                waiting += self._sets.inside(node)
+
+    def _is_held(self, node: ValueSet, keyword: str) -> bool:
+        return node in self._held.get(keyword, ())
+
+    def _node(self, node: ValueSet) -> GuardNode:
+        shape = node.shape
+        if shape is None:
+            return GuardNode()
+        facts = GuardNode()
+        if self._is_held(node, "multipleOf"):
+            facts = self._stepped(node, shape.numbers)
+        arrays = [(self._array(node, array), array) for array in shape.arrays]
+        objects = [(self._object(node, item), item) for item in shape.objects]
+        for kind, options in (("arrays", arrays), ("objects", objects)):
+            facts = self._either(node, kind, facts, options)
+        return facts
+
+    def _either(self, node: ValueSet, kind: str, facts: GuardNode, options: list[tuple[GuardNode, Any]]) -> GuardNode:
+        """Returns the facts with those of the arrays, or of the objects, of a set."""
+        if kind == "objects" and len(options) > 1:
+            common = self._common(options)
+            options = options if common is None else [(common, None)]
+        groups: list[tuple[GuardNode, list[Any]]] = []
+        for own, shape in options:
+            group = next((group for other, group in groups if other == own), None)
+            if group is None:
+                groups.append((own, [shape]))
+            else:
+                group.append(shape)
+        if len(groups) > 1:
+            variants = self._variants(node, groups)
+            if variants is None:
+                self._doubt([node])
+                return facts
+            if len(variants) > 1:
+                return msgspec.structs.replace(facts, **{kind: tuple(variants)})
+            groups = [(self.nodes[variant.node], []) for variant in variants]
+        if not groups:
+            return facts
+        own = groups[0][0]
+        names = ARRAY_FACTS if kind == "arrays" else OBJECT_FACTS
+        return msgspec.structs.replace(facts, **{name: getattr(own, name) for name in names})
+
+    def _common(self, options: list[tuple[GuardNode, ObjectShape]]) -> GuardNode | None:
+        """Returns the facts of objects that are in any of some shapes; None where the key of a value does not tell its
+        node."""
+        is_free = {id(shape): writes_free(self._writer, shape) for _, shape in options}
+        free = [(facts.least_keys, facts.key_sets, facts.others) for facts, shape in options if is_free[id(shape)]]
+        if len({facts.least_keys for facts, _ in options}) > 1 or any(other != free[0] for other in free):
+            return None
+        keys = {}
+        for key in dict.fromkeys(key for _, shape in options for key in shape.named):
+            having = [facts for facts, shape in options if key in shape.named or is_free[id(shape)]]
+            numbers = {facts.node_of(key) for facts in having}
+            if len(numbers) > 1:
+                return None
+            keys[key] = numbers.pop()
+        own = options[0][0]
+        least, key_sets, others = free[0] if free else (own.least_keys, (), NOWHERE)
+        return GuardNode(least_keys=least, keys=keys, key_sets=key_sets, others=others)
+
+    def _variants(self, node: ValueSet, groups: list[tuple[GuardNode, list[Any]]]) -> list[Variant] | None:
+        """Returns what a value can be; None where it cannot be told."""
+        if self._in_tags and node is self._root:
+            return None
+        variants = []
+        for facts, some in groups:
+            try:
+                branch = self._branch(choice(self._writer.shape_of(node, shape) for shape in some))
+            except NoValueError:
+                continue
+            except GrammarError:
+                return None
+            variants.append(Variant(self._added(facts), branch))
+        return variants
+
+    def _branch(self, values: Expression) -> int:
+        """Returns the number of the language of some values and whatever follows them. Raises GrammarError."""
+        if len(self.branches) >= MAX_BRANCHES or self._num_seen > MAX_SEEN_RULES:
+            raise GrammarError("too many values may be several things")
+        language = self._writer.finished(values)
+        self._num_seen += len(language.rules)
+        start = chain((language.start, BEHIND))
+        rules = reachable(start, language.rules)
+        if self._num_rules + len(rules) > MAX_BRANCH_RULES:
+            raise GrammarError("what values may be is too large")
+        self._num_rules += len(rules)
+        self.branches.append(Language(start, rules))
+        return len(self.branches) - 1
+
+    def _array(self, node: ValueSet, shape: ArrayShape) -> GuardNode:
+        is_unique = shape.is_unique and self._is_held(node, "uniqueItems")
+        if shape.counts:
+            self._doubt(self._sets.counted_items(shape))
+            count = self._counted(node, shape) if self._is_held(node, "contains") else None
+            return GuardNode(is_unique=is_unique, count=count)
         return GuardNode(
-            is_unique=self._is_unique(arrays),
-            least_keys=self._least_keys(objects),
-            step=step,
-            bounds=bounds,
-            first_items=tuple(self._number(_item(schema, index) for schema in arrays) for index in range(num_first)),
-            items=self._number(_item(schema, num_first) for schema in arrays),
-            keys={key: self._number(_member(schema, key) for schema in objects) for key in names},
-            others=self._number(_member(schema, None) for schema in objects),
+            is_unique=is_unique, first_items=tuple(map(self._number, shape.prefix)), items=self._number(shape.rest)
         )
 
-    def _is_unique(self, schemas: Schemas) -> bool:
-        return bool([schema for schema in schemas if self._keeps(schema, "uniqueItems")])
+    def _counted(self, node: ValueSet, shape: ArrayShape) -> CountedItems | None:
+        """Returns how items are counted; None where that cannot be done."""
+        tidied = arrays.tidy(self._writer.algebra, shape)
+        if tidied is None or not tidied.counts:
+            return None
+        try:
+            [want] = tidied.counts
+            first = tuple(self._counting(item, want) for item in tidied.prefix)
+            return CountedItems(
+                want.start, want.least, want.most, tidied.most, first, self._counting(tidied.rest, want)
+            )
+        except (GrammarError, ValueError):
+            self._doubt([node])
+            return None
 
-    def _least_keys(self, schemas: Schemas) -> int:
-        few = [schema for schema in schemas if schema.get("minProperties", MAX_KEYS + 1) <= MAX_KEYS]
-        return max([int(schema["minProperties"]) for schema in few if self._keeps(schema, "minProperties")], default=0)
+    def _counting(self, item: ValueSet, want: ItemCount) -> tuple[Variant, ...]:
+        """Returns what an item can be: counted or not. Raises GrammarError."""
+        algebra, variants = self._writer.algebra, []
+        with suppress(NoValueError):
+            inside = self._branch(self._writer.value(algebra.both(item, want.node)))
+            variants.append(Variant(NOWHERE, inside, counts=True))
+        if want.most is None:
+            return (*variants, Variant(NOWHERE, NOWHERE))
+        with suppress(NoValueError):
+            outside = algebra.both(item, algebra.none_of(want.node))
+            variants.append(Variant(NOWHERE, self._branch(self._writer.value(outside))))
+        return tuple(variants)
 
-    def _keeps(self, schema: Mapping[str, Any], keyword: str) -> bool:
-        fact = (keyword, id(schema))
-        if fact in self._noted:
-            self.kept.add(fact)
-        return fact in self._noted
+    def _object(self, node: ValueSet, shape: ObjectShape) -> GuardNode:
+        self._doubt(self._sets.needed(shape))
+        least = shape.least if self._is_held(node, "minProperties") else 0
+        if least > MAX_KEYS:
+            self._doubt([node])
+            least = 0
+        key_sets, others = self._free(shape)
+        return GuardNode(
+            least_keys=least,
+            keys={key: self._number(named.node) for key, named in shape.named.items()},
+            key_sets=key_sets,
+            others=others,
+        )
 
-    def _step(self, schemas: Schemas) -> tuple[tuple[int, int] | None, tuple[str | None, str | None]]:
-        steps = [Fraction(str(schema["multipleOf"])) for schema in schemas if self._keeps(schema, "multipleOf")]
-        if len(steps) != 1:
-            self.kept -= {("multipleOf", id(schema)) for schema in schemas}
-            return None, (None, None)
-        [step] = steps
-        types = [schema["type"] for schema in schemas if "type" in schema]
-        if any(kind == "integer" or ("integer" in kind and NUMBER not in kind) for kind in types):
-            step = Fraction(step.numerator)
+    def _free(self, shape: ObjectShape) -> tuple[tuple[tuple[KeySet, int], ...], int]:
+        """Returns the nodes of free keys' values, by sets of keys, and of all other keys' values."""
+        free = [keys for keys in shape.free if keys.node is not self._writer.algebra.nothing]
+        numbers = list(dict.fromkeys(self._number(keys.node) for keys in free))
+        if len(numbers) < 2:
+            return (), numbers[0] if numbers else NOWHERE
+        if shape in self._in_tags:
+            self._doubt(keys.node for keys in free)
+            return (), NOWHERE
+        key_sets = []
+        for keys in free:
+            number = self._number(keys.node)
+            if number == NOWHERE:
+                continue
+            try:
+                key_sets.append((_key_set(keys.names), number))
+            except GrammarError:
+                self._doubt([keys.node])
+        return tuple(key_sets), NOWHERE
+
+    def _stepped(self, node: ValueSet, numbers: NumberSet) -> GuardNode:
+        """Returns the facts of numbers that are multiples; none where there are several kinds of them."""
+        if numbers.points or len(numbers.ranges) != 1 or numbers.ranges[0].against or numbers.ranges[0].without:
+            self._doubt([node])
+            return GuardNode()
+        [part] = numbers.ranges
+        step = common_step(part.steps)
         exact = Decimal(step.numerator) / Decimal(step.denominator)
         scale = max(0, -int(exact.normalize().as_tuple().exponent))
-        low = [*_bounds(schemas, "minimum"), *(_over(bound, scale) for bound in _bounds(schemas, "exclusiveMinimum"))]
-        high = [
-            *_bounds(schemas, "maximum"),
-            *(-_over(-bound, scale) for bound in _bounds(schemas, "exclusiveMaximum")),
-        ]
-        bounds = (str(max(low)) if low else None, str(min(high)) if high else None)
-        return (int(step * 10**scale), scale), bounds
+        bounds = (_text(part.low, scale, 1), _text(part.high, scale, -1))
+        return GuardNode(step=(int(step * 10**scale), scale), bounds=bounds)
 
-    def _applied(self, schemas: Schemas, kind: str) -> Iterator[Mapping[str, Any]]:
-        """Yields the schemas that a value of this kind must match if it matches these."""
-        seen: set[int] = set()
-        waiting: list[Any] = list(schemas)
-        while waiting:
-            schema = waiting.pop()
-            if not isinstance(schema, dict) or id(schema) in seen:
-                continue
-            seen.add(id(schema))
-            yield schema
-            waiting += self._same_value(schema, kind)
-            for keyword in (*CONDITIONAL, *(["additionalProperties"] if "patternProperties" in schema else [])):
-                self._doubt(schema.get(keyword))
-            for keyword in CONDITIONAL_MAPS:
-                for part in _map(schema, keyword).values():
-                    self._doubt(part)
 
-    def _same_value(self, schema: Mapping[str, Any], kind: str) -> Iterator[Any]:
-        target = self._target(schema)
-        if target is not None:
-            yield target
-        self._doubt(self._target(schema, "$dynamicRef"))
-        yield from _list(schema, "allOf")
-        for keyword in ("anyOf", "oneOf"):
-            able = [part for part in _list(schema, keyword) if self._admits(part, kind, set())]
-            if len(able) == 1:
-                yield able[0]
-            else:
-                for part in able:
-                    self._doubt(part)
+ARRAY_FACTS = ("is_unique", "first_items", "items", "count")
+OBJECT_FACTS = ("least_keys", "keys", "key_sets", "others")
 
-    def _target(self, schema: Any, keyword: str = "$ref") -> Any:
-        """Returns the schema that a reference leads to; None where there is none, or where what looks like a schema
-        is a value: in an `enum`, an example, an annotation."""
-        with suppress(SchemaError, KeyError, AttributeError, TypeError):
-            return self._document.resolve(schema[keyword], schema)[0] if keyword in schema else None
+
+def _key_set(names: StringSet) -> KeySet:
+    machine = automaton(names.expression, MAX_KEY_STATES)
+    return KeySet(machine.moves, machine.accepting)
+
+
+def _text(bound: Bound | None, scale: int, sign: int) -> str | None:
+    """Returns the nearest number within a bound that has so many decimals, as a fraction; None without a bound. `sign`:
+    1 for a lower bound, -1 for an upper one."""
+    if bound is None:
         return None
-
-    def _admits(self, schema: Any, kind: str, seen: set[int]) -> bool:
-        """Returns whether a value of this kind may match; True where that is not seen at once."""
-        if not isinstance(schema, dict) or id(schema) in seen:
-            return schema is not False
-        seen.add(id(schema))
-        if "type" in schema:
-            types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-            if kind not in types and not (kind == NUMBER and "integer" in types):
-                return False
-        values = (
-            schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else None
-        )
-        if values is not None and not any(_kind(value) == kind for value in values):
-            return False
-        return all(self._admits(part, kind, seen) for part in (*_list(schema, "allOf"), self._target(schema)))
-
-    def _doubt(self, schema: Any) -> None:
-        """Notes that all in a schema is enforced nowhere, or only sometimes."""
-        waiting = [schema]
-        while waiting:
-            part = waiting.pop()
-            if isinstance(part, list):
-                waiting += part
-            elif isinstance(part, dict) and id(part) not in self.unsure:
-                self.unsure.add(id(part))
-                waiting += part.values()
-                waiting += [self._target(part), self._target(part, "$dynamicRef")]
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
-        return NUMBER
-    return OBJECT if isinstance(value, dict) else ARRAY if isinstance(value, list) else ""
-
-
-def _bounds(schemas: Schemas, keyword: str) -> list[Fraction]:
-    return [Fraction(str(schema[keyword])) for schema in schemas if _kind(schema.get(keyword)) == NUMBER]
-
-
-def _over(bound: Fraction, scale: int) -> Fraction:
-    """Returns the next number above the bound that has so many decimals."""
-    return Fraction(floor(bound * 10**scale) + 1, 10**scale)
-
-
-def _map(schema: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
-    value = schema.get(keyword)
-    return value if isinstance(value, dict) else {}
-
-
-def _list(schema: Mapping[str, Any], keyword: str) -> list[Any]:
-    value = schema.get(keyword)
-    return value if isinstance(value, list) else []
-
-
-def _first_items(schema: Mapping[str, Any]) -> list[Any]:
-    return _list(schema, "prefixItems") or _list(schema, "items")
-
-
-def _item(schema: Mapping[str, Any], index: int) -> Any:
-    """Returns the schema of the item at a place."""
-    first = _first_items(schema)
-    if index < len(first):
-        return first[index]
-    return schema.get("additionalItems" if isinstance(schema.get("items"), list) else "items")
-
-
-def _member(schema: Mapping[str, Any], key: str | None) -> Any:
-    """Returns the schema of the value of a key; None is any that is not named."""
-    named = _map(schema, "properties")
-    if key is not None and key in named:
-        return named[key]
-    return None if "patternProperties" in schema else schema.get("additionalProperties")
+    value = Fraction(bound.value)
+    if bound.is_open:
+        value = sign * Fraction(floor(sign * value * 10**scale) + 1, 10**scale)
+    return str(value)

@@ -4,26 +4,55 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tureen.grammar.backends.tokens import packed
 from tureen.grammar.base import Backend, CompiledGrammar, Grammar, Mask, Vocabulary
-from tureen.grammar.guard.facts import FixedStep, FreeStep, GuardFacts, KeyStep, ValueStep
-from tureen.grammar.guard.reader import Broken, Mode, Place
+from tureen.grammar.expression import GrammarError, Language
+from tureen.grammar.guard.branches import BranchFollower
+from tureen.grammar.guard.facts import THE_END, FixedStep, FreeStep, GuardFacts, KeyStep, ValueStep
+from tureen.grammar.guard.reader import Broken, Mode, Place, PossiblePlaces
 from tureen.grammar.guard.steps import StepPlace, StepReader
 
 MAX_LOOKS = 256
 """The most places that one mask is looked ahead from; beyond, a way out is taken for granted."""
 
-RESERVE, RESERVE_OF_KEY = 8, 12
+RESERVE, RESERVE_OF_KEY, RESERVE_OF_BRANCH = 8, 12, 24
+MAX_MISSING = 3
+"""The most bytes that a character may still need."""
+
+IN_TEXTS = (*range(0x20, 0xC0), *range(0xC2, 0xF5))
+"""The bytes of UTF-8 without control characters, which JSON writes in other ways."""
+
 IN_STRINGS = (Mode.STRING, Mode.ESCAPE, Mode.KEY, Mode.KEY_ESCAPE)
 
 
 def guarded(compiled: CompiledGrammar, facts: GuardFacts | None, backend: Backend) -> CompiledGrammar:
     """Returns a grammar of this backend with a guard; itself where there is nothing to guard."""
-    return compiled if facts is None else GuardedCompiled(compiled, facts, _tokens(backend.vocabulary))
+    if facts is None:
+        return compiled
+    return GuardedCompiled(compiled, facts, _tokens(backend.vocabulary), tuple(map(backend.load, facts.branches)))
+
+
+def ready(language: Language, backend: Backend, *, strict: bool) -> Language:
+    """Returns a language whose guard has all that the backend loads; without a guard, and told so, where it cannot be
+    had. Raises GrammarError there if strict."""
+    if language.guard is None or not language.branches:
+        return language
+    try:
+        if not _tokens(backend.vocabulary).has_bytes:
+            raise GrammarError("the vocabulary has no token for each byte")
+        branches = tuple(map(backend.translate, language.branches))
+    except GrammarError:
+        if strict:
+            raise GrammarError(language.guarded[0].why) from None
+        return replace(language, guard=None, guarded=(), unenforced=(*language.unenforced, *language.guarded))
+    return replace(language, guard=msgspec.structs.replace(language.guard, branches=branches))
 
 
 class GuardedTokens:
@@ -39,6 +68,9 @@ class GuardedTokens:
         for index, text in enumerate(vocabulary.tokens):
             if text:
                 self.ids.setdefault(text, []).append(index)
+        self.byte_ids = [self.ids.get(bytes([byte]), [-1])[0] for byte in range(256)]
+        self.has_bytes = all(self.byte_ids[byte] >= 0 for byte in IN_TEXTS)
+        self.unfinished = self._bits(index for index, text in enumerate(vocabulary.tokens) if missing_bytes(text))
         self.longest = max(map(len, vocabulary.tokens), default=0)
         self._sorted = sorted(self.ids)
         self._across: dict[bytes, list[int]] = {}
@@ -77,29 +109,37 @@ def _tokens(vocabulary: Vocabulary) -> GuardedTokens:
 class GuardedCompiled:
     """A compiled grammar, all of whose outputs are guarded."""
 
-    def __init__(self, inner: CompiledGrammar, facts: GuardFacts, tokens: GuardedTokens) -> None:
+    def __init__(
+        self, inner: CompiledGrammar, facts: GuardFacts, tokens: GuardedTokens, branches: tuple[CompiledGrammar, ...]
+    ) -> None:
         self._inner = inner
         self._facts = facts
         self._tokens = tokens
+        self._branches = branches
 
     @property
     def num_bytes(self) -> int:
-        return self._inner.num_bytes + 500 * len(self._facts.nodes)
+        branches = sum(branch.num_bytes for branch in self._branches)
+        return self._inner.num_bytes + branches + 500 * len(self._facts.nodes)
 
     @property
     def reserve(self) -> int:
-        """Returns how many tokens an end may take because of the guard: an item must differ, keys must come."""
-        return RESERVE + RESERVE_OF_KEY * sum(node.least_keys for node in self._facts.nodes)
+        """Returns how many tokens an end may take because of the guard: an item must differ, keys must come, a value
+        must become another than the shortest."""
+        counted = sum(node.least_keys + (node.count.least if node.count else 0) for node in self._facts.nodes)
+        return RESERVE + RESERVE_OF_KEY * counted + (RESERVE_OF_BRANCH if self._branches else 0)
 
     def start(self) -> GuardedGrammar:
-        return GuardedGrammar(self._inner.start(), StepReader(self._facts), self._tokens)
+        branches = BranchFollower(self._branches, self._tokens.byte_ids)
+        return GuardedGrammar(self._inner.start(), StepReader(self._facts, branches.fits), self._tokens, branches)
 
 
 class GuardedGrammar:
     """A grammar somewhere in an output, and the reader of what was written."""
 
-    def __init__(self, inner: Grammar, reader: StepReader, tokens: GuardedTokens) -> None:
+    def __init__(self, inner: Grammar, reader: StepReader, tokens: GuardedTokens, branches: BranchFollower) -> None:
         self._inner = inner
+        self._branches = branches
         self._reader = reader
         self._tokens = tokens
         self._data = bytearray()
@@ -118,8 +158,10 @@ class GuardedGrammar:
         place = self._behind(self._text(token_id))
         if place is None or not self._inner.accept(token_id):
             return False
-        self._places.append(place)
         self._data += self._text(token_id)
+        if place.value is not None and len(place.value.each) > 1:
+            place = place._replace(value=self._reader.json.fitting(place.value, self._data) or place.value)
+        self._places.append(place)
         self._sizes.append(len(self._data))
         return True
 
@@ -162,12 +204,74 @@ class GuardedGrammar:
         self._data += text
         try:
             for at in range(start, len(self._data)):
-                place = self._reader.read(place, self._data, at)
+                before, place = place, self._reader.read(place, self._data, at)
+                if place.start != before.start and not self._was_in_budget(before, at + 1):
+                    return None
+            if place.value is not None and place.value.is_narrow:
+                fitting = self._reader.json.fitting(place.value, self._data)
+                return None if fitting is None else place._replace(value=fitting)
+            if not self._is_in_budget(place):
+                return None
         except Broken:
             return None
         finally:
             del self._data[start:]
         return place
+
+    def _is_in_budget(self, place: StepPlace) -> bool:
+        """Returns whether the free text that a place is in has no more tokens than it may have, the last one being one
+        whose text is at the end of what there is and that is not counted among the places yet."""
+        step = self._reader.step(place)
+        if not isinstance(step, FreeStep) or step.most_tokens is None or len(self._data) == place.start:
+            return True
+        left = step.most_tokens - self._num_tokens(place) - 1
+        return missing_bytes(self._data) <= left if left >= 0 else bool(self._rests(step, place))
+
+    def _was_in_budget(self, place: StepPlace, end: int) -> bool:
+        """Returns whether the free text that a place was in, which one of its ends ends, has no more tokens than it
+        may have."""
+        step = self._reader.step(place)
+        if not isinstance(step, FreeStep) or step.most_tokens is None:
+            return True
+        stop = next(stop for stop, _ in step.stops if self._data.endswith(stop, place.start, end))
+        free_end = end - len(stop)
+        num_tokens = bisect_left(self._sizes, free_end) - bisect_right(self._sizes, place.start) + 1
+        return free_end == place.start or num_tokens <= step.most_tokens
+
+    def _num_tokens(self, place: StepPlace) -> int:
+        """Returns how many tokens hold some of the text of a step."""
+        return len(self._sizes) - bisect_right(self._sizes, place.start)
+
+    def _rests(self, step: FreeStep, place: StepPlace) -> list[bytes]:
+        """Returns what there must still be of a text that ends a free text, all of whose tokens are there."""
+        first = bisect_right(self._sizes, place.start)
+        budget = step.most_tokens or 0
+        last = self._sizes[first + budget - 1] if budget else place.start  # where the free text ends at the latest
+        data, rests = bytes(self._data[place.start :]), []
+        for stop, _ in step.stops:
+            for start in range(max(0, len(data) - len(stop)), min(last - place.start, len(data)) + 1):
+                if stop.startswith(data[start:]):
+                    rests.append(stop[len(data) - start :])
+        return rests
+
+    def _within_budget(self, mask: Mask, place: StepPlace) -> None:
+        """Leaves the tokens that end a free text where it has all tokens that it may have."""
+        step = self._reader.step(place)
+        if not isinstance(step, FreeStep) or step.most_tokens is None:
+            return
+        left = step.most_tokens - self._num_tokens(place)
+        if left > MAX_MISSING:
+            return
+        if left > 0:  # no character may need more tokens than there are
+            for token_id in _ids(mask) if missing_bytes(self._data) else _ids(mask & self._tokens.unfinished):
+                if missing_bytes(self._data[-MAX_MISSING:] + self._text(token_id)) >= left:
+                    _clear(mask, token_id)
+        elif not step.stops:
+            mask &= self._tokens.ends
+        else:
+            rests = self._rests(step, place)
+            tokens = {token for rest in rests for token in (*self._tokens.beginning(rest), *self._tokens.beyond(rest))}
+            mask &= packed(sorted(tokens), 32 * len(mask))
 
     def _fill(self, mask: Mask) -> list[int]:
         """Writes the tokens that break nothing; returns those after which an item may still become one that was."""
@@ -175,6 +279,9 @@ class GuardedGrammar:
         place = self._places[-1]
         if not self._reader.ends(place, self._data):
             mask &= ~self._tokens.ends
+        if place.value is not None and place.value.is_narrow:
+            mask &= self._narrow(place.value)
+        self._within_budget(mask, place)
         near: set[int] = set()
         for token_id in self._looked_at(place, mask):
             behind = self._behind(self._text(token_id))
@@ -182,17 +289,30 @@ class GuardedGrammar:
                 _clear(mask, token_id)
             elif behind.value is not None and self._is_near(behind.value, token_id):
                 near.add(token_id)
-        if place.value is not None and place.value.mode in IN_STRINGS:
+        if place.value is not None and place.value.each[0].mode in IN_STRINGS:
             near.update(token_id for token_id in self._going_on(place.value) if _is_set(mask, token_id))
         return sorted(near)
 
+    def _narrow(self, places: PossiblePlaces) -> Mask:
+        """Returns the tokens that at least one of the places has."""
+        every, branch = (np.zeros(self._tokens.num_words, dtype=np.uint32) for _ in range(2))
+        for place in places.each:
+            own = np.full_like(every, 0xFFFFFFFF)
+            for hold in place.holds:
+                self._branches.fill_mask(hold, self._data, branch)
+                own &= branch
+            every |= own
+        return every
+
     def _looked_at(self, place: StepPlace, mask: Mask) -> list[int]:
         """Returns the tokens of a mask that can break something: those that end what is being written."""
-        match self._reader.step(place), place.value:
+        match self._reader.step(place), place.value and place.value.each[0]:
             case ValueStep(free=int()), Place(Mode.VALUE, None):
                 return _ids(mask & self._tokens.opening)
             case ValueStep(), Place(mode):
                 return _ids(mask & self._tokens.quoting if mode in IN_STRINGS else mask & ~self._tokens.ends)
+            case FixedStep(otherwise=int(step)), _ if step != THE_END and len(self._data) == place.start:
+                return _ids(mask & ~self._tokens.ends)
             case FixedStep(texts), _:
                 text = bytes(self._data[place.start :])
                 rests = [fixed[len(text) :] for fixed, _ in texts if fixed.startswith(text)]
@@ -206,20 +326,26 @@ class GuardedGrammar:
         return [token_id for token_id in sorted(tokens) if _is_set(mask, token_id)]
 
     def _across(self, stops: Sequence[bytes], place: StepPlace) -> set[int]:
-        before = bytes(self._data[max(place.start, len(self._data) - max(map(len, stops))) :])
+        before = bytes(self._data[max(place.start, len(self._data) - max(map(len, stops), default=0)) :])
         return {token_id for stop in stops for token_id in self._tokens.across(stop, before)}
 
-    def _is_near(self, behind: Place, token_id: int) -> bool:
-        start = len(self._data)
+    def _is_near(self, behind: PossiblePlaces, token_id: int) -> bool:
+        json, start = self._reader.json, len(self._data)
         self._data += self._text(token_id)
-        is_near = self._reader.json.is_near(behind, self._data)
-        del self._data[start:]
-        return is_near
+        try:
+            near = [json.is_near(place, self._data) for place in behind.each]
+            if any(near) and not all(near):
+                fitting = json.fitting(behind, self._data) or behind
+                near = [json.is_near(place, self._data) for place in fitting.each]
+            return all(near)
+        finally:
+            del self._data[start:]
 
-    def _going_on(self, place: Place) -> set[int]:
+    def _going_on(self, places: PossiblePlaces) -> set[int]:
         """Returns the tokens that go on as an item went on that is there."""
         rest = {
             other[len(text) :]
+            for place in places.each
             for text, others in self._reader.json.written(place, self._data)
             for other in others
             if other.startswith(text)
@@ -240,6 +366,17 @@ class GuardedGrammar:
             return num_allowed > len(near) or any(self._has_way_out(other) for other in near)
         finally:
             self.rollback(1)
+
+
+def missing_bytes(text: bytes | bytearray) -> int:
+    """Returns how many bytes the last character of a text in UTF-8 still needs."""
+    for size in range(1, min(MAX_MISSING, len(text)) + 1):
+        byte = text[-size]
+        if byte >= 0xC0:
+            return max((2 if byte < 0xE0 else 3 if byte < 0xF0 else 4) - size, 0)
+        if byte < 0x80:
+            break
+    return 0
 
 
 def _ids(mask: Mask) -> list[int]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from enum import IntEnum, auto
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from tureen.grammar.guard.facts import NOWHERE, GuardNode
+from tureen.grammar.guard.facts import NOWHERE, GuardNode, Variant
 from tureen.grammar.guard.multiples import shortest_rest
 from tureen.grammar.number_digits import EXACT_DIGITS, MAX_DIGITS
 
@@ -41,6 +41,13 @@ SCALARS = (Mode.STRING, Mode.ESCAPE, Mode.KEY, Mode.KEY_ESCAPE, Mode.NUMBER, Mod
 KEYS = (Mode.KEY, Mode.KEY_ESCAPE, Mode.KEY_OR_END)
 
 
+class Taken(NamedTuple):
+    """A value that is taken for one of several things: its text is in the language of a branch."""
+
+    branch: int
+    start: int  # where the value begins
+
+
 class Frame(NamedTuple):
     """An array or object that is open."""
 
@@ -52,6 +59,9 @@ class Frame(NamedTuple):
     seen: frozenset[Hashable] = frozenset()  # the values of its items, or its keys, where no two may be equal
     texts: tuple[bytes, ...] = ()  # and how they were written
     inner: int = NOWHERE  # the node of the member that is being written
+    holds: tuple[Taken, ...] = ()  # of what is open, the outermost first
+    counts: bool = False  # it is an item that is counted
+    num_counted: int = 0  # of its items
 
 
 class Place(NamedTuple):
@@ -61,56 +71,117 @@ class Place(NamedTuple):
     frame: Frame | None = None
     start: int = 0  # of the scalar or key that is being written
     node: int = 0  # of the value that comes or is being written
+    holds: tuple[Taken, ...] = ()  # of the value that is being written, and of what is open around it
+    counts: bool = False  # the value is an item that is counted
+
+
+class PossiblePlaces(NamedTuple):
+    """All that the text may be so far, as its values may be several things. Their modes are the same."""
+
+    each: tuple[Place, ...]
+    is_narrow: bool = False  # the grammar may allow what is none of these
 
 
 class Broken(Exception):
     """The text breaks a fact."""
 
 
+class Elsewhere(Broken):
+    """A value is not what it was taken for."""
+
+
+Fits = Callable[[Taken, bytearray, int], bool]
+"""Says whether the text, from where a value begins up to an end, begins one of a branch."""
+
+
 class JsonReader:
     """Steps from place to place over a text, of which it is given all up to the byte that it reads."""
 
-    def __init__(self, nodes: Sequence[GuardNode]) -> None:
+    def __init__(self, nodes: Sequence[GuardNode], fits: Fits) -> None:
         self._nodes = nodes
+        self._fits = fits
 
-    def read(self, place: Place, data: bytearray, at: int) -> Place:
-        """Returns the place behind the byte. Raises Broken."""
+    def read(self, places: PossiblePlaces, data: bytearray, at: int) -> PossiblePlaces:
+        """Returns the places behind the byte. Raises Broken."""
+        after: list[Place] = []
+        is_narrow = places.is_narrow
+        for place in places.each:
+            try:
+                after += self._read(place, data, at)
+            except Elsewhere:
+                continue
+            except Broken:
+                is_narrow = True
+        if not after:
+            raise Broken
+        if len(after) > 1:
+            after = self._different(after)
+        is_held = any(place.holds for place in after)
+        return PossiblePlaces(tuple(after), is_held and (is_narrow or any(map(self._is_counted, places.each))))
+
+    def fitting(self, places: PossiblePlaces, data: bytearray) -> PossiblePlaces | None:
+        """Returns the places that the text can be at; None where there are none."""
+        each = [place for place in places.each if all(self._fits(hold, data, len(data)) for hold in place.holds)]
+        return places._replace(each=tuple(each)) if each else None
+
+    def _different(self, places: list[Place]) -> list[Place]:
+        """Returns each place once. Of those that differ in what they count only the one that has counted most, where
+        it may have counted any number."""
+        most: dict[Place, Place] = {}
+        for place in places:
+            frame = place.frame
+            count = None if frame is None else self._node(frame.node).count
+            if frame is None or count is None or count.most is not None or place.mode is not Mode.AFTER:
+                most.setdefault(place, place)
+                continue
+            key = place._replace(frame=frame._replace(num_counted=0))
+            known = most.get(key)
+            if known is None or known.frame is None or known.frame.num_counted < frame.num_counted:
+                most[key] = place
+        return list(most.values())
+
+    def _is_counted(self, place: Place) -> bool:
+        return place.frame is not None and self._node(place.frame.node).count is not None
+
+    def _read(self, place: Place, data: bytearray, at: int) -> Sequence[Place]:
         byte, mode = data[at], place.mode
         if mode in (Mode.STRING, Mode.KEY):
-            return self._inside(place, data, at)
+            return (self._inside(place, data, at),)
         if mode in (Mode.ESCAPE, Mode.KEY_ESCAPE):
-            return place._replace(mode=Mode.STRING if mode is Mode.ESCAPE else Mode.KEY)
+            return (place._replace(mode=Mode.STRING if mode is Mode.ESCAPE else Mode.KEY),)
         if mode is Mode.NUMBER:
             if byte in NUMBER_BYTES:
                 self._check_beginning(place, data, at + 1)
-                return place
+                return (place,)
             place = self._completed(place, data, at)
         elif mode is Mode.WORD:
             is_whole = bytes(data[place.start : at + 1]) in WORDS
-            return self._completed(place, data, at + 1) if is_whole else place
+            return (self._completed(place, data, at + 1) if is_whole else place,)
         if byte in SPACE:
-            return place
+            return (place,)
         return self._between(place, data, at)
 
-    def ends(self, place: Place, data: bytearray) -> bool:
+    def ends(self, places: PossiblePlaces, data: bytearray) -> bool:
         """Returns whether no fact is broken by the text's end."""
+        place = places.each[0]
         try:
             if place.mode is Mode.NUMBER and place.frame is None:
-                self.end(place, data, len(data))
+                self.end(places, data, len(data))
         except Broken:
             return False
         return True
 
-    def end(self, place: Place, data: bytearray, at: int) -> None:
+    def end(self, places: PossiblePlaces, data: bytearray, at: int) -> None:
         """Ends a number that is the whole value. Raises Broken."""
-        self._completed(place, data, at)
+        self._completed(places.each[0], data, at)
 
-    def rest_of_number(self, place: Place, data: bytearray) -> bytes:
+    def rest_of_number(self, places: PossiblePlaces, data: bytearray) -> bytes:
         """Returns the fewest characters with which the number that is being written becomes a multiple."""
-        node = self._node(place.node)
-        if place.mode is not Mode.NUMBER or node.step is None:
-            return b""
-        return shortest_rest(bytes(data[place.start :]), node.step, node.bounds)
+        for place in places.each:
+            node = self._node(place.node)
+            if place.mode is Mode.NUMBER and node.step is not None:
+                return shortest_rest(bytes(data[place.start :]), node.step, node.bounds)
+        return b""
 
     def is_near(self, place: Place, data: bytearray) -> bool:
         """Returns whether what is being written may still become equal to what was written before it."""
@@ -136,29 +207,69 @@ class JsonReader:
             return place
         return self._completed(place, data, at + 1) if place.mode is Mode.STRING else self._key(place, data, at + 1)
 
-    def _between(self, place: Place, data: bytearray, at: int) -> Place:
+    def _between(self, place: Place, data: bytearray, at: int) -> Sequence[Place]:
         """Reads a byte outside of scalars and keys."""
         byte, frame = data[at], place.frame
         if byte in (CLOSE, CLOSE_KEYS) and frame is not None:
-            return self._closed(frame, data, at + 1)
-        if place.mode is Mode.COLON:
-            return Place(Mode.VALUE, frame, at, NOWHERE if frame is None else frame.inner)
+            return (self._closed(frame, data, at + 1),)
+        if frame is not None and place.mode is Mode.COLON:
+            return (Place(Mode.VALUE, frame, at, frame.inner, frame.holds),)
         if place.mode is Mode.AFTER and frame is not None:
             if not frame.is_array:
-                return Place(Mode.KEY_OR_END, frame, at)
-            return Place(Mode.VALUE, frame, at, self._item(frame))
+                return (Place(Mode.KEY_OR_END, frame, at, holds=frame.holds),)
+            if not list(self._items(frame)):
+                raise Broken
+            return (Place(Mode.VALUE, frame, at, self._item(frame), frame.holds),)
         if place.mode is Mode.KEY_OR_END:
-            return Place(Mode.KEY, frame, at)
+            return (place._replace(mode=Mode.KEY, start=at),)
+        return [begun for item in self._held(place, at) for begun in self._begun(item, data, at)]
+
+    def _held(self, place: Place, at: int) -> list[Place]:
+        """Returns what an item of an array can be."""
+        frame = place.frame
+        if frame is None or not frame.is_array or self._node(frame.node).count is None:
+            return [place]
+        return [self._taken(place, variant, at) for variant in self._items(frame)]
+
+    def _taken(self, place: Place, variant: Variant | None, at: int) -> Place:
+        if variant is None:
+            return place
+        holds = place.holds if variant.branch == NOWHERE else (*place.holds, Taken(variant.branch, at))
+        return place._replace(node=variant.node, holds=holds, counts=place.counts or variant.counts)
+
+    def _items(self, frame: Frame) -> Iterator[Variant | None]:
+        """Yields what the next item can be; None: whatever its node says."""
+        count, index = self._node(frame.node).count, frame.num_done
+        if count is None or index < count.start:
+            yield None
+            return
+        missing = count.least - frame.num_counted
+        for variant in count.variants(index):
+            if variant.counts:
+                is_right = frame.num_counted < count.least if count.most is None else frame.num_counted < count.most
+            else:
+                is_right = missing <= count.most_after(index)
+            if is_right:
+                yield variant
+
+    def _begun(self, place: Place, data: bytearray, at: int) -> Sequence[Place]:
+        """Begins a value."""
+        byte, node = data[at], self._node(place.node)
         if byte in (OPEN, OPEN_KEYS):
-            opened = Frame(byte == OPEN, place.node, at, frame)
-            if byte == OPEN:
-                return Place(Mode.ITEM_OR_END, opened, at, self._item(opened))
-            return Place(Mode.KEY_OR_END, opened, at)
+            variants = node.arrays if byte == OPEN else node.objects
+            taken = [self._taken(place, variant, at) for variant in variants] if variants else [place]
+            return [self._opened(each, byte == OPEN, at) for each in taken]
         mode = Mode.STRING if byte == QUOTE else Mode.NUMBER if byte in NUMBER_STARTS else Mode.WORD
         begun = place._replace(mode=mode, start=at)
         if mode is Mode.NUMBER:
             self._check_beginning(begun, data, at + 1)
-        return begun
+        return (begun,)
+
+    def _opened(self, place: Place, is_array: bool, at: int) -> Place:
+        opened = Frame(is_array, place.node, at, place.frame, holds=place.holds, counts=place.counts)
+        if is_array:
+            return Place(Mode.ITEM_OR_END, opened, at, self._item(opened), opened.holds)
+        return Place(Mode.KEY_OR_END, opened, at, holds=opened.holds)
 
     def _item(self, frame: Frame) -> int:
         node = self._node(frame.node)
@@ -173,23 +284,31 @@ class JsonReader:
             return place
         text = bytes(data[place.start : end])
         node = self._node(frame.node)
-        if node.says_something or node.keys or node.others != NOWHERE:
+        if node is not NO_NODE:
             key = json.loads(text)
             if node.least_keys:
                 if key in frame.seen:
                     raise Broken
                 frame = frame._replace(seen=frame.seen | {key}, texts=(*frame.texts, text))
-            frame = frame._replace(inner=node.keys.get(key, node.others))
-        return Place(Mode.COLON, frame, end)
+            frame = frame._replace(inner=node.node_of(key))
+        return Place(Mode.COLON, frame, end, holds=frame.holds)
 
     def _closed(self, frame: Frame, data: bytearray, end: int) -> Place:
-        if not frame.is_array and frame.num_done < self._node(frame.node).least_keys:
+        node = self._node(frame.node)
+        if not frame.is_array and frame.num_done < node.least_keys:
             raise Broken
-        return self._completed(Place(Mode.AFTER, frame.parent, frame.start, frame.node), data, end)
+        if frame.is_array and node.count is not None and frame.num_counted < node.count.least:
+            raise Broken
+        value = Place(Mode.AFTER, frame.parent, frame.start, frame.node, frame.holds, frame.counts)
+        return self._completed(value, data, end)
 
     def _completed(self, place: Place, data: bytearray, end: int) -> Place:
         """Returns the place behind a value. Raises Broken."""
         node, frame = self._node(place.node), place.frame
+        for hold in place.holds[0 if frame is None else len(frame.holds) :]:
+            # Only what follows a number shows that it is complete.
+            if not self._fits(hold, data, end + 1 if place.mode is Mode.NUMBER else end):
+                raise Elsewhere
         if node.step is not None and place.mode is Mode.NUMBER and not is_multiple(data[place.start : end], node.step):
             raise Broken
         if frame is None:
@@ -200,7 +319,10 @@ class JsonReader:
             if value in frame.seen:
                 raise Broken
             frame = frame._replace(seen=frame.seen | {value}, texts=(*frame.texts, text))
-        return Place(Mode.AFTER, frame._replace(num_done=frame.num_done + 1), end)
+        num_counted = frame.num_counted + place.counts
+        return Place(
+            Mode.AFTER, frame._replace(num_done=frame.num_done + 1, num_counted=num_counted), end, holds=frame.holds
+        )
 
     def _check_beginning(self, place: Place, data: bytearray, end: int) -> None:
         node = self._node(place.node)

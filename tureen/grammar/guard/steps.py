@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tureen.grammar.guard.facts import THE_END, FixedStep, FreeStep, GuardFacts, KeyStep, Step, ValueStep
-from tureen.grammar.guard.reader import NUMBER_BYTES, SPACE, JsonReader, Mode, Place
+from tureen.grammar.guard.reader import NUMBER_BYTES, SPACE, Fits, JsonReader, Mode, Place, PossiblePlaces
 
 OPENING = frozenset(b"[{")
 
@@ -15,14 +15,14 @@ class StepPlace(NamedTuple):
 
     step: int
     start: int  # where the text of the step begins
-    value: Place | None = None  # in its JSON value
+    value: PossiblePlaces | None = None  # in its JSON value
 
 
 class StepReader:
     """Goes from place to place over a text, of which it is given all up to the byte that it reads."""
 
-    def __init__(self, facts: GuardFacts) -> None:
-        self.json = JsonReader(facts.nodes)
+    def __init__(self, facts: GuardFacts, fits: Fits) -> None:
+        self.json = JsonReader(facts.nodes, fits)
         self._steps = facts.steps
         self.start = self._entered(facts.start, 0)
 
@@ -52,7 +52,9 @@ class StepReader:
 
     def _entered(self, step: int, at: int) -> StepPlace:
         entered = None if step == THE_END else self._steps[step]
-        value = Place(Mode.VALUE, None, at, entered.node) if isinstance(entered, ValueStep) else None
+        value = None
+        if isinstance(entered, ValueStep):
+            value = PossiblePlaces((Place(Mode.VALUE, None, at, entered.node),))
         return StepPlace(step, at, value)
 
     def _fixed(self, step: FixedStep, place: StepPlace, data: bytearray, at: int) -> StepPlace:
@@ -67,14 +69,16 @@ class StepReader:
     def _value(self, step: ValueStep, place: StepPlace, data: bytearray, at: int) -> StepPlace:
         assert place.value is not None
         value, byte = place.value, data[at]
-        begins = value.mode is Mode.VALUE and value.frame is None and byte not in SPACE
+        inside = value.each[0]
+        begins = inside.mode is Mode.VALUE and inside.frame is None and byte not in SPACE
         if begins and step.free is not None and byte not in OPENING:
             return self._again(self._entered(step.free, place.start), data, at)
-        if value.mode is Mode.NUMBER and value.frame is None and byte not in NUMBER_BYTES:
+        if inside.mode is Mode.NUMBER and inside.frame is None and byte not in NUMBER_BYTES:
             self.json.end(value, data, at)
             return self.read(self._entered(step.then, at), data, at)
         value = self.json.read(value, data, at)
-        return self._entered(step.then, at + 1) if value.mode is Mode.END else place._replace(value=value)
+        has_ended = value.each[0].mode is Mode.END
+        return self._entered(step.then, at + 1) if has_ended else place._replace(value=value)
 
     def _key(self, step: KeyStep, place: StepPlace, data: bytearray, at: int) -> StepPlace:
         for number, stop in enumerate(step.stops):

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from tureen.grammar.expression import GrammarError, Language
 from tureen.grammar.guard.facts import GuardFacts
-from tureen.grammar.guard.finding import GUARDED, guarding
+from tureen.grammar.guard.finding import guarding
 from tureen.grammar.schema.algebra import Algebra
 from tureen.grammar.schema.document import Document, parse
 from tureen.grammar.schema.reader import SchemaReader
 from tureen.grammar.schema.shapes import ValueSet
-from tureen.grammar.schema.tagged import STYLES, tagged
+from tureen.grammar.schema.tagged import STYLES, kept_out, tagged, without_texts
 from tureen.grammar.schema.unenforced import UnenforcedKeywords
 from tureen.grammar.schema.writer import SchemaWriter
 from tureen.grammar.tagged_steps import NOTHING_TOLD, TaggedValue, TaggedValues
@@ -38,29 +38,29 @@ def json_schema(
     model invent keys for ever.
     """
     document = Document(True if text == ANY_VALUE else parse(text))
-    unenforced = UnenforcedKeywords(document, strict=strict, guarded=GUARDED if guards else ())
+    unenforced = UnenforcedKeywords(document, strict=strict, guards=guards)
     algebra = Algebra(unenforced)
     try:
         node = SchemaReader(document, algebra, unenforced).node(document.root, ())
-        language = SchemaWriter(algebra, prefix, leaves_out=leaves_out).language(node)
-        left_out = unenforced.listed()
+        writer = SchemaWriter(algebra, prefix, leaves_out=leaves_out)
+        language = writer.language(node)
+        if guards:
+            return _guarded(language, writer, node, strict=strict)
+        return replace(language, unenforced=unenforced.listed())
     except RecursionError:
         raise GrammarError("its schemas are nested or refer to each other too deep") from None
-    language = replace(language, unenforced=left_out)
-    return _guarded(language, document, strict=strict) if guards else language
 
 
-def _guarded(language: Language, document: Document, *, strict: bool) -> Language:
+def _guarded(
+    language: Language, writer: SchemaWriter, whole: ValueSet, *, strict: bool, is_tagged: bool = False
+) -> Language:
     """Gives a language the facts for a guard; raises GrammarError if strict and something is left for neither."""
-    left_out = language.unenforced
-    if not left_out:
-        return language
-    done = guarding(document, [(item.keyword, item.schema) for item in left_out])
-    unenforced = tuple(item for item in left_out if (item.keyword, item.schema) not in done.enforced)
-    if strict and unenforced:
-        raise GrammarError(unenforced[0].why)
-    guarded = tuple(item for item in left_out if (item.keyword, item.schema) in done.enforced)
-    return replace(language, unenforced=unenforced, guard=done.facts, guarded=guarded)
+    unenforced = writer.algebra.unenforced
+    done = guarding(writer, whole, unenforced.holders, is_tagged=is_tagged)
+    guarded, left_out = unenforced.sorted_out(done.unsure)
+    if strict and left_out:
+        raise GrammarError(left_out[0].why)
+    return replace(language, unenforced=left_out, guard=done.facts, guarded=guarded, branches=done.branches)
 
 
 def tagged_schema(
@@ -72,13 +72,16 @@ def tagged_schema(
     Raises GrammarError.
     """
     document = Document(parse(text))
-    unenforced = UnenforcedKeywords(document, strict=strict, guarded=GUARDED)
+    unenforced = UnenforcedKeywords(document, strict=strict, guards=True)
     algebra = Algebra(unenforced)
     try:
         node = SchemaReader(document, algebra, unenforced).node(document.root, ())
-        language = tagged(SchemaWriter(algebra, prefix, leaves_out=True), node, STYLES[style], excludes)
-        language = _guarded(replace(language, unenforced=unenforced.listed()), document, strict=strict)
-        return language, _tagged_values(algebra, node, language.guard)
+        writer = SchemaWriter(algebra, prefix, leaves_out=True)
+        language = tagged(writer, node, STYLES[style], excludes)
+        language = _guarded(language, writer, node, strict=strict, is_tagged=True)
+        kept = kept_out(STYLES[style], excludes)
+        branches = tuple(without_texts(branch, kept) for branch in language.branches)
+        return replace(language, branches=branches), _tagged_values(algebra, node, language.guard)
     except RecursionError:
         raise GrammarError("its schemas are nested or refer to each other too deep") from None
 
@@ -97,5 +100,5 @@ def _tagged_values(algebra: Algebra, node: ValueSet, facts: GuardFacts | None) -
         return TaggedValue(number, any(not algebra.shape(value).strings.is_empty() for value in values))
 
     whole = facts.nodes[0]
-    keys = {key: tagged_value(whole.keys.get(key, whole.others), values) for key, values in named.items()}
+    keys = {key: tagged_value(whole.node_of(key), values) for key, values in named.items()}
     return TaggedValues(keys, tagged_value(whole.others, free))

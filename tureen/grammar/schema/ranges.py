@@ -127,7 +127,7 @@ class Range:
             return True
         if not self.steps:
             return False
-        step = _common(self.steps)
+        step = common_step(self.steps)
         if any(step % other == 0 for other in self.against):
             return True
         return low is not None and high is not None and next(_multiples(self, low, high, step), None) is None
@@ -137,7 +137,7 @@ class Range:
         part = self.as_read
         if not part.steps or part.low is None or part.high is None:
             return None
-        first, last = _counts(part.low, part.high, _common(part.steps))
+        first, last = _counts(part.low, part.high, common_step(part.steps))
         return None if last - first >= limit else list(_found(part, _grid(part)))
 
     def expression(self) -> Expression:
@@ -175,7 +175,7 @@ class _Grid(NamedTuple):
     digits: Digits
 
 
-def _common(steps: Iterable[Fraction]) -> Fraction:
+def common_step(steps: Iterable[Fraction]) -> Fraction:
     """Returns the least common multiple of the steps."""
     numerator, denominator = 1, 0
     for step in steps:
@@ -191,7 +191,7 @@ def _grid(part: Range) -> _Grid:
     kept = [size for size in sizes if size <= MAX_BOUND_DIGITS]
     whole = max([EXACT_DIGITS if is_decimal else MAX_DIGITS, *kept])
     if part.steps:
-        step, places = _decimal_step(_common(part.steps))
+        step, places = _decimal_step(common_step(part.steps))
         return _Grid(step, places, Digits(whole, EXACT_DIGITS - places, places))
     if part.low is None or part.high is None:
         sizes.append(UNBOUNDED_BEFORE)
@@ -270,7 +270,7 @@ def _found(part: Range, grid: _Grid) -> Iterator[Number]:
     near, far = 10 ** (grid.digits.before if grid.places else grid.digits.whole), 10**grid.digits.whole
     places = [(Bound(-near, True), Bound(near, True), step)]
     if grid.places:  # further away there are integers only
-        step = _common([step, ONE])
+        step = common_step([step, ONE])
         places += [(Bound(near, False), Bound(far, True), step), (Bound(-far, True), Bound(-near, False), step)]
     for low, high, step in places:
         for value in _multiples(part, *_clipped(part, low, high), step):

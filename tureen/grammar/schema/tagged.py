@@ -101,9 +101,20 @@ def tagged(writer: SchemaWriter, node: ValueSet, style: TagStyle, excludes: Sequ
         raise GrammarError("it must allow an object: only properties can be written in tags")
     tags = _TaggedObjects(writer, style, excludes)
     language = writer.finished(choice(tags.object(shape) for shape in shapes))
-    kept = (*excludes, *(() if style.nests else (style.marks,)))
+    kept = kept_out(style, excludes)
     rules = {name: unmarked(without(rule, kept)) for name, rule in language.rules.items()}
     return replace(language, start=unmarked(without(language.start, kept)), rules=rules)
+
+
+def kept_out(style: TagStyle, excludes: Sequence[str]) -> tuple[str, ...]:
+    """Returns the texts that no JSON in a tag holds."""
+    return (*excludes, *(() if style.nests else (style.marks,)))
+
+
+def without_texts(language: Language, excludes: Sequence[str]) -> Language:
+    """Returns the language with no string of JSON that holds one of these texts as it is written."""
+    rules = {name: without(rule, excludes) for name, rule in language.rules.items()}
+    return replace(language, start=without(language.start, excludes), rules=rules)
 
 
 def without(expression: Expression, excludes: Sequence[str]) -> Expression:

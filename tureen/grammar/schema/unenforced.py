@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,12 +31,14 @@ class UnenforcedKeywords:
     as if it were.
     """
 
-    def __init__(self, document: Document, *, strict: bool, guarded: Collection[str] = ()) -> None:
-        """`strict`: none may be left out, but those that may be `guarded`."""
-        self._guarded = guarded
+    def __init__(self, document: Document, *, strict: bool, guards: bool = False) -> None:
+        """`strict`: none may be left out, but for a guard, if there are such."""
+        self._guards = guards
         self._document = document
         self._strict = strict
         self._noted: dict[tuple[str, int], tuple[Origin, str]] = {}
+        self._holders: dict[tuple[str, int], set[Hashable]] = {}
+        self._hopeless: set[tuple[str, int]] = set()  # also noted of what no guard can do
         self.origin = Origin("", document.root)  # of what is being worked out
 
     @contextmanager
@@ -48,15 +50,38 @@ class UnenforcedKeywords:
         finally:
             self.origin = before
 
-    def note(self, why: str, origin: Origin | None = None) -> None:
+    def note(self, why: str, origin: Origin | None = None, holder: Hashable | None = None) -> None:
         """Notes that a keyword, without one that which is being worked out, is left out. Raises SchemaError if
-        strict."""
+        strict. `holder`: the set of values with which a guard may enforce it."""
         origin = origin or self.origin
         where = self._document.where(origin.schema)
         why = why if where in why else f"{why} (at {where})"
-        if self._strict and origin.keyword not in self._guarded:
+        if self._strict and (holder is None or not self._guards):
             raise SchemaError(why)
-        self._noted.setdefault((origin.keyword, id(origin.schema)), (origin, why))
+        key = (origin.keyword, id(origin.schema))
+        self._noted.setdefault(key, (origin, why))
+        if holder is None:
+            self._hopeless.add(key)
+        else:
+            self._holders.setdefault(key, set()).add(holder)
+
+    @property
+    def holders(self) -> Mapping[str, set[Hashable]]:
+        """The sets of values with which a guard may enforce a keyword, by keyword."""
+        holders: dict[str, set[Hashable]] = {}
+        for (keyword, _), some in self._holders.items():
+            holders.setdefault(keyword, set()).update(some)
+        return holders
+
+    def sorted_out(self, unsure: Collection[Hashable]) -> tuple[tuple[Unenforced, ...], tuple[Unenforced, ...]]:
+        """Returns all that was noted: what a guard enforces that is sure of all values but those of some sets, and
+        what nothing does."""
+        guarded: list[Unenforced] = []
+        left: list[Unenforced] = []
+        for key, item in zip(self._noted, self.listed(), strict=True):
+            is_guarded = key not in self._hopeless and self._holders[key].isdisjoint(unsure)
+            (guarded if is_guarded else left).append(item)
+        return tuple(guarded), tuple(left)
 
     def attempt(self, make: Callable[[], T], otherwise: T, origin: Origin | None = None) -> T:
         """Returns what `make` makes; `otherwise`, and the keyword is noted, where it cannot be made. Raises

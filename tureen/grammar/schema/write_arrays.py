@@ -46,7 +46,7 @@ def _attempt(write: Write, writer: RuleWriter, shape: ArrayShape, keyword: str) 
     except SchemaError:
         raise
     except GrammarError as error:
-        writer.leave_out(keyword, str(error))
+        writer.leave_out(keyword, str(error), to_guard=True)
         return None
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
+from contextlib import suppress
 
-from tureen.grammar.expression import EMPTY, NOTHING, Chain, Expression, RuleCall, Terminal, Text
+from tureen.grammar.expression import EMPTY, NOTHING, Chain, Expression, GrammarError, RuleCall, Terminal, Text
+from tureen.grammar.regular import strings_of
 from tureen.grammar.rules import chain, choice, repeat
 from tureen.grammar.schema.protocols import RuleWriter
 from tureen.grammar.schema.shapes import ObjectShape, PropertySet, ValueSet
 from tureen.grammar.schema.strings import StringSet
 
 COLON = Text(": ")
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
+MAX_LISTED = 2_000
+"""The most free keys that are counted where there must be some number of them."""
 OPEN, CLOSE, COMMA = Terminal(Text("{")), Terminal(Text("}")), Terminal(Text(", "))
 
 Member = tuple[bool, Expression]
@@ -30,8 +32,7 @@ def write_object(writer: RuleWriter, shape: ObjectShape) -> Expression:
             members.append((is_required, chain((Terminal(Text(name + COLON.text)), value))))
         elif is_required:
             return NOTHING
-    leaves_out = writer.leaves_out and members and not (shape.is_open or shape.needed or shape.least > len(members))
-    free = NOTHING if leaves_out else _free(writer, shape, shape.free)
+    free = NOTHING if _leaves_out(writer, shape, len(members)) else _free(writer, shape, shape.free)
     num_required = sum(is_required for is_required, _ in members)
     least = shape.least if shape.least > num_required else 0
     most = None if shape.most is not None and free == NOTHING and shape.most >= len(members) else shape.most
@@ -39,11 +40,22 @@ def write_object(writer: RuleWriter, shape: ObjectShape) -> Expression:
         required = _required_properties(writer, shape)
         if NOTHING in required:
             return NOTHING
-        free_from = partial(_free_beginning, writer, shape)
-        body = _Counted(writer, members, free, free_from, required, least, most).body()
+        num_free = _num_free(writer, shape) if least and free != NOTHING else None
+        body = _Counted(writer, members, free, num_free, required, least, most).body()
     else:
         body = _plain(writer, members, free)
     return chain((OPEN, body, CLOSE))
+
+
+def writes_free(writer: RuleWriter, shape: ObjectShape) -> bool:
+    """Returns whether other keys than the named ones are written."""
+    num_members = sum(writer.value(named.node) != NOTHING for named in shape.named.values())
+    return not _leaves_out(writer, shape, num_members)
+
+
+def _leaves_out(writer: RuleWriter, shape: ObjectShape, num_members: int) -> bool:
+    is_asked_for = shape.is_open or shape.needed or shape.least > num_members
+    return writer.leaves_out and num_members > 0 and not is_asked_for
 
 
 def _free(writer: RuleWriter, shape: ObjectShape, classes: Iterable[PropertySet]) -> Expression:
@@ -55,11 +67,20 @@ def _free(writer: RuleWriter, shape: ObjectShape, classes: Iterable[PropertySet]
     return choice(_free_member(writer, shape, names, node) for node, names in by_node.items())
 
 
-def _free_beginning(writer: RuleWriter, shape: ObjectShape, letter: str) -> Expression:
-    """One free property whose key begins with this letter."""
-    sets = writer.algebra.keys
-    beginning = sets.pattern(f"^{letter}")
-    return _free(writer, shape, (PropertySet(sets.both(names, beginning), node) for names, node in shape.free))
+def _num_free(writer: RuleWriter, shape: ObjectShape) -> int | None:
+    """Returns how many different free keys there are; None where these are many."""
+    named = StringSet.only(shape.named)
+    count = 0
+    for names, node in shape.free:
+        if writer.value(node) != NOTHING:
+            texts = None
+            if names is not writer.algebra.keys.every:
+                with suppress(GrammarError):
+                    texts = strings_of(names.minus(named).expression, MAX_LISTED)
+            if texts is None:
+                return None
+            count += len(texts)
+    return count
 
 
 def _free_member(writer: RuleWriter, shape: ObjectShape, names: StringSet, node: ValueSet) -> Expression:
@@ -103,8 +124,8 @@ class _Counted:
     """Objects whose properties are counted, or of which a free one must be there.
 
     A reader keeps one of several properties with one key, the last. Named keys are written once. Free ones may be
-    written twice. So where more than one of them is demanded, these come first, and each begins with a later letter of
-    the alphabet than the one before it; and what is wanted of a free key is written last, so that nothing replaces it.
+    written twice: where more than one of them is demanded, a guard keeps them different. What is wanted of a free key
+    is written last, so that nothing replaces it.
     """
 
     def __init__(
@@ -112,7 +133,7 @@ class _Counted:
         writer: RuleWriter,
         members: list[Member],
         free: Expression,
-        free_from: Callable[[str], Expression],
+        num_free: int | None,
         required: list[Expression],
         least: int,
         most: int | None,
@@ -120,7 +141,7 @@ class _Counted:
         self._writer = writer
         self._members = members
         self._free = free
-        self._free_from = free_from
+        self._num_free = num_free
         self._least = least
         self._most = most
         self._required = required
@@ -155,15 +176,18 @@ class _Counted:
             return NOTHING
         if self._free == NOTHING:
             return NOTHING if least else _listed(self._required, count > 0)
-        if least > 1 and not self._required and least <= len(LETTERS):
-            return chain((COMMA if count else EMPTY, self._different(least, most)))
+        if least and self._num_free is not None:
+            most = self._num_free if most is None else min(most, self._num_free)
+            if most < least:
+                return NOTHING
         if least > 1 or (least and self._required):
             self._writer.leave_out(
                 "minProperties",
                 f'"minProperties" (or a complement of "maxProperties") cannot be enforced where more than'
                 f' one of {self._least} keys is not in "properties": nothing keeps a key from being written twice',
+                to_guard=not self._required,
             )
-            least = 0 if self._required else 1
+            least = 0 if self._required else least
         following = self._more(least, most)
         if self._required:
             before = following if count else repeat(chain((self._free, COMMA)), 0, most)
@@ -172,24 +196,13 @@ class _Counted:
             return following
         if most == 0:
             return EMPTY
-        first = chain((self._free, repeat(chain((COMMA, self._free)), 0, None if most is None else most - 1)))
+        others = repeat(chain((COMMA, self._free)), max(least - 1, 0), None if most is None else most - 1)
+        first = chain((self._free, others))
         return first if least else choice((EMPTY, first))
 
     def _more(self, least: int, most: int | None) -> Expression:
         """Free properties after others."""
         return repeat(chain((COMMA, self._free)), least, most)
-
-    def _different(self, least: int, most: int | None) -> Expression:
-        """`least` free properties in the order of their first letters, then any others."""
-        members = [self._free_from(letter) for letter in LETTERS]
-        tails = [self._more(0, None if most is None else most - least)] * (len(LETTERS) + 1)  # by the least letter
-        for number in range(least):
-            options: list[Expression] = [NOTHING]
-            for index in reversed(range(len(LETTERS))):
-                here = chain((members[index], COMMA if number else EMPTY, tails[index + 1]))
-                options.append(self._writer.rule(choice((here, options[-1]))))
-            tails = options[::-1]
-        return tails[0]
 
 
 def _required_properties(writer: RuleWriter, shape: ObjectShape) -> list[Expression]:

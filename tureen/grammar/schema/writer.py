@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from tureen.grammar.expression import NOTHING, Expression, GrammarError, Language, RuleCall
 from tureen.grammar.rules import can_end, choice, holding, reachable, replaced
 from tureen.grammar.schema.algebra import Algebra
 from tureen.grammar.schema.numbers import NumberSet
-from tureen.grammar.schema.shapes import ValueSet, ValueShape
+from tureen.grammar.schema.shapes import ArrayShape, ObjectShape, ValueSet, ValueShape
 from tureen.grammar.schema.strings import StringSet
 from tureen.grammar.schema.unenforced import Origin
 from tureen.grammar.schema.write_arrays import WORDS, write_array
@@ -19,6 +19,10 @@ MAX_RULES = 20_000
 
 
 S = TypeVar("S")
+
+
+class NoValueError(GrammarError):
+    """There is no text of what was to be written."""
 
 
 class SchemaWriter:
@@ -48,7 +52,7 @@ class SchemaWriter:
         rules = self._rules
         dead = rules.keys() - holding(rules, can_end)
         if start == NOTHING or (isinstance(start, RuleCall) and start.name in dead):
-            raise GrammarError("no JSON value is valid against this schema")
+            raise NoValueError("no JSON value is valid against this schema")
         if dead:
             rules = {
                 name: replaced(rule, lambda n: NOTHING if n in dead else RuleCall(n)) for name, rule in rules.items()
@@ -88,9 +92,21 @@ class SchemaWriter:
         self.define(call, expression)
         return call
 
-    def leave_out(self, keyword: str, why: str) -> None:
-        """Notes that a keyword of what is being written ("": the one that it comes from) is not enforced."""
-        self.algebra.unenforced.note(why, _origin(self._node, keyword))
+    def leave_out(self, keyword: str, why: str, *, to_guard: bool = False) -> None:
+        """Notes that a keyword of what is being written ("": the one that it comes from) is not enforced; `to_guard`:
+        unless a guard does it."""
+        holder = whole(self._node) if to_guard else None
+        self.algebra.unenforced.note(why, _origin(self._node, keyword), holder)
+
+    @property
+    def written(self) -> Iterable[ValueSet]:
+        """The sets that have been written."""
+        return map(whole, self._written)
+
+    def shape_of(self, node: ValueSet, shape: ArrayShape | ObjectShape) -> Expression:
+        """Returns the texts of one of the shapes of a set that has been written."""
+        self._node = node
+        return write_array(self, shape) if isinstance(shape, ArrayShape) else write_object(self, shape)
 
     def _body(self, shape: ValueShape) -> Expression:
         return choice(
@@ -117,7 +133,7 @@ class SchemaWriter:
         try:
             return texts.encoded()
         except GrammarError as error:
-            self.leave_out(keyword, str(error))
+            self.leave_out(keyword, str(error), to_guard=keyword == "multipleOf")
             return more.encoded()
 
     def _shared(self, shape: S, write: Callable[[SchemaWriter, S], Expression], whole: S) -> Expression:
@@ -129,6 +145,11 @@ class SchemaWriter:
             known = self._whole[id(whole)] = self.reserve()
             self.define(known, write(self, shape))
         return known
+
+
+def whole(node: ValueSet) -> ValueSet:
+    """Returns the set that one with the values of some kinds is a part of; itself where it is no such part."""
+    return node.parts[0] if node.kind == "leaf" and node.parts else node
 
 
 def _origin(node: ValueSet, keyword: str) -> Origin:

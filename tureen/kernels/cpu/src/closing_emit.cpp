@@ -23,7 +23,10 @@ int64_t both(int32_t a, int32_t b) { return int64_t(a) << 32 | uint32_t(b); }
 
 }  // namespace
 
-Emitter::Emitter(const Tree& tree) : tree_(tree) { ret_ = add({RET, 0, 0}); }
+Emitter::Emitter(const Tree& tree) : tree_(tree) {
+    byte_ids_.fill(-1);
+    ret_ = add({RET, 0, 0});
+}
 
 Program Emitter::whole() {
     measure();
@@ -51,8 +54,9 @@ int32_t Emitter::set_of(const ByteSet& set) {
     return at->second;
 }
 
-int32_t Emitter::bytes(const ByteSet& set, int32_t next) {
-    const int32_t number = set_of(set);
+int32_t Emitter::bytes(const ByteSet& set, int32_t next) { return bytes(set_of(set), next); }
+
+int32_t Emitter::bytes(int32_t number, int32_t next) {
     auto [known, is_first] = by_bytes_.try_emplace(both(number, next), -1);
     if (is_first) known->second = add({BYTES, number, next});
     return known->second;
@@ -193,9 +197,13 @@ int32_t Emitter::emit_shared(int32_t id, int32_t next) {
 }
 
 int32_t Emitter::byte(uint8_t value, int32_t next) {
-    ByteSet set{};
-    put(set, value);
-    return bytes(set, next);
+    int32_t& number = byte_ids_[value];
+    if (number < 0) {
+        ByteSet set{};
+        put(set, value);
+        number = set_of(set);
+    }
+    return bytes(number, next);
 }
 
 int32_t Emitter::emit_choice(const TreeNode& node, int32_t next) {

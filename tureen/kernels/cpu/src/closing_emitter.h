@@ -26,6 +26,7 @@ private:
     int32_t byte(uint8_t value, int32_t next);
     int32_t set_of(const ByteSet& set);
     int32_t bytes(const ByteSet& set, int32_t next);
+    int32_t bytes(int32_t number, int32_t next);  // of a set
     int32_t any_of(std::vector<int32_t> targets, bool skips = false);
     void set_targets(int32_t pc, const std::vector<int32_t>& targets);
     void measure();
@@ -75,6 +76,7 @@ private:
     std::vector<std::pair<int32_t, int32_t>> to_do_;  // rules, and where they begin
     std::map<int32_t, int32_t> entries_, rule_ids_, shared_;
     std::map<ByteSet, int32_t> set_ids_;
+    std::array<int32_t, 256> byte_ids_;  // of the sets of one byte, or -1
     std::unordered_map<int64_t, int32_t> by_bytes_, by_node_;
     std::map<std::vector<int32_t>, int32_t> by_targets_, by_skipped_;
     std::map<std::tuple<int32_t, int32_t, int32_t>, int32_t> counted_;

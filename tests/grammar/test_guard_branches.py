@@ -1,0 +1,199 @@
+"""A guard keeps to what holds for a value only under conditions: judged by jsonschema over all texts of small
+languages."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from tureen.grammar import GrammarSpec, Vocabulary, compile_grammar, find_backend
+from tureen.grammar.frontends import language_of
+from tureen.grammar.guard.guarded import GuardedCompiled
+from tureen.grammar.schema import write_arrays
+
+BYTES = tuple(bytes([byte]) for byte in range(256))
+LONG = (
+    b"[[1], ", b"[1]", b"[2]", b"[3]", b"1], [1", b"2], [", b"]]", b"], [", b'": ', b'": [', b'"a": [', b'"b": [',
+    b'"u"', b'"n"', b'": "', b'"t": ', b"true", b", ", b"]]}", b"]}", b'], "', b'{"', b"[[", b"]], [[",
+    b'"u", "tags": [[1]',
+    b"1]], ", b'"}', b"[{", b"}, {", b"}]",
+)  # fmt: skip
+VOCABULARIES = {
+    "bytes": Vocabulary(BYTES, (256,), 257),
+    "long": Vocabulary((*BYTES, *LONG), (256 + len(LONG),), 257 + len(LONG)),
+}
+MAX_TEXTS = 60_000
+
+
+def lists(*values: int, **keywords: Any) -> dict[str, Any]:
+    """Short arrays of these numbers, each in an array: such no grammar tells apart."""
+    return {"type": "array", "items": {"enum": [[value] for value in values]}, "maxItems": 2, **keywords}
+
+
+def an_object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def few_keys(*keys: str, maxProperties: int = 1, **keywords: Any) -> dict[str, Any]:
+    return {"type": "object", "propertyNames": {"enum": list(keys)}, "maxProperties": maxProperties, **keywords}
+
+
+ANY, DIFFERENT = lists(1, 2), lists(1, 2, uniqueItems=True)
+SMALL: dict[str, Any] = {
+    "one pattern": few_keys("a", "ab", "b", patternProperties={"^a": DIFFERENT}, additionalProperties=False),
+    "a pattern and others": few_keys("a", "ab", "b", patternProperties={"^a": DIFFERENT}, additionalProperties=ANY),
+    "several patterns": few_keys(
+        "a", "ab", "b", "c", patternProperties={"^a": DIFFERENT, "b$": ANY, "^c": lists(3, 1, uniqueItems=True)},
+        additionalProperties=False,
+    ),
+    "a pattern beside names": few_keys(
+        "a", "b", "c", properties={"a": ANY, "b": ANY}, patternProperties={"^[bc]$": DIFFERENT},
+        additionalProperties=ANY,
+    ),
+    "one of two arrays": {"anyOf": [DIFFERENT, lists(2, 3, minItems=2)]},
+    "arrays that begin alike": {"anyOf": [lists(1, 2, uniqueItems=True, minItems=1), lists(1, 3, minItems=2)]},
+    "a kind before": {"oneOf": [an_object(t={"const": "u"}, tags=DIFFERENT), an_object(t={"const": "n"}, tags=ANY)]},
+    "a kind behind": {"oneOf": [an_object(tags=DIFFERENT, t={"const": "u"}), an_object(tags=ANY, t={"const": "n"})]},
+    "kinds that begin alike": {
+        "oneOf": [an_object(tags=DIFFERENT, t={"enum": ["aa", "ab"]}), an_object(tags=ANY, t={"enum": ["ac", "b"]})]
+    },
+    "a key more": {"anyOf": [an_object(tags=ANY, t={"const": 1}), an_object(tags=DIFFERENT)]},
+    "a condition": {
+        **an_object(t={"type": "boolean"}, tags=ANY),
+        "if": {"properties": {"t": {"const": True}}}, "then": {"properties": {"tags": {"uniqueItems": True}}},
+    },
+    "a condition behind": {
+        **an_object(tags=ANY, t={"type": "boolean"}),
+        "if": {"properties": {"t": {"const": True}}}, "then": {"properties": {"tags": {"uniqueItems": True}}},
+    },
+    "a key that asks for it": {
+        **an_object(tags=ANY), "properties": {"tags": ANY, "t": {"const": 1}},
+        "dependentSchemas": {"t": {"properties": {"tags": {"uniqueItems": True}}}},
+    },
+    "in each other": {"anyOf": [
+        an_object(x={"anyOf": [DIFFERENT, lists(3, 1, minItems=2)]}, t={"const": "u"}),
+        an_object(x=lists(1, 3), t={"const": "n"}),
+    ]},
+    "items": {"type": "array", "maxItems": 2, "items": {"anyOf": [
+        lists(1, 2, uniqueItems=True, minItems=2), lists(3, 1, minItems=2)]}},
+    "different items that differ inside": {"type": "array", "maxItems": 2, "uniqueItems": True, "items": {"anyOf": [
+        lists(1, 2, uniqueItems=True, minItems=2), lists(3, minItems=1)]}},
+    "two keys that begin alike": few_keys("a", "ab", "b", additionalProperties={"const": 1}, minProperties=2,
+                                          maxProperties=2),
+    "all keys there are": few_keys("a", "b", "c", properties={"b": {"const": 1}}, additionalProperties={"const": 2},
+                                   minProperties=3, maxProperties=5),
+    "keys of patterns": {"type": "object", "patternProperties": {"^(a|ab)$": {"const": 1}, "^b$": DIFFERENT},
+                         "additionalProperties": False, "minProperties": 2, "maxProperties": 2},
+    "not few keys": few_keys("a", "ab", "b", "", additionalProperties={"const": 1}, maxProperties=3,
+                             **{"not": {"maxProperties": 1}}),
+    "one must be different": {"type": "object", "properties": {"a": ANY, "b": ANY}, "required": ["a", "b"],
+        "additionalProperties": False, "anyOf": [
+            {"properties": {"a": {"uniqueItems": True}}}, {"properties": {"b": {"uniqueItems": True}}}]},
+}  # fmt: skip
+
+
+NUMBERS = {"type": "array", "items": {"enum": [1, 12, "a", "ab", [1]]}, "maxItems": 3}
+COUNTED: dict[str, Any] = {
+    "one at least": {**NUMBERS, "contains": {"type": "string"}},
+    "two at least": {**NUMBERS, "contains": {"type": "string"}, "minContains": 2},
+    "one at most": {**NUMBERS, "contains": {"type": "integer"}, "minContains": 0, "maxContains": 1},
+    "none": {**NUMBERS, "contains": {"enum": [1, "a"]}, "minContains": 0, "maxContains": 0},
+    "just two": {**NUMBERS, "contains": {"enum": [1, "ab", [1]]}, "minContains": 2, "maxContains": 2},
+    "by place": {**NUMBERS, "prefixItems": [{"enum": [1, "b"]}, {"enum": ["c", 2]}], "maxItems": 4, "minItems": 2,
+                 "contains": {"type": "string"}, "minContains": 2, "maxContains": 2},
+    "at the first places only": {"type": "array", "prefixItems": [{"enum": [1, "b"]}, {"enum": ["c", 2]}],
+                                 "items": {"const": 3}, "maxItems": 3, "contains": {"type": "string"}},
+    "different ones": {**NUMBERS, "items": {"enum": [[1], [2], [3]]}, "uniqueItems": True,
+                       "contains": {"const": [2]}},
+    "arrays": {**NUMBERS, "items": {"enum": [[1], [2], [1, 2]]}, "contains": {"minItems": 2}},
+    "by a condition": {"anyOf": [{**NUMBERS, "contains": {"const": 12}, "maxItems": 2},
+                                 {"type": "array", "minItems": 1, "maxItems": 2, "items": {"const": "a"}}]},
+}  # fmt: skip
+SMALL |= COUNTED
+
+
+def spec(schema: Any) -> GrammarSpec:
+    return GrammarSpec("json_schema", json.dumps(schema))
+
+
+@cache
+def backend(size: str) -> Any:
+    return find_backend("llguidance")(VOCABULARIES[size], lambda text: list(text.encode()))
+
+
+def allowed(grammar: Any, vocabulary: Vocabulary) -> list[int]:
+    mask = np.zeros(-(-vocabulary.size // 32), dtype=np.uint32)
+    grammar.fill_mask(mask)
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+
+@cache
+def valid_texts(name: str) -> list[bytes]:
+    """The texts that the grammar alone allows, of which jsonschema finds the values valid."""
+    validator = jsonschema.Draft202012Validator(SMALL[name])
+    language = language_of(spec(SMALL[name]))
+    grammar = backend("bytes").load(backend("bytes").translate(language)).start()
+    texts, waiting, text = [], [(0, -1)], b""
+    while waiting:
+        size, token = waiting.pop()
+        grammar.rollback(len(text) - size)
+        text = text[:size]
+        if token >= 0:
+            assert grammar.accept(token)
+            text += bytes([token])
+        following = allowed(grammar, VOCABULARIES["bytes"])
+        if 256 in following:
+            texts.append(text)
+            assert len(texts) < MAX_TEXTS
+        waiting += [(len(text), token) for token in following if token < 256]
+    return [text for text in texts if (value := read(text)) is not None and validator.is_valid(value)]
+
+
+def read(text: bytes) -> Any:
+    """The value; None where a key comes twice, which a guard that counts keys does not write."""
+    is_right = True
+
+    def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal is_right
+        is_right = is_right and len(dict(pairs)) == len(pairs)
+        return dict(pairs)
+
+    value = json.loads(text, object_pairs_hook=object_of)
+    return value if is_right else None
+
+
+@pytest.fixture(autouse=True)
+def no_states(monkeypatch):
+    """No grammar counts items: a guard has to."""
+    monkeypatch.setattr(write_arrays, "MAX_STATES", 0)
+
+
+@pytest.mark.parametrize("size", VOCABULARIES)
+@pytest.mark.parametrize("name", SMALL)
+def test_a_token_is_allowed_exactly_where_a_valid_text_goes_on_with_it(name, size):
+    assert language_of(spec(SMALL[name])).unenforced == ()
+    vocabulary, texts, dice = VOCABULARIES[size], valid_texts(name), random.Random(name)
+    grammar = compile_grammar(spec(SMALL[name]), backend(size))
+    assert isinstance(grammar, GuardedCompiled)
+    [end] = vocabulary.eos_token_ids
+    for _ in range(12):
+        place, text, rest = grammar.start(), b"", texts
+        while True:
+            expected = {
+                token
+                for token, piece in enumerate(vocabulary.tokens)
+                if piece and any(one.startswith(text + piece) for one in rest)
+            } | ({end} if text in rest else set())
+            assert set(allowed(place, vocabulary)) == expected, text
+            token = dice.choice(sorted(expected))
+            if token == end:
+                break
+            assert place.accept(token)
+            text += vocabulary.tokens[token]
+            rest = [one for one in rest if one.startswith(text)]

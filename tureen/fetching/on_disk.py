@@ -1,0 +1,146 @@
+"""Knows which models are on this machine, under which names, and removes them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+from tureen.config import Config, cache_dir
+from tureen.errors import StartupError
+from tureen.fetching import ggufs, kept, names
+from tureen.fetching.download import PART
+from tureen.fetching.pull import BUILT_FOLDER, HUB_FOLDER, find_here, hub_root
+from tureen.fetching.shelf import shelf
+
+SUFFIXES = (".gguf", ".safetensors")
+
+
+class KeptModel(NamedTuple):
+    """A model on this machine. `name`: what --model takes for it."""
+
+    name: str
+    path: Path
+    num_bytes: int
+
+
+def downloaded(config: Config) -> list[tuple[Path, int]]:
+    """Returns the models that were fetched or built before, by what --model-path takes, with the bytes of their
+    weights."""
+    return _weights_below(cache_dir(config))
+
+
+def _weights_below(folder: Path) -> list[tuple[Path, int]]:
+    sizes: defaultdict[Path, int] = defaultdict(int)
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in SUFFIXES and path.is_file():
+            sizes[_model_path(path)] += path.stat().st_size
+    return sorted(sizes.items())
+
+
+def _model_path(file: Path) -> Path:
+    """Returns the --model-path for a file: its folder, where the file is a part of a model; the first of its parts."""
+    return file.parent if (file.parent / "config.json").is_file() else file.with_name(ggufs.parts(file.name)[0])
+
+
+def kept_models(config: Config) -> list[KeptModel]:
+    """Returns the models that can be served without a network, by name: ours, and those of the hub's own cache."""
+    from tureen.fetching import hub  # noqa: PLC0415
+
+    own = cache_dir(config)
+    models = [KeptModel(_name_of(path, own), path, size) for path, size in downloaded(config)]
+    shared = hub.shared_cache()
+    if shared != own / HUB_FOLDER:
+        folders = sorted(shared.glob("models--*/snapshots/*"))
+        entries = [entry for folder in folders for entry in _weights_below(folder)]
+        models += [KeptModel(_hub_name(path, shared), path, size) for path, size in entries]
+    return models
+
+
+def _name_of(path: Path, own: Path) -> str:
+    parts = path.relative_to(own).parts
+    if parts[0] == kept.FOLDER and len(parts) > 1:
+        joined = {name.replace(":", "-"): name for name, model in shelf().models.items() if model.joined_sha256}
+        name, _, version = parts[1].rpartition("-")
+        source = f"{kept.PREFIX}{name}=={version}"
+        known = (each for each, model in shelf().models.items() if model.source == source)
+        return joined.get(parts[1]) or next(known, source)
+    if parts[0] == BUILT_FOLDER and len(parts) == 2 and parts[1] in shelf().models:
+        return parts[1]
+    if parts[0] == HUB_FOLDER and len(parts) > 3:
+        return _hub_name(path, own / HUB_FOLDER)
+    return str(path)
+
+
+def _hub_name(path: Path, root: Path) -> str:
+    """Returns ORG/NAME for a folder in a hub's cache, ORG/NAME:TAG for a GGUF file."""
+    parts = path.relative_to(root).parts
+    repository = parts[0].removeprefix("models--").replace("--", "/", 1)
+    return repository if path.is_dir() else f"{repository}:{ggufs.tag_of(ggufs.stem(path.name))}"
+
+
+def unfinished(config: Config) -> list[tuple[Path, int]]:
+    """Returns what interrupted downloads have left, with its bytes: the next attempt goes on with it."""
+    roots = {cache_dir(config), hub_root(config)}
+    return sorted({(path, path.stat().st_size) for root in roots for path in root.rglob(f"*{PART}")})
+
+
+def remove(name: str, config: Config) -> tuple[Path, int]:
+    """Removes a model that was fetched or built, and what interrupted downloads of it have left.
+
+    Returns its folder, and the bytes that are free again. Raises StartupError for one that is not here, and for files
+    that did not come from `tureen pull`.
+    """
+    reference = names.parse(name)
+    path = find_here(reference, config)
+    if reference.kind == "path":
+        raise StartupError(f"{name}: tureen rm removes what tureen pull has fetched; delete other files yourself")
+    home = _home_of(reference, config)
+    if reference.kind == "hub" and path is not None and not path.is_relative_to(home):
+        raise StartupError(
+            f"{name}: it lies in the cache of the hub's own library, which other programs use, too: {path}; remove it "
+            "with hf cache rm"
+        )
+    before = _bytes_of(home)
+    rest = [each for each in home.parent.glob(f".{home.name}*") if each.is_file()]
+    if not home.exists() and not rest:
+        raise StartupError(f"{name}: it is not on this machine; tureen list names those that are")
+    if reference.tag and path is not None:
+        _remove_tagged(path, home)
+    else:
+        shutil.rmtree(home, ignore_errors=True)
+    before += sum(each.stat().st_size for each in rest)
+    for each in rest:
+        each.unlink()
+    return home, before - _bytes_of(home)
+
+
+def _home_of(reference: names.Reference, config: Config) -> Path:
+    """Returns the folder that holds a model that is not a path."""
+    own = cache_dir(config)
+    if reference.kind == "hub":
+        return hub_root(config) / ("models--" + reference.name.replace("/", "--"))
+    if reference.kind == "wheel":
+        return kept.home_of(kept.parse(reference.name).requirement, own)
+    model = shelf().models[reference.name]
+    if model.recipe:
+        return own / BUILT_FOLDER / model.recipe
+    return kept.home_of(kept.parse(model.source).requirement if model.source else reference.name.replace(":", "-"), own)
+
+
+def _remove_tagged(path: Path, home: Path) -> None:
+    """Removes one of several GGUF models of a repository: its links, and the blobs that they alone lead to."""
+    for name in ggufs.parts(path.name):
+        link = path.with_name(name)
+        blob = Path(os.path.realpath(link))
+        link.unlink()
+        if not any(os.path.realpath(other) == str(blob) for other in home.glob("snapshots/**/*")):
+            blob.unlink(missing_ok=True)
+
+
+def _bytes_of(folder: Path) -> int:
+    """Returns the bytes of the files below a folder; links count nothing."""
+    files = (path for path in folder.rglob("*") if not path.is_symlink() and path.is_file())
+    return sum(path.stat().st_size for path in files)

@@ -1,0 +1,91 @@
+"""Reckons the memory that a model takes before anything of it is loaded: weights, KV cache, workspace. No torch."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import msgspec
+
+from tureen.config import Config
+from tureen.devices import cpu
+from tureen.kernels.cpu import native as kernels_module
+from tureen.models.config import ModelConfig
+from tureen.registry import declaring
+from tureen.runner import loading, native
+from tureen.weights.source import ModelSource, model_config
+
+PROCESS_BYTES = 160 << 20
+"""About what the server's own process takes beside all that a model needs."""
+SMALLER = ("int8", "int4")
+
+
+class MemoryNeed(NamedTuple):
+    """The bytes that a model takes with some settings, and those that are there. `kv_per_token`: 0 = it has no
+    cache."""
+
+    weights: int
+    kv_per_token: int
+    context: int
+    workspace: int
+    free: int
+    total: int
+
+    @property
+    def kv_cache(self) -> int:
+        """Returns the bytes of the KV cache of one full context."""
+        return self.kv_per_token * self.context
+
+    @property
+    def needed(self) -> int:
+        """Returns all bytes: more requests at once than one full context take more."""
+        return self.weights + self.kv_cache + self.workspace + PROCESS_BYTES
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.free
+
+
+def memory_need(source: ModelSource, config: Config) -> MemoryNeed:
+    """Returns what a model on disk takes on the CPU. Reads headers only. Raises StartupError for a model that cannot
+    run here."""
+    free, total = cpu.free_bytes(), cpu.total_bytes()
+    hf = model_config(source)
+    if declaring("tureen.models", "EMBEDDING_ARCHITECTURES", loading.architecture_of(hf)) is not None:
+        return MemoryNeed(sum(path.stat().st_size for path in source.files), 0, 0, PROCESS_BYTES // 4, free, total)
+    model = loading.describe(hf)
+    weights, kv_per_token = _native_sizes(source, config, model)
+    context = min(config.context_length or model.context_len, model.context_len)
+    return MemoryNeed(weights, kv_per_token, context, _workspace(config, model), free, total)
+
+
+def _native_sizes(source: ModelSource, config: Config, model: ModelConfig) -> tuple[int, int]:
+    """Returns the bytes of the weights as loaded, and of a token in the KV cache."""
+    kernels = kernels_module.load() if config.kernels != "torch" else None
+    if kernels is None:
+        width = 2 if config.dtype in ("bfloat16", "float16") else 4
+        token = 2 * model.num_layers * model.num_kv_heads * model.head_dim
+        return width * sum(map(math.prod, model.weights().values())), width * token
+    return native.weight_bytes(kernels, source, config, model), native.token_bytes(kernels, config, model)
+
+
+def _workspace(config: Config, model: ModelConfig) -> int:
+    """Returns about the bytes of a step's activations, and of its logits: as computed, as sampled from."""
+    heads = model.num_heads + 2 * model.num_kv_heads
+    width = 4 * model.hidden_size + (heads + model.num_heads) * model.head_dim + 2 * model.intermediate_size
+    logits = 2 * config.max_running_requests * model.vocab_size
+    return 4 * (config.chunked_prefill_size * width + logits)
+
+
+def advice(source: ModelSource, config: Config, need: MemoryNeed) -> str:
+    """Says what makes a model fit that does not; "" for one that fits. Raises StartupError."""
+    if need.fits:
+        return ""
+    rest = need.free - need.weights - need.workspace - PROCESS_BYTES
+    if need.kv_per_token and rest // need.kv_per_token >= 256:
+        return f"--context-length {rest // need.kv_per_token // 256 * 256}"
+    for kind in SMALLER if config.quantization is None else ():
+        smaller = memory_need(source, msgspec.structs.replace(config, quantization=kind, context_length=256))
+        if smaller.fits:
+            return f"--quantization {kind}"
+    return "a smaller model, or one in fewer bits, or free memory"

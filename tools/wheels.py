@@ -2,7 +2,7 @@
 
     python tools/wheels.py [VERSION …]     # 3.11 3.13; none: every one that is found
 
-Each is linked with its own C++ runtime and tagged by auditwheel, then installed in an empty environment without a
+Each is tagged by auditwheel, then installed in an empty environment without a
 compiler, where a server must answer: tests/first_run/first_run.py. Run by `make wheel`.
 """
 
@@ -72,14 +72,12 @@ def build(python: str) -> Path:
     """Builds and tags a wheel. Returns its path in dist/."""
     with tempfile.TemporaryDirectory(prefix="tureen-wheel-") as folder:
         run([python, "-m", "venv", f"{folder}/venv"])
-        settings = "--config-settings=cmake.define.TUREEN_OWN_RUNTIME=ON"
         run(
             [
                 f"{folder}/venv/bin/pip",
                 "wheel",
                 "--quiet",
                 "--no-deps",
-                settings,
                 "--wheel-dir",
                 f"{folder}/raw",
                 str(ROOT),

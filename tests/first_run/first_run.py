@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -45,7 +46,11 @@ def main() -> int:
         faults = examine(bin_folder, env, is_compiled=options.compile)
         token_s = first_token(bin_folder, env, place)
         size = megabytes(bin_folder.parent)
-    print(f"installed after {installed_s:.1f} s, first token after {installed_s + token_s:.1f} s, {size:.0f} MB")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(
+        f"installed after {installed_s:.1f} s, first token after {installed_s + token_s:.1f} s, {size:.0f} MB; "
+        f"{used.ru_utime + used.ru_stime:.1f} s of processor time"
+    )
     if size > MOST_MB and not options.compile:
         faults.append(f"{size:.0f} MB are more than {MOST_MB}")
     print(*(f"FAULT: {fault}" for fault in faults), sep="\n", end="\n" if faults else "")

@@ -22,6 +22,7 @@ import tarfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -43,8 +44,6 @@ MAX_CPU_S = 10.0
 MAX_TWICE_MS = 200.0
 """What takes longer is not read twice."""
 MAX_BYTES = 8 << 30
-CHUNK = 100
-"""Schemas that a reader reads in a row."""
 CLOSING = "tureen, and what closes answers"
 FORK = multiprocessing.get_context("fork")  # a child has the readers
 
@@ -141,7 +140,10 @@ def _read_all(read: Callable[[str], None], texts: list[str], sender: Connection)
 def _cpu_s(pid: int | None) -> float:
     """Returns the processor time of a process so far. A timer in the child itself would do the same, but while one is
     set its own clock is too coarse on some systems."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:  # it has ended
+        return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -177,19 +179,17 @@ def ratio(outcomes: list[Outcome | None], others: list[Outcome | None]) -> dict[
 
 
 def compared(texts: list[str], reads: dict[str, Callable[[str], None]]) -> dict[str, Any]:
-    """Returns the figures of each reader; they take turns, so that each has its share of a busy machine."""
-    outcomes: dict[str, list[Outcome | None]] = {name: [] for name in reads}
-    for at in range(0, len(texts), CHUNK):
-        for name, read in reads.items():
-            outcomes[name] += measured(read, texts[at : at + CHUNK])
-        print(f"{min(at + CHUNK, len(texts))} of {len(texts)}", file=sys.stderr, flush=True)
-    calibrations = sorted(outcome.calibration_ms for each in outcomes.values() for outcome in each if outcome)
+    """Returns the figures of each reader; they read side by side, so that each has its share of a busy machine."""
+    with ThreadPoolExecutor(len(reads)) as threads:
+        each = threads.map(lambda read: measured(read, texts), reads.values())
+        outcomes: dict[str, list[Outcome | None]] = dict(zip(reads, each, strict=True))
+    calibrations = sorted(outcome.calibration_ms for read in outcomes.values() for outcome in read if outcome)
     quick_ms = calibrations[len(calibrations) // 50]
     result: dict[str, Any] = {"calibration_ms": {"quick": round(quick_ms, 3)} | _shares(calibrations)}
-    for name, each in outcomes.items():
-        result[name] = figures_of(each, quick_ms)
+    for name, read in outcomes.items():
+        result[name] = figures_of(read, quick_ms)
         if name != CLOSING:
-            result[name][f"time of '{CLOSING}', of the same schemas"] = ratio(outcomes[CLOSING], each)
+            result[name][f"time of '{CLOSING}', of the same schemas"] = ratio(outcomes[CLOSING], read)
     return result
 
 

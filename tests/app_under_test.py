@@ -184,7 +184,7 @@ class LiveServer:
             self.port = listener.getsockname()[1]
             self._server = Server(self.app, self.config, self._is_up.set)
             await self._server.serve(sockets=[listener])
-        await self.app.state.server.close()  # a second signal leaves that out
+        await self.app.state.server.close()
         await self.client.close()
 
     def __enter__(self) -> LiveServer:

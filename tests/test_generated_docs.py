@@ -19,7 +19,10 @@ def _pages():
     return module.pages()
 
 
-@pytest.mark.parametrize("name", ["parameters.md", "settings.md", "models.md", "clients.md"])
+MIGRATION = [f"migrate-from-{name}.md" for name in ("sglang", "vllm", "llamacpp", "tgi")]
+
+
+@pytest.mark.parametrize("name", ["parameters.md", "settings.md", "models.md", "clients.md", *MIGRATION])
 def test_a_generated_page_is_current(name):
     committed = (ROOT / "docs" / name).read_text(encoding="utf-8")
     assert committed == _pages()[name], "run: make docs"

@@ -26,11 +26,11 @@ class Client:
 def test_an_engine_that_cannot_start_is_closed_or_was_never_begun(monkeypatch, step, num_connected):
     clients = []
 
-    async def connect(*_):
+    async def connect(*_, progress):
         clients.append(Client())
         return clients[-1]
 
-    monkeypatch.setattr(offline, "find_model", lambda config: Model(None, None))
+    monkeypatch.setattr(offline, "find_model", lambda config, progress: Model(None, None))
     monkeypatch.setattr(offline, "connect", connect)
     monkeypatch.setattr(offline, "media_loader", lambda *_: None)
     monkeypatch.setattr(offline, step, _refuse)

@@ -30,8 +30,9 @@ def clients_page(generated: str) -> str:
     parts = ["# Clients", "", generated, "", INTRO, "", "| client | version | has no effect |", "|---|---|---|"]
     parts += [f"| {run['title']} | {_versions(run)} | {_names(run['told'])} |" for run in clients]
     for run in clients:
+        with_what = f"Computed with {run['computed_with']}."
         lists = (("Ran", run["checks"]), ("Refused", run["refused"]), ("Note", run.get("notes", [])))
-        parts += ["", f"## {run['title']}"]
+        parts += ["", f"## {run['title']}", "", with_what]
         for title, items in lists:
             parts += ["", f"{title}:", "", *(f"- {item}" for item in items)] if items else []
     return "\n".join([*parts, ""])

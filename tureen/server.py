@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import os
 import signal
+import socket
 import ssl
 import sys
 import time
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING
 from tureen.build import connect, find_model, may_load_torch, media_loader
 from tureen.config import Config
 from tureen.errors import StartupError, TureenError
-from tureen.http.listener import LOOPBACK, bind
+from tureen.http.listener import LOOPBACK, bind, remove_socket
 from tureen.http.tls import load_context
 from tureen.log import get_logger, set_up_logging
 from tureen.requests.keys import load_keys
@@ -62,6 +63,10 @@ def serve(config: Config) -> int:
 def _check_access(config: Config) -> None:
     """Raises StartupError for faults in keys and certificates, before anything takes time."""
     needs_key, context = load_keys(config).for_users, load_context(config)
+    if config.uds is not None:
+        if context is not None:
+            raise StartupError("--uds with --tls-cert: a Unix socket needs no TLS; leave one of them out")
+        return
     needs_certificate = context is not None and context.verify_mode is ssl.CERT_REQUIRED
     if config.host not in LOOPBACK and not needs_key and not needs_certificate and not _is_in_container():
         log.warning(
@@ -88,10 +93,10 @@ def fastest_event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _serve(config: Config) -> int:
     started = time.monotonic()
-    with bind(config) as listener:
-        host, port = listener.getsockname()[:2]
-        scheme = "http" if config.tls_cert is None else "https"
-        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    with bind(config) as listener, contextlib.ExitStack() as at_end:
+        at_end.callback(remove_socket, config)
+        at_end.callback(listener.close)
+        url = _url(config, listener)
         with PhaseDisplay() as display:
             model = await asyncio.to_thread(find_model, config, progress=display)
             media = media_loader(config, model)
@@ -109,8 +114,9 @@ async def _serve(config: Config) -> int:
         note = RunNote(config)
 
         def ready() -> None:
-            text = banner(client.info, url, time.monotonic() - started, credentials=_credentials(config))
-            note.write(url, config.model_path, model.source.path)
+            seconds = time.monotonic() - started
+            text = banner(client.info, url, seconds, credentials=_credentials(config), uds=config.uds)
+            note.write(url if config.uds is None else f"unix:{config.uds}", config.model_path, model.source.path)
             print(text, file=sys.stderr, flush=True)  # noqa: T201
             helpers.append(asyncio.create_task(_prepare_when_idle(client, serving.state.server)))
 
@@ -123,6 +129,15 @@ async def _serve(config: Config) -> int:
     if failure is not None:
         raise StartupError(f"the engine died: {failure}")
     return 0
+
+
+def _url(config: Config, listener: socket.socket) -> str:
+    """Returns where the server listens, as curl takes it."""
+    if config.uds is not None:
+        return "http://localhost"
+    host, port = listener.getsockname()[:2]
+    scheme = "http" if config.tls_cert is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _import_shell() -> tuple[ModuleType, ModuleType]:
@@ -145,6 +160,7 @@ async def _prepare_when_idle(client: EngineClient, state: ServerState) -> None:
 def _credentials(config: Config) -> str:
     """Returns the options with which curl gets in; shows no key."""
     options = [
+        (config.uds, f"--unix-socket '{config.uds}'"),
         (config.tls_cert, "--cacert CA.pem"),
         (config.tls_ca, "--cert CLIENT.pem --key CLIENT.key.pem"),
         (config.api_key or config.api_key_file, "-H 'Authorization: Bearer KEY'"),

@@ -127,11 +127,12 @@ def _bar(phase: str, done: int, stream: TextIO) -> tqdm[Any]:
     )
 
 
-def banner(info: EngineInfo, url: str, seconds: float, *, credentials: str = "") -> str:
+def banner(info: EngineInfo, url: str, seconds: float, *, credentials: str = "", uds: str | None = None) -> str:
     """Returns the lines printed once the server answers. seconds: how long the start took. credentials: more options
-    for curl."""
+    for curl. uds: the Unix socket that it listens on."""
     cache_mib = info.max_total_tokens * info.kv_bytes_per_token / 2**20
     cache = f"  KV cache  {info.max_total_tokens:,} tokens ({cache_mib:,.0f} MiB, taken as used)"
+    inputs = f", {info.activations} activations" if info.activations else ""
     path, example = "/generate", EXAMPLE
     if info.pooling is not None:
         cache = f"  makes     embeddings of {info.hidden_size:,} numbers"
@@ -139,8 +140,8 @@ def banner(info: EngineInfo, url: str, seconds: float, *, credentials: str = "")
     return "\n".join(
         (
             "",
-            f"  tureen is ready at {url}  (after {seconds:.1f} s)",
-            f"  model     {info.model_name}  ({info.architecture}, {info.dtype} on {info.device})",
+            f"  tureen is ready at {url if uds is None else f'unix:{uds}'}  (after {seconds:.1f} s)",
+            f"  model     {info.model_name}  ({info.architecture}, {info.dtype} on {info.device}{inputs})",
             f"  context   {info.context_len:,} tokens",
             cache,
             "",

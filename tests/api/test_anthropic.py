@@ -380,7 +380,7 @@ def test_a_conversation_becomes_messages_of_a_chat():
 @pytest.mark.parametrize(
     ("messages", "named"),
     [
-        (user([{"type": "document"}]), "messages[0].content[0].type"),
+        (user([{"type": "film"}]), "messages[0].content[0].type"),
         (user([{"type": "text"}]), "messages[0].content[0].text"),
         (user([{"type": "text", "text": "a", "textt": 1}]), "did you mean 'text'"),
         (user([{"type": "tool_use", "id": "a", "name": "b", "input": {}}]), "messages[0].content[0]"),

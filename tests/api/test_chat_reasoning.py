@@ -195,6 +195,26 @@ def test_a_constrained_answer_is_not_cut_by_the_budget_of_its_thoughts(inside, t
     assert "".join(piece["delta"].get("content") or "" for piece in pieces) == one["message"]["content"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
+def test_a_constraint_that_the_budget_leaves_no_room_for_is_refused_at_once_by_the_fields_sent(thinking, stream, limit):
+    body = {"messages": [{"role": "user", "content": "a"}], "thinking_token_budget": 30, "regex": "[xy]{30}"}
+    before = thinking.metrics()["generation_tokens_total"]
+    refused = thinking.post(PATH, **body, **{limit: 60}, stream=stream)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, limit)
+    assert f"{limit} 60 and thinking_token_budget 30" in error["message"]
+    assert "regex" in error["message"]
+    assert thinking.metrics()["generation_tokens_total"] == before
+    assert thinking.post(PATH, **body, **{limit: 90}, stream=stream).status_code == 200
+
+
+def test_a_constraint_that_cannot_be_compiled_is_refused_before_anything_is_thought(thinking):
+    body = {"messages": [{"role": "user", "content": "a"}], "thinking_token_budget": 30}
+    refused = thinking.post(PATH, **body, ebnf="root ::= missing", stream=True, max_tokens=90)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "ebnf")
+
+
 @pytest.mark.parametrize("more", [{}, {"logprobs": True, "top_logprobs": 1}, {"regex": "[xy]{9}"}])
 def test_each_of_several_choices_has_the_budget_and_is_as_it_is_alone(thinking, more):
     asked = {"thinking_token_budget": 5, "temperature": 1.0, "max_tokens": 40, **more}

@@ -30,6 +30,30 @@ SCHEMAS: dict[str, Any] = {
         "minItems": 2,
         "maxItems": 4,
     },
+    "kinds": {
+        "oneOf": [
+            {
+                "type": "object",
+                "properties": {
+                    "tags": {"type": "array", "items": LETTERS, "maxItems": 4, "uniqueItems": is_set},
+                    "kind": {"const": kind},
+                },
+                "required": ["tags", "kind"],
+                "additionalProperties": False,
+            }
+            for kind, is_set in (("set", True), ("a list of any items", False))
+        ]
+    },
+    "patterns": {
+        "type": "object",
+        "patternProperties": {
+            "^a": {"type": "array", "items": LETTERS, "uniqueItems": True, "maxItems": 3},
+            "^b": {"type": "array", "items": LETTERS, "maxItems": 3},
+        },
+        "additionalProperties": False,
+        "minProperties": 2,
+        "maxProperties": 3,
+    },
     "sevens": {"type": "array", "items": {"type": "integer", "multipleOf": 1001}, "minItems": 1, "maxItems": 2},
 }
 

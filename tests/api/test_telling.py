@@ -86,6 +86,28 @@ def test_the_operator_may_have_unknown_fields_refused_or_told():
         assert _chat(strict, store=True).headers["x-tureen-ignored"] == "store"
 
 
+def test_generate_tells_of_unknown_fields_where_the_operator_says_so_and_not_of_slips():
+    """At each level of the body; what would change the answer is refused as ever."""
+    plain = {"text": "say:ab", "sampling_params": {"temperature": 0, "max_new_tokens": 4}}
+    with App(unknown_fields="tell") as telling, App() as usual:
+
+        def ask(app, **more):
+            return app.post("/generate", **(plain | more))
+
+        more = {"zebra": 1, "sampling_params": plain["sampling_params"] | {"yak": [1]}}
+        told, alone = ask(telling, **more), ask(telling)
+        assert told.status_code == 200, told.text
+        assert set(told.headers["x-tureen-ignored"].split(", ")) == {"zebra", "sampling_params.yak"}
+        assert told.json()["output_ids"] == alone.json()["output_ids"]
+        assert "x-tureen-ignored" not in alone.headers
+        assert ask(usual, zebra=1).json()["error"]["param"] == "zebra"
+        for slip in ({"sampling_params": {"temprature": 1}}, {"stream_": True}):
+            refused = ask(telling, **slip)
+            assert (refused.status_code, "did you mean" in refused.text) == (400, True)
+        strict = telling.request("POST", "/generate", json=plain | {"zebra": 1}, headers={"x-tureen-strict": "1"})
+        assert (strict.status_code, strict.json()["error"]["param"]) == (400, "zebra")
+
+
 def test_a_header_is_printable_and_of_bounded_length_whatever_the_names_are(app):
     fields = {f"zebra\r\n, é☃{number}" + "z" * 200: 1 for number in range(64)}
     answer = _chat(app, **fields)

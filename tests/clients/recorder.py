@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from urllib.parse import urlsplit
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "clients"
 RUNS = GOLDEN.parent / "client_runs.json"
+ARITHMETIC = ("kernels", "dtype", "quantization", "kv_cache_dtype")
+"""Settings that say with which numbers the server computes."""
+
 JSON_TYPE = "application/json"
 KEPT_HEADERS = ("accept", "anthropic-version")
 NOT_FORWARDED = ("transfer-encoding", "connection", "content-length")
@@ -89,9 +93,21 @@ class Recorder:
         if request not in seen:
             seen.append(request)
 
+    def _computed_with(self) -> str:
+        """Returns what the server computes with: its model, the types of its numbers, its settings of arithmetic."""
+        model, settings = (
+            json.load(urllib.request.urlopen(f"{self._target.geturl()}/{name}"))
+            for name in ("get_model_info", "get_server_info")
+        )
+        flags = " ".join(f"--{name.replace('_', '-')} {settings[name]}" for name in ARITHMETIC if settings.get(name))
+        return f"{model['served_model_name']}, weights in {model['dtype']} on {model['device']}, {flags}"
+
     def close(self) -> None:
         """Writes one file for each client."""
         self._server.shutdown()
+        computed_with = self._computed_with()
+        for run in self.runs.values():
+            run["computed_with"] = computed_with
         GOLDEN.mkdir(parents=True, exist_ok=True)
         for client, requests in self._seen.items():
             records = [{"request": request, "answer": None} for request in requests]

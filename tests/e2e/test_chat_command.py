@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import httpx
 import jsonschema
@@ -204,3 +205,49 @@ def test_control_characters_of_an_answer_are_shown_as_text(tmp_path):
             terminal.wait_for(r"a\x1b[2J\x1b]0;owned\x07b\u202ec\rd")
             assert "\x1b]0;owned" not in terminal.raw
         hostile.shutdown()
+
+
+def servers_of_chats() -> set[int]:
+    """Processes of servers that a chat has started."""
+    commands = {path.parent.name: path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if readable(path)}
+    return {int(number) for number, command in commands.items() if b"tureen-chat-" in command}
+
+
+def readable(path: Path) -> bool:
+    try:
+        return bool(path.read_bytes())
+    except OSError:
+        return False  # it has ended meanwhile
+
+
+def test_a_named_model_is_loaded_for_this_chat_and_gone_after_it(server, default_model_source):
+    command = [
+        sys.executable,
+        "-m",
+        "tureen",
+        "chat",
+        str(default_model_source.path),
+        "--context-length",
+        "512",
+        *GREEDY,
+    ]
+    done = subprocess.run(command, input=QUESTION, capture_output=True, text=True, check=True)
+    assert done.stdout == answer_over_http(server, QUESTION) + "\n"
+    assert not servers_of_chats()
+
+
+def test_a_chat_that_is_killed_takes_its_server_along(default_model_source, tmp_path):
+    with TerminalSession("chat", str(default_model_source.path), "--download-dir", str(tmp_path)) as terminal:
+        terminal.wait_for("/help")
+        assert len(servers_of_chats()) == 1
+        terminal.process.kill()
+        wait_until(lambda: not servers_of_chats(), "the end of the server")
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path):
+    command = [sys.executable, "-m", "tureen", "chat", str(tmp_path / "nowhere.gguf")]
+    done = subprocess.run(command, input="Hi", capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("tureen: ")
+    assert done.stderr.count("\n") == 1
+    assert "nowhere.gguf" in done.stderr

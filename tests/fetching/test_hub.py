@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import threading
 from pathlib import Path
 
@@ -16,7 +18,8 @@ from patience import wait_until
 from tureen.config import Config
 from tureen.errors import StartupError
 from tureen.fetching import hub as hub_module
-from tureen.fetching.pull import pull
+from tureen.fetching.names import parse
+from tureen.fetching.pull import find_here, pull
 
 WEIGHTS = bytes(range(256)) * 40_000  # ten pieces of a download
 FOLDER = {
@@ -263,8 +266,10 @@ def test_a_name_that_no_server_has_says_that_there_is_no_network(hub, config, mo
 
 SCRIPT = """
 import sys
+import termios
 from tureen.config import Config
-from tureen.fetching.pull import pull
+from tureen.fetching.names import parse
+from tureen.fetching.pull import find_here, pull
 print(pull(sys.argv[1], Config(download_dir=sys.argv[2]), lambda *told: print(*told, file=sys.stderr, flush=True)))
 """
 
@@ -326,3 +331,27 @@ def test_the_index_of_a_folder_in_parts_names_what_is_missing(hub, config):
     index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode()
     hub.files["org/name"] = {"config.json": b"{}", "model.safetensors.index.json": index, "model-1.safetensors": b"x"}
     assert "no whole model" in _fault("org/name", config)
+
+
+def test_the_command_shows_a_bar_on_a_terminal_and_ends_with_the_path(hub, config):
+    hub.files["org/name"], hub.hold_after = {"m.gguf": WEIGHTS}, 8_000_000
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    command = [sys.executable, "-m", "tureen", "pull", "org/name", "--download-dir", config.download_dir]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        while b"B/s" not in shown:
+            shown += os.read(ours, 1 << 16)
+        hub.go_on.set()
+        while True:
+            try:
+                shown += os.read(ours, 1 << 16)
+            except OSError:  # the command has ended
+                break
+    os.close(ours)
+    assert process.returncode == 0
+    assert "/10.2MB" in shown.decode()
+    assert " left" in shown.decode()
+    assert str(find_here(parse("org/name"), config)) in shown.decode().replace("\r\n", "")
+    assert "tureen serve --model org/name" in shown.decode()

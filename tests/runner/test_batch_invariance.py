@@ -22,13 +22,22 @@ KINDS = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
+    "int8, inputs of 16 bits": {"quantization": "int8", "activations": "int16"},
+    "int4, inputs of 16 bits": {"quantization": "int4", "activations": "int16"},
+    "experts, inputs of 16 bits": {"quantization": "int8", "activations": "int16"},
     "bfloat16 cache": {"quantization": "int8", "kv_cache_dtype": "bfloat16"},
     "int4, int8 cache": {"quantization": "int4", "kv_cache_dtype": "int8"},
     "experts": {"quantization": "int8"},
     "softcaps": {"dtype": "bfloat16"},
     "adapters": {"quantization": "int8"},
 }
-VARIANTS = {"bfloat16": "gemma3", "experts": "qwen2-moe", "softcaps": "gemma2-softcaps"}  # others: llama
+VARIANTS = {
+    "bfloat16": "gemma3",
+    "experts": "qwen2-moe",
+    "experts, inputs of 16 bits": "qwen2-moe",
+    "softcaps": "gemma2-softcaps",
+}
+"""Of models; the others are llama."""
 ADAPTERS = (0, 0, 1, 2)
 """Of rows; the row that is looked at has the last where there are any."""
 

@@ -354,6 +354,15 @@ def test_no_more_is_read_than_a_request_may_have(run):
     assert str(16 * MIB) in single.message
 
 
+def test_of_two_responses_of_one_name_that_come_at_once_the_second_is_refused_by_its_name(run):
+    async def scenario(store):
+        await turn(store, "ada", "mine")
+        return await error_of(turn(store, "ada", "mine"))
+
+    error = run(scenario)
+    assert (error.status, error.field, error.code) == (400, "rid", "duplicate_rid")
+
+
 def test_a_name_that_is_taken_is_refused_before_work_begins(run):
     async def scenario(store):
         await turn(store, "ada", "mine")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tureen import __version__
 from tureen.cli import commands
-from tureen.cli.flags import CommandParser
+from tureen.cli.flags import CommandParser, subparsers
 from tureen.errors import TureenError
 
 
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         if "_ARGCOMPLETE" in os.environ:  # a shell asks what may come next
-            importlib.import_module("argcomplete").autocomplete(parser(), exclude=["-h"])
+            _complete(os.environ.get("COMP_LINE", "").split()[1:])
         if not arguments:
             print(parser().format_help(), end="")
             return 0
@@ -37,7 +37,7 @@ def parser(arguments: Sequence[str] = ()) -> CommandParser:
     """Returns the parser of the subcommand that the arguments begin with; of all, where they begin with none."""
     top = CommandParser(prog="tureen", description="An LLM serving runtime.")
     top.add_argument("--version", action="version", version=f"tureen {__version__}")
-    names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
+    names = _names()
     if arguments and not arguments[0].startswith("-") and arguments[0] not in names:
         hint = importlib.import_module("tureen.cli.translation").hint
         top.error(f"there is no command {arguments[0]}{hint(arguments[0], dict.fromkeys(names))}")
@@ -48,3 +48,14 @@ def parser(arguments: Sequence[str] = ()) -> CommandParser:
         subparser.add_flags = command.add_flags
         subparser.set_defaults(run=command.run)
     return top
+
+
+def _names() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(commands.__path__)]
+
+
+def _complete(words: list[str]) -> None:
+    """Tells the shell what may come next, and ends the program. words: the command line behind `tureen`."""
+    top = parser(words[:1] if words[:1] and words[0] in _names() else ())
+    subparsers(top)  # argcomplete wants all flags to be there before it parses
+    importlib.import_module("argcomplete").autocomplete(top, exclude=["-h"])

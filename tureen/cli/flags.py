@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
@@ -36,7 +37,7 @@ class CommandParser(argparse.ArgumentParser):
 
     add_flags: Callable[[CommandParser], None] | None = None
     takes_settings = False
-    common: frozenset[str] | None = None  # what the short help shows, by `dest`; None: everything
+    rare: frozenset[str] = frozenset()  # what the short help leaves out, by `dest`
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**{"allow_abbrev": False, "add_help": False, **more})
@@ -52,7 +53,8 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.complete()
         arguments = list(sys.argv[1:] if args is None else args)
-        if self.takes_settings and not {"-h", "--help"}.intersection(arguments) and self._is_foreign(arguments):
+        is_asked = "_ARGCOMPLETE" in os.environ or {"-h", "--help"}.intersection(arguments)
+        if self.takes_settings and not is_asked and self._is_foreign(arguments):
             arguments = self._in_own_words(arguments)
         options, rest = super().parse_known_args(arguments, namespace)
         rest = self._fill(options, rest)
@@ -157,7 +159,7 @@ def add_config(parser: CommandParser, *, takes_lists: bool = False, groups: Coll
     whose settings act in this command; None = all.
     """
     parser.takes_settings = True
-    parser.common = (parser.common or frozenset()) | {*COMMON, "config"}
+    parser.rare |= {field.name for field in fields()}.difference(COMMON)
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings; flags and TUREEN_* variables win")
     shown: dict[str, argparse._ArgumentGroup] = {}
     for field in fields():
@@ -166,16 +168,17 @@ def add_config(parser: CommandParser, *, takes_lists: bool = False, groups: Coll
             continue
         group = shown.setdefault(meta.extra["group"], parser.add_argument_group(meta.extra["group"]))
         flags = [f"--{field.name.replace('_', '-')}"] + ([meta.extra["alias"]] if meta.extra["alias"] else [])
-        text = f"{meta.description} [{_show(field.default)}]"
+        text = meta.description + ("" if field.default in (None, ()) else f" [{field.default}]")
         value = meta.extra["value"] or _metavar(field.name, kind)
         _add_flag(group, flags, field.name, kind, text, value=value, takes_lists=takes_lists)
 
 
 def add_params(parser: CommandParser) -> None:
     """Adds one flag per sampling parameter. `--dtype` is the model's."""
-    parser.common = (parser.common or frozenset()) | {f"param_{name}" for name in COMMON_PARAMS}
+    params = msgspec.structs.fields(params_type())
+    parser.rare |= {f"param_{field.name}" for field in params if field.name not in COMMON_PARAMS}
     group = parser.add_argument_group("sampling of this output")
-    for field in msgspec.structs.fields(params_type()):
+    for field in params:
         if field.name in ("logit_bias", "allowed_token_ids", "custom_params", "stream_interval", "dtype"):
             continue
         kind, meta = get_args(field.type)
@@ -230,10 +233,6 @@ def _metavar(name: str, kind: Any) -> str:
 
 def _allowed(action: argparse.Action) -> str:
     return ", ".join(map(str, action.choices)) if action.choices else ""
-
-
-def _show(default: object) -> str:
-    return "auto" if default is None else str(default)
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:

@@ -15,6 +15,7 @@ tureen serves language models over HTTP.
 
   tureen serve                     starts a server with a small model
   tureen serve MODEL               with a folder, a .gguf file or a name of the Hugging Face hub
+  tureen chat                      a chat in the terminal, with a server that runs or a model of its own
   tureen generate "Once upon"      continues a text without a server
   tureen migrate -- vllm serve …   says how a command of another server is written here
 
@@ -54,9 +55,7 @@ def _is_shown(parser: CommandParser, action: argparse.Action, word: str) -> bool
     if action.help == argparse.SUPPRESS:
         return False
     if word in ("", "all"):
-        return (
-            bool(word) or parser.common is None or not action.option_strings or action.dest in {*parser.common, "help"}
-        )
+        return word == "all" or action.dest not in parser.rare
     written = " ".join([*action.option_strings, action.dest, action.help or ""]).lower()
     return word.lower() in written
 

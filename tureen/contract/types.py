@@ -65,6 +65,15 @@ class BannedTokens(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
+class LaterGrammar(msgspec.Struct, frozen=True, array_like=True):
+    """A constraint on an answer that another request will write, after the thoughts that this one writes."""
+
+    spec: GrammarSpec
+    room: int  # tokens that the answer may have
+    field: str  # what the client called the limit that leaves it no more ...
+    limits: str  # ... and all limits with their numbers, in words
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A client's request: one prompt, one sample. Already validated against vocabulary and context."""
 
@@ -85,6 +94,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     banned: BannedTokens | None = None
     grammar: GrammarSpec | None = None  # what the whole output must match
     grammar_field: str = ""  # what the client called it
+    later: LaterGrammar | None = None  # without `grammar`: it is compiled, and refused where the answer has no room
     limit_field: str = ""  # what the client called max_new_tokens; "" = it sent none: a grammar may need more
     priority: int = 0
     when_idle: bool = False  # runs only in steps in which no request without this mark can run
@@ -203,6 +213,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     model_type: str
     device: str
     dtype: str
+    activations: str = ""  # inputs of matrices in block formats; "" = there are no such matrices
     vocab_size: int
     context_len: int  # tokens, prompt + output
     max_total_tokens: int  # KV cache size in tokens

@@ -214,6 +214,7 @@ def model_facts(state: ServerState) -> dict[str, Any]:
         "max_total_tokens": info.max_total_tokens,
         "eos_token_ids": list(info.eos_token_ids),
         "dtype": info.dtype,
+        "activations": info.activations,
         "device": info.device,
     }
 

@@ -9,6 +9,7 @@ from typing import Any
 from tureen.constraining.compiler import Compilation, Compiler
 from tureen.constraining.masks import MaskThread, PendingMasks
 from tureen.contract.runner import Row, RowError
+from tureen.contract.types import LaterGrammar
 from tureen.engine.constraint import Constraint, following
 from tureen.engine.sequence import Sequence
 from tureen.errors import InvalidRequest, TureenError
@@ -117,6 +118,8 @@ class Grammars:
                 grammar = compilation.compiled.start()
         except TureenError as error:
             return RowError.of(error)
+        if sequence.request.later is not None:
+            return self._check_later(sequence.request.later, compilation.compiled, grammar, field)
         place = None
         params, closing = sequence.request.params, compilation.compiled.closing
         if closing is not None and params.close_early and sequence.request.max_new_tokens > 0:
@@ -139,6 +142,25 @@ class Grammars:
             unenforced=compilation.unenforced,
         )
         return None
+
+    def _check_later(
+        self, later: LaterGrammar, compiled: ClosingGrammar, grammar: Grammar, field: str
+    ) -> RowError | None:
+        """Returns the error for an answer that has no room for what it must match."""
+        if compiled.closing is None:
+            return None
+        try:
+            with following(field):
+                least = _least(compiled, grammar, self._context_len, later.room)
+        except TureenError as error:
+            return RowError.of(error)
+        if least <= later.room:
+            return None
+        message = (
+            f"{later.limits} leave {later.room} tokens for the answer, but the shortest output that {field} allows "
+            f"takes {least} tokens; think less, or allow more"
+        )
+        return RowError("max_new_tokens_too_small", message, 400, later.field)
 
 
 def _least(compiled: ClosingGrammar, grammar: Grammar, most: int, left: int) -> int:

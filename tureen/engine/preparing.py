@@ -88,8 +88,9 @@ class Preparing:
 
     def _begin(self, sequence: Sequence) -> bool:
         request = sequence.request
-        if request.grammar is not None:
-            self.grammars.add(sequence, request.grammar)
+        grammar = request.grammar if request.later is None else request.later.spec
+        if grammar is not None:
+            self.grammars.add(sequence, grammar)
             return False
         if request.resumed:
             self.replay(sequence)

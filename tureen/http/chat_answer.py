@@ -16,7 +16,7 @@ from tureen.requests.chat import Chat, prepare
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import WHOLE_INTERVAL, Output, OutputEvent, Run
 from tureen.requests.state import ServerState
-from tureen.requests.thinking_budget import BudgetedRun, BudgetedRuns, budgeted
+from tureen.requests.thinking_budget import BudgetedRun, BudgetedRuns, ReasoningBudget, budgeted
 from tureen.text.messages import Part
 
 ABORTED = "aborted"
@@ -34,7 +34,9 @@ async def prepare_chat(chat: Chat, request: Request, state: ServerState) -> Plan
     return await prepared(request, preparing, takes_time=bool(chat.pictures or chat.videos))
 
 
-async def run_to_end(plan: Plan, request: Request, state: ServerState, budget: int | None = None) -> OutputEvent:
+async def run_to_end(
+    plan: Plan, request: Request, state: ServerState, budget: ReasoningBudget | None = None
+) -> OutputEvent:
     """Runs a plan of one request to its end and returns its output with all its parts.
 
     `budget`: most tokens of reasoning, None = no limit. Raises ClientGone.
@@ -51,7 +53,7 @@ async def run_to_end(plan: Plan, request: Request, state: ServerState, budget: i
 
 
 def events_of(
-    plan: Plan, state: ServerState, interval: int | None = None, budget: int | None = None
+    plan: Plan, state: ServerState, interval: int | None = None, budget: ReasoningBudget | None = None
 ) -> AsyncGenerator[OutputEvent, None]:
     """Runs a plan of one request and yields its events, which may have no new parts. Closing the generator aborts it.
 
@@ -60,7 +62,7 @@ def events_of(
     return run_of(plan, state, budget).events(interval)
 
 
-def run_of(plan: Plan, state: ServerState, budget: int | None = None) -> ChatRun:
+def run_of(plan: Plan, state: ServerState, budget: ReasoningBudget | None = None) -> ChatRun:
     """Returns the run of a plan. `budget`: most tokens of reasoning; None = no limit."""
     return Run(state, plan) if budget is None else budgeted(state, plan, budget)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import socket
 import ssl
 import sys
 import uuid
@@ -26,6 +27,7 @@ from tureen.http.awake import AwakeTimer
 from tureen.http.call import call_of
 from tureen.http.errors import error_object
 from tureen.http.head import authority, body_length
+from tureen.http.listener import UNIX
 from tureen.http.tls import subject_name
 
 MAX_FRAMING_BYTES = 64 << 10
@@ -135,6 +137,9 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._phase = Phase.HEAD
         call_of(cast(Scope, self.scope)).client_name = self._client_name
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and sock.family == socket.AF_UNIX:
+            self.scope["client"] = UNIX
         self._await_head()
 
     def on_url(self, url: bytes) -> None:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import resource
 import socket
+import stat
 import sys
 
 from tureen.config import Config
-from tureen.errors import StartupError
+from tureen.errors import StartupError, echo
 
 MAX_SHARE = 0.75
 """Share of the files that the process may open (RLIMIT_NOFILE) which connections may take. Models, helper processes
 and pictures need the rest."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+UNIX = ("unix socket", 0)
+"""Stands for the address of whoever calls through a Unix socket."""
 
 
 def bind(config: Config) -> socket.socket:
     """Binds the listening socket. It is called before the model is loaded, so that a port in use is known at once.
     Raises StartupError."""
+    if config.uds is not None:
+        return _bind_unix(config.uds)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -32,6 +39,52 @@ def bind(config: Config) -> socket.socket:
             raise StartupError(f"port {config.port} is in use; choose another, such as --port {free}") from None
         raise StartupError(f"cannot listen on --host {config.host} --port {config.port}: {error.strerror}") from None
     return listener
+
+
+def remove_socket(config: Config) -> None:
+    """Removes the file of a Unix socket that nobody listens on any more."""
+    if config.uds is not None:
+        with contextlib.suppress(StartupError, OSError):
+            _remove_stale(config.uds)
+
+
+def _bind_unix(path: str) -> socket.socket:
+    """Binds a Unix socket that its owner alone may open, in place of one that nobody listens on. Raises
+    StartupError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    others = os.umask(0o177)  # the file is never open to others, not even before a chmod
+    try:
+        _remove_stale(path)
+        listener.bind(path)
+    except (OSError, ValueError) as error:  # ValueError: no file can have this name
+        listener.close()
+        raise StartupError(f"cannot listen on --uds {echo(path)}: {error.args[-1]}") from None
+    except StartupError:
+        listener.close()
+        raise
+    finally:
+        os.umask(others)
+    return listener
+
+
+def _remove_stale(path: str) -> None:
+    """Removes the file of a socket of ours that refuses connections. Raises StartupError where the file is anything
+    else, OSError."""
+    try:
+        facts = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(facts.st_mode):
+        raise StartupError(f"--uds {path}: there is a file of this name, which is no socket; choose another name")
+    if facts.st_uid != os.geteuid():
+        raise StartupError(f"--uds {path}: there is a socket of another user; choose another name")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+        else:
+            raise StartupError(f"--uds {path} is in use by a server that runs; choose another name")
 
 
 def max_connections() -> int:

@@ -18,7 +18,7 @@ from tureen.http.awake import AwakeTimer
 from tureen.http.call import ClientCall, call_of, error_response_for
 from tureen.http.dialect import Entry
 from tureen.http.head import host_name
-from tureen.http.listener import LOOPBACK
+from tureen.http.listener import LOOPBACK, UNIX
 from tureen.log import RateLimit, get_logger
 from tureen.requests import telling
 from tureen.requests.keys import NO_LIMITS, SCHEME, Key, Keys
@@ -231,6 +231,8 @@ def _is_local(scope: Scope) -> bool:
     page of another site, also not by DNS rebinding."""
     if not scope["client"] or any(name in FORWARDING for name, _ in scope["headers"]) or _is_of_other_page(scope):
         return False
+    if scope["client"] == UNIX:  # only its owner may open the socket
+        return host_name(_header(scope, b"host")) in LOOPBACK
     try:
         address = ipaddress.ip_address(scope["client"][0])
     except ValueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 import ssl
@@ -82,7 +83,7 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         handshake_timeout_s = None if context is None else HANDSHAKE_TIMEOUT_S
         fresh = [
-            await loop.create_server(
+            await (loop.create_server if listener.family != socket.AF_UNIX else loop.create_unix_server)(
                 self._connection,
                 sock=listener.dup(),
                 ssl=context,
@@ -101,6 +102,14 @@ class Server(uvicorn.Server):
             server.close()
         for connection in list(self.server_state.connections):
             cast(Connection, connection).retire()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Closes connections and the application; uvicorn calls it. After a second signal the application has
+        LAST_EVENTS_S, where uvicorn would leave it as it is and log how it broke."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.lifespan.shutdown(), LAST_EVENTS_S)
 
     def _connection(self) -> asyncio.Protocol:
         return Connection(
@@ -154,7 +163,15 @@ class Server(uvicorn.Server):
             self._drain.cancel()
             self.should_exit = self.force_exit = True
             return
-        log.info("%s: finishing %d requests, taking no new ones", signal.Signals(sig).name, self._state.num_running)
+        name, count = signal.Signals(sig).name, self._state.num_running
+        again = "Ctrl-C again ends" if sig == signal.SIGINT else "a second signal ends"
+        if count:
+            most_s = self._settings.drain_timeout_s
+            log.info(
+                "%s: finishing %d requests, at most %g s; taking no new ones; %s them now", name, count, most_s, again
+            )
+        else:
+            log.info("%s: ending; no request was running", name)
         self._state.lifecycle.drain()
         self._drain = asyncio.create_task(self._drain_then_exit())
 

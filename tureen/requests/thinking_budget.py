@@ -7,10 +7,11 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncGenerator
+from typing import NamedTuple
 
 import msgspec
 
-from tureen.contract.types import GenerateRequest
+from tureen.contract.types import GenerateRequest, LaterGrammar
 from tureen.errors import TureenError
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output, OutputEvent, Run, most_tokens
@@ -18,18 +19,25 @@ from tureen.requests.quotas import current_work
 from tureen.requests.state import ServerState
 
 
+class ReasoningBudget(NamedTuple):
+    """The most tokens of reasoning, and what the client called them."""
+
+    tokens: int
+    field: str
+
+
 class BudgetedRun:
     """Runs a plan of one request whose reasoning has at most so many tokens, and fewer where the answer would have
     none left."""
 
-    def __init__(self, state: ServerState, plan: Plan, budget: int) -> None:
-        """`budget`: most tokens of reasoning."""
+    def __init__(self, state: ServerState, plan: Plan, budget: ReasoningBudget) -> None:
         [request] = plan.requests
-        bound = max(1, request.max_new_tokens - len(_mark(plan, state)[1]) - 1)
-        bound = min(budget, bound, request.max_new_tokens)
+        num_mark = len(_mark(plan, state)[1])
+        bound = min(budget.tokens, max(1, request.max_new_tokens - num_mark - 1), request.max_new_tokens)
         if plan.reading.reasoning is None or (request.grammar is not None and not plan.reading.starts_inside):
             bound = request.max_new_tokens  # no reasoning: there is none, or a grammar holds from the first token
-        first = request if bound == request.max_new_tokens else _thoughts_of(request, bound, plan)
+        later = _later(request, bound + num_mark, budget, state)
+        first = request if bound == request.max_new_tokens else _thoughts_of(request, bound, plan, later)
         self._state, self._plan, self._request, self._bound = state, plan, request, bound
         self._run = _run_of(plan, first, state)
         self.outputs = self._run.outputs
@@ -77,8 +85,8 @@ class BudgetedRuns:
     """Runs a plan of several requests, the reasoning of each of which has at most so many tokens; when one fails or the
     client leaves, all end."""
 
-    def __init__(self, state: ServerState, plan: Plan, budget: int) -> None:
-        """`budget`: most tokens of reasoning of each request."""
+    def __init__(self, state: ServerState, plan: Plan, budget: ReasoningBudget) -> None:
+        """`budget`: of each request."""
         self._runs = [BudgetedRun(state, _sample_of(plan, index), budget) for index in range(len(plan.requests))]
         self._state, self._owner = state, plan.owner
         self._shared = {name: (0,) for name in plan.names if name not in plan.rids}
@@ -126,7 +134,7 @@ class BudgetedRuns:
             run.abort(reason)
 
 
-def budgeted(state: ServerState, plan: Plan, budget: int) -> BudgetedRun | BudgetedRuns:
+def budgeted(state: ServerState, plan: Plan, budget: ReasoningBudget) -> BudgetedRun | BudgetedRuns:
     """Returns the run of a plan whose reasoning has at most `budget` tokens."""
     return (BudgetedRun if len(plan.requests) == 1 else BudgetedRuns)(state, plan, budget)
 
@@ -153,14 +161,32 @@ def _extend(output: Output, whole: Output, update: Output) -> None:
     output.remarks = update.remarks._replace(effective=whole.remarks.effective)
 
 
-def _thoughts_of(request: GenerateRequest, bound: int, plan: Plan) -> GenerateRequest:
+def _later(
+    request: GenerateRequest, num_thought: int, budget: ReasoningBudget, state: ServerState
+) -> LaterGrammar | None:
+    """Returns what the answer must match behind so many tokens; None without a constraint, and where the client has
+    set no limit that it could not fit."""
+    if request.grammar is None or not request.params.close_early:
+        return None
+    sent = f"{budget.field} {budget.tokens}"
+    if request.limit_field:
+        room, field = request.max_new_tokens - num_thought, request.limit_field
+        limits = f"{field} {request.max_new_tokens} and {sent}"
+    else:
+        num_prompt = len(request.token_ids)
+        room, field = state.context.capacity - num_prompt - num_thought, budget.field
+        limits = f"the context of {state.context.capacity} tokens, the prompt's {num_prompt} and {sent}"
+    return LaterGrammar(msgspec.structs.replace(request.grammar, after=""), room, field, limits)
+
+
+def _thoughts_of(request: GenerateRequest, bound: int, plan: Plan, later: LaterGrammar | None) -> GenerateRequest:
     """Returns the request for at most `bound` tokens. Where a constraint holds after the reasoning it ends with that,
-    and the constraint begins with the rest."""
+    and the constraint, `later`, begins with the rest."""
     form = plan.reading.reasoning
     if request.grammar is None or form is None:
         return msgspec.structs.replace(request, max_new_tokens=bound)
     params = msgspec.structs.replace(request.params, stop=(*request.params.stop, form.end))
-    return msgspec.structs.replace(request, max_new_tokens=bound, params=params, grammar=None)
+    return msgspec.structs.replace(request, max_new_tokens=bound, params=params, grammar=None, later=later)
 
 
 def _run_of(plan: Plan, request: GenerateRequest, state: ServerState) -> Run:

@@ -135,7 +135,7 @@ class FakeRunner:
 
     def call(self, op: str, **args: object) -> object:
         if op == "device":
-            return {"name": "fake", "dtype": "none"}
+            return {"name": "fake", "dtype": "none", "activations": ""}
         if op in ("load_adapter", "unload_adapter"):
             return None
         if op == "update_weights":

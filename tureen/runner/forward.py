@@ -37,6 +37,7 @@ class Forward(Protocol):
     """A model on a device. Tokens of a step stand one after another, in the order of its rows."""
 
     dtype: str
+    activations: str  # inputs of matrices in block formats; "" = there are no such matrices
     device_name: str
 
     def run(self, batch: Batch, *, best_only: bool = False) -> ForwardOutput:

@@ -30,8 +30,9 @@ class TapeForward:
 
     device_name = "cpu"
 
-    def __init__(self, tape: Any, dtype: str, vocab_size: int) -> None:
+    def __init__(self, tape: Any, dtype: str, activations: str, vocab_size: int) -> None:
         self.dtype = dtype
+        self.activations = activations
         self._tape = tape
         self._vocab_size = vocab_size
 

@@ -197,7 +197,7 @@ class ModelRunner:
         self._adapters.pop(number, None)
 
     def _describe_device(self) -> dict[str, str]:
-        return {"name": self.forward.device_name, "dtype": self.forward.dtype}
+        return {"name": self.forward.device_name, "dtype": self.forward.dtype, "activations": self.forward.activations}
 
     def _update_weights(self, name: str, path: str, format: Any, load_format: str | None) -> None:
         """Raises InvalidRequest, and changes nothing, when the weights cannot take the place of the old."""

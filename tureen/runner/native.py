@@ -33,6 +33,8 @@ PLAIN = ("F32", "F16", "BF16")
 OF_DTYPE = {"float32": "F32", "bfloat16": "BF16"}
 ROUTERS = (".mlp.gate.weight", ".mlp.shared_expert_gate.weight")
 """Endings of names of weights that are never stored in fewer bits: they are small, and their result must not change."""
+SMALL_MODEL = 300_000_000
+"""Weights, from which on the inputs of matrices have 8 bits without --activations: docs/decisions/0072."""
 GROUP = 32  # inputs that share a scale
 BLOCK = 16  # tokens that the KV cache keeps together
 NO_BYTES = np.empty(0, np.uint8)
@@ -80,6 +82,10 @@ class NativeForwardFactory:
             }
             if copy:
                 copy.write(weights)
+        matrices = [weight for weight in weights.values() if not isinstance(weight, np.ndarray)]
+        if _is_wide(config, matrices):
+            for matrix in matrices:
+                matrix.widen()
         return weights
 
     def _planned(self, source: ModelSource, config: Config) -> tuple[list[Planned], int]:
@@ -94,8 +100,10 @@ class NativeForwardFactory:
     def assemble(self, weights: Any, cache: Any) -> TapeForward:
         tape = self._kernels.Tape(self._pool, cache, self.model.hidden_size, self.model.vocab_size)
         record(tape, self.model, self._capacity.context_len, weights)
-        formats = Counter(weight.format for weight in weights.values() if not isinstance(weight, np.ndarray))
-        return TapeForward(tape, formats.most_common(1)[0][0].lower(), self.model.vocab_size)
+        matrices = [weight for weight in weights.values() if not isinstance(weight, np.ndarray)]
+        stored = Counter(matrix.format for matrix in matrices).most_common(1)[0][0].lower()
+        activations = {matrix.inputs for matrix in matrices} & {"int8", "int16"}
+        return TapeForward(tape, stored, max(activations, default=""), self.model.vocab_size)
 
     def value(self, weights: Any, name: str) -> NDArray[np.float32]:
         weight = weights[name]
@@ -201,6 +209,20 @@ def _format_of(stored: Stored, config: Config) -> str:
     if config.dtype != "auto":
         return OF_DTYPE[config.dtype]
     return "BF16" if stored.encoding in PLAIN else stored.encoding
+
+
+def _is_wide(config: Config, matrices: list[Any]) -> bool:
+    """Says whether inputs of matrices in block formats have 16 bits in place of 8. Raises StartupError where the
+    operator chose one of the two and there is no such matrix."""
+    if config.activations == "auto":
+        return config.quantization is None and sum(matrix.rows * matrix.cols for matrix in matrices) < SMALL_MODEL
+    if all(matrix.inputs not in ("int8", "int16") for matrix in matrices):
+        raise StartupError(
+            f"--activations {config.activations}: no matrix of this model is in a block format; leave it out, or use "
+            "--quantization",
+            field="activations",
+        )
+    return config.activations == "int16"
 
 
 def _packed(kernels: ModuleType, pool: Any, stored: Stored, config: Config) -> Any:

@@ -43,6 +43,7 @@ class TorchForward:
         self, model: DecoderModel, attention: AttentionBackend, page_size: int, device: DeviceInfo, dtype: torch.dtype
     ) -> None:
         self.dtype = _name(dtype)
+        self.activations = ""
         self.device_name = device.name
         self._model = model
         self._attention = attention
@@ -178,6 +179,12 @@ def _refuse_native_settings(config: Config, dtype: torch.dtype) -> None:
             f"--quantization {config.quantization}: torch computes with weights in --dtype; leave it out, or use the "
             "native kernels (--device cpu --kernels native)",
             field="quantization",
+        )
+    if config.activations != "auto":
+        raise StartupError(
+            f"--activations {config.activations}: torch computes with activations in --dtype; leave it out, or use the "
+            "native kernels (--device cpu --kernels native)",
+            field="activations",
         )
     if config.kv_cache_dtype not in ("auto", _name(dtype)):
         raise StartupError(

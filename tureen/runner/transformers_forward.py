@@ -55,6 +55,7 @@ class TransformersForward:
     """A Forward: a model of transformers with our attention in its layers."""
 
     def __init__(self, model: Any, page_size: int, device: DeviceInfo, dtype: torch.dtype) -> None:
+        self.activations = ""
         self.dtype = str(dtype).removeprefix("torch.")
         self.device_name = device.name
         self.attention: AttentionBackend | None = None  # None: only look at what it is asked for

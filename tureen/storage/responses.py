@@ -134,11 +134,7 @@ class ResponseStore:
         def check(connection: sqlite3.Connection) -> None:
             taken = "SELECT 1 FROM responses WHERE owner = ? AND id = ?"
             if connection.execute(taken, (owner, name)).fetchone():
-                raise InvalidRequest(
-                    f"rid {echo(name)} is the id of a response that is stored; choose another, or leave it out",
-                    field="rid",
-                    code="duplicate_rid",
-                )
+                raise _taken(name)
 
         await self._database.run(check)
 
@@ -152,14 +148,18 @@ class ResponseStore:
             packed, packed_items = pack(response), pack(list(asked))
             num_bytes = packed.num_bytes + packed_items.num_bytes
             expires_s = self._clock() + self._ttl_s
-            connection.execute(
-                "INSERT INTO responses (owner, id, status, expires_s, num_bytes, previous, conversation, after_item,"
-                " input, response) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    owner, response["id"], response["status"], expires_s, num_bytes,
-                    continued.previous, continued.conversation, continued.after_item, packed_items.blob, packed.blob,
-                ),
-            )  # fmt: skip
+            try:
+                connection.execute(
+                    "INSERT INTO responses (owner, id, status, expires_s, num_bytes, previous, conversation,"
+                    " after_item, input, response) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        owner, response["id"], response["status"], expires_s, num_bytes,
+                        continued.previous, continued.conversation, continued.after_item,
+                        packed_items.blob, packed.blob,
+                    ),
+                )  # fmt: skip
+            except sqlite3.IntegrityError:  # two were asked for at once
+                raise _taken(response["id"]) from None
             renew = f"{CHAIN} UPDATE responses SET expires_s = ? WHERE number IN (SELECT number FROM chain)"
             connection.execute(renew, (continued.previous, expires_s))
             if continued.conversation is not None and response["status"] in ANSWERS:
@@ -374,6 +374,14 @@ def _items(
         items = [*unpack(asked), *unpack(response)["output"]]
         known |= {item["id"]: item for item in items if item["id"] in ids}
     return known
+
+
+def _taken(name: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"rid {echo(name)} is the id of a response that is stored; choose another, or leave it out",
+        field="rid",
+        code="duplicate_rid",
+    )
 
 
 def is_cut_call(item: Item) -> bool:

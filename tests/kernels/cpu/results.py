@@ -75,22 +75,28 @@ def _make_matrix(native, matrix_format, seed):
     return matrix
 
 
+def _show_products_of(native, matrix, name):
+    for rows in ROWS:
+        _show(f"{name} {rows}", native.linear(native.Pool(1), _make_values(1, (rows, INPUTS), 4), matrix))
+
+
 def _show_products(native):
     for seed, matrix_format in enumerate(BITS, 100):
         matrix = _make_matrix(native, matrix_format, seed)
         _show(f"packed {matrix_format}", matrix.data)
-        for rows in ROWS:
-            product = native.linear(native.Pool(1), _make_values(1, (rows, INPUTS), 4), matrix)
-            _show(f"linear {matrix_format} {rows}", product)
+        _show_products_of(native, matrix, f"linear {matrix_format}")
+        if matrix.inputs == "int8":
+            matrix.widen()
+            _show_products_of(native, matrix, f"linear int16 {matrix_format}")
     _show("made Q4_1", _packed(native, "Q4_1", 99).data)
 
 
 def _show_quantized(native):
     for prefix, scale in (("quantize", 4), ("quantize tiny", 2.0**-109)):
         x = _make_values(2, (3, COLS), scale)
-        for kind in ("F32", "BF16", "INT8_GROUP"):
+        for kind, bits in (("F32", ""), ("BF16", ""), ("INT8_GROUP", ""), ("INT16_GROUP", "int16 ")):
             for name, array in native.quantize(x, kind).items():
-                _show(f"{prefix} {name}", array)
+                _show(f"{prefix} {bits}{name}", array)
 
 
 def _show_rows(native):

@@ -13,7 +13,8 @@ BLOCKS = {"Q4_0": (32, 18, (0,), 0.05), "Q4_1": (32, 20, (0, 2), 0.05), "Q5_0": 
           "Q5_1": (32, 24, (0, 2), 0.03), "Q8_0": (32, 34, (0,), 0.005), "Q4_K": (256, 144, (0, 2), 0.002),
           "Q5_K": (256, 176, (0, 2), 0.001), "Q6_K": (256, 210, (208,), 0.0005)}  # fmt: skip
 GROUPED = tuple(BLOCKS)  # formats multiplied with inputs of 8 bits, a scale for every 32
-FORMATS = (*GROUPED, "Q8_ROW", "BF16", "F32")
+WIDE = ("Q4_1 int16", "Q4_0 int16", "Q6_K int16", "Q8_0 int16", "Q8_ROW int16")  # multiplied with 16 bits
+FORMATS = (*GROUPED, "Q8_ROW", "BF16", "F32", *WIDE)
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +24,11 @@ def pool():
 
 def _make_weights(matrix_format, rows, cols, seed=0):
     """Returns the matrix and its values, float64 [rows, cols]."""
+    if matrix_format in WIDE:
+        matrix, values = _make_weights(matrix_format.split()[0], rows, cols, seed)
+        matrix.widen()
+        assert matrix.inputs == "int16"
+        return matrix, values
     rng = np.random.default_rng(seed)
     if matrix_format not in BLOCKS:
         floats = rng.standard_normal((rows, cols), np.float32)
@@ -59,9 +65,9 @@ def _as_multiplied(x, matrix_format):
     if matrix_format == "BF16":
         bits = x.view(np.uint32)
         return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
-    parts = native.quantize(x, "INT8_GROUP")
+    parts = native.quantize(x, "INT16_GROUP" if matrix_format in WIDE else "INT8_GROUP")
     scale = np.repeat(parts["scale"].astype(np.float64), 32, axis=1)
-    return (scale * parts["q"])[:, : x.shape[1]]
+    return (scale * parts["q"]).reshape(len(x), -1, parts["q"].shape[1]).sum(axis=1)[:, : x.shape[1]]
 
 
 def _assert_close(product, values, inputs, extra=0.0):
@@ -71,7 +77,7 @@ def _assert_close(product, values, inputs, extra=0.0):
 
 
 def _sizes(matrix_format):
-    return [256, 768, 2048] if matrix_format.endswith("_K") else [32, 64, 96, 576, 1536]
+    return [256, 768, 2048] if "_K" in matrix_format else [32, 64, 96, 576, 1536]
 
 
 SHAPES = [(name, rows, cols) for name in FORMATS for cols in _sizes(name) for rows in (1, 16, 55)]
@@ -101,7 +107,16 @@ def test_a_product_is_near_that_of_the_inputs_as_they_were(pool, matrix_format):
     x = np.random.default_rng(3).standard_normal((8, 1024), np.float32)
     expected = x @ values.T
     error = np.abs(native.linear(pool, x, matrix) - expected).max() / expected.std()
-    assert error < {"F32": 1e-5}.get(matrix_format, 0.05)
+    assert error < {"F32": 1e-5}.get(matrix_format, 2e-4 if matrix_format in WIDE else 0.05)
+
+
+@pytest.mark.parametrize("matrix_format", ["F32", "BF16"])
+def test_a_matrix_of_floats_is_multiplied_as_before_when_it_is_widened(pool, matrix_format):
+    matrix, _ = _make_weights(matrix_format, 40, 512)
+    x = _make_inputs(5, 512)
+    before = native.linear(pool, x, matrix)
+    matrix.widen()
+    assert np.array_equal(native.linear(pool, x, matrix), before)
 
 
 def _extreme_blocks(encoding, rows, cols, rng):
@@ -192,12 +207,20 @@ def test_a_bias_is_added_and_so_is_what_was_there_if_asked(pool, matrix_format, 
     tiles = (0, (rows + 15) // 16)
     out = before.copy()
     native.linear_range(x, matrix, out, (0, 14), tiles, True)
-    assert np.array_equal(out, before + native.linear(pool, x, matrix))
+    _assert_sum(out, before, native.linear(pool, x, matrix), matrix_format)
     native.linear_range(x, matrix, out, (0, 14), tiles, False, bias)
     assert np.array_equal(out, with_bias)
     out = before.copy()
     native.linear_range(x, matrix, out, (0, 14), tiles, True, bias)
-    assert np.array_equal(out, before + with_bias)
+    _assert_sum(out, before, with_bias, matrix_format)
+
+
+def _assert_sum(out, before, product, matrix_format):
+    """With inputs of 16 bits, what was there is added between the two halves of the product."""
+    if matrix_format in WIDE:
+        assert np.allclose(out, before + product, rtol=0, atol=1e-6 * np.abs(product).max())
+    else:
+        assert np.array_equal(out, before + product)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

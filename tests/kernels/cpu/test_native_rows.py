@@ -184,6 +184,35 @@ def _check_integers(got: dict[str, Array], groups: Array) -> None:
     assert np.array_equal(got["scaled_sum"], got["scale"] * got["sum"].astype(np.float32))
 
 
+@pytest.mark.parametrize("cols", COLS)
+def test_int16_is_two_rows_of_int8_the_second_of_what_the_first_leaves(cols: int) -> None:
+    x = _make_normal(3, cols)
+    x[1, :GROUP] = 0
+    got, first = native.quantize(x, "INT16_GROUP"), native.quantize(x, "INT8_GROUP")
+    for name, array in first.items():
+        assert np.array_equal(got[name][::2], array)
+    stride = got["q"].shape[1]
+    groups = _make_padded(x, stride).reshape(3, -1, GROUP).astype(np.float64)
+    second = {name: array[1::2] for name, array in got.items()}
+    step = first["scale"].astype(np.float64)[..., None]
+    q = second["q"].reshape(groups.shape)
+    values = step * first["q"].reshape(groups.shape) + second["scale"].astype(np.float64)[..., None] * q
+    assert (np.abs(values - groups) <= step * 0.51 / 254).all()
+    assert np.array_equal(second["sum"], q.sum(axis=2, dtype=np.int32))
+    assert np.array_equal(second["scaled_sum"], second["scale"] * second["sum"].astype(np.float32))
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_int16_spoils_the_group_of_an_input_that_is_not_a_number_and_no_other(broken: float) -> None:
+    x = _make_normal(2, 100)
+    wanted = native.quantize(x, "INT16_GROUP")
+    x[1, 40] = broken
+    got = native.quantize(x, "INT16_GROUP")
+    assert np.isnan(got["scale"][2:, 1]).all()
+    others = np.arange(got["scale"].shape[1]) != 1
+    assert np.array_equal(got["scale"][:, others], wanted["scale"][:, others])
+
+
 def test_int8_rounds_halves_to_even() -> None:
     x = np.zeros((1, GROUP), np.float32)
     x[0, :7] = [127, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5]

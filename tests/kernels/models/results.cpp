@@ -83,6 +83,15 @@ ActivationBuffer quantized(const Values& x, int cols, Inputs kind) {
     return buffer;
 }
 
+void print_products_of(const Matrix& w, const std::string& name) {
+    for (int rows : ROWS) {
+        ActivationBuffer x = quantized(make_values(1, size_t(rows) * INPUTS, 4), INPUTS, w.inputs);
+        Values out(size_t(rows) * OUTPUTS);
+        kernels().linear->multiply(w, x.view(rows), 0, rows, 0, w.tiles, out.data(), OUTPUTS, false, nullptr);
+        print(name + std::to_string(rows), out);
+    }
+}
+
 void print_products() {
     uint32_t seed = 100;
     for (const char* format : FORMATS) {
@@ -91,12 +100,10 @@ void print_products() {
         const bool made_of_floats = inputs_of(w.format) != Inputs::INT8_GROUP || w.format == Format::Q8_ROW;
         (made_of_floats ? fill_from_floats : fill_with_bytes)(w, memory, seed++);
         print(std::string("packed ") + format, w.data, size_t(w.tiles) * w.tile_bytes);
-        for (int rows : ROWS) {
-            ActivationBuffer x = quantized(make_values(1, size_t(rows) * INPUTS, 4), INPUTS, inputs_of(w.format));
-            Values out(size_t(rows) * OUTPUTS);
-            kernels().linear->multiply(w, x.view(rows), 0, rows, 0, w.tiles, out.data(), OUTPUTS, false, nullptr);
-            print("linear " + std::string(format) + " " + std::to_string(rows), out);
-        }
+        print_products_of(w, "linear " + std::string(format) + " ");
+        if (w.inputs != Inputs::INT8_GROUP) continue;
+        w.inputs = Inputs::INT16_GROUP;
+        print_products_of(w, "linear int16 " + std::string(format) + " ");
     }
 }
 
@@ -107,21 +114,27 @@ void print_made() {
     print("made Q4_1", w.data, size_t(w.tiles) * w.tile_bytes);
 }
 
-// scale: down to numbers that count as 0
-void print_quantized(float scale) {
-    const Values x = make_values(2, 3 * COLS, scale);
-    const ActivationBuffer floats = quantized(x, COLS, Inputs::F32), halves = quantized(x, COLS, Inputs::BF16),
-                           integers = quantized(x, COLS, Inputs::INT8_GROUP);
+void print_integers(const Values& x, Inputs kind, const std::string& name) {
+    const ActivationBuffer integers = quantized(x, COLS, kind);
     const Activations all = integers.view(3);
-    const size_t count = 3 * size_t(all.stride);
-    const std::string name = scale == 4 ? "quantize " : "quantize tiny ";
-    print(name + "f32", floats.view(3).f32, count);
-    print(name + "bf16", halves.view(3).bf16, count);
+    const size_t count = 3 * size_t(input_rows(kind)) * size_t(all.stride);
     print(name + "q", all.q, count);
     print(name + "scale", all.scale, count / 32);
     print(name + "scaled_sum", all.scaled_sum, count / 32);
     print(name + "sum", all.sum, count / 32);
     print(name + "half_sum", all.half_sum, count / 16);
+}
+
+// scale: down to numbers that count as 0
+void print_quantized(float scale) {
+    const Values x = make_values(2, 3 * COLS, scale);
+    const ActivationBuffer floats = quantized(x, COLS, Inputs::F32), halves = quantized(x, COLS, Inputs::BF16);
+    const size_t count = 3 * size_t(floats.view(3).stride);
+    const std::string name = scale == 4 ? "quantize " : "quantize tiny ";
+    print(name + "f32", floats.view(3).f32, count);
+    print(name + "bf16", halves.view(3).bf16, count);
+    print_integers(x, Inputs::INT8_GROUP, name);
+    print_integers(x, Inputs::INT16_GROUP, name + "int16 ");
 }
 
 void print_rows() {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from tureen.cli.chat.connection import ServerAddress
 from tureen.errors import StartupError
+from tureen.sandbox import seccomp
 
 POLL_S = 0.05
 STOP_TIMEOUT_S = 10.0
@@ -24,7 +26,14 @@ def own_server(flags: Sequence[str], *, api_key: str | None) -> Iterator[ServerA
     with tempfile.TemporaryDirectory(prefix="tureen-chat-") as folder, tempfile.TemporaryFile() as said:
         path = Path(folder) / "socket"
         command = [sys.executable, "-m", "tureen", "serve", *flags, "--uds", str(path)]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
         try:
             server = ServerAddress(f"unix:{path}", api_key=api_key)
             while not (path.exists() and server.answers()):
@@ -40,6 +49,12 @@ def own_server(flags: Sequence[str], *, api_key: str | None) -> Iterator[ServerA
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _end_with_parent() -> None:
+    """Has the system end the new process when the chat is killed, or its terminal is closed."""
+    if sys.platform == "linux":
+        seccomp.control(seccomp.PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _last_line(said: bytes) -> str:

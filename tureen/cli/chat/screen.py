@@ -88,9 +88,13 @@ def note_end(conversation: Conversation) -> None:
 
 
 def say(text: str) -> None:
-    """Prints what the chat itself has to say, dim on a terminal."""
-    if text:
-        print(f"{DIM}{printable(text)}{PLAIN}" if sys.stdout.isatty() else printable(text), flush=True)
+    """Prints what the chat itself has to say: dim on a terminal; else on standard error, apart from the answer."""
+    if not text:
+        return
+    if sys.stdout.isatty():
+        print(f"{DIM}{printable(text)}{PLAIN}", flush=True)
+    else:
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def _toolbar(conversation: Conversation, context_len: int) -> str:

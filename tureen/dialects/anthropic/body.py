@@ -6,18 +6,19 @@ Source: https://docs.anthropic.com/en/api/messages
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from tureen.contract.params import EMPTY_IS_UNSET, INT64_MAX, INT64_MIN, JsonObject, SamplingParams, Stops
+from tureen.contract.params import ALIASES, EMPTY_IS_UNSET, INT64_MAX, INT64_MIN, JsonObject, SamplingParams, Stops
 from tureen.errors import InvalidRequest, echo
 from tureen.requests.body import TEXT_LISTS, convert, offered
 from tureen.requests.shared_fields import ReturnEffective
 from tureen.requests.tool_fields import MAX_TOOLS
-from tureen.requests.verdicts import read_tables
+from tureen.requests.verdicts import FieldTable, FieldWithoutEffect, read_tables
 from tureen.text.messages import MAX_MESSAGES, MAX_PARTS
 
 MIN_THINKING = 1024  # tokens, as at Anthropic
@@ -71,6 +72,40 @@ class AnthropicImageBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         return f"data:{self.source.media_type};base64,{self.source.data}"
 
 
+class AnthropicTextSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="text"):
+    """A document's text."""
+
+    media_type: Literal["text/plain"]
+    data: str
+
+
+class AnthropicContentSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="content"):
+    """A document of blocks."""
+
+    content: str | BlockList[AnthropicTextBlock | AnthropicImageBlock]
+
+
+class AnthropicEncodedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="base64"):
+    """A document in base64, which is a PDF; refused."""
+
+    media_type: str
+    data: str
+
+
+class AnthropicFetchedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="url"):
+    """A PDF at a URL; refused."""
+
+    url: str
+
+
+class AnthropicDocumentBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="document"):
+    """A document: the model is shown its title, its context and its text."""
+
+    source: AnthropicTextSource | AnthropicContentSource | AnthropicEncodedSource | AnthropicFetchedSource
+    title: str | None = None
+    context: str | None = None
+
+
 class AnthropicThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="thinking"):
     """Reasoning of an answer that the client sends back."""
 
@@ -94,19 +129,23 @@ class AnthropicToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     input: JsonObject
 
 
+ShownBlock = AnthropicTextBlock | AnthropicImageBlock | AnthropicDocumentBlock
+
+
 class AnthropicToolResultBlock(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="tool_result"
 ):
     """The result of a tool call."""
 
     tool_use_id: str
-    content: str | BlockList[AnthropicTextBlock | AnthropicImageBlock] | None = None
+    content: str | BlockList[ShownBlock] | None = None
     is_error: bool | None = None
 
 
 Block = (
     AnthropicTextBlock
     | AnthropicImageBlock
+    | AnthropicDocumentBlock
     | AnthropicThinkingBlock
     | AnthropicRedactedThinkingBlock
     | AnthropicToolUseBlock
@@ -270,16 +309,41 @@ class AnthropicBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fi
     return_effective: ReturnEffective = False
 
 
+COUNT_TABLE = TABLE.joined(
+    FieldTable(
+        told=dict.fromkeys(
+            sorted({*AnthropicBody.__struct_fields__, *ALIASES} - {*AnthropicCountBody.__struct_fields__}),
+            FieldWithoutEffect("it does not change the tokens of a prompt"),
+        )
+    )
+)
+"""The verdicts on the fields of a count: those that only say how the answer is made are told."""
+
+
+def check_citations(payload: Mapping[str, Any]) -> None:
+    """Raises InvalidRequest for documents that the answer is to cite: no answer here has citations."""
+    messages = payload.get("messages")
+    for index, message in enumerate(messages if isinstance(messages, list) else ()):
+        blocks = message.get("content") if isinstance(message, dict) else None
+        for number, block in enumerate(blocks if isinstance(blocks, list) else ()):
+            cites = block.get("citations") if isinstance(block, dict) and block.get("type") == "document" else None
+            if isinstance(cites, dict) and cites.get("enabled"):
+                field = f"messages[{index}].content[{number}].citations.enabled"
+                raise InvalidRequest(f"{field} is not available: no citations are made here; leave it out", field=field)
+
+
 def parse(payload: dict[str, Any], kind: type[Body]) -> Body:
     """Checks a JSON body's form and returns it as `kind`. Raises InvalidRequest."""
-    fields = offered(payload, kind.__struct_fields__, TABLE)
+    table = TABLE if kind is AnthropicBody else COUNT_TABLE
+    check_citations(payload)
+    fields = offered(payload, kind.__struct_fields__, table)
     for name in EMPTY_IS_UNSET:
         if fields.get(name) == "":
             del fields[name]
     fields |= {name: [fields[name]] for name in TEXT_LISTS if isinstance(fields.get(name), str)}
     if isinstance(fields.get("tools"), list) and len(fields["tools"]) <= MAX_TOOLS:
         fields["tools"] = [server_tool_of(tool) or tool for tool in fields["tools"]]
-    body = convert(fields, kind, table=TABLE)
+    body = convert(fields, kind, table=table)
     if isinstance(body, AnthropicBody):
         _check_budget(body)
     return body

@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from tureen.dialects.anthropic.body import (
+    AnthropicDocumentBlock,
+    AnthropicEncodedSource,
+    AnthropicFetchedSource,
     AnthropicImageBlock,
     AnthropicMessage,
     AnthropicRedactedThinkingBlock,
     AnthropicTextBlock,
+    AnthropicTextSource,
     AnthropicThinkingBlock,
     AnthropicToolResultBlock,
     AnthropicToolUseBlock,
     Block,
+    ShownBlock,
 )
 from tureen.errors import InvalidRequest, echo
 from tureen.requests import telling
@@ -47,8 +52,8 @@ class AnthropicConversation:
                 self._add_parts(parts)
                 parts = []
                 self._add_result(path, block)
-            elif isinstance(block, AnthropicTextBlock | AnthropicImageBlock):
-                parts.append(self._part(block))
+            elif isinstance(block, AnthropicTextBlock | AnthropicImageBlock | AnthropicDocumentBlock):
+                parts += self._parts(path, block)
             else:
                 raise _misplaced(path, block, "user")
         self._add_parts(parts)
@@ -89,14 +94,32 @@ class AnthropicConversation:
                 f"{path}.tool_use_id {echo(block.tool_use_id)} is the id of no tool_use block before it",
                 field=f"{path}.tool_use_id",
             )
-        result_blocks = (
+        result_blocks: Sequence[ShownBlock] = (
             [AnthropicTextBlock(text=block.content)] if isinstance(block.content, str) else block.content or []
         )
         parts = [{"type": "text", "text": ERROR_MARK}] if block.is_error else []
-        parts += [self._part(content_block) for content_block in result_blocks]
+        for number, content_block in enumerate(result_blocks):
+            parts += self._parts(f"{path}.content[{number}]", content_block)
         self.messages.append(
             {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": _content(parts)}
         )
+
+    def _parts(self, path: str, block: ShownBlock) -> list[dict[str, Any]]:
+        """Returns a block as parts of a message. Raises InvalidRequest for a document that cannot be read here."""
+        if not isinstance(block, AnthropicDocumentBlock):
+            return [self._part(block)]
+        source = block.source
+        if isinstance(source, AnthropicEncodedSource | AnthropicFetchedSource):
+            raise InvalidRequest(
+                f"{path}.source: this server has no reader of PDFs, and fetches no documents; send the text as a "
+                "source of the type text",
+                field=f"{path}.source",
+                code="not_available",
+            )
+        heads = [AnthropicTextBlock(text=text) for text in (block.title, block.context) if text]
+        content = source.data if isinstance(source, AnthropicTextSource) else source.content
+        blocks = [AnthropicTextBlock(text=content)] if isinstance(content, str) else content
+        return [self._part(shown) for shown in (*heads, *blocks)]
 
     def _part(self, block: AnthropicTextBlock | AnthropicImageBlock) -> dict[str, Any]:
         if isinstance(block, AnthropicTextBlock):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tureen.dialects.anthropic import messages as anthropic
-from tureen.dialects.anthropic.body import TABLE, AnthropicBody, AnthropicCountBody
+from tureen.dialects.anthropic.body import COUNT_TABLE, TABLE, AnthropicBody, AnthropicCountBody
 from tureen.http.dialect import BodyPart, BodySection, CompatRoute, Dialect
 
 DIALECT = Dialect(
@@ -11,7 +11,7 @@ DIALECT = Dialect(
     routes=anthropic.routes,
     compat=(
         CompatRoute("Anthropic", "/v1/messages", (BodyPart(AnthropicBody, TABLE),)),
-        CompatRoute("Anthropic", "/v1/messages/count_tokens", (BodyPart(AnthropicCountBody, TABLE),)),
+        CompatRoute("Anthropic", "/v1/messages/count_tokens", (BodyPart(AnthropicCountBody, COUNT_TABLE),)),
     ),
     sections=(
         BodySection(

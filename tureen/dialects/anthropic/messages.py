@@ -34,6 +34,7 @@ from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
 from tureen.requests.reading import join_parts
 from tureen.requests.state import Context, ServerState
+from tureen.requests.thinking_budget import ReasoningBudget
 from tureen.requests.thinking_field import effort_kwargs, knows_effort, thinking_kwargs
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning, Tool
 
@@ -218,8 +219,9 @@ def _thinking(body: AnthropicBody | AnthropicCountBody, tools: Sequence[Tool], c
     return variables
 
 
-def _budget(body: AnthropicBody) -> int | None:
-    return None if body.thinking is None else body.thinking.budget_tokens
+def _budget(body: AnthropicBody) -> ReasoningBudget | None:
+    tokens = None if body.thinking is None else body.thinking.budget_tokens
+    return None if tokens is None else ReasoningBudget(tokens, "thinking.budget_tokens")
 
 
 def _message(plan: Plan, body: AnthropicBody, last: OutputEvent, state: ServerState) -> dict[str, Any]:

@@ -45,6 +45,7 @@ from tureen.requests.shared_fields import (
     ReturnEffective,
 )
 from tureen.requests.state import ServerState
+from tureen.requests.thinking_budget import ReasoningBudget
 from tureen.requests.verdicts import FieldTable, read_tables
 
 T = TypeVar("T", bound="OpenAIBody")
@@ -174,11 +175,12 @@ def read(payload: Mapping[str, Any], kind: type[T], table: FieldTable) -> T:
     return body
 
 
-def check_budget(budget: int | None, state: ServerState) -> None:
-    """Raises InvalidRequest for a budget of reasoning where the model does not think."""
-    if budget is not None and state.context.reasoning_format is None:
-        field = "thinking_token_budget"
+def budget_of(tokens: int | None, state: ServerState) -> ReasoningBudget | None:
+    """Returns the budget of reasoning that a body sets. Raises InvalidRequest where the model does not think."""
+    field = "thinking_token_budget"
+    if tokens is not None and state.context.reasoning_format is None:
         raise InvalidRequest(f"{field}: this model does not think before it answers; leave it out", field=field)
+    return None if tokens is None else ReasoningBudget(tokens, field)
 
 
 def requested_sampling(payload: Mapping[str, Any], body: OpenAIBody, limit_name: str) -> RequestedSampling:

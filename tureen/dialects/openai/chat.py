@@ -18,6 +18,7 @@ from tureen.dialects.openai import answer as openai_answer
 from tureen.dialects.openai import chat_body as openai_chat_fields
 from tureen.dialects.openai import token_fields
 from tureen.dialects.openai.answer import Answer, StreamUsage
+from tureen.dialects.openai.body import budget_of
 from tureen.dialects.openai.chat_body import ChatBody
 from tureen.dialects.openai.token_fields import ChoiceTokens, TokenNames
 from tureen.http.chat_answer import ChatRun, prepare_chat, run_of
@@ -57,7 +58,7 @@ async def _respond(request: Request, state: ServerState) -> ASGIApp:
     context = state.context
     body, name, chat = await read_body_with(request, read)
     plan = await prepare_chat(chat, request, state)
-    run = run_of(plan, state, body.thinking_token_budget)
+    run = run_of(plan, state, budget_of(body.thinking_token_budget, state))
     choices = [GrowingChoice(output, body, plan, context) for output in run.outputs]
     if body.stream:
         head = openai_answer.head(name, "chat.completion.chunk", body, context)

@@ -234,7 +234,7 @@ def chat_of(body: ChatBody, payload: Mapping[str, Any], name: str, state: Server
     """Converts a body to a chat. `payload`: the body as sent; `name`: the id of the answer. Raises InvalidRequest,
     NotFound."""
     tools = read_tools(body.tools, custom=True)
-    openai_fields.check_budget(body.thinking_token_budget, state)
+    openai_fields.budget_of(body.thinking_token_budget, state)
     fields, names = openai_fields.requested_sampling(payload, body, "max_completion_tokens")
     prompt_ids = body.prompt_token_ids if body.input_ids is None else body.input_ids
     chat_messages = convert_messages((body.messages or ()) if prompt_ids is None else ())

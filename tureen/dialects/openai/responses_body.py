@@ -162,7 +162,7 @@ def chat_of(
     `payload`: the body as sent; `name`: the id of the answer; `before`: the kept items that it continues. Raises
     InvalidRequest, NotFound.
     """
-    openai_fields.check_budget(body.thinking_token_budget, state)
+    openai_fields.budget_of(body.thinking_token_budget, state)
     fields, names = openai_fields.requested_sampling(payload, body, "max_output_tokens")
     if body.max_output_tokens is not None:
         fields["max_new_tokens"] = body.max_output_tokens

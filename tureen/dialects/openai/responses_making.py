@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 
 from tureen.dialects.openai import token_fields
+from tureen.dialects.openai.body import budget_of
 from tureen.dialects.openai.responses_body import ENCRYPTED, ResponsesBody, wants_logprobs
 from tureen.dialects.openai.responses_logprobs import TextLogprobs
 from tureen.dialects.openai.responses_output import CANCELLED, COMPLETED, INCOMPLETE, OutputItems, whole_event
@@ -21,6 +22,7 @@ from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output
 from tureen.requests.reading import join_parts
 from tureen.requests.state import ServerState
+from tureen.requests.thinking_budget import ReasoningBudget
 from tureen.text.messages import Part
 
 
@@ -34,11 +36,15 @@ class Making(NamedTuple):
 
     async def whole(self, request: Request) -> dict[str, Any]:
         """Runs the request to its end and returns the response. Raises ClientGone."""
-        last = await run_to_end(self.plan, request, self.state, self.body.thinking_token_budget)
+        last = await run_to_end(self.plan, request, self.state, self._budget)
         items = self._items()
         items.read(last.output, last.parts)
         items.close(_status(last.output))
         return self._end(items, last.output, last.parts)
+
+    @property
+    def _budget(self) -> ReasoningBudget | None:
+        return budget_of(self.body.thinking_token_budget, self.state)
 
     async def events(
         self, left: Callable[[dict[str, Any]], None] | None = None
@@ -48,7 +54,7 @@ class Making(NamedTuple):
         left: gets the response as far as it came, where the generator is closed between its first event and its last.
         """
         items, seen, output, has_ended = self._items(), list[Part](), None, False
-        run = events_of(self.plan, self.state, budget=self.body.thinking_token_budget)
+        run = events_of(self.plan, self.state, budget=self._budget)
         try:
             async with contextlib.aclosing(run) as events:
                 async for event in events:

@@ -18,8 +18,9 @@ from tureen.contract.params import JsonObject
 from tureen.dialects.sglang import generate
 from tureen.dialects.sglang.body import PROMPT_FIELDS
 from tureen.errors import Forbidden, InvalidRequest, echo
-from tureen.http.dialect import Docs, Entry, client_name, prepared, read_body, unless_gone
+from tureen.http.dialect import BYTES_PER_CHAR, Docs, Entry, client_name, prepared, read_body, unless_gone
 from tureen.media.files import media_root, read_below
+from tureen.requests.offload import offload
 from tureen.requests.state import ServerState
 
 
@@ -47,7 +48,7 @@ def routes(state: ServerState) -> list[Entry]:
                 f"file {echo(body.file)} cannot be read: it must be a file below the server's --media-path",
                 field="file",
             )
-        fields = body.parameters | {"input_embeds": _decoded(data)}
+        fields = body.parameters | {"input_embeds": await offload.run(len(data) // BYTES_PER_CHAR, _decoded, data)}
         plan = await prepared(request, generate.prepare(fields, state, owner=client_name(request)))
         answers = await unless_gone(request, generate.answer(plan, state))
         return Response(await generate.encode(answers, answers), media_type="application/json")

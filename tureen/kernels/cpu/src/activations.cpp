@@ -20,7 +20,7 @@ struct Divider {
 
 size_t divide(Activations& all, uint8_t* memory) {
     Divider divider{memory};
-    size_t rows = size_t(all.rows), inputs = rows * size_t(all.stride);
+    size_t rows = size_t(all.rows) * size_t(input_rows(all.kind)), inputs = rows * size_t(all.stride);
     if (all.kind == Inputs::F32) {
         divider.take(all.f32, inputs);
     } else if (all.kind == Inputs::BF16) {

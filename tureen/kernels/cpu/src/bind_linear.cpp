@@ -31,6 +31,19 @@ std::shared_ptr<PackedMatrix> blank_matrix(const std::string& format, int rows, 
     return blank(format_named(format.c_str()), rows, cols);
 }
 
+const char* name_of_inputs(Inputs inputs) {
+    switch (inputs) {
+        case Inputs::F32: return "float32";
+        case Inputs::BF16: return "bfloat16";
+        case Inputs::INT8_GROUP: return "int8";
+        default: return "int16";
+    }
+}
+
+void widen(PackedMatrix& packed) {
+    if (packed.matrix.inputs == Inputs::INT8_GROUP) packed.matrix.inputs = Inputs::INT16_GROUP;
+}
+
 nb::ndarray<nb::numpy, uint8_t> packed_data(const PackedMatrix& packed) {
     return nb::ndarray<nb::numpy, uint8_t>(packed.memory.get(), {packed.bytes()});  // the array keeps the matrix
 }
@@ -66,7 +79,7 @@ FloatArray linear(Pool& pool, const AnyArray& x, const PackedMatrix& packed, con
     float* out;
     auto array = make_array<float>({x.shape(0), size_t(w.rows)}, &out);
     nb::gil_scoped_release release;
-    ActivationBuffer buffer = quantized(inputs, rows, w.cols, inputs_of(w.format));
+    ActivationBuffer buffer = quantized(inputs, rows, w.cols, w.inputs);
     Activations view = buffer.view(rows);
     pool.run([&](int thread) {
         // Tiles are shared; where they are too few, rows.
@@ -101,7 +114,7 @@ void linear_range(const AnyArray& x, const PackedMatrix& packed, const WritableA
     const float* added = checked_bias(bias, w.rows);
     Range m = checked_range("m_range", m_range, rows), tiles = checked_range("tile_range", tile_range, w.tiles);
     nb::gil_scoped_release release;
-    ActivationBuffer buffer = quantized(inputs, rows, w.cols, inputs_of(w.format));
+    ActivationBuffer buffer = quantized(inputs, rows, w.cols, w.inputs);
     kernels().linear->multiply(w, buffer.view(rows), m.begin, m.end, tiles.begin, tiles.end, to, size_t(w.rows), add,
                                added);
 }
@@ -116,11 +129,13 @@ nb::ndarray<nb::numpy, T> copied(const T* from, size_t rows, size_t cols) {
 
 nb::dict quantize(const AnyArray& x, const std::string& kind) {
     const float* inputs = checked<const float>(x, "x", {ANY, ANY});
-    static const std::pair<const char*, Inputs> KINDS[] = {
-        {"F32", Inputs::F32}, {"BF16", Inputs::BF16}, {"INT8_GROUP", Inputs::INT8_GROUP}};
+    static const std::pair<const char*, Inputs> KINDS[] = {{"F32", Inputs::F32},
+                                                           {"BF16", Inputs::BF16},
+                                                           {"INT8_GROUP", Inputs::INT8_GROUP},
+                                                           {"INT16_GROUP", Inputs::INT16_GROUP}};
     const Inputs* wanted = nullptr;
     for (const auto& known : KINDS) wanted = kind == known.first ? &known.second : wanted;
-    if (wanted == nullptr) throw nb::value_error("kind is none of F32, BF16, INT8_GROUP");
+    if (wanted == nullptr) throw nb::value_error("kind is none of F32, BF16, INT8_GROUP, INT16_GROUP");
     size_t rows = x.shape(0);
     ActivationBuffer buffer = quantized(inputs, int(rows), int(x.shape(1)), *wanted);
     Activations view = buffer.view(int(rows));
@@ -131,6 +146,7 @@ nb::dict quantize(const AnyArray& x, const std::string& kind) {
     } else if (view.kind == Inputs::BF16) {
         arrays["bf16"] = copied(view.bf16, rows, stride);
     } else {
+        rows *= size_t(input_rows(view.kind));
         arrays["q"] = copied(view.q, rows, stride);
         arrays["scale"] = copied(view.scale, rows, stride / GROUP);
         arrays["scaled_sum"] = copied(view.scaled_sum, rows, stride / GROUP);
@@ -204,8 +220,12 @@ void bind_classes(nb::module_& m) {
                     "Of zeros, to be filled through `data`. Raises ValueError.")
         .def_prop_ro("data", &packed_data, "The packed bytes, uint8 [nbytes]: not a copy.")
         .def("unpack", &unpack_matrix, "Values, float32 [rows, cols].")
+        .def("widen", &widen, "From now on, multiply integers with inputs of 16 bits in place of 8.")
         .def_prop_ro("rows", [](const PackedMatrix& w) { return w.matrix.rows; })
         .def_prop_ro("cols", [](const PackedMatrix& w) { return w.matrix.cols; })
+        .def_prop_ro(
+            "inputs", [](const PackedMatrix& w) { return name_of_inputs(w.matrix.inputs); },
+            "What it is multiplied with.")
         .def_prop_ro("format", [](const PackedMatrix& w) { return name_of(w.matrix.format); })
         .def_prop_ro("nbytes", [](const PackedMatrix& w) { return w.bytes(); });
 }

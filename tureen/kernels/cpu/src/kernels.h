@@ -48,7 +48,7 @@ struct LowRow {
 
 struct RowKernels {
     // x [cols] -> row m of `out`, in the form of out.kind; the padding is zeroed. A value that is not finite makes all
-    // products of its row (with INT8_GROUP: of its group) NaN. int8: what is all below 1e-33 counts as 0, with scale 0.
+    // products of its row (of integers: of its group) NaN. Integers: what is all below 1e-33 counts as 0, with scale 0.
     void (*quantize)(const float* x, int cols, const Activations& out, int m);
     // y = x / sqrt(mean(x²) + eps) * weight, over [cols]. y may be x.
     void (*rms_norm)(const float* x, const float* weight, int cols, float eps, float* y);

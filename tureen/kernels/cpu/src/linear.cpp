@@ -24,7 +24,10 @@ namespace {
 
 void multiply(const Matrix& w, const Activations& x, int m_begin, int m_end, int tile_begin, int tile_end, float* data,
               size_t stride, bool add, const float* bias) {
-    const Output out{w, data, stride, add, bias};
+    const int each = input_rows(x.kind);
+    m_begin *= each;
+    m_end *= each;
+    const Output out{w, data, stride, add, bias, each == 2};
     auto run = [&](auto kernel) { kernel(w, x, m_begin, m_end, tile_begin, tile_end, out); };
     switch (w.format) {
         case Format::F32: return run(multiply_whole<PlainF32>);

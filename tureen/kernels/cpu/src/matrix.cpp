@@ -46,6 +46,7 @@ Matrix layout_of(Format format, int rows, int cols) {
     }
     Matrix matrix{};
     matrix.format = format;
+    matrix.inputs = inputs_of(format);
     matrix.rows = rows;
     matrix.cols = cols;
     matrix.padded_cols = round_up(cols, is_super(format) ? SUPER : scaled_by_group(format) ? GROUP : ROW_INPUTS);

@@ -37,10 +37,13 @@ enum class Format : int {
 //   5 bits: as 4 bits (256 bytes), then bit 4: [8 quads] uint64, bit 4r + b.
 //   6 bits: as 4 bits (256 bytes), then bit 4 as above, then bit 5 likewise: [8 quads] uint64 each.
 
-enum class Inputs : int { F32, BF16, INT8_GROUP };  // what a format is multiplied with
+// What a matrix is multiplied with. INT16_GROUP: 16 bits in two rows of INT8_GROUP, the second being what the first one
+// leaves; a product is the sum of theirs, the first one's first.
+enum class Inputs : int { F32, BF16, INT8_GROUP, INT16_GROUP };
 
 struct Matrix {
     Format format;
+    Inputs inputs;         // of a format whose inputs are integers: of 8 or 16 bits
     int rows;              // outputs
     int cols;              // inputs, as the model has them
     int padded_cols;       // a multiple of ROW_INPUTS, GROUP or SUPER, as the format asks
@@ -52,7 +55,8 @@ struct Matrix {
     const uint8_t* tile(int t) const { return data + size_t(t) * tile_bytes; }
 };
 
-Inputs inputs_of(Format format);
+Inputs inputs_of(Format format);                                                       // at first
+constexpr int input_rows(Inputs kind) { return kind == Inputs::INT16_GROUP ? 2 : 1; }  // that a row of inputs takes
 const char* name_of(Format format);
 Format format_named(const char* name);  // throws std::invalid_argument naming those known
 
@@ -65,11 +69,11 @@ struct Activations {
     Inputs kind;
     int rows;
     int cols;
-    int stride;         // inputs from one row to the next
-    float* f32;         // [rows][stride]                      F32
-    uint16_t* bf16;     // [rows][stride], nearest even        BF16
-    int8_t* q;          // [rows][stride], -127 … 127          INT8_GROUP
-    float* scale;       // [rows][stride / 32]: value = scale * q
+    int stride;      // inputs from one row to the next
+    float* f32;      // [rows][stride]                      F32
+    uint16_t* bf16;  // [rows][stride], nearest even        BF16
+    int8_t* q;       // [rows][stride], -127 … 127          INT8_GROUP; INT16_GROUP: [rows][2][stride], likewise below
+    float* scale;    // [rows][stride / 32]: value = scale * q
     float* scaled_sum;  // [rows][stride / 32]: scale * sum of the group's q
     int32_t* sum;       // [rows][stride / 32]: sum of the group's q
     int32_t* half_sum;  // [rows][stride / 16]: sums of its two halves

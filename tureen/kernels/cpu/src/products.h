@@ -67,25 +67,28 @@ struct Output {
     size_t stride;
     bool add;
     const float* bias;
+    bool in_pairs;  // INT16_GROUP: rows 2 m and 2 m + 1 of the inputs make row m, and come in this order
 
-    // Part p of a tile.
+    // Part p of a tile; m: the row of inputs.
     TUREEN_INLINE void store(int m, int tile, int p, part value) const {
         const int first = tile * TILE + p * PART_LANES, rest = w.rows - first;
-        float* to = data + size_t(m) * stride + first;
+        const bool is_second = in_pairs && m % 2 != 0, adds = add || is_second;
+        float* to = data + size_t(in_pairs ? m / 2 : m) * stride + first;
+        const float* added = bias != nullptr && !is_second ? bias + first : nullptr;
         if (rest >= PART_LANES) {
-            if (bias != nullptr) value += *(const loose_part*)(bias + first);
-            if (add) value += *(const loose_part*)to;
+            if (added != nullptr) value += *(const loose_part*)added;
+            if (adds) value += *(const loose_part*)to;
             *(loose_part*)to = value;
             return;
         }
-        store_some(to, bias != nullptr ? bias + first : nullptr, rest, value);
+        store_some(to, added, adds, rest, value);
     }
 
     // Of the last tile: the first `rest` lanes.
-    __attribute__((noinline)) void store_some(float* to, const float* added, int rest, part value) const {
+    __attribute__((noinline)) static void store_some(float* to, const float* added, bool adds, int rest, part value) {
         for (int r = 0; r < rest; r++) {
             const float one = added != nullptr ? value[r] + added[r] : value[r];
-            to[r] = add ? to[r] + one : one;
+            to[r] = adds ? to[r] + one : one;
         }
     }
 };

@@ -181,8 +181,9 @@ struct Row {  // of Activations
     int32_t *sum, *half_sum;
 };
 
-// Inputs [begin, begin + CHUNK), whose groups have these scales (lane g: group g).
-void quantize_chunk(const float* x, int cols, int begin, const Scales& s, const Row& row) {
+// Inputs [begin, begin + CHUNK), whose groups have these scales (lane g: group g). rest: what the integers leave of the
+// inputs, [CHUNK], or null.
+void quantize_chunk(const float* x, int cols, int begin, const Scales& s, const Row& row, float* rest) {
     float scale[16], inverse[16];
     store(scale, s.scale);
     store(inverse, s.inverse);
@@ -190,8 +191,10 @@ void quantize_chunk(const float* x, int cols, int begin, const Scales& s, const 
     TUREEN_UNROLL
     for (int h = 0; h < 16; h++) {
         float factor = inverse[h / 2];
-        q[h] = factor == 0.0f ? zeros() : round(lanes_at(x, cols, begin + 16 * h) * broadcast(factor));
+        vec16 inputs = lanes_at(x, cols, begin + 16 * h);
+        q[h] = factor == 0.0f ? zeros() : round(inputs * broadcast(factor));
         store_int8(row.q + begin + 16 * h, q[h]);
+        if (rest != nullptr) store(rest + 16 * h, fma(q[h], broadcast(-scale[h / 2]), inputs));
     }
     int32_t* halves = row.half_sum + begin / 16;
     store_int32(halves, reduce_each(q, Sum{}));
@@ -203,16 +206,32 @@ void quantize_chunk(const float* x, int cols, int begin, const Scales& s, const 
     }
 }
 
-void quantize_by_group(const float* x, int cols, int stride, const Row& row) {
-    for (int begin = 0; begin < stride; begin += CHUNK) {
-        vec16 largest[16];  // of group g, twice
-        TUREEN_UNROLL
-        for (int g = 0; g < 8; g++) {
-            vec16 low = lanes_at(x, cols, begin + 32 * g), high = lanes_at(x, cols, begin + 32 * g + 16);
-            largest[g] = largest[g + 8] = max_of_abs(abs(low), abs(high));
-        }
-        quantize_chunk(x, cols, begin, scales_of(reduce_each(largest, LargerOfAbs{}), 127.0f), row);
+// The scales of the groups of inputs [begin, begin + CHUNK).
+Scales chunk_scales(const float* x, int cols, int begin) {
+    vec16 largest[16];  // of group g, twice
+    TUREEN_UNROLL
+    for (int g = 0; g < 8; g++) {
+        vec16 low = lanes_at(x, cols, begin + 32 * g), high = lanes_at(x, cols, begin + 32 * g + 16);
+        largest[g] = largest[g + 8] = max_of_abs(abs(low), abs(high));
     }
+    return scales_of(reduce_each(largest, LargerOfAbs{}), 127.0f);
+}
+
+// second: the row that gets what the first leaves, or null.
+void quantize_by_group(const float* x, int cols, int stride, const Row& first, const Row* second) {
+    float rest[CHUNK];
+    for (int begin = 0; begin < stride; begin += CHUNK) {
+        quantize_chunk(x, cols, begin, chunk_scales(x, cols, begin), first, second != nullptr ? rest : nullptr);
+        if (second == nullptr) continue;
+        const Row own{second->q + begin, second->scale + begin / GROUP, second->scaled_sum + begin / GROUP,
+                      second->sum + begin / GROUP, second->half_sum + begin / (GROUP / 2)};
+        quantize_chunk(rest, CHUNK, 0, chunk_scales(rest, CHUNK, 0), own, nullptr);
+    }
+}
+
+Row row_at(const Activations& out, size_t begin) {
+    return {out.q + begin, out.scale + begin / GROUP, out.scaled_sum + begin / GROUP, out.sum + begin / GROUP,
+            out.half_sum + begin / (GROUP / 2)};
 }
 
 void quantize(const float* x, int cols, const Activations& out, int m) {
@@ -221,10 +240,11 @@ void quantize(const float* x, int cols, const Activations& out, int m) {
         for (int i = 0; i < out.stride; i += 16) store(out.f32 + begin + i, lanes_at(x, cols, i));
     } else if (out.kind == Inputs::BF16) {
         for (int i = 0; i < out.stride; i += 16) store_bf16(out.bf16 + begin + i, lanes_at(x, cols, i));
+    } else if (out.kind == Inputs::INT8_GROUP) {
+        quantize_by_group(x, cols, out.stride, row_at(out, begin), nullptr);
     } else {
-        Row row{out.q + begin, out.scale + begin / 32, out.scaled_sum + begin / 32, out.sum + begin / 32,
-                out.half_sum + begin / 16};
-        quantize_by_group(x, cols, out.stride, row);
+        const Row second = row_at(out, 2 * begin + out.stride);
+        quantize_by_group(x, cols, out.stride, row_at(out, 2 * begin), &second);
     }
 }
 

@@ -178,7 +178,7 @@ void Tape::head(Norm norm, std::shared_ptr<PackedMatrix> matrix, float scale, fl
         deal_tiles(frame, first + 1, rows, w.tiles, [&](int begin, int end) {
             for (int from = begin; from < end; from += block) {
                 int to = std::min(from + block, end), column = from * TILE;
-                frame.kernels.linear->multiply(w, inputs.of(w.format), 0, rows, from, to, logits_.data(), vocab_, false,
+                frame.kernels.linear->multiply(w, inputs.of(w), 0, rows, from, to, logits_.data(), vocab_, false,
                                                nullptr);
                 int width = std::min(to * TILE, vocab_) - column;
                 for (int m = 0; m < rows && !is_plain; m++)

@@ -43,7 +43,7 @@ void route(Frame& frame, int thread, const Experts& experts, const View& inputs,
     Routing& routing = frame.buffers.routing;
     float* logits = frame.buffers.scratch[thread].data();
     auto multiply_one = [&](const Matrix& w, float* out) {
-        linear.multiply(w, inputs.of(w.format), m, m + 1, 0, w.tiles, out - size_t(m) * w.rows, w.rows, false, nullptr);
+        linear.multiply(w, inputs.of(w), m, m + 1, 0, w.tiles, out - size_t(m) * w.rows, w.rows, false, nullptr);
     };
     multiply_one(experts.router->matrix, logits);
     choose(experts, logits, m, routing);
@@ -69,7 +69,7 @@ void settle(Routing& routing, int tokens, int chosen, int count) {
 }
 
 void copy_rows(const Activations& from, const int* tokens, const Activations& to) {
-    size_t stride = size_t(from.stride);
+    size_t stride = size_t(from.stride) * size_t(input_rows(from.kind));
     auto copy = [&](auto* source, auto* target, size_t width) {
         for (int m = 0; m < to.rows; m++)
             std::copy_n(source + size_t(tokens[m]) * width, width, target + size_t(m) * width);
@@ -184,8 +184,8 @@ void Tape::experts(const std::string& module, Norm norm, Experts given, float sc
                                      [&](int m, float*) { return b.inner.data() + size_t(m) * inner; });
         deal_experts(frame, first + 5, ceil_div(hidden_, TILE), [&](int e, int begin, int end) {
             const Matrix& w = experts->each[e].down.parts[0]->matrix;
-            frame.kernels.linear->multiply(w, into_down.of(w.format), routing.first[e], routing.first[e + 1], begin,
-                                           end, b.given.data(), hidden_, false, nullptr);
+            frame.kernels.linear->multiply(w, into_down.of(w), routing.first[e], routing.first[e + 1], begin, end,
+                                           b.given.data(), hidden_, false, nullptr);
         });
         frame.pool.barrier();
         for (const GatedLinear& one : experts->shared) {

@@ -27,7 +27,7 @@ inline void require(bool holds, const std::string& what) {
 inline std::vector<Inputs> kinds_of(const Matrices& parts) {
     std::vector<Inputs> kinds;
     for (const auto& part : parts) {
-        Inputs kind = inputs_of(part->matrix.format);
+        Inputs kind = part->matrix.inputs;
         if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
     }
     return kinds;
@@ -40,9 +40,9 @@ struct View {
     const float* low = nullptr;  // [rows][low_width]: what Additions::shrink makes of them; null = nobody adds anything
     int low_width = 0;
 
-    const Activations& of(Format format) const {
+    const Activations& of(const Matrix& w) const {
         int i = 0;
-        while (kinds[i].kind != inputs_of(format)) i++;
+        while (kinds[i].kind != w.inputs) i++;
         return kinds[i];
     }
 };
@@ -193,8 +193,7 @@ inline void multiply(Tape::Frame& frame, int counter, const Linear& linear, cons
             int from = std::max(begin - first_tile, 0), to = std::min(end - first_tile, w.tiles);
             if (from < to) {
                 const float* bias = linear.bias.empty() ? nullptr : linear.bias.data() + first_row;
-                frame.kernels.linear->multiply(w, inputs.of(w.format), 0, rows, from, to, out + first_row, stride, add,
-                                               bias);
+                frame.kernels.linear->multiply(w, inputs.of(w), 0, rows, from, to, out + first_row, stride, add, bias);
                 add_low_rank(frame, linear, int(part), inputs, 0, rows, from * TILE, std::min(to * TILE, w.rows),
                              out + first_row + from * TILE, stride);
             }
@@ -244,8 +243,8 @@ inline void gated(Tape::Frame& frame, int thread, const GatedLinear& mlp, const 
     for (int m = 0; m < rows; m += block) {
         int stop = std::min(rows, m + block);
         ptrdiff_t shift = ptrdiff_t(m) * width + first;
-        linear.multiply(g, inputs.of(g.format), m, stop, begin, end, gates - shift, width, false, gate_bias);
-        linear.multiply(u, inputs.of(u.format), m, stop, begin, end, ups - shift, width, false, up_bias);
+        linear.multiply(g, inputs.of(g), m, stop, begin, end, gates - shift, width, false, gate_bias);
+        linear.multiply(u, inputs.of(u), m, stop, begin, end, ups - shift, width, false, up_bias);
         add_low_rank(frame, mlp.gate, 0, inputs, m, stop, first, first + width, gates, width);
         add_low_rank(frame, mlp.up, 0, inputs, m, stop, first, first + width, ups, width);
         for (int i = m; i < stop; i++) {

@@ -1,0 +1,73 @@
+"""Ctrl-C in a terminal: once says how long it waits, twice leaves; never a traceback, at no moment."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+
+import pytest
+from patience import PATIENCE_S
+from terminal_session import TerminalSession
+
+pytestmark = pytest.mark.e2e
+CTRL_C = "\x03"
+
+
+def begin_stream(path: str) -> socket.socket:
+    """A connection over which a long answer has begun."""
+    body = json.dumps({"text": "Once", "stream": True, "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}})
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(path)
+    head = (
+        f"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    )
+    client.sendall(f"{head}\r\n\r\n{body}".encode())
+    assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+    return client
+
+
+def drain(client: socket.socket) -> None:
+    while client.recv(1 << 16):
+        pass
+
+
+def serve(tmp_path, *more: str) -> TerminalSession:
+    return TerminalSession("serve", "--uds", str(tmp_path / "s"), "--device", "cpu", *more)
+
+
+def test_once_with_nothing_running_ends_at_once(tmp_path):
+    with serve(tmp_path) as terminal:
+        terminal.wait_for("ready at unix:")
+        terminal.keys(CTRL_C)
+        terminal.wait_for("SIGINT: ending; no request was running")
+        assert terminal.process.wait(PATIENCE_S) == 0
+        assert "Traceback" not in terminal.shown
+    assert not (tmp_path / "s").exists()
+
+
+def test_once_says_how_long_it_waits_and_twice_leaves(tmp_path):
+    with serve(tmp_path, "--drain-timeout-s", "600") as terminal:
+        terminal.wait_for("ready at unix:")
+        with begin_stream(str(tmp_path / "s")) as client:
+            reader = threading.Thread(target=drain, args=(client,))
+            reader.start()
+            terminal.keys(CTRL_C)
+            terminal.wait_for("finishing 1 requests, at most 600 s; taking no new ones; Ctrl-C again ends them now")
+            terminal.keys(CTRL_C)
+            terminal.wait_for("second signal: ending now")
+            terminal.process.wait(PATIENCE_S)
+            reader.join(PATIENCE_S)
+        assert "Traceback" not in terminal.shown
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_while_the_model_is_loaded_it_leaves_without_a_traceback(tmp_path, times):
+    with serve(tmp_path) as terminal:
+        terminal.wait_for("tokenizer")
+        for _ in range(times):
+            terminal.keys(CTRL_C)
+        terminal.process.wait(PATIENCE_S)
+        assert "Traceback" not in terminal.shown
+        assert "Exception ignored" not in terminal.shown

@@ -1,0 +1,116 @@
+"""What is on this machine: under the names that serve takes, and gone when it is removed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from wheels import write_wheel
+
+from tureen.config import Config, cache_dir
+from tureen.errors import StartupError
+from tureen.fetching.names import parse
+from tureen.fetching.on_disk import kept_models, remove, unfinished
+from tureen.fetching.pull import find_here, pull
+
+GGUFS = {
+    "m-Q4_K_M.gguf": b"GGUF four",
+    "m-Q8_0-00001-of-00002.gguf": b"GGUF eight, first",
+    "m-Q8_0-00002-of-00002.gguf": b"GGUF eight, second",
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    return Config(download_dir=str(tmp_path / "cache"))
+
+
+def test_the_cache_is_where_it_was_and_moves_with_its_variable_only(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_dir(Config()) == tmp_path / ".cache" / "tureen"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    assert cache_dir(Config()) == tmp_path / "elsewhere" / "tureen"
+    assert cache_dir(Config(download_dir="/x")) == Path("/x")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the specification has such ones ignored
+    assert cache_dir(Config()) == tmp_path / ".cache" / "tureen"
+
+
+def test_every_model_is_listed_by_a_name_that_finds_it_again(hub, config, tmp_path):
+    hub.files["org/ggufs"] = GGUFS
+    hub.files["org/whole"] = {"config.json": b"{}", "model.safetensors": b"12345"}
+    wheel = write_wheel(tmp_path / "built", "tiny-model", {"m.gguf": b"GGUF"})
+    hub.wheels["tiny-model"] = {wheel.name: wheel.read_bytes()}
+    names = ["pypi:tiny-model==1.0", "org/ggufs:Q4_K_M", "org/ggufs:Q8_0", "org/whole"]
+    paths = {name: pull(name, config) for name in names}
+    models = kept_models(config)
+    assert {model.name: model.path for model in models} == paths
+    assert {model.name: model.num_bytes for model in models} == {
+        "pypi:tiny-model==1.0": 4,
+        "org/ggufs:Q4_K_M": 9,
+        "org/ggufs:Q8_0": len(GGUFS["m-Q8_0-00001-of-00002.gguf"] + GGUFS["m-Q8_0-00002-of-00002.gguf"]),
+        "org/whole": 5,
+    }
+    for name in names:
+        assert find_here(parse(name), config) == paths[name]
+
+
+@pytest.mark.parametrize("name", ["pypi:tiny-model==1.0", "org/whole"])
+def test_a_model_that_is_removed_leaves_nothing(hub, config, tmp_path, name):
+    hub.files["org/whole"] = {"config.json": b"{}", "model.safetensors": b"12345"}
+    wheel = write_wheel(tmp_path / "built", "tiny-model", {"m.gguf": b"GGUF"})
+    hub.wheels["tiny-model"] = {wheel.name: wheel.read_bytes()}
+    pull(name, config)
+    _, num_bytes = remove(name, config)
+    assert num_bytes >= 4
+    assert [path for path in cache_dir(config).rglob("*") if path.is_file()] == []
+    with pytest.raises(StartupError, match="not on this machine; tureen list"):
+        remove(name, config)
+
+
+def test_one_quantisation_is_removed_and_the_other_stays(hub, config):
+    hub.files["org/ggufs"] = GGUFS
+    kept = pull("org/ggufs:Q4_K_M", config)
+    pull("org/ggufs:Q8_0", config)
+    _, num_bytes = remove("org/ggufs:Q8_0", config)
+    assert num_bytes == len(GGUFS["m-Q8_0-00001-of-00002.gguf"] + GGUFS["m-Q8_0-00002-of-00002.gguf"])
+    assert [model.name for model in kept_models(config)] == ["org/ggufs:Q4_K_M"]
+    assert kept.read_bytes() == GGUFS["m-Q4_K_M.gguf"]
+
+
+def test_what_an_interrupted_download_left_is_listed_and_removed(hub, config, tmp_path):
+    content = write_wheel(tmp_path / "built", "tiny-model", {"m.gguf": b"GGUF" * 100}).read_bytes()
+    hub.wheels["tiny-model"] = {"tiny_model-1.0-py3-none-any.whl": content}
+    hub.cuts = [50, 0, 0, 0, 0, 0, 0]
+    with pytest.raises(StartupError):
+        pull("pypi:tiny-model==1.0", config)
+    ((path, num_bytes),) = unfinished(config)
+    assert num_bytes == 50
+    remove("pypi:tiny-model==1.0", config)
+    assert not path.exists()
+
+
+def test_models_in_the_cache_of_the_hubs_own_library_are_listed_and_left_alone(hub, config, monkeypatch, tmp_path):
+    hub.files["org/whole"] = {"config.json": b"{}", "model.safetensors": b"12345"}
+    with monkeypatch.context() as shared:
+        shared.setenv("HF_HOME", str(tmp_path / "hf"))
+        path = pull("org/whole", Config())
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
+    assert [(model.name, model.path) for model in kept_models(config)] == [("org/whole", path)]
+    with pytest.raises(StartupError, match="which other programs use, too"):
+        remove("org/whole", config)
+    assert path.exists()
+
+
+def test_a_model_of_which_a_part_is_missing_is_not_listed(hub, config):
+    hub.files["org/ggufs"] = GGUFS
+    path = pull("org/ggufs:Q8_0", config)
+    path.with_name("m-Q8_0-00002-of-00002.gguf").unlink()
+    assert kept_models(config) == []
+
+
+def test_a_file_that_nobody_pulled_is_left_alone(config, tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(StartupError, match="delete other files yourself"):
+        remove(str(tmp_path / "m.gguf"), config)
+    assert (tmp_path / "m.gguf").exists()

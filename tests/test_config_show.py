@@ -1,0 +1,126 @@
+"""`tureen config show`, unknown variables, and what shells are told to complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tureen.cli import command_line as cli
+from tureen.config import ENV_PREFIX, Config, load, unknown_variables
+
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture(autouse=True)
+def no_settings_in_the_environment(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(ENV_PREFIX)]:
+        monkeypatch.delenv(name)
+
+
+def test_each_setting_is_shown_with_its_value_and_where_it_comes_from(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "settings.toml"
+    file.write_text('page-size = 32\nport = 1\nhost = "::1"\n')
+    monkeypatch.setenv("TUREEN_PORT", "2")
+    monkeypatch.setenv("TUREEN_LOG_LEVEL", "debug")
+    command = ["config", "show", "--json", "m", "--config", str(file), "--log-level", "error"]
+    assert cli.main(command) == 0
+    shown = {each["name"]: (each["value"], each["source"]) for each in json.loads(capsys.readouterr().out)}
+    assert shown["page_size"] == (32, str(file))
+    assert shown["host"] == ("::1", str(file))
+    assert shown["port"] == (2, "TUREEN_PORT")
+    assert shown["log_level"] == ("error", "a flag")
+    assert shown["model_path"] == ("m", "a flag")
+    assert shown["max_n"] == (128, "default")
+    assert shown.keys() == set(Config.__struct_fields__)
+    assert cli.main([*command, "--changed"]) == 0
+    changed = {each["name"] for each in json.loads(capsys.readouterr().out)}
+    assert changed == {"page_size", "host", "port", "log_level", "model_path"}
+
+
+def test_what_is_shown_is_a_file_that_config_takes(tmp_path, capsys):
+    given = ["--context-length", "512", "--api-key-file", 'a"b', "--lora-paths", "a=b", "c=d", "--disable-radix-cache"]
+    assert cli.main(["config", "show", *given]) == 0
+    file = tmp_path / "shown.toml"
+    file.write_text(capsys.readouterr().out)
+    assert tomllib.loads(file.read_text())["context-length"] == 512
+    assert load({}, file=str(file), environment={}) == msgspec.structs.replace(
+        Config(), context_length=512, api_key_file='a"b', lora_paths=("a=b", "c=d"), disable_radix_cache=True
+    )
+
+
+@pytest.mark.parametrize("how", [[], ["--json"]])
+def test_secrets_are_not_shown(how, monkeypatch, capsys):
+    monkeypatch.setenv("TUREEN_ADMIN_API_KEY", "geheim2")
+    assert cli.main(["config", "show", "--api-key", "geheim1", *how]) == 0
+    shown = capsys.readouterr().out
+    assert "geheim" not in shown
+    assert shown.count("(hidden)") == 2
+
+
+def test_flags_of_peers_are_shown_as_what_they_are_here(capsys):
+    assert cli.main(["config", "show", "--changed", "--max-model-len", "512", "--enforce-eager"]) == 0
+    assert capsys.readouterr().out == "context-length = 512  # a flag\n"
+
+
+def test_a_wrong_setting_is_named_and_nothing_is_shown(capsys):
+    assert cli.main(["config", "show", "--port", "99999"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "--port" in printed.err
+
+
+def test_variables_that_are_no_settings_are_told_at_the_start(monkeypatch, capsys):
+    monkeypatch.setenv("TUREEN_HOME", "/x")
+    monkeypatch.setenv("TUREEN_PORT", "70000")  # ends the start
+    assert cli.main(["serve"]) == 1
+    assert "TUREEN_HOME" in capsys.readouterr().err
+    assert unknown_variables({"TUREEN_PORT": "1", "TUREEN_B": "", "TUREEN_A": "", "OTHER": ""}) == [
+        "TUREEN_A",
+        "TUREEN_B",
+    ]
+
+
+def completed(line: str) -> list[str]:
+    """What bash offers behind the line, with tureen's own completion."""
+    code = """
+        eval "$(tureen completion bash)"
+        COMP_LINE=$1 COMP_POINT=${#1} COMP_TYPE=9
+        _python_argcomplete tureen
+        printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    path = f"{BIN}:{os.environ['PATH']}"
+    command = [shutil.which("bash") or "bash", "-c", code, "bash", line]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PATH": path})
+    return [word.strip() for word in ran.stdout.splitlines() if word.strip()]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("tureen se", ["serve"]),
+        ("tureen serve --max-qu", ["--max-queued-requests"]),
+        ("tureen serve --engine ", ["auto", "process", "thread"]),
+        ("tureen serve --port 1 --grammar-backend x", ["xgrammar"]),
+        ("tureen config show --page", ["--page-size"]),
+        ("tureen completion ", ["bash", "fish", "zsh"]),
+        ("tureen generate --temperat", ["--temperature"]),
+    ],
+)
+def test_bash_completes_commands_flags_and_their_words(line, words):
+    assert sorted(word for word in completed(line) if word not in ("-h", "--help")) == words
+
+
+@pytest.mark.parametrize(("shell", "mark"), [("bash", "complete "), ("zsh", "compdef"), ("fish", "complete ")])
+def test_the_code_for_a_shell_is_printed(capsys, shell, mark):
+    assert cli.main(["completion", shell]) == 0
+    shown = capsys.readouterr().out
+    assert mark in shown
+    assert "tureen" in shown

@@ -1,0 +1,71 @@
+"""`tureen config show`: every setting, and where its value comes from."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any, NamedTuple, get_args
+
+import msgspec
+
+from tureen.cli.flags import CommandParser, add_config, settings_of
+from tureen.cli.places import in_columns
+from tureen.config import ENV_PREFIX, fields, origins
+
+HELP = "show every setting, and where its value comes from"
+HIDDEN = "(hidden)"
+
+
+class Shown(NamedTuple):
+    """A setting as it is shown. `source`: where its value comes from."""
+
+    name: str
+    value: Any
+    source: str
+
+
+def add_flags(parser: CommandParser) -> None:
+    """Adds `show` with a flag for each setting, as `tureen serve` has them."""
+    actions = parser.add_subparsers(dest="action", metavar="show", required=True, parser_class=CommandParser)
+    show = actions.add_parser("show", help=HELP, description=HELP)
+    show.add_argument("model", nargs="?", metavar="MODEL", help="the model, as --model-path names it")
+    show.add_argument("--json", action="store_true", help="for programs")
+    show.add_argument("--changed", action="store_true", help="leave out what is at its default")
+    add_config(show, takes_lists=True)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the settings. Raises StartupError."""
+    shown = [each for each in _settings(options) if each.source != "default" or not options.changed]
+    if options.json:
+        print(msgspec.json.encode([each._asdict() for each in shown]).decode())
+    else:
+        print("\n".join(_lines(shown)))
+    return 0
+
+
+def _settings(options: argparse.Namespace) -> Iterator[Shown]:
+    """Yields the settings, secrets hidden. Raises StartupError."""
+    named = origins(settings_of(options), file=options.config)
+    for field in fields():
+        value, source = named.get(field.name, (field.default, "default"))
+        source = {"in the environment": f"{ENV_PREFIX}{field.name.upper()}", "on the command line": "a flag"}.get(
+            source, source
+        )
+        is_secret = get_args(field.type)[1].extra["secret"]
+        yield Shown(field.name, HIDDEN if is_secret and value is not None else value, source.removeprefix("in "))
+
+
+def _lines(shown: list[Shown]) -> list[str]:
+    """Returns a line a setting, as the TOML file of --config has them; those without a value are comments."""
+    names = [each.name.replace("_", "-") for each in shown]
+    return in_columns(
+        [
+            (f"# {name}" if each.value is None else f"{name} = {_toml(each.value)}", f"# {each.source}")
+            for name, each in zip(names, shown, strict=True)
+        ]
+    )
+
+
+def _toml(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

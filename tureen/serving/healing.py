@@ -295,7 +295,8 @@ class HealingClient:
                 self._streams.receive(message)
                 if self._health.state == "down" and not self._is_starting:
                     self._open()  # a thread that had hung
-                self.suspension.tell_idle()
+                if self.suspension.on_idle is not None:
+                    self.suspension.tell_idle()
 
     def _lose(self, epoch: int, reason: str) -> None:
         """Hears that the engine of that epoch is lost, by itself."""

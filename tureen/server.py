@@ -56,7 +56,7 @@ def serve(config: Config) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _check_access(config)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server takes it; the engine's process never does
-    with asyncio.Runner(loop_factory=_fastest_event_loop()) as runner:
+    with asyncio.Runner(loop_factory=fastest_event_loop()) as runner:
         return runner.run(_serve(config))
 
 
@@ -83,7 +83,7 @@ def _is_in_container() -> bool:
     return bool(named) or any(mark.exists() for mark in CONTAINER_MARKS)
 
 
-def _fastest_event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def fastest_event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """Returns uvloop's loop where there is one for this platform; None = asyncio's own."""
     if importlib.util.find_spec("uvloop") is None:
         return None

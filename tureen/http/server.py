@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import ssl
@@ -102,6 +103,14 @@ class Server(uvicorn.Server):
             server.close()
         for connection in list(self.server_state.connections):
             cast(Connection, connection).retire()
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Runs the server. Interrupted while it starts, it leaves without a word of where."""
+        try:
+            await super().serve(sockets)
+        except asyncio.CancelledError:
+            logging.getLogger("uvicorn.error").disabled = True  # it would log how the application's task is cancelled
+            raise
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Closes connections and the application; uvicorn calls it. After a second signal the application has

@@ -288,7 +288,8 @@ class HealingClient:
             case StartupPhase(name, done, total):
                 self._progress(name, done, total)
             case EngineReady(info):
-                self._ready.set_result(info)
+                if not self._ready.done():  # cancelled where the start was interrupted
+                    self._ready.set_result(info)
             case EngineFailed(text):
                 self._lose(epoch, text)
             case _:

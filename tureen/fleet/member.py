@@ -81,7 +81,7 @@ class Member:
     @property
     def is_busy(self) -> bool:
         """Whether a request uses it."""
-        return bool(self.num_users) or (self.client is not None and self.client.is_busy)
+        return bool(self.num_users) or (self.client is not None and self.client.suspension.is_busy)
 
     @property
     def is_wanted(self) -> bool:

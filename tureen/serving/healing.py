@@ -100,6 +100,11 @@ class Suspension:
         self.on_demand: Callable[[], None] | None = None  # called when a suspended engine is asked for something
         self.on_idle: Callable[[], None] | None = None  # called when the engine has nothing to do any more
 
+    @property
+    def is_busy(self) -> bool:
+        """Says whether the engine has, or is to get, anything to do."""
+        return self._client._streams.is_busy
+
     def demand(self) -> None:
         """Hears that something is asked for that needs the engine."""
         if self.on_demand is not None:
@@ -107,7 +112,7 @@ class Suspension:
 
     def tell_idle(self) -> None:
         """Tells who wants to know when the engine has nothing to do."""
-        if self.on_idle is not None and not self._client.is_busy:
+        if self.on_idle is not None and not self.is_busy:
             self.on_idle()
 
     async def suspend(self) -> None:
@@ -228,11 +233,6 @@ class HealingClient:
     @property
     def num_live(self) -> int:
         return self._streams.num_live
-
-    @property
-    def is_busy(self) -> bool:
-        """Says whether the engine has, or is to get, anything to do."""
-        return self._streams.is_busy
 
     @property
     def _is_starting(self) -> bool:

@@ -106,7 +106,7 @@ class App:
     def close(self) -> None:
         self.run(self.http.aclose())
         self.run(self.client.close())
-        self.run(self.state.close())
+        self.run(self.state.common.close())
         self._runner.close()
 
     def __enter__(self) -> App:
@@ -184,7 +184,7 @@ class LiveServer:
             self.port = listener.getsockname()[1]
             self._server = Server(self.app, self.config, self._is_up.set)
             await self._server.serve(sockets=[listener])
-        await self.app.state.server.close()
+        await self.app.state.server.common.close()
         await self.client.close()
 
     def __enter__(self) -> LiveServer:

@@ -324,6 +324,21 @@ def test_migrate_reads_one_text_with_continued_lines_and_writes_json(capsys):
     assert found["not_here"] == []
 
 
+def test_a_container_s_variables_are_kept_and_the_rest_of_its_options_told(capsys):
+    line = "docker run -v a:/b -e HF_TOKEN=x --env=A=1 -p 9:8000 vllm/vllm-openai --model m"
+    assert cli.main(["migrate", line]) == 0
+    *reasons, command = capsys.readouterr().out.splitlines()
+    assert command == "HF_TOKEN=x A=1 tureen serve --model m --port 9 --host 0.0.0.0"
+    assert [reason for reason in reasons if "the container is left out" in reason]
+
+
+def test_the_value_of_a_flag_that_nobody_knows_is_not_taken_for_a_model(capsys):
+    assert cli.main(["migrate", "--", "vllm", "serve", "m", "--sparkle", "7", "--port", "1", "--host", "::1"]) == 1
+    *reasons, command = capsys.readouterr().out.splitlines()
+    assert command == "tureen serve m --port 1 --host ::1"
+    assert reasons[-1] == "# NOT HERE: unknown argument --sparkle"
+
+
 def test_migrate_names_the_servers_that_it_knows(capsys):
     assert cli.main(["migrate", "--", "ollama", "serve"]) == 1
     printed = capsys.readouterr().err

@@ -181,6 +181,8 @@ def app() -> Iterator[App]:
 def declared() -> Iterator[tuple[str, BodyPart, msgspec.structs.FieldInfo]]:
     """Each declared field of each route: of the object of its body that has it."""
     for route in compat_routes():
+        if f"{route.api} {route.route}" not in SHORTEST:  # those have tests of their own
+            continue
         for part in route.parts:
             for field in msgspec.structs.fields(part.struct):
                 if field.encode_name not in part.table.told and field.encode_name not in part.table.refused:

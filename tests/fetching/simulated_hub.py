@@ -24,12 +24,14 @@ class Simulated:
         self.commit = COMMIT
         self.token = ""  # "" = asks for none
         self.gated: set[str] = set()
+        self.redirects: dict[str, str] = {}  # path -> where else its content is
         self.status: dict[str, int] = {}  # path -> status of an answer
         self.cuts: list[int] = []  # how many bytes each of the next answers with content sends before it ends
         self.hold_after: int | None = None  # bytes after which an answer waits for `go_on`
         self.go_on = threading.Event()
         self.is_held = threading.Event()
         self.has_ranges = True
+        self.change_siblings = None  # what becomes of the list of a repository's files
         self.requests: list[tuple[str, str | None]] = []  # path, Range
         self.authorizations: dict[str, str | None] = {}
         self.num_sent = 0
@@ -57,6 +59,11 @@ class Simulated:
         path = unquote(urlsplit(handler.path).path)
         self.requests.append((path, handler.headers.get("Range")))
         self.authorizations[path] = handler.headers.get("Authorization")
+        if path in self.redirects:
+            handler.send_response(302)
+            handler.send_header("Location", self.redirects[path])
+            handler.send_header("Content-Length", "0")
+            return handler.end_headers()
         if path in self.status:
             return self._refuse(handler, self.status[path], "")
         parts = path.strip("/").split("/")
@@ -99,6 +106,8 @@ class Simulated:
             else:
                 entry["blobId"] = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
             siblings.append(entry)
+        if self.change_siblings is not None:
+            siblings = self.change_siblings(siblings)
         return self._json(handler, {"id": repository, "sha": self.commit, "siblings": siblings})
 
     def _index(self, handler: BaseHTTPRequestHandler, name: str) -> None:

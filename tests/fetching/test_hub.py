@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from patience import wait_until
+from simulated_hub import Simulated
 
 from tureen.config import Config
 from tureen.errors import StartupError
@@ -144,6 +145,38 @@ def test_the_token_goes_to_the_hub_and_opens_what_is_private(hub, config, monkey
     assert "takes your token (HF_TOKEN) for wrong" in _fault("org/name", config)
     monkeypatch.setenv("HF_TOKEN", "secret")
     assert (pull("org/name", config) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_the_token_is_not_sent_to_another_host_that_the_hub_points_to(hub, config, monkeypatch):
+    elsewhere = Simulated()
+    try:
+        path = f"/org/name/resolve/{hub.commit}/m.gguf"
+        hub.files["org/name"], hub.token = {"m.gguf": WEIGHTS}, "secret"
+        elsewhere.files = hub.files
+        hub.redirects[path] = elsewhere.url + path
+        monkeypatch.setenv("HF_TOKEN", "secret")
+        assert pull("org/name", config).read_bytes() == WEIGHTS
+        assert hub.authorizations[path] == "Bearer secret"
+        assert elsewhere.authorizations == {path: None}
+    finally:
+        elsewhere.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda files: [{**file, "rfilename": f"../../{file['rfilename']}"} for file in files],
+        lambda files: [{**file, "rfilename": f"/tmp/{file['rfilename']}"} for file in files],
+        lambda files: [{**file, "lfs": {**file["lfs"], "sha256": "../../../../evil"}} for file in files],
+        lambda files: [{**file, "lfs": {**file["lfs"], "size": "9"}} for file in files],
+        lambda files: [{**file, "lfs": None, "blobId": "../evil"} for file in files],
+        lambda files: [7 for _ in files],
+    ],
+)
+def test_a_hub_that_lies_about_names_writes_nowhere(hub, config, change):
+    hub.files["org/name"], hub.change_siblings = {"m.gguf": WEIGHTS}, change
+    _fault("org/name", config)
+    assert [path for path in Path(config.download_dir).parent.rglob("*") if path.is_file()] == []
 
 
 def test_the_token_of_a_log_in_is_used(hub, config, tmp_path):

@@ -102,6 +102,13 @@ def test_models_in_the_cache_of_the_hubs_own_library_are_listed_and_left_alone(h
     assert path.exists()
 
 
+def test_a_model_of_which_a_part_is_missing_is_not_listed(hub, config):
+    hub.files["org/ggufs"] = GGUFS
+    path = pull("org/ggufs:Q8_0", config)
+    path.with_name("m-Q8_0-00002-of-00002.gguf").unlink()
+    assert kept_models(config) == []
+
+
 def test_a_file_that_nobody_pulled_is_left_alone(config, tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     with pytest.raises(StartupError, match="delete other files yourself"):

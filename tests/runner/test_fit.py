@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import safetensors.numpy
 import tiny_gguf
+import tiny_llava
 import tiny_models
 
 from tureen.config import Config
@@ -69,3 +71,12 @@ def test_a_gguf_file_takes_what_its_blocks_take(tmp_path):
     matrices = sum(tensor.num_bytes for tensor in tensors if len(tensor.shape) == 2)
     need = fit.memory_need(source, Config(dtype="float32"))
     assert need.weights >= matrices
+
+
+def test_the_part_that_sees_counts_in_float32_as_it_is_loaded(tmp_path, monkeypatch):
+    tiny_llava.write(tmp_path / "llava", "llava-clip")
+    monkeypatch.setattr(fit, "_native_sizes", lambda *_: (0, 0))  # the language model's part
+    tensors = safetensors.numpy.load_file(next((tmp_path / "llava").glob("*.safetensors")))
+    seeing = sum(4 * values.size for name, values in tensors.items() if "language_model" not in name)
+    heads = sum(4 * values.size for name, values in tensors.items() if name.startswith("lm_head"))
+    assert fit.memory_need(open_model(tmp_path / "llava"), Config()).weights == seeing - heads > 0

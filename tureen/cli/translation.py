@@ -114,6 +114,7 @@ class _Translator:
             return
         candidates = [(peer, verdict) for peer in self._peers if (verdict := peer.find(flag.name)) is not None]
         if not candidates:
+            _values(flag, "maybe", arguments)  # what follows is its value, not a model
             raise NotHere(f"unknown argument {flag.text}{hint(flag.name, self._own)}")
         values = _values(flag, candidates[0][1].takes, arguments)
         is_short = not flag.name.startswith("--")

@@ -27,6 +27,7 @@ INDEX: Final = "model.safetensors.index.json"
 TAKEN: Final = re.compile(r"[^/]+\.(safetensors|json|jinja)|tokenizer\.model|\d+_\w+/(config\.json|model\.safetensors)")
 """Files of a repository that make up a model: those at the top, and the parts of an embedding model."""
 PICKLES: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+DIGEST: Final = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 COMMIT: Final = re.compile("[0-9a-f]{40}")
 TRUE: Final = ("1", "on", "yes", "true")
 
@@ -151,8 +152,12 @@ def _listing(repository: Repository) -> tuple[str, dict[str, dict[str, Any]]]:
         raise Unreachable(f"{endpoint()} does not answer as the hub does") from None
     if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
         raise Unreachable(f"{endpoint()} names no commit")
-    safe = {name: file for name, file in files.items() if ".." not in name.split("/") and not name.startswith("/")}
-    return commit, safe
+    return commit, {name: file for name, file in files.items() if _is_safe(name)}
+
+
+def _is_safe(name: str) -> bool:
+    """Says whether a file's name stays in its folder."""
+    return name.isprintable() and not name.startswith("/") and ".." not in name.split("/")
 
 
 def _chosen(repository: Repository, listed: Iterable[str]) -> list[str]:
@@ -191,7 +196,7 @@ def _fetch_all(
         progress(_phase(repository), done + num_bytes, total)
 
     for name, remote in remotes.items():
-        blob = home / "blobs" / (remote.digest.partition(":")[2] or f"{commit}-{quote(name, safe='')}")
+        blob = home / "blobs" / remote.digest.partition(":")[2]
         if not blob.exists():
             fetch(remote, blob, received)
         done += remote.size or 0
@@ -208,12 +213,14 @@ def _phase(repository: Repository) -> str:
 
 
 def _remote(repository: Repository, commit: str, name: str, file: dict[str, Any]) -> RemoteFile:
+    """Raises Unreachable where the hub's words about a file are none: they become names of files."""
     stored = file.get("lfs") or {}
-    digest = f"sha256:{stored['sha256']}" if stored.get("sha256") else ""
-    if not digest and isinstance(file.get("blobId"), str):
-        digest = f"git:{file['blobId']}"
+    kind, digest = ("sha256", stored.get("sha256")) if stored else ("git", file.get("blobId"))
+    size = stored.get("size", file.get("size"))
+    if not isinstance(digest, str) or not DIGEST.fullmatch(digest) or not isinstance(size, int):
+        raise Unreachable(f"{endpoint()} does not say size and digest of {echo(name)}")
     url = f"{endpoint()}/{repository.name}/resolve/{commit}/{quote(name)}"
-    return RemoteFile(url, stored.get("size") or file.get("size"), digest, _headers())
+    return RemoteFile(url, size, f"{kind}:{digest}", _headers())
 
 
 def _link(blob: Path, place: Path) -> None:

@@ -50,13 +50,22 @@ def kept_models(config: Config) -> list[KeptModel]:
     from tureen.fetching import hub  # noqa: PLC0415
 
     own = cache_dir(config)
-    models = [KeptModel(_name_of(path, own), path, size) for path, size in downloaded(config)]
+    models = [KeptModel(_name_of(path, own), path, size) for path, size in downloaded(config) if _is_whole(path)]
     shared = hub.shared_cache()
     if shared != own / HUB_FOLDER:
         folders = sorted(shared.glob("models--*/snapshots/*"))
-        entries = [entry for folder in folders for entry in _weights_below(folder)]
+        entries = [entry for folder in folders for entry in _weights_below(folder) if _is_whole(entry[0])]
         models += [KeptModel(_hub_name(path, shared), path, size) for path, size in entries]
     return models
+
+
+def _is_whole(path: Path) -> bool:
+    """Says whether all of a model is there, as far as a snapshot of the hub and the names of parts tell."""
+    from tureen.fetching import hub  # noqa: PLC0415
+
+    if path.is_dir():
+        return path.parent.name != "snapshots" or hub.model_in(path, "") is not None
+    return all(path.with_name(name).is_file() for name in ggufs.parts(path.name))
 
 
 def _name_of(path: Path, own: Path) -> str:

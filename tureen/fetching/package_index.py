@@ -126,7 +126,9 @@ def _of_json(where: str, page: bytes) -> Iterator[RemoteFile]:
         files: list[dict[str, Any]] = json.loads(page)["files"]
         for file in files:
             sha256 = file.get("hashes", {}).get("sha256")
-            yield RemoteFile(urljoin(where, file["url"]), file.get("size"), f"sha256:{sha256}" if sha256 else "")
+            size = file.get("size")
+            known = size if isinstance(size, int) else None
+            yield RemoteFile(urljoin(where, file["url"]), known, f"sha256:{sha256}" if sha256 else "")
     except (ValueError, KeyError, TypeError, AttributeError):
         raise Unreachable(f"{urlsplit(where).hostname} does not answer as a package index does") from None
 

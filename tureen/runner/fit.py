@@ -14,6 +14,7 @@ from tureen.models.config import ModelConfig
 from tureen.registry import declaring
 from tureen.runner import loading, native
 from tureen.weights.source import ModelSource, model_config
+from tureen.weights.stored import iter_vision
 
 PROCESS_BYTES = 160 << 20
 """About what the server's own process takes beside all that a model needs."""
@@ -55,6 +56,8 @@ def memory_need(source: ModelSource, config: Config) -> MemoryNeed:
         return MemoryNeed(sum(path.stat().st_size for path in source.files), 0, 0, PROCESS_BYTES // 4, free, total)
     model = loading.describe(hf)
     weights, kv_per_token = _native_sizes(source, config, model)
+    if source.path.is_dir():
+        weights += sum(4 * math.prod(stored.shape) for stored in iter_vision(source))  # the part that sees
     context = _context_of(config, model)
     return MemoryNeed(weights, kv_per_token, context, _workspace(config, model), free, total)
 

@@ -28,7 +28,8 @@ class PeerCommand(NamedTuple):
     peer: Peer
     arguments: list[str]
     variables: list[str]
-    port: str
+    port: str = ""
+    is_container: bool = False
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +61,9 @@ def migrate(command: PeerCommand) -> Translation:
     assert isinstance(serve, CommandParser)
     result = translate(command.arguments, serve.own_flags(), [command.peer], is_peers=True)
     arguments, notes = list(result.arguments), list(result.notes)
+    if command.is_container:
+        why = "its variables are kept, its other options left out: give paths as they are outside"
+        notes.append(Note("told", "the container", (), why))
     if command.port:
         arguments = [*_without(arguments, "--port"), "--port", command.port]
         notes.append(
@@ -81,19 +85,18 @@ def read_command(words: list[str], peers: list[Peer]) -> PeerCommand:
     while words and ASSIGNMENT.fullmatch(words[0]):
         variables.append(words[0])
         words = words[1:]
-    port = ""
     if words and PurePath(words[0]).name in CONTAINERS:
         for place, word in enumerate(words):
             named = [peer for peer in peers if any(image in word for image in peer.written.images)]
             if named and not word.startswith("-"):
-                rest = _behind_program(words[place + 1 :], named[0])
-                return PeerCommand(
-                    named[0], words[place + 1 :] if rest is None else rest, variables, _published(words[:place])
-                )
+                inside, outside = words[place + 1 :], words[:place]
+                rest = _behind_program(inside, named[0])
+                variables += _variables(outside)
+                return PeerCommand(named[0], inside if rest is None else rest, variables, _published(outside), True)
     for peer in peers:
         rest = _behind_program(words[:8], peer)
         if rest is not None:
-            return PeerCommand(peer, rest + words[8:], variables, port)
+            return PeerCommand(peer, rest + words[8:], variables)
     known = ", ".join(peer.written.command for peer in peers)
     raise InvalidRequest(f"{shlex.join(words[:3])!r} starts no server that is known here; these are: {known}")
 
@@ -115,6 +118,17 @@ def _published(words: list[str]) -> str:
         if (match := re.fullmatch(r"(?:[\d.]+:)?(\d+):\d+", value)) is not None:
             return match[1]
     return ""
+
+
+def _variables(words: list[str]) -> list[str]:
+    """Returns the variables that a container is given."""
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    values = [
+        following if word in ("-e", "--env") else word.removeprefix("--env=")
+        for word, following in pairs
+        if word.startswith(("-e", "--env"))
+    ]
+    return [value for value in values if ASSIGNMENT.fullmatch(value)]
 
 
 def _without(arguments: list[str], name: str) -> list[str]:

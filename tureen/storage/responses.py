@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from tureen.errors import InvalidRequest, NotFound, PayloadTooLarge, StartupError, TureenError, echo
 from tureen.storage.conversations import ConversationStore, Item, items_up_to, last_item, number_of, put_items
 from tureen.storage.database import Database, Schema, size_of
@@ -221,11 +223,20 @@ class ResponseStore:
 
         return await self._database.run(read)
 
-    async def items_named(self, owner: str, names: Collection[str]) -> dict[str, Item]:
-        """Returns items of the client by their ids: of its conversations, and of its newest responses, as many as a
-        request may have bytes. Those that are not there are left out."""
+    async def items_named(self, owner: str, names: Sequence[str]) -> tuple[dict[str, Item], int]:
+        """Returns items of the client by their ids, and the bytes that all names together stand for: items of its
+        conversations, and of its newest responses, as many as a request may have bytes. Those that are not there are
+        left out. Raises PayloadTooLarge for names of more than a request may have."""
         most_bytes, ids = self._max_context_bytes, set(names)
-        return await self._database.run(lambda connection: _items(connection, owner, ids, self._clock(), most_bytes))
+
+        def read(connection: sqlite3.Connection) -> tuple[dict[str, Item], int]:
+            known = _items(connection, owner, ids, self._clock(), most_bytes)
+            sizes = {name: len(msgspec.json.encode(item)) for name, item in known.items()}
+            num_bytes = sum(sizes.get(name, 0) for name in names)
+            self._check_bytes(num_bytes, "input")
+            return known, num_bytes
+
+        return await self._database.run(read)
 
     async def continued(self, owner: str, *, previous: str | None, conversation: str | None) -> Continued:
         """Returns what a new request continues: a response with all before it, or a conversation, by their ids.
@@ -297,7 +308,7 @@ class ResponseStore:
     def _check_bytes(self, num_bytes: int | None, field: str) -> None:
         if (num_bytes or 0) > self._max_context_bytes:
             raise PayloadTooLarge(
-                f"{field}: what it continues has {num_bytes} bytes, more than the {self._max_context_bytes} that a "
+                f"{field}: what it continues or names has {num_bytes} bytes, more than the {self._max_context_bytes} that a "
                 "request may have (--max-body-bytes); begin again with less",
                 field=field,
             )
@@ -358,14 +369,12 @@ def _items(
     connection: sqlite3.Connection, owner: str, ids: Collection[str], now_s: float, most_bytes: int
 ) -> dict[str, Item]:
     """Returns a client's items by id; of its responses the newest are looked through, up to `most_bytes`."""
-    known: dict[str, Item] = {}
     query = (
-        "SELECT items.item FROM items JOIN conversations ON conversations.number = items.conversation"
-        " WHERE items.owner = ? AND items.id = ? AND conversations.expires_s > ?"
+        "SELECT items.id, items.item FROM items JOIN conversations ON conversations.number = items.conversation"
+        " WHERE items.owner = ? AND items.id IN (SELECT value FROM json_each(?)) AND conversations.expires_s > ?"
     )
-    for name in ids:
-        row = connection.execute(query, (owner, name, now_s)).fetchone()
-        known |= {} if row is None else {name: unpack(row[0])}
+    rows = connection.execute(query, (owner, msgspec.json.encode(ids).decode(), now_s))
+    known: dict[str, Item] = {name: unpack(item) for name, item in rows}
     newest = "SELECT num_bytes, input, response FROM responses WHERE owner = ? AND expires_s > ? ORDER BY number DESC"
     for num_bytes, asked, response in connection.execute(newest, (owner, now_s)):
         most_bytes -= num_bytes

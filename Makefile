@@ -14,7 +14,7 @@ PORT  ?= 30000
 MODEL ?=
 ARGS  ?=
 
-.PHONY: help install native serve test test-fast test-clients test-isas test-busy check check-native fix bench gpu-check docs soak-sim fuzz coverage mutants chaos soak clean
+.PHONY: help install native serve test test-fast test-clients test-isas test-busy check check-native fix bench gpu-check wheel release first-run docs soak-sim fuzz coverage mutants chaos soak clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,24 +22,25 @@ help: ## this list
 install: $(STAMP) ## create .venv and install tureen into it
 
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 12) else f"tureen needs Python 3.11 or 3.12, {sys.executable} is {v[0]}.{v[1]}: make PYTHON=python3.11 …")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --constraint constraints.txt $$($(BIN)/python tools/build_requires.py)
-	$(INSTALL) --editable .
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"tureen needs Python 3.11 or later, {sys.executable} is {v[0]}.{v[1]}: make PYTHON=python3.11 …")'
+	@test -x $(BIN)/python || { echo 'installing into $(VENV): about a minute, docs/first-run.md has figures'; $(PYTHON) -m venv $(VENV); }
+	@$(SHOWN) $(PIP) install --constraint constraints.txt $$($(BIN)/python tools/build_requires.py)
+	@$(SHOWN) $(INSTALL) --verbose --config-settings=cmake.define.TUREEN_ISAS=here --editable .
 	@$(BIN)/python -c 'from tureen.kernels.cpu import native; native.load() or print(native.MISSING)'
 	@$(BIN)/python -m compileall -q tureen  # where PYTHONDONTWRITEBYTECODE is set, every start would compile
 	@touch $@
 
 # In .venv, not in one that pip makes for each build: only so is a build a continuation of the last.
-INSTALL = $(PIP) install --quiet --constraint constraints.txt --no-build-isolation --config-settings=build-dir=$(BUILD)
+INSTALL = $(PIP) install --constraint constraints.txt --no-build-isolation --config-settings=build-dir=$(BUILD)
+SHOWN   = $(BIN)/python tools/show_progress.py
 
 native: $(STAMP) ## build the native kernels again; the tests do so by themselves
 	@test ! -f $(BUILD)/build.ninja || $(BIN)/cmake --build $(BUILD) -- --quiet
 	@if test ! -f $(BUILD)/build.ninja || test $(BUILD)/_native*.so -nt $(VENV)/lib/python3.1*/site-packages/$(KERNELS)/_native*.so; \
-		then $(INSTALL) --no-deps --editable .; fi
+		then $(INSTALL) --quiet --no-deps --editable .; fi
 
 $(DEV): $(STAMP)
-	$(INSTALL) --editable '.[dev]'
+	@$(SHOWN) $(INSTALL) --verbose --config-settings=cmake.define.TUREEN_ISAS=all --editable '.[dev]'
 	$(PIP) install --quiet --no-deps 'xgrammar>=0.2.8,<0.3' apache-tvm-ffi  # with dependencies it brings gigabytes
 	@touch $@
 
@@ -107,6 +108,15 @@ fix: $(DEV) ## format and repair what can be repaired by a tool
 
 bench: $(STAMP) ## measure a running server; ARGS='--workload single --url …'
 	@$(BIN)/tureen bench $(ARGS)
+
+wheel: $(DEV) ## wheels for each Python found, into dist/, each tested in an empty environment; ARGS='3.11 3.13'
+	@$(BIN)/python tools/wheels.py $(ARGS)
+
+release: $(DEV) ## version, CHANGELOG from changes/, wheels, sources; VERSION=1.2.0
+	@$(BIN)/python tools/release.py $(VERSION)
+
+first-run: $(DEV) ## a first run from a clean clone, with a compiler and nothing cached, timed
+	@$(BIN)/python tests/first_run/first_run.py --compile
 
 gpu-check: $(DEV) ## parity tests and the offline benchmark on a CUDA device, where there is one
 	@$(BIN)/python tools/gpu_check.py $(ARGS)

@@ -106,7 +106,7 @@ class App:
     def close(self) -> None:
         self.run(self.http.aclose())
         self.run(self.client.close())
-        self.run(self.state.close())
+        self.run(self.state.common.close())
         self._runner.close()
 
     def __enter__(self) -> App:
@@ -183,7 +183,8 @@ class LiveServer:
         with bind(self.config) as listener:
             self.port = listener.getsockname()[1]
             self._server = Server(self.app, self.config, self._is_up.set)
-            await self._server.serve(sockets=[listener])  # which closes the application
+            await self._server.serve(sockets=[listener])
+        await self.app.state.server.common.close()
         await self.client.close()
 
     def __enter__(self) -> LiveServer:

@@ -58,6 +58,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             alias="--model",
         ),
     ] = DEFAULT_MODEL
+    models: Annotated[tuple[dict[str, Any], ...], _meta("model", "Tables [[models]]: docs/several-models.md.")] = ()
+    models_memory: Annotated[Positive | None, _meta("model", "Most bytes that several models take together.")] = None
     tokenizer_path: Annotated[
         str | None, _meta("model PATH", "Folder or tokenizer.json to use in place of the model's own.")
     ] = None
@@ -475,8 +477,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def converted(name: str, value: Any) -> Any:
-    """Returns the value of a setting in its type; text becomes a number where the type is one. Raises
-    msgspec.ValidationError."""
+    """Returns a setting's value in its type; text may become a number. Raises msgspec.ValidationError."""
     return getattr(msgspec.convert({name: value}, Config, strict=False), name)
 
 
@@ -487,8 +488,7 @@ def _meant(name: str) -> str:
 
 
 def _allowed(fault: str) -> str:
-    """Returns the allowed words of the setting that a fault of msgspec's names; empty where it is not one of a few
-    words."""
+    """Returns the allowed words of the setting that a fault of msgspec's names; empty where there are none."""
     for field in fields():
         if f"`$.{field.name}`" in fault:
             kind = msgspec.inspect.type_info(field.type)

@@ -1,17 +1,18 @@
 """Prometheus metrics, with SGLang's names so that its dashboards work. They count, in the front, what clients get.
 
 Imports: nothing; prometheus_client.
-Imported by: front, offline, requests.
+Imported by: control, fleet, front, offline, requests.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from typing import cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
@@ -161,6 +162,28 @@ class Metrics:
         """Counts a request with a field that had no effect. `field`: a declared name, or `unknown`."""
         self._ignored.labels(self._model_name, field).inc()
 
-    def render(self) -> bytes:
-        """Returns all series in the Prometheus text format, version 0.0.4."""
-        return generate_latest(self._registry)
+    def families(self) -> Iterator[Metric]:
+        """Yields all series, grouped by name."""
+        return iter(self._registry.collect())
+
+
+class _Merged:
+    """The series of several models: those of one name stand together, as the text format asks."""
+
+    def __init__(self, sources: Iterable[Metrics]) -> None:
+        self._sources = sources
+
+    def collect(self) -> Iterable[Metric]:
+        merged: dict[str, Metric] = {}
+        for metrics in self._sources:
+            for family in metrics.families():
+                if family.name in merged:
+                    merged[family.name].samples += family.samples
+                else:
+                    merged[family.name] = family
+        return merged.values()
+
+
+def render(sources: Sequence[Metrics]) -> bytes:
+    """Returns all series of the models in the Prometheus text format, version 0.0.4."""
+    return generate_latest(cast(CollectorRegistry, _Merged(sources)))

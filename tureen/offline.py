@@ -119,7 +119,7 @@ class OfflineEngine:
         if not self._is_shut_down:
             self._is_shut_down = True
             self._wait(self._client.close())
-            self._wait(self._state.close())
+            self._wait(self._state.common.close())
             self._stop_loop()
 
     def __enter__(self) -> OfflineEngine:

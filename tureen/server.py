@@ -1,7 +1,7 @@
 """Runs `tureen serve`: binds, loads, answers, drains.
 
 Imports: build, config, errors, http, log, requests, run_files, serving,
-terminal; asyncio.
+terminal; asyncio, starlette.
 Imported by: bench.
 """
 
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tureen.build import connect, find_model, may_load_torch, media_loader
 from tureen.config import Config
@@ -35,6 +35,8 @@ from tureen.serving.client import EngineClient
 from tureen.terminal import PhaseDisplay, banner
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from tureen.requests.state import ServerState
 
 SWITCH_INTERVAL_S = 0.001
@@ -56,7 +58,7 @@ def serve(config: Config) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _check_access(config)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server takes it; the engine's process never does
-    with asyncio.Runner(loop_factory=_fastest_event_loop()) as runner:
+    with asyncio.Runner(loop_factory=fastest_event_loop()) as runner:
         return runner.run(_serve(config))
 
 
@@ -83,7 +85,7 @@ def _is_in_container() -> bool:
     return bool(named) or any(mark.exists() for mark in CONTAINER_MARKS)
 
 
-def _fastest_event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def fastest_event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """Returns uvloop's loop where there is one for this platform; None = asyncio's own."""
     if importlib.util.find_spec("uvloop") is None:
         return None
@@ -98,16 +100,9 @@ async def _serve(config: Config) -> int:
         at_end.callback(listener.close)
         url = _url(config, listener)
         with PhaseDisplay() as display:
-            model = await asyncio.to_thread(find_model, config, progress=display)
-            media = media_loader(config, model)
-            shell = asyncio.create_task(asyncio.to_thread(_import_shell))  # while the weights are made ready
-            try:
-                if may_load_torch(config, model):
-                    await shell  # two threads that import the same packages may each find the other's half done
-                client = await connect(config, model, progress=display)
-            finally:
-                app, server = await shell
-        serving = app.build_app(client, model.tokenizer, config, media=media)
+            loaded = await (_load_several(config, display) if config.models else _load(config, display))
+        client, serving = loaded.client, loaded.app
+        server = importlib.import_module("tureen.http.server")
         gc.freeze()  # what start-up made lives as long as the server; collections need not look at it
         gc.enable()
         helpers: list[asyncio.Task[None]] = []
@@ -116,7 +111,8 @@ async def _serve(config: Config) -> int:
         def ready() -> None:
             seconds = time.monotonic() - started
             text = banner(client.info, url, seconds, credentials=_credentials(config), uds=config.uds)
-            note.write(url if config.uds is None else f"unix:{config.uds}", config.model_path, model.source.path)
+            place = url if config.uds is None else f"unix:{config.uds}"
+            note.write(place, loaded.model_path, loaded.source_path)
             print(text, file=sys.stderr, flush=True)  # noqa: T201
             helpers.append(asyncio.create_task(_prepare_when_idle(client, serving.state.server)))
 
@@ -131,6 +127,38 @@ async def _serve(config: Config) -> int:
     return 0
 
 
+class FirstModel(NamedTuple):
+    """The model that a server starts with, and the application over it."""
+
+    client: EngineClient
+    app: Starlette
+    model_path: str
+    source_path: Path
+
+
+async def _load(config: Config, display: PhaseDisplay) -> FirstModel:
+    """Loads the model. Raises StartupError."""
+    model = await asyncio.to_thread(find_model, config, progress=display)
+    media = media_loader(config, model)
+    shell = asyncio.create_task(asyncio.to_thread(_import_shell))  # while the weights are made ready
+    try:
+        if may_load_torch(config, model):
+            await shell  # two threads that import the same packages may each find the other's half done
+        client = await connect(config, model, progress=display)
+    finally:
+        app = await shell
+    serving = app.build_app(client, model.tokenizer, config, media=media)
+    return FirstModel(client, serving, config.model_path, model.source.path)
+
+
+async def _load_several(config: Config, display: PhaseDisplay) -> FirstModel:
+    """Loads the first of several models. Raises StartupError."""
+    start = importlib.import_module("tureen.fleet.start")
+    launcher = await start.start(config, display)
+    first = launcher.fleet.default
+    return FirstModel(first.client, launcher.app, first.config.model_path, launcher.path_of(first))
+
+
 def _url(config: Config, listener: socket.socket) -> str:
     """Returns where the server listens, as curl takes it."""
     if config.uds is not None:
@@ -140,9 +168,10 @@ def _url(config: Config, listener: socket.socket) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _import_shell() -> tuple[ModuleType, ModuleType]:
-    """Imports the application and what runs it."""
-    return importlib.import_module("tureen.front.app"), importlib.import_module("tureen.http.server")
+def _import_shell() -> ModuleType:
+    """Imports what runs the application, and the application."""
+    importlib.import_module("tureen.http.server")
+    return importlib.import_module("tureen.front.app")
 
 
 async def _prepare_when_idle(client: EngineClient, state: ServerState) -> None:
@@ -151,6 +180,8 @@ async def _prepare_when_idle(client: EngineClient, state: ServerState) -> None:
         return
     while True:
         await asyncio.sleep(IDLE_S)
+        if client.health.state == "unloaded":
+            return
         if not state.num_running:
             break
     with contextlib.suppress(TureenError):  # an engine that has died says so elsewhere

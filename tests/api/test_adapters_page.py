@@ -9,7 +9,7 @@ from pathlib import Path
 from app_under_test import App
 
 from tureen.config import load
-from tureen.control.adapter_routes import LoadBody, UnloadBody
+from tureen.control.model_routes import LoadBody, UnloadBody
 from tureen.lora.adapter import KNOWN, MAX_RANK
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -132,7 +132,7 @@ def test_rates_are_measured_each_interval_and_return_to_zero(caplog, monkeypatch
         return float(re.search(r'sglang:gen_throughput\{model_name="fake-model"\} (\S+)', found)[1])
 
     async def scenario(app: App) -> list[float]:
-        task = asyncio.create_task(report_forever(app.state))
+        task = asyncio.create_task(report_forever(app.state.common, app.config.log_interval_s))
         body = {"text": "abc", "sampling_params": {"max_new_tokens": 100}}
         asked = asyncio.create_task(app.http.post("/generate", json=body))
         await until(lambda: app.client.stats.total_output_tokens >= 10, unless=asked)

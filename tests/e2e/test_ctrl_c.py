@@ -62,10 +62,11 @@ def test_once_says_how_long_it_waits_and_twice_leaves(tmp_path):
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.parametrize("phase", ["build tokenizer", "load weights"])
 @pytest.mark.parametrize("times", [1, 3])
-def test_while_the_model_is_loaded_it_leaves_without_a_traceback(tmp_path, times):
+def test_while_the_model_is_loaded_it_leaves_without_a_traceback(tmp_path, times, phase):
     with serve(tmp_path) as terminal:
-        terminal.wait_for("tokenizer")
+        terminal.wait_for(phase)
         for _ in range(times):
             terminal.keys(CTRL_C)
         terminal.process.wait(PATIENCE_S)

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model]
 TEXT = "The capital of France is"
 GREEDY = {"temperature": 0, "max_new_tokens": 8}
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
-HEAVY = ("torch", "transformers", "PIL", "cryptography", "rich", "pygments", "scipy")
+HEAVY = ("torch", "transformers", "PIL", "cryptography", "rich", "pygments", "scipy", "uvloop")
 REGISTERED = """
 from tureen.logit_processor import CustomLogitProcessor
 

@@ -167,7 +167,7 @@ class Written:
         return answers
 
     def close(self):
-        self.runner.run(self.state.close())
+        self.runner.run(self.state.common.close())
         self.runner.close()
         self.one.close()
         self.other.close()

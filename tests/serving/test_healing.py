@@ -308,7 +308,7 @@ def test_deaths_of_engines_that_nobody_uses_count_as_failed_starts(has_worked):
                 world.submit(request(f"r{number}", tokens=1))
                 await world.finish()
             world.host.lose("it ended")
-            assert world.client._num_failures == (0 if has_worked else number + 1)
+            assert world.client._starts.num_failures == (0 if has_worked else number + 1)
             await world.settle()
         await world.close()
 

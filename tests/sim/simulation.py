@@ -185,7 +185,7 @@ class Simulation:
         self.state.helpers._checker = Checker()
         for part in (self.state.sessions, self.state.quotas, self.state.recordings):
             part._clock = self.clock.monotonic
-        reporter = asyncio.create_task(report_forever(self.state))
+        reporter = asyncio.create_task(report_forever(self.state.common, self.config.log_interval_s))
         clients = [asyncio.create_task(self._client(number)) for number in range(self._rng.choice([3, 6, 9]))]
         closing = asyncio.create_task(self._close_early()) if self.closes_early else None
         await asyncio.gather(*clients)
@@ -193,7 +193,7 @@ class Simulation:
             await closing
         await self._check_end()
         reporter.cancel()
-        await self.state.close()
+        await self.state.common.close()
         await self.client.close()
         await asyncio.gather(reporter, return_exceptions=True)
         await asyncio.sleep(1)  # what was cancelled ends

@@ -76,7 +76,7 @@ async def _generate(loop: VirtualLoop, chance: random.Random) -> Walk:
         gc.enable()
     assert answer.status == 200, answer.text
     assert '"hey"' in answer.text, answer.text
-    await app.state.server.close()
+    await app.state.server.common.close()
     await client.close()
     return recorder
 

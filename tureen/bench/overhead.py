@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable
 
 import msgspec
-import uvloop
 
 from tureen.bench.http import Address, BenchError, ClientConnection
 from tureen.bench.report import Spread, spread
@@ -24,7 +23,7 @@ from tureen.front.app import build_app
 from tureen.http.server import Server
 from tureen.log import Progress
 from tureen.runner.fake import FakeRunner
-from tureen.server import SWITCH_INTERVAL_S
+from tureen.server import SWITCH_INTERVAL_S, fastest_event_loop
 from tureen.serving.client import EngineClient
 from tureen.serving.inproc import InprocClient
 from tureen.text.tokenizer import Tokenizer
@@ -91,7 +90,7 @@ def _engine_overhead(tokenizer: Tokenizer, running: int) -> EngineOverhead:
 def http_overhead(tokenizer: Tokenizer) -> HttpOverhead:
     """Sends requests for one token in turns, over HTTP and directly, all in one event loop; returns both times."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=fastest_event_loop()) as runner:
         return runner.run(_http_overhead(tokenizer))
 
 

@@ -65,7 +65,10 @@ def better(processor: ProcessorFeatures, kernels: ModuleType) -> list[str]:
 
 def _why_not(name: str, isa: Isa | None) -> str:
     if isa is None:
-        return f"{name} is missing: the compiler did not know it; make native with a newer one (GCC 11, Clang 12)"
+        return (
+            f"{name} is missing: it was left out to build sooner, and make test builds it; or the compiler did not "
+            "know it: make native with a newer one (GCC 11, Clang 12)"
+        )
     if not isa.runs:
         return f"{name} is there, but the system does not let programs use it: it wants a newer kernel or hypervisor"
     if not isa.by_default:

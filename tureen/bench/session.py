@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import msgspec
-import uvloop
 
 from tureen.bench.backends import BACKENDS, ServerKind
 from tureen.bench.drive import ask, run_load
@@ -28,6 +27,7 @@ from tureen.bench.workloads import (
     mixed_jobs,
     shapes,
 )
+from tureen.server import fastest_event_loop
 
 WARM_UP = TimedPass(name="warm-up", prompt_len=32, output_len=8, requests=4, concurrency=2)
 MIXED_REQUESTS = {True: 16, False: 64}  # by --quick
@@ -91,7 +91,7 @@ def run_plan(plan: BenchPlan, say: Say) -> Outcome:
 
     Raises BenchError.
     """
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=fastest_event_loop()) as runner:
         try:
             return runner.run(_Session(plan, say).run())
         except asyncio.CancelledError:

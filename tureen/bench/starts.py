@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-import uvloop
 
 import tureen
 from tureen.bench.backends import BACKENDS
@@ -26,6 +25,7 @@ from tureen.bench.report import in_short, lay_out, ttft
 from tureen.bench.session import WARM_UP, BenchPlan, TargetSpec
 from tureen.bench.workloads import BenchRequest, Dice
 from tureen.files import open_regular
+from tureen.server import fastest_event_loop
 
 DROP = Path("/proc/sys/vm/drop_caches")
 MIB = 1 << 20
@@ -54,7 +54,7 @@ def run_starts(plan: BenchPlan, cold: str | None, say: Say) -> list[Start]:
     for spec in plan.targets:
         if spec.start is None:
             raise BenchError(f"--workload start: {spec.name} needs --start with its command")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=fastest_event_loop()) as runner:
         try:
             return runner.run(_Starts(plan, cold, say).run())
         except asyncio.CancelledError:

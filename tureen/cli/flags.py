@@ -144,6 +144,19 @@ class _Help(argparse.Action):
         parser.exit()
 
 
+class OneOfModels(argparse.Action):
+    """Takes --model-path; given again, it names one more model of a server that has several."""
+
+    def __call__(self, _: Any, namespace: argparse.Namespace, value: Any, __: Any = None) -> None:
+        before = getattr(namespace, self.dest, None)
+        models = getattr(namespace, "models", ())
+        if before is None:
+            setattr(namespace, self.dest, value)
+            namespace.models = ()  # the file's are not meant
+            return
+        namespace.models = (*(models or ({self.dest: before},)), {self.dest: value})
+
+
 def subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
     actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     commands = [command for action in actions for command in action.choices.values()]
@@ -164,12 +177,18 @@ def add_config(parser: CommandParser, *, takes_lists: bool = False, groups: Coll
     shown: dict[str, argparse._ArgumentGroup] = {}
     for field in fields():
         kind, meta = get_args(field.type)
+        if field.name == "models":  # tables in a file, or --model-path repeated
+            continue
         if groups is not None and meta.extra["group"] not in groups:
             continue
         group = shown.setdefault(meta.extra["group"], parser.add_argument_group(meta.extra["group"]))
         flags = [f"--{field.name.replace('_', '-')}"] + ([meta.extra["alias"]] if meta.extra["alias"] else [])
         text = meta.description + ("" if field.default in (None, ()) else f" [{field.default}]")
         value = meta.extra["value"] or _metavar(field.name, kind)
+        if field.name == "model_path" and takes_lists:
+            more: dict[str, Any] = {"action": OneOfModels, "default": argparse.SUPPRESS, "metavar": value}
+            group.add_argument(*flags, dest=field.name, help=f"{text} Several.", **more)
+            continue
         _add_flag(group, flags, field.name, kind, text, value=value, takes_lists=takes_lists)
 
 

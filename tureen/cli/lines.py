@@ -23,7 +23,7 @@ from tureen.errors import InvalidRequest, RequestFailed, StartupError
 from tureen.files import open_regular
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
+    from tqdm import tqdm
 
     from tureen.offline import OfflineEngine
 
@@ -81,8 +81,8 @@ class PromptFile:
         if self._answered:
             self.tell(f"{len(self._answered):,} lines are answered already")
         try:
-            with _bars() as bars:
-                asyncio.run(self._run(engine, concurrency, bars))
+            with _bar(self.num_left) as bar:
+                asyncio.run(self._run(engine, concurrency, bar))
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
         except KeyboardInterrupt:
@@ -91,13 +91,14 @@ class PromptFile:
         self.tell(f"{self.num_left:,} lines, {self._num_tokens:,} tokens, {self._num_failed:,} errors")
         return self._num_failed
 
-    async def _run(self, engine: OfflineEngine, concurrency: int, bars: Bars) -> None:
-        lines, task = self._unanswered(), bars.add_task("lines", total=self.num_left, tokens="")
+    async def _run(self, engine: OfflineEngine, concurrency: int, bar: tqdm[Any]) -> None:
+        lines = self._unanswered()
 
         async def work() -> None:
             for number, line in lines:
                 self._write(number, line, await self._answer(engine, line))
-                bars.update(task, advance=1, tokens=f"{self._num_tokens:,} tokens")
+                bar.set_postfix_str(f"{self._num_tokens:,} tokens", refresh=False)
+                bar.update()
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(concurrency, self.num_left)):
@@ -159,18 +160,14 @@ def _body(line: bytes) -> dict[str, Any]:
     return value
 
 
-def _bars() -> Bars:
-    from rich import progress  # noqa: PLC0415 - for this command only
-    from rich.console import Console  # noqa: PLC0415
+def _bar(total: int) -> tqdm[Any]:
+    from tqdm import tqdm  # noqa: PLC0415 - for this command only
 
-    return progress.Progress(
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(bar_width=28),
-        progress.MofNCompleteColumn(),
-        progress.TextColumn("{task.fields[tokens]}"),
-        progress.TimeElapsedColumn(),
-        progress.TextColumn("left"),
-        progress.TimeRemainingColumn(),
-        console=Console(stderr=True),
+    tqdm.monitor_interval = 0  # it would start a thread
+    return tqdm(
+        total=total,
+        desc="lines",
+        file=sys.stderr,
         disable=not sys.stderr.isatty(),
+        bar_format="{desc} {bar:28} {n_fmt}/{total_fmt}{postfix} {elapsed}, {remaining} left",
     )

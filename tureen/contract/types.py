@@ -193,10 +193,11 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the engine, as the front sees it.
 
     `suspect`: it does not answer, and may come back; `replacing`: another one is being started. Requests wait meanwhile
-    and go on. `down`: requests are refused, and nobody knows until when.
+    and go on. `down`: requests are refused, and nobody knows until when. `unloaded`: it was ended to make room for
+    other models, and is started again for the next request.
     """
 
-    state: Literal["healthy", "suspect", "replacing", "down"] = "healthy"
+    state: Literal["healthy", "suspect", "replacing", "down", "unloaded"] = "healthy"
     reason: str = ""
     retry_after_s: int = 1  # when it is likely to be healthy
     num_replacements: int = 0

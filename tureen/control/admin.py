@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, cast, get_args
 
 import msgspec
 from msgspec import Meta
@@ -14,20 +13,22 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from tureen import __version__
 from tureen.config import Config
 from tureen.contract.params import SamplingParams
+from tureen.contract.types import EngineHealth
 from tureen.devices.cpu import trim
-from tureen.errors import InvalidRequest, NotFound, Unavailable, echo
+from tureen.errors import InvalidRequest, Unavailable
 from tureen.http.call import call_of
 from tureen.http.dialect import Docs, Entry, client_name
+from tureen.metrics import render
 from tureen.requests.body import convert, read_json, refuse_unknown
 from tureen.requests.drafts import Options, one_prompt, plan_of
 from tureen.requests.embedding import states_for, vector_of
 from tureen.requests.generation import Run
-from tureen.requests.model_field import is_served
 from tureen.requests.planning import Names, Sampling
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import ServerState
 
 HEALTH_TIMEOUT_S = 20.0
+WELL = ("healthy", "unloaded")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -46,7 +47,9 @@ def routes(state: ServerState) -> list[Entry]:
 def _health_routes(state: ServerState) -> list[Entry]:
     def check() -> None:
         engine = state.client.health
-        if engine.state != "healthy":
+        if state.common.models is not None:  # one that is lost harms no other
+            engine = next((health for health in _healths(state) if health.state in WELL), engine)
+        if engine.state not in WELL:
             raise Unavailable(
                 f"the engine is {engine.state}: {engine.reason}",
                 code="engine_dead" if engine.state == "down" else f"engine_{engine.state}",
@@ -56,7 +59,7 @@ def _health_routes(state: ServerState) -> list[Entry]:
 
     async def health(_: Request) -> Response:
         check()
-        down = state.helpers_down
+        down = (*state.helpers_down, *_models_down(state))
         return PlainTextResponse(f"being replaced: {', '.join(down)}\n" if down else "")
 
     async def health_generate(_: Request) -> Response:
@@ -91,25 +94,6 @@ def _health_routes(state: ServerState) -> list[Entry]:
 
 
 def _fact_routes(state: ServerState) -> list[Entry]:
-    started = int(time.time())
-
-    async def models(_: Request) -> Response:
-        cards = [adapter_card(state, started, name) for name in state.adapters]
-        return JSONResponse({"object": "list", "data": [model_card(state, started), *cards]})
-
-    async def model(request: Request) -> Response:
-        name = request.path_params["name"]
-        if is_served(name, state):
-            return JSONResponse(model_card(state, started))
-        if name not in state.adapters:
-            raise NotFound(
-                f"the model {echo(name)} does not exist; this server has "
-                f"{', '.join((state.context.info.model_name, *state.adapters))}",
-                field="model",
-                code="model_not_found",
-            )
-        return JSONResponse(adapter_card(state, started, name))
-
     async def model_info(_: Request) -> Response:
         return JSONResponse(model_facts(state))
 
@@ -117,19 +101,17 @@ def _fact_routes(state: ServerState) -> list[Entry]:
         return JSONResponse(server_facts(state))
 
     async def metrics(_: Request) -> Response:
-        update_gauges(state)
-        return Response(state.metrics.render(), media_type=METRICS_TYPE)
+        for each in state.common.states:
+            update_gauges(each)
+        return Response(render([each.metrics for each in state.common.states]), media_type=METRICS_TYPE)
 
     async def version(_: Request) -> Response:
         return JSONResponse({"version": __version__})
 
     about_model = Docs("Server", "Facts about the model.")
-    about_models, about_one = Docs("OpenAI", "The model and its adapters."), Docs("OpenAI", "One of them.")
     about_server = Docs("Server", "Settings, no secrets, and the engine's state.")
 
     return [
-        *(Entry(f"{version}/models", models, access="user", docs=about_models) for version in ("/v1", "")),
-        *(Entry(f"{version}/models/{{name:path}}", model, access="user", docs=about_one) for version in ("/v1", "")),
         Entry("/model_info", model_info, access="user", docs=about_model),
         Entry("/get_model_info", model_info, access="user", docs=about_model),
         Entry("/server_info", server_info, access="user", docs=about_server),
@@ -140,8 +122,10 @@ def _fact_routes(state: ServerState) -> list[Entry]:
 
 
 def _control_routes(state: ServerState) -> list[Entry]:
-    async def flush_cache(_: Request) -> Response:
-        num_pages = await state.client.call("flush_cache")
+    async def flush_cache(request: Request) -> Response:
+        num_pages = 0
+        for each in chosen_states(request, state):
+            num_pages += cast(int, await each.client.call("flush_cache"))
         await asyncio.to_thread(trim)
         return PlainTextResponse(f"Cache flushed.\n{num_pages} pages were freed.\n")
 
@@ -155,7 +139,7 @@ def _control_routes(state: ServerState) -> list[Entry]:
         if body.abort_all and refusal is not None:
             raise refusal
         owner = None if refusal is None else client_name(request)
-        return JSONResponse({"aborted": state.abort(body.rid, owner=owner)})
+        return JSONResponse({"aborted": state.common.abort(body.rid, owner=owner)})
 
     return [
         Entry(
@@ -177,23 +161,21 @@ def _control_routes(state: ServerState) -> list[Entry]:
     ]
 
 
-def model_card(state: ServerState, created: int) -> dict[str, Any]:
-    """Returns the model's entry in OpenAI's `/v1/models`. `created`: seconds since the epoch."""
-    info = state.context.info
-    return {
-        "id": info.model_name,
-        "object": "model",
-        "created": created,
-        "owned_by": "tureen",
-        "root": info.model_name,
-        "parent": None,
-        "max_model_len": state.context.capacity,
-    }
+def chosen_states(request: Request, state: ServerState) -> list[ServerState]:
+    """Returns the models that a control operation is for: the one that the query names, else all that are loaded."""
+    is_one = state.common.models is None or "model" in request.query_params
+    return [state] if is_one else state.common.loaded
 
 
-def adapter_card(state: ServerState, created: int, name: str) -> dict[str, Any]:
-    """Returns an adapter's entry in `/v1/models`; without its path, because every holder of a key may read it."""
-    return model_card(state, created) | {"id": name, "root": name, "parent": state.context.info.model_name}
+def _healths(state: ServerState) -> list[EngineHealth]:
+    return [each.client.health for each in state.common.states]
+
+
+def _models_down(state: ServerState) -> list[str]:
+    """Returns the names of the models that cannot be used now, where there are several."""
+    if state.common.models is None:
+        return []
+    return [each.context.info.model_name for each in state.common.states if each.client.health.state not in WELL]
 
 
 def model_facts(state: ServerState) -> dict[str, Any]:
@@ -245,7 +227,7 @@ def update_gauges(state: ServerState) -> None:
     """Copies the engine's statistics into the metrics that are read from them."""
     stats, info, metrics = state.client.stats, state.context.info, state.metrics
     engine = state.client.health
-    metrics.set("engine_suspect", engine.state != "healthy")
+    metrics.set("engine_suspect", engine.state not in WELL)
     metrics.raise_to("engine_replacements", engine.num_replacements)
     metrics.raise_to("num_resumed_requests", engine.num_resumed)
     metrics.raise_to("num_poison_requests", engine.num_poison)

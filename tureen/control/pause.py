@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 import msgspec
 from msgspec import Meta
@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tureen.contract.types import PauseMode
+from tureen.control.admin import chosen_states
 from tureen.http.dialect import Docs, Entry, read_body
 from tureen.requests.state import ServerState
 
@@ -28,12 +29,15 @@ def routes(state: ServerState) -> list[Entry]:
 
     async def pause_generation(request: Request) -> Response:
         body = await read_body(request, PauseBody)
-        num_requests = await state.client.call("pause", mode=body.mode)
+        num_requests = 0
+        for each in chosen_states(request, state):
+            num_requests += cast(int, await each.client.call("pause", mode=body.mode))
         done = {"abort": "aborted", "retract": "waiting to be computed again", "in_place": "held where they are"}
         return JSONResponse({"message": f"paused; {num_requests} requests {done[body.mode]}", "status": "ok"})
 
-    async def continue_generation(_: Request) -> Response:
-        await state.client.call("resume")
+    async def continue_generation(request: Request) -> Response:
+        for each in chosen_states(request, state):
+            await each.client.call("resume")
         return JSONResponse({"message": "generation goes on", "status": "ok"})
 
     return [

@@ -9,23 +9,22 @@ import time
 from tureen.contract.types import EngineStats
 from tureen.errors import TureenError
 from tureen.log import get_logger
-from tureen.requests.state import ServerState
+from tureen.requests.state import Common, ServerState
 
 log = get_logger("stats")
 
 
-async def report_forever(state: ServerState) -> None:
-    """Runs until cancelled, every `log_interval_s` seconds. Logs nothing while the engine does nothing."""
-    before, before_s = state.client.stats, time.monotonic()
-    num_preemptions = 0
-    while True:
-        await asyncio.sleep(state.context.config.log_interval_s)
-        state.sessions.sweep()
-        state.quotas.sweep()
-        state.recordings.sweep()
-        if state.recordings.responses is not None:
-            with contextlib.suppress(TureenError):  # the storage has logged it; requests are told
-                await state.recordings.responses.sweep()
+class Reporter:
+    """Reports on one model: what has changed since the last time."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._before, self._before_s = state.client.stats, time.monotonic()
+        self._num_preemptions = 0
+
+    def report(self) -> None:
+        """Updates the metrics that are rates, and logs a line unless the engine did nothing."""
+        state, before, before_s = self._state, self._before, self._before_s
         now, now_s = state.client.stats, time.monotonic()
         seconds = now_s - before_s
         hit_rate = _rate(
@@ -33,11 +32,29 @@ async def report_forever(state: ServerState) -> None:
         )
         state.metrics.set("cache_hit_rate", hit_rate)
         state.metrics.set("gen_throughput", (now.total_output_tokens - before.total_output_tokens) / seconds)
-        state.metrics.add("num_retracted_requests", now.total_preemptions - num_preemptions)
-        num_preemptions = now.total_preemptions
+        state.metrics.add("num_retracted_requests", now.total_preemptions - self._num_preemptions)
+        self._num_preemptions = now.total_preemptions
         if now.total_steps != before.total_steps:
             log.info(line(before, now, seconds, hit_rate))
-        before, before_s = now, now_s
+        self._before, self._before_s = now, now_s
+
+
+async def report_forever(common: Common, interval_s: float) -> None:
+    """Runs until cancelled, every `interval_s` seconds. Logs nothing while the engines do nothing."""
+    reporters: dict[ServerState, Reporter] = {}
+    while True:
+        for state in common.states:
+            if state not in reporters:
+                reporters[state] = Reporter(state)
+        await asyncio.sleep(interval_s)
+        common.quotas.sweep()
+        common.recordings.sweep()
+        if common.recordings.responses is not None:
+            with contextlib.suppress(TureenError):  # the storage has logged it; requests are told
+                await common.recordings.responses.sweep()
+        for state, reporter in reporters.items():
+            state.sessions.sweep()
+            reporter.report()
 
 
 def line(before: EngineStats, now: EngineStats, seconds: float, hit_rate: float) -> str:

@@ -3,5 +3,5 @@ derived from them: `/openapi.json`, `/docs`, `/compat`.
 
 Imports: config, contract, control, engine, errors, http, log, media, metrics, requests, serving, text; asyncio,
 msgspec, starlette.
-Imported by: bench.
+Imported by: bench, fleet.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,10 +15,10 @@ from starlette.routing import Match
 
 from tureen.config import Config
 from tureen.control import (
-    adapter_routes,
     admin,
     expert_routes,
     logging_routes,
+    model_routes,
     parsing_routes,
     pause,
     profile_routes,
@@ -44,8 +44,8 @@ OUR_ROUTES: tuple[Routes, ...] = (
     parsing_routes.routes,
     session_routes.routes,
     pause.routes,
-    adapter_routes.routes,
     weight_routes.routes,
+    model_routes.routes,
     profile_routes.routes,
     expert_routes.routes,
     logging_routes.routes,
@@ -58,26 +58,39 @@ OUR_ROUTES: tuple[Routes, ...] = (
 log = get_logger("http")
 
 
+def fitting(state: ServerState, entries: list[Entry]) -> list[Entry]:
+    """Returns the routes that a model has, of those of all APIs: one that only makes embeddings refuses to generate."""
+    if state.context.info.pooling is None:
+        return entries
+    return [_without_text(entry) if _needs_text(entry) else entry for entry in entries]
+
+
 def build_app(
-    client: EngineClient, tokenizer: Tokenizer, config: Config, *, media: MediaLoader | None = None
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    config: Config,
+    *,
+    media: MediaLoader | None = None,
+    arrange: Callable[[ServerState, list[Entry]], list[Entry]] = fitting,
 ) -> Starlette:
     """Builds the application over an engine client that is ready. Its ServerState is `app.state.server`.
 
-    `media`: None for models that take text only. Raises StartupError for settings that do not fit the model.
+    `media`: None for models that take text only. `arrange`: makes the application's routes of those of all APIs. Raises
+    StartupError for settings that do not fit the model.
     """
     context = make_context(tokenizer, client.info, config, media)
     state = ServerState(client, context, Metrics(client.info.model_name), media)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        reporter = asyncio.create_task(report_forever(state))
+        reporter = asyncio.create_task(report_forever(state.common, config.log_interval_s))
         state.lifecycle.start()
         yield
         reporter.cancel()
-        await state.close()
+        await state.common.close()
 
     app = Starlette(
-        routes=_routes(state),
+        routes=arrange(state, all_routes(state)),
         middleware=[
             Middleware(Gate, state=state),
             Middleware(replay.Replay, state=state),
@@ -98,12 +111,10 @@ def build_app(
     return app
 
 
-def _routes(state: ServerState) -> list[Entry]:
+def all_routes(state: ServerState) -> list[Entry]:
+    """Returns the routes of all APIs for one model."""
     groups = (generate.routes, *(dialect.routes for dialect in dialects()), *OUR_ROUTES)
-    entries = [entry for routes in groups for entry in routes(state)]
-    if state.context.info.pooling is None:
-        return entries
-    return [_without_text(entry) if _needs_text(entry) else entry for entry in entries]
+    return [entry for routes in groups for entry in routes(state)]
 
 
 def _needs_text(entry: Entry) -> bool:

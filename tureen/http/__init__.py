@@ -3,5 +3,5 @@ and how answers and streams are sent.
 
 Imports: config, errors, extras, log, registry, requests, text; asyncio, cryptography, httptools, msgspec,
 python_multipart, starlette, uvicorn.
-Imported by: bench, control, dialects, front, server.
+Imported by: bench, control, dialects, fleet, front, server.
 """

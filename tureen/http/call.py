@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -13,6 +14,9 @@ from tureen.http.errors import error_response
 from tureen.requests.keys import NO_LIMITS, Limits
 from tureen.requests.quotas import ClientId, ClientWork
 from tureen.requests.telling import Telling
+
+if TYPE_CHECKING:
+    from tureen.requests.state import ServerState
 
 SCOPE_KEY = "tureen.call"
 """Key of the ClientCall in an ASGI scope; only this module, `replay.py` and `inner_call.py` use it."""
@@ -32,6 +36,7 @@ class ClientCall:
     """Sends the parts of a stream directly, past middleware that only looks at the head of an answer."""
     has_client_left: bool = False
     refusal_status: int = 0  # status by which the connection refused the rest of the request; 0 = it did not
+    answered_by: ServerState | None = None  # the model, where there are several and it named one
     work: ClientWork | None = None  # None: the route's use is not limited or counted
     telling: Telling = field(default_factory=Telling)  # its fields that have no effect
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, request_response
 from starlette.types import ASGIApp
 
 from tureen.errors import TureenError
@@ -77,6 +77,9 @@ class Entry(Route):
     max_body_bytes: int | None = None
     """Largest body of this route; None = --max-body-bytes."""
 
+    needs_engine = True
+    """The model that it is for must be loaded, and not only known."""
+
     def __init__(
         self,
         path: str,
@@ -97,6 +100,10 @@ class Entry(Route):
         self.access = access
         self.any_model = any_model
         self.is_limited = is_limited and access == "user" and "GET" not in methods
+
+    def reroute(self, endpoint: Callable[..., Any]) -> None:
+        """Has requests answered by another endpoint."""
+        self.endpoint, self.app = endpoint, request_response(endpoint)
 
     def at(self, path: str) -> Entry:
         """Returns the same route at another path."""

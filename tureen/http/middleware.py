@@ -75,7 +75,7 @@ class Gate:
             route = find_route(scope)
             if isinstance(route, Entry):
                 call.render_error = route.render_error
-            check_access(call, scope, route, self._state.keys)
+            check_access(call, scope, route, self._state.common.keys)
             with self._visit(call, scope, route) as account:
                 if account is not None:
                     call.work = ClientWork(account)
@@ -97,9 +97,10 @@ class Gate:
     def _note(self, call: ClientCall, scope: Scope, status: int, seconds: float) -> None:
         is_gone = not call.refusal_status and (call.has_client_left or status in (0, CLIENT_GONE_STATUS))
         status = call.refusal_status or status
-        self._state.metrics.count_response(CLIENT_GONE_STATUS if is_gone else status)
+        metrics = (call.answered_by or self._state).metrics
+        metrics.count_response(CLIENT_GONE_STATUS if is_gone else status)
         for label in call.telling.labels:
-            self._state.metrics.count_ignored(label)
+            metrics.count_ignored(label)
         if scope["path"] in QUIET_PATHS:
             return
         left_out = self._bad_requests.admit() if 400 <= status < 500 and not is_gone else 0

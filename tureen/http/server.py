@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import ssl
@@ -103,6 +104,14 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             cast(Connection, connection).retire()
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Runs the server. Interrupted while it starts, it leaves without a word of where."""
+        try:
+            await super().serve(sockets)
+        except asyncio.CancelledError:
+            logging.getLogger("uvicorn.error").disabled = True  # it would log how the application's task is cancelled
+            raise
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Closes connections and the application; uvicorn calls it. After a second signal the application has
         LAST_EVENTS_S, where uvicorn would leave it as it is and log how it broke."""
@@ -140,7 +149,7 @@ class Server(uvicorn.Server):
         except StartupError as error:
             log.error("reload: %s; keys and certificates stay as they were", error.message)
             return
-        self._state.keys = keys
+        self._state.common.keys = keys
         self._reload = asyncio.create_task(self._renew(context))
 
     async def _renew(self, context: ssl.SSLContext | None) -> None:
@@ -163,7 +172,7 @@ class Server(uvicorn.Server):
             self._drain.cancel()
             self.should_exit = self.force_exit = True
             return
-        name, count = signal.Signals(sig).name, self._state.num_running
+        name, count = signal.Signals(sig).name, self._state.common.num_running
         again = "Ctrl-C again ends" if sig == signal.SIGINT else "a second signal ends"
         if count:
             most_s = self._settings.drain_timeout_s
@@ -178,9 +187,9 @@ class Server(uvicorn.Server):
     async def _drain_then_exit(self) -> None:
         try:
             async with asyncio.timeout(self._settings.drain_timeout_s):
-                while self._state.num_running:
+                while self._state.common.num_running:
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            log.warning("%d requests did not end in time: aborted", self._state.abort(None, "shutdown"))
+            log.warning("%d requests did not end in time: aborted", self._state.common.abort(None, "shutdown"))
             await asyncio.sleep(LAST_EVENTS_S)
         self.should_exit = True

@@ -229,11 +229,16 @@ def _requests(
             limit_field=resolved.limit_field,
             priority=options.priority,
             when_idle=work.when_idle,
-            deadline_ms=options.deadline_ms,
-            ttft_deadline_ms=options.ttft_deadline_ms,
+            deadline_ms=_left(options.deadline_ms, work.load_wait_s),
+            ttft_deadline_ms=_left(options.ttft_deadline_ms, work.load_wait_s),
         )
         for sample, rid in enumerate(rids)
     ]
+
+
+def _left(limit_ms: int | None, waited_s: float) -> int | None:
+    """Returns what is left of a limit in milliseconds after `waited_s`."""
+    return limit_ms if limit_ms is None or not waited_s else max(1, limit_ms - round(waited_s * 1000))
 
 
 def _with_custom(params: SamplingParams, custom_params: JsonObject | None) -> SamplingParams:

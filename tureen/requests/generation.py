@@ -251,7 +251,7 @@ class Run:
         self._error_fields = plan.error_fields
         self._reading = plan.reading
         self.outputs = [
-            Output(request, index, rid, plan.arrived_s, plan.effective.get(index))
+            Output(request, index, rid, plan.arrived_s - self._work.load_wait_s, plan.effective.get(index))
             for index, (request, rid) in enumerate(zip(plan.requests, plan.rids, strict=True), plan.first_index)
         ]
         self._media, plan.media[:] = dict(enumerate(plan.media, plan.first_index)), []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
 from tureen.errors import NotFound, echo
 from tureen.requests import telling
 from tureen.requests.state import ServerState
@@ -13,41 +16,75 @@ LATEST = "latest"
 """Tag that Ollama's clients put behind the name of a model."""
 
 
+class ModelNames(NamedTuple):
+    """The names that mean one model, or one of its adapters."""
+
+    name: str
+    paths: tuple[str, ...]  # where it was loaded from
+    adapters: Mapping[str, str]
+
+    def is_served(self, model: str) -> bool:
+        """Returns whether a name means the model: its name, in any case and with the organisation in front; or where
+        it was loaded from."""
+        return model in (self.name, *self.paths) or _last_part(model) == _last_part(self.name)
+
+    def adapter(self, model: str) -> str | None:
+        """Returns the adapter that `model` names, as NAME or MODEL:NAME; "" = the model itself, None = neither."""
+        if self.is_served(model):
+            return ""
+        if model in self.adapters:
+            return model
+        name, _, tag = model.rpartition(":")
+        if tag in self.adapters and self._is_served_or_default(name):
+            return tag
+        if tag == LATEST and name in self.adapters:
+            return name
+        return "" if name and tag == LATEST and self._is_served_or_default(name) else None
+
+    def _is_served_or_default(self, model: str) -> bool:
+        return model in ANY or self.is_served(model)
+
+
+def names_of(state: ServerState) -> ModelNames:
+    """Returns the names that mean the model of a state."""
+    info = state.context.info
+    return ModelNames(info.model_name, (info.model_path, state.context.config.model_path), state.adapters)
+
+
 def adapter_of(model: str | None, state: ServerState) -> str:
     """Returns the adapter that `model` names, as NAME or MODEL:NAME; "" = the model itself.
 
-    A server of one model answers to any name, and tells that it did. Raises NotFound where it has adapters, or was
-    started with --strict-model-names.
+    A server of one model answers to any name, and tells that it did. Raises NotFound where it has adapters or several
+    models, or was started with --strict-model-names.
     """
     if model is None or is_served(model, state):
         return ""
-    if model in state.adapters:
-        return model
-    name, _, tag = model.rpartition(":")
-    if tag in state.adapters and is_served(name, state):
-        return tag
-    if tag == LATEST and name in state.adapters:
-        return name
-    served, is_strict = state.context.info.model_name, state.context.config.strict_model_names
-    if name and is_served(name, state) and (tag == LATEST or not (state.adapters or is_strict)):
+    adapter = names_of(state).adapter(model)
+    if adapter is not None:
+        return adapter
+    served, models = state.context.info.model_name, state.common.models
+    is_strict = bool(state.adapters or models or state.context.config.strict_model_names)
+    name = model.rpartition(":")[0]
+    if name and is_served(name, state) and not is_strict:
         return ""
-    if state.adapters or is_strict:
-        raise NotFound(
-            f"the model {echo(model)} does not exist; this server has {', '.join((served, *state.adapters))}",
-            field="model",
-            code="model_not_found",
-        )
+    if is_strict:
+        raise unknown_model(model, [served, *state.adapters] if models is None else models.names())
     telling.tell("model", f"this server has one model, {served}, which answers to any name")
     return ""
 
 
+def unknown_model(model: str, names: Iterable[str]) -> NotFound:
+    """Returns the error for a name that means no model. `names`: those that there are."""
+    return NotFound(
+        f"the model {echo(model)} does not exist; this server has {', '.join(names)}",
+        field="model",
+        code="model_not_found",
+    )
+
+
 def is_served(model: str, state: ServerState) -> bool:
-    """Returns whether a name means the served model: its name, in any case and with the organisation in front; or
-    where it was loaded from."""
-    info = state.context.info
-    return model in (*ANY, info.model_name, info.model_path, state.context.config.model_path) or _last_part(
-        model
-    ) == _last_part(info.model_name)
+    """Returns whether a name means the served model: see ModelNames.is_served; or a name that means any model."""
+    return model in ANY or names_of(state).is_served(model)
 
 
 def _last_part(name: str) -> str:

@@ -201,6 +201,7 @@ class ClientWork:
         self.names: set[str] = set()  # names that the client may abort its requests by
         self.has_failed = False
         self.num_tokens = 0  # of all outputs, so far
+        self.load_wait_s = 0.0  # that the request waited until its model was loaded
         self.inline_size = 0  # cost of the work done on the event loop in this turn (offload.py)
         self._ahead: Hold | None = None  # tokens reserved for runs that have not begun
 

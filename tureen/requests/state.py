@@ -8,9 +8,9 @@ import itertools
 import math
 import random
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import msgspec
 
@@ -35,6 +35,8 @@ from tureen.text.tokenizer import Tokenizer
 from tureen.text.tools import ToolFormat, tool_format
 
 DRAIN_RETRY_S = 5
+
+Standing = Literal["unloaded", "loading", "loaded", "unloading"]
 
 
 class Context(msgspec.Struct, frozen=True, dict=True):
@@ -118,18 +120,140 @@ def _check_defaults(values: dict[str, Any], info: EngineInfo) -> None:
     check_params(convert(values, SamplingParams), vocab_size=info.vocab_size)
 
 
+class Service(Protocol):
+    """Work that goes on beside the requests while the server runs."""
+
+    def start(self) -> None:
+        """Begins, once the server is about to take requests."""
+
+    def drain(self) -> None:
+        """Gives up what would make the server's end wait."""
+
+    async def close(self) -> None:
+        """Ends all of it."""
+
+
+class Lifecycle:
+    """Whether the server shuts down, and what starts and ends with it."""
+
+    def __init__(self) -> None:
+        self.is_draining = False
+        self.services: list[Service] = []
+
+    def start(self) -> None:
+        """Starts the services."""
+        for service in self.services:
+            service.start()
+
+    def drain(self) -> None:
+        """Takes no new requests from now on."""
+        self.is_draining = True
+        for service in self.services:
+            service.drain()
+
+    async def close(self) -> None:
+        """Ends the services."""
+        for service in self.services:
+            await service.close()
+
+
+class ServedModel(Protocol):
+    """One of several models."""
+
+    name: str
+    config: Config
+    standing: Standing
+    state: ServerState | None  # None: it was never loaded
+    need_bytes: int  # of memory; 0 = not known yet
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """The LoRA adapters that requests may ask for: name -> path."""
+
+    def report(self) -> dict[str, Any]:
+        """Returns what `/status` says of it."""
+
+
+class ServedModels(Protocol):
+    """All models of a server that has several; the first is the default model."""
+
+    @property
+    def members(self) -> Sequence[ServedModel]:
+        """The models, in the order of the settings."""
+
+    def find(self, name: str) -> ServedModel | None:
+        """Returns the model that a request's `model` means; None: there is none."""
+
+    def names(self) -> list[str]:
+        """Returns the names that requests may use: models and their adapters."""
+
+    async def load(self, name: str) -> ServedModel:
+        """Loads a model; one that is not in the list yet joins it. Raises TureenError."""
+
+    async def unload(self, name: str) -> ServedModel:
+        """Unloads a model that nobody uses. Raises NotFound, Conflict."""
+
+    async def pull(self, name: str) -> ServedModel:
+        """Fetches a model's files, without loading it; it joins the list. Raises TureenError."""
+
+    def retire(self, state: ServerState) -> None:
+        """Unloads the model of a state when the requests that use it have their answers."""
+
+    def report(self) -> dict[str, Any]:
+        """Returns what `/status` says of all."""
+
+
+class Common:
+    """The state that all models of one server share. Event-loop thread only."""
+
+    def __init__(self, config: Config) -> None:
+        self.states: list[ServerState] = []  # of each model that was loaded; the first is the default model's
+        self.models: ServedModels | None = None  # None: there is one model
+        self.keys = load_keys(config)
+        self.quotas = Quotas(config)
+        self.recordings = Recordings(config)
+        self.lifecycle = Lifecycle()
+        self.background: dict[tuple[str, str], Any] = {}  # responses that no connection waits for, by client and id
+        self.helper_memory = MemoryBudget(int(FRONT_SHARE * helper_bytes(config)))
+        self.num_admitted = 0  # requests that have a place in a queue, but for those that run when idle
+        self.is_idle = asyncio.Event()  # set while there are none
+        self.is_idle.set()
+
+    @property
+    def loaded(self) -> list[ServerState]:
+        """The states of the models that are loaded."""
+        return [state for state in self.states if state.client.health.state != "unloaded"]
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have not ended, of all models."""
+        return sum(state.num_running for state in self.states)
+
+    def abort(self, rid: str | None, reason: str = "client", *, owner: str | None = None) -> int:
+        """Aborts the requests named `rid` (None = all) of `owner` (None = of any). Returns how many there were."""
+        return sum(state.abort(rid, reason, owner=owner) for state in self.states)
+
+    async def close(self) -> None:
+        """Ends recordings, what runs in the background, services and helper processes; the engines' clients are closed
+        elsewhere."""
+        if self.recordings.responses is not None:
+            self.abort(None, "shutdown")
+        await self.recordings.close()
+        await self.lifecycle.close()
+        for state in self.states:
+            await state.helpers.close()
+
+
 class QueueRoom:
     """The places in the engine's queue. Requests that run when idle take none. Event-loop thread only."""
 
-    def __init__(self, client: EngineClient, info: EngineInfo, config: Config) -> None:
-        self.is_idle = asyncio.Event()  # set while none are admitted but those that run when idle
-        self.is_idle.set()
+    def __init__(self, client: EngineClient, info: EngineInfo, config: Config, common: Common) -> None:
         self._client = client
+        self._common = common
         self._max_running = info.max_running_requests
         self._max_queued = config.max_queued_requests
         self._num_coming = 0  # requests that are admitted and not submitted yet
         self._num_when_idle = 0  # requests that are admitted and run when idle
-        self._num_others = 0  # requests that are admitted and do not
 
     def check(self, num_requests: int) -> None:
         """Raises Unavailable when there is no room for so many more. Counts here, without asking the engine, which may
@@ -171,85 +295,49 @@ class QueueRoom:
         if when_idle:
             self._num_when_idle += num_more
             return
-        self._num_others += num_more
-        if self._num_others:
-            self.is_idle.clear()
+        common = self._common
+        common.num_admitted += num_more
+        if common.num_admitted:
+            common.is_idle.clear()
         else:
-            self.is_idle.set()
-
-
-class Service(Protocol):
-    """Work that goes on beside the requests while the server runs."""
-
-    def start(self) -> None:
-        """Begins, once the server is about to take requests."""
-
-    def drain(self) -> None:
-        """Gives up what would make the server's end wait."""
-
-    async def close(self) -> None:
-        """Ends all of it."""
-
-
-class Lifecycle:
-    """Whether the server shuts down, and what starts and ends with it."""
-
-    def __init__(self) -> None:
-        self.is_draining = False
-        self.services: list[Service] = []
-
-    def start(self) -> None:
-        """Starts the services."""
-        for service in self.services:
-            service.start()
-
-    def drain(self) -> None:
-        """Takes no new requests from now on."""
-        self.is_draining = True
-        for service in self.services:
-            service.drain()
-
-    async def close(self) -> None:
-        """Ends the services."""
-        for service in self.services:
-            await service.close()
+            common.is_idle.set()
 
 
 class ServerState:
-    """The running server: its engine, its metrics, and the requests that have not ended. Event-loop thread only."""
+    """The running server as one of its models sees it: the engine, its metrics, and the requests that have not ended.
+    Event-loop thread only."""
 
     def __init__(
-        self, client: EngineClient, context: Context, metrics: Metrics, media: MediaLoader | None = None
+        self,
+        client: EngineClient,
+        context: Context,
+        metrics: Metrics,
+        media: MediaLoader | None = None,
+        common: Common | None = None,
     ) -> None:
+        """`media`: None for a model that takes text only. `common`: what it shares with the server's other models; None
+        = there are none so far."""
+        self.common = common = common or Common(context.config)
+        common.states.append(self)
         self.client = client
-        self.media = media  # None: the model takes text only
+        self.media = media
         self.adapters = dict(context.info.adapters)  # loaded LoRA adapters: name -> path
         self.context = context
         self.metrics = metrics
         self.sessions = Sessions(context.tokenizer, context.config, abort=client.abort)
-        self.keys = load_keys(context.config)
-        self.quotas = Quotas(context.config)
-        self.recordings = Recordings(context.config)
-        self.lifecycle = Lifecycle()
-        self.helpers = Helpers(media, MemoryBudget(int(FRONT_SHARE * helper_bytes(context.config))))
+        self.quotas = common.quotas
+        self.recordings = common.recordings
+        self.lifecycle = common.lifecycle
+        self.helpers = Helpers(media, common.helper_memory)
         self._running: dict[tuple[str, str], tuple[str, ...]] = {}  # (owner, its name for them) -> engine's ids
         self._loading: dict[str, Callable[[str], None]] = {}  # id of a request the engine has not yet -> abort(reason)
         self._numbers = itertools.count(1)  # numbers of requests, part of their ids
-        self.room = QueueRoom(client, context.info, context.config)
+        self.room = QueueRoom(client, context.info, context.config, common)
 
     @property
     def helpers_down(self) -> tuple[str, ...]:
         """Names of helper processes that are being replaced; those of the engine as of its last report."""
         return (*self.client.stats.helpers_down, *self.helpers.down)
-
-    async def close(self) -> None:
-        """Ends recordings, what runs in the background, services and helper processes; the engine's client is closed
-        elsewhere."""
-        if self.recordings.responses is not None:
-            self.abort(None, "shutdown")
-        await self.recordings.close()
-        await self.lifecycle.close()
-        await self.helpers.close()
 
     @property
     def num_running(self) -> int:

@@ -2,5 +2,5 @@
 
 Imports: attention, config, contract, devices, errors, extras, files, grammar, kernels, layers, log, lora, media,
 models, registry, sampling, sandbox, vision, weights; msgspec, numpy, torch, transformers.
-Imported by: bench, build.
+Imported by: bench, build, fleet.
 """

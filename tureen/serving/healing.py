@@ -40,7 +40,7 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
 GIVE_UP_AFTER = 3
 """Number of failed starts in a row after which the streams that wait for an engine end. Starts go on nevertheless."""
 
-State = Literal["healthy", "suspect", "replacing", "down"]
+State = Literal["healthy", "suspect", "replacing", "down", "unloaded"]
 
 log = get_logger("serving")
 
@@ -75,6 +75,86 @@ MakeHost = Callable[[int, Callable[[FromEngine], None], Callable[[str], None]], 
 count from 1."""
 
 
+class Starts:
+    """The starts of an engine: how many failed, and when it is expected. Times are the loop's."""
+
+    def __init__(self) -> None:
+        self.num_failures = 0  # in a row
+        self.took_s = 0.0  # that the last one took
+        self.due_s = 0.0  # when the engine is expected, or was
+
+    async def delay(self, now_s: float) -> None:
+        """Waits before a start, longer after each start that failed."""
+        if self.num_failures:
+            delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (self.num_failures - 1))
+            self.due_s = now_s + delay_s + self.took_s
+            await asyncio.sleep(delay_s)
+
+
+class Suspension:
+    """Ends the engine of a client when its memory is needed for others, and starts it again: a part of the client."""
+
+    def __init__(self, client: HealingClient) -> None:
+        self._client = client
+        self.is_on = False
+        self.on_demand: Callable[[], None] | None = None  # called when a suspended engine is asked for something
+        self.on_idle: Callable[[], None] | None = None  # called when the engine has nothing to do any more
+
+    @property
+    def is_busy(self) -> bool:
+        """Says whether the engine has, or is to get, anything to do."""
+        return self._client._streams.is_busy
+
+    def demand(self) -> None:
+        """Hears that something is asked for that needs the engine."""
+        if self.on_demand is not None:
+            self.on_demand()
+
+    def tell_idle(self) -> None:
+        """Tells who wants to know when the engine has nothing to do."""
+        if self.on_idle is not None and not self.is_busy:
+            self.on_idle()
+
+    async def suspend(self) -> None:
+        """Ends the engine, and frees its memory. What is asked for from now on waits until `resume`; `on_demand` hears
+        of it."""
+        client = self._client
+        is_well = client._health.state == "healthy"
+        self.is_on = True
+        client._epoch += 1
+        replacing = client._tasks.pop("replace", None)
+        if replacing is not None:
+            replacing.cancel()
+            await asyncio.gather(replacing, return_exceptions=True)
+        client._streams.cut("it was unloaded", is_suspicious=False)
+        client._streams.refuse = None
+        client._turn("unloaded")
+        await self._close_host(at_once=not is_well)
+
+    async def resume(self, progress: Progress = no_progress) -> None:
+        """Starts the engine that was suspended, in the state that it had. Raises StartupError."""
+        client = self._client
+        client._progress = progress
+        try:
+            client.info = await client._launch()
+        except BaseException:
+            client._epoch += 1
+            await self._close_host(at_once=True)
+            raise
+        client._progress = no_progress
+        self.is_on = False
+        client._open()
+
+    def fail_waiting(self, refuse: Callable[[], errors.TureenError]) -> None:
+        """Ends what waits for the engine, and refuses what comes until `resume` has brought one."""
+        self._client._streams.fail(refuse)
+
+    async def _close_host(self, *, at_once: bool) -> None:
+        host, self._client._host = self._client._host, None
+        if host is not None:
+            await host.close(at_once=at_once)
+
+
 class HealingClient:
     """An EngineClient that keeps one engine running.
 
@@ -95,10 +175,9 @@ class HealingClient:
         self._host: Host | None = None  # None: gone, the next one is not begun
         self._ready: asyncio.Future[EngineInfo] = self._loop.create_future()
         self._tasks: dict[str, asyncio.Task[None]] = {}  # "watch", "replace"
-        self._num_failures = 0  # starts in a row that came to nothing
-        self._start_s = 0.0  # that the last start took
-        self._due_s = 0.0  # when the engine is expected, or was
+        self._starts = Starts()
         self._is_closed = False
+        self.suspension = Suspension(self)
 
     async def start(self, progress: Progress = no_progress) -> EngineInfo:
         """Starts the first engine; returns when it is ready. Raises StartupError when it cannot be built."""
@@ -116,12 +195,16 @@ class HealingClient:
     def generate(
         self, request: GenerateRequest, interval: int = 1, watch: Watch | None = None
     ) -> AsyncIterator[OutputDelta]:
+        if self.suspension.is_on:
+            self.suspension.demand()
         return self._streams.generate(request, interval, watch)
 
     def abort(self, request_id: str, reason: str = "client") -> None:
         self._streams.abort(request_id, reason)
 
     async def call(self, op: str, **args: Any) -> object:
+        if self.suspension.is_on:
+            self.suspension.demand()
         return await self._streams.call(op, **args)
 
     @property
@@ -131,9 +214,9 @@ class HealingClient:
     @property
     def health(self) -> EngineHealth:
         state, streams = self._health.state, self._streams
-        wait_s = 0.0 if state == "healthy" else max(0.0, self._due_s - self._loop.time())
+        wait_s = 0.0 if state == "healthy" else max(0.0, self._starts.due_s - self._loop.time())
         if state == "suspect":
-            wait_s = self._watchdog.grace_left_s + self._start_s
+            wait_s = self._watchdog.grace_left_s + self._starts.took_s
         return EngineHealth(
             state=state,
             reason=self._health.reason,
@@ -153,7 +236,7 @@ class HealingClient:
 
     @property
     def _is_starting(self) -> bool:
-        return "replace" in self._tasks or not self._ready.done()
+        return self.suspension.is_on or "replace" in self._tasks or not self._ready.done()
 
     async def close(self) -> None:
         """Ends the engine, and makes sure that it does. A second call does nothing."""
@@ -171,7 +254,7 @@ class HealingClient:
     async def _launch(self) -> EngineInfo:
         """Starts the next engine, in the state of the one before. Raises StartupError."""
         began_s = self._loop.time()
-        self._due_s = began_s + self._start_s
+        self._starts.due_s = began_s + self._starts.took_s
         self._ready = self._loop.create_future()
         host = self._host = self._make_host(
             self._epoch, partial(self._hear, self._epoch), partial(self._lose, self._epoch)
@@ -187,13 +270,13 @@ class HealingClient:
             raise
         except errors.TureenError as error:
             raise errors.StartupError(f"the engine cannot be what it was: {error.message}") from None
-        self._start_s = self._loop.time() - began_s
+        self._starts.took_s = self._loop.time() - began_s
         return info
 
     def _open(self) -> None:
         """Sends requests to the engine from now on."""
         assert self._host is not None
-        self._due_s = self._loop.time()
+        self._starts.due_s = self._loop.time()
         self._watchdog.begin(self._host.sign())
         self._streams.open(self._host.send)
         self._turn("healthy")
@@ -205,13 +288,16 @@ class HealingClient:
             case StartupPhase(name, done, total):
                 self._progress(name, done, total)
             case EngineReady(info):
-                self._ready.set_result(info)
+                if not self._ready.done():  # cancelled where the start was interrupted
+                    self._ready.set_result(info)
             case EngineFailed(text):
                 self._lose(epoch, text)
             case _:
                 self._streams.receive(message)
                 if self._health.state == "down" and not self._is_starting:
                     self._open()  # a thread that had hung
+                if self.suspension.on_idle is not None:
+                    self.suspension.tell_idle()
 
     def _lose(self, epoch: int, reason: str) -> None:
         """Hears that the engine of that epoch is lost, by itself."""
@@ -227,9 +313,9 @@ class HealingClient:
     def _replace(self, reason: str, *, is_suspicious: bool) -> None:
         """Gives the engine up and starts another one."""
         self._epoch += 1  # the old one is not heard any more
-        has_worked = self._loop.time() - self._due_s > STEADY_S or self._streams.has_use
-        self._num_failures = 0 if has_worked else self._num_failures + 1
-        self._due_s = self._loop.time() + self._start_s
+        has_worked = self._loop.time() - self._starts.due_s > STEADY_S or self._streams.has_use
+        self._starts.num_failures = 0 if has_worked else self._starts.num_failures + 1
+        self._starts.due_s = self._loop.time() + self._starts.took_s
         self._turn("replacing", reason)
         self._streams.cut(reason, is_suspicious=is_suspicious)
         self._tasks["replace"] = asyncio.create_task(self._restart())
@@ -240,13 +326,13 @@ class HealingClient:
             if self._host is not None:
                 await self._host.close(at_once=True)  # its memory is free then
                 self._host = None
-            await self._delay()
+            await self._starts.delay(self._loop.time())
             try:
                 info = await self._launch()
             except Exception as error:  # an edge: whatever it is, there must be another try
                 if not isinstance(error, errors.StartupError):
                     log.exception("the engine could not be started")
-                self._num_failures += 1
+                self._starts.num_failures += 1
                 self._epoch += 1
                 self._fail_start(str(error))
                 continue
@@ -257,16 +343,9 @@ class HealingClient:
             self._open()
             return
 
-    async def _delay(self) -> None:
-        """Waits before a start, longer after each start that failed."""
-        if self._num_failures:
-            delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (self._num_failures - 1))
-            self._due_s = self._loop.time() + delay_s + self._start_s
-            await asyncio.sleep(delay_s)
-
     def _fail_start(self, reason: str) -> None:
-        log.error("engine: start %d in a row has failed: %s", self._num_failures, reason)
-        if self._num_failures >= GIVE_UP_AFTER:
+        log.error("engine: start %d in a row has failed: %s", self._starts.num_failures, reason)
+        if self._starts.num_failures >= GIVE_UP_AFTER:
             self._give_up(reason)
 
     def _give_up(self, reason: str) -> None:
@@ -285,6 +364,7 @@ class HealingClient:
             await asyncio.sleep(TICK_S)
             now_s = self._loop.time()
             self.look(min(now_s - before_s, 2 * TICK_S))  # more than that it was this process that slept
+            self.suspension.tell_idle()
             before_s = now_s
 
     def look(self, seconds: float) -> None:
@@ -319,6 +399,6 @@ class HealingClient:
         if (state, reason) == (before.state, before.reason):
             return
         self._health = EngineHealth(state=state, reason=reason, num_replacements=before.num_replacements)
-        if self._epoch > 1 or before.state != "replacing":
+        if (self._epoch > 1 or before.state != "replacing") and "unloaded" not in (state, before.state):
             level = INFO if state == "healthy" else WARNING
             log.log(level, "engine: %s -> %s%s", before.state, state, reason and f": {reason}")

@@ -42,7 +42,6 @@ class ThreadHost:
         lose: Callable[[str], None],
     ) -> None:
         self._make_engine = make_engine
-        self._is_first = epoch == 1
         self._receive = receive
         self._lose = lose
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
@@ -53,10 +52,6 @@ class ThreadHost:
         self._reported_s = 0.0
 
     async def start(self) -> None:
-        if not self._is_first and gc.get_freeze_count():
-            gc.unfreeze()  # what was kept for good may be the lost engine's
-            gc.collect()
-            gc.freeze()
         self._thread.start()
 
     def send(self, message: ToEngine) -> None:
@@ -72,6 +67,7 @@ class ThreadHost:
         self._inbox.put(Close())
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join, CLOSE_TIMEOUT_S)
+            await asyncio.to_thread(_forget)
         self._drain()
 
     def _run(self) -> None:
@@ -128,3 +124,11 @@ class InprocClient(HealingClient):
             return ThreadHost(make_engine, epoch, receive, lose)
 
         super().__init__(make_host, watchdog_timeout_s=watchdog_timeout_s, freeze_grace_s=watchdog_timeout_s)
+
+
+def _forget() -> None:
+    """Frees what an engine that has ended leaves behind, also where it was kept for good."""
+    if gc.get_freeze_count():
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()

@@ -261,6 +261,11 @@ class Streams:
         return bool(self._streams or self._calls)
 
     @property
+    def is_busy(self) -> bool:
+        """Says whether the engine has, or is to get, anything to do."""
+        return bool(self._calls or self.num_live)
+
+    @property
     def has_use(self) -> bool:
         """Says whether the engine did something for somebody, or was asked to."""
         return self.is_waiting or self.num_reports > self._reports_before

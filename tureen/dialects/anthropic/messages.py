@@ -106,6 +106,15 @@ def routes(state: ServerState) -> list[Entry]:
         return await _count_tokens(request, state)
 
     counted = {name: EXAMPLE[name] for name in ("model", "messages")}
+    counting = Entry(
+        "/v1/messages/count_tokens",
+        count_tokens,
+        access="user",
+        methods=["POST"],
+        render_error=error_response,
+        docs=ABOUT._replace(summary="How many tokens a prompt has.", bodies=(AnthropicCountBody,), example=counted),
+    )
+    counting.needs_engine = False
     return [
         Entry(
             "/v1/messages",
@@ -115,14 +124,7 @@ def routes(state: ServerState) -> list[Entry]:
             render_error=error_response,
             docs=ABOUT._replace(bodies=(AnthropicBody,), stream="text/event-stream"),
         ),
-        Entry(
-            "/v1/messages/count_tokens",
-            count_tokens,
-            access="user",
-            methods=["POST"],
-            render_error=error_response,
-            docs=ABOUT._replace(summary="How many tokens a prompt has.", bodies=(AnthropicCountBody,), example=counted),
-        ),
+        counting,
     ]
 
 

@@ -121,7 +121,8 @@ class OllamaBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Meta(description="Whether the model thinks first, for models that can be told; levels are refused."),
     ] = None
     keep_alive: Annotated[
-        float | str | None, Meta(description="The model always stays; 0, which asks to unload it, is told.")
+        float | str | None,
+        Meta(description="0 unloads the model after the answer where there are several; one model stays: told."),
     ] = None
     return_effective: ReturnEffective = False
 
@@ -182,8 +183,11 @@ def _check(body: OllamaBody, context: Context) -> None:
 def _check_keep_alive(duration: float | str | None) -> None:
     if isinstance(duration, str) and not DURATION.fullmatch(duration):
         raise InvalidRequest(f"keep_alive must be a duration such as 5m, got {echo(duration)}", field="keep_alive")
-    if duration == 0 or (isinstance(duration, str) and not any(digit in duration for digit in "123456789")):
-        telling.tell("keep_alive", "0 asks to unload the model, which always stays")
+
+
+def asks_to_unload(duration: float | str | None) -> bool:
+    """Says whether a `keep_alive` asks to unload the model."""
+    return duration == 0 or (isinstance(duration, str) and not any(digit in duration for digit in "123456789"))
 
 
 def sampling_of(body: OllamaBody, payload: Mapping[str, Any]) -> dict[str, Any]:

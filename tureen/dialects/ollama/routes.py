@@ -23,6 +23,7 @@ from tureen.dialects.ollama.body import (
     OllamaChatBody,
     OllamaGenerateBody,
     OllamaShowBody,
+    asks_to_unload,
     parse,
     sampling_of,
 )
@@ -46,6 +47,9 @@ from tureen.text.messages import CallArguments, CallStart, Content, Part, Reason
 API_VERSION = "0.12.6"
 """Version of Ollama whose API this is; clients read it to know which fields they may send."""
 
+FAR = "9999-12-31T23:59:59Z"
+"""A time that does not come: a model stays until others need its room."""
+
 NDJSON = "application/x-ndjson"
 NS = 1_000_000_000
 EXAMPLE = {"model": "default", "stream": False, "options": {"num_predict": 16}}
@@ -62,6 +66,7 @@ def routes(state: ServerState) -> list[Entry]:
             return body, chat_of(body, payload, state) if body.messages else None
 
         body, chat = await read_body_with(request, read)
+        _note_keep_alive(body, state)
         if chat is None:
             adapter_of(body.model, state)
             return Response(_json.encode(_loaded(body, "chat")), media_type="application/json")
@@ -71,6 +76,7 @@ def routes(state: ServerState) -> list[Entry]:
     async def generate(request: Request) -> ASGIApp:
         payload = read_json(request.headers.get("content-type"), await request.body())
         body = parse(payload, OllamaGenerateBody, state.context)
+        _note_keep_alive(body, state)
         if not body.prompt:
             adapter_of(body.model, state)
             return Response(_json.encode(_loaded(body, "generate")), media_type="application/json")
@@ -104,8 +110,11 @@ def _fact_routes(state: ServerState) -> list[Entry]:
     started = _now()
 
     async def tags(_: Request) -> Response:
-        names = (state.context.info.model_name, *state.adapters)
-        return JSONResponse({"models": [model_card(name, started, state) for name in names]})
+        return JSONResponse({"models": [card for cards in _cards(state, started) for card in cards]})
+
+    async def ps(_: Request) -> Response:
+        cards = [cards[0] | {"expires_at": FAR, "size_vram": 0} for cards in _cards(state, started, is_loaded=True)]
+        return JSONResponse({"models": cards})
 
     async def show(request: Request) -> Response:
         payload = read_json(request.headers.get("content-type"), await request.body())
@@ -123,12 +132,15 @@ def _fact_routes(state: ServerState) -> list[Entry]:
 
     about = Docs("Ollama", "The models.", error=PLAIN_ERROR)
     shown = about._replace(summary="What a model is and can.", bodies=(OllamaShowBody,), example={"model": "default"})
+    show_entry = _entry("/api/show", show, shown)
+    show_entry.needs_engine = False
     there = about._replace(summary="Whether the server is there.", answer="text/plain")
 
     return [
         _entry("/", root, there, "GET"),
         _entry("/api/tags", tags, about, "GET"),
-        _entry("/api/show", show, shown),
+        _entry("/api/ps", ps, about._replace(summary="The models that are loaded."), "GET"),
+        show_entry,
         _entry("/api/version", version, about._replace(summary="The version of Ollama's API."), "GET"),
     ]
 
@@ -143,6 +155,32 @@ def error_response(error: TureenError) -> Response:
     return error_answer(error, error_object(error))
 
 
+def _note_keep_alive(body: OllamaBody, state: ServerState) -> None:
+    """Does what `keep_alive: 0` asks for: the model is unloaded after the answer, where there are several."""
+    if not asks_to_unload(body.keep_alive):
+        return
+    if state.common.models is None:
+        telling.tell("keep_alive", "0 asks to unload the model, which always stays")
+    else:
+        state.common.models.retire(state)
+
+
+def _cards(state: ServerState, started: str, *, is_loaded: bool = False) -> list[list[dict[str, Any]]]:
+    """Returns the entries of each model: its own, then those of its adapters. `is_loaded`: of loaded models only."""
+    if state.common.models is None:
+        return [[model_card(name, started, state) for name in (state.context.info.model_name, *state.adapters)]]
+    cards = []
+    for member in state.common.models.members:
+        if is_loaded and member.standing != "loaded":
+            continue
+        names = (member.name, *member.adapters)
+        if member.state is not None:
+            cards.append([model_card(name, started, member.state) for name in names])
+        else:
+            cards.append([_named_card(name, started, name) for name in names])
+    return cards
+
+
 def model_card(name: str, modified: str, state: ServerState) -> dict[str, Any]:
     """Returns a model's entry in `/api/tags`. Its digest changes with the model and the version of its weights.
 
@@ -150,13 +188,17 @@ def model_card(name: str, modified: str, state: ServerState) -> dict[str, Any]:
     """
     info, config = state.context.info, state.context.config
     identity = f"{name}\n{info.model_name}\n{config.weight_version}"
+    return _named_card(name, modified, identity) | {"details": _details(name, state)}
+
+
+def _named_card(name: str, modified: str, identity: str) -> dict[str, Any]:
+    """Returns what is known of a model that was never loaded."""
     return {
         "name": name,
         "model": name,
         "modified_at": modified,
         "size": 0,
         "digest": hashlib.sha256(identity.encode()).hexdigest(),
-        "details": _details(name, state),
     }
 
 
@@ -330,7 +372,8 @@ class OllamaAnswer:
 
 
 def _loaded(body: OllamaBody, kind: str) -> dict[str, Any]:
-    return OllamaAnswer(body, kind).rendered(Piece()) | {"done": True, "done_reason": "load"} | telling.answer_field()
+    reason = "unload" if asks_to_unload(body.keep_alive) else "load"
+    return OllamaAnswer(body, kind).rendered(Piece()) | {"done": True, "done_reason": reason} | telling.answer_field()
 
 
 def _now() -> str:

@@ -82,7 +82,7 @@ class BatchService:
         self.runner = BatchRunner(
             self.store,
             LineCaller(state, {entry.path: entry for entry in endpoints}).answer,
-            state.room.is_idle,
+            state.common.is_idle,
             max_lines=state.context.info.max_running_requests,
             max_line_bytes=config.max_body_bytes,
             note=partial(state.metrics.set, "num_batches"),
@@ -179,7 +179,7 @@ class LineCaller(NamedTuple):
 
     def _limits(self, client: str) -> Limits:
         """Returns the limits of a client's key, as they are now."""
-        keys = self.state.keys.keys if client else ()
+        keys = self.state.common.keys.keys if client else ()
         return next((key.limits for key in keys if key.name == client), NO_LIMITS)
 
 

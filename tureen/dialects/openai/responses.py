@@ -41,7 +41,7 @@ _json = msgspec.json.Encoder()
 
 def routes(state: ServerState) -> list[Entry]:
     """Returns the routes of this API."""
-    running: responses_kept.Running = {}
+    running: responses_kept.Running = state.common.background
 
     async def responses(request: Request) -> ASGIApp:
         making, keeping = await _prepare(request, state)

@@ -125,10 +125,13 @@ def routes(state: ServerState) -> list[Entry]:
         "SGLang", "The tokens of a text or a chat.", bodies=(TokenizeBody,), example={"prompt": "The capital of France"}
     )
     about_text = Docs("SGLang", "The text of tokens.", bodies=(DetokenizeBody,), example={"tokens": [1, 2, 3]})
-    return [
+    entries = [
         Entry(f"/v1{path}", endpoint, access="user", methods=["POST"], any_model=True, docs=docs)
         for path, endpoint, docs in (("/tokenize", tokenize, about_tokens), ("/detokenize", detokenize, about_text))
     ]
+    for entry in entries:
+        entry.needs_engine = False
+    return entries
 
 
 async def _read(request: Request, kind: type[T], state: ServerState) -> T:

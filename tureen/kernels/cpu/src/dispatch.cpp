@@ -168,6 +168,9 @@ const Kernels& choose() {
         }
         known += std::string(known.empty() ? "" : ", ") + candidate.kernels->name;
     }
+    if (known.empty())
+        throw std::runtime_error(
+            "they were built for another kind of processor; build them here: make native, or pip install");
     throw std::runtime_error("TUREEN_CPU_ISA is " + wanted + "; this processor runs: " + known);
 }
 

@@ -1,0 +1,37 @@
+"""Runs a test's coroutine on a virtual clock, with a fleet of models."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "sim"))
+
+from simulated_fleet import SimulatedFleet
+from virtual_time import Clock, VirtualLoop, virtual_time
+
+
+@pytest.fixture
+def simulate():
+    """Gives a function that runs `body(fleet)` over models of these sizes, in the order of work that a seed says."""
+
+    def run(body, sizes, limit, *, seed=1, **how):
+        clock, chance = Clock(), random.Random(seed)
+        with virtual_time(clock, random.Random(f"ids {seed}")):
+            loop = VirtualLoop(clock, chance)
+
+            async def whole():
+                fleet = await SimulatedFleet(loop, chance, sizes, limit, **how).start()
+                try:
+                    return await body(fleet)
+                finally:
+                    await fleet.close()
+
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                return runner.run(whole())
+
+    return run

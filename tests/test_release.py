@@ -1,0 +1,116 @@
+"""`make release`: one version everywhere, a changelog from the fragments; and what the tools beside it say."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import tureen
+
+ROOT = Path(__file__).resolve().parents[1]
+DAY = datetime.date(2030, 1, 2)
+
+
+def _tool(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+release, show_progress, wheels = _tool("release"), _tool("show_progress"), _tool("wheels")
+
+
+@pytest.fixture
+def tree(tmp_path):
+    (tmp_path / "tureen").mkdir()
+    for name in ("pyproject.toml", "tureen/__init__.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "CHANGELOG.md").write_text(
+        "# Changelog\n\nNothing released yet. What is coming stands in `changes/`.\n"
+    )
+    (tmp_path / "changes").mkdir()
+    (tmp_path / "changes" / "README.md").write_text("How to write them.\n")
+    (tmp_path / "changes" / "b.md").write_text("Second.\n\nThird,\nin two lines.\n")
+    (tmp_path / "changes" / "a.md").write_text("First.\n")
+    return tmp_path
+
+
+def test_both_places_name_one_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == tureen.__version__
+
+
+def test_a_release_writes_its_version_and_its_changes_and_removes_the_fragments(tree):
+    release.prepare(tree, "1.2.0", DAY)
+    assert tomllib.loads((tree / "pyproject.toml").read_text())["project"]["version"] == "1.2.0"
+    assert '\n__version__ = "1.2.0"\n' in (tree / "tureen" / "__init__.py").read_text()
+    section = "## 1.2.0 (2030-01-02)\n\n- First.\n- Second.\n- Third,\n  in two lines.\n"
+    assert (tree / "CHANGELOG.md").read_text() == f"# Changelog\n\n{section}"
+    assert [path.name for path in (tree / "changes").iterdir()] == ["README.md"]
+
+
+def test_a_later_release_stands_above_the_earlier(tree):
+    release.prepare(tree, "1.2.0", DAY)
+    (tree / "changes" / "c.md").write_text("Fourth.\n")
+    release.prepare(tree, "1.3.0", DAY)
+    assert re.findall(r"^## (\S+)|^- (\w+)", (tree / "CHANGELOG.md").read_text(), re.MULTILINE) == [
+        ("1.3.0", ""), ("", "Fourth"), ("1.2.0", ""), ("", "First"), ("", "Second"), ("", "Third"),
+    ]  # fmt: skip
+
+
+def test_a_version_that_is_not_later_is_refused(tree):
+    release.prepare(tree, "1.2.0", DAY)
+    (tree / "changes" / "c.md").write_text("Fourth.\n")
+    for version in ("1.2.0", "1.1.9", "0.9.0"):
+        with pytest.raises(SystemExit, match=r"not later than 1\.2\.0"):
+            release.prepare(tree, version, DAY)
+
+
+def test_a_release_without_news_is_refused(tree):
+    for path in (tree / "changes").glob("?.md"):
+        path.unlink()
+    with pytest.raises(SystemExit, match="nothing is new"):
+        release.prepare(tree, "1.2.0", DAY)
+
+
+@pytest.mark.parametrize("arguments", [[], ["1.2"], ["v1.2.0"], ["1.2.0", "x"]])
+def test_something_else_than_a_version_is_refused(arguments):
+    with pytest.raises(SystemExit, match="three numbers"):
+        release.main(arguments)
+
+
+def test_wheels_are_for_interpreters_that_can_build():
+    found = wheels.find_pythons()
+    assert all(tuple(map(int, version.split("."))) >= (3, 11) for version in found)
+    for version, program in found.items():
+        ran = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+        assert ran.stdout.startswith(f"Python {version}.")
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("  [20/48] Building CXX object a.o\n", "compiling the kernels: 20 of 48"),
+        ("  [21/48] Building CXX object a.o\n", ""),
+        ("Collecting numpy>=1.26 (from tureen==0.1.0)\n", "Collecting numpy>=1.26"),
+        ("  warning: something\n", ""),
+    ],
+)
+def test_progress_is_read_from_what_pip_and_ninja_print(line, shown):
+    assert show_progress.step(line) == shown
+
+
+def test_a_failure_shows_all_that_was_printed_and_its_status():
+    code = "import sys; print('the reason'); sys.exit(3)"
+    command = [sys.executable, str(ROOT / "tools" / "show_progress.py"), sys.executable, "-c", code]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout.strip()) == (3, "the reason")

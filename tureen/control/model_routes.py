@@ -1,0 +1,207 @@
+"""Serves OpenAI's `/v1/models`, `/status`, and what loads and unloads models, where a server has
+several, and their LoRA adapters: SGLang's `/load_lora_adapter` and `/unload_lora_adapter`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tureen.errors import InvalidRequest, echo
+from tureen.http.dialect import Docs, Entry, read_body
+from tureen.requests.model_field import is_served, unknown_model
+from tureen.requests.state import ServedModel, ServedModels, ServerState
+
+
+class ModelNameBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /models/load`, `/models/unload` and `/models/pull`."""
+
+    model: Annotated[str, Meta(min_length=1, description="Name of one of the server's models.")]
+
+
+class LoadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /load_lora_adapter`."""
+
+    lora_name: Annotated[str, Meta(description="Name that requests will use for the adapter.")]
+    lora_path: Annotated[
+        str, Meta(min_length=1, description="Folder on the server, as peft's save_pretrained writes it.")
+    ]
+    pinned: Annotated[bool, Meta(description="Never evicted; here no adapter is, pinned or not.")] = False
+
+
+class UnloadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /unload_lora_adapter`."""
+
+    lora_name: Annotated[str, Meta(description="Name of the loaded adapter.")]
+
+
+def routes(state: ServerState) -> list[Entry]:
+    """Returns the routes."""
+    return [*_list_routes(state), *_control_routes(state), *_adapter_routes(state)]
+
+
+def _list_routes(state: ServerState) -> list[Entry]:
+    started = int(time.time())
+
+    async def models(_: Request) -> Response:
+        if state.common.models is not None:
+            return JSONResponse({"object": "list", "data": cards_of(state.common.models, started)})
+        cards = [adapter_card(state, started, name) for name in state.adapters]
+        return JSONResponse({"object": "list", "data": [model_card(state, started), *cards]})
+
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        if state.common.models is not None:
+            return JSONResponse(card_named(name, state.common.models, started))
+        if is_served(name, state):
+            return JSONResponse(model_card(state, started))
+        if name not in state.adapters:
+            raise unknown_model(name, (state.context.info.model_name, *state.adapters))
+        return JSONResponse(adapter_card(state, started, name))
+
+    about, about_one = Docs("OpenAI", "The models and their adapters."), Docs("OpenAI", "One of them.")
+    return [
+        *(Entry(f"{version}/models", models, access="user", docs=about) for version in ("/v1", "")),
+        *(Entry(f"{version}/models/{{name:path}}", model, access="user", docs=about_one) for version in ("/v1", "")),
+    ]
+
+
+def _control_routes(state: ServerState) -> list[Entry]:
+    async def status(_: Request) -> Response:
+        return JSONResponse(status_of(state))
+
+    async def load(request: Request) -> Response:
+        return await _do(request, lambda models, name: models.load(name))
+
+    async def unload(request: Request) -> Response:
+        return await _do(request, lambda models, name: models.unload(name))
+
+    async def pull(request: Request) -> Response:
+        return await _do(request, lambda models, name: models.pull(name))
+
+    async def _do(request: Request, act: Callable[[ServedModels, str], Awaitable[ServedModel]]) -> Response:
+        body = await read_body(request, ModelNameBody)
+        if state.common.models is None:
+            raise InvalidRequest(
+                "this server has one model, which is always loaded; start it with several: --model repeated",
+                code="not_available",
+            )
+        return JSONResponse((await act(state.common.models, body.model)).report())
+
+    def entry(path: str, endpoint: Callable[..., Any], summary: str) -> Entry:
+        docs = Docs("Models", summary, bodies=(ModelNameBody,), example={"model": "SmolLM2-135M-Instruct"})
+        return Entry(path, endpoint, access="admin", methods=["POST"], docs=docs)
+
+    return [
+        Entry("/status", status, access="user", docs=Docs("Server", "Which models there are, and what they do.")),
+        entry("/models/load", load, "Load a model, and answer when it is loaded."),
+        entry("/models/unload", unload, "Unload a model that no request uses."),
+        entry("/models/pull", pull, "Fetch a model's files, without loading it."),
+    ]
+
+
+def _adapter_routes(state: ServerState) -> list[Entry]:
+    async def load(request: Request) -> Response:
+        body = await read_body(request, LoadBody)
+        if body.lora_name == state.context.info.model_name:
+            raise InvalidRequest(
+                f"lora_name {echo(body.lora_name)} is the model's own name; choose another", field="lora_name"
+            )
+        return await _call("load_adapter", name=body.lora_name, path=body.lora_path)
+
+    async def unload(request: Request) -> Response:
+        body = await read_body(request, UnloadBody)
+        return await _call("unload_adapter", name=body.lora_name)
+
+    async def _call(op: str, **args: str) -> Response:
+        loaded = await state.change_adapters(op, **args)
+        return JSONResponse({"success": True, "error_message": "", "loaded_adapters": loaded})
+
+    return [
+        Entry(
+            "/load_lora_adapter",
+            load,
+            access="admin",
+            methods=["POST"],
+            docs=Docs(
+                "Adapters",
+                "Load one.",
+                bodies=(LoadBody,),
+                example={"lora_name": "whisper", "lora_path": "examples/adapters/whisper"},
+            ),
+        ),
+        Entry(
+            "/unload_lora_adapter",
+            unload,
+            access="admin",
+            methods=["POST"],
+            docs=Docs("Adapters", "Unload one.", bodies=(UnloadBody,), example={"lora_name": "whisper"}),
+        ),
+    ]
+
+
+def status_of(state: ServerState) -> dict[str, Any]:
+    """Returns what the server says of its models."""
+    if state.common.models is not None:
+        return state.common.models.report()
+    stats = state.client.stats
+    model = {
+        "name": state.context.info.model_name,
+        "status": "loaded",
+        "engine": state.client.health.state,
+        "num_running": stats.num_running,
+        "num_waiting": stats.num_queued,
+    }
+    return {"models": [model]}
+
+
+def cards_of(models: ServedModels, created: int) -> list[dict[str, Any]]:
+    """Returns the entries of several models, each with its adapters, in `/v1/models`."""
+    return [
+        card | {"id": name, "root": name, "parent": parent}
+        for member in models.members
+        for card in [served_card(member, created)]
+        for name, parent in [(member.name, None), *((adapter, member.name) for adapter in member.adapters)]
+    ]
+
+
+def card_named(name: str, models: ServedModels, created: int) -> dict[str, Any]:
+    """Returns the entry of the model, or the adapter, of that name. Raises NotFound."""
+    member = models.find(name)
+    if member is None:
+        raise unknown_model(name, models.names())
+    card = served_card(member, created)
+    return card | ({"id": name, "root": name, "parent": member.name} if name in member.adapters else {})
+
+
+def served_card(member: ServedModel, created: int) -> dict[str, Any]:
+    """Returns the entry of one of several models, which says whether it is loaded."""
+    length = None if member.state is None else member.state.context.capacity
+    return _card(member.name, created, length) | {"status": member.standing}
+
+
+def model_card(state: ServerState, created: int) -> dict[str, Any]:
+    """Returns the model's entry in OpenAI's `/v1/models`. `created`: seconds since the epoch."""
+    return _card(state.context.info.model_name, created, state.context.capacity)
+
+
+def _card(name: str, created: int, length: int | None) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "tureen",
+        "root": name,
+        "parent": None,
+        "max_model_len": length,
+    }
+
+
+def adapter_card(state: ServerState, created: int, name: str) -> dict[str, Any]:
+    """Returns an adapter's entry in `/v1/models`; without its path, because every holder of a key may read it."""
+    return model_card(state, created) | {"id": name, "root": name, "parent": state.context.info.model_name}

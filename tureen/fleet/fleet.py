@@ -1,0 +1,264 @@
+"""Loads models when they are asked for, within a limit of memory, and unloads those that were used longest ago."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from tureen.errors import Conflict, InvalidRequest, StartupError, TureenError, Unavailable
+from tureen.fleet.member import Member, Waiter
+from tureen.fleet.room import GIB, Measure, Room
+from tureen.log import get_logger
+from tureen.requests.model_field import ANY, unknown_model
+from tureen.requests.state import DRAIN_RETRY_S, ServerState
+
+Launch = Callable[[Member], Awaitable[None]]
+"""Starts a model's engine, which then is ready. Raises StartupError."""
+
+log = get_logger("fleet")
+
+
+class Fleet:
+    """The models of one server. The first is the default model. Event-loop thread only.
+
+    One model is loaded at a time, in the order in which they were asked for.
+    """
+
+    def __init__(self, members: Sequence[Member], limit_bytes: int, measure: Measure, launch: Launch) -> None:
+        self.members = list(members)
+        self.room = Room(self.members, limit_bytes, measure, self._unload_later)
+        self._launch = launch
+        self._turn = asyncio.Lock()  # held by who loads or unloads
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loading: dict[Member, asyncio.Task[None]] = {}
+        self._is_draining = False
+
+    @property
+    def default(self) -> Member:
+        return self.members[0]
+
+    # ---- who is asked for
+
+    def find(self, name: str) -> Member | None:
+        """Returns the model that a request's `model` means; None: there is none. See ModelNames."""
+        if name in ANY:
+            return self.default
+        exact = (member for member in self.members if member.name == name)
+        return next(exact, None) or next(
+            (member for member in self.members if member.names.adapter(name) is not None), None
+        )
+
+    def names(self) -> list[str]:
+        """Returns the names that requests may use: models and their adapters."""
+        return [name for member in self.members for name in (member.name, *member.adapters)]
+
+    # ---- who uses it
+
+    def wait_for(self, member: Member) -> Waiter:
+        """Returns a waiter that is done when the model is loaded; then it holds the model until `release`. Raises
+        Unavailable where it need not wait."""
+        loop = asyncio.get_running_loop()
+        self._check(member, loop.time())
+        waiter = Waiter(loop.time())
+        member.waiters[waiter] = None
+        self._want(member)
+        return waiter
+
+    def release(self, member: Member, waiter: Waiter | None = None) -> None:
+        """Lets a model go that was entered, or waited for."""
+        if waiter is not None and not waiter.holds:
+            member.waiters.pop(waiter, None)
+        else:
+            member.leave()
+        self.room.hear_leaving(member)
+
+    def _check(self, member: Member, now_s: float) -> None:
+        """Raises Unavailable when nobody may wait for this model now."""
+        if self._is_draining:
+            raise _draining()
+        if now_s < member.loads.retry_s:
+            raise _failed(member, now_s)
+        if len(member.waiters) >= member.config.max_queued_requests:
+            raise Unavailable(
+                f"{len(member.waiters)} requests wait until the model {member.name} is loaded; try again later",
+                code="queue_full",
+                retry_after_s=max(1, math.ceil(member.loads.seconds)),
+            )
+
+    # ---- loading
+
+    def _want(self, member: Member) -> None:
+        """Has a model loaded that somebody waits for."""
+        if member not in self._loading:
+            self._loading[member] = task = asyncio.create_task(self._load(member))
+            self._keep(task)
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _load(self, member: Member) -> None:
+        """Loads a model when its turn comes, and lets in who waits for it."""
+        try:
+            async with self._turn:
+                if member.standing != "loaded" and member.is_wanted and await self.room.make(member):
+                    await self._start(member)
+                if member.standing == "loaded":
+                    member.admit()
+        except TureenError as error:
+            self._refuse(member, error)
+        except Exception as error:  # an edge: who waits must hear of it
+            log.exception("model %s could not be loaded", member.name)
+            self._refuse(member, StartupError(f"an internal error: {type(error).__name__}"))
+        finally:
+            self._loading.pop(member, None)
+
+    def _refuse(self, member: Member, error: TureenError) -> None:
+        """Tells all who wait for a model why it cannot be loaded."""
+        member.standing = "unloaded"
+        if isinstance(error, InvalidRequest):
+            member.refuse(lambda: error)
+            return
+        log.error("model %s could not be loaded: %s", member.name, error.message)
+        now_s = asyncio.get_running_loop().time()
+        member.loads.fail(error.message, now_s)
+        member.refuse(lambda: _failed(member, now_s))
+
+    async def _start(self, member: Member) -> None:
+        """Starts a model's engine; there is room for it. Raises StartupError."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        member.standing = "loading"
+        log.info("model %s: loading; it needs %.2f GiB", member.name, member.need_bytes / GIB)
+        try:
+            if member.client is None:
+                await self._launch(member)
+            else:
+                await member.client.suspension.resume(member.loads.note_phase)
+        except BaseException:
+            member.standing = "unloaded"
+            raise
+        client = member.client
+        assert client is not None
+        client.suspension.on_demand = lambda: self._hear_demand(member)
+        member.loads.succeed(loop.time() - began_s)
+        member.used_s = loop.time()
+        member.standing = "loaded"
+        log.info("model %s: loaded in %.1f s", member.name, member.loads.seconds)
+
+    def _hear_demand(self, member: Member) -> None:
+        """Hears that the engine of an unloaded model was asked for something, by who did not come as a request."""
+        now_s = asyncio.get_running_loop().time()
+        if not self._is_draining and now_s >= member.loads.retry_s:
+            member.is_asked_for = True
+            self._want(member)
+
+    # ---- what operators ask for
+
+    async def load(self, name: str) -> Member:
+        """Loads a model, and returns when it is loaded. Raises TureenError."""
+        member = self.find(name)
+        if member is None:
+            raise unknown_model(name, self.names())
+        member.loads.retry_s = 0.0
+        if not member.is_ready:
+            waiter = self.wait_for(member)
+            try:
+                await waiter.done
+            finally:
+                self.release(member, waiter)
+        return member
+
+    async def unload(self, name: str) -> Member:
+        """Unloads a model. Raises NotFound, and Conflict while requests use it."""
+        member = self.find(name)
+        if member is None:
+            raise unknown_model(name, self.names())
+        async with self._turn:
+            if member.is_busy:
+                raise Conflict(
+                    f"the model {member.name} works on requests; wait until they have ended, or abort them",
+                    field="model",
+                    code="model_busy",
+                )
+            if member.standing == "loaded":
+                await self.room.unload(member)
+        return member
+
+    def retire(self, state: ServerState) -> None:
+        """Unloads the model of a state when the requests that use it have their answers."""
+        for member in self.members:
+            if member.state is state:
+                member.is_retiring = True
+                self.room.hear_leaving(member)
+
+    def _unload_later(self, member: Member) -> None:
+        self._keep(asyncio.create_task(self._retire(member)))
+
+    async def _retire(self, member: Member) -> None:
+        with contextlib.suppress(Conflict):
+            await self.unload(member.name)
+
+    async def pull(self, name: str) -> Member:
+        """Fetches a model's files, without loading it. Raises TureenError."""
+        member = self.find(name)
+        if member is None:
+            raise unknown_model(name, self.names())
+        await self.room.measure(member)
+        return member
+
+    async def begin(self) -> None:
+        """Loads the default model. Raises StartupError."""
+        member = self.default
+        member.is_asked_for = True
+        try:
+            async with self._turn:
+                await self.room.make(member)
+                await self._start(member)
+        except InvalidRequest as error:
+            raise StartupError(error.message, field="models_memory") from None
+        member.admit()
+
+    def report(self) -> dict[str, Any]:
+        """Returns what `/status` says of all."""
+        return {
+            "models": [member.report() for member in self.members],
+            "memory": {"limit_bytes": self.room.limit_bytes, "used_bytes": self.room.used_bytes},
+        }
+
+    # ---- a Service
+
+    def start(self) -> None:
+        """Begins with nothing: models are loaded when they are asked for."""
+
+    def drain(self) -> None:
+        """Refuses all who wait for a model."""
+        self._is_draining = True
+        for member in self.members:
+            for waiter in member.waiters:
+                if not waiter.done.done():
+                    waiter.done.set_exception(_draining())
+                    waiter.done.exception()
+            member.waiters.clear()
+
+    async def close(self) -> None:
+        """Ends all loads, and the engines of all models but the default one, which the server closes."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(member.client.close() for member in self.members[1:] if member.client is not None))
+
+
+def _draining() -> Unavailable:
+    return Unavailable("the server is shutting down; try another one", code="draining", retry_after_s=DRAIN_RETRY_S)
+
+
+def _failed(member: Member, now_s: float) -> Unavailable:
+    return Unavailable(
+        f"the model {member.name} could not be loaded; the server's log says why",
+        code="model_not_loaded",
+        retry_after_s=max(1, math.ceil(member.loads.retry_s - now_s)),
+    )

@@ -1,0 +1,81 @@
+"""Makes the settings of each model of a server that has several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from tureen.config import Config, cache_dir, fields
+from tureen.errors import StartupError, echo
+from tureen.sandbox.budget import helper_bytes
+from tureen.weights.source import resolve_model
+
+OWN_GROUPS = ("model", "sampling", "scheduling")
+"""Groups of settings that a model may have of its own."""
+OWN_OTHERS = ("engine", "watchdog_timeout_s", "freeze_grace_s")
+OF_THE_SERVER = ("models", "models_memory", "helper_memory_mib", "download_dir")
+
+
+def own_settings() -> list[str]:
+    """Returns the names of the settings that a model may have of its own; the others are the server's."""
+    return [
+        field.name
+        for field in fields()
+        if field.name not in OF_THE_SERVER
+        and (get_args(field.type)[1].extra["group"] in OWN_GROUPS or field.name in OWN_OTHERS)
+    ]
+
+
+def each_model(config: Config) -> list[Config]:
+    """Returns the settings of each model of `config.models`: its own over the server's. The first is the default model.
+
+    Raises StartupError naming the model and the setting.
+    """
+    allowed, configs = set(own_settings()), list[Config]()
+    shared_mib = max(1, (helper_bytes(config) >> 20) // len(config.models))
+    for index, own in enumerate(config.models):
+        where = f"models[{index}]"
+        for name in own:
+            if name not in allowed:
+                known = "it is the server's" if name in Config.__struct_fields__ else "there is no such setting"
+                raise StartupError(f"{where}: {echo(name)} cannot stand there: {known}; see docs/several-models.md")
+        if not isinstance(own.get("model_path"), str):
+            raise StartupError(f"{where}: model_path is missing; it says which model")
+        base: dict[str, Any] = msgspec.structs.asdict(config) | {
+            "models": (),
+            "model_path": own["model_path"],
+            "served_model_name": None,
+            "engine": "process" if config.engine == "auto" else config.engine,
+            "helper_memory_mib": shared_mib,
+        }
+        try:
+            configs.append(msgspec.convert(base | own, Config, strict=False))
+        except msgspec.ValidationError as error:
+            raise StartupError(f"{where}: {str(error).replace('`$.', '`')}") from None
+    return configs
+
+
+def name_of(config: Config) -> str:
+    """Returns the name of a model, without fetching it: --served-model-name, or the last part of where it comes from.
+    Raises StartupError for a path at which there is no model."""
+    if config.served_model_name is not None:
+        return config.served_model_name
+    path = config.model_path
+    if Path(path).expanduser().exists():
+        return resolve_model(path, cache_dir=cache_dir(config)).name
+    if path.startswith((".", "/", "~")) or path.endswith(".gguf"):
+        resolve_model(path, cache_dir=cache_dir(config))  # says what is wrong
+    name = path.partition(":")[2].partition("==")[0] if path.startswith("pypi:") else path
+    return name.rpartition("/")[2]
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raises StartupError where two models have the same name."""
+    for index, name in enumerate(names):
+        if name.casefold() in (other.casefold() for other in names[:index]):
+            raise StartupError(
+                f"two models are called {name}; give one another name: served_model_name in its [[models]] table"
+            )

@@ -1,0 +1,122 @@
+"""Starts a server of several models: the default model with it, the others when they are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from pathlib import Path
+
+import msgspec
+from starlette.applications import Starlette
+
+from tureen.build import Model, connect, find_model, may_load_torch, media_loader
+from tureen.config import Config
+from tureen.devices.cpu import free_bytes
+from tureen.fleet.edge import spread
+from tureen.fleet.fleet import Fleet
+from tureen.fleet.member import Member
+from tureen.fleet.settings import check_names, each_model, name_of
+from tureen.fleet.sizes import size_of
+from tureen.front.app import all_routes, build_app, fitting
+from tureen.http.dialect import Entry
+from tureen.log import Progress, get_logger
+from tureen.media.loader import MediaLoader
+from tureen.metrics import Metrics
+from tureen.requests.state import ServerState, make_context
+from tureen.serving.healing import HealingClient
+
+log = get_logger("fleet")
+
+
+async def start(config: Config, progress: Progress) -> Launcher:
+    """Loads the default model of `config.models`; the others can be loaded then. Raises StartupError."""
+    configs = each_model(config)
+    names = [name_of(own) for own in configs]
+    check_names(names)
+    members = [
+        Member(msgspec.structs.replace(own, served_model_name=name), name)
+        for own, name in zip(configs, names, strict=True)
+    ]
+    limit_bytes = config.models_memory or int(free_bytes() * config.mem_fraction_static)
+    launcher = Launcher(progress)
+    launcher.fleet = Fleet(members, limit_bytes, launcher.measure, launcher.launch)
+    await launcher.fleet.begin()
+    return launcher
+
+
+class Launcher:
+    """Finds models, and starts their engines."""
+
+    fleet: Fleet
+
+    def __init__(self, progress: Progress) -> None:
+        """`progress`: shows the start of the default model."""
+        self.app: Starlette | None = None
+        self._progress = progress
+        self._models: dict[tuple[str | None, ...], Model] = {}  # that were found; two models may be of the same files
+
+    async def measure(self, member: Member, share_bytes: int) -> int:
+        """Returns the bytes that a model needs; its KV cache takes what is left of `share_bytes`. Raises
+        StartupError."""
+        model = await self._find(member)
+        uses_torch = may_load_torch(member.config, model)
+        size = await asyncio.to_thread(size_of, model.source, member.config, share_bytes, uses_torch=uses_torch)
+        if size.num_tokens and member.client is None:
+            member.config = msgspec.structs.replace(member.config, max_total_tokens=size.num_tokens)
+        return size.num_bytes
+
+    async def launch(self, member: Member) -> None:
+        """Starts a model's engine for the first time, and makes its routes. Raises StartupError."""
+        model, config = await self._find(member), member.config
+        client, media = await self._connect(member, model)
+        member.client = client
+        try:
+            if self.app is None:
+                self.app = build_app(client, model.tokenizer, config, media=media, arrange=self._spread)
+                member.state = self.app.state.server
+            else:
+                without_batches = msgspec.structs.replace(
+                    config, batch_path=None
+                )  # the default model's routes run them
+                context = make_context(model.tokenizer, client.info, without_batches, media)
+                common = self.app.state.server.common
+                member.state = ServerState(client, context, Metrics(client.info.model_name), media, common)
+                member.entries = fitting(member.state, all_routes(member.state))
+        except BaseException:
+            member.client = None
+            await client.close()
+            raise
+
+    def path_of(self, member: Member) -> Path:
+        """Returns where the files of a model are that was found."""
+        return self._models[_files_of(member.config)].source.path
+
+    async def _connect(self, member: Member, model: Model) -> tuple[HealingClient, MediaLoader | None]:
+        """Starts an engine, and what loads pictures for it. Raises StartupError."""
+        media = media_loader(member.config, model)
+        return await connect(member.config, model, progress=self._progress_of(member)), media
+
+    def _progress_of(self, member: Member) -> Progress:
+        return self._progress if self.app is None else member.loads.note_phase
+
+    def _spread(self, state: ServerState, entries: list[Entry]) -> list[Entry]:
+        """Returns the application's routes: those of the default model, each of which passes requests on."""
+        state.common.models = self.fleet
+        state.lifecycle.services.append(self.fleet)
+        self.fleet.default.entries = fitting(state, [copy.copy(entry) for entry in entries])
+        spread(entries, self.fleet)
+        return entries
+
+    async def _find(self, member: Member) -> Model:
+        """Raises StartupError."""
+        config = member.config
+        files = _files_of(config)
+        if files not in self._models:
+            progress = self._progress_of(member)
+            self._models[files] = await asyncio.to_thread(find_model, config, progress=progress)
+        return self._models[files]
+
+
+def _files_of(config: Config) -> tuple[str | None, ...]:
+    """Returns what tells one model's files, and its tokenizer, from another's."""
+    return (config.model_path, config.revision, config.tokenizer_path, config.chat_template)

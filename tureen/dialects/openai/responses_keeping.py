@@ -94,9 +94,7 @@ async def keeping_of(body: ResponsesBody, num_bytes: int, request: Request, stat
     return Keeping(store, owner, kept_items(body.input), continued, is_kept)
 
 
-async def with_references(
-    body: ResponsesBody, request: Request, state: ServerState
-) -> tuple[ResponsesBody, int]:
+async def with_references(body: ResponsesBody, request: Request, state: ServerState) -> tuple[ResponsesBody, int]:
     """Returns a body with the kept items in place of those that its input only names, and the bytes of these. Raises
     InvalidRequest where nothing is kept, NotFound, PayloadTooLarge."""
     items = body.input if isinstance(body.input, list) else []

@@ -308,8 +308,8 @@ class ResponseStore:
     def _check_bytes(self, num_bytes: int | None, field: str) -> None:
         if (num_bytes or 0) > self._max_context_bytes:
             raise PayloadTooLarge(
-                f"{field}: what it continues or names has {num_bytes} bytes, more than the {self._max_context_bytes} that a "
-                "request may have (--max-body-bytes); begin again with less",
+                f"{field}: what it continues or names has {num_bytes} bytes, and a request may have "
+                f"{self._max_context_bytes} (--max-body-bytes); begin again with less",
                 field=field,
             )
 

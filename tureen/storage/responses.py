@@ -224,15 +224,12 @@ class ResponseStore:
         return await self._database.run(read)
 
     async def items_named(self, owner: str, names: Sequence[str]) -> tuple[dict[str, Item], int]:
-        """Returns items of the client by their ids, and the bytes that all names together stand for: items of its
-        conversations, and of its newest responses, as many as a request may have bytes. Those that are not there are
-        left out. Raises PayloadTooLarge for names of more than a request may have."""
-        most_bytes, ids = self._max_context_bytes, set(names)
+        """Returns items of the client by their ids, and the bytes that all names together stand for. Those that are
+        not there are left out. Raises PayloadTooLarge for names of more than a request may have."""
 
         def read(connection: sqlite3.Connection) -> tuple[dict[str, Item], int]:
-            known = _items(connection, owner, ids, self._clock(), most_bytes)
-            sizes = {name: len(msgspec.json.encode(item)) for name, item in known.items()}
-            num_bytes = sum(sizes.get(name, 0) for name in names)
+            known = _items(connection, owner, set(names), self._clock(), self._max_context_bytes)
+            num_bytes = sum(len(msgspec.json.encode(known[name])) for name in names if name in known)
             self._check_bytes(num_bytes, "input")
             return known, num_bytes
 
@@ -368,7 +365,8 @@ def _drop_oldest(connection: sqlite3.Connection, most_bytes: int) -> None:
 def _items(
     connection: sqlite3.Connection, owner: str, ids: Collection[str], now_s: float, most_bytes: int
 ) -> dict[str, Item]:
-    """Returns a client's items by id; of its responses the newest are looked through, up to `most_bytes`."""
+    """Returns a client's items by id: those of its conversations, and of its newest responses, of which so many are
+    looked through as have `most_bytes`."""
     query = (
         "SELECT items.id, items.item FROM items JOIN conversations ON conversations.number = items.conversation"
         " WHERE items.owner = ? AND items.id IN (SELECT value FROM json_each(?)) AND conversations.expires_s > ?"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -229,7 +230,8 @@ class ResponseStore:
 
         def read(connection: sqlite3.Connection) -> tuple[dict[str, Item], int]:
             known = _items(connection, owner, set(names), self._clock(), self._max_context_bytes)
-            num_bytes = sum(len(msgspec.json.encode(known[name])) for name in names if name in known)
+            counts = Counter(name for name in names if name in known)
+            num_bytes = sum(count * len(msgspec.json.encode(known[name])) for name, count in counts.items())
             self._check_bytes(num_bytes, "input")
             return known, num_bytes
 

@@ -240,9 +240,8 @@ def test_the_model_may_be_given_as_the_command_s_argument(arguments):
     assert serve_config(*arguments) == msgspec.structs.replace(Config(), model_path="MODEL", port=7)
 
 
-def test_two_models_are_not_one(capsys):
-    assert cli.main(["serve", "a", "--model-path", "b"]) == 1
-    assert "a, and --model-path b" in capsys.readouterr().err
+def test_a_model_beside_the_command_s_argument_is_one_more():
+    assert serve_config("a", "--model-path", "b").models == ({"model_path": "a"}, {"model_path": "b"})
 
 
 @pytest.mark.parametrize(("name", "same"), [("--port", "--port"), ("port", "port")])

@@ -85,6 +85,12 @@ class Model(NamedTuple):
 
 def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
     """Fetches the model if it is not on disk and makes its tokenizer. Imports no torch. Raises StartupError."""
+    if config.models:
+        raise StartupError(
+            f"models: {len(config.models)} models are named, and one can be loaded here; name one with model_path "
+            "(--model), or serve them all with: tureen serve",
+            field="models",
+        )
     check_chat_template(config.chat_template)
     _require_torch(_settings_with_torch(config))  # before anything is fetched
     source = open_model(pull(config.model_path, config, progress))

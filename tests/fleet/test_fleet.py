@@ -215,6 +215,7 @@ def test_operators_load_and_unload_and_a_busy_model_stays(simulate):
         assert fleet.member("two").standing == "unloaded"
         missing = await fleet.ask("POST", "/models/load", {"model": "nobody"})
         assert (missing.status, missing.error["code"]) == (404, "model_not_found")
+        assert "start the server again" in missing.error["message"]
 
     simulate(body, THREE, 1000)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 import msgspec
 
 from tureen.config import COMMON, Config, converted, fields, load
-from tureen.errors import InvalidRequest, StartupError, echo
+from tureen.errors import InvalidRequest, echo
 
 if TYPE_CHECKING:
     from tureen.cli.translation import OwnFlag
@@ -185,9 +185,9 @@ def add_config(parser: CommandParser, *, takes_lists: bool = False, groups: Coll
         flags = [f"--{field.name.replace('_', '-')}"] + ([meta.extra["alias"]] if meta.extra["alias"] else [])
         text = meta.description + ("" if field.default in (None, ()) else f" [{field.default}]")
         value = meta.extra["value"] or _metavar(field.name, kind)
-        if field.name == "model_path" and takes_lists:
+        if field.name == "model_path":
             more: dict[str, Any] = {"action": OneOfModels, "default": argparse.SUPPRESS, "metavar": value}
-            group.add_argument(*flags, dest=field.name, help=f"{text} Several.", **more)
+            group.add_argument(*flags, dest=field.name, help=f"{text} Several." if takes_lists else text, **more)
             continue
         _add_flag(group, flags, field.name, kind, text, value=value, takes_lists=takes_lists)
 
@@ -255,12 +255,15 @@ def _allowed(action: argparse.Action) -> str:
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the settings that the command line names. Raises StartupError."""
+    """Returns the settings that the command line names."""
     names = set(Config.__struct_fields__)
     settings = {name: value for name, value in vars(options).items() if name in names}
     model = getattr(options, "model", None)
-    if model is not None and settings.setdefault("model_path", model) != model:
-        raise StartupError(f"two models: {model}, and --model-path {settings['model_path']}; give one")
+    if model is not None:
+        first = {"model_path": model}
+        named = settings.get("models") or ({"model_path": settings.get("model_path", model)},)
+        others = [table for table in named if table != first]
+        settings |= {"model_path": model, "models": (first, *others) if others else ()}  # the file's are not meant
     return settings
 
 
@@ -268,6 +271,8 @@ def as_flags(options: argparse.Namespace) -> list[str]:
     """Returns the flags that give another command the same settings."""
     flags = [] if options.config is None else ["--config", options.config]
     for name, value in settings_of(options).items():
+        if name == "models":  # one model: that of model_path
+            continue
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")

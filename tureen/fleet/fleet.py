@@ -8,7 +8,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from tureen.errors import Conflict, InvalidRequest, StartupError, TureenError, Unavailable
+from tureen.errors import Conflict, InvalidRequest, NotFound, StartupError, TureenError, Unavailable
 from tureen.fleet.member import Member, Waiter
 from tureen.fleet.room import GIB, Measure, Room
 from tureen.log import get_logger
@@ -158,11 +158,18 @@ class Fleet:
 
     # ---- what operators ask for
 
-    async def load(self, name: str) -> Member:
-        """Loads a model, and returns when it is loaded. Raises TureenError."""
+    def _named(self, name: str) -> Member:
+        """Returns the model that an operator names. Raises NotFound."""
         member = self.find(name)
         if member is None:
-            raise unknown_model(name, self.names())
+            error = unknown_model(name, self.names())
+            how = "to add a model, name it with --model or in a [[models]] table, and start the server again"
+            raise NotFound(f"{error.message}; {how}", field="model", code="model_not_found")
+        return member
+
+    async def load(self, name: str) -> Member:
+        """Loads a model, and returns when it is loaded. Raises TureenError."""
+        member = self._named(name)
         member.loads.retry_s = 0.0
         if not member.is_ready:
             waiter = self.wait_for(member)
@@ -174,9 +181,7 @@ class Fleet:
 
     async def unload(self, name: str) -> Member:
         """Unloads a model. Raises NotFound, and Conflict while requests use it."""
-        member = self.find(name)
-        if member is None:
-            raise unknown_model(name, self.names())
+        member = self._named(name)
         async with self._turn:
             if member.is_busy:
                 raise Conflict(
@@ -204,9 +209,7 @@ class Fleet:
 
     async def pull(self, name: str) -> Member:
         """Fetches a model's files, without loading it. Raises TureenError."""
-        member = self.find(name)
-        if member is None:
-            raise unknown_model(name, self.names())
+        member = self._named(name)
         await self.room.measure(member)
         return member
 

@@ -7,12 +7,22 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from tureen.cli.chat import screen, slash
 from tureen.cli.chat.connection import ServerAddress
 from tureen.cli.chat.conversation import Conversation, Message
 from tureen.cli.chat.own_server import own_server
-from tureen.cli.flags import CommandParser, add_config, add_params, as_flags, load_config, params_of, settings_of
+from tureen.cli.flags import (
+    CommandParser,
+    OneOfModels,
+    add_config,
+    add_params,
+    as_flags,
+    load_config,
+    params_of,
+    settings_of,
+)
 from tureen.config import Config, cache_dir
 from tureen.errors import StartupError
 
@@ -25,7 +35,8 @@ OURS = frozenset(("host", "port", "api_key", "download_dir"))
 def add_flags(parser: CommandParser) -> None:
     """Adds the model, the server, what the chat begins with, and the flags of `generate`."""
     text = "model to load; without it: the server on --port, where one runs, else the default model"
-    parser.add_argument("model_path", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=text)
+    once: dict[str, Any] = {"action": OneOfModels, "nargs": "?", "default": argparse.SUPPRESS, "metavar": "MODEL"}
+    parser.add_argument("model_path", help=text, **once)
     parser.add_argument("--url", help="a running server: http://HOST:PORT or unix:PATH")
     parser.add_argument("--system", default="", metavar="TEXT", help="what the model is told before everything")
     parser.add_argument("--schema", metavar="FILE", help="JSON schema that the answers follow")

@@ -41,6 +41,8 @@ def test_the_commands_on_the_page_work_one_after_the_other(tmp_path):
                 assert response.json()["error"]["code"] == "not_a_classification_model"
             elif "_expert_distribution_record" in command:
                 assert response.json()["error"]["code"] == "no_experts"
+            elif "/models/" in command:
+                assert response.json()["error"]["code"] == "not_available"  # this server has one model
             elif "/generate_from_file" in command:
                 assert response.status_code == 403  # there is none of that name
             elif "/update_weights_from_disk" in command:

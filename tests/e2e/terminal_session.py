@@ -61,9 +61,14 @@ class TerminalSession:
     def keys(self, text: str) -> None:
         os.write(self._main, text.encode())
 
-    def send(self, line: str) -> None:
-        """Types a line and Enter."""
+    def type(self, line: str) -> None:
+        """Types a line and Enter, once there is a prompt."""
+        self.wait_for_prompt()
         self.keys(f"{line}\r")
+
+    def wait_for_prompt(self) -> None:
+        """Waits for the line below a new prompt: before it, keys are not the prompt's."""
+        self.wait_for("/help")
 
     def wait_for(self, text: str) -> str:
         """Waits until the text is shown behind what was waited for before; returns what stands between."""

@@ -42,13 +42,12 @@ def test_what_is_typed_is_answered_with_the_turns_before_it(server, tmp_path):
     first = answer_over_http(server, QUESTION)
     second = answer_over_http(server, QUESTION, first, "And of Spain?")
     with chat(server, tmp_path, *GREEDY) as terminal:
-        terminal.wait_for("/help")
-        terminal.send(QUESTION)
+        terminal.type(QUESTION)
         terminal.wait_for(first.split("\n")[0][:60])
         terminal.wait_for("(cut short)")
-        terminal.send("And of Spain?")
+        terminal.type("And of Spain?")
         terminal.wait_for(second.split("\n")[0][:60])
-        terminal.wait_for("\n>")
+        terminal.wait_for_prompt()
         terminal.keys("\x04")
         wait_until(lambda: terminal.process.poll() is not None, "the end of the chat")
         assert terminal.process.returncode == 0
@@ -57,14 +56,12 @@ def test_what_is_typed_is_answered_with_the_turns_before_it(server, tmp_path):
 def test_a_conversation_is_saved_edited_and_gone_on_with(server, tmp_path):
     kept = tmp_path / "kept.json"
     with chat(server, tmp_path, *GREEDY, "--system", "Be brief.") as terminal:
-        terminal.wait_for("/help")
-        terminal.send("Say hello")
+        terminal.type("Say hello")
         terminal.wait_for("(cut short)")
-        terminal.send("/edit")
-        terminal.wait_for("Say hello")
-        terminal.send(" to me")
+        terminal.type("/edit")
+        terminal.type(" to me")  # behind what is in the prompt again
         terminal.wait_for("(cut short)")
-        terminal.send(f"/save {kept}")
+        terminal.type(f"/save {kept}")
         terminal.wait_for("saved in")
         saved = json.loads(kept.read_text())
         assert [turn["role"] for turn in saved["messages"]] == ["user", "assistant"]
@@ -78,26 +75,24 @@ def test_a_conversation_is_saved_edited_and_gone_on_with(server, tmp_path):
         answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
         assert saved["messages"][1]["content"] == answer["choices"][0]["message"]["content"]
     with chat(server, tmp_path) as terminal:
-        terminal.wait_for("/help")
-        terminal.send(f"/load {kept}")
+        terminal.type(f"/load {kept}")
         terminal.wait_for("2 messages")
-        terminal.send("/regen")
+        terminal.type("/regen")
         terminal.wait_for("(cut short)")
-        terminal.send(f"/save {kept}")
+        terminal.type(f"/save {kept}")
         terminal.wait_for("saved in")
         assert json.loads(kept.read_text())["messages"] == saved["messages"]
 
 
 def test_ctrl_c_ends_the_answer_on_the_server_too_and_the_chat_goes_on(server, tmp_path):
     with chat(server, tmp_path, "--ignore-eos", "--max-new-tokens", "6000") as terminal:
-        terminal.wait_for("/help")
-        terminal.send("Count")
+        terminal.type("Count")
         wait_until(lambda: num_running(server) == 1, "the answer")
         wait_until(lambda: len(terminal.shown) > 400, "some of the answer")
         terminal.keys("\x03")
         wait_until(lambda: num_running(server) == 0, "the end of the answer")
         terminal.wait_for("(cut short)")
-        terminal.send("/stats")
+        terminal.type("/stats")
         terminal.wait_for("no whole answer yet")
 
 
@@ -117,21 +112,18 @@ def test_ctrl_c_ends_the_answer_on_the_server_too_and_the_chat_goes_on(server, t
 )
 def test_a_mistake_is_answered_with_what_to_do(server, tmp_path, typed, shown):
     with chat(server, tmp_path) as terminal:
-        terminal.wait_for("/help")
-        terminal.send(typed)
+        terminal.type(typed)
         terminal.wait_for(shown)
 
 
 def test_a_value_that_the_server_refuses_is_named_and_the_message_may_be_sent_again(server, tmp_path):
     with chat(server, tmp_path, *GREEDY) as terminal:
-        terminal.wait_for("/help")
-        terminal.send("/set top_p 7")
+        terminal.type("/set top_p 7")
         terminal.wait_for("top_p 7")
-        terminal.send("Hello")
+        terminal.type("Hello")
         terminal.wait_for("! top_p")
-        terminal.keys("\x15")
-        terminal.send("/set top_p off")
-        terminal.send("Hello")
+        terminal.type("\x15/set top_p off")  # in place of the message, which is in the prompt again
+        terminal.type("Hello")
         terminal.wait_for("(cut short)")
 
 
@@ -200,8 +192,7 @@ def test_control_characters_of_an_answer_are_shown_as_text(tmp_path):
         threading.Thread(target=hostile.serve_forever, daemon=True).start()
         command = ["chat", "--url", f"http://127.0.0.1:{hostile.server_port}", "--download-dir", str(tmp_path)]
         with TerminalSession(*command) as terminal:
-            terminal.wait_for("/help")
-            terminal.send("Hello")
+            terminal.type("Hello")
             terminal.wait_for(r"a\x1b[2J\x1b]0;owned\x07b\u202ec\rd")
             assert "\x1b]0;owned" not in terminal.raw
         hostile.shutdown()
@@ -238,7 +229,6 @@ def test_a_named_model_is_loaded_for_this_chat_and_gone_after_it(server, default
 
 def test_a_chat_that_is_killed_takes_its_server_along(default_model_source, tmp_path):
     with TerminalSession("chat", str(default_model_source.path), "--download-dir", str(tmp_path)) as terminal:
-        terminal.wait_for("/help")
         assert len(servers_of_chats()) == 1
         terminal.process.kill()
         wait_until(lambda: not servers_of_chats(), "the end of the server")

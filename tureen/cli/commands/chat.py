@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         [model, *_] = server.ask("GET", "/v1/models")["data"]
         conversation.model = model["id"]
         if sys.stdin.isatty():
-            screen.say(f"{model['id']} at {server.url}; /help shows what can be typed")
+            screen.say(f"{model['id']} at {server.url}")
             screen.chat(conversation, server, cache_dir(config) / "chat_history", model.get("max_model_len") or 0)
         else:
             conversation.messages.append(Message("user", sys.stdin.read()))

@@ -183,8 +183,7 @@ class LiveServer:
         with bind(self.config) as listener:
             self.port = listener.getsockname()[1]
             self._server = Server(self.app, self.config, self._is_up.set)
-            await self._server.serve(sockets=[listener])
-        await self.app.state.server.common.close()
+            await self._server.serve(sockets=[listener])  # which closes the application
         await self.client.close()
 
     def __enter__(self) -> LiveServer:

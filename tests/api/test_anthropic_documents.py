@@ -104,6 +104,14 @@ def test_an_answer_with_citations_is_refused(app):
     assert refused.json()["error"]["message"].startswith("messages[0].content[0].citations.enabled")
 
 
+@pytest.mark.parametrize("path", [PATH, COUNT])
+def test_citations_of_a_document_in_a_tool_s_result_are_refused_too(app, path):
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [document(TEXT, citations={"enabled": True})]}
+    refused = app.post(path, **body(result, **({"max_tokens": 5} if path == PATH else {})))
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("messages[0].content[0].content[0].citations.enabled")
+
+
 def test_what_says_only_how_the_answer_is_made_is_told_by_a_count(app):
     plain = app.post(COUNT, **body(ASKED))
     hinted = app.post(COUNT, **body(ASKED, max_tokens=64, temperature=0.5, stop_sequences=["x"], stream=True))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 import pytest
 from app_under_test import App, parse_events
 from openai_judge import judge
+
+from tureen.errors import RequestFailed
+from tureen.requests.thinking_budget import BudgetedRun
 
 PATH = "/v1/chat/completions"
 LEVELS = "{# <think> #}say:{{ reasoning_effort }}{{ enable_thinking }}"
@@ -247,6 +251,29 @@ def test_several_budgeted_choices_are_aborted_by_the_one_name_of_their_answer(th
     monkeypatch.setattr(thinking.client, "generate", noted)
     assert post(thinking, thinking_token_budget=5, n=3, rid="mine").status_code == 200
     assert aborted == plan_ids[:3]
+
+
+@pytest.mark.parametrize("error", [RequestFailed("the device is gone", code="device_lost"), RuntimeError("a slip")])
+def test_several_budgeted_choices_end_when_one_of_them_fails_whatever_it_fails_of(thinking, monkeypatch, error):
+    """A slip of ours would else keep the client waiting for ever, and the other choices running."""
+    updates = BudgetedRun._updates
+
+    async def failing(self, interval):
+        async with contextlib.aclosing(updates(self, interval)) as outputs:
+            async for output in outputs:
+                yield output
+                if output.index == 1:
+                    raise error
+
+    monkeypatch.setattr(BudgetedRun, "_updates", failing)
+    assert post(thinking, thinking_token_budget=5, n=3).status_code == 500
+    thinking.check_idle()
+
+
+def test_a_limit_that_leaves_the_answer_nothing_is_told_as_nothing(thinking):
+    refused = post(thinking, thinking_token_budget=1, max_tokens=2, regex="[xy]{30}")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+    assert "leave 0 tokens" in refused.json()["error"]["message"]
 
 
 def test_a_budget_that_cannot_be_is_refused(thinking):

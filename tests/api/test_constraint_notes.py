@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 from app_under_test import App
 
+from tureen.constraining import check
+
 LIMIT = 60
 SCHEMA = {
     "type": "object",
@@ -101,8 +103,12 @@ UNSURE, SURE = with_schema(SCHEMA), with_schema({**SCHEMA, "properties": {"code"
 
 @pytest.fixture(scope="module")
 def app():
-    with App(chat_template="chatml") as running:
-        yield running
+    """What can be judged of its answers is judged, however slow the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("CHECK_TIMEOUT_S", "START_TIMEOUT_S", "MAX_WAIT_S"):
+            patch.setattr(check, name, 120.0)
+        with App(chat_template="chatml") as running:
+            yield running
 
 
 def answer(app: App, dialect: Dialect, *, stream: bool) -> dict[str, Any]:

@@ -98,3 +98,13 @@ def test_a_model_without_experts_says_so(route, tmp_path):
         refused = app.post(route)
     assert refused.status_code == 400
     assert "has no experts" in refused.json()["error"]["message"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_transformers_runs_says_that_its_experts_cannot_be_counted(model):
+    with RealApp(model[0], model_impl="transformers") as app:
+        for route in ROUTES:
+            refused = app.post(route)
+            assert refused.status_code == 400
+            assert "--model-impl transformers" in refused.json()["error"]["message"]
+        assert generate(app), "what is refused changes nothing"

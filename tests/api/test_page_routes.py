@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Iterator
 
 import pytest
 from app_under_test import App
 from embedding_engine import make_embedding_engine
+
+from tureen.dialects.sglang import from_file
 
 GREEDY = {"temperature": 0, "max_new_tokens": 4}
 
@@ -117,6 +120,22 @@ def test_embeddings_of_a_file_below_the_media_path_are_a_prompt(tmp_path):
             assert (response.status_code, response.json()["error"]["param"]) == (403, "file")
     with App(media_path="") as app:
         assert app.post("/generate_from_file", file="prompt.json").status_code == 403
+
+
+def test_a_large_file_of_embeddings_is_decoded_beside_the_event_loop(tmp_path, monkeypatch):
+    threads = []
+    decode = from_file._decoded
+
+    def noted(data: bytes) -> object:
+        threads.append(threading.get_ident())
+        return decode(data)
+
+    monkeypatch.setattr(from_file, "_decoded", noted)
+    (tmp_path / "large.json").write_text(json.dumps([[0.5] * 2000] * 20))
+    with App(media_path=str(tmp_path)) as app:
+        app.post("/generate_from_file", file="large.json")
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident(), "this test's thread runs the event loop"
 
 
 def test_the_level_of_logging_is_the_operator_s_to_change():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import os
 from typing import Any
 
@@ -14,6 +17,9 @@ from openai.types.conversations import Conversation, ConversationItem
 from openai.types.responses import Response, ResponseItem
 from openai_judge import make_client
 from patience import wait_until
+
+from tureen.errors import RequestFailed
+from tureen.requests.generation import Run
 
 PATH, CONVERSATIONS = "/v1/responses", "/v1/conversations"
 TEMPLATE = (
@@ -372,6 +378,17 @@ def test_an_item_that_is_not_there_or_another_client_s_is_not_found(settings, ba
     assert "--responses-store" in refused["error"]["message"]
 
 
+def test_items_that_are_only_named_count_as_if_they_had_been_sent(settings):
+    """A few bytes would else be text without bounds, in memory and in the file."""
+    with make_app(settings, "manifold", responses_max_mib=1, max_body_bytes=600_000) as app:
+        long = [{"role": "user", "content": "x" * 50_000}]
+        conversation = get(app, CONVERSATIONS, method="POST", json={"items": long})
+        [item] = get(app, f"{CONVERSATIONS}/{conversation['id']}/items")["data"]
+        for count in (6, 20):  # more than one response may take of the file; more than a request may have
+            refused = ask(app, [{"type": "item_reference", "id": item["id"]}] * count, 413)["error"]
+            assert refused["param"] == "input"
+
+
 def test_a_stream_whose_client_leaves_is_kept_as_far_as_it_came(settings):
     more = {"chat_template": settings["chat_template"], "responses_store": f"{settings['folder']}/left.db"}
     with LiveServer(slow=True, **more) as server, make_client(server.url) as client:
@@ -391,3 +408,38 @@ def test_a_stream_whose_client_leaves_is_kept_as_far_as_it_came(settings):
     assert kept["status"] == "cancelled"
     assert text(kept).startswith(seen)
     assert len(text(kept)) < 400
+
+
+def test_a_stream_that_an_error_ends_is_kept_as_failed(settings):
+    with make_app(settings, "failed", slow=True) as app:
+        run = Run.updates
+
+        async def failing(self, interval=None):
+            async with contextlib.aclosing(run(self, interval)) as updates:
+                async for output in updates:
+                    yield output
+                    raise RequestFailed("the device is gone", code="device_lost")
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Run, "updates", failing)
+            stream = app.post(PATH, input="a" * 100, stream=True).text
+        events = [json.loads(line.removeprefix("data: ")) for line in stream.splitlines() if line.startswith("data: {")]
+        assert [event["type"] for event in (events[0], events[-1])] == ["response.created", "response.failed"]
+        app.wait_until(lambda: not app.state.recordings.responses.background)
+        kept = get(app, f"{PATH}/{events[0]['response']['id']}")
+    assert (kept["status"], kept["error"]) == ("failed", events[-1]["response"]["error"])
+    Response.model_validate(kept, strict=True, extra="forbid")
+
+
+def test_of_two_responses_that_ask_for_one_name_at_once_the_second_is_refused(settings):
+    with make_app(settings, "twice") as app:
+
+        async def both() -> list[httpx.Response]:
+            body = {"input": "a", "rid": "resp_mine", "background": True}
+            return list(await asyncio.gather(*(app.http.post(PATH, json=body) for _ in range(2))))
+
+        answers = sorted(app.run(both()), key=lambda answer: answer.status_code)
+        assert [answer.status_code for answer in answers] == [200, 400]
+        error = answers[1].json()["error"]
+        assert (error["param"], error["code"]) == ("rid", "duplicate_rid")
+        assert get(app, f"{PATH}/resp_mine")["id"] == "resp_mine"

@@ -15,6 +15,7 @@ import pytest
 from tureen.grammar import GrammarSpec, Vocabulary, compile_grammar, find_backend
 from tureen.grammar.frontends import language_of
 from tureen.grammar.guard.guarded import GuardedCompiled
+from tureen.grammar.guard.reader import MAX_PLACES
 from tureen.grammar.schema import write_arrays
 
 BYTES = tuple(bytes([byte]) for byte in range(256))
@@ -197,3 +198,48 @@ def test_a_token_is_allowed_exactly_where_a_valid_text_goes_on_with_it(name, siz
             assert place.accept(token)
             text += vocabulary.tokens[token]
             rest = [one for one in rest if one.startswith(text)]
+
+
+NESTED: dict[str, Any] = {
+    "$defs": {
+        "value": {
+            "anyOf": [
+                {"type": "array", "items": {"$ref": "#/$defs/value"}, "uniqueItems": True, "maxItems": 2},
+                {"type": "array", "items": {"$ref": "#/$defs/value"}, "minItems": 1, "maxItems": 3},
+                {"enum": [1, 2]},
+            ]
+        }
+    },
+    "$ref": "#/$defs/value",
+}
+
+
+def most_places(grammar: Any) -> int:
+    """How many things the text of a guarded grammar may be."""
+    value = grammar._places[-1].value
+    return 0 if value is None else len(value.each)
+
+
+@pytest.mark.parametrize("size", VOCABULARIES)
+def test_values_within_each_other_stay_few_things_and_every_text_is_valid(size):
+    vocabulary, dice = VOCABULARIES[size], random.Random(7)
+    validator = jsonschema.Draft202012Validator(NESTED)
+    compiled = compile_grammar(spec(NESTED), backend(size))
+    [end] = vocabulary.eos_token_ids
+    for depth in (3, 12, 30):
+        grammar, text, most = compiled.start(), b"[" * depth, 0
+        for byte in text:
+            assert grammar.accept(byte)
+            most = max(most, most_places(grammar))
+        while True:
+            tokens = allowed(grammar, vocabulary)
+            assert tokens, text
+            ending = [token for token in tokens if token == end or not {*vocabulary.tokens[token]} & {*b"[{"}]
+            token = dice.choice(ending if ending and dice.random() < 0.8 else tokens)
+            if token == end:
+                break
+            assert grammar.accept(token)
+            text += vocabulary.tokens[token]
+            most = max(most, most_places(grammar))
+        assert validator.is_valid(json.loads(text)), text
+        assert most <= MAX_PLACES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sqlite3
 import threading
@@ -446,3 +447,30 @@ def test_nothing_is_compressed_on_the_event_loop(run, monkeypatch):
     run(scenario)
     assert len(seen) == 6
     assert all(name.startswith("storage") for name in seen)
+
+
+def test_an_item_that_is_named_again_and_again_counts_each_time(run):
+    async def scenario(store: ResponseStore) -> TureenError:
+        await turn(store, "a", "r", size=2000)
+        items, num_bytes = await store.items_named("a", ["say_r", "say_r", "missing"])
+        assert (list(items), num_bytes) == (["say_r"], 2 * len(json.dumps(items["say_r"], separators=(",", ":"))))
+        return await error_of(store.items_named("a", ["say_r"] * 5))
+
+    refused = run(scenario, max_context_bytes=20_000)
+    assert isinstance(refused, PayloadTooLarge)
+    assert refused.field == "input"
+
+
+def test_items_of_conversations_are_looked_for_once_for_all_names(run):
+    """Not once for each: the file has one thread, which all clients share."""
+
+    async def scenario(store: ResponseStore) -> int:
+        await store.conversations.add("a", "conv", {}, [item("x", f"msg_{number}") for number in range(400)])
+        turns = list[int]()
+        await store._database.run(
+            lambda connection: connection.set_progress_handler(lambda: turns.append(1), 1000)  # operations of SQLite
+        )
+        assert await store.items_named("a", [f"not_{number}" for number in range(400)]) == ({}, 0)
+        return len(turns)
+
+    assert run(scenario) < 40

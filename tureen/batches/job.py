@@ -308,7 +308,9 @@ class Job:
                         yield piece
                     if lines.is_in_long_line:
                         async with self._means.long_line:
-                            yield [await self._on_disk(lines.long_line)]
+                            line = await self._on_disk(lines.long_line)
+                            if line[1].strip():
+                                yield [line]
         finally:
             self._means.disk.submit(file.close)
 

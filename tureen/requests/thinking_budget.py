@@ -12,7 +12,6 @@ from typing import NamedTuple
 import msgspec
 
 from tureen.contract.types import GenerateRequest, LaterGrammar
-from tureen.errors import TureenError
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output, OutputEvent, Run, most_tokens
 from tureen.requests.quotas import current_work
@@ -98,28 +97,25 @@ class BudgetedRuns:
         work = current_work()
         work.begin(sum(run.most_tokens for run in self._runs))
         work.names.update(self._shared)
-        arrived: asyncio.Queue[tuple[OutputEvent, asyncio.Event] | TureenError | None] = asyncio.Queue()
+        arrived: asyncio.Queue[tuple[OutputEvent, asyncio.Event] | asyncio.Task[None]] = asyncio.Queue()
 
         async def follow(run: BudgetedRun) -> None:
-            try:
-                async with contextlib.aclosing(run.events(interval)) as events:
-                    async for event in events:
-                        was_seen = asyncio.Event()
-                        arrived.put_nowait((event, was_seen))
-                        await was_seen.wait()
-                arrived.put_nowait(None)
-            except TureenError as error:
-                arrived.put_nowait(error)
+            async with contextlib.aclosing(run.events(interval)) as events:
+                async for event in events:
+                    was_seen = asyncio.Event()
+                    arrived.put_nowait((event, was_seen))
+                    await was_seen.wait()
 
         with self._state.loading(self._owner, self._shared, self._abort):
             tasks = [asyncio.create_task(follow(run)) for run in self._runs]
+            for task in tasks:
+                task.add_done_callback(arrived.put_nowait)
             num_left = len(tasks)
             try:
                 while num_left:
                     item = await arrived.get()
-                    if isinstance(item, TureenError):
-                        raise item
-                    if item is None:
+                    if isinstance(item, asyncio.Task):
+                        item.result()  # raises what ended it, whatever that was
                         num_left -= 1
                         continue
                     yield item[0]
@@ -170,11 +166,11 @@ def _later(
         return None
     sent = f"{budget.field} {budget.tokens}"
     if request.limit_field:
-        room, field = request.max_new_tokens - num_thought, request.limit_field
+        room, field = max(0, request.max_new_tokens - num_thought), request.limit_field
         limits = f"{field} {request.max_new_tokens} and {sent}"
     else:
         num_prompt = len(request.token_ids)
-        room, field = state.context.capacity - num_prompt - num_thought, budget.field
+        room, field = max(0, state.context.capacity - num_prompt - num_thought), budget.field
         limits = f"the context of {state.context.capacity} tokens, the prompt's {num_prompt} and {sent}"
     return LaterGrammar(msgspec.structs.replace(request.grammar, after=""), room, field, limits)
 

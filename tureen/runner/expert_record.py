@@ -19,7 +19,7 @@ class ExpertRecord:
 
     def start(self, forward: Forward) -> None:
         """Counts from now on, from zero. Raises InvalidRequest for a model without experts."""
-        self._check()
+        self._check(forward)
         forward.count_experts(is_on=True)
         forward.take_expert_counts()
         self._counts = []
@@ -27,7 +27,7 @@ class ExpertRecord:
 
     def stop(self, forward: Forward) -> None:
         """Counts no longer; what was counted stays until it is taken. Raises InvalidRequest, Conflict."""
-        self._check()
+        self._check(forward)
         if not self.is_on:
             raise Conflict(
                 "no experts are being counted; begin by /start_expert_distribution_record", code="no_expert_record"
@@ -38,13 +38,15 @@ class ExpertRecord:
 
     def take(self, forward: Forward) -> list[tuple[int, list[int]]]:
         """Returns each layer that has experts with their counts, and begins from zero. Raises InvalidRequest."""
-        self._check()
+        self._check(forward)
         counts = _sum(self._counts, forward.take_expert_counts() if self.is_on else [])
         self._counts = []
         return list(zip(self._layers, counts, strict=False))
 
-    def _check(self) -> None:
+    def _check(self, forward: Forward) -> None:
+        """Raises InvalidRequest where there is nothing to count, or no way to."""
         if not self._layers:
+            forward.count_experts(is_on=False)  # where nobody knows of experts, it says so itself
             raise InvalidRequest("the model has no experts, so there is nothing to count", code="no_experts")
 
 

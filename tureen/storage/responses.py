@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
+
+import msgspec
 
 from tureen.errors import InvalidRequest, NotFound, PayloadTooLarge, StartupError, TureenError, echo
 from tureen.storage.conversations import ConversationStore, Item, items_up_to, last_item, number_of, put_items
@@ -221,11 +224,18 @@ class ResponseStore:
 
         return await self._database.run(read)
 
-    async def items_named(self, owner: str, names: Collection[str]) -> dict[str, Item]:
-        """Returns items of the client by their ids: of its conversations, and of its newest responses, as many as a
-        request may have bytes. Those that are not there are left out."""
-        most_bytes, ids = self._max_context_bytes, set(names)
-        return await self._database.run(lambda connection: _items(connection, owner, ids, self._clock(), most_bytes))
+    async def items_named(self, owner: str, names: Sequence[str]) -> tuple[dict[str, Item], int]:
+        """Returns items of the client by their ids, and the bytes that all names together stand for. Those that are
+        not there are left out. Raises PayloadTooLarge for names of more than a request may have."""
+
+        def read(connection: sqlite3.Connection) -> tuple[dict[str, Item], int]:
+            known = _items(connection, owner, set(names), self._clock(), self._max_context_bytes)
+            counts = Counter(name for name in names if name in known)
+            num_bytes = sum(count * len(msgspec.json.encode(known[name])) for name, count in counts.items())
+            self._check_bytes(num_bytes, "input")
+            return known, num_bytes
+
+        return await self._database.run(read)
 
     async def continued(self, owner: str, *, previous: str | None, conversation: str | None) -> Continued:
         """Returns what a new request continues: a response with all before it, or a conversation, by their ids.
@@ -297,8 +307,8 @@ class ResponseStore:
     def _check_bytes(self, num_bytes: int | None, field: str) -> None:
         if (num_bytes or 0) > self._max_context_bytes:
             raise PayloadTooLarge(
-                f"{field}: what it continues has {num_bytes} bytes, more than the {self._max_context_bytes} that a "
-                "request may have (--max-body-bytes); begin again with less",
+                f"{field}: what it continues or names has {num_bytes} bytes, and a request may have "
+                f"{self._max_context_bytes} (--max-body-bytes); begin again with less",
                 field=field,
             )
 
@@ -357,15 +367,14 @@ def _drop_oldest(connection: sqlite3.Connection, most_bytes: int) -> None:
 def _items(
     connection: sqlite3.Connection, owner: str, ids: Collection[str], now_s: float, most_bytes: int
 ) -> dict[str, Item]:
-    """Returns a client's items by id; of its responses the newest are looked through, up to `most_bytes`."""
-    known: dict[str, Item] = {}
+    """Returns a client's items by id: those of its conversations, and of its newest responses, of which so many are
+    looked through as have `most_bytes`."""
     query = (
-        "SELECT items.item FROM items JOIN conversations ON conversations.number = items.conversation"
-        " WHERE items.owner = ? AND items.id = ? AND conversations.expires_s > ?"
+        "SELECT items.id, items.item FROM items JOIN conversations ON conversations.number = items.conversation"
+        " WHERE items.owner = ? AND items.id IN (SELECT value FROM json_each(?)) AND conversations.expires_s > ?"
     )
-    for name in ids:
-        row = connection.execute(query, (owner, name, now_s)).fetchone()
-        known |= {} if row is None else {name: unpack(row[0])}
+    rows = connection.execute(query, (owner, msgspec.json.encode(ids).decode(), now_s))
+    known: dict[str, Item] = {name: unpack(item) for name, item in rows}
     newest = "SELECT num_bytes, input, response FROM responses WHERE owner = ? AND expires_s > ? ORDER BY number DESC"
     for num_bytes, asked, response in connection.execute(newest, (owner, now_s)):
         most_bytes -= num_bytes

@@ -324,12 +324,20 @@ def check_citations(payload: Mapping[str, Any]) -> None:
     """Raises InvalidRequest for documents that the answer is to cite: no answer here has citations."""
     messages = payload.get("messages")
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
-        blocks = message.get("content") if isinstance(message, dict) else None
-        for number, block in enumerate(blocks if isinstance(blocks, list) else ()):
-            cites = block.get("citations") if isinstance(block, dict) and block.get("type") == "document" else None
-            if isinstance(cites, dict) and cites.get("enabled"):
-                field = f"messages[{index}].content[{number}].citations.enabled"
-                raise InvalidRequest(f"{field} is not available: no citations are made here; leave it out", field=field)
+        if isinstance(message, dict):
+            _check_citations(message.get("content"), f"messages[{index}].content")
+
+
+def _check_citations(blocks: Any, path: str, *, is_result: bool = False) -> None:
+    """Does that for the blocks of a message, and for those of a tool's result in it."""
+    for number, block in enumerate(blocks if isinstance(blocks, list) else ()):
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_result" and not is_result:
+            _check_citations(block.get("content"), f"{path}[{number}].content", is_result=True)
+        cites = block.get("citations") if kind == "document" else None
+        if isinstance(cites, dict) and cites.get("enabled"):
+            field = f"{path}[{number}].citations.enabled"
+            raise InvalidRequest(f"{field} is not available: no citations are made here; leave it out", field=field)
 
 
 def parse(payload: dict[str, Any], kind: type[Body]) -> Body:

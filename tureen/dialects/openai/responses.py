@@ -68,8 +68,8 @@ async def _prepare(request: Request, state: ServerState) -> tuple[Making, Keepin
         return payload, body, openai_answer.name_of(body, "resp_")
 
     payload, body, name = await read_body_with(request, read)
-    num_bytes = len(await request.body())
-    body = await with_references(body, request, state)
+    body, num_named = await with_references(body, request, state)
+    num_bytes = len(await request.body()) + num_named
     keeping = await keeping_of(body, num_bytes, request, state)
     before = () if keeping is None else keeping.continued.items
     size = num_bytes // BYTES_PER_CHAR + MESSAGE_CHARS * len(before)

@@ -64,7 +64,8 @@ def store_of(state: ServerState) -> ResponseStore:
 
 
 async def keeping_of(body: ResponsesBody, num_bytes: int, request: Request, state: ServerState) -> Keeping | None:
-    """Returns how a response is kept, None when nothing of it is. `num_bytes`: of the body.
+    """Returns how a response is kept, None when nothing of it is. `num_bytes`: of the body, and of the items
+    that it names.
 
     Raises InvalidRequest for fields that need what is not there, NotFound, PayloadTooLarge.
     """
@@ -93,18 +94,18 @@ async def keeping_of(body: ResponsesBody, num_bytes: int, request: Request, stat
     return Keeping(store, owner, kept_items(body.input), continued, is_kept)
 
 
-async def with_references(body: ResponsesBody, request: Request, state: ServerState) -> ResponsesBody:
-    """Returns a body with the kept items in place of those that its input only names. Raises InvalidRequest where
-    nothing is kept, NotFound."""
+async def with_references(body: ResponsesBody, request: Request, state: ServerState) -> tuple[ResponsesBody, int]:
+    """Returns a body with the kept items in place of those that its input only names, and the bytes of these. Raises
+    InvalidRequest where nothing is kept, NotFound, PayloadTooLarge."""
     items = body.input if isinstance(body.input, list) else []
     places = {index: item.id for index, item in enumerate(items) if isinstance(item, ResponsesReference)}
     if not places:
-        return body
+        return body, 0
     store = state.recordings.responses
     if store is None:
         field = f"input[{min(places)}].type"
         raise InvalidRequest(f"{field} item_reference: {NOTHING_KEPT}", field=field, code="not_available")
-    known = await store.items_named(client_name(request), places.values())
+    known, num_bytes = await store.items_named(client_name(request), list(places.values()))
     for index, name in places.items():
         if name not in known:
             raise NotFound(
@@ -114,7 +115,7 @@ async def with_references(body: ResponsesBody, request: Request, state: ServerSt
             )
     referenced = convert(read_items([known[name] for name in places.values()]), list[ResponsesItem])
     named = dict(zip(places, referenced, strict=True))
-    return msgspec.structs.replace(body, input=[named.get(index, item) for index, item in enumerate(items)])
+    return msgspec.structs.replace(body, input=[named.get(index, item) for index, item in enumerate(items)]), num_bytes
 
 
 def conversation_id(body: ResponsesBody) -> str | None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from enum import IntEnum, auto
 from fractions import Fraction
+from itertools import islice
 from typing import Any, NamedTuple
 
 from tureen.grammar.guard.facts import NOWHERE, GuardNode, Variant
@@ -18,6 +19,9 @@ NUMBER_STARTS = frozenset(b"-0123456789")
 SPACE = frozenset(b" \n\r\t")
 WORDS = (b"true", b"false", b"null")
 NO_NODE = GuardNode()
+
+MAX_PLACES = 16
+"""The most that a text may be so far; beyond, it is held to some of them. Values within each other multiply them."""
 
 
 class Mode(IntEnum):
@@ -116,6 +120,8 @@ class JsonReader:
             raise Broken
         if len(after) > 1:
             after = self._different(after)
+        if len(after) > MAX_PLACES:
+            is_narrow, after = True, self._fewer(after, data, at + 1)
         is_held = any(place.holds for place in after)
         return PossiblePlaces(tuple(after), is_held and (is_narrow or any(map(self._is_counted, places.each))))
 
@@ -123,6 +129,14 @@ class JsonReader:
         """Returns the places that the text can be at; None where there are none."""
         each = [place for place in places.each if all(self._fits(hold, data, len(data)) for hold in place.holds)]
         return places._replace(each=tuple(each)) if each else None
+
+    def _fewer(self, places: list[Place], data: bytearray, end: int) -> list[Place]:
+        """Returns some of the places that the text up to an end can be at. Raises Broken where there are none."""
+        fitting = (place for place in places if all(self._fits(hold, data, end) for hold in place.holds))
+        fewer = list(islice(fitting, MAX_PLACES))
+        if not fewer:
+            raise Broken
+        return fewer
 
     def _different(self, places: list[Place]) -> list[Place]:
         """Returns each place once. Of those that differ in what they count only the one that has counted most, where

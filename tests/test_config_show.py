@@ -15,6 +15,7 @@ import pytest
 
 from tureen.cli import command_line as cli
 from tureen.config import ENV_PREFIX, Config, load, unknown_variables
+from tureen.errors import StartupError
 
 BIN = Path(sys.executable).parent
 
@@ -63,6 +64,23 @@ def test_secrets_are_not_shown(how, monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert "geheim" not in shown
     assert shown.count("(hidden)") == 2
+
+
+def test_a_file_of_what_is_shown_does_not_make_a_secret_of_the_word_that_hides_it(tmp_path, capsys):
+    assert cli.main(["config", "show", "--api-key", "geheim", "--port", "5"]) == 0
+    file = tmp_path / "shown.toml"
+    file.write_text(capsys.readouterr().out)
+    assert "# api-key (hidden)" in file.read_text()
+    assert load({}, file=str(file), environment={}) == Config(port=5)
+
+
+def test_a_fault_names_the_file_and_the_value_as_they_are_written(tmp_path):
+    file = tmp_path / "my_settings.toml"
+    file.write_text('log_level = "very_loud"\n')
+    with pytest.raises(StartupError) as fault:
+        load({}, file=str(file), environment={})
+    assert str(file) in fault.value.message
+    assert "'very_loud' - at `--log-level`" in fault.value.message
 
 
 def test_flags_of_peers_are_shown_as_what_they_are_here(capsys):

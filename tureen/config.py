@@ -435,8 +435,8 @@ def origins(
             try:
                 merged[name] = converted(name, value), source
             except msgspec.ValidationError as error:
-                fault = f"setting {source}: {error}".replace("`$.", "`--").replace("_", "-")
-                faults.append(fault + (_allowed(str(error)) or _meant(name)))
+                fault = str(error).replace(f"`$.{name}", f"`--{name.replace('_', '-')}")
+                faults.append(f"setting {source}: {fault}{_allowed(str(error)) or _meant(name)}")
     if faults:
         raise StartupError("\n".join(faults))
     return merged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import termios
 import threading
+import urllib.request
+from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ from simulated_hub import Simulated
 from tureen.config import Config
 from tureen.errors import StartupError
 from tureen.fetching import hub as hub_module
+from tureen.fetching.download import _SameHost
 from tureen.fetching.names import parse
 from tureen.fetching.pull import find_here, pull
 
@@ -160,6 +164,23 @@ def test_the_token_is_not_sent_to_another_host_that_the_hub_points_to(hub, confi
         assert elsewhere.authorizations == {path: None}
     finally:
         elsewhere.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_sent"),
+    [
+        ("https://a.example", "https://a.example", True),
+        ("http://a.example", "https://a.example", True),
+        ("https://a.example", "http://a.example", False),
+        ("https://a.example", "https://b.example", False),
+        ("https://a.example", "https://a.example:444", False),
+    ],
+)
+def test_the_token_leaves_neither_its_host_nor_https(before, after, is_sent):
+    request = urllib.request.Request(f"{before}/m.gguf", headers={"Authorization": "Bearer secret"})
+    new = _SameHost().redirect_request(request, io.BytesIO(), 302, "Found", Message(), f"{after}/m.gguf")
+    assert new is not None
+    assert new.has_header("Authorization") == is_sent
 
 
 @pytest.mark.parametrize(

@@ -211,8 +211,9 @@ def is_flag(token: str) -> bool:
 
 def hint(name: str, own: Mapping[str, object]) -> str:
     """Returns `; did you mean --port?` with the nearest of the command's own flags, else nothing."""
-    near = difflib.get_close_matches(name, [flag for flag in own if flag != name], n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    words = {flag.lstrip("-"): flag for flag in own if flag != name}  # dashes make no words alike
+    near = difflib.get_close_matches(name.lstrip("-"), words, n=1)
+    return f"; did you mean {words[near[0]]}?" if near else ""
 
 
 def _values(flag: Given, takes: Takes, arguments: list[str]) -> list[str]:

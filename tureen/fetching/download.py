@@ -68,13 +68,14 @@ class Unreachable(Exception):
 
 
 class _SameHost(urllib.request.HTTPRedirectHandler):
-    """Follows redirections, and takes credentials along to the same host only."""
+    """Follows redirections, and takes credentials along to the same host only, and never out of HTTPS."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
     ) -> urllib.request.Request | None:
         new = super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
-        if new is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
+        before, after = urlsplit(req.full_url), urlsplit(newurl)
+        if new is not None and (after.netloc != before.netloc or (before.scheme, after.scheme) == ("https", "http")):
             new.headers.pop("Authorization", None)
         return new
 

@@ -113,7 +113,7 @@ def remove(name: str, config: Config) -> tuple[Path, int]:
             "with hf cache rm"
         )
     before = _bytes_of(home)
-    rest = [each for each in home.parent.glob(f".{home.name}*") if each.is_file()]
+    rest = [each for each in home.parent.glob(f".{home.name}.*") if each.is_file()]
     if not home.exists() and not rest:
         raise StartupError(f"{name}: it is not on this machine; tureen list names those that are")
     if reference.tag and path is not None:
@@ -123,6 +123,8 @@ def remove(name: str, config: Config) -> tuple[Path, int]:
     before += sum(each.stat().st_size for each in rest)
     for each in rest:
         each.unlink()
+    if reference.tag == "" and home.exists():
+        raise StartupError(f"{name}: {home} cannot be removed; see who owns it, and whether the disk can be written")
     return home, before - _bytes_of(home)
 
 

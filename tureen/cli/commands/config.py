@@ -60,12 +60,13 @@ def _lines(shown: list[Shown]) -> list[str]:
     """Returns a line a setting, as the TOML file of --config has them; those without a value are comments."""
     names = [each.name.replace("_", "-") for each in shown]
     return in_columns(
-        [
-            (f"# {name}" if each.value is None else f"{name} = {_toml(each.value)}", f"# {each.source}")
-            for name, each in zip(names, shown, strict=True)
-        ]
+        [(_setting(name, each.value), f"# {each.source}") for name, each in zip(names, shown, strict=True)]
     )
 
 
-def _toml(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+def _setting(name: str, value: Any) -> str:
+    """Returns a setting as a file has it; a comment where there is no value, or a secret one: as a value the word for
+    it would become the secret."""
+    if value is None or value == HIDDEN:
+        return f"# {name}" + (f" {value}" if value else "")
+    return f"{name} = {msgspec.json.encode(value).decode()}"

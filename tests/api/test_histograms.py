@@ -8,7 +8,7 @@ import prometheus_client
 import pytest
 from app_under_test import parse_metrics
 
-from tureen.metrics import HISTOGRAMS, Metrics
+from tureen.metrics import HISTOGRAMS, Metrics, render
 
 
 @pytest.mark.parametrize("name", HISTOGRAMS)
@@ -22,7 +22,7 @@ def test_buckets_sum_and_count_are_those_of_the_library_s_histogram(name):
         theirs.labels("m").observe(value)
         ours.observe(name, value)
     expected = parse_metrics(prometheus_client.generate_latest(registry).decode())
-    found = parse_metrics(ours.render().decode())
+    found = parse_metrics(render([ours]).decode())
     expected = {key: value for key, value in expected.items() if not key.endswith("_created")}
     assert len(expected) == len(buckets) + 3
     assert {key: found[key] for key in expected} == pytest.approx(expected)

@@ -453,21 +453,21 @@ def test_the_output_has_the_format_that_is_asked_for(app: App, given, schema):
     jsonschema.validate(json.loads(found["text"]), schema)
 
 
-UNSURE = {"anyOf": [{"type": "array", "uniqueItems": True}, {"type": "array", "maxItems": 0}]}
+UNSURE = {"type": "array", "not": {"type": "array", "uniqueItems": True}}
 TAGS = {"type": "object", "properties": {"a": UNSURE}, "required": ["a"]}
 
 
 def test_strict_is_the_switch_between_refusing_and_telling(app: App):
     for strict in ({}, {"strict": False}, {"strict": None}):
         asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": TAGS} | strict}
-        found = choice(app, prompt='say:{"a": [1, 1]}', max_tokens=200, response_format=asked)
-        assert found["text"] == '{"a": [1, 1]}'
-        assert found["unenforced"] == ["uniqueItems at /a"]
+        found = choice(app, prompt='say:{"a": [1, 2]}', max_tokens=200, response_format=asked)
+        assert found["text"] == '{"a": [1, 2]}'
+        assert found["unenforced"] == ["not at /a"]
         assert found["valid"] is False
     asked["json_schema"]["strict"] = True
     error = app.post("/v1/completions", prompt="a", response_format=asked).json()["error"]
     assert error["code"] == "invalid_json_schema"
-    assert "uniqueItems" in error["message"]
+    assert "not" in error["message"]
 
 
 def test_the_older_structural_tag_is_taken(app: App, asked):

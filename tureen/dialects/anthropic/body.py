@@ -343,7 +343,6 @@ def _check_citations(blocks: Any, path: str, *, is_result: bool = False) -> None
 def parse(payload: dict[str, Any], kind: type[Body]) -> Body:
     """Checks a JSON body's form and returns it as `kind`. Raises InvalidRequest."""
     table = TABLE if kind is AnthropicBody else COUNT_TABLE
-    check_citations(payload)
     fields = offered(payload, kind.__struct_fields__, table)
     for name in EMPTY_IS_UNSET:
         if fields.get(name) == "":
@@ -352,6 +351,7 @@ def parse(payload: dict[str, Any], kind: type[Body]) -> Body:
     if isinstance(fields.get("tools"), list) and len(fields["tools"]) <= MAX_TOOLS:
         fields["tools"] = [server_tool_of(tool) or tool for tool in fields["tools"]]
     body = convert(fields, kind, table=table)
+    check_citations(payload)  # once their number is within its limit
     if isinstance(body, AnthropicBody):
         _check_budget(body)
     return body

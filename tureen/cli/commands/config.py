@@ -36,7 +36,8 @@ def add_flags(parser: CommandParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the settings. Raises StartupError."""
-    shown = [each for each in _settings(options) if each.source != "default" or not options.changed]
+    defaults = {field.name: field.default for field in fields()}
+    shown = [each for each in _settings(options) if each.value != defaults[each.name] or not options.changed]
     if options.json:
         print(msgspec.json.encode([each._asdict() for each in shown]).decode())
     else:

@@ -137,6 +137,44 @@ def test_whatever_the_model_wishes_the_value_is_valid_and_there_is_always_a_way_
         assert is_valid(SCHEMAS[name], text), text
 
 
+EQUAL_WRITTEN_OTHERWISE = {
+    "numbers": {"type": "array", "items": {"type": "number"}, "uniqueItems": True, "minItems": 2, "maxItems": 4},
+    "anything": {"type": "array", "uniqueItems": True, "minItems": 2, "maxItems": 4},
+    "lists of a number": {"type": "array", "uniqueItems": True, "minItems": 2, "maxItems": 4,
+                          "items": {"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 1}},
+    "members": {"type": "array", "items": an_object(a={"type": "number"}), "uniqueItems": True, "minItems": 2,
+                "maxItems": 4},
+    "letters": strings(minItems=2, maxItems=4),
+}  # fmt: skip
+PREFERRED = {
+    "zero, then zeros behind an exponent": (b"[0, 0e+0", b"[[0], [0e+0", b'[{"a": 0}, {"a": 0e+0'),
+    "one, then zeros behind an exponent": (b"[1, 1e+0", b"[[1], [1e+0", b'[{"a": 1}, {"a": 1e+0'),
+    "one, then zeros behind a point": (b"[1, 1.0", b"[[1], [1.0", b'[{"a": 1}, {"a": 1.0'),
+    "a hundred, then an exponent": (b"[100, 1e2", b"[[100], [1e02", b'[{"a": 100}, {"a": 1e2'),
+    "nothing less than zero": (b"[0, -0.0", b"[[0], [-0", b'[{"a": 0}, {"a": -0.0'),
+    "a letter, then its number": (b'["a", "\\u0061', b'["\\u0061", "a'),
+}
+
+
+@pytest.mark.parametrize("wish", PREFERRED)
+@pytest.mark.parametrize("name", EQUAL_WRITTEN_OTHERWISE)
+def test_what_is_equal_but_written_otherwise_leads_into_no_dead_end(name, wish):
+    schema, vocabulary = EQUAL_WRITTEN_OTHERWISE[name], VOCABULARIES["bytes"]
+    [end] = vocabulary.eos_token_ids
+    for wanted in PREFERRED[wish]:
+        grammar, text = compiled(schema, vocabulary).start(), b""
+        for place in range(MAX_TOKENS):
+            tokens = allowed(grammar, vocabulary)
+            assert tokens, f"nothing can follow {text!r}"
+            if end in tokens:
+                break
+            wishes = wanted[place : place + 1] or b'"]},0'
+            token = next((byte for byte in wishes if byte in tokens), tokens[0])
+            assert grammar.accept(token)
+            text += vocabulary.tokens[token]
+        assert is_valid(schema, text.decode()), text
+
+
 LETTERS = "abcdefghi"
 SMALL = {
     "letters": (strings(items={"enum": list(LETTERS)}, maxItems=3), [f'"{one}"' for one in LETTERS]),

@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from enum import IntEnum, auto
 from fractions import Fraction
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from tureen.grammar.guard.facts import NOWHERE, GuardNode, Variant
 from tureen.grammar.guard.multiples import shortest_rest
+from tureen.grammar.guard.spellings import has_zero, is_zero_for_good, may_become
 from tureen.grammar.number_digits import EXACT_DIGITS, MAX_DIGITS
 
 QUOTE, BACKSLASH, COMMA, OPEN, CLOSE, OPEN_KEYS, CLOSE_KEYS = b'"\\,[]{}'
@@ -199,7 +200,7 @@ class JsonReader:
 
     def is_near(self, place: Place, data: bytearray) -> bool:
         """Returns whether what is being written may still become equal to what was written before it."""
-        return any(other.startswith(text) for text, others in self.written(place, data) for other in others)
+        return any(may_become(text, others) for text, others in self.written(place, data))
 
     def written(self, place: Place, data: bytearray) -> list[tuple[bytes, tuple[bytes, ...]]]:
         """Returns what there is of each item or key that is being written, and what it must not be equal to."""
@@ -339,8 +340,12 @@ class JsonReader:
         )
 
     def _check_beginning(self, place: Place, data: bytearray, end: int) -> None:
-        node = self._node(place.node)
-        if node.step is not None and not can_be_multiple(bytes(data[place.start : end]), node.step, node.bounds):
+        """Raises Broken where a number begins so that it can never be right: it is no multiple, or it is a zero with an
+        exponent where there is a zero already, of which no digit makes another."""
+        text, node = bytes(data[place.start : end]), self._node(place.node)
+        if node.step is not None and not can_be_multiple(text, node.step, node.bounds):
+            raise Broken
+        if is_zero_for_good(text) and any(map(has_zero, chain(*(others for _, others in self.written(place, data))))):
             raise Broken
 
 

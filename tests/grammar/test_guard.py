@@ -10,8 +10,8 @@ from fractions import Fraction
 from typing import Any
 
 import jsonschema
-import numpy as np
 import pytest
+from exact_masks import allowed, check_exact
 
 from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, compile_grammar, find_backend
 from tureen.grammar.frontends import language_of
@@ -84,12 +84,6 @@ def spec(schema: Any, after: str = "") -> GrammarSpec:
 def compiled(schema: Any, vocabulary: Vocabulary, after: str = "") -> Any:
     backend = find_backend("llguidance")(vocabulary, lambda text: list(text.encode()))
     return compile_grammar(spec(schema, after), backend)
-
-
-def allowed(grammar: Any, vocabulary: Vocabulary) -> list[int]:
-    mask = np.zeros(-(-vocabulary.size // 32), dtype=np.uint32)
-    grammar.fill_mask(mask)
-    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
 
 
 def written(grammar: Any, vocabulary: Vocabulary, dice: random.Random) -> str:
@@ -201,22 +195,7 @@ def test_a_token_is_allowed_exactly_where_a_valid_text_goes_on_with_it(name, siz
         for chosen in itertools.permutations(items, count)
     ]
     grammar, dice = compiled(schema, vocabulary), random.Random(name)
-    [end] = vocabulary.eos_token_ids
-    for _ in range(6):
-        place, text, rest = grammar.start(), b"", texts
-        while True:
-            expected = {
-                token
-                for token, piece in enumerate(vocabulary.tokens)
-                if piece and any(one.startswith(text + piece) for one in rest)
-            } | ({end} if text in rest else set())
-            assert set(allowed(place, vocabulary)) == expected, text
-            token = dice.choice(sorted(expected))
-            if token == end:
-                break
-            assert place.accept(token)
-            text += vocabulary.tokens[token]
-            rest = [one for one in rest if one.startswith(text)]
+    check_exact(grammar, vocabulary, texts, dice, times=6)
 
 
 @pytest.mark.parametrize("name", ["objects", "keys", "multiples of 0.37", "escapes"])

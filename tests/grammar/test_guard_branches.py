@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any
 
 import jsonschema
-import numpy as np
 import pytest
+from exact_masks import allowed, check_exact
 
 from tureen.grammar import GrammarSpec, Vocabulary, compile_grammar, find_backend
 from tureen.grammar.frontends import language_of
@@ -128,12 +128,6 @@ def backend(size: str) -> Any:
     return find_backend("llguidance")(VOCABULARIES[size], lambda text: list(text.encode()))
 
 
-def allowed(grammar: Any, vocabulary: Vocabulary) -> list[int]:
-    mask = np.zeros(-(-vocabulary.size // 32), dtype=np.uint32)
-    grammar.fill_mask(mask)
-    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
-
-
 @cache
 def valid_texts(name: str) -> list[bytes]:
     """The texts that the grammar alone allows, of which jsonschema finds the values valid."""
@@ -182,22 +176,7 @@ def test_a_token_is_allowed_exactly_where_a_valid_text_goes_on_with_it(name, siz
     vocabulary, texts, dice = VOCABULARIES[size], valid_texts(name), random.Random(name)
     grammar = compile_grammar(spec(SMALL[name]), backend(size))
     assert isinstance(grammar, GuardedCompiled)
-    [end] = vocabulary.eos_token_ids
-    for _ in range(12):
-        place, text, rest = grammar.start(), b"", texts
-        while True:
-            expected = {
-                token
-                for token, piece in enumerate(vocabulary.tokens)
-                if piece and any(one.startswith(text + piece) for one in rest)
-            } | ({end} if text in rest else set())
-            assert set(allowed(place, vocabulary)) == expected, text
-            token = dice.choice(sorted(expected))
-            if token == end:
-                break
-            assert place.accept(token)
-            text += vocabulary.tokens[token]
-            rest = [one for one in rest if one.startswith(text)]
+    check_exact(grammar, vocabulary, texts, dice, times=12)
 
 
 NESTED: dict[str, Any] = {

@@ -9,8 +9,8 @@ import re
 from typing import Any
 
 import jsonschema
-import numpy as np
 import pytest
+from exact_masks import allowed, check_exact
 
 from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, compile_grammar, find_backend, language_of
 from tureen.grammar.guard.guarded import GuardedCompiled
@@ -62,12 +62,6 @@ def spec(layout: Any, *, strict: bool = True, after: str = "") -> GrammarSpec:
 
 def compiled(constraint: GrammarSpec, vocabulary: Vocabulary) -> Any:
     return compile_grammar(constraint, find_backend("llguidance")(vocabulary, lambda text: list(text.encode())))
-
-
-def allowed(grammar: Any, vocabulary: Vocabulary) -> list[int]:
-    mask = np.zeros(-(-vocabulary.size // 32), dtype=np.uint32)
-    grammar.fill_mask(mask)
-    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
 
 
 def written(grammar: Any, vocabulary: Vocabulary, dice: random.Random, begins: list[str]) -> str:
@@ -191,22 +185,7 @@ def test_a_token_is_allowed_exactly_where_a_right_text_goes_on_with_it(name, siz
     texts = [text.encode() for text in right]
     grammar = compiled(spec(layout), vocabulary)
     assert isinstance(grammar, GuardedCompiled)
-    [end] = vocabulary.eos_token_ids
-    for _ in range(4):
-        place, text, rest = grammar.start(), b"", texts
-        while True:
-            expected = {
-                token
-                for token, piece in enumerate(vocabulary.tokens)
-                if piece and any(one.startswith(text + piece) for one in rest)
-            } | ({end} if text in rest else set())
-            assert set(allowed(place, vocabulary)) == expected, text
-            token = dice.choice(sorted(expected))
-            if token == end:
-                break
-            assert place.accept(token)
-            text += vocabulary.tokens[token]
-            rest = [one for one in rest if one.startswith(text)]
+    check_exact(grammar, vocabulary, texts, dice, times=4)
 
 
 TAG = tag("<a>", LETTERS, "</a>")

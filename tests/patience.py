@@ -19,7 +19,7 @@ PATIENCE_S = 180.0
 LOOK_S = 0.005
 
 
-def wait_until(condition: Callable[[], object], what: str = "what was waited for") -> None:
+def wait_until(condition: Callable[[], object], what: object = "what was waited for") -> None:
     limit = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > limit:
@@ -28,7 +28,7 @@ def wait_until(condition: Callable[[], object], what: str = "what was waited for
 
 
 async def until(
-    condition: Callable[[], object], what: str = "what was waited for", *, unless: asyncio.Future | None = None
+    condition: Callable[[], object], what: object = "what was waited for", *, unless: asyncio.Future | None = None
 ) -> None:
     """The same in an event loop. `unless` is work that may not end before."""
     limit = time.monotonic() + PATIENCE_S

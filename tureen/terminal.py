@@ -53,7 +53,7 @@ class PhaseDisplay:
     def __call__(self, phase: str, done: int, total: int) -> None:
         if self._bars is not None:
             if phase not in self._bars:
-                self._bars[phase] = _bar(phase, done, self._stream)
+                self._bars[phase] = _bar(phase, done, total, self._stream)
             bar = self._bars[phase]
             bar.total = total or None
             bar.update(done - bar.n)
@@ -109,8 +109,9 @@ def _share(done: int, total: int) -> str:
     return f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB" if total else f"{done / 1e6:,.1f} MB"
 
 
-def _bar(phase: str, done: int, stream: TextIO) -> tqdm[Any]:
-    """Returns a bar that is removed when it is closed; its rate does not count what is `done` already."""
+def _bar(phase: str, done: int, total: int, stream: TextIO) -> tqdm[Any]:
+    """Returns a bar that is removed when it is closed; its rate does not count what is `done` already. total: 0 if
+    it is not known."""
     from tqdm import tqdm  # noqa: PLC0415 - for terminals; what runs unattended does without
 
     tqdm.monitor_interval = 0  # it would start a thread
@@ -119,6 +120,7 @@ def _bar(phase: str, done: int, stream: TextIO) -> tqdm[Any]:
     return tqdm(
         desc=f"{name:<20}" if len(name) <= NAME_WIDTH else f"{name[: NAME_WIDTH - 1]}…",
         initial=done,
+        total=total or None,
         file=stream,
         leave=False,
         unit="B" if is_bytes else "it",

@@ -13,6 +13,9 @@ import threading
 
 from patience import wait_until
 
+WHERE_IS_THE_CURSOR, AT_THE_TOP = b"\x1b[6n", b"\x1b[1;1R"
+"""A question that every terminal answers, and the answer. Without it the prompt shows no toolbar."""
+
 ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>])")
 """Sequences with which the prompt paints itself: colours, cursor, modes."""
 
@@ -23,7 +26,8 @@ class TerminalSession:
     def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
         self._main, child = pty.openpty()
         termios.tcsetwinsize(child, (40, 100))
-        environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+        environment.pop("PROMPT_TOOLKIT_NO_CPR", None)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tureen", *arguments],
             stdin=child,
@@ -47,7 +51,10 @@ class TerminalSession:
                 return
             if not piece:
                 return
+            asked_before = self._shown.count(WHERE_IS_THE_CURSOR)
             self._shown += piece
+            for _ in range(self._shown.count(WHERE_IS_THE_CURSOR) - asked_before):
+                os.write(self._main, AT_THE_TOP)
 
     @property
     def raw(self) -> str:
@@ -72,9 +79,7 @@ class TerminalSession:
 
     def wait_for(self, text: str) -> str:
         """Waits until the text is shown behind what was waited for before; returns what stands between."""
-        wait_until(
-            lambda: text in self.shown[self._read_to :] or self.process.poll() is not None, f"{text!r} in {self!r}"
-        )
+        wait_until(lambda: text in self.shown[self._read_to :] or self.process.poll() is not None, (text, self))
         rest = self.shown[self._read_to :]
         assert text in rest, self.shown
         before, _, _ = rest.partition(text)

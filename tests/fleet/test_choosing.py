@@ -7,7 +7,7 @@ import json
 import pytest
 from exchange import Exchange
 
-from tureen.config import Config
+from tureen.config import Config, load
 from tureen.errors import StartupError
 from tureen.fleet.settings import each_model, name_of
 
@@ -125,6 +125,15 @@ def test_each_model_has_its_own_settings_over_the_servers():
     assert (one.context_length, two.context_length) == (64, 8)
     assert (one.engine, one.helper_memory_mib, one.models) == ("process", 50, ())
     assert name_of(two) == "second"
+
+
+def test_a_table_takes_names_with_dashes_as_the_file_around_it_does(tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text(
+        'models-memory = 5000\n[[models]]\nmodel-path = "a"\ncontext-length = 64\n[[models]]\nmodel_path = "b"\n'
+    )
+    config = load({}, file=str(file), environment={})
+    assert [(own.model_path, own.context_length) for own in each_model(config)] == [("a", 64), ("b", None)]
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ def each_model(config: Config) -> list[Config]:
     """
     allowed, configs = set(own_settings()), list[Config]()
     shared_mib = max(1, (helper_bytes(config) >> 20) // len(config.models))
-    for index, own in enumerate(config.models):
-        where = f"models[{index}]"
+    for index, table in enumerate(config.models):
+        where, own = f"models[{index}]", {name.replace("-", "_"): value for name, value in table.items()}
         for name in own:
             if name not in allowed:
                 known = "it is the server's" if name in Config.__struct_fields__ else "there is no such setting"

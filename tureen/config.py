@@ -218,6 +218,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "Host name from which pictures named by URL are fetched. May be given repeatedly. Default: none.",
         ),
     ] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        _meta(
+            "access ORIGIN",
+            "Origin of web pages that may call this server from a browser, such as https://chat.example.org; * = every "
+            "page. May be given repeatedly. Admin routes then still need a key. Default: none.",
+        ),
+    ] = ()
     profile_dir: Annotated[
         str | None,
         _meta(

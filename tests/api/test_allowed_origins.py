@@ -124,7 +124,13 @@ def test_a_browser_shows_the_answer_to_an_allowed_page_only(tmp_path, is_allowed
         origin = f"http://127.0.0.1:{site.server_port}"
         with LiveServer(allowed_origins=(origin if is_allowed else CHAT,)) as server:
             (tmp_path / "page.html").write_text(PAGE % (json.dumps(BODY), server.url))
-            command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+            command = [
+                CHROMIUM,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                f"--user-data-dir={tmp_path / 'profile'}",
+            ]
             command += ["--virtual-time-budget=60000", "--dump-dom", f"{origin}/page.html"]
             shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         site.shutdown()

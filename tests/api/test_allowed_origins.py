@@ -1,4 +1,4 @@
-"""Pages of other sites call the server from a browser where the operator allows their origin, and nowhere else (CORS)."""
+"""Pages of other sites call the server from a browser where the operator allows their origin, and nowhere else."""
 
 from __future__ import annotations
 

@@ -51,7 +51,8 @@ def test_a_name_near_one_on_the_shelf_is_answered_with_it(name, meant):
 
 
 @pytest.mark.parametrize("name", ["", "hf:", "hf:org", "a/b/c", "../x", "org/", "org/repo:", "org/repo:a b", "x\0y"])
-def test_what_is_no_name_is_refused_with_all_that_is_taken(name):
+def test_what_is_no_name_is_refused_with_all_that_is_taken(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where there is nothing of this name
     with pytest.raises(StartupError) as caught:
         parse(name)
     assert "give a folder, a .gguf file, pypi:NAME==VERSION" in caught.value.message

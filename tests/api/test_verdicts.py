@@ -320,3 +320,23 @@ def test_null_is_not_sent_in_every_field(app, name):
         assert answer.status_code == (200 if wanted is None else wanted.status_code), (path, answer.text)
         if wanted is not None and wanted.status_code >= 400:
             assert answer.json() == wanted.json()
+
+
+@pytest.mark.parametrize("name", SHORTEST)
+def test_null_is_not_sent_where_nobody_knows_the_field_either(app, name):
+    """SGLang's router and SDKs write null for what they would not send, also for what newer servers know."""
+    plain = post(app, name, SHORTEST[name])
+    nulls = dict.fromkeys(("zebra", "temprature", "max_token", "tool"))
+    for part in {"", *(path.rpartition(".")[0] for own, path, _ in DECLARED if own == name)}:
+        body = copy.deepcopy(SHORTEST[name])
+        if part == "session_params":
+            body[part] = {"id": "open"}
+        (body.setdefault(part, {}) if part else body).update(nulls)
+        answer = post(app, name, body)
+        assert (answer.status_code, answer.headers.get("x-tureen-ignored")) == (plain.status_code, None), answer.text
+
+
+@pytest.mark.parametrize("name", ["temperature", "max_new_tokens", "seed", "regex"])
+def test_a_sampling_field_beside_sampling_params_is_not_sent_when_it_is_null(app, name):
+    assert post(app, "SGLang /generate", {"text": "say:a", name: None}).status_code == 200
+    assert post(app, "SGLang /generate", {"text": "say:a", name: 1}).json()["error"]["code"] == "misplaced_field"

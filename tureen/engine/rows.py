@@ -61,7 +61,7 @@ class RowRunner:
         if table is None:
             return True
         try:
-            row = Row(slot=0, token_ids=(0,), start=0, pages=table.as_tuple, sample=False)
+            row = Row(slot=0, token_ids=(0,), start=0, pages=table.pages, sample=False)
             self._runner.submit(Batch((row,))).result()
         except Exception:
             log.exception("the runner fails on everything")

@@ -165,7 +165,7 @@ class Sequence:
         start = self.num_computed
         end = start + num_tokens
         token_ids = (*self.token_ids[start:end], *guesses)
-        pages = self.table.as_tuple if self.table else ()
+        pages = self.table.pages if self.table else ()
         samples = end == len(self.token_ids) < self.terms.max_tokens and self.ended is None
         embeds = b""
         if self.embedded is not None and start < self.embedded.end:

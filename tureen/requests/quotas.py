@@ -218,13 +218,11 @@ class ClientWork:
     def begin_outputs(self, max_tokens: Mapping[int, int]) -> dict[int, Hold]:
         """Begins with the outputs of one run: reserves the tokens that each may use, out of those reserved by `begin`
         as far as they go. Raises as `begin`."""
-        self.begin(sum(max_tokens.values()))
-        holds = {}
-        for index, num_tokens in max_tokens.items():
-            if self._ahead is not None:
-                self._ahead.give_back(num_tokens)
-            holds[index] = self.account.hold(num_tokens)
-        return holds
+        num_tokens = sum(max_tokens.values())
+        self.begin(num_tokens)
+        if self._ahead is not None:
+            self._ahead.give_back(num_tokens)
+        return {index: self.account.hold(most) for index, most in max_tokens.items()}
 
     def pass_turn(self) -> None:
         """Starts a new turn of the event loop: what was done in the last one no longer counts."""

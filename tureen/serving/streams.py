@@ -150,6 +150,7 @@ class RepeatedOutput:
             output_logprobs=delta.output_logprobs[num_old:],
             prompt_logprobs=(),
             hidden_states=delta.hidden_states[num_states:],
+            explanations=delta.explanations[num_old:],
         )
 
 
@@ -482,6 +483,7 @@ def merge(deltas: Sequence[OutputDelta]) -> OutputDelta:
         finish=deltas[-1].finish,
         hidden_states=tuple(chain.from_iterable(delta.hidden_states for delta in deltas)),
         unenforced=deltas[-1].unenforced,
+        explanations=tuple(chain.from_iterable(delta.explanations for delta in deltas)),
     )
 
 

@@ -17,10 +17,12 @@ class Live:
         self.arrived_s = arrived_s
         self.is_submitted = False  # to the engine that runs now
         self.usage: Usage | None = None
-        self._token_ids: list[int] = []
+        self.token_ids = list(request.resumed)  # of the output
         self._num_chars = 0
-        self._num_states = 0
+        self._num_states = request.resumed_states
         self._cached_tokens: int | None = None  # that the first engine found; no other's cache is the client's affair
+        if request.resumed:
+            self._cached_tokens = request.resumed_cached
         self._repeat: RepeatedOutput | None = None
 
     def take(self, delta: OutputDelta) -> OutputDelta | None:
@@ -40,7 +42,7 @@ class Live:
                 usage = msgspec.structs.replace(delta.usage, cached_tokens=self._cached_tokens)
                 delta = msgspec.structs.replace(delta, usage=usage)
             self.usage = delta.usage
-        self._token_ids += delta.token_ids
+        self.token_ids += delta.token_ids
         self._num_chars += len(delta.text)
         self._num_states += len(delta.hidden_states)
         return delta
@@ -53,14 +55,14 @@ class Live:
         request, self._repeat = self.request, None
         if request.deadline_ms is not None and now_s > self.arrived_s + request.deadline_ms / 1000:
             return FinishReason(type="abort", message="Aborted", reason="deadline")
-        if not self._token_ids:
+        if not self.token_ids:
             return request
         if must_repeat(request):
-            self._repeat = RepeatedOutput(tuple(self._token_ids), self._num_chars, self._num_states)
+            self._repeat = RepeatedOutput(tuple(self.token_ids), self._num_chars, self._num_states)
             return msgspec.structs.replace(request, ttft_deadline_ms=None)
         return msgspec.structs.replace(
             request,
-            resumed=tuple(self._token_ids),
+            resumed=tuple(self.token_ids),
             resumed_cached=self._cached_tokens or 0,
             resumed_states=self._num_states,
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -56,6 +56,10 @@ _NONE = EngineStats()
 _TOTALS = tuple(name for name in EngineStats.__struct_fields__ if name.startswith("total_"))
 
 
+class Moved(Exception):
+    """The end of a stream whose reader is to have the request go on in another engine."""
+
+
 class _Stream:
     """One request's deltas, for one reader. What it has not taken yet is merged: the output bounds the memory."""
 
@@ -68,7 +72,7 @@ class _Stream:
         self._num_tokens = 0  # in these
         self._is_due = False  # the reader is to have them
         self._has_begun = False
-        self._failure: errors.TureenError | None = None
+        self._failure: errors.TureenError | Moved | None = None
         self._reader: asyncio.Future[None] | None = None  # while it waits
         self._loop = asyncio.get_running_loop()
 
@@ -83,7 +87,7 @@ class _Stream:
         if len(self._pending) == MERGE_AT:
             self._pending = [merge(self._pending)]
 
-    def fail(self, error: errors.TureenError) -> None:
+    def fail(self, error: errors.TureenError | Moved) -> None:
         self._failure = error
         self.has_ended = True
         self._wake()
@@ -264,6 +268,14 @@ class Streams:
                     code="poison",
                 )
             )
+
+    def hand_over(self, request_ids: Iterable[str]) -> None:
+        """Ends the streams of these requests with Moved, after what has come of them; the engine ends the requests."""
+        for request_id in request_ids:
+            stream = self._streams.get(request_id)
+            if stream is not None and not stream.has_ended:
+                self._tell_abort(stream.live, "moved")
+                stream.fail(Moved())
 
     def fail(self, refuse: Refuse) -> None:
         """Ends everything that waits, and refuses all that comes: there is no engine, and may be none for long."""

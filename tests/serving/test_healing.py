@@ -14,7 +14,7 @@ from tureen.contract.params import SamplingParams
 from tureen.contract.types import EngineStats, LogprobSpec, MediaItem
 from tureen.errors import NotFound, RequestFailed, StartupError, Unavailable
 from tureen.grammar.base import GrammarSpec
-from tureen.serving import healing, live
+from tureen.serving import healing, streams
 from tureen.serving.healing import TICK_S
 
 
@@ -84,7 +84,7 @@ def undisturbed():
 def way(request, monkeypatch):
     """How an engine goes on: behind what was sent, or by making it again."""
     if request.param == "repeated":
-        monkeypatch.setattr(live, "must_repeat", lambda _: True)
+        monkeypatch.setattr(streams, "must_repeat", lambda _: True)
     return request.param
 
 
@@ -411,7 +411,7 @@ def test_a_deadline_that_passes_in_the_pause_ends_the_request_with_what_it_has(m
 
 
 def test_an_output_that_comes_out_otherwise_ends_with_an_error_that_says_so(monkeypatch):
-    monkeypatch.setattr(live, "must_repeat", lambda _: True)
+    monkeypatch.setattr(streams, "must_repeat", lambda _: True)
 
     async def scenario():
         world = await World().start()

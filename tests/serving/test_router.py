@@ -72,7 +72,7 @@ def undisturbed():
 def way(request, monkeypatch):
     """How an engine goes on: behind what was sent, or by making it again."""
     if request.param == "repeated":
-        for module in ("tureen.serving.live", "tureen.replicas.router"):
+        for module in ("tureen.serving.streams", "tureen.replicas.router"):
             monkeypatch.setattr(f"{module}.must_repeat", lambda _: True)
     return request.param
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 from tureen.contract.types import GenerateRequest
 from tureen.serving.healing import HealingClient, MakeHost, State
-from tureen.serving.live import Live
-from tureen.serving.streams import Watch
+from tureen.serving.streams import Live, Watch
 
 STAYS_AFTER = 1
 """Number of times that an engine may die under a request before it stays with the replica it is on: what kills engine

@@ -20,7 +20,7 @@ from tureen.replicas.placing import PrefixIndex, Standing, choose
 from tureen.replicas.replica import OnTurn, Passage, Replica, ReplicaClient
 from tureen.replicas.totals import info_of, sum_health, sum_stats
 from tureen.serving.healing import State
-from tureen.serving.live import must_repeat
+from tureen.serving.repeats import must_repeat
 from tureen.serving.streams import Moved, Watch
 
 EXPECTED_TOKENS = 256

@@ -26,10 +26,11 @@ from tureen.contract.types import (
     StepReport,
     Submit,
     ToEngine,
+    Usage,
 )
 from tureen.log import get_logger
 from tureen.serving.journal import Journal
-from tureen.serving.live import Live
+from tureen.serving.repeats import RepeatedOutput, must_repeat
 from tureen.serving.trials import POISON_AFTER, Trials
 
 ERRORS_BY_STATUS: dict[int, type[errors.TureenError]] = {
@@ -54,6 +55,65 @@ log = get_logger("serving")
 
 _NONE = EngineStats()
 _TOTALS = tuple(name for name in EngineStats.__struct_fields__ if name.startswith("total_"))
+
+
+class Live:
+    """A request and its output so far, from however many engines."""
+
+    def __init__(self, request: GenerateRequest, arrived_s: float) -> None:
+        self.request = request
+        self.arrived_s = arrived_s
+        self.is_submitted = False  # to the engine that runs now
+        self.usage: Usage | None = None
+        self.token_ids = list(request.resumed)  # of the output
+        self._num_chars = 0
+        self._num_states = request.resumed_states
+        self._cached_tokens: int | None = None  # that the first engine found; no other's cache is the client's affair
+        if request.resumed:
+            self._cached_tokens = request.resumed_cached
+        self._repeat: RepeatedOutput | None = None
+
+    def take(self, delta: OutputDelta) -> OutputDelta | None:
+        """Returns the part of an engine's delta that the client does not have; None where it has all of it.
+
+        Raises RequestFailed where a new engine does not repeat what an earlier one said.
+        """
+        if self._repeat is not None:
+            rest = self._repeat.rest_of(delta)
+            if rest is None:
+                return None
+            delta = rest
+        if delta.usage is not None:
+            if self._cached_tokens is None:
+                self._cached_tokens = delta.usage.cached_tokens
+            elif delta.usage.cached_tokens != self._cached_tokens:
+                usage = msgspec.structs.replace(delta.usage, cached_tokens=self._cached_tokens)
+                delta = msgspec.structs.replace(delta, usage=usage)
+            self.usage = delta.usage
+        self.token_ids += delta.token_ids
+        self._num_chars += len(delta.text)
+        self._num_states += len(delta.hidden_states)
+        return delta
+
+    def rest(self, now_s: float) -> GenerateRequest | FinishReason:
+        """Returns the request that is left for another engine; or the finish reason, where nothing is left to do.
+
+        now_s: seconds of the monotonic clock, from which the deadlines that are left are computed.
+        """
+        request, self._repeat = self.request, None
+        if request.deadline_ms is not None and now_s > self.arrived_s + request.deadline_ms / 1000:
+            return FinishReason(type="abort", message="Aborted", reason="deadline")
+        if not self.token_ids:
+            return request
+        if must_repeat(request):
+            self._repeat = RepeatedOutput(tuple(self.token_ids), self._num_chars, self._num_states)
+            return msgspec.structs.replace(request, ttft_deadline_ms=None)
+        return msgspec.structs.replace(
+            request,
+            resumed=tuple(self.token_ids),
+            resumed_cached=self._cached_tokens or 0,
+            resumed_states=self._num_states,
+        )
 
 
 class Moved(Exception):

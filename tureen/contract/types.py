@@ -111,6 +111,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     resumed_cached: int = 0  # cached tokens of the prompt as the client's usage has them
     resumed_states: int = 0  # hidden states that the client has already
 
+    @property
+    def cache_space(self) -> tuple[str, str]:
+        """Tells apart requests that have no cached prefixes in common, whatever their tokens are."""
+        return self.cache_salt, self.adapter
+
 
 class FinishReason(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why a request ended. `error` carries the HTTP status that its client should see."""

@@ -5,18 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from tureen.errors import Conflict, InvalidRequest, NotFound, StartupError, TureenError, Unavailable
 from tureen.fleet.member import Member, Waiter
-from tureen.fleet.room import GIB, Measure, Room
+from tureen.fleet.room import GIB, Room
 from tureen.log import get_logger
 from tureen.requests.model_field import ANY, unknown_model
 from tureen.requests.state import DRAIN_RETRY_S, ServerState
 
-Launch = Callable[[Member], Awaitable[None]]
-"""Starts a model's engine, which then is ready. Raises StartupError."""
+
+class Starter(Protocol):
+    """Finds models, and starts their engines. Its methods raise StartupError."""
+
+    async def measure(self, member: Member, share_bytes: int) -> int:
+        """Finds a model's files and returns the bytes that it needs, of so many that its share is."""
+
+    async def launch(self, member: Member) -> None:
+        """Starts a model's engine, which then is ready."""
+
+    def adopt(self, name: str) -> Member:
+        """Returns a model that the server was not started with."""
+
 
 log = get_logger("fleet")
 
@@ -27,10 +38,11 @@ class Fleet:
     One model is loaded at a time, in the order in which they were asked for.
     """
 
-    def __init__(self, members: Sequence[Member], limit_bytes: int, measure: Measure, launch: Launch) -> None:
+    def __init__(self, members: Sequence[Member], limit_bytes: int, starter: Starter) -> None:
         self.members = list(members)
-        self.room = Room(self.members, limit_bytes, measure, self._unload_later)
-        self._launch = launch
+        self.room = Room(self.members, limit_bytes, starter.measure, self._unload_later)
+        self._starter = starter
+        self._is_paused: bool | None = None  # what an operator asked for of all models; None = nothing yet
         self._turn = asyncio.Lock()  # held by who loads or unloads
         self._tasks: set[asyncio.Task[None]] = set()
         self._loading: dict[Member, asyncio.Task[None]] = {}
@@ -135,9 +147,10 @@ class Fleet:
         log.info("model %s: loading; it needs %.2f GiB", member.name, member.need_bytes / GIB)
         try:
             if member.client is None:
-                await self._launch(member)
+                await self._starter.launch(member)
             else:
                 await member.client.suspension.resume(member.loads.note_phase)
+            await _hold(member)
         except BaseException:
             member.standing = "unloaded"
             raise
@@ -162,14 +175,37 @@ class Fleet:
         """Returns the model that an operator names. Raises NotFound."""
         member = self.find(name)
         if member is None:
-            error = unknown_model(name, self.names())
-            how = "to add a model, name it with --model or in a [[models]] table, and start the server again"
-            raise NotFound(f"{error.message}; {how}", field="model", code="model_not_found")
+            raise unknown_model(name, self.names())
         return member
 
+    async def _named_or_new(self, name: str) -> Member:
+        """Returns the model that an operator names; one that the server does not know joins it, its files fetched.
+        Raises NotFound where there is no such model, Conflict where another one has its name."""
+        member = self.find(name)
+        if member is not None:
+            return member
+        try:
+            member = await asyncio.to_thread(self._starter.adopt, name)
+            await self.room.measure(member)
+        except StartupError as error:
+            why = f"{unknown_model(name, self.names()).message} And as a model to add: {error.message}"
+            raise NotFound(why, field="model", code="model_not_found") from None
+        known = self.find(name)  # another may have been quicker
+        if known is None and self.find(member.name) is not None:
+            raise Conflict(
+                f"another model is called {member.name}; give this one a name in a [[models]] table of --config",
+                field="model",
+                code="name_in_use",
+            )
+        if known is None:
+            member.is_to_pause = self._is_paused
+            self.members.append(member)
+            log.info("model %s: added", member.name)
+        return known or member
+
     async def load(self, name: str) -> Member:
-        """Loads a model, and returns when it is loaded. Raises TureenError."""
-        member = self._named(name)
+        """Loads a model, and returns when it is loaded; one that is not known joins the others. Raises TureenError."""
+        member = await self._named_or_new(name)
         member.loads.retry_s = 0.0
         if not member.is_ready:
             waiter = self.wait_for(member)
@@ -193,6 +229,13 @@ class Fleet:
                 await self.room.unload(member)
         return member
 
+    def pause_later(self, *, is_paused: bool) -> None:
+        """Has the models that are not loaded now begin paused, or not, when they are."""
+        self._is_paused = is_paused
+        for member in self.members:
+            if member.standing != "loaded":
+                member.is_to_pause = is_paused
+
     def retire(self, state: ServerState) -> None:
         """Unloads the model of a state when the requests that use it have their answers."""
         for member in self.members:
@@ -208,8 +251,8 @@ class Fleet:
             await self.unload(member.name)
 
     async def pull(self, name: str) -> Member:
-        """Fetches a model's files, without loading it. Raises TureenError."""
-        member = self._named(name)
+        """Fetches a model's files, without loading it; one that is not known joins the others. Raises TureenError."""
+        member = await self._named_or_new(name)
         await self.room.measure(member)
         return member
 
@@ -253,6 +296,13 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(member.client.close() for member in self.members[1:] if member.client is not None))
+
+
+async def _hold(member: Member) -> None:
+    """Does what was asked for of all models while this one was not loaded."""
+    while member.is_to_pause is not None and member.client is not None:
+        is_paused, member.is_to_pause = member.is_to_pause, None
+        await (member.client.call("pause", mode="in_place") if is_paused else member.client.call("resume"))
 
 
 def _draining() -> Unavailable:

@@ -6,28 +6,15 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from tureen.errors import Conflict, InvalidRequest, NotFound, StartupError, TureenError, Unavailable
+from tureen.errors import Conflict, InvalidRequest, StartupError, TureenError, Unavailable
 from tureen.fleet.member import Member, Waiter
+from tureen.fleet.pauses import Pauses
+from tureen.fleet.register import Register, Starter
 from tureen.fleet.room import GIB, Room
 from tureen.log import get_logger
-from tureen.requests.model_field import ANY, unknown_model
 from tureen.requests.state import DRAIN_RETRY_S, ServerState
-
-
-class Starter(Protocol):
-    """Finds models, and starts their engines. Its methods raise StartupError."""
-
-    async def measure(self, member: Member, share_bytes: int) -> int:
-        """Finds a model's files and returns the bytes that it needs, of so many that its share is."""
-
-    async def launch(self, member: Member) -> None:
-        """Starts a model's engine, which then is ready."""
-
-    def adopt(self, name: str) -> Member:
-        """Returns a model that the server was not started with."""
-
 
 log = get_logger("fleet")
 
@@ -39,10 +26,10 @@ class Fleet:
     """
 
     def __init__(self, members: Sequence[Member], limit_bytes: int, starter: Starter) -> None:
-        self.members = list(members)
-        self.room = Room(self.members, limit_bytes, starter.measure, self._unload_later)
+        self.register = Register(members)
+        self.room = Room(self.register.members, limit_bytes, starter.measure, self._unload_later)
         self._starter = starter
-        self._is_paused: bool | None = None  # what an operator asked for of all models; None = nothing yet
+        self._pauses = Pauses(self.register.members)
         self._turn = asyncio.Lock()  # held by who loads or unloads
         self._tasks: set[asyncio.Task[None]] = set()
         self._loading: dict[Member, asyncio.Task[None]] = {}
@@ -54,18 +41,18 @@ class Fleet:
 
     # ---- who is asked for
 
+    @property
+    def members(self) -> list[Member]:
+        """The models, in the order of the settings; then those that joined."""
+        return self.register.members
+
     def find(self, name: str) -> Member | None:
         """Returns the model that a request's `model` means; None: there is none. See ModelNames."""
-        if name in ANY:
-            return self.default
-        exact = (member for member in self.members if member.name == name)
-        return next(exact, None) or next(
-            (member for member in self.members if member.names.adapter(name) is not None), None
-        )
+        return self.register.find(name)
 
     def names(self) -> list[str]:
         """Returns the names that requests may use: models and their adapters."""
-        return [name for member in self.members for name in (member.name, *member.adapters)]
+        return self.register.names()
 
     # ---- who uses it
 
@@ -150,7 +137,7 @@ class Fleet:
                 await self._starter.launch(member)
             else:
                 await member.client.suspension.resume(member.loads.note_phase)
-            await _hold(member)
+            await self._pauses.catch_up(member)
         except BaseException:
             member.standing = "unloaded"
             raise
@@ -171,41 +158,9 @@ class Fleet:
 
     # ---- what operators ask for
 
-    def _named(self, name: str) -> Member:
-        """Returns the model that an operator names. Raises NotFound."""
-        member = self.find(name)
-        if member is None:
-            raise unknown_model(name, self.names())
-        return member
-
-    async def _named_or_new(self, name: str) -> Member:
-        """Returns the model that an operator names; one that the server does not know joins it, its files fetched.
-        Raises NotFound where there is no such model, Conflict where another one has its name."""
-        member = self.find(name)
-        if member is not None:
-            return member
-        try:
-            member = await asyncio.to_thread(self._starter.adopt, name)
-            await self.room.measure(member)
-        except StartupError as error:
-            why = f"{unknown_model(name, self.names()).message} And as a model to add: {error.message}"
-            raise NotFound(why, field="model", code="model_not_found") from None
-        known = self.find(name)  # another may have been quicker
-        if known is None and self.find(member.name) is not None:
-            raise Conflict(
-                f"another model is called {member.name}; give this one a name in a [[models]] table of --config",
-                field="model",
-                code="name_in_use",
-            )
-        if known is None:
-            member.is_to_pause = self._is_paused
-            self.members.append(member)
-            log.info("model %s: added", member.name)
-        return known or member
-
     async def load(self, name: str) -> Member:
         """Loads a model, and returns when it is loaded; one that is not known joins the others. Raises TureenError."""
-        member = await self._named_or_new(name)
+        member = await self.register.named_or_new(name, self._starter, self.room.measure)
         member.loads.retry_s = 0.0
         if not member.is_ready:
             waiter = self.wait_for(member)
@@ -217,7 +172,7 @@ class Fleet:
 
     async def unload(self, name: str) -> Member:
         """Unloads a model. Raises NotFound, and Conflict while requests use it."""
-        member = self._named(name)
+        member = self.register.named(name)
         async with self._turn:
             if member.is_busy:
                 raise Conflict(
@@ -231,10 +186,7 @@ class Fleet:
 
     def pause_later(self, *, is_paused: bool) -> None:
         """Has the models that are not loaded now begin paused, or not, when they are."""
-        self._is_paused = is_paused
-        for member in self.members:
-            if member.standing != "loaded":
-                member.is_to_pause = is_paused
+        self._pauses.note(is_paused=is_paused)
 
     def retire(self, state: ServerState) -> None:
         """Unloads the model of a state when the requests that use it have their answers."""
@@ -252,7 +204,7 @@ class Fleet:
 
     async def pull(self, name: str) -> Member:
         """Fetches a model's files, without loading it; one that is not known joins the others. Raises TureenError."""
-        member = await self._named_or_new(name)
+        member = await self.register.named_or_new(name, self._starter, self.room.measure)
         await self.room.measure(member)
         return member
 
@@ -296,13 +248,6 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(member.client.close() for member in self.members[1:] if member.client is not None))
-
-
-async def _hold(member: Member) -> None:
-    """Does what was asked for of all models while this one was not loaded."""
-    while member.is_to_pause is not None and member.client is not None:
-        is_paused, member.is_to_pause = member.is_to_pause, None
-        await (member.client.call("pause", mode="in_place") if is_paused else member.client.call("resume"))
 
 
 def _draining() -> Unavailable:

@@ -62,7 +62,6 @@ class Member:
         self.name = name
         self.config = config
         self.own = own
-        self.is_to_pause: bool | None = None  # once it is loaded: hold generation up, let it go on; None = as it was
         self.standing: Standing = "unloaded"
         self.is_leaving = False  # it is to be unloaded: who comes now waits until it is loaded again
         self.client: HealingClient | None = None  # None: it was never loaded

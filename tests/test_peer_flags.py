@@ -9,13 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tureen import config
+from tureen import settings
 from tureen.cli import command_line as cli
 from tureen.cli import peer_tables
 from tureen.cli.commands.migrate import migrate, read_command
 from tureen.cli.flags import CommandParser, load_config, subparsers
 from tureen.cli.peer_tables import NAMES, Peer, Verdict, load_peer
 from tureen.config import Config
+from tureen.errors import StartupError
 
 load_peers = functools.cache(peer_tables.load_peers)
 LISTS = Path(__file__).parent / "data" / "peers"
@@ -32,7 +33,7 @@ TWO_MEANINGS = {"-e", "-n", "-r"}
 @pytest.fixture(autouse=True)
 def no_settings_in_the_environment(monkeypatch):
     for name in Config.__struct_fields__:
-        monkeypatch.delenv(f"{config.ENV_PREFIX}{name.upper()}", raising=False)
+        monkeypatch.delenv(f"{settings.ENV_PREFIX}{name.upper()}", raising=False)
 
 
 def flags_of(name: str) -> list[dict]:
@@ -134,7 +135,7 @@ def test_a_verdict_does_what_it_says(peer: Peer, verdict: Verdict, capsys):
             assert told
             try:
                 found = changes(started(*result.arguments), "host", "port")
-            except config.StartupError:  # this sample is no value of the setting
+            except StartupError:  # this sample is no value of the setting
                 continue
             fields = {own_field(flag) for flag in told[0].ours if flag in own} - {"host", "port"}
             assert found.keys() <= fields

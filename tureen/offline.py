@@ -1,6 +1,6 @@
 """`tureen.Engine`: the same answers as over HTTP, without a server.
 
-Imports: build, config, dialects, errors, log, metrics, requests, serving; asyncio, msgspec.
+Imports: build, config, dialects, errors, log, metrics, requests, serving, settings; asyncio, msgspec.
 Imported by: bench, cli.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tureen.build import connect, find_model, media_loader
-from tureen.config import Config, load
+from tureen.config import Config
 from tureen.dialects.sglang import generate as sglang
 from tureen.dialects.sglang.generate import Answer
 from tureen.errors import Unavailable
@@ -25,6 +25,7 @@ from tureen.metrics import Metrics
 from tureen.requests.state import ServerState, make_context
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
+from tureen.settings import load
 
 T = TypeVar("T")
 

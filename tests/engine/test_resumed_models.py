@@ -22,7 +22,7 @@ from test_resumed import pieces
 from world import going_on, make_request
 
 from tureen import build
-from tureen.config import Config, load
+from tureen.config import Config
 from tureen.contract.types import LogprobSpec
 from tureen.dialects.sglang.generate import prepare
 from tureen.engine.engine import Engine
@@ -34,6 +34,7 @@ from tureen.recipes import shapes_vlm
 from tureen.requests.state import ServerState, make_context
 from tureen.runner.load import load_runner
 from tureen.serving.streams import merge
+from tureen.settings import load
 
 PROMPT = tuple(b"Once there was a")
 LENGTH = 14

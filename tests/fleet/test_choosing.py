@@ -7,9 +7,10 @@ import json
 import pytest
 from exchange import Exchange
 
-from tureen.config import Config, load
+from tureen.config import Config
 from tureen.errors import StartupError
 from tureen.fleet.settings import each_model, name_of
+from tureen.settings import load
 
 CHAT = [{"role": "user", "content": "say:a"}]
 ROUTES = {

@@ -12,7 +12,7 @@ from server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e
 
-LIMIT_BYTES = 560_000_000
+LIMIT_BYTES = 600_000_000
 NAMES = ("long", "embedder", "short")
 PROMPTS = ("The capital of France is", "Once upon a time", "One, two, three,", "The sky is")
 TEXTS = ("A cat sleeps on the sofa.", "Stocks fell sharply today.")

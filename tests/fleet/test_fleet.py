@@ -276,16 +276,17 @@ def test_a_model_that_was_unloaded_while_all_were_paused_goes_on_when_all_do(sim
 def test_ollama_is_told_how_long_the_model_took_to_load(simulate):
     async def body(fleet):
         fleet.launcher.launch_s = 30
-        asked = {"model": "two", "prompt": "say:abc", "raw": True, "stream": False}
-        [first] = await answered(fleet.send("/api/generate", **asked))
+        chat = [{"role": "user", "content": "say:abc"}]
+        asked = {"model": "two", "messages": chat, "stream": False, "options": {"num_predict": 4}}
+        [first] = await answered(fleet.send("/api/chat", **asked))
         assert 30e9 <= first["load_duration"] < 31e9
         assert first["prompt_eval_duration"] < 5e9
         parts = first["load_duration"] + first["prompt_eval_duration"] + first["eval_duration"]
         assert abs(parts - first["total_duration"]) < 1e9
-        [second] = await answered(fleet.send("/api/generate", **asked))
+        [second] = await answered(fleet.send("/api/chat", **asked))
         assert second["load_duration"] == 0
 
-    simulate(body, THREE, 1000)
+    simulate(body, THREE, 1000, chat_template="chatml")
 
 
 def test_a_shutdown_refuses_who_waits_and_lets_all_models_finish(simulate):

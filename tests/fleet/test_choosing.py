@@ -8,10 +8,10 @@ import pytest
 from exchange import Exchange
 
 from tureen.config import Config
+from tureen.config_sources import load
 from tureen.errors import StartupError
 from tureen.fleet.settings import each_model, for_embeddings, name_of
 from tureen.runner.embedder import refuse_settings
-from tureen.settings import load
 
 CHAT = [{"role": "user", "content": "say:a"}]
 ROUTES = {

@@ -1,6 +1,6 @@
 """The command `tureen bench`: workloads, drivers of servers and of engines in this process, reports.
 
 Imports: build, config, contract, devices, engine, errors, fetching, files, front, http, kernels, log, offline,
-run_files, runner, sampling, server, serving, settings, text, weights; asyncio, jsonschema_rs, msgspec, numpy, torch.
+run_files, runner, sampling, server, serving, text, weights; asyncio, jsonschema_rs, msgspec, numpy, torch.
 Imported by: nothing.
 """

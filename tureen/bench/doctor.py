@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from tureen.bench import check
-from tureen.config import Config, cache_dir
+from tureen.config import ENV_PREFIX, Config, cache_dir
 from tureen.devices import cgroups, cpu
 from tureen.errors import TureenError
 from tureen.fetching import names
@@ -22,7 +22,6 @@ from tureen.fetching.pull import find_here
 from tureen.offline import OfflineEngine
 from tureen.run_files import running
 from tureen.runner.fit import MemoryNeed, advice, memory_need
-from tureen.settings import ENV_PREFIX
 from tureen.weights.source import open_model
 
 SECONDS: Final = 5.0

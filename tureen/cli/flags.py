@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 import msgspec
 
 from tureen.config import COMMON, Config, fields
+from tureen.config_sources import fault_of, load, unknown_variables
 from tureen.errors import InvalidRequest, echo
-from tureen.settings import fault_of, load, unknown_variables
 
 if TYPE_CHECKING:
     from tureen.cli.translation import OwnFlag
@@ -165,7 +165,7 @@ def subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]
 
 
 def add_config(parser: CommandParser, *, takes_lists: bool = False, groups: Collection[str] | None = None) -> None:
-    """Adds one flag per field of Config, grouped. `settings.load` checks the values.
+    """Adds one flag per field of Config, grouped. `config_sources.load` checks the values.
 
     takes_lists: whether several values may follow one flag, which would swallow a command's own argument. groups: those
     whose settings act in this command; None = all.

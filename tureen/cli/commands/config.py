@@ -10,8 +10,8 @@ import msgspec
 
 from tureen.cli.flags import CommandParser, add_config, settings_of, tell_unknown_variables
 from tureen.cli.places import in_columns
-from tureen.config import fields
-from tureen.settings import ENV_PREFIX, origins
+from tureen.config import ENV_PREFIX, fields
+from tureen.config_sources import origins
 
 HELP = "show every setting, and where its value comes from"
 HIDDEN = "(hidden)"

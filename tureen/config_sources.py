@@ -1,7 +1,7 @@
-"""Merges settings from the command line, the environment and a file.
+"""Merges the settings of the command line, the environment and a file, and says what is wrong in each.
 
 Imports: config, errors, files; msgspec.
-Imported by: cli, bench, offline.
+Imported by: cli, offline.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from typing import Any
 
 import msgspec
 
-from tureen.config import Config, fields
+from tureen.config import ENV_PREFIX, Config, fields
 from tureen.errors import StartupError, echo
 from tureen.files import read_text
-
-ENV_PREFIX = "TUREEN_"
 
 
 def load(

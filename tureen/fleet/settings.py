@@ -38,6 +38,12 @@ def each_model(config: Config) -> list[Config]:
 
     Raises StartupError naming the model and the setting.
     """
+    if config.replicas > 1:
+        raise StartupError(
+            f"--replicas {config.replicas} with {len(config.models)} models: replicas are of one model; serve the one "
+            "that needs them by a server of its own",
+            field="replicas",
+        )
     return [one_model(config, table, f"models[{index}]") for index, table in enumerate(config.models)]
 
 

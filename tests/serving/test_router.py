@@ -165,6 +165,8 @@ def test_what_a_silent_replica_has_goes_on_at_once_and_what_it_says_when_it_thaw
         await worlds.turns(2)
         kill(1)(worlds)  # what can go on nowhere else waits for the next one there
         thaw(0)(worlds)
+        await worlds.settle()
+        assert worlds.at(0), "some have come back to it"
         old.speak()
         await worlds.finish()
         await worlds.close()

@@ -28,7 +28,7 @@ from tureen.grammar.expression import (
     Terminal,
     Text,
 )
-from tureen.grammar.rules import calls, replaced
+from tureen.grammar.rules import calls, is_nothing, replaced
 from tureen.grammar.schema.digits import chain, choice
 
 MAX_NESTING = 200
@@ -289,7 +289,10 @@ def _encoded(node: Expression, depth: int) -> Expression:
             parts = []
             for item in items:
                 parts.append(_encoded(item, depth))
-            return chain(*parts) if isinstance(node, Chain) else choice(parts)
+            if isinstance(node, Chain):
+                return chain(*parts)
+            # What differs is encoded differently, so nothing is there twice; to compare takes longer than all else.
+            return choice(parts) if any(map(is_nothing, parts)) or len(parts) < 2 else Choice(tuple(parts))
         case Repeat(item, least, most):
             return Repeat(_encoded(item, depth), least, most)
         case Terminal(item):

@@ -251,7 +251,8 @@ class _Builder:
 
     def _exclude_token(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type",), ("exclude_tokens",))
-        return self._leaves.one_token(_token_texts(value.get("exclude_tokens", []), f"{place.path}.exclude_tokens"), place)
+        excludes = _token_texts(value.get("exclude_tokens", []), f"{place.path}.exclude_tokens")
+        return self._leaves.one_token(excludes, place)
 
     def _any_tokens(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type",), ("exclude_tokens", "max_tokens"))

@@ -290,9 +290,7 @@ class GuardedGrammar:
             behind = self._behind(self._text(token_id))
             if behind is None:
                 _clear(mask, token_id)
-            elif self._is_never(behind, token_id):
-                near.add(token_id)
-            elif behind.value is not None and self._is_near(behind.value, token_id):
+            elif self._is_near(behind, token_id):
                 near.add(token_id)
         if place.value is not None and place.value.each[0].mode in IN_STRINGS:
             near.update(token_id for token_id in self._going_on(place.value) if _is_set(mask, token_id))
@@ -335,15 +333,18 @@ class GuardedGrammar:
         before = bytes(self._data[max(place.start, len(self._data) - max(map(len, stops), default=0)) :])
         return {token_id for stop in stops for token_id in self._tokens.across(stop, before)}
 
-    def _is_never(self, behind: StepPlace, token_id: int) -> bool:
-        """Returns whether a token would make of the free text behind it one that it may not be, if it ended there."""
+    def _is_near(self, behind: StepPlace, token_id: int) -> bool:
+        """Returns whether a token leads to what may not be, if it ended there: an item that was, a free text that is
+        excluded."""
+        if behind.value is not None:
+            return self._is_near_an_item(behind.value, token_id)
         step = self._reader.step(behind)
         if not isinstance(step, FreeStep) or not step.never:
             return False
         free = bytes(self._data + self._text(token_id))[behind.start :]
         return bool(free) and free in step.never
 
-    def _is_near(self, behind: PossiblePlaces, token_id: int) -> bool:
+    def _is_near_an_item(self, behind: PossiblePlaces, token_id: int) -> bool:
         json, start = self._reader.json, len(self._data)
         self._data += self._text(token_id)
         try:

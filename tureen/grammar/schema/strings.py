@@ -289,10 +289,7 @@ def _encoded(node: Expression, depth: int) -> Expression:
             parts = []
             for item in items:
                 parts.append(_encoded(item, depth))
-            if isinstance(node, Chain):
-                return chain(*parts)
-            # What differs is encoded differently, so nothing is there twice; to compare takes longer than all else.
-            return choice(parts) if any(map(is_nothing, parts)) or len(parts) < 2 else Choice(tuple(parts))
+            return chain(*parts) if isinstance(node, Chain) else _choice_encoded(parts)
         case Repeat(item, least, most):
             return Repeat(_encoded(item, depth), least, most)
         case Terminal(item):
@@ -302,6 +299,11 @@ def _encoded(node: Expression, depth: int) -> Expression:
         case Not(item):
             return Both(ANY_ENCODED, Not(_encoded(item, depth)))
     return node
+
+
+def _choice_encoded(parts: list[Expression]) -> Expression:
+    """What differs is encoded differently, so nothing is there twice; to compare takes longer than all else."""
+    return choice(parts) if any(map(is_nothing, parts)) or len(parts) < 2 else Choice(tuple(parts))
 
 
 @lru_cache(4096)

@@ -302,7 +302,8 @@ def _encoded(node: Expression, depth: int) -> Expression:
 
 
 def _choice_encoded(parts: list[Expression]) -> Expression:
-    """What differs is encoded differently, so nothing is there twice; to compare takes longer than all else."""
+    """Returns any of the parts. None is there twice, as what differs is encoded differently: to compare them takes
+    longer than all else."""
     return choice(parts) if any(map(is_nothing, parts)) or len(parts) < 2 else Choice(tuple(parts))
 
 

@@ -14,7 +14,7 @@ PORT  ?= 30000
 MODEL ?=
 ARGS  ?=
 
-.PHONY: help install native serve test test-fast test-clients test-isas test-busy check check-native fix bench gpu-check wheel release first-run docs soak-sim fuzz coverage mutants chaos soak clean
+.PHONY: help install native serve test test-fast test-clients test-isas test-busy check check-native fix bench gpu-check wheel release first-run docs docs-site soak-sim fuzz coverage mutants chaos soak clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -123,6 +123,10 @@ gpu-check: $(DEV) ## parity tests and the offline benchmark on a CUDA device, wh
 
 docs: $(DEV) ## write the pages that derive from the code: parameters, settings
 	@$(BIN)/python tools/docs.py
+
+docs-site: $(DEV) ## the documentation as a site, into build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo build/site/index.html
 
 clean: ## remove what was built here
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

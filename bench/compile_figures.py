@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import llguidance
 import xgrammar
 
-from tureen import config
+from tureen import config, config_sources
 from tureen.constraining.compiler import Compiler
 from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, find_backend, language_of
 from tureen.grammar.closing import ClosingCompiler
@@ -49,7 +49,7 @@ FORK = multiprocessing.get_context("fork")  # a child has the readers
 
 
 def vocabulary_and_encode() -> tuple[Vocabulary, Callable[[str], list[int]]]:
-    cache_dir = config.cache_dir(config.load({}))
+    cache_dir = config.cache_dir(config_sources.load({}))
     tokenizer = load_tokenizer(resolve_model(config.DEFAULT_MODEL, cache_dir=cache_dir))
     special = tokenizer.special_ids
     tokens = tuple(b"" if index in special else tokenizer.token_bytes(index) for index in range(tokenizer.vocab_size))

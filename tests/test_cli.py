@@ -14,7 +14,8 @@ from tureen.cli import command_line as cli
 from tureen.cli.commands import serve as serve_command
 from tureen.cli.flags import load_config, subparsers
 from tureen.cli.translation import hint
-from tureen.config import Config, load
+from tureen.config import Config
+from tureen.config_sources import load
 from tureen.contract.params import SamplingParams
 from tureen.errors import InvalidRequest, StartupError
 

@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from tureen.cli import command_line as cli
-from tureen.config import ENV_PREFIX, Config, load, unknown_variables
+from tureen.config import ENV_PREFIX, Config
+from tureen.config_sources import load, unknown_variables
 from tureen.errors import StartupError
 
 BIN = Path(sys.executable).parent

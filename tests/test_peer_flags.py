@@ -16,6 +16,7 @@ from tureen.cli.commands.migrate import migrate, read_command
 from tureen.cli.flags import CommandParser, load_config, subparsers
 from tureen.cli.peer_tables import NAMES, Peer, Verdict, load_peer
 from tureen.config import Config
+from tureen.errors import StartupError
 
 load_peers = functools.cache(peer_tables.load_peers)
 LISTS = Path(__file__).parent / "data" / "peers"
@@ -134,7 +135,7 @@ def test_a_verdict_does_what_it_says(peer: Peer, verdict: Verdict, capsys):
             assert told
             try:
                 found = changes(started(*result.arguments), "host", "port")
-            except config.StartupError:  # this sample is no value of the setting
+            except StartupError:  # this sample is no value of the setting
                 continue
             fields = {own_field(flag) for flag in told[0].ours if flag in own} - {"host", "port"}
             assert found.keys() <= fields

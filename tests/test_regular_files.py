@@ -23,7 +23,8 @@ from tokenizers.models import WordLevel
 import tureen
 from tureen import build
 from tureen.bench.starts import evict
-from tureen.config import Config, load
+from tureen.config import Config
+from tureen.config_sources import load
 from tureen.errors import TureenError
 from tureen.files import NotRegular, open_regular
 from tureen.http.tls import load_context

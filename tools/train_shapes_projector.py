@@ -27,7 +27,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import BitImageProcessorPil, Dinov2Model, LlamaConfig, LlamaForCausalLM
 
-from tureen.config import cache_dir, load
+from tureen.config import cache_dir
+from tureen.config_sources import load
 from tureen.log import no_progress
 from tureen.recipes.shapes_vlm import CONFIG, PREPROCESSOR, PROJECTOR, VISION_FILE, build
 from tureen.text.tokenizer import Tokenizer

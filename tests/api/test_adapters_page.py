@@ -8,7 +8,7 @@ from pathlib import Path
 
 from app_under_test import App
 
-from tureen.config import load
+from tureen.config_sources import load
 from tureen.control.model_routes import LoadBody, UnloadBody
 from tureen.lora.adapter import KNOWN, MAX_RANK
 

@@ -6,12 +6,12 @@ import json
 import sys
 from pathlib import Path
 
-from tureen import config
+from tureen import config, config_sources
 from tureen.weights.source import load_tokenizer, resolve_model
 
 
 def main(folder: Path) -> None:
-    cache_dir = Path(config.load({}).download_dir or "~/.cache/tureen").expanduser()
+    cache_dir = Path(config_sources.load({}).download_dir or "~/.cache/tureen").expanduser()
     tokenizer = load_tokenizer(resolve_model(config.DEFAULT_MODEL, cache_dir=cache_dir))
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer._backend.save(str(folder / "tokenizer.json"))

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import termios
@@ -101,4 +102,5 @@ class TerminalSession:
 
 
 def _own_terminal() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where the tests run in a shell's background
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -22,7 +22,8 @@ from test_resumed import pieces
 from world import going_on, make_request
 
 from tureen import build
-from tureen.config import Config, load
+from tureen.config import Config
+from tureen.config_sources import load
 from tureen.contract.types import LogprobSpec
 from tureen.dialects.sglang.generate import prepare
 from tureen.engine.engine import Engine

@@ -7,7 +7,8 @@ import json
 import pytest
 from exchange import Exchange
 
-from tureen.config import Config, load
+from tureen.config import Config
+from tureen.config_sources import load
 from tureen.errors import StartupError
 from tureen.fleet.settings import each_model, name_of
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
 import msgspec
 
-from tureen.config import COMMON, Config, converted, fields, load
+from tureen.config import COMMON, Config, fields
+from tureen.config_sources import converted, load
 from tureen.errors import InvalidRequest, echo
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]
 
 
 def add_config(parser: CommandParser, *, takes_lists: bool = False, groups: Collection[str] | None = None) -> None:
-    """Adds one flag per field of Config, grouped. `config.load` checks the values.
+    """Adds one flag per field of Config, grouped. `config_sources.load` checks the values.
 
     takes_lists: whether several values may follow one flag, which would swallow a command's own argument. groups: those
     whose settings act in this command; None = all.

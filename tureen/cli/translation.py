@@ -290,7 +290,11 @@ def _host(_: Given, __: FlagRow, values: list[str]) -> list[str]:
 
 
 def _list(_: Given, __: FlagRow, values: list[str]) -> list[str]:
-    return [part for value in values for part in value.split(",")]
+    """Returns the parts of lists, which are written with commas or as JSON."""
+    try:
+        return [str(part) for value in values for part in (json.loads(value) if "[" in value else value.split(","))]
+    except ValueError:
+        raise NotHere("its value is no JSON list") from None
 
 
 def _single(_: Given, row: FlagRow, values: list[str]) -> list[str]:

@@ -69,9 +69,9 @@ class LaterGrammar(msgspec.Struct, frozen=True, array_like=True):
     """A constraint on an answer that another request will write, after the thoughts that this one writes."""
 
     spec: GrammarSpec
-    room: int  # tokens that the answer may have
-    field: str  # what the client called the limit that leaves it no more ...
-    limits: str  # ... and all limits with their numbers, in words
+    room: int  # tokens that the thoughts and the answer may have together
+    field: str  # what the client called the limit that leaves them no more ...
+    limits: str  # ... and that limit with its number, in words
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     banned: BannedTokens | None = None
     grammar: GrammarSpec | None = None  # what the whole output must match
     grammar_field: str = ""  # what the client called it
-    later: LaterGrammar | None = None  # without `grammar`: it is compiled, and refused where the answer has no room
+    later: LaterGrammar | None = None  # without `grammar`: it is compiled, and gets the room that it needs
     limit_field: str = ""  # what the client called max_new_tokens; "" = it sent none: a grammar may need more
     priority: int = 0
     when_idle: bool = False  # runs only in steps in which no request without this mark can run

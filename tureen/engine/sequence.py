@@ -63,11 +63,10 @@ class Sequence:
         self.embedded = Embedded(request) if request.embeds or request.media else None
         self.token_ids = list(request.token_ids)  # prompt, then output
         self.num_computed = 0
-        # prompt tokens found in the prefix cache when it first ran, here or in another engine
-        self.num_cached = request.resumed_cached if request.resumed else None
+        self.has_begun = bool(request.resumed)  # it runs, or ran before, here or in another engine
+        self.num_cached = request.resumed_cached  # prompt tokens found in the prefix cache when it first ran
         self.slot = -1
         self.table: PageTable | None = None
-        self.admission = 0  # order of admission, new with every one
         self.leader: tuple[PageTable, int] | None = None  # waits until this table has published so many pages
         self.constraint: Constraint | None = None  # there once its grammar is compiled
         self.ended: FinishReason | None = None  # the output is complete, but maybe not all of it is computed
@@ -92,11 +91,6 @@ class Sequence:
     def num_left(self) -> int:
         """How many more tokens its output may have."""
         return self.terms.max_tokens - len(self.token_ids)
-
-    @property
-    def is_resuming(self) -> bool:
-        """Says whether the sequence ran before and was preempted, here or in another engine."""
-        return self.table is None and self.num_cached is not None
 
     @property
     def is_following(self) -> bool:
@@ -154,7 +148,7 @@ class Sequence:
         if self.asked.scores is not None:
             num_held = num_output - self.sent.num_tokens
         num_forced = 0 if self.constraint is None else max(0, self.constraint.num_forced - num_held)
-        return Usage(self.terms.num_prompt, num_output - num_held, self.num_cached or 0, num_forced)
+        return Usage(self.terms.num_prompt, num_output - num_held, self.num_cached, num_forced)
 
     def takes_guesses(self, row: Row) -> bool:
         """Says whether guesses may follow the row's tokens: it samples, and nothing else is asked of it."""
@@ -165,7 +159,7 @@ class Sequence:
         start = self.num_computed
         end = start + num_tokens
         token_ids = (*self.token_ids[start:end], *guesses)
-        pages = self.table.as_tuple if self.table else ()
+        pages = self.table.pages if self.table else ()
         samples = end == len(self.token_ids) < self.terms.max_tokens and self.ended is None
         embeds = b""
         if self.embedded is not None and start < self.embedded.end:

@@ -33,6 +33,7 @@ from tureen.http import replay
 from tureen.http.call import call_of, error_response_for
 from tureen.http.dialect import ClientGone, Entry, Routes, dialects
 from tureen.http.middleware import CLIENT_GONE_STATUS, Gate, Limiter
+from tureen.http.origins import cors
 from tureen.log import get_logger
 from tureen.media.loader import MediaLoader
 from tureen.metrics import Metrics
@@ -92,6 +93,7 @@ def build_app(
     app = Starlette(
         routes=arrange(state, all_routes(state)),
         middleware=[
+            *cors(config.allowed_origins),
             Middleware(Gate, state=state),
             Middleware(replay.Replay, state=state),
             Middleware(Limiter, unknown_fields=config.unknown_fields),

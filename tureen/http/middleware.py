@@ -7,6 +7,7 @@ import contextlib
 import ipaddress
 import time
 import uuid
+from collections.abc import Sequence
 from typing import cast
 
 from starlette.routing import BaseRoute, Match
@@ -19,6 +20,7 @@ from tureen.http.call import ClientCall, call_of, error_response_for
 from tureen.http.dialect import Entry
 from tureen.http.head import host_name
 from tureen.http.listener import LOOPBACK, UNIX
+from tureen.http.origins import is_allowed
 from tureen.log import RateLimit, get_logger
 from tureen.requests import telling
 from tureen.requests.keys import NO_LIMITS, SCHEME, Key, Keys
@@ -75,7 +77,7 @@ class Gate:
             route = find_route(scope)
             if isinstance(route, Entry):
                 call.render_error = route.render_error
-            check_access(call, scope, route, self._state.common.keys)
+            check_access(call, scope, route, self._state.common.keys, self._config.allowed_origins)
             with self._visit(call, scope, route) as account:
                 if account is not None:
                     call.work = ClientWork(account)
@@ -180,8 +182,11 @@ def find_route(scope: Scope) -> BaseRoute | None:
     return by_path
 
 
-def check_access(call: ClientCall, scope: Scope, route: BaseRoute | None, keys: Keys) -> None:
-    """Raises Unauthorized or Forbidden unless the client may call `route`; None = no route has this path.
+def check_access(
+    call: ClientCall, scope: Scope, route: BaseRoute | None, keys: Keys, origins: Sequence[str] = ()
+) -> None:
+    """Raises Unauthorized or Forbidden unless the client may call `route`; None = no route has this path. `origins`:
+    those whose pages may call without a key what needs none.
 
     Stores the client's name, limits and admin rights, as its key has them, in the call.
     """
@@ -194,7 +199,7 @@ def check_access(call: ClientCall, scope: Scope, route: BaseRoute | None, keys: 
     if access == "open":
         return
     if access == "user":
-        refusal = keys.user_refusal(key) or _page_refusal(scope, key)
+        refusal = keys.user_refusal(key) or _page_refusal(scope, key, origins)
     elif access == "admin":
         refusal = call.admin_refusal
     else:
@@ -217,12 +222,14 @@ def _is_of_other_page(scope: Scope) -> bool:
     return is_other_host or site not in ("", "same-origin", "none")
 
 
-def _page_refusal(scope: Scope, key: Key | None) -> TureenError | None:
+def _page_refusal(scope: Scope, key: Key | None, origins: Sequence[str]) -> TureenError | None:
     """Refuses requests that a browser sends for a page of another site without a CORS preflight. A JSON body needs a
-    preflight, which this server never grants."""
+    preflight, which only pages of allowed origins are granted (origins.py)."""
     if key is not None or scope["method"] in ("GET", "HEAD") or not _is_of_other_page(scope):
         return None
     if _header(scope, b"content-type").lower().startswith("application/json"):
+        return None
+    if is_allowed(_header(scope, b"origin"), origins):
         return None
     return Forbidden("a page of another site must send the header 'Content-Type: application/json'", code="other_site")
 

@@ -297,8 +297,7 @@ class Run:
         """Reserves the most tokens that the outputs may use in the client's quota, until they end. Raises
         TooManyRequests."""
         max_tokens = {output.index: most_tokens(output.request, output.index) for output in self.outputs}
-        self._work.begin(sum(max_tokens.values()))
-        self._holds = {index: self._work.share(num_tokens) for index, num_tokens in max_tokens.items()}
+        self._holds = self._work.begin_outputs(max_tokens)
         try:
             yield
         finally:
@@ -383,7 +382,6 @@ class Run:
             self._work.has_failed = True
             raise
         finally:
-            hold.give_back()
             log.debug("request %s ended: %s after %d tokens", output.rid, finish, len(output.token_ids))
             if meter is not None:
                 self._count(output, finish, meter.num_tokens)

@@ -35,7 +35,7 @@ class BudgetedRun:
         bound = min(budget.tokens, max(1, request.max_new_tokens - num_mark - 1), request.max_new_tokens)
         if plan.reading.reasoning is None or (request.grammar is not None and not plan.reading.starts_inside):
             bound = request.max_new_tokens  # no reasoning: there is none, or a grammar holds from the first token
-        later = _later(request, bound + num_mark, budget, state)
+        later = _later(request, num_mark, state)
         first = request if bound == request.max_new_tokens else _thoughts_of(request, bound, plan, later)
         self._state, self._plan, self._request, self._bound = state, plan, request, bound
         self._run = _run_of(plan, first, state)
@@ -157,22 +157,19 @@ def _extend(output: Output, whole: Output, update: Output) -> None:
     output.remarks = update.remarks._replace(effective=whole.remarks.effective)
 
 
-def _later(
-    request: GenerateRequest, num_thought: int, budget: ReasoningBudget, state: ServerState
-) -> LaterGrammar | None:
-    """Returns what the answer must match behind so many tokens; None without a constraint, and where the client has
-    set no limit that it could not fit."""
+def _later(request: GenerateRequest, num_mark: int, state: ServerState) -> LaterGrammar | None:
+    """Returns what the answer must match behind thoughts and `num_mark` tokens that end them; None without a
+    constraint, and where it may be cut."""
     if request.grammar is None or not request.params.close_early:
         return None
-    sent = f"{budget.field} {budget.tokens}"
     if request.limit_field:
-        room, field = max(0, request.max_new_tokens - num_thought), request.limit_field
-        limits = f"{field} {request.max_new_tokens} and {sent}"
+        room, field = request.max_new_tokens, request.limit_field
+        limits = f"{field} {room}"
     else:
         num_prompt = len(request.token_ids)
-        room, field = max(0, state.context.capacity - num_prompt - num_thought), budget.field
-        limits = f"the context of {state.context.capacity} tokens, the prompt's {num_prompt} and {sent}"
-    return LaterGrammar(msgspec.structs.replace(request.grammar, after=""), room, field, limits)
+        room, field = state.context.capacity - num_prompt, request.grammar_field
+        limits = f"the context of {state.context.capacity} tokens behind the prompt's {num_prompt}"
+    return LaterGrammar(msgspec.structs.replace(request.grammar, after=""), max(0, room - num_mark), field, limits)
 
 
 def _thoughts_of(request: GenerateRequest, bound: int, plan: Plan, later: LaterGrammar | None) -> GenerateRequest:

@@ -10,7 +10,8 @@ import msgspec
 
 from tureen.cli.flags import CommandParser, add_config, settings_of
 from tureen.cli.places import in_columns
-from tureen.config import ENV_PREFIX, fields, origins
+from tureen.config import ENV_PREFIX, fields
+from tureen.config_sources import origins
 
 HELP = "show every setting, and where its value comes from"
 HIDDEN = "(hidden)"

@@ -8,7 +8,7 @@ import importlib
 import sys
 
 from tureen.cli.flags import CommandParser, add_config, load_config
-from tureen.config import unknown_variables
+from tureen.config_sources import unknown_variables
 
 HELP = "start the HTTP server"
 

@@ -3,7 +3,7 @@ in use.
 
 Imports: attention, config, constraining, contract, devices, engine, errors, extras, fetching, grammar, kernels, log,
 media, registry, runner, sandbox, serving, text, weights.
-Imported by: bench, fleet, offline, server.
+Imported by: bench, fleet, offline, replicas, server.
 """
 
 from __future__ import annotations

@@ -146,7 +146,8 @@ async def _load(config: Config, display: PhaseDisplay) -> FirstModel:
     try:
         if may_load_torch(config, model):
             await shell  # two threads that import the same packages may each find the other's half done
-        client = await connect(config, model, progress=display)
+        start = connect if config.replicas == 1 else importlib.import_module("tureen.replicas.start").connect
+        client: EngineClient = await start(config, model, progress=display)
     finally:
         app = await shell
     serving = app.build_app(client, model.tokenizer, config, media=media)

@@ -34,6 +34,12 @@ def each_model(config: Config) -> list[Config]:
 
     Raises StartupError naming the model and the setting.
     """
+    if config.replicas > 1:
+        raise StartupError(
+            f"--replicas {config.replicas} with {len(config.models)} models: replicas are of one model; serve the one "
+            "that needs them by a server of its own",
+            field="replicas",
+        )
     allowed, configs = set(own_settings()), list[Config]()
     shared_mib = max(1, (helper_bytes(config) >> 20) // len(config.models))
     for index, table in enumerate(config.models):

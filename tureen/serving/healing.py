@@ -316,8 +316,8 @@ class HealingClient:
         has_worked = self._loop.time() - self._starts.due_s > STEADY_S or self._streams.has_use
         self._starts.num_failures = 0 if has_worked else self._starts.num_failures + 1
         self._starts.due_s = self._loop.time() + self._starts.took_s
-        self._turn("replacing", reason)
         self._streams.cut(reason, is_suspicious=is_suspicious)
+        self._turn("replacing", reason)
         self._tasks["replace"] = asyncio.create_task(self._restart())
 
     async def _restart(self) -> None:

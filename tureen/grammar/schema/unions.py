@@ -12,7 +12,7 @@ from tureen.grammar.expression import GrammarError
 
 MAX_ALTERNATIVES = 256
 MAX_JOINED = 4_000
-"""So many shapes may have been looked at, to tell what is in exactly one of some unions, when the next two of them are
+"""The shapes that may have been looked at, to tell what is in exactly one of some unions, when the next two are
 combined. Of the corpus of real schemas those that take more come to too many alternatives in the end; what can be told
 takes 719 at most."""
 

@@ -19,6 +19,7 @@ UNNEEDED = (
     "PIL",
     "cryptography",  # without TLS
     "rich",  # without a terminal
+    "starlette.middleware.cors",  # without --allowed-origins
     "regex",
     "jsonschema_rs",
     "llguidance",

@@ -148,6 +148,17 @@ def test_a_budget_that_is_not_used_up_changes_nothing(last):
     assert choice(last, said, thinking_token_budget=50) == choice(last, said)
 
 
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_the_mark_that_a_budget_appends_is_explained_by_the_budget(thinking, logprobs):
+    asked = {"explain": True, "logprobs": logprobs, "thinking_token_budget": 5}
+    explained = choice(thinking, **asked)["explanations"]
+    token_ids = post(thinking, **asked, return_token_ids=True).json()["choices"][0]["token_ids"]
+    assert [why["token_id"] for why in explained] == token_ids
+    assert [why["chosen_by"] == "budget" for why in explained] == [5 <= at < 5 + len(MARK) for at in range(60)]
+    assert [why["position"] - explained[0]["position"] for why in explained] == list(range(60))
+    assert [why for one in stream(thinking, **asked) for why in one.get("explanations", ())] == explained
+
+
 def test_every_token_of_a_budgeted_output_has_its_log_probability(thinking):
     asked = {"logprobs": True, "top_logprobs": 1, "thinking_token_budget": 5}
     tokens = choice(thinking, **asked)["logprobs"]["content"]

@@ -283,8 +283,8 @@ class Engine:
     def _append_drawn(self, sequence: Sequence, result: RowOutput) -> None:
         """Appends what was drawn, up to where the output ends. Raises as `_take_over`."""
         for index, token_id in enumerate(result.token_ids):
-            if sequence.asked.scores is not None and result.logprobs:
-                sequence.asked.scores.add_drawn(result.logprobs[index])
+            if not sequence.terms.is_plain:
+                sequence.note_drawn(result, index)
             sequence.ended = output.append(sequence, token_id, self._limits.context_len, is_drawn=True)
             if sequence.constraint is not None and sequence.ended is None:
                 sequence.ended = self._force(sequence)

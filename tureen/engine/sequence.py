@@ -7,7 +7,7 @@ from typing import NamedTuple
 from tureen.cache.manager import PageTable
 from tureen.cache.radix import Namespace
 from tureen.contract.runner import Row, RowOutput, SlotState
-from tureen.contract.types import FinishReason, GenerateRequest, Usage
+from tureen.contract.types import Explanation, FinishReason, GenerateRequest, Usage
 from tureen.engine.constraint import Constraint
 from tureen.engine.embedded import Embedded, without_digests
 from tureen.engine.hidden import HiddenStateQueue
@@ -31,6 +31,7 @@ class Asked(NamedTuple):
 
     scores: ScoreQueue | None
     hidden: HiddenStateQueue | None
+    explanations: list[Explanation] | None  # of the output tokens that were not sent
 
 
 class SentOutput:
@@ -199,12 +200,23 @@ class Sequence:
             processor=self.request.processor,
             client=self.request.client,
             banned=() if self.request.banned is None else self.request.banned.sequences,
+            explain=self.request.explain,
         )
+
+    def note_drawn(self, output: RowOutput, index: int) -> None:
+        """Takes what the request asked for about a drawn token that is going to be appended: the one at `index`."""
+        if self.asked.scores is not None and output.logprobs:
+            self.asked.scores.add_drawn(output.logprobs[index])
+        if self.asked.explanations is not None:
+            self.asked.explanations.append(output.explanations[index])
 
     def append(self, token_id: int, *, is_drawn: bool) -> None:
         """Appends one output token."""
         if self.asked.scores is not None and not is_drawn and self.num_output >= self.sent.num_tokens:
             self.asked.scores.ask(len(self.token_ids))
+        if self.asked.explanations is not None and not is_drawn and self.num_output >= self.sent.num_tokens:
+            position = len(self.token_ids)
+            self.asked.explanations.append(Explanation(token_id=token_id, position=position, chosen_by="grammar"))
         if self.asked.scores is not None or self.request.resumed:
             self.sent.text_ends.append(self.detokenizer.length)
         self.token_ids.append(token_id)
@@ -232,7 +244,7 @@ def _asked(request: GenerateRequest) -> Asked:
         scores = ScoreQueue(request.logprobs, request.token_ids, num_sent)
     if request.hidden_states != "none":
         hidden = HiddenStateQueue(request.hidden_states, num_prompt, request.resumed_states)
-    return Asked(scores, hidden)
+    return Asked(scores, hidden, [] if request.explain else None)
 
 
 def _terms(request: GenerateRequest, number: int, eos_token_ids: tuple[int, ...], adapter: int) -> SequenceTerms:
@@ -242,6 +254,6 @@ def _terms(request: GenerateRequest, number: int, eos_token_ids: tuple[int, ...]
         num_prompt=len(request.token_ids),
         max_tokens=len(request.token_ids) + request.max_new_tokens,
         end_token_ids=frozenset((*(() if ignores_eos else eos_token_ids), *request.params.stop_token_ids)),
-        is_plain=request.logprobs is None and request.hidden_states == "none",
+        is_plain=request.logprobs is None and request.hidden_states == "none" and not request.explain,
         adapter=adapter,
     )

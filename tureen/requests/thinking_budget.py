@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tureen.contract.types import GenerateRequest, LaterGrammar
+from tureen.contract.types import Explanation, GenerateRequest, LaterGrammar
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output, OutputEvent, Run, most_tokens
 from tureen.requests.quotas import current_work
@@ -154,7 +154,8 @@ def _extend(output: Output, whole: Output, update: Output) -> None:
     output.output_logprobs = [*whole.output_logprobs, *update.prompt_logprobs[1:], *update.output_logprobs]
     output.hidden_states = update.hidden_states
     output.elapsed_s, output.finish = update.elapsed_s, update.finish
-    output.remarks = update.remarks._replace(effective=whole.remarks.effective)
+    explanations = whole.remarks.explanations + update.remarks.explanations
+    output.remarks = update.remarks._replace(effective=whole.remarks.effective, explanations=explanations)
 
 
 def _later(request: GenerateRequest, num_mark: int, state: ServerState) -> LaterGrammar | None:
@@ -217,8 +218,14 @@ def _going_on(output: Output, request: GenerateRequest, plan: Plan, state: Serve
     if num_left < 1:
         return None
     if is_cut_off:
-        del output.token_ids[-1], output.output_logprobs[-1:]
+        del output.token_ids[-1], output.output_logprobs[-1:], output.remarks.explanations[-1:]
     output.text += form.end if has_thought and not request.params.no_stop_trim else mark
+    if request.explain:
+        first = len(request.token_ids) + len(output.token_ids)
+        output.remarks.explanations.extend(
+            Explanation(token_id=token_id, position=position, chosen_by="budget")
+            for position, token_id in enumerate(mark_ids, first)
+        )
     output.token_ids += mark_ids
     output.finish = None
     return _rest_of(request, output, len(mark_ids), num_left, state)

@@ -45,6 +45,7 @@ class RepeatedOutput:
             output_logprobs=delta.output_logprobs[num_old:],
             prompt_logprobs=(),
             hidden_states=delta.hidden_states[num_states:],
+            explanations=delta.explanations[num_old:],
         )
 
 

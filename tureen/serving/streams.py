@@ -449,6 +449,7 @@ def merge(deltas: Sequence[OutputDelta]) -> OutputDelta:
         finish=deltas[-1].finish,
         hidden_states=tuple(chain.from_iterable(delta.hidden_states for delta in deltas)),
         unenforced=deltas[-1].unenforced,
+        explanations=tuple(chain.from_iterable(delta.explanations for delta in deltas)),
     )
 
 

@@ -511,12 +511,14 @@ def test_many_batches_of_one_client_do_not_hold_up_another_s(tmp_path):
             order.append(batch.client)
             return await means.answer(batch, body)
 
-        app.service.runner._means = means._replace(answer=noted, slots=Turns(2))
+        slots = Turns(2)
+        app.service.runner._means = means._replace(answer=noted, slots=slots)
         few = [line(f"r{index}", prompt="a", max_tokens=1) for index in range(10)]
         app.key = "one"
         many = [app.begin(few) for _ in range(job.MAX_PIECES + 1)]
         app.key = "two"
         other = app.begin(few)
+        app.wait_until(lambda: "bert" in slots._shares and slots._shares["bert"].waiting)
         may_go_on.set()
         assert app.ended(other)["status"] == "completed"
         last = len(order) - order[::-1].index("bert")

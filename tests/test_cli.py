@@ -218,6 +218,11 @@ def test_help_of_a_word_shows_the_flags_that_have_it_and_no_others(capsys, word)
     assert "no flag has a word that begins with 'zebra'" in help_of(capsys, "serve", "--help=zebra")
 
 
+@pytest.mark.parametrize(("command", "same"), [("help", "--help"), ("help serve", "serve --help")])
+def test_help_is_what_the_flag_prints(capsys, command, same):
+    assert help_of(capsys, *command.split()) == help_of(capsys, *same.split())
+
+
 def test_a_word_is_searched_for_from_its_beginning(capsys):
     shown = help_of(capsys, "serve", "--help=port")
     assert "--port PORT" in shown

@@ -6,13 +6,13 @@ import asyncio
 
 import msgspec
 import pytest
-from fake_engine import make_request
+from fake_engine import make_engine, make_request
 from stepped_host import World
 from stepped_replicas import Worlds
 
 from tureen.contract.params import SamplingParams
 from tureen.contract.types import LogprobSpec, MediaItem
-from tureen.errors import RequestFailed
+from tureen.errors import Conflict, NotFound, RequestFailed, Unavailable
 from tureen.grammar.base import GrammarSpec
 from tureen.serving import healing
 
@@ -165,6 +165,8 @@ def test_what_a_silent_replica_has_goes_on_at_once_and_what_it_says_when_it_thaw
         await worlds.turns(2)
         kill(1)(worlds)  # what can go on nowhere else waits for the next one there
         thaw(0)(worlds)
+        await worlds.settle()
+        assert worlds.at(0), "some have come back to it"
         old.speak()
         await worlds.finish()
         await worlds.close()
@@ -257,3 +259,126 @@ def test_who_closes_a_stream_leaves_nothing_in_any_replica():
         return left, running
 
     assert asyncio.run(scenario()) == ((0, [0, 0]), 0)
+
+
+# ---- operators
+
+
+class Adapting(Worlds):
+    """Replicas whose engines note what is called, and refuse once what `refusals` names for their number."""
+
+    def __init__(self, refusals):
+        super().__init__()
+        self.calls = [[] for _ in self.places]
+        for number, place in enumerate(self.places):
+            place.factory = lambda number=number: self.make(number, refusals.get(number, {}))
+
+    def make(self, number, refusals):
+        engine, info = make_engine()
+
+        def call(op, **args):
+            self.calls[number].append((op, args))
+            if op in refusals:
+                raise refusals.pop(op)
+            return {"flush_cache": 3, "weight": [1.0], "pause": 2}.get(
+                op, {"new": "/path"} if "adapter" in op else None
+            )
+
+        engine.call = call
+        return engine, info
+
+    async def ask(self, op, **args):
+        """Calls and steps until there is an answer."""
+        call = asyncio.create_task(self.client.call(op, **args))
+        while not call.done():
+            await self.turns(1)
+        return await call
+
+
+def operate(op, refusals=None, **args):
+    """The answer, or the error, of an operation on two replicas, and what their engines were called for."""
+
+    async def scenario():
+        worlds = await Adapting(refusals or {}).start()
+        try:
+            answer = await worlds.ask(op, **args)
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            answer = error
+        await worlds.turns(3)
+        calls, hosts = [list(own) for own in worlds.calls], [len(place.hosts) for place in worlds.places]
+        await worlds.close()
+        return answer, calls, hosts
+
+    return asyncio.run(scenario())
+
+
+def test_an_operation_is_done_on_all_and_numbers_are_summed():
+    assert operate("flush_cache")[:2] == (6, [[("flush_cache", {})]] * 2)
+    assert operate("resume")[:2] == (None, [[("resume", {})]] * 2)
+    answer, calls, _ = operate("weight", name="w")
+    assert answer == [1.0]
+    assert sum(map(len, calls)) == 1, "all have the same weights"
+
+
+def test_an_adapter_that_one_replica_cannot_load_is_loaded_on_none_and_the_error_names_it():
+    answer, calls, _ = operate("load_adapter", {1: {"load_adapter": NotFound("no such folder")}}, name="new", path="/p")
+    assert type(answer) is NotFound
+    assert answer.message == "replica 1: no such folder"
+    assert [op for op, _ in calls[0]] == ["load_adapter", "unload_adapter"]
+    assert [op for op, _ in calls[1]] == ["load_adapter"]
+
+
+def test_what_all_refuse_is_refused_in_the_words_of_one():
+    busy = Conflict("2 requests run", code="busy")
+    answer, _, hosts = operate("update_weights", {0: {"update_weights": busy}, 1: {"update_weights": busy}}, name="m")
+    assert (type(answer), answer.message, answer.code) == (Conflict, "2 requests run", "busy")
+    assert hosts == [1, 1]
+
+
+def test_a_replica_that_cannot_do_what_the_other_did_is_restarted_in_its_state():
+    refusals = {1: {"pause": Unavailable("not now")}}
+    answer, calls, hosts = operate("pause", refusals, mode="abort")
+    assert answer == 2
+    assert hosts == [1, 2]
+    assert calls[1][-1] == ("pause", {"mode": "in_place"}), "as the journal of the other says"
+
+
+def test_a_drained_replica_gets_nothing_and_its_streams_go_on_elsewhere(undisturbed, way):
+    async def scenario():
+        worlds = await Worlds().start()
+        worlds.submit(*requests())
+        await worlds.turns(4)
+        worlds.client.replicas[0].drain(is_drained=True)
+        await worlds.settle()
+        assert worlds.at(0) == []
+        worlds.submit(request("new"))
+        await worlds.turns(1)
+        assert worlds.at(0) == []
+        worlds.client.replicas[1].drain(is_drained=True)  # nobody is left: they share the work again
+        worlds.submit(request("newer"))
+        await worlds.finish()
+        await worlds.close()
+        return {name: worlds.answer(name) for name in worlds.tasks if name not in ("new", "newer")}
+
+    assert asyncio.run(scenario()) == undisturbed
+
+
+def test_restarting_one_after_the_other_is_noticed_by_no_stream(undisturbed, way, monkeypatch):
+    monkeypatch.setattr("tureen.replicas.replica.TICK_S", 0)
+
+    async def scenario():
+        worlds = await Worlds().start()
+        worlds.submit(*requests())
+        for replica in worlds.client.replicas:
+            await worlds.turns(3)
+            restart = asyncio.create_task(replica.restart())
+            while not restart.done():
+                await worlds.turns(1)
+        await worlds.finish()
+        await worlds.close()
+        return {name: worlds.answer(name) for name in worlds.tasks}, worlds
+
+    answers, worlds = asyncio.run(scenario())
+    assert answers == undisturbed
+    assert [len(place.hosts) for place in worlds.places] == [2, 2]
+    assert not any(replica.is_drained for replica in worlds.client.replicas)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from tureen.contract.types import GenerateRequest
-from tureen.serving.healing import HealingClient, MakeHost, State
+from tureen.contract.types import EngineHealth, EngineStats, GenerateRequest
+from tureen.serving.healing import TICK_S, HealingClient, MakeHost, State
 from tureen.serving.streams import Live, Watch
 
 STAYS_AFTER = 1
@@ -52,8 +53,10 @@ class ReplicaClient(HealingClient):
 class Replica:
     """One engine of several, and what it was given."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, settle: Callable[[], None]) -> None:
+        """settle: has requests of replicas that are drained or not well go on in others."""
         self.number = number
+        self._settle = settle
         self.client: ReplicaClient
         self.is_drained = False  # it is given nothing any more
         self.passages: dict[str, Passage] = {}  # by the ids that its engine knows
@@ -64,6 +67,35 @@ class Replica:
     def label(self) -> str:
         """Its name in metrics and messages."""
         return str(self.number)
+
+    @property
+    def health(self) -> EngineHealth:
+        return self.client.health
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.client.stats
+
+    @property
+    def num_live(self) -> int:
+        return self.client.num_live
+
+    def drain(self, *, is_drained: bool) -> None:
+        """Gives it nothing any more, where there are others, and has its requests go on in them; or ends that."""
+        self.is_drained = is_drained
+        self._settle()
+
+    async def restart(self) -> None:
+        """Ends the engine and starts it again, in the state that it had. Returns when it is there, or could not be
+        started. Its requests go on in others, or wait where there are none."""
+        was_drained = self.is_drained
+        self.drain(is_drained=True)
+        try:
+            self.client.restart("an operator restarts it")
+            while self.health.state == "replacing":
+                await asyncio.sleep(TICK_S)
+        finally:
+            self.drain(is_drained=was_drained)
 
 
 class Passage:

@@ -51,7 +51,7 @@ class Router:
         """Starts a replica for each function, which makes its client from one that hears of its engine's states. The
         first is started before the others: what it keeps on disk they find there. Raises StartupError."""
         for number, make_client in enumerate(clients):
-            replica = Replica(number)
+            replica = Replica(number, self._settle)
             replica.client = make_client(partial(self._hear_turn, replica))
             self.replicas.append(replica)
         first, *others = self.replicas
@@ -173,7 +173,7 @@ class Router:
         if state == "replacing" and before != "replacing":
             self._index.forget(replica.number)
             for passage in replica.passages.values():
-                passage.num_deaths += 1
+                passage.num_deaths += not replica.is_drained
         self._settle()
 
     def _settle(self) -> None:

@@ -30,7 +30,7 @@ log = get_logger("replicas")
 
 async def connect(config: Config, model: Model, *, progress: Progress = no_progress) -> Router:
     """Starts the engines of `config.replicas`. Returns the client over all once they are ready. Raises StartupError."""
-    _check(config)
+    check(config)
     own = await asyncio.to_thread(own_config, config, model)
     router = Router()
     await router.start([partial(make_client, own, FACTORY)] * config.replicas, progress)
@@ -48,7 +48,7 @@ def make_client(config: Config, factory: str, on_turn: OnTurn) -> ReplicaClient:
     )
 
 
-def _check(config: Config) -> None:
+def check(config: Config) -> None:
     """Raises StartupError for settings that several replicas cannot have."""
     if config.engine == "thread":
         raise StartupError(

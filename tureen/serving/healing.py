@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from logging import INFO, WARNING
 from typing import Any, Literal, Protocol
@@ -25,6 +25,7 @@ from tureen.contract.types import (
     ToEngine,
 )
 from tureen.log import Progress, get_logger, no_progress
+from tureen.serving.client import ReplicaView
 from tureen.serving.streams import Streams, Watch
 from tureen.serving.watchdog import Sign, Watchdog
 
@@ -163,6 +164,7 @@ class HealingClient:
     """
 
     info: EngineInfo
+    replicas: Sequence[ReplicaView] = ()
 
     def __init__(self, make_host: MakeHost, *, watchdog_timeout_s: float, freeze_grace_s: float) -> None:
         self._make_host = make_host

@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(msgspec.json.encode([each._asdict() for each in shown]).decode())
     else:
-        print("\n".join(_lines(shown)))
+        print("\n".join(_lines(shown)) or "# every setting is at its default")
     return 0
 
 

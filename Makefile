@@ -25,10 +25,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"tureen needs Python 3.11 or later, {sys.executable} is {v[0]}.{v[1]}: make PYTHON=python3.11 …")'
 	@test -x $(BIN)/python || { echo 'installing into $(VENV): about a minute, docs/first-run.md has figures'; $(PYTHON) -m venv $(VENV); }
 	@$(SHOWN) $(PIP) install --constraint constraints.txt $$($(BIN)/python tools/build_requires.py)
-	@$(SHOWN) $(INSTALL) --verbose --config-settings=cmake.define.TUREEN_ISAS=here --editable .
+	@$(SHOWN) $(INSTALL) --verbose --config-settings=cmake.define.TUREEN_ISAS=$(ISAS) --editable .
 	@$(BIN)/python -c 'from tureen.kernels.cpu import native; native.load() or print(native.MISSING)'
 	@$(BIN)/python -m compileall -q tureen  # where PYTHONDONTWRITEBYTECODE is set, every start would compile
 	@touch $@
+
+# The instruction sets that the kernels are compiled for: this processor's, or all for development.
+ISAS = here
 
 # In .venv, not in one that pip makes for each build: only so is a build a continuation of the last.
 INSTALL = $(PIP) install --constraint constraints.txt --no-build-isolation --config-settings=build-dir=$(BUILD)
@@ -39,8 +42,10 @@ native: $(STAMP) ## build the native kernels again; the tests do so by themselve
 	@if test ! -f $(BUILD)/build.ninja || test $(BUILD)/_native*.so -nt $(VENV)/lib/python3.1*/site-packages/$(KERNELS)/_native*.so; \
 		then $(INSTALL) --quiet --no-deps --editable .; fi
 
+# For $(STAMP), too, where there is none yet: so a clean clone compiles the kernels once.
+$(DEV): ISAS = all
 $(DEV): $(STAMP)
-	@$(SHOWN) $(INSTALL) --verbose --config-settings=cmake.define.TUREEN_ISAS=all --editable '.[dev]'
+	@$(SHOWN) $(INSTALL) --verbose --config-settings=cmake.define.TUREEN_ISAS=$(ISAS) --editable '.[dev]'
 	$(PIP) install --quiet --no-deps 'xgrammar>=0.2.8,<0.3' apache-tvm-ffi  # with dependencies it brings gigabytes
 	@touch $@
 

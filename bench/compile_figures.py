@@ -35,6 +35,7 @@ from tureen import config, config_sources
 from tureen.constraining.compiler import Compiler
 from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, find_backend, language_of
 from tureen.grammar.closing import ClosingCompiler
+from tureen.kernels.cpu import native
 from tureen.weights.source import load_tokenizer, resolve_model
 
 CORPUS = Path(__file__).resolve().parent.parent / "tests" / "grammar" / "schema_corpus.tar.xz"
@@ -61,7 +62,7 @@ def readers(vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> dict[
     """By name: each compiles a schema, or raises."""
     backend: Any = find_backend("llguidance")(vocabulary, encode)
 
-    closings = ClosingCompiler(vocabulary)
+    closings = ClosingCompiler(vocabulary, native.load())
 
     def ours(text: str) -> None:
         backend.load(backend.translate(language_of(GrammarSpec("json_schema", text))))

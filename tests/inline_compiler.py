@@ -9,6 +9,7 @@ from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
 from tureen.contract.runner import RowError
 from tureen.grammar import GrammarError, Vocabulary, compile_grammar, find_backend, language_of
 from tureen.grammar.closing import ClosingCompiler, ClosingGrammar
+from tureen.kernels.cpu import native
 
 VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)), (EOS,), VOCAB_SIZE)
 
@@ -54,6 +55,6 @@ class InlineCompiler:
             self._backend = find_backend(self._backend_name)(
                 VOCABULARY, lambda text: encode(text, add_special_tokens=False)
             )
-            self._closings = ClosingCompiler(VOCABULARY)
+            self._closings = ClosingCompiler(VOCABULARY, native.load())
         compiled = compile_grammar(spec, self._backend)
         return ClosingGrammar(compiled, self._closings.load(self._closings.translate(language_of(spec))))

@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from patience import PATIENCE_S
 
 EXTRAS = {
-    "choices": ("matched_stop", "sampling_seed", "closed_early", "unenforced", "valid", "token_ids"),
+    "choices": ("matched_stop", "sampling_seed", "closed_early", "unenforced", "valid", "token_ids", "explanations"),
     "message": ("reasoning_content",),
     "delta": ("reasoning_content",),
 }

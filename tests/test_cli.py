@@ -215,7 +215,20 @@ def test_help_of_a_word_shows_the_flags_that_have_it_and_no_others(capsys, word)
     assert "--kv-cache-dtype" in shown
     assert "--max-total-tokens" in shown  # its text has the word
     assert "--port" not in shown
-    assert "no flag has the word 'zebra'" in help_of(capsys, "serve", "--help=zebra")
+    assert "no flag has a word that begins with 'zebra'" in help_of(capsys, "serve", "--help=zebra")
+
+
+@pytest.mark.parametrize(("command", "same"), [("help", "--help"), ("help serve", "serve --help")])
+def test_help_is_what_the_flag_prints(capsys, command, same):
+    assert help_of(capsys, *command.split()) == help_of(capsys, *same.split())
+
+
+def test_a_word_is_searched_for_from_its_beginning(capsys):
+    shown = help_of(capsys, "serve", "--help=port")
+    assert "--port PORT" in shown
+    assert "eported" not in shown
+    assert "upported" not in shown
+    assert "--port PORT" in help_of(capsys, "serve", "--help=--po")
 
 
 def test_help_names_what_a_value_is(capsys):
@@ -261,6 +274,22 @@ def test_all_settings_that_are_wrong_are_named_at_once_with_where_they_come_from
     assert "environment" in lines[2]
 
 
+@pytest.mark.parametrize(
+    ("line", "faulty"),
+    [
+        ("--page-size x --port y --dtype q", ["--page-size x", "--port y", "--dtype q"]),
+        ("--port 99999 --engine thred --prot 1", ["--port 99999", "--engine thred", "unknown argument --prot"]),
+        ("--max-n=-1 --dtype=float33 --log-interval-s soon", ["--max-n -1", "--dtype float33", "--log-interval-s"]),
+    ],
+)
+def test_all_bad_values_of_a_line_are_named_at_once(capsys, line, faulty):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", *line.split()])
+    assert ended.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [fault in line for fault, line in zip(faulty, lines, strict=True)] == [True] * len(faulty)
+
+
 def test_the_version_is_printed(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
@@ -289,3 +318,10 @@ def test_a_mistyped_variable_is_refused_and_one_that_is_no_setting_is_left_alone
     with pytest.raises(StartupError, match="TUREEN_API_KEYS is no setting; did you mean TUREEN_API_KEY"):
         load({}, environment={"TUREEN_API_KEYS": "k"})
     assert load({}, environment={"TUREEN_TEST_DEVICE": "cuda", "TUREEN_HOME": "/x"}) == Config()
+
+
+def test_a_mistyped_variable_does_not_hide_other_faults():
+    with pytest.raises(StartupError) as refused:
+        load({"port": "y"}, environment={"TUREEN_API_KEYS": "k", "TUREEN_PAGE_SIZE": "0"})
+    lines = refused.value.message.split("\n")
+    assert ["API_KEYS" in lines[0], "--page-size" in lines[1], "--port" in lines[2]] == [True] * 3

@@ -47,6 +47,17 @@ def test_each_setting_is_shown_with_its_value_and_where_it_comes_from(tmp_path, 
     assert changed == {"page_size", "host", "port", "log_level", "model_path"}
 
 
+def test_where_nothing_is_changed_it_says_so(capsys):
+    assert cli.main(["config", "show", "--changed"]) == 0
+    assert capsys.readouterr().out == "# every setting is at its default\n"
+
+
+def test_variables_that_are_no_settings_are_told(monkeypatch, capsys):
+    monkeypatch.setenv("TUREEN_PROTT", "3")
+    assert cli.main(["config", "show", "--changed"]) == 0
+    assert capsys.readouterr().err == "tureen: no settings, without effect: TUREEN_PROTT\n"
+
+
 def test_what_is_shown_is_a_file_that_config_takes(tmp_path, capsys):
     given = ["--context-length", "512", "--api-key-file", 'a"b', "--lora-paths", "a=b", "c=d", "--disable-radix-cache"]
     assert cli.main(["config", "show", *given]) == 0

@@ -81,6 +81,13 @@ def test_a_name_that_says_nothing_is_counted_once_for_each_value_it_gets(ratchet
     assert sorted(name for _, name in prose.empty_names(ast.parse(source))) == ["found", "given", "made", "one"]
 
 
+def test_a_function_whose_name_says_nothing_is_counted_too(ratchets):
+    import prose
+
+    source = "def wanted(): ...\nclass A:\n    async def one(self): ...\n    def others(self): ..."
+    assert [name for _, name in prose.empty_names(ast.parse(source))] == ["wanted", "one"]
+
+
 def test_lines_of_code_are_those_that_are_neither_blank_nor_comment_nor_docstring(ratchets):
     module = '"""A module.\n\nMore.\n"""\n\nx = 1  # a comment\n# another\n"""Of x."""\n'
     source = module + 'y = """two\nlines"""\nf(\n    x,\n)\n'

@@ -291,7 +291,6 @@ OWN = {
     "tureen/requests/verdicts.py": "the package's own tables",
     "tureen/cli/peer_tables.py": "the package's own tables",
     "tureen/recipes/shapes_vlm.py": "the package's own projector",
-    "tureen/grammar/closing.py": "the package's own kernels",
     "tureen/batches/contents.py": "files that it makes, in a folder of its own",
     "tureen/devices/cpu.py": "/proc and /sys",
     "tureen/devices/cgroups.py": "/proc and /sys",

@@ -14,7 +14,7 @@ RIDDLES = frozenset(
 """First words of docstrings that have no subject, or that are half of a sentence begun elsewhere."""
 
 EMPTY_NAMES = frozenset({"one", "found", "given", "made", "wanted"})
-"""Names of variables that fit every variable."""
+"""Names that fit every variable, and every function."""
 
 
 def riddles(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -27,9 +27,12 @@ def riddles(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def empty_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yields line and name of each variable or argument that is called one of EMPTY_NAMES, where it gets its value."""
+    """Yields line and name of each variable, argument or function that is called one of EMPTY_NAMES, where it gets its
+    value."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in EMPTY_NAMES:
             yield node.lineno, node.id
         elif isinstance(node, ast.arg) and node.arg in EMPTY_NAMES:
             yield node.lineno, node.arg
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name in EMPTY_NAMES:
+            yield node.lineno, node.name

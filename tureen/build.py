@@ -3,7 +3,7 @@ in use.
 
 Imports: attention, config, constraining, contract, devices, engine, errors, extras, fetching, grammar, kernels, log,
 media, registry, runner, sandbox, serving, text, weights.
-Imported by: bench, fleet, offline, server.
+Imported by: bench, fleet, offline, replicas, server.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _models_with_torch(config: Config, model: Model) -> Iterator[Reason]:
     hf = model_config(model.source)
     if declaring("tureen.media", "MODEL_TYPES", hf.get("model_type")) is not None:
         yield Reason(f"{model.source.name}, a model that sees,", "model_path", ("torch", "PIL"))
-    if config.dtype == "bfloat16" and declaring("tureen.models", EMBEDDING, architecture_of(hf)) is not None:
+    if config.dtype == "bfloat16" and makes_embeddings(model.source):
         yield Reason("--dtype bfloat16, for a model that makes embeddings,", "dtype")
 
 
@@ -152,6 +152,11 @@ def _require_torch(reasons: Iterator[Reason]) -> None:
         if reason.what == NOTHING_COMPUTES and not is_installed("torch"):
             raise StartupError(NOTHING_COMPUTES, field=reason.field)
         require(reason.what, *reason.modules, field=reason.field)
+
+
+def makes_embeddings(source: ModelSource) -> bool:
+    """Says whether a model makes embeddings, and no text."""
+    return declaring("tureen.models", EMBEDDING, architecture_of(model_config(source))) is not None
 
 
 def architectures() -> list[str]:
@@ -166,7 +171,7 @@ def make_engine(
     source, tokenizer = model or find_model(config, progress=progress)
     wait_politely()  # before torch is loaded
     hf_config = model_config(source)
-    if declaring("tureen.models", EMBEDDING, architecture_of(hf_config)) is not None:
+    if makes_embeddings(source):
         return _embedding_engine(config, source, hf_config, tokenizer, progress)
     return _text_engine(config, source, hf_config, tokenizer, progress)
 

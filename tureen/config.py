@@ -234,6 +234,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Literal["auto", "thread", "process"],
         _meta("server", "Run the engine in a thread or a child process. auto = process on cuda, else thread."),
     ] = "auto"
+    replicas: Annotated[
+        int,
+        _meta("server", "Engines of the model behind one port, each in a process: docs/scaling.md.", ge=1, le=64),
+    ] = 1
     watchdog_timeout_s: Annotated[
         float,
         _meta("server", "The engine is hung, and replaced, after so long without a step, where it could run.", gt=0),

@@ -37,7 +37,7 @@ def origins(
     """Returns each setting that is not left at its default: its value, and where it comes from. Arguments and errors:
     see `load`."""
     merged: dict[str, tuple[Any, str]] = {}
-    faults: list[str] = []
+    faults = _misspelt(environment)
     for source, values in (
         (f"in {file}", _from_file(file)),
         ("in the environment", _from_environment(environment)),
@@ -47,8 +47,7 @@ def origins(
             try:
                 merged[name] = converted(name, value), source
             except msgspec.ValidationError as error:
-                fault = str(error).replace(f"`$.{name}", f"`--{name.replace('_', '-')}")
-                faults.append(f"setting {source}: {fault}{_allowed(str(error)) or _meant(name)}")
+                faults.append(f"setting {source}: {_told(name, error)}")
     if faults:
         raise StartupError("\n".join(faults))
     return merged
@@ -80,12 +79,32 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     values = {
         key.removeprefix(ENV_PREFIX).lower(): value for key, value in environment.items() if key.startswith(ENV_PREFIX)
     }
-    for name in values.keys() - names:
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
-        if near:  # others may belong to somebody else
-            wrong, right = (f"{ENV_PREFIX}{setting.upper()}" for setting in (name, near[0]))
-            raise StartupError(f"the environment variable {wrong} is no setting; did you mean {right}?")
     return {name: value for name, value in values.items() if name in names}
+
+
+def _misspelt(environment: Mapping[str, str]) -> list[str]:
+    """Returns a sentence for each variable that is nearly a setting; others may belong to somebody else."""
+    sentences = []
+    for wrong in unknown_variables(environment):
+        name = wrong.removeprefix(ENV_PREFIX).lower()
+        for near in difflib.get_close_matches(name, Config.__struct_fields__, n=1, cutoff=0.85):
+            right = f"{ENV_PREFIX}{near.upper()}"
+            sentences.append(f"the environment variable {wrong} is no setting; did you mean {right}?")
+    return sentences
+
+
+def fault_of(name: str, value: Any) -> str:
+    """Says why a setting may not have a value; "" where it may."""
+    try:
+        converted(name, value)
+    except msgspec.ValidationError as error:
+        return _told(name, error).replace(f" - at `--{name.replace('_', '-')}`", "")
+    return ""
+
+
+def _told(name: str, error: msgspec.ValidationError) -> str:
+    fault = str(error).replace(f"`$.{name}", f"`--{name.replace('_', '-')}")
+    return f"{fault}{_allowed(str(error)) or _meant(name)}"
 
 
 def converted(name: str, value: Any) -> Any:

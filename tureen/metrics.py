@@ -57,6 +57,14 @@ COUNTERS = {
     "num_pictures_encoded": "Of those, encoded; for the others that had been done.",
     "grammar_compile_seconds": "Time from the request for a compilation to its end.",
 }
+REPLICA_GAUGES = {
+    "replica_up": "1 while the replica's engine is healthy; else 0.",
+    "replica_running_reqs": "Requests that run in the replica.",
+    "replica_queue_reqs": "Requests that wait in the replica.",
+    "replica_queued_tokens": "Tokens that the replica is to compute.",
+    "replica_replacements": "Engines of the replica that took the place of one that was lost.",
+}
+"""Gauges with the label `replica` beside `model_name`, where there are several engines."""
 HISTOGRAMS = {
     "time_to_first_token_seconds": (LATENCY_BUCKETS_S, "From arrival to the first token."),
     "inter_token_latency_seconds": (LATENCY_BUCKETS_S, "Between two tokens of a request."),
@@ -97,6 +105,7 @@ class Metrics:
         self._series: dict[str, MetricWrapperBase] = {}
         self._totals: dict[str, float] = {}
         self._levels: dict[str, float] = {}
+        self._of_replicas: dict[str, Gauge] = {}
         labels = ["model_name"]
         for name, text in GAUGES.items():
             self._series[name] = Gauge(f"sglang:{name}", text, labels, registry=self._registry)
@@ -129,6 +138,13 @@ class Metrics:
         assert isinstance(gauge, Gauge)
         gauge.set(value)
         self._levels[name] = value
+
+    def set_of_replica(self, name: str, number: int, value: float) -> None:
+        """Sets a gauge of one replica."""
+        if name not in self._of_replicas:
+            labels = ["model_name", "replica"]
+            self._of_replicas[name] = Gauge(f"sglang:{name}", REPLICA_GAUGES[name], labels, registry=self._registry)
+        self._of_replicas[name].labels(self._model_name, str(number)).set(value)
 
     def level(self, name: str) -> float:
         """Returns the value of a gauge."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import TracebackType
@@ -24,8 +25,7 @@ from tureen.errors import Unavailable
 from tureen.log import Progress, no_progress
 from tureen.metrics import Metrics
 from tureen.requests.state import ServerState, make_context
-from tureen.serving.inproc import InprocClient
-from tureen.serving.process import ProcessClient
+from tureen.serving.client import EngineClient
 
 T = TypeVar("T")
 
@@ -129,10 +129,12 @@ class OfflineEngine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.shutdown()
 
-    async def _connect(self, progress: Progress) -> tuple[InprocClient | ProcessClient, ServerState]:
+    async def _connect(self, progress: Progress) -> tuple[EngineClient, ServerState]:
         model = await asyncio.to_thread(find_model, self._config, progress=progress)
         media = media_loader(self._config, model)
-        client = await connect(self._config, model, progress=progress)
+        is_one = self._config.replicas == 1
+        start = connect if is_one else importlib.import_module("tureen.replicas.start").connect
+        client: EngineClient = await start(self._config, model, progress=progress)
         try:
             context = make_context(model.tokenizer, client.info, self._config, media)
             return client, ServerState(client, context, Metrics(client.info.model_name), media)

@@ -33,7 +33,7 @@ from tureen.log import get_logger, set_up_logging
 from tureen.requests.keys import load_keys
 from tureen.run_files import RunNote
 from tureen.serving.client import EngineClient
-from tureen.terminal import PhaseDisplay, banner
+from tureen.terminal import Access, PhaseDisplay, banner
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -112,7 +112,8 @@ async def _serve(config: Config) -> int:
 
         def ready() -> None:
             seconds = time.monotonic() - started
-            text = banner(client.info, url, seconds, credentials=_credentials(config), uds=config.uds)
+            access = Access(url, _credentials(config), config.uds)
+            text = banner(client.info, access, seconds, others=loaded.others)
             place = url if config.uds is None else f"unix:{config.uds}"
             note.write(place, loaded.model_path, loaded.source_path)
             print(text, file=sys.stderr, flush=True)  # noqa: T201
@@ -136,6 +137,7 @@ class FirstModel(NamedTuple):
     app: Starlette
     model_path: str
     source_path: Path
+    others: tuple[str, ...] = ()  # names of the models that can be loaded besides
 
 
 async def _load(config: Config, display: PhaseDisplay) -> FirstModel:
@@ -146,7 +148,8 @@ async def _load(config: Config, display: PhaseDisplay) -> FirstModel:
     try:
         if may_load_torch(config, model):
             await shell  # two threads that import the same packages may each find the other's half done
-        client = await connect(config, model, progress=display)
+        start = connect if config.replicas == 1 else importlib.import_module("tureen.replicas.start").connect
+        client: EngineClient = await start(config, model, progress=display)
     finally:
         app = await shell
     serving = app.build_app(client, model.tokenizer, config, media=media)
@@ -158,7 +161,7 @@ async def _load_several(config: Config, display: PhaseDisplay) -> FirstModel:
     start = importlib.import_module("tureen.fleet.start")
     launcher = await start.start(config, display)
     first = launcher.fleet.default
-    return FirstModel(first.client, launcher.app, first.config.model_path, launcher.path_of(first))
+    return FirstModel(first.client, launcher.app, first.config.model_path, launcher.path_of(first), launcher.others)
 
 
 def _url(config: Config, listener: socket.socket) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from tureen.contract.types import EngineInfo
 from tureen.log import BYTES
@@ -129,9 +130,19 @@ def _bar(phase: str, done: int, total: int, stream: TextIO) -> tqdm[Any]:
     )
 
 
-def banner(info: EngineInfo, url: str, seconds: float, *, credentials: str = "", uds: str | None = None) -> str:
-    """Returns the lines printed once the server answers. seconds: how long the start took. credentials: more options
-    for curl. uds: the Unix socket that it listens on."""
+class Access(NamedTuple):
+    """How a server is reached: its URL as curl takes it, more options for curl, and the Unix socket that it listens
+    on."""
+
+    url: str
+    credentials: str = ""
+    uds: str | None = None
+
+
+def banner(info: EngineInfo, access: Access, seconds: float, *, others: Sequence[str] = ()) -> str:
+    """Returns the lines printed once the server answers. seconds: how long the start took. others: names of the models
+    that are loaded when they are asked for."""
+    url, credentials, uds = access
     cache_mib = info.max_total_tokens * info.kv_bytes_per_token / 2**20
     cache = f"  KV cache  {info.max_total_tokens:,} tokens ({cache_mib:,.0f} MiB, taken as used)"
     inputs = f", {info.activations} activations" if info.activations else ""
@@ -144,6 +155,7 @@ def banner(info: EngineInfo, url: str, seconds: float, *, credentials: str = "",
             "",
             f"  tureen is ready at {url if uds is None else f'unix:{uds}'}  (after {seconds:.1f} s)",
             f"  model     {info.model_name}  ({info.architecture}, {info.dtype} on {info.device}{inputs})",
+            *([f"  also      {', '.join(others)}  (loaded when they are asked for)"] if others else []),
             f"  context   {info.context_len:,} tokens",
             cache,
             "",

@@ -117,6 +117,7 @@ BAD_FIELDS = {
     ],
     "return_hidden_states": ["first", 1, "true", [True, False], [1], ["last", "last"]],
     "return_effective": [1, "x"],
+    "explain": [1, "x", 8],
     "session_params": [[], [{}, {}], 5, "x", {}, {"id": 5}, {"id": "x", "ride": "y"}, {"id": "x", "offset": 1.5}],
     "image_data": [0, True, {}, [5], [{}], ["a", "b"], "cat.png", "", "https://a.example/x.png"],
     "video_data": [0, True, {}, [5], [{}], ["a", "b"], "c", ""],

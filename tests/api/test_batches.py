@@ -16,6 +16,7 @@ from patience import until
 
 from tureen.batches import job, lines, results, runner, upload
 from tureen.batches.records import BatchRecord
+from tureen.batches.turns import Turns
 from tureen.dialects.openai import batches
 from tureen.errors import Unavailable
 
@@ -474,7 +475,7 @@ def test_all_batches_together_hold_so_many_pieces_of_their_inputs(app, monkeypat
     """One long line of all of them among these, however many wait."""
     monkeypatch.setattr(lines, "SLICE_BYTES", 100)
     ids = [app.upload("x" * 500 + "\n")["id"] for _ in range(5)]
-    means = app.service.runner._means._replace(pieces=asyncio.Semaphore(3))
+    means = app.service.runner._means._replace(pieces=Turns(3))
     shown, go_on = [], asyncio.Event()
 
     async def read(file_id):
@@ -488,13 +489,42 @@ def test_all_batches_together_hold_so_many_pieces_of_their_inputs(app, monkeypat
 
     async def read_all():
         tasks = [asyncio.create_task(read(file_id)) for file_id in ids]
-        await until(lambda: shown and len(means.pieces._waiters or ()) == len(means.long_line._waiters or ()) == 2)
+        await until(lambda: shown and means.pieces.num_waiting == means.long_line.num_waiting == 2)
         assert shown == [501]
         go_on.set()
         await asyncio.gather(*tasks)
 
     app.run(read_all())
     assert shown == [501] * 5
+
+
+def test_many_batches_of_one_client_do_not_hold_up_another_s(tmp_path):
+    """More than there are pieces of inputs; of the lines that run before another client's end, not more are theirs."""
+    keys = tmp_path / "keys"
+    keys.write_text("anna one\nbert two\n")
+    keys.chmod(0o600)
+    with BatchApp(tmp_path / "kept", api_key_file=str(keys)) as app:
+        means, order, may_go_on = app.service.runner._means, [], asyncio.Event()
+
+        async def noted(batch, body):
+            await may_go_on.wait()
+            order.append(batch.client)
+            return await means.answer(batch, body)
+
+        slots = Turns(2)
+        app.service.runner._means = means._replace(answer=noted, slots=slots)
+        few = [line(f"r{index}", prompt="a", max_tokens=1) for index in range(10)]
+        app.key = "one"
+        many = [app.begin(few) for _ in range(job.MAX_PIECES + 1)]
+        app.key = "two"
+        other = app.begin(few)
+        app.wait_until(lambda: "bert" in slots._shares and slots._shares["bert"].waiting)
+        may_go_on.set()
+        assert app.ended(other)["status"] == "completed"
+        last = len(order) - order[::-1].index("bert")
+        assert order[:last].count("anna") <= len(few) + 4
+        app.key = "one"
+        assert {app.ended(batch)["request_counts"]["completed"] for batch in many} == {len(few)}
 
 
 def test_the_tokens_of_all_answers_are_added_up_and_lines_are_counted(app, tmp_path):

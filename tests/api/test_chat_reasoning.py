@@ -148,6 +148,17 @@ def test_a_budget_that_is_not_used_up_changes_nothing(last):
     assert choice(last, said, thinking_token_budget=50) == choice(last, said)
 
 
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_the_mark_that_a_budget_appends_is_explained_by_the_budget(thinking, logprobs):
+    asked = {"explain": True, "logprobs": logprobs, "thinking_token_budget": 5}
+    explained = choice(thinking, **asked)["explanations"]
+    token_ids = post(thinking, **asked, return_token_ids=True).json()["choices"][0]["token_ids"]
+    assert [why["token_id"] for why in explained] == token_ids
+    assert [why["chosen_by"] == "budget" for why in explained] == [5 <= at < 5 + len(MARK) for at in range(60)]
+    assert [why["position"] - explained[0]["position"] for why in explained] == list(range(60))
+    assert [why for one in stream(thinking, **asked) for why in one.get("explanations", ())] == explained
+
+
 def test_every_token_of_a_budgeted_output_has_its_log_probability(thinking):
     asked = {"logprobs": True, "top_logprobs": 1, "thinking_token_budget": 5}
     tokens = choice(thinking, **asked)["logprobs"]["content"]
@@ -199,18 +210,42 @@ def test_a_constrained_answer_is_not_cut_by_the_budget_of_its_thoughts(inside, t
     assert "".join(piece["delta"].get("content") or "" for piece in pieces) == one["message"]["content"]
 
 
+@pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
+def test_thoughts_end_before_their_budget_where_the_answer_needs_the_room(thinking, limit):
+    """Of 60 tokens 30 are the answer's and some the mark's; the budget is the most that may be thought."""
+    asked = {"thinking_token_budget": 30, "regex": "[xy]{30}", "max_tokens": None, limit: 60}
+    answer = post(thinking, **asked).json()
+    [one] = answer["choices"]
+    assert len(one["message"]["reasoning_content"]) == 60 - 30 - len(MARK)
+    assert re.fullmatch("[xy]{30}", one["message"]["content"])
+    assert (one["finish_reason"], answer["usage"]["completion_tokens"] <= 61) == ("stop", True)
+    pieces = stream(thinking, **asked)
+    assert "".join(piece["delta"].get("content") or "" for piece in pieces) == one["message"]["content"]
+    enough = post(thinking, **asked | {limit: 90}).json()["choices"][0]["message"]
+    assert len(enough["reasoning_content"]) == 30
+
+
+def test_thoughts_that_end_by_themselves_are_not_counted_as_their_budget(inside):
+    """They and their end take 10 tokens, and 40 are the answer's; the whole budget would leave it 1."""
+    asked = {"thinking_token_budget": 50, "regex": "[xy]{40}", "max_tokens": 62}
+    message = choice(inside, "say:hm</think>z", **asked)["message"]
+    assert re.fullmatch("[xy]{40}", message["content"])
+    assert message["reasoning_content"] == "hm"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
-def test_a_constraint_that_the_budget_leaves_no_room_for_is_refused_at_once_by_the_fields_sent(thinking, stream, limit):
+def test_a_constraint_that_has_no_room_behind_any_thought_is_refused_at_once_by_the_field_sent(thinking, stream, limit):
     body = {"messages": [{"role": "user", "content": "a"}], "thinking_token_budget": 30, "regex": "[xy]{30}"}
     before = thinking.metrics()["generation_tokens_total"]
-    refused = thinking.post(PATH, **body, **{limit: 60}, stream=stream)
+    most = 30 + len(MARK)
+    refused = thinking.post(PATH, **body, **{limit: most}, stream=stream)
     error = refused.json()["error"]
     assert (refused.status_code, error["param"]) == (400, limit)
-    assert f"{limit} 60 and thinking_token_budget 30" in error["message"]
-    assert "regex" in error["message"]
+    assert f"{limit} {most} leaves 29 tokens for the answer" in error["message"]
+    assert "regex allows takes 30 tokens" in error["message"]
     assert thinking.metrics()["generation_tokens_total"] == before
-    assert thinking.post(PATH, **body, **{limit: 90}, stream=stream).status_code == 200
+    assert thinking.post(PATH, **body, **{limit: most + 1}, stream=stream).status_code == 200
 
 
 def test_a_constraint_that_cannot_be_compiled_is_refused_before_anything_is_thought(thinking):
@@ -273,7 +308,7 @@ def test_several_budgeted_choices_end_when_one_of_them_fails_whatever_it_fails_o
 def test_a_limit_that_leaves_the_answer_nothing_is_told_as_nothing(thinking):
     refused = post(thinking, thinking_token_budget=1, max_tokens=2, regex="[xy]{30}")
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
-    assert "leave 0 tokens" in refused.json()["error"]["message"]
+    assert "leaves 0 tokens" in refused.json()["error"]["message"]
 
 
 def test_a_budget_that_cannot_be_is_refused(thinking):

@@ -86,6 +86,7 @@ SGLANG = {
     "logprobs_mode": Case("raw", "x", "test_output_logprobs_equal_float64"),
     "return_hidden_states": Case("last", "first", "test_hidden_states_of_prompt_and_output_equal_transformers"),
     "return_effective": Case(True, 1, "test_every_sampling_parameter_is_told_with_its_value_and_origin"),
+    "explain": Case(True, 1, "test_every_token_of_an_answer_is_explained_and_follows_from_that"),
     "stream": Case(False, "x", "test_every_event_has_a_beginning_of_the_text_in_whole_characters"),
     "image_data": Case(None, 5, "test_a_batch_gives_each_prompt_its_own"),
     "video_data": Case(None, 5, "test_pictures_and_videos_stand_where_their_placeholders_do"),

@@ -138,6 +138,15 @@ def test_a_large_file_of_embeddings_is_decoded_beside_the_event_loop(tmp_path, m
     assert threads[0] != threading.get_ident(), "this test's thread runs the event loop"
 
 
+CONTENTS_LOGGED = {
+    "log_requests": True,
+    "log_requests_level": 2,
+    "dump_requests_folder": "/tmp/x",
+    "dump_requests_threshold": 100,
+}
+"""What SGLang's clients send there besides."""
+
+
 def test_the_level_of_logging_is_the_operator_s_to_change():
     logger = logging.getLogger("tureen")
     before = logger.level
@@ -148,7 +157,10 @@ def test_the_level_of_logging_is_the_operator_s_to_change():
             changed = app.request("POST", "/configure_logging", json={"log_level": "error"}, headers=key)
             assert (changed.json(), logger.level) == ({"log_level": "error"}, logging.ERROR)
             assert app.request("GET", "/configure_logging", headers=key).json() == {"log_level": "error"}
-            refused = app.request("POST", "/configure_logging", json={"log_requests": True}, headers=key)
-            assert refused.json()["error"]["code"] == "not_available"
+            for field, value in CONTENTS_LOGGED.items():
+                refused = app.request("POST", "/configure_logging", json={field: value}, headers=key).json()["error"]
+                assert (refused["code"], refused["param"]) == ("not_available", field)
+            nothing = dict.fromkeys(CONTENTS_LOGGED) | {"log_requests": False, "log_requests_level": 0}
+            assert app.request("POST", "/configure_logging", json=nothing, headers=key).status_code == 200
     finally:
         logger.setLevel(before)

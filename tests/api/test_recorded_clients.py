@@ -128,8 +128,11 @@ def _small(value: Any) -> Any:
 
 
 def _steady(value: Any) -> Any:
-    """Without what changes; floats as far as every machine agrees on them."""
+    """Without what changes; floats as far as every machine agrees on them. Tokens of a prompt are all of them: how many
+    of them the cache had depends on who asked before."""
     if isinstance(value, dict):
+        if "cache_read_input_tokens" in value:
+            value = value | {"input_tokens": value["input_tokens"] + value["cache_read_input_tokens"]}
         return {name: "…" if CHANGING.match(name) and one is not None else _steady(one) for name, one in value.items()}
     if isinstance(value, list):
         return [_steady(one) for one in value]
@@ -140,6 +143,18 @@ def _steady(value: Any) -> Any:
 def test_a_recorded_request_gets_the_recorded_answer(app, file):
     for record in json.loads(file.read_text(encoding="utf-8")):
         assert answer(app, record["request"]) == record["answer"], record["request"]
+
+
+def test_an_answer_is_the_same_whoever_asked_before():
+    """A request is answered twice by one server, the second time from its cache."""
+    body = {"model": "default", "max_tokens": 2, "messages": [{"role": "user", "content": "say:ab" + "p" * 100}]}
+    request = {"method": "POST", "path": "/v1/messages", "headers": {}, "body": body}
+    with _make_app() as app:
+        first, second = answer(app, request), answer(app, request)
+        raw = app.post("/v1/messages", **body).json()["usage"]
+    assert raw["cache_read_input_tokens"] > 0
+    assert second == first
+    assert first["body"]["usage"]["input_tokens"] == raw["input_tokens"] + raw["cache_read_input_tokens"]
 
 
 def test_each_client_has_left_its_record():

@@ -106,6 +106,20 @@ def test_reasoning_is_left_out_of_a_response_where_that_is_asked_for(app: App, g
     assert without["usage"]["output_tokens_details"] == plain["usage"]["output_tokens_details"]
 
 
+def test_reasoning_that_is_left_out_still_comes_sealed_where_that_is_asked_for(app: App):
+    said = "say:<think>well, well</think>yes"
+    sealing = {"include": ["reasoning.encrypted_content"]}
+    shown = ask(app, said, **sealing)["output"]
+    for get in (ask, last_event):
+        reasoning, message = get(app, said, include_reasoning=False, **sealing)["output"]
+        assert (reasoning["type"], reasoning["content"], reasoning["summary"]) == ("reasoning", [], [])
+        assert reasoning["encrypted_content"] == shown[0]["encrypted_content"]
+        assert message["content"] == shown[1]["content"]
+    streamed = app.post(PATH, input=said, max_output_tokens=40, stream=True, include_reasoning=False, **sealing).text
+    assert "well, well" not in streamed
+    assert '"type":"response.reasoning_text' not in streamed
+
+
 def test_reasoning_is_left_out_of_a_chat_where_that_is_asked_for(app: App):
     said = "say:<think>well, well</think>yes"
     plain, without = chat(app, said)[1]["message"], chat(app, said, include_reasoning=False)[1]["message"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import httpx
 import msgspec
 import pytest
 from app_under_test import App
+from embedding_engine import make_embedding_engine
 from msgspec import inspect
 
 from tureen.front.compat import compat_routes
@@ -36,9 +38,15 @@ SHORTEST: dict[str, dict[str, Any]] = {
     "Anthropic /v1/messages/count_tokens": {"model": "default", "messages": CHAT},
     "Ollama /api/chat": {"model": "default", "messages": CHAT, "stream": False},
     "Ollama /api/generate": {"model": "default", "prompt": "say:a", "stream": False},
+    "OpenAI /v1/batches": {"endpoint": "/v1/completions", "completion_window": "24h"},  # and the id of a file
+    "SGLang and vLLM /tokenize": {"prompt": "a"},
+    "SGLang and vLLM /detokenize": {"tokens": [97]},
+    "SGLang /encode": {"text": "a"},
+    "SGLang /v1/score": {"query": "a", "items": ["b"], "label_token_ids": [5]},
+    "SGLang /v1/rerank": {"query": "a", "documents": ["b"]},
 }
 LIMITS: dict[str, tuple[str, Any]] = {
-    "SGLang": ("sampling_params", {"max_new_tokens": 16}),
+    "SGLang /generate": ("sampling_params", {"max_new_tokens": 16}),
     "MindIE": ("max_tokens", 16),
     "TGI": ("parameters", {"max_new_tokens": 16}),
     "OpenAI /v1/completions": ("max_tokens", 16),
@@ -58,6 +66,7 @@ EXAMPLES: dict[str, Any] = {
     "custom_params": {"token_ids": [5]},
     "deadline_ms": 60_000,
     "dtype": "bool",
+    "documents": ["b"],
     "ebnf": GRAMMAR,
     "encoding_format": "base64",
     "format": SCHEMA,
@@ -71,7 +80,9 @@ EXAMPLES: dict[str, Any] = {
     "guided_structural_tag": TAG,
     "guided_whitespace_pattern": r"[\n\t ]*",
     "json_schema": SCHEMA,
+    "items": ["b"],
     "keep_alive": "5m",
+    "label_token_ids": [5],
     "logit_bias": {"5": 1},
     "lora_path": "whisper",
     "messages": CHAT,
@@ -79,6 +90,7 @@ EXAMPLES: dict[str, Any] = {
     "modalities": ["text"],
     "model": "default",
     "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+    "output_expires_after": {"seconds": 3600},
     "output_format": {"type": "json_schema", "schema": {"type": "object"}},
     "parameters.adapter_id": "whisper",
     "parameters.grammar": {"type": "json", "value": SCHEMA},
@@ -110,7 +122,10 @@ EXAMPLES: dict[str, Any] = {
 EXAMPLES_OF_ROUTES = {
     "Anthropic": {"tools": [{"name": "look", "input_schema": TOOL["parameters"]}], "tool_choice": {"type": "none"}},
     "OpenAI /v1/responses": {"tools": [{"type": "function", **TOOL}], "include": []},
-    "SGLang /generate": {"modalities": ["image"], "text": "a", "structural_tag": TAG},
+    "OpenAI /v1/batches": {"endpoint": "/v1/completions", "completion_window": "24h"},
+    "SGLang": {"text": "a"},
+    "SGLang /generate": {"modalities": ["image"], "structural_tag": TAG},
+    "SGLang and vLLM /tokenize": {"add_generation_prompt": True, "reasoning": {}},
 }
 BESIDE: dict[str, dict[str, Any]] = {
     "custom_params": {"custom_logit_processor": "disallowed_tokens"},
@@ -136,6 +151,9 @@ BESIDE: dict[str, dict[str, Any]] = {
     "session_params.drop_previous_output": {"session_params": {"id": "open"}},
 }
 """What a field needs beside itself."""
+
+OF_A_CHAT = ("tools", "tool_choice", "add_generation_prompt", "chat_template_kwargs", "reasoning")
+"""Fields of /tokenize that need messages."""
 
 WITH_LOGPROBS = ("logprobs_mode", "top_logprobs", "logprob_token_ids", "return_tokens_as_token_ids")
 NOT_HERE = {
@@ -169,20 +187,34 @@ KEPT_NULL = ("max_new_tokens",)
 """Null says something there: up to the context end."""
 
 
+class Servers(NamedTuple):
+    """A server that generates, and one that makes embeddings, which alone sorts by them."""
+
+    generating: App
+    embedding: App
+
+    def request(self, method: str, path: str, **how: Any) -> httpx.Response:
+        server = self.embedding if path in ("/v1/rerank", "/encode") else self.generating
+        return server.request(method, path, **how)
+
+
 @pytest.fixture(scope="module")
-def app() -> Iterator[App]:
-    with App(chat_template="chatml", enable_priority_scheduling=True) as running:
+def app(tmp_path_factory) -> Iterator[Servers]:
+    stores = {"batch_path": str(tmp_path_factory.mktemp("batches"))}
+    with App(chat_template="chatml", enable_priority_scheduling=True, **stores) as running:
         assert running.post("/open_session", capacity_of_str_len=1000, session_id="open").status_code == 200
         loaded = running.post("/load_lora_adapter", lora_name="whisper", lora_path="/adapters/whisper")
         assert loaded.status_code == 200
-        yield running
+        sent = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", b"{}\n", "application/jsonl")}}
+        file_id = running.request("POST", "/v1/files", **sent).json()["id"]
+        SHORTEST["OpenAI /v1/batches"]["input_file_id"] = EXAMPLES["input_file_id"] = file_id
+        with App(factory=make_embedding_engine, enable_priority_scheduling=True) as embedding:
+            yield Servers(running, embedding)
 
 
 def declared() -> Iterator[tuple[str, BodyPart, msgspec.structs.FieldInfo]]:
     """Each declared field of each route: of the object of its body that has it."""
     for route in compat_routes():
-        if f"{route.api} {route.route}" not in SHORTEST:  # those have tests of their own
-            continue
         for part in route.parts:
             for field in msgspec.structs.fields(part.struct):
                 if field.encode_name not in part.table.told and field.encode_name not in part.table.refused:
@@ -231,6 +263,8 @@ def least(kind: Any) -> Any:
 def shortest(name: str, path: str) -> dict[str, Any]:
     """The shortest body whose answer has few tokens, unless the field is about their number."""
     body = copy.deepcopy(SHORTEST[name])
+    if name.endswith("/tokenize") and path in (*OF_A_CHAT, "messages"):
+        body = {"messages": copy.deepcopy(CHAT)}
     limit = LIMITS.get(name, LIMITS.get(name.split(" ")[0]))
     if limit is not None and path.rpartition(".")[2] not in LENGTHS:
         body[limit[0]] = copy.deepcopy(limit[1])
@@ -246,7 +280,11 @@ def body_of(name: str, path: str, value: Any) -> dict[str, Any]:
         if name.endswith("responses"):
             beside = {"include": ["message.output_text.logprobs"]}
     if path == "tool_choice":
-        beside = {"tools": EXAMPLES_OF_ROUTES.get(name, EXAMPLES_OF_ROUTES.get(name.split(" ")[0], EXAMPLES))["tools"]}
+        beside = {
+            "tools": (EXAMPLES | EXAMPLES_OF_ROUTES.get(name.split(" ")[0], {}) | EXAMPLES_OF_ROUTES.get(name, {}))[
+                "tools"
+            ]
+        }
     for key, more in beside.items():
         body[key] = body.get(key, {}) | more if isinstance(more, dict) else more
     part, _, own = path.rpartition(".")
@@ -254,7 +292,7 @@ def body_of(name: str, path: str, value: Any) -> dict[str, Any]:
     return body
 
 
-def post(app: App, name: str, body: dict[str, Any]):
+def post(app: Servers, name: str, body: dict[str, Any]):
     return app.request("POST", f"/{name.partition(' /')[2]}", json=body)
 
 
@@ -282,3 +320,23 @@ def test_null_is_not_sent_in_every_field(app, name):
         assert answer.status_code == (200 if wanted is None else wanted.status_code), (path, answer.text)
         if wanted is not None and wanted.status_code >= 400:
             assert answer.json() == wanted.json()
+
+
+@pytest.mark.parametrize("name", SHORTEST)
+def test_null_is_not_sent_where_nobody_knows_the_field_either(app, name):
+    """SGLang's router and SDKs write null for what they would not send, also for what newer servers know."""
+    plain = post(app, name, SHORTEST[name])
+    nulls = dict.fromkeys(("zebra", "temprature", "max_token", "tool"))
+    for part in {"", *(path.rpartition(".")[0] for own, path, _ in DECLARED if own == name)}:
+        body = copy.deepcopy(SHORTEST[name])
+        if part == "session_params":
+            body[part] = {"id": "open"}
+        (body.setdefault(part, {}) if part else body).update(nulls)
+        answer = post(app, name, body)
+        assert (answer.status_code, answer.headers.get("x-tureen-ignored")) == (plain.status_code, None), answer.text
+
+
+@pytest.mark.parametrize("name", ["temperature", "max_new_tokens", "seed", "regex"])
+def test_a_sampling_field_beside_sampling_params_is_not_sent_when_it_is_null(app, name):
+    assert post(app, "SGLang /generate", {"text": "say:a", name: None}).status_code == 200
+    assert post(app, "SGLang /generate", {"text": "say:a", name: 1}).json()["error"]["code"] == "misplaced_field"

@@ -99,7 +99,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def _add_pages(self, table, pages, missing):
         new = table.pages[len(pages) :]
-        assert table.pages[: len(pages)] == pages
+        assert list(table.pages[: len(pages)]) == pages
         assert len(new) == len(set(new)) == missing
         used = set(self.tree.values()) | {page for held in self.held for page in held.pages}
         assert not used & set(new), "a page was handed out that somebody holds"
@@ -169,8 +169,7 @@ class CacheMachine(RuleBasedStateMachine):
             assert in_tree <= 1
             assert cache.pool.count(page) == self._holders(page) + in_tree
         for held in self.held:
-            assert (held.table.pages, len(held.table.nodes)) == (held.pages, held.num_nodes)
-            assert held.table.as_tuple == tuple(held.pages)
+            assert (list(held.table.pages), len(held.table.nodes)) == (held.pages, held.num_nodes)
 
 
 CacheMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)

@@ -56,6 +56,12 @@ def test_every_example_has_a_test_here_and_a_line_in_the_list():
         assert f"`{name}`" in listed, name
 
 
+def test_recompute(open_server, tmp_path):
+    lines = run("recompute.py", tmp_path, {LOCAL: open_server.url}).splitlines()
+    assert len(lines) >= 1
+    assert all(line.endswith(" True") for line in lines)
+
+
 def test_generate(open_server, tmp_path):
     answer = ast.literal_eval(run("generate.py", tmp_path, {LOCAL: open_server.url}))
     assert "Paris" in answer["text"]

@@ -119,7 +119,7 @@ def _admissions(world: World, monkeypatch) -> list[str]:
     start = Scheduler._start_running
 
     def noting(self, sequence, table):
-        if sequence.num_cached is None:
+        if not sequence.has_begun:
             admitted.append(sequence.request.id)
         start(self, sequence, table)
 

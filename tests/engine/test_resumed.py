@@ -116,12 +116,17 @@ scores = st.none() | st.builds(LogprobSpec, prompt_start=st.integers(-1, 3), top
     logprobs=scores,
     seed=st.integers(0, 2**32),
     token_budget=st.sampled_from([2, 5, 64]),
+    explain=st.booleans(),
 )
-def test_text_goes_on_where_it_was_cut(params, grammar, logprobs, seed, token_budget):
+def test_text_goes_on_where_it_was_cut(params, grammar, logprobs, seed, token_budget, explain):
     params = {name: tuple(value) if isinstance(value, list) else value for name, value in params.items()}
     request = make_request("r", (65, 66, 67), max_new_tokens=24, seed=seed, logprobs=logprobs, **params)
-    request = msgspec.structs.replace(request, grammar=grammar, grammar_field="regex")
-    check_every_cut(lambda: make_engine(token_budget=token_budget), request)
+    request = msgspec.structs.replace(request, grammar=grammar, grammar_field="regex", explain=explain)
+    whole = merge(check_every_cut(lambda: make_engine(token_budget=token_budget), request))
+    num_tokens = len(whole.token_ids)
+    first = len(request.token_ids)
+    assert [why.token_id for why in whole.explanations] == list(whole.token_ids if explain else ())
+    assert [why.position - first for why in whole.explanations] == list(range(num_tokens if explain else 0))
 
 
 @pytest.mark.parametrize("backend", COMPILERS)

@@ -1,5 +1,6 @@
 """Mistakes planted in the engine and its cache; the invariants or the answers must show each."""
 
+import msgspec
 import pytest
 from world import BooksWrong, simulate
 
@@ -81,7 +82,7 @@ def _own_pages_leak(monkeypatch):
     close = CacheManager.close
 
     def leak(self, table, **options):
-        del table.pages[len(table.nodes) :]
+        table.pages = table.pages[: len(table.nodes)]
         close(self, table, **options)
 
     monkeypatch.setattr(CacheManager, "close", leak)
@@ -103,12 +104,17 @@ def _a_table_claims_room_for_a_token_more(monkeypatch):
 
 
 def _rows_carry_the_pages_rotated_by_one(monkeypatch):
-    rotated = property(lambda self: (*self.pages[1:], self.pages[0]))
-    monkeypatch.setattr(PageTable, "as_tuple", rotated)
+    make_row = Sequence.row
+
+    def rotated(self, *args):
+        row = make_row(self, *args)
+        return msgspec.structs.replace(row, pages=(*row.pages[1:], row.pages[0]))
+
+    monkeypatch.setattr(Sequence, "row", rotated)
 
 
 def _rows_carry_a_page_that_was_replaced(monkeypatch):
-    monkeypatch.setattr(PageTable, "replace", lambda self, index, page: self.pages.__setitem__(index, page))
+    monkeypatch.setattr(PageTable, "replace", lambda self, index, page: None)
 
 
 def _pages_are_published_before_they_are_computed(monkeypatch):

@@ -27,8 +27,8 @@ class SimulatedLauncher(Launcher):
     """Starts engines over the fake runner. `sizes`: bytes of each model; `broken`: names of those that do not start."""
 
     def __init__(self, loop: VirtualLoop, chance: random.Random, sizes: dict[str, int], faults: Faults) -> None:
-        super().__init__(no_progress)
-        self.sizes = sizes
+        super().__init__(Config(), no_progress)
+        self.sizes = dict(sizes)
         self.broken: set[str] = set()
         self.launch_s = 1.0
         self.around: dict[str, Surroundings] = {}
@@ -36,6 +36,11 @@ class SimulatedLauncher(Launcher):
 
     async def measure(self, member: Member, share_bytes: int) -> int:
         return self.sizes[member.name]
+
+    def adopt(self, name: str) -> Member:
+        if name not in self.sizes:
+            raise StartupError(f"there is no model {name}")
+        return _member(name)
 
     async def _find(self, member: Member) -> Model:
         return Model(None, make_byte_tokenizer())
@@ -58,6 +63,10 @@ class SimulatedLauncher(Launcher):
         return client, None
 
 
+def _member(name: str, **settings: Any) -> Member:
+    return Member(Config(model_path=f"/models/{name}.gguf", served_model_name=name, **settings), name)
+
+
 class SimulatedFleet:
     """The application over such engines."""
 
@@ -71,11 +80,8 @@ class SimulatedFleet:
         **settings: Any,
     ) -> None:
         self.launcher = SimulatedLauncher(loop, chance, sizes, faults or Faults())
-        members = [
-            Member(Config(model_path=f"/models/{name}.gguf", served_model_name=name, **settings), name)
-            for name in sizes
-        ]
-        self.fleet = self.launcher.fleet = WatchedFleet(members, limit, self.launcher.measure, self.launcher.launch)
+        members = [_member(name, **settings) for name in sizes]
+        self.fleet = self.launcher.fleet = WatchedFleet(members, limit, self.launcher)
 
     async def start(self) -> SimulatedFleet:
         await self.fleet.begin()

@@ -10,7 +10,8 @@ from exchange import Exchange
 from tureen.config import Config
 from tureen.config_sources import load
 from tureen.errors import StartupError
-from tureen.fleet.settings import each_model, name_of
+from tureen.fleet.settings import each_model, for_embeddings, name_of
+from tureen.runner.embedder import refuse_settings
 
 CHAT = [{"role": "user", "content": "say:a"}]
 ROUTES = {
@@ -126,6 +127,20 @@ def test_each_model_has_its_own_settings_over_the_servers():
     assert (one.context_length, two.context_length) == (64, 8)
     assert (one.engine, one.helper_memory_mib, one.models) == ("process", 50, ())
     assert name_of(two) == "second"
+
+
+def test_what_the_server_sets_for_models_that_write_is_not_for_one_that_makes_embeddings():
+    """What its own table sets is refused at its start."""
+    config = Config(
+        max_total_tokens=4096, context_length=8192, quantization="int8", num_threads=2,
+        models=({"model_path": "a"}, {"model_path": "org/b", "max_total_tokens": 512}),
+    )  # fmt: skip
+    _, own = each_model(config)
+    kept = for_embeddings(own, {"model_path", "max_total_tokens"})
+    assert (kept.max_total_tokens, kept.context_length, kept.quantization, kept.num_threads) == (512, None, None, 2)
+    with pytest.raises(StartupError, match="--max-total-tokens 512: not for a model that makes embeddings"):
+        refuse_settings(kept)
+    refuse_settings(for_embeddings(own, {"model_path"}))
 
 
 def test_a_table_takes_names_with_dashes_as_the_file_around_it_does(tmp_path):

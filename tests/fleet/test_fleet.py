@@ -215,9 +215,78 @@ def test_operators_load_and_unload_and_a_busy_model_stays(simulate):
         assert fleet.member("two").standing == "unloaded"
         missing = await fleet.ask("POST", "/models/load", {"model": "nobody"})
         assert (missing.status, missing.error["code"]) == (404, "model_not_found")
-        assert "start the server again" in missing.error["message"]
+        assert "there is no model nobody" in missing.error["message"]
+        assert len(fleet.fleet.members) == 3
 
     simulate(body, THREE, 1000)
+
+
+def test_a_model_that_an_operator_loads_by_a_new_name_joins_the_others(simulate):
+    async def body(fleet):
+        fleet.launcher.sizes["fourth"] = 60
+        assert (await fleet.ask("POST", "/generate", {"text": "say:a", "model": "fourth"})).status == 404
+        both = [fleet.send("/models/load", model="fourth"), fleet.send("/models/load", model="fourth")]
+        for exchange in both:
+            await exchange.wait()
+            assert exchange.status == 200, exchange.text
+        [answer] = await answered(fleet.generate("fourth", "say:new"))
+        assert answer["text"] == "new"
+        assert await listed(fleet, "/api/tags") == ["one", "two", "three", "fourth"]
+        assert fleet.fleet.most_bytes <= 95
+
+    simulate(body, THREE, 95)
+
+
+def test_a_model_that_can_never_fit_does_not_join(simulate):
+    async def body(fleet):
+        fleet.launcher.sizes["huge"] = 2000
+        refused = await fleet.ask("POST", "/models/load", {"model": "huge"})
+        assert (refused.status, refused.error["code"]) == (400, "model_too_large")
+        assert await listed(fleet, "/api/tags") == ["one", "two", "three"]
+
+    simulate(body, THREE, 1000)
+
+
+def test_a_pause_of_all_models_holds_for_those_that_are_loaded_later_until_it_ends(simulate):
+    async def body(fleet):
+        await fleet.ask("POST", "/pause_generation", {"mode": "in_place"})
+        waiting = fleet.generate("two", "say:b")
+        await asyncio.sleep(1000)
+        assert not waiting.running.done()
+        assert fleet.member("two").standing == "loaded"
+        assert (await fleet.ask("POST", "/continue_generation")).status == 200
+        [answer] = await answered(waiting)
+        assert answer["text"] == "b"
+
+    simulate(body, THREE, 1000)
+
+
+def test_a_model_that_was_unloaded_while_all_were_paused_goes_on_when_all_do(simulate):
+    async def body(fleet):
+        await answered(fleet.generate("two", "say:b"))
+        await fleet.ask("POST", "/pause_generation", {"mode": "in_place"})
+        assert (await fleet.ask("POST", "/models/unload", {"model": "two"})).status == 200
+        await fleet.ask("POST", "/continue_generation")
+        [answer] = await answered(fleet.generate("two", "say:again"))
+        assert answer["text"] == "again"
+
+    simulate(body, THREE, 1000)
+
+
+def test_ollama_is_told_how_long_the_model_took_to_load(simulate):
+    async def body(fleet):
+        fleet.launcher.launch_s = 30
+        chat = [{"role": "user", "content": "say:abc"}]
+        asked = {"model": "two", "messages": chat, "stream": False, "options": {"num_predict": 4}}
+        [first] = await answered(fleet.send("/api/chat", **asked))
+        assert 30e9 <= first["load_duration"] < 31e9
+        assert first["prompt_eval_duration"] < 5e9
+        parts = first["load_duration"] + first["prompt_eval_duration"] + first["eval_duration"]
+        assert abs(parts - first["total_duration"]) < 1e9
+        [second] = await answered(fleet.send("/api/chat", **asked))
+        assert second["load_duration"] == 0
+
+    simulate(body, THREE, 1000, chat_template="chatml")
 
 
 def test_a_shutdown_refuses_who_waits_and_lets_all_models_finish(simulate):

@@ -123,13 +123,13 @@ PATTERNS = [
 def test_the_backend_and_the_ends_agree_on_patterns_with_lengths(pattern, least, most):
     spec = json.dumps({"type": "string", "pattern": pattern, "minLength": least, "maxLength": most})
     backend = find_backend("llguidance")(vocabulary(BYTES), lambda text: list(text.encode()))
-    compiler = ClosingCompiler(vocabulary(BYTES))
+    compiler = ClosingCompiler(vocabulary(BYTES), native.load())
     for seed in range(6):
         follow_both(GrammarSpec("json_schema", spec), backend, compiler, random.Random(seed), steps=60)
 
 
 def test_a_pattern_with_a_large_length_takes_no_more_room_than_with_a_small_one():
-    compiler = ClosingCompiler(vocabulary(BYTES))
+    compiler = ClosingCompiler(vocabulary(BYTES), native.load())
 
     def size_of(most):
         schema = json.dumps({"type": "string", "pattern": "^arn:[a-z-]+:[^:]*(:[0-9]{12})?:.+$", "maxLength": most})

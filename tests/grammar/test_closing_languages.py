@@ -11,9 +11,11 @@ import pytest
 from matching import matches
 from random_schemas import document
 
-from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, closing, find_backend, language_of
+from tureen.constraining.loading import closing_kernels
+from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, find_backend, language_of
 from tureen.grammar.closing import ClosingCompiler
 from tureen.grammar.expression import ANYTHING, Both, Chain, Chars, Choice, Language, Not, Repeat, RuleCall, Text
+from tureen.kernels.cpu import native
 
 FAR = 1 << 20
 
@@ -28,7 +30,7 @@ def letters(chars, *words):
 
 
 def closing_of(language, tokens):
-    compiler = ClosingCompiler(vocabulary(tokens))
+    compiler = ClosingCompiler(vocabulary(tokens), native.load())
     return compiler.load(compiler.translate(language))
 
 
@@ -158,7 +160,7 @@ def backend():
 
 @pytest.fixture(scope="module")
 def compiler():
-    return ClosingCompiler(vocabulary(BYTES))
+    return ClosingCompiler(vocabulary(BYTES), native.load())
 
 
 def follow_both(spec, backend, compiler, dice, steps=40):
@@ -201,7 +203,7 @@ def test_the_backend_and_the_ends_agree_on_other_constraints(kind, text, backend
 def allowed_behind(text, tokens, pattern, left, most=400, ends=()):
     """The tokens that are left of all, behind a text written letter by letter, and what the limit has to do with it."""
     words = [*letters("".join(sorted({*text, *"abc .x"}))), *(token.encode() for token in tokens)]
-    compiler = ClosingCompiler(vocabulary(words))
+    compiler = ClosingCompiler(vocabulary(words), native.load())
     place = compiler.load(compiler.translate(ab(pattern))).start(most)
     for char in text:
         place.accept(words.index(char.encode()))
@@ -253,7 +255,7 @@ def test_what_opens_more_than_there_is_room_for_is_taken_long_before_the_end():
 
 def test_far_from_the_limit_the_vocabulary_is_looked_through_once_for_all_places_in_a_counted_text():
     words = [*letters("abc ()"), *(f" {word}".encode() for word in ("ab", "cab", "bab"))]
-    compiler = ClosingCompiler(vocabulary(words))
+    compiler = ClosingCompiler(vocabulary(words), native.load())
     closing = compiler.load(compiler.translate(ab("[(][abc ]{0,900}[)]")))
     place = place_behind(closing, [words.index(b"(")])
     walked = []
@@ -296,7 +298,7 @@ def test_kernels_that_cannot_run_here_take_the_ends_and_nothing_else(monkeypatch
     def unusable():
         raise RuntimeError("TUREEN_CPU_ISA names what this processor lacks")
 
-    monkeypatch.setattr(closing.native, "load", unusable)
-    compiler = ClosingCompiler(vocabulary([b"a", b"b"]))
+    monkeypatch.setattr(native, "load", unusable)
+    compiler = ClosingCompiler(vocabulary([b"a", b"b"]), closing_kernels())
     assert compiler.translate(language_of(GrammarSpec("regex", "a+"))) == b""
     assert compiler.load(b"") is None

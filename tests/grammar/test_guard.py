@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import re
+import tracemalloc
 from fractions import Fraction
 from typing import Any
 
@@ -282,6 +283,22 @@ def test_values_are_compared_as_json_schema_does():
         for pair in pairs:
             first, second = (comparable(json.loads(text, parse_int=Fraction, parse_float=Fraction)) for text in pair)
             assert (first == second) is expected, pair
+
+
+def test_a_number_that_the_grammar_refuses_is_not_computed():
+    # a guessed token need not be of the mask: 10 ** 9999999 would take 4 MiB, and two digits more all there is
+    huge = b"1e9999999, "
+    vocabulary = Vocabulary((*BYTES, huge), (257,), 258)
+    grammar = compiled({"type": "array", "items": {"type": "number"}, "uniqueItems": True}, vocabulary).start()
+    assert grammar.accept(ord("["))
+    tracemalloc.start()
+    try:
+        assert not grammar.accept(256)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert all(map(grammar.accept, b"1e99]"))
+    assert grammar.is_accepting
 
 
 def test_what_looks_like_a_reference_in_a_value_leads_nowhere():

@@ -273,7 +273,10 @@ def test_a_token_is_its_text(by_token, by_text):
     [
         ({"type": "token", "token": 7}, r"format\.token '?7'? is a number; write the token's text"),
         ({"type": "token", "token": ""}, "is empty"),
-        ({"type": "exclude_token"}, "one token is no certain text"),
+        (
+            {"type": "or", "elements": [{"type": "exclude_token"}, {"type": "const_string", "value": "ab"}]},
+            r"elements\[0\].exclude_token cannot be counted here",
+        ),
         ({"type": "any_tokens", "max_tokens": "5"}, "max_tokens must be an integer"),
         ({"type": "dispatch", "rules": []}, "rules must be a list that is not empty"),
         ({"type": "dispatch", "rules": [["<a>"]]}, r"rules\[0\] must be a pair"),

@@ -363,7 +363,11 @@ TAG = tag("<f>", const("x"), "</f>")
         (whole({"type": "text"}), "structural_tag.format.type must be one of .*got 'text'"),
         (whole({"type": []}), "structural_tag.format.type must be one of .*got a list"),
         (whole({"type": "token", "token": 3}), "format.token 3 is a number; write the token's text"),
-        (whole({"type": "exclude_token"}), "'exclude_token' is not supported"),
+        (
+            whole({"type": "star", "content": {"type": "exclude_token"}}),
+            r"format.content.exclude_token cannot be counted here.*use regex",
+        ),
+        (whole({"type": "exclude_token", "exclude_tokens": [3]}), r"exclude_tokens\[0\] 3 is a number"),
         (whole({"type": "const_string"}), "structural_tag.format lacks 'value'"),
         (whole(const(3)), "structural_tag.format.value must be a string, got 3"),
         (whole(const("\ud800")), "structural_tag.format.value holds half of a surrogate pair"),

@@ -121,6 +121,44 @@ def test_a_token_is_allowed_exactly_where_a_right_sequence_goes_on_with_it(most)
         assert not any(map(place.accept, refused)), tokens
 
 
+def one_token_in_tag(excludes: list[str]) -> dict[str, Any]:
+    content = {"type": "exclude_token", "exclude_tokens": excludes}
+    tag = {"type": "tag", "begin": "<", "content": content, "end": END}
+    return {"type": "sequence", "elements": [tag, {"type": "const_string", "value": "b"}]}
+
+
+@pytest.mark.parametrize("excludes", [[], ["a"], ["a", "<", "a<"], ["b", "<a", "</"]])
+def test_a_text_of_one_token_is_none_of_the_excluded_ones_and_nothing_leads_to_one(excludes):
+    barred = {f"<{text}{END}b".encode() for text in ("", *excludes)}
+    right = {tokens for tokens in sequences(1) if b"".join(TOKENS[token] for token in tokens) not in barred}
+    assert 10 < len(right) < len(sequences(1))
+    following: dict[tuple[int, ...], set[int]] = {}
+    for tokens in right:
+        for size in range(len(tokens)):
+            following.setdefault(tokens[:size], set()).add(tokens[size])
+        following.setdefault(tokens, set()).add(len(TOKENS))
+    grammar = compiled(one_token_in_tag(excludes))
+    for tokens, expected in following.items():
+        place = grammar.start()
+        assert all(map(place.accept, tokens)), tokens
+        assert allowed(place) == expected, b"".join(TOKENS[token] for token in tokens)
+
+
+def test_one_token_to_the_end_is_one_that_is_not_excluded():
+    place = compiled({"type": "exclude_token", "exclude_tokens": ["a", "/"]}).start()
+    end, letters = len(TOKENS), [TOKENS.index(token) for token in (b"a", b"/", b"b")]
+    assert not {end, letters[0], letters[1], TOKENS.index(b"\xc3")} & allowed(place)
+    assert {letters[2], TOKENS.index(b"a</e>b")} <= allowed(place)
+    assert place.accept(letters[2])
+    assert allowed(place) == {end}
+
+
+def test_any_token_is_excluded_by_its_number_or_its_text():
+    vocabulary = Vocabulary(BYTES, (256,), 257)
+    numbered = language_of(spec({"type": "exclude_token", "exclude_tokens": [97, "b"]}), vocabulary)
+    assert numbered == language_of(spec({"type": "exclude_token", "exclude_tokens": ["a", "b"]}), vocabulary)
+
+
 @pytest.mark.parametrize("kind", ["any_text", "any_tokens"])
 def test_free_text_to_the_end_has_no_more_tokens(kind):
     place = compiled({"type": kind, "max_tokens": 2}).start()

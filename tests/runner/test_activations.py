@@ -11,7 +11,7 @@ from tureen.contract.types import EngineInfo
 from tureen.errors import StartupError
 from tureen.runner import native
 from tureen.runner.load import load_runner
-from tureen.terminal import banner
+from tureen.terminal import Access, banner
 
 pytest.importorskip("tureen.kernels.cpu._native")
 
@@ -59,4 +59,4 @@ def test_the_banner_tells_them():
         ("vocab_size", "context_len", "max_total_tokens", "page_size", "hidden_size", "kv_bytes_per_token"), 1
     )
     info = EngineInfo(**facts, **sizes, dtype="q4_1", max_running_requests=1, eos_token_ids=(2,), activations="int16")
-    assert "(A, q4_1 on cpu, int16 activations)" in banner(info, "http://x", 1.0)
+    assert "(A, q4_1 on cpu, int16 activations)" in banner(info, Access("http://x"), 1.0)

@@ -152,6 +152,7 @@ class World:
             "logprobs": [one for delta in deltas for one in delta.output_logprobs],
             "prompt": [one for delta in deltas for one in delta.prompt_logprobs],
             "states": [one for delta in deltas for one in delta.hidden_states],
+            "explained": [one for delta in deltas for one in delta.explanations],
             "finish": [delta.finish for delta in deltas if delta.finish],
             "usage": deltas[-1].usage if deltas else None,
             "error": task.exception() if task.done() else None,

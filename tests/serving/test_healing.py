@@ -48,6 +48,8 @@ def requests():
         request("regex", seed=5, grammar=GrammarSpec("regex", "[a-f]{9}")),
         request("scored", logprobs=LogprobSpec(prompt_start=0, top=2)),
         request("scored-json", grammar=GrammarSpec("choice", '["abcdefgh", "abcxyz"]'), logprobs=LogprobSpec()),
+        request("explained", seed=9, explain=True),
+        request("explained-json", grammar=GrammarSpec("choice", '["abcdefgh", "abcxyz"]'), explain=True),
         request("last-state", hidden_states="last"),
         request("all-states", hidden_states="all"),
         request("pooled", tokens=0, hidden_states="pooled"),
@@ -77,6 +79,8 @@ async def run(*, lost_after=(), look=None):
 def undisturbed():
     answers, _ = asyncio.run(run())
     assert all(one["error"] is None and len(one["finish"]) == 1 for one in answers.values())
+    for name in ("explained", "explained-json"):
+        assert [why.token_id for why in answers[name]["explained"]] == answers[name]["ids"]
     return answers
 
 

@@ -1,13 +1,16 @@
 """Tool calls in the formats that models write: as their makers document them, cut anywhere, broken, and very long."""
 
+import ast
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tureen.errors import StartupError
+from tureen.text import tools
 from tureen.text.messages import CallArguments, CallStart, Content, Tool
 from tureen.text.tools import FORMATS, PARSERS, tool_format
 
@@ -380,6 +383,13 @@ def test_work_grows_with_the_text_and_not_with_its_square(name, unit):
 )
 def test_a_chat_template_tells_the_format(template, name):
     assert tool_format("auto", template) is PARSERS[name]
+
+
+def test_the_search_for_formats_names_none_but_the_one_for_templates_that_teach_none():
+    names = {name for form in FORMATS for name in form.NAMES}
+    source = ast.parse(Path(tools.__file__).read_text(encoding="utf-8"))
+    named = {node.value for node in ast.walk(source) if isinstance(node, ast.Constant)}
+    assert named & names == {"hermes"}
 
 
 def test_the_operator_chooses_the_format_by_name_and_hears_of_a_wrong_one():

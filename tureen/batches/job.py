@@ -17,6 +17,7 @@ from tureen.batches.lines import InputCheck, InputLine, LineReader, parse
 from tureen.batches.records import BatchRecord, Counts, InputFault, Status, StoredFile
 from tureen.batches.results import LineFailure, LineResult, Response, ResultLog, answered, failed
 from tureen.batches.store import FULL, Store
+from tureen.batches.turns import Turns
 from tureen.batches.usage import TokensUsed
 from tureen.errors import PayloadTooLarge
 from tureen.files import NotRegular
@@ -29,6 +30,8 @@ MAX_ATTEMPTS = 3
 """How often a line is run at which the server itself fails."""
 MAX_PIECES = 32
 """Most pieces of inputs, of SLICE_BYTES, that all batches together hold ahead; and one line that is longer."""
+MAX_PIECES_OF_CLIENT = 4
+"""Most that the batches of one client hold of them: the others of it wait, and not those of other clients."""
 
 SERVER_FAULT = LineFailure("server_error", "The server failed at this request; its log says why.")
 GIVEN_UP = InputFault("server_error", "the server failed at this batch again and again; its log says why")
@@ -45,42 +48,15 @@ Answer = Callable[[BatchRecord, bytes], Awaitable[Response]]
 """A function that runs a line: it gets the batch and the line's body."""
 
 
-class Slots:
-    """Limits the lines that run at once, by number and by bytes, but for a line alone. First come, first served."""
-
-    def __init__(self, most: int, most_bytes: int) -> None:
-        self._most = most
-        self._most_bytes = most_bytes
-        self._num_taken = 0
-        self._num_bytes = 0
-        self._turn = asyncio.Lock()
-        self._is_freed = asyncio.Event()
-
-    async def take(self, num_bytes: int) -> None:
-        """Waits for a place for a line of so many bytes."""
-        async with self._turn:
-            while self._num_taken and (self._num_taken == self._most or self._num_bytes + num_bytes > self._most_bytes):
-                self._is_freed.clear()
-                await self._is_freed.wait()
-            self._num_taken += 1
-            self._num_bytes += num_bytes
-
-    def free(self, num_bytes: int) -> None:
-        """Gives a place back."""
-        self._num_taken -= 1
-        self._num_bytes -= num_bytes
-        self._is_freed.set()
-
-
 class Means(NamedTuple):
     """The means that all jobs share."""
 
     store: Store
     answer: Answer
     may_begin: asyncio.Event  # set while lines may begin
-    slots: Slots
-    pieces: asyncio.Semaphore  # MAX_PIECES
-    long_line: asyncio.Lock
+    slots: Turns  # of lines that run
+    pieces: Turns  # MAX_PIECES
+    long_line: Turns  # one
     disk: Executor  # one thread, which alone reads inputs and writes answers
     max_line_bytes: int
 
@@ -189,13 +165,13 @@ class Job:
                     if number in self._log.done:
                         continue
                     line = parse(number, raw)
-                    await self._means.slots.take(len(raw))
+                    await self._means.slots.take(self.batch.client, len(raw))
                     task = group.create_task(self._run_line(line))
                     task.add_done_callback(partial(self._free, len(raw)))
         return True
 
     def _free(self, num_bytes: int, _: object) -> None:
-        self._means.slots.free(num_bytes)
+        self._means.slots.free(self.batch.client, num_bytes)
 
     async def _run_line(self, line: InputLine) -> None:
         store, client = self._means.store, self.batch.client
@@ -302,12 +278,12 @@ class Job:
             while not lines.is_at_end:
                 if not at_once:
                     await self._means.may_begin.wait()
-                async with self._means.pieces:
+                async with self._means.pieces.turn(self.batch.client):
                     piece = await self._on_disk(lines.piece)
                     if piece:
                         yield piece
                     if lines.is_in_long_line:
-                        async with self._means.long_line:
+                        async with self._means.long_line.turn(self.batch.client):
                             line = await self._on_disk(lines.long_line)
                             if line[1].strip():
                                 yield [line]

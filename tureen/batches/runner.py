@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from tureen.batches.job import MAX_PIECES, Answer, Job, Means, Slots
+from tureen.batches.job import MAX_PIECES, MAX_PIECES_OF_CLIENT, Answer, Job, Means
 from tureen.batches.records import BatchRecord
 from tureen.batches.store import Store
+from tureen.batches.turns import Turns
 from tureen.errors import Conflict, TureenError
 from tureen.log import get_logger
 
@@ -49,9 +50,9 @@ class BatchRunner:
             store,
             answer,
             may_begin,
-            Slots(max_lines, max_line_bytes),
-            asyncio.Semaphore(MAX_PIECES),
-            asyncio.Lock(),
+            Turns(max_lines, max_line_bytes),
+            Turns(MAX_PIECES, most_of_client=MAX_PIECES_OF_CLIENT),
+            Turns(1),
             self._disk,
             max_line_bytes=max_line_bytes,
         )

@@ -11,33 +11,20 @@ from tureen.cache.radix import Namespace, RadixNode, RadixTree
 class PageTable:
     """The pages of one running sequence, in order. Changed by its CacheManager only."""
 
-    __slots__ = ("_as_tuple", "is_open", "is_public", "namespace", "nodes", "num_matched", "pages", "room")
+    __slots__ = ("is_open", "is_public", "namespace", "nodes", "num_matched", "pages", "room")
 
     def __init__(self, namespace: Namespace, nodes: list[RadixNode], *, is_public: bool) -> None:
         self.namespace = namespace
         self.nodes = nodes  # the tree nodes of the first pages: found at first, published later
         self.num_matched = len(nodes)
-        self.pages = [node.page for node in nodes]
+        self.pages = tuple([node.page for node in nodes])  # as rows carry them
         self.room = 0  # tokens that the pages have room for, once it has grown
         self.is_open = True
         self.is_public = is_public  # its full pages go into the tree as they are computed
-        self._as_tuple: tuple[int, ...] | None = None
-
-    @property
-    def as_tuple(self) -> tuple[int, ...]:
-        """Returns the pages as a row carries them; the tuple is made again only after a change."""
-        if self._as_tuple is None:
-            self._as_tuple = tuple(self.pages)
-        return self._as_tuple
-
-    def append(self, page: int) -> None:
-        self.pages.append(page)
-        self._as_tuple = None
 
     def replace(self, index: int, page: int) -> None:
         """Puts another page in place of that at `index`."""
-        self.pages[index] = page
-        self._as_tuple = None
+        self.pages = (*self.pages[:index], page, *self.pages[index + 1 :])
 
 
 class CacheManager:
@@ -92,10 +79,12 @@ class CacheManager:
         missing = self.num_pages_for(num_tokens) - len(table.pages)
         if missing > self.num_available:
             return False
+        new = []
         for _ in range(missing):
             if not self.pool.free:
                 self.tree.evict()
-            table.append(self.pool.take())
+            new.append(self.pool.take())
+        table.pages += tuple(new)
         table.room = len(table.pages) * self.page_size
         return True
 
@@ -147,7 +136,7 @@ class CacheManager:
         for table in self._open:
             for page in table.pages:
                 holders[page] += 1
-            if [node.page for node in table.nodes] != table.pages[: len(table.nodes)]:
+            if tuple([node.page for node in table.nodes]) != table.pages[: len(table.nodes)]:
                 wrong.append("a page table does not hold the pages of its nodes")
         wrong += self.tree.check(holders)  # adds the tree's references
         return wrong + self.pool.check(holders)

@@ -23,6 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not arguments:
             print(parser().format_help(), end="")
             return 0
+        if arguments[0] == "help":
+            arguments = [*arguments[1:2], "--help"]
         options = parser(arguments).parse_args(arguments)
         return int(options.run(options))
     except TureenError as error:

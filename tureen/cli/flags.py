@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 import msgspec
 
 from tureen.config import COMMON, Config, fields
-from tureen.config_sources import converted, load
+from tureen.config_sources import fault_of, load, unknown_variables
 from tureen.errors import InvalidRequest, echo
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class CommandParser(argparse.ArgumentParser):
         own_flag: type[OwnFlag] = importlib.import_module("tureen.cli.translation").OwnFlag
         takes: dict[Any, Any] = {None: "one", 0: "nothing", "?": "maybe", "+": "many", "*": "many"}
         return {
-            flag: own_flag(takes[action.nargs], self._accepts(action), _allowed(action))
+            flag: own_flag(takes[action.nargs], self._fault_of(action), bool(action.choices))
             for flag, action in self._option_string_actions.items()
         }
 
@@ -90,26 +90,24 @@ class CommandParser(argparse.ArgumentParser):
                     return True
             elif action.nargs is None:
                 value = value if equals else "".join(arguments[place + 1 : place + 2])
-                if not self._accepts(action)(value):
+                if self._fault_of(action)(value):
                     return True
         return False
 
-    def _accepts(self, action: argparse.Action) -> Callable[[str], bool]:
-        """Returns a function that says whether a flag may have a value."""
+    def _fault_of(self, action: argparse.Action) -> Callable[[str], str]:
+        """Returns a function that says why a flag may not have a value; "" where it may."""
         kinds = {field.name: field for field in fields()}
         field = kinds.get(action.dest) if action.nargs is None else None
 
-        def accepts(value: str) -> bool:
+        def fault(value: str) -> str:
+            words = action.choices if field is None else action.choices or get_args(field.type)[1].extra["words"]
+            if words:
+                return "" if value in words else f"it may be {', '.join(map(str, words))}"
             if field is None:
-                return action.choices is None or value in action.choices
-            words = get_args(field.type)[1].extra["words"]
-            try:
-                converted(field.name, (value,) if _is_list(get_args(field.type)[0]) else value)
-            except msgspec.ValidationError:
-                return False
-            return not words or value in words
+                return ""
+            return fault_of(field.name, (value,) if _is_list(get_args(field.type)[0]) else value)
 
-        return accepts
+        return fault
 
     def _in_own_words(self, arguments: list[str]) -> list[str]:
         """Translates the flags of other servers, and tells so. Ends the program where some cannot be had."""
@@ -251,10 +249,6 @@ def _metavar(name: str, kind: Any) -> str:
     return "N" if int in kinds else "NUMBER" if float in kinds else "TEXT"
 
 
-def _allowed(action: argparse.Action) -> str:
-    return ", ".join(map(str, action.choices)) if action.choices else ""
-
-
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the settings that the command line names."""
     names = set(Config.__struct_fields__)
@@ -298,6 +292,12 @@ def params_of(options: argparse.Namespace) -> dict[str, Any]:
 def load_config(options: argparse.Namespace) -> Config:
     """Merges the flags with environment and file. Raises StartupError."""
     return load(settings_of(options), file=options.config)
+
+
+def tell_unknown_variables() -> None:
+    """Says on stderr which TUREEN_* variables are no settings."""
+    if unknown := unknown_variables():
+        print(f"tureen: no settings, without effect: {', '.join(unknown)}", file=sys.stderr)
 
 
 def params_type() -> Any:

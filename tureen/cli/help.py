@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable
@@ -24,7 +25,8 @@ commands:
 
 
 def text(parser: CommandParser, word: str) -> str:
-    """Returns the help. word: "" = the commonest flags, "all" = every flag, else those whose help has the word."""
+    """Returns the help. word: "" = the commonest flags, "all" = every flag, else those in whose
+    name or help a word begins with it."""
     if any(isinstance(action, argparse._SubParsersAction) for action in parser._actions) and parser.prog == "tureen":
         return first_steps(parser)
     parser.complete()
@@ -38,7 +40,7 @@ def text(parser: CommandParser, word: str) -> str:
     parts = [usage, *([parser.description] if parser.description else [])]
     parts += ["\n".join([f"{title}:", *map(_lines, actions)]) for title, actions in groups if actions]
     if word not in ("", "all") and not shown:
-        parts.append(f"no flag has the word {word!r} in its name or its help")
+        parts.append(f"no flag has a word that begins with {word!r} in its name or its help")
     if shown < total:
         parts.append(f"{total - shown} more: {parser.prog} --help=all shows every flag, --help=WORD those with a word.")
     return "\n\n".join(parts) + "\n"
@@ -57,7 +59,7 @@ def _is_shown(parser: CommandParser, action: argparse.Action, word: str) -> bool
     if word in ("", "all"):
         return word == "all" or action.dest not in parser.rare
     written = " ".join([*action.option_strings, action.dest, action.help or ""]).lower()
-    return word.lower() in written
+    return re.search(rf"(?<![a-z0-9]){re.escape(word.lower().lstrip('-'))}", written) is not None
 
 
 def _positionals(parser: argparse.ArgumentParser) -> Iterable[str]:

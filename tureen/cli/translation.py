@@ -19,11 +19,11 @@ SIZES = {"k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": 1 <
 
 
 class OwnFlag(NamedTuple):
-    """A flag of this server's: how many values follow it, and which of them it accepts."""
+    """A flag of this server's: how many values follow it, and what is wrong with each of them."""
 
     takes: Takes
-    accepts: Callable[[str], bool]
-    allowed: str  # the words that it may be, for messages; "" = not one of a few
+    fault_of: Callable[[str], str]  # "" = it accepts the value
+    words: bool  # whether a value is one of a few
 
 
 class Note(NamedTuple):
@@ -74,6 +74,7 @@ class _Translator:
         self._out: list[str] = []
         self._notes: list[Note] = []
         self._faults: list[str] = []
+        self._num_values = 0  # faults that are only values which a setting may not have
         self._sampling: dict[str, object] = {}
         self._origins: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._is_one = False  # the flags that are not ours are all of one server
@@ -95,7 +96,8 @@ class _Translator:
                 self._faults.append(str(refusal))
         if self._sampling:
             self._out += [SAMPLING, json.dumps(self._sampling)]
-        return Translation(self._out, self._notes, self._faults)
+        are_values = len(self._faults) == self._num_values  # settings.py names them, with those of file and environment
+        return Translation(self._out, self._notes, [] if are_values else self._faults)
 
     def _read(self, token: str) -> Given:
         text, equals, inline = token.partition("=")
@@ -131,7 +133,8 @@ class _Translator:
     def _take_own(self, flag: Given, arguments: list[str]) -> None:
         own = self._own[flag.name]
         values = _values(flag, own.takes, arguments)
-        if all(own.accepts(value) for value in values):
+        faults = [fault for value in values if (fault := own.fault_of(value))]
+        if not faults:
             self._emit((flag.name, *values), flag.name)
             self._warn(flag, values)
             return
@@ -141,9 +144,10 @@ class _Translator:
             if note is not None and note.kind not in ("refused", "same"):
                 self._follow(flag, peer, note)
                 return
-        if own.allowed:
-            raise NotHere(f"{flag.text} {' '.join(values)}: it may be {own.allowed}")
-        self._emit((flag.name, *values), flag.name)  # config.py says what is wrong with the value
+        self._faults.append(f"{flag.text} {' '.join(values)}: {faults[0]}")
+        if not own.words:
+            self._num_values += 1
+            self._emit((flag.name, *values), flag.name)
 
     def _warn(self, flag: Given, values: list[str]) -> None:
         """Notes that a flag has this server's meaning where the other flags are of one that means something else."""

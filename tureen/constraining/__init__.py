@@ -2,6 +2,6 @@
 
 It gives `grammar` its processes and threads, and checks finished outputs a second time.
 
-Imports: errors, files, grammar, log, sandbox; asyncio, jsonschema_rs, msgspec, numpy, regex.
+Imports: errors, files, grammar, kernels, log, sandbox; asyncio, jsonschema_rs, msgspec, numpy, regex.
 Imported by: build, engine, requests.
 """

@@ -16,11 +16,11 @@ from pathlib import Path
 import msgspec
 
 import tureen.grammar
+from tureen.constraining.loading import closing_kernels
 from tureen.constraining.messages import CompileReply
 from tureen.files import open_regular
 from tureen.grammar import Vocabulary
 from tureen.grammar.backends.registry import BACKENDS
-from tureen.grammar.closing import closing_version
 from tureen.log import get_logger
 
 SUFFIX = ".grammar"
@@ -129,6 +129,7 @@ def _origin(backend: str, vocabulary: Vocabulary) -> bytes:
     for module in BACKENDS[backend].needs if backend in BACKENDS else ():
         with contextlib.suppress(metadata.PackageNotFoundError):  # a module of a package of another name
             digest.update(f"{module} {metadata.version(module)}".encode())
-    digest.update(closing_version())
+    kernels = closing_kernels()  # they write and read what is kept
+    digest.update(b"" if kernels is None else Path(str(kernels.__file__)).read_bytes())
     digest.update(msgspec.msgpack.encode((backend, vocabulary)))
     return digest.digest()

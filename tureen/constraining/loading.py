@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from types import ModuleType
 from typing import NamedTuple
 
 from tureen.constraining.messages import CompileReply
 from tureen.grammar import Backend, Encode, Vocabulary, find_backend
 from tureen.grammar.closing import ClosingCompiler, ClosingGrammar
 from tureen.grammar.guard.guarded import guarded
+from tureen.kernels.cpu import native
 
 
 class GrammarCompilers(NamedTuple):
@@ -25,7 +27,15 @@ class GrammarCompilers(NamedTuple):
 
 def grammar_compilers(backend: str, vocabulary: Vocabulary, encode: Encode) -> GrammarCompilers:
     """Makes the compilers for a vocabulary; with a large one it takes a second."""
-    return GrammarCompilers(find_backend(backend)(vocabulary, encode), ClosingCompiler(vocabulary))
+    return GrammarCompilers(find_backend(backend)(vocabulary, encode), ClosingCompiler(vocabulary, closing_kernels()))
+
+
+def closing_kernels() -> ModuleType | None:
+    """Returns the native kernels; None where there are none that run here: then no output is brought to an end."""
+    try:
+        return native.load()
+    except (ImportError, RuntimeError):
+        return None
 
 
 class LazyCompilers:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tureen.contract.params import SamplingParams
-from tureen.contract.types import LogprobSpec, MediaItem, PositionLogprobs
+from tureen.contract.types import Explanation, LogprobSpec, MediaItem, PositionLogprobs
 from tureen.errors import TryLater, TureenError
 from tureen.grammar import Mask
 from tureen.grammar.closing import Ending
@@ -27,6 +27,7 @@ class SlotState(msgspec.Struct, frozen=True, array_like=True):
     processor: str = ""
     client: str = ""  # who sent the processor, where that is code
     banned: tuple[tuple[int, ...], ...] = ()  # sequences that the output may not have
+    explain: bool = False
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -112,6 +113,7 @@ class RowOutput(msgspec.Struct, frozen=True, array_like=True):
     scores: tuple[PositionLogprobs, ...] = ()  # one per score target
     hidden_states: tuple[bytes, ...] = ()  # float32 [hidden_size] of token_ids[hidden_from], … to the last
     error: RowError | None = None  # this row alone fails
+    explanations: tuple[Explanation, ...] = ()  # of each drawn token, if its request asked
 
 
 class StepOutput(msgspec.Struct, frozen=True, array_like=True):

@@ -69,9 +69,9 @@ class LaterGrammar(msgspec.Struct, frozen=True, array_like=True):
     """A constraint on an answer that another request will write, after the thoughts that this one writes."""
 
     spec: GrammarSpec
-    room: int  # tokens that the answer may have
-    field: str  # what the client called the limit that leaves it no more ...
-    limits: str  # ... and all limits with their numbers, in words
+    room: int  # tokens that the thoughts and the answer may have together
+    field: str  # what the client called the limit that leaves them no more ...
+    limits: str  # ... and that limit with its number, in words
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,11 +90,12 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     embeds: bytes = b""  # prompt embeddings, float32 [num_prompt, hidden_size]; token_ids are then all NO_TOKEN
     media: tuple[MediaItem, ...] = ()  # where they stand, token_ids has a number below NO_TOKEN made of their digest
     hidden_states: HiddenStates = "none"
+    explain: bool = False
     processor: str = ""  # custom logit processor: a registered name, or a client's payload (a JSON object)
     banned: BannedTokens | None = None
     grammar: GrammarSpec | None = None  # what the whole output must match
     grammar_field: str = ""  # what the client called it
-    later: LaterGrammar | None = None  # without `grammar`: it is compiled, and refused where the answer has no room
+    later: LaterGrammar | None = None  # without `grammar`: it is compiled, and gets the room that it needs
     limit_field: str = ""  # what the client called max_new_tokens; "" = it sent none: a grammar may need more
     priority: int = 0
     when_idle: bool = False  # runs only in steps in which no request without this mark can run
@@ -109,6 +110,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
     resumed_cached: int = 0  # cached tokens of the prompt as the client's usage has them
     resumed_states: int = 0  # hidden states that the client has already
+
+    @property
+    def cache_space(self) -> tuple[str, str]:
+        """Tells apart requests that have no cached prefixes in common, whatever their tokens are."""
+        return self.cache_salt, self.adapter
 
 
 class FinishReason(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,6 +150,33 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
     raw: PositionLogprobs | None = None  # the model's own, of an output token that was drawn, with mode "both"
 
 
+class StageView(msgspec.Struct, frozen=True, array_like=True):
+    """A stage of the sampling pipeline as it acted on a token's candidates; the numbers are in their order."""
+
+    name: str  # of the sampling parameter, where it is one
+    probabilities: tuple[float, ...]  # after the stage; 0 = removed
+    value: float | None = None  # of the parameter, where it is a number
+    logits: tuple[float | None, ...] = ()  # after a stage that changes logits; None = -infinity
+    num_kept: int | None = None  # a cut: how many tokens are left of the whole vocabulary
+    starts: tuple[float | None, ...] = ()  # of the draw: where the candidate's share of [0, 1) begins; None = no share
+    ends: tuple[float | None, ...] = ()  # of the draw: where it ends, which is outside
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The reason why an output token was chosen."""
+
+    token_id: int
+    position: int  # index in prompt and output; the random number is that of the seed and this
+    chosen_by: Literal["draw", "best", "grammar", "budget"]
+    """The reason: a random number; the largest logit (temperature 0); the grammar, which left no choice; the limit of
+    the reasoning, whose end was appended."""
+
+    guessed: bool = False  # speculation had guessed it, and it was drawn
+    random: float | None = None
+    candidates: tuple[int, ...] = ()  # token ids: the best after each stage, and the token itself
+    stages: tuple[StageView, ...] = ()  # in the order applied
+
+
 class OutputDelta(msgspec.Struct, frozen=True, array_like=True):
     """A piece of one request's output. `text` never ends inside a character or a possible stop string.
 
@@ -159,6 +192,7 @@ class OutputDelta(msgspec.Struct, frozen=True, array_like=True):
     finish: FinishReason | None = None
     hidden_states: tuple[bytes, ...] = ()  # float32 [hidden_size] per position, in order of positions, each sent once
     unenforced: tuple[str, ...] = ()  # of what its constraint says, with the last delta: "uniqueItems at /tags"
+    explanations: tuple[Explanation, ...] = ()  # of each of token_ids, if the request asks for them
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):

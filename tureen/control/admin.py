@@ -14,6 +14,7 @@ from tureen import __version__
 from tureen.config import Config
 from tureen.contract.params import SamplingParams
 from tureen.contract.types import EngineHealth
+from tureen.control.replica_routes import gauge_replica
 from tureen.devices.cpu import trim
 from tureen.errors import InvalidRequest, Unavailable
 from tureen.http.call import call_of
@@ -225,6 +226,8 @@ def secret_fields() -> list[str]:
 
 def update_gauges(state: ServerState) -> None:
     """Copies the engine's statistics into the metrics that are read from them."""
+    for replica in state.client.replicas:
+        gauge_replica(replica, state.metrics)
     stats, info, metrics = state.client.stats, state.context.info, state.metrics
     engine = state.client.health
     metrics.set("engine_suspect", engine.state not in WELL)

@@ -26,6 +26,12 @@ class LoggingBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     log_requests: Annotated[
         bool | None, Meta(description="Not available: contents of requests are never logged; true is refused.")
     ] = None
+    log_requests_level: Annotated[int | None, Meta(description="Not available, as log_requests.")] = None
+    dump_requests_folder: Annotated[str | None, Meta(description="Not available, as log_requests.")] = None
+    dump_requests_threshold: Annotated[int | None, Meta(description="Not available, as log_requests.")] = None
+
+
+ABOUT_CONTENTS = ("log_requests", "log_requests_level", "dump_requests_folder", "dump_requests_threshold")
 
 
 def routes(_: ServerState) -> list[Entry]:
@@ -33,12 +39,13 @@ def routes(_: ServerState) -> list[Entry]:
 
     async def configure_logging(request: Request) -> Response:
         body = await read_body(request, LoggingBody) if request.method == "POST" else LoggingBody()
-        if body.log_requests:
-            raise InvalidRequest(
-                "log_requests is not available: contents of requests are never logged; send log_level",
-                field="log_requests",
-                code="not_available",
-            )
+        for field in ABOUT_CONTENTS:
+            if getattr(body, field):
+                raise InvalidRequest(
+                    f"{field} is not available: contents of requests are never logged; send log_level",
+                    field=field,
+                    code="not_available",
+                )
         logger = logging.getLogger(LOGGER_NAME)
         if body.log_level is not None:
             logger.setLevel(body.log_level.upper())

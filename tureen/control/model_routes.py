@@ -12,6 +12,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from tureen.control.replica_routes import replica_report
 from tureen.errors import InvalidRequest, echo
 from tureen.http.dialect import Docs, Entry, read_body
 from tureen.requests.model_field import is_served, unknown_model
@@ -150,13 +151,15 @@ def status_of(state: ServerState) -> dict[str, Any]:
     if state.common.models is not None:
         return state.common.models.report()
     stats = state.client.stats
-    model = {
+    model: dict[str, Any] = {
         "name": state.context.info.model_name,
         "status": "loaded",
         "engine": state.client.health.state,
         "num_running": stats.num_running,
         "num_waiting": stats.num_queued,
     }
+    if state.client.replicas:
+        model["replicas"] = [replica_report(replica) for replica in state.client.replicas]
     return {"models": [model]}
 
 

@@ -119,8 +119,7 @@ class Engine:
         self.adapters = Adapters(runner, self._sequences.values())
         self._ended: list[OutputDelta] = []  # last deltas of what ended between two steps
         self._totals = EngineTotals()
-        sequences = self._sequences.values()
-        self.control = Control(runner, self.scheduler, sequences, abort=self.abort, clear=self._clear)
+        self.control = Control(runner, self.scheduler, self._sequences.values(), abort=self.abort, clear=self._clear)
 
     @property
     def has_work(self) -> bool:
@@ -282,16 +281,17 @@ class Engine:
         return self._delta(sequence)
 
     def _append_drawn(self, sequence: Sequence, result: RowOutput) -> None:
-        """Appends what was drawn, up to where the output ends; right guesses are computed. Raises as `_take_over`."""
+        """Appends what was drawn, up to where the output ends. Raises as `_take_over`."""
         for index, token_id in enumerate(result.token_ids):
-            if sequence.asked.scores is not None and result.logprobs:
-                sequence.asked.scores.add_drawn(result.logprobs[index])
+            if not sequence.terms.is_plain:
+                sequence.note_drawn(result, index)
             sequence.ended = output.append(sequence, token_id, self._limits.context_len, is_drawn=True)
             if sequence.constraint is not None and sequence.ended is None:
                 sequence.ended = self._force(sequence)
             if sequence.ended is not None:
                 break
-        sequence.num_computed = min(sequence.num_computed + len(result.token_ids) - 1, sequence.num_needed)
+        if len(result.token_ids) > 1:  # the guesses that were right are computed
+            sequence.num_computed = min(sequence.num_computed + len(result.token_ids) - 1, sequence.num_needed)
 
     def _force(self, sequence: Sequence) -> FinishReason | None:
         """Appends what the grammar leaves no choice about. Returns why the output ends there; None = it goes on."""

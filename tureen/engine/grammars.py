@@ -119,7 +119,7 @@ class Grammars:
         except TureenError as error:
             return RowError.of(error)
         if sequence.request.later is not None:
-            return self._check_later(sequence.request.later, compilation.compiled, grammar, field)
+            return self._leave_room(sequence, sequence.request.later, compilation.compiled, grammar)
         place = None
         params, closing = sequence.request.params, compilation.compiled.closing
         if closing is not None and params.close_early and sequence.request.max_new_tokens > 0:
@@ -143,24 +143,29 @@ class Grammars:
         )
         return None
 
-    def _check_later(
-        self, later: LaterGrammar, compiled: ClosingGrammar, grammar: Grammar, field: str
+    def _leave_room(
+        self, sequence: Sequence, later: LaterGrammar, compiled: ClosingGrammar, grammar: Grammar
     ) -> RowError | None:
-        """Returns the error for an answer that has no room for what it must match."""
+        """Has an output end where the answer behind it needs the rest of the room. Returns the error where not even one
+        token of it leaves the answer enough."""
         if compiled.closing is None:
             return None
+        field, most = sequence.request.grammar_field, max(0, later.room - 1)
         try:
             with following(field):
-                least = _least(compiled, grammar, self._context_len, later.room)
+                least = _least(compiled, grammar, self._context_len, most)
         except TureenError as error:
             return RowError.of(error)
-        if least <= later.room:
-            return None
-        message = (
-            f"{later.limits} leave {later.room} tokens for the answer, but the shortest output that {field} allows "
-            f"takes {least} tokens; think less, or allow more"
-        )
-        return RowError("max_new_tokens_too_small", message, 400, later.field)
+        if least > most:
+            message = (
+                f"{later.limits} leaves {most} tokens for the answer behind a thought and the mark that ends it, but "
+                f"the shortest output that {field} allows takes {least} tokens; allow more"
+            )
+            return RowError("max_new_tokens_too_small", message, 400, later.field)
+        most_thought = max(1, later.room - least - compiled.reserve)
+        max_tokens = min(sequence.terms.max_tokens, sequence.terms.num_prompt + most_thought)
+        sequence.terms = sequence.terms._replace(max_tokens=max_tokens)
+        return None
 
 
 def _least(compiled: ClosingGrammar, grammar: Grammar, most: int, left: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tureen.contract.runner import NOTHING_TO_DRAW, RowError
-from tureen.contract.types import FinishReason, OutputDelta
+from tureen.contract.types import Explanation, FinishReason, OutputDelta
 from tureen.engine import finish
 from tureen.engine.constraint import Constraint
 from tureen.engine.sequence import Sequence
@@ -101,7 +101,18 @@ def delta(sequence: Sequence, reason: FinishReason | None) -> OutputDelta | None
         finish=reason,
         hidden_states=() if sequence.asked.hidden is None else sequence.asked.hidden.take(is_last=is_last),
         unenforced=unenforced,
+        explanations=_take_explanations(sequence, len(token_ids)),
     )
+
+
+def _take_explanations(sequence: Sequence, count: int) -> tuple[Explanation, ...]:
+    """Returns the explanations of the next `count` output tokens, if they were asked for; each once."""
+    waiting = sequence.asked.explanations
+    if waiting is None:
+        return ()
+    taken = tuple(waiting[:count])
+    del waiting[:count]
+    return taken
 
 
 def _unenforced(sequence: Sequence, constraint: Constraint, reason: FinishReason) -> tuple[str, ...]:

@@ -35,13 +35,13 @@ FIRST_COME = Schedule()
 
 def first_come(sequence: Sequence) -> tuple[int, ...]:
     """Ranks what runs when idle last; else preempted sequences first, then by arrival."""
-    return sequence.request.when_idle, not sequence.is_resuming, sequence.terms.number
+    return sequence.request.when_idle, not sequence.has_begun, sequence.terms.number
 
 
 def priority_first(sequence: Sequence) -> tuple[int, ...]:
     """Ranks higher priority first; within one priority as `first_come`."""
     request = sequence.request
-    return request.when_idle, -request.priority, not sequence.is_resuming, sequence.terms.number
+    return request.when_idle, -request.priority, not sequence.has_begun, sequence.terms.number
 
 
 class QueueOrder:
@@ -85,7 +85,7 @@ class LongestPrefixFirst(QueueOrder):
 
 def _window(sequence: Sequence) -> tuple[Any, ...]:
     request = sequence.request
-    return request.when_idle, request.priority, sequence.is_resuming, sequence.terms.number // WINDOW
+    return request.when_idle, request.priority, sequence.has_begun, sequence.terms.number // WINDOW
 
 
 class LeastServedFirst(QueueOrder):
@@ -111,7 +111,7 @@ class LeastServedFirst(QueueOrder):
             return
         for _, level in groupby(waiting, key=lambda sequence: self._rank(sequence)[:-1]):
             equal = list(level)
-            yield from equal if equal[0].is_resuming else self._in_turns(equal)
+            yield from equal if equal[0].has_begun else self._in_turns(equal)
 
     def _in_turns(self, waiting: Many[Sequence]) -> Iterable[Sequence]:
         lines: dict[Claimant, deque[Sequence]] = {}
@@ -129,13 +129,13 @@ class LeastServedFirst(QueueOrder):
         claimant = _claimant(sequence)
         of_its_kind = {other for other in map(_claimant, waiting) if other[0] == claimant[0]}
         others = of_its_kind or {self._last_admitted.get(claimant[0], (claimant[0], ""))}
-        if claimant not in others and not sequence.is_resuming:
+        if claimant not in others and not sequence.has_begun:
             self._served[claimant] = max(self._counter(claimant), min(map(self._counter, others)))
 
     def admitted(self, sequence: Sequence) -> None:
         claimant = _claimant(sequence)
         self._last_admitted[claimant[0]] = claimant
-        self._charge(sequence, PROMPT_COST * (sequence.terms.num_prompt - (sequence.num_cached or 0)))
+        self._charge(sequence, PROMPT_COST * (sequence.terms.num_prompt - sequence.num_cached))
 
     def generated(self, sequence: Sequence, num_tokens: int) -> None:
         self._charge(sequence, OUTPUT_COST * num_tokens)

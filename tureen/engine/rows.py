@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tureen.cache.manager import CacheManager
 from tureen.constraining.masks import PendingMasks
-from tureen.contract.runner import Batch, Row, RowError, RowOutput, Runner
+from tureen.contract.runner import Batch, Row, RowError, RowOutput, Runner, SlotState
 from tureen.engine.constraint import too_complex
 from tureen.engine.grammars import Grammars
 from tureen.engine.scheduler import StepPlan
@@ -42,7 +42,8 @@ class RowRunner:
             self._num_failed_steps = 0
             return outputs
         outputs = tuple(
-            map(self._run_alone, plan.sequences, plan.rows, [sequence in plan.new for sequence in plan.sequences])
+            self._run_alone(sequence, row, [state for state in plan.new_slots if state.slot == row.slot])
+            for sequence, row in zip(plan.sequences, plan.rows, strict=True)
         )
         all_failed = all(output.error == STEP_FAILED for output in outputs)
         self._num_failed_steps = self._num_failed_steps + 1 if all_failed else 0
@@ -61,7 +62,7 @@ class RowRunner:
         if table is None:
             return True
         try:
-            row = Row(slot=0, token_ids=(0,), start=0, pages=table.as_tuple, sample=False)
+            row = Row(slot=0, token_ids=(0,), start=0, pages=table.pages, sample=False)
             self._runner.submit(Batch((row,))).result()
         except Exception:
             log.exception("the runner fails on everything")
@@ -71,20 +72,19 @@ class RowRunner:
         return True
 
     def _run(self, plan: StepPlan) -> tuple[RowOutput, ...]:
-        new_slots = tuple([sequence.slot_state() for sequence in plan.new]) if plan.new else ()
         masks = None
         if any(sequence.constraint is not None for sequence in plan.sequences):
             masks = self._grammars.fill_masks(plan.sequences, plan.rows)
         try:
-            outputs = self._runner.submit(Batch(tuple(plan.rows), new_slots), masks).result().rows
+            outputs = self._runner.submit(Batch(tuple(plan.rows), tuple(plan.new_slots)), masks).result().rows
         finally:
             if masks is not None:
                 masks.wait()  # no grammar may change under the thread that reads it
         return outputs if masks is None else _explained(outputs, plan, masks)
 
-    def _run_alone(self, sequence: Sequence, row: Row, is_new: bool) -> RowOutput:
+    def _run_alone(self, sequence: Sequence, row: Row, new_slots: list[SlotState]) -> RowOutput:
         try:
-            return self._run(StepPlan([sequence], [row], [sequence] if is_new else []))[0]
+            return self._run(StepPlan([sequence], [row], new_slots))[0]
         except Exception:  # this row's request fails, the others go on
             log.exception("request %s failed", sequence.request.id)
             return RowOutput(error=STEP_FAILED)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tureen.cache.manager import CacheManager, PageTable
 from tureen.cache.radix import RadixNode
-from tureen.contract.runner import Row
+from tureen.contract.runner import Row, SlotState
 from tureen.engine.queue import WaitingQueue
 from tureen.engine.sequence import Sequence
 from tureen.errors import TureenError
@@ -22,11 +22,11 @@ Drafter = Callable[[Sequence, int], tuple[int, ...]]
 
 
 class StepPlan(NamedTuple):
-    """A step's sequences, the row of each at the same index, and those of them that have just taken their slot."""
+    """A step's sequences, the row of each at the same index, and what begins in the slots that were just taken."""
 
     sequences: list[Sequence]
     rows: list[Row]
-    new: list[Sequence]
+    new_slots: list[SlotState]
 
 
 class Scheduler:
@@ -54,7 +54,6 @@ class Scheduler:
         self._free_slots = list(range(max_rows - 1, -1, -1))
         self._token_budget = token_budget
         self._by_priority = by_priority
-        self._num_admissions = 0
 
     @property
     def num_free_slots(self) -> int:
@@ -63,7 +62,7 @@ class Scheduler:
     @property
     def num_begun(self) -> int:
         """The number of sequences that run, or ran before they were preempted."""
-        return len(self.running) + sum(sequence.is_resuming for sequence in self.queue.waiting)
+        return len(self.running) + sum(sequence.has_begun for sequence in self.queue.waiting)
 
     @property
     def num_queued_tokens(self) -> int:
@@ -157,10 +156,11 @@ class Scheduler:
                 return
             if sequence.request.when_idle != when_idle:
                 continue
-            if sequence.is_following or (self.is_held and not sequence.is_resuming):
+            if sequence.is_following or (self.is_held and not sequence.has_begun):
                 continue
-            nodes = self.cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused)
-            sequence.leader = self._find_leader(sequence, nodes)
+            most = sequence.max_reused
+            nodes = self.cache.match(sequence.namespace, sequence.token_ids, most)
+            sequence.leader = self._find_leader(sequence, nodes, most // self.cache.page_size)
             if sequence.leader is not None:
                 continue
             table = self._open(sequence, nodes)
@@ -170,7 +170,7 @@ class Scheduler:
             num_tokens = min(budget, sequence.num_needed - sequence.num_computed)
             plan.sequences.append(sequence)
             plan.rows.append(sequence.row(num_tokens))
-            plan.new.append(sequence)
+            plan.new_slots.append(sequence.slot_state())
             budget -= num_tokens
 
     def _has_slot(self, *, when_idle: bool) -> bool:
@@ -208,16 +208,15 @@ class Scheduler:
         running = [other for other in self.running if sequence.request.when_idle or not other.request.when_idle]
         if not running:
             return 0
-        if sequence.is_resuming:
+        if sequence.has_begun:
             growth = (s.terms.max_tokens - s.num_tokens for s in (*running, sequence))
             return sum(self.cache.num_pages_for(min(RESUME_HEADROOM, tokens)) for tokens in growth)
         return len(running) + 1
 
-    def _find_leader(self, sequence: Sequence, nodes: list[RadixNode]) -> tuple[PageTable, int] | None:
+    def _find_leader(self, sequence: Sequence, nodes: list[RadixNode], last: int) -> tuple[PageTable, int] | None:
         """Returns a running sequence's table that is about to get the very next page this one needs, and how many pages
-        they share."""
-        size = self.cache.page_size
-        index, last = len(nodes), sequence.max_reused // size
+        they share, at most `last`."""
+        size, index = self.cache.page_size, len(nodes)
         if index >= last:
             return None
         tail = nodes[-1] if nodes else None
@@ -239,20 +238,18 @@ class Scheduler:
         sequence.table = table
         sequence.slot = self._free_slots.pop()
         sequence.num_computed = table.num_matched * self.cache.page_size
-        if sequence.num_cached is None:
-            sequence.num_cached = min(
-                sequence.num_computed, sequence.terms.num_prompt
-            )  # forced tokens may be cached too
+        if not sequence.has_begun:
+            sequence.has_begun = True
+            # forced tokens may be cached, too
+            sequence.num_cached = min(sequence.num_computed, sequence.terms.num_prompt)
             self.num_prompt_tokens += sequence.terms.num_prompt
             self.num_cached_tokens += sequence.num_cached
             self.queue.order.admitted(sequence)
-        self._num_admissions += 1
-        sequence.admission = self._num_admissions
-        insort(self.running, sequence, key=self._running_rank)
+        insort(self.running, sequence, key=self._running_rank)  # behind those of the same rank
 
-    def _running_rank(self, sequence: Sequence) -> tuple[int, int, int]:
+    def _running_rank(self, sequence: Sequence) -> tuple[bool, int]:
         request = sequence.request
-        return request.when_idle, -request.priority if self._by_priority else 0, sequence.admission
+        return request.when_idle, -request.priority if self._by_priority else 0
 
 
 def _allowed(sequence: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:

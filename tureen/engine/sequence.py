@@ -7,7 +7,7 @@ from typing import NamedTuple
 from tureen.cache.manager import PageTable
 from tureen.cache.radix import Namespace
 from tureen.contract.runner import Row, RowOutput, SlotState
-from tureen.contract.types import FinishReason, GenerateRequest, Usage
+from tureen.contract.types import Explanation, FinishReason, GenerateRequest, Usage
 from tureen.engine.constraint import Constraint
 from tureen.engine.embedded import Embedded, without_digests
 from tureen.engine.hidden import HiddenStateQueue
@@ -31,6 +31,7 @@ class Asked(NamedTuple):
 
     scores: ScoreQueue | None
     hidden: HiddenStateQueue | None
+    explanations: list[Explanation] | None  # of the output tokens that were not sent
 
 
 class SentOutput:
@@ -63,11 +64,10 @@ class Sequence:
         self.embedded = Embedded(request) if request.embeds or request.media else None
         self.token_ids = list(request.token_ids)  # prompt, then output
         self.num_computed = 0
-        # prompt tokens found in the prefix cache when it first ran, here or in another engine
-        self.num_cached = request.resumed_cached if request.resumed else None
+        self.has_begun = bool(request.resumed)  # it runs, or ran before, here or in another engine
+        self.num_cached = request.resumed_cached  # prompt tokens found in the prefix cache when it first ran
         self.slot = -1
         self.table: PageTable | None = None
-        self.admission = 0  # order of admission, new with every one
         self.leader: tuple[PageTable, int] | None = None  # waits until this table has published so many pages
         self.constraint: Constraint | None = None  # there once its grammar is compiled
         self.ended: FinishReason | None = None  # the output is complete, but maybe not all of it is computed
@@ -92,11 +92,6 @@ class Sequence:
     def num_left(self) -> int:
         """How many more tokens its output may have."""
         return self.terms.max_tokens - len(self.token_ids)
-
-    @property
-    def is_resuming(self) -> bool:
-        """Says whether the sequence ran before and was preempted, here or in another engine."""
-        return self.table is None and self.num_cached is not None
 
     @property
     def is_following(self) -> bool:
@@ -154,7 +149,7 @@ class Sequence:
         if self.asked.scores is not None:
             num_held = num_output - self.sent.num_tokens
         num_forced = 0 if self.constraint is None else max(0, self.constraint.num_forced - num_held)
-        return Usage(self.terms.num_prompt, num_output - num_held, self.num_cached or 0, num_forced)
+        return Usage(self.terms.num_prompt, num_output - num_held, self.num_cached, num_forced)
 
     def takes_guesses(self, row: Row) -> bool:
         """Says whether guesses may follow the row's tokens: it samples, and nothing else is asked of it."""
@@ -165,7 +160,7 @@ class Sequence:
         start = self.num_computed
         end = start + num_tokens
         token_ids = (*self.token_ids[start:end], *guesses)
-        pages = self.table.as_tuple if self.table else ()
+        pages = self.table.pages if self.table else ()
         samples = end == len(self.token_ids) < self.terms.max_tokens and self.ended is None
         embeds = b""
         if self.embedded is not None and start < self.embedded.end:
@@ -205,12 +200,23 @@ class Sequence:
             processor=self.request.processor,
             client=self.request.client,
             banned=() if self.request.banned is None else self.request.banned.sequences,
+            explain=self.request.explain,
         )
+
+    def note_drawn(self, output: RowOutput, index: int) -> None:
+        """Takes what the request asked for about a drawn token that is going to be appended: the one at `index`."""
+        if self.asked.scores is not None and output.logprobs:
+            self.asked.scores.add_drawn(output.logprobs[index])
+        if self.asked.explanations is not None:
+            self.asked.explanations.append(output.explanations[index])
 
     def append(self, token_id: int, *, is_drawn: bool) -> None:
         """Appends one output token."""
         if self.asked.scores is not None and not is_drawn and self.num_output >= self.sent.num_tokens:
             self.asked.scores.ask(len(self.token_ids))
+        if self.asked.explanations is not None and not is_drawn and self.num_output >= self.sent.num_tokens:
+            position = len(self.token_ids)
+            self.asked.explanations.append(Explanation(token_id=token_id, position=position, chosen_by="grammar"))
         if self.asked.scores is not None or self.request.resumed:
             self.sent.text_ends.append(self.detokenizer.length)
         self.token_ids.append(token_id)
@@ -238,7 +244,7 @@ def _asked(request: GenerateRequest) -> Asked:
         scores = ScoreQueue(request.logprobs, request.token_ids, num_sent)
     if request.hidden_states != "none":
         hidden = HiddenStateQueue(request.hidden_states, num_prompt, request.resumed_states)
-    return Asked(scores, hidden)
+    return Asked(scores, hidden, [] if request.explain else None)
 
 
 def _terms(request: GenerateRequest, number: int, eos_token_ids: tuple[int, ...], adapter: int) -> SequenceTerms:
@@ -248,6 +254,6 @@ def _terms(request: GenerateRequest, number: int, eos_token_ids: tuple[int, ...]
         num_prompt=len(request.token_ids),
         max_tokens=len(request.token_ids) + request.max_new_tokens,
         end_token_ids=frozenset((*(() if ignores_eos else eos_token_ids), *request.params.stop_token_ids)),
-        is_plain=request.logprobs is None and request.hidden_states == "none",
+        is_plain=request.logprobs is None and request.hidden_states == "none" and not request.explain,
         adapter=adapter,
     )

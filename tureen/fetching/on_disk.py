@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -113,7 +114,10 @@ def remove(name: str, config: Config) -> tuple[Path, int]:
             "with hf cache rm"
         )
     before = _bytes_of(home)
-    rest = [each for each in home.parent.glob(f".{home.name}.*") if each.is_file()]
+    begun = re.compile(
+        rf"\.{re.escape(home.name)}\.(part-\d+\.)?(whl|lock)({re.escape(PART)})?"
+    )  # not of 1.0.1 for 1.0
+    rest = [each for each in home.parent.glob(".*") if begun.fullmatch(each.name)]
     if not home.exists() and not rest:
         raise StartupError(f"{name}: it is not on this machine; tureen list names those that are")
     if reference.tag and path is not None:

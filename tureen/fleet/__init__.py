@@ -3,5 +3,5 @@ several.
 
 Imports: build, config, devices, errors, front, http, log, media, metrics, requests, runner, sandbox, serving,
 weights; asyncio, msgspec, starlette.
-Imported by: nothing.
+Imported by: replicas.
 """

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from tureen.errors import Conflict, InvalidRequest, NotFound, StartupError, TureenError, Unavailable
+from tureen.errors import Conflict, InvalidRequest, StartupError, TureenError, Unavailable
 from tureen.fleet.member import Member, Waiter
-from tureen.fleet.room import GIB, Measure, Room
+from tureen.fleet.pauses import Pauses
+from tureen.fleet.register import Register, Starter
+from tureen.fleet.room import GIB, Room
 from tureen.log import get_logger
-from tureen.requests.model_field import ANY, unknown_model
 from tureen.requests.state import DRAIN_RETRY_S, ServerState
-
-Launch = Callable[[Member], Awaitable[None]]
-"""Starts a model's engine, which then is ready. Raises StartupError."""
 
 log = get_logger("fleet")
 
@@ -27,10 +25,11 @@ class Fleet:
     One model is loaded at a time, in the order in which they were asked for.
     """
 
-    def __init__(self, members: Sequence[Member], limit_bytes: int, measure: Measure, launch: Launch) -> None:
-        self.members = list(members)
-        self.room = Room(self.members, limit_bytes, measure, self._unload_later)
-        self._launch = launch
+    def __init__(self, members: Sequence[Member], limit_bytes: int, starter: Starter) -> None:
+        self.register = Register(members)
+        self.room = Room(self.register.members, limit_bytes, starter.measure, self._unload_later)
+        self._starter = starter
+        self._pauses = Pauses(self.register.members)
         self._turn = asyncio.Lock()  # held by who loads or unloads
         self._tasks: set[asyncio.Task[None]] = set()
         self._loading: dict[Member, asyncio.Task[None]] = {}
@@ -42,18 +41,18 @@ class Fleet:
 
     # ---- who is asked for
 
+    @property
+    def members(self) -> list[Member]:
+        """The models, in the order of the settings; then those that joined."""
+        return self.register.members
+
     def find(self, name: str) -> Member | None:
         """Returns the model that a request's `model` means; None: there is none. See ModelNames."""
-        if name in ANY:
-            return self.default
-        exact = (member for member in self.members if member.name == name)
-        return next(exact, None) or next(
-            (member for member in self.members if member.names.adapter(name) is not None), None
-        )
+        return self.register.find(name)
 
     def names(self) -> list[str]:
         """Returns the names that requests may use: models and their adapters."""
-        return [name for member in self.members for name in (member.name, *member.adapters)]
+        return self.register.names()
 
     # ---- who uses it
 
@@ -135,9 +134,10 @@ class Fleet:
         log.info("model %s: loading; it needs %.2f GiB", member.name, member.need_bytes / GIB)
         try:
             if member.client is None:
-                await self._launch(member)
+                await self._starter.launch(member)
             else:
                 await member.client.suspension.resume(member.loads.note_phase)
+            await self._pauses.catch_up(member)
         except BaseException:
             member.standing = "unloaded"
             raise
@@ -158,18 +158,9 @@ class Fleet:
 
     # ---- what operators ask for
 
-    def _named(self, name: str) -> Member:
-        """Returns the model that an operator names. Raises NotFound."""
-        member = self.find(name)
-        if member is None:
-            error = unknown_model(name, self.names())
-            how = "to add a model, name it with --model or in a [[models]] table, and start the server again"
-            raise NotFound(f"{error.message}; {how}", field="model", code="model_not_found")
-        return member
-
     async def load(self, name: str) -> Member:
-        """Loads a model, and returns when it is loaded. Raises TureenError."""
-        member = self._named(name)
+        """Loads a model, and returns when it is loaded; one that is not known joins the others. Raises TureenError."""
+        member = await self.register.named_or_new(name, self._starter, self.room.measure)
         member.loads.retry_s = 0.0
         if not member.is_ready:
             waiter = self.wait_for(member)
@@ -181,7 +172,7 @@ class Fleet:
 
     async def unload(self, name: str) -> Member:
         """Unloads a model. Raises NotFound, and Conflict while requests use it."""
-        member = self._named(name)
+        member = self.register.named(name)
         async with self._turn:
             if member.is_busy:
                 raise Conflict(
@@ -192,6 +183,10 @@ class Fleet:
             if member.standing == "loaded":
                 await self.room.unload(member)
         return member
+
+    def pause_later(self, *, is_paused: bool) -> None:
+        """Has the models that are not loaded now begin paused, or not, when they are."""
+        self._pauses.note(is_paused=is_paused)
 
     def retire(self, state: ServerState) -> None:
         """Unloads the model of a state when the requests that use it have their answers."""
@@ -208,8 +203,8 @@ class Fleet:
             await self.unload(member.name)
 
     async def pull(self, name: str) -> Member:
-        """Fetches a model's files, without loading it. Raises TureenError."""
-        member = self._named(name)
+        """Fetches a model's files, without loading it; one that is not known joins the others. Raises TureenError."""
+        member = await self.register.named_or_new(name, self._starter, self.room.measure)
         await self.room.measure(member)
         return member
 

@@ -57,9 +57,11 @@ class Loads:
 class Member:
     """One of a server's models. Event-loop thread only."""
 
-    def __init__(self, config: Config, name: str) -> None:
+    def __init__(self, config: Config, name: str, *, own: frozenset[str] = frozenset()) -> None:
+        """`own`: names of the settings that this model was given; the others are the server's."""
         self.name = name
         self.config = config
+        self.own = own
         self.standing: Standing = "unloaded"
         self.is_leaving = False  # it is to be unloaded: who comes now waits until it is loaded again
         self.client: HealingClient | None = None  # None: it was never loaded

@@ -37,17 +37,10 @@ class Room:
         return sum(member.need_bytes for member in self._members if member.standing != "unloaded")
 
     async def measure(self, member: Member) -> int:
-        """Finds a model's files, and returns the bytes that it needs. Raises StartupError."""
-        return await self._measure(member, self.limit_bytes // len(self._members))
-
-    async def make(self, member: Member) -> bool:
-        """Unloads models until this one fits. Returns False when nobody wants it any more.
-
-        Raises InvalidRequest when it can never fit, StartupError when there is no such model.
-        """
-        need = member.need_bytes = await self.measure(member)
+        """Finds a model's files, and returns the bytes that it needs. Raises InvalidRequest when it can never fit,
+        StartupError when there is no such model."""
+        need = await self._measure(member, self.limit_bytes // len(self._members))
         if need > self.limit_bytes:
-            member.need_bytes = 0
             raise InvalidRequest(
                 f"the model {member.name} needs {need / GIB:.2f} GiB of memory, and all models together may have "
                 f"{self.limit_bytes / GIB:.2f} GiB; start the server with a larger --models-memory, or the model with "
@@ -55,6 +48,14 @@ class Room:
                 field="model",
                 code="model_too_large",
             )
+        return need
+
+    async def make(self, member: Member) -> bool:
+        """Unloads models until this one fits. Returns False when nobody wants it any more.
+
+        Raises InvalidRequest when it can never fit, StartupError when there is no such model.
+        """
+        need = member.need_bytes = await self.measure(member)
         loaded = [other for other in self._members if other.client is not None]
         try:
             while self.used_bytes + need > self.limit_bytes:

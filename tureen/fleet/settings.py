@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,8 +10,12 @@ import msgspec
 
 from tureen.config import Config, cache_dir, fields
 from tureen.errors import StartupError, echo
+from tureen.log import get_logger
+from tureen.runner.embedder import NOT_FOR_EMBEDDINGS
 from tureen.sandbox.budget import helper_bytes
 from tureen.weights.source import resolve_model
+
+log = get_logger("fleet")
 
 OWN_GROUPS = ("model", "sampling", "scheduling")
 """Groups of settings that a model may have of its own."""
@@ -34,28 +38,56 @@ def each_model(config: Config) -> list[Config]:
 
     Raises StartupError naming the model and the setting.
     """
-    allowed, configs = set(own_settings()), list[Config]()
-    shared_mib = max(1, (helper_bytes(config) >> 20) // len(config.models))
-    for index, table in enumerate(config.models):
-        where, own = f"models[{index}]", {name.replace("-", "_"): value for name, value in table.items()}
-        for name in own:
-            if name not in allowed:
-                known = "it is the server's" if name in Config.__struct_fields__ else "there is no such setting"
-                raise StartupError(f"{where}: {echo(name)} cannot stand there: {known}; see docs/several-models.md")
-        if not isinstance(own.get("model_path"), str):
-            raise StartupError(f"{where}: model_path is missing; it says which model")
-        base: dict[str, Any] = msgspec.structs.asdict(config) | {
-            "models": (),
-            "model_path": own["model_path"],
-            "served_model_name": None,
-            "engine": "process" if config.engine == "auto" else config.engine,
-            "helper_memory_mib": shared_mib,
-        }
-        try:
-            configs.append(msgspec.convert(base | own, Config, strict=False))
-        except msgspec.ValidationError as error:
-            raise StartupError(f"{where}: {str(error).replace('`$.', '`')}") from None
-    return configs
+    if config.replicas > 1:
+        raise StartupError(
+            f"--replicas {config.replicas} with {len(config.models)} models: replicas are of one model; serve the one "
+            "that needs them by a server of its own",
+            field="replicas",
+        )
+    return [one_model(config, table, f"models[{index}]") for index, table in enumerate(config.models)]
+
+
+def one_model(config: Config, table: Mapping[str, Any], where: str) -> Config:
+    """Returns the settings of one model: its own, in `table`, over the server's. Raises StartupError, which begins with
+    `where`."""
+    allowed, own = set(own_settings()), own_names(table)
+    for name in own:
+        if name not in allowed:
+            known = "it is the server's" if name in Config.__struct_fields__ else "there is no such setting"
+            raise StartupError(f"{where}: {echo(name)} cannot stand there: {known}; see docs/several-models.md")
+    if not isinstance(own.get("model_path"), str):
+        raise StartupError(f"{where}: model_path is missing; it says which model")
+    base: dict[str, Any] = msgspec.structs.asdict(config) | {
+        "models": (),
+        "model_path": own["model_path"],
+        "served_model_name": None,
+        "engine": "process" if config.engine == "auto" else config.engine,
+        "helper_memory_mib": max(1, (helper_bytes(config) >> 20) // len(config.models)),
+    }
+    try:
+        return msgspec.convert(base | own, Config, strict=False)
+    except msgspec.ValidationError as error:
+        raise StartupError(f"{where}: {str(error).replace('`$.', '`')}") from None
+
+
+def own_names(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a [[models]] table by the names that they have in Config."""
+    return {name.replace("-", "_"): value for name, value in table.items()}
+
+
+def for_embeddings(config: Config, own: Container[str]) -> Config:
+    """Returns the settings of a model that makes embeddings: without those of the server's that only models which write
+    have. `own`: names of the settings that the model itself was given; these are left for the start to refuse."""
+    at_default = Config()
+    foreign = {
+        name: getattr(at_default, name)
+        for name in (*NOT_FOR_EMBEDDINGS, "context_length")
+        if name not in own and getattr(config, name) != getattr(at_default, name)
+    }
+    if foreign:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in foreign)
+        log.info("model %s makes embeddings: %s of the server is not for it", name_of(config), flags)
+    return msgspec.structs.replace(config, **foreign)
 
 
 def name_of(config: Config) -> str:

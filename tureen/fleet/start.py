@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 from starlette.applications import Starlette
 
-from tureen.build import Model, connect, find_model, may_load_torch, media_loader
+from tureen.build import Model, connect, find_model, makes_embeddings, may_load_torch, media_loader
 from tureen.config import Config
 from tureen.devices.cpu import free_bytes
 from tureen.fleet.edge import spread
 from tureen.fleet.fleet import Fleet
 from tureen.fleet.member import Member
-from tureen.fleet.settings import check_names, each_model, name_of
+from tureen.fleet.settings import check_names, each_model, for_embeddings, name_of, one_model, own_names
 from tureen.fleet.sizes import size_of
 from tureen.front.app import all_routes, build_app, fitting
 from tureen.http.dialect import Entry
@@ -23,6 +23,7 @@ from tureen.log import Progress, get_logger
 from tureen.media.loader import MediaLoader
 from tureen.metrics import Metrics
 from tureen.requests.state import ServerState, make_context
+from tureen.runner.embedder import refuse_settings
 from tureen.serving.healing import HealingClient
 
 log = get_logger("fleet")
@@ -34,12 +35,12 @@ async def start(config: Config, progress: Progress) -> Launcher:
     names = [name_of(own) for own in configs]
     check_names(names)
     members = [
-        Member(msgspec.structs.replace(own, served_model_name=name), name)
-        for own, name in zip(configs, names, strict=True)
+        Member(msgspec.structs.replace(own, served_model_name=name), name, own=frozenset(own_names(table)))
+        for own, name, table in zip(configs, names, config.models, strict=True)
     ]
     limit_bytes = config.models_memory or int(free_bytes() * config.mem_fraction_static)
-    launcher = Launcher(progress)
-    launcher.fleet = Fleet(members, limit_bytes, launcher.measure, launcher.launch)
+    launcher = Launcher(config, progress)
+    launcher.fleet = Fleet(members, limit_bytes, launcher)
     await launcher.fleet.begin()
     return launcher
 
@@ -49,9 +50,10 @@ class Launcher:
 
     fleet: Fleet
 
-    def __init__(self, progress: Progress) -> None:
-        """`progress`: shows the start of the default model."""
+    def __init__(self, config: Config, progress: Progress) -> None:
+        """`config`: the server's. `progress`: shows the start of the default model."""
         self.app: Starlette | None = None
+        self._config = config
         self._progress = progress
         self._models: dict[tuple[str | None, ...], Model] = {}  # that were found; two models may be of the same files
 
@@ -59,6 +61,9 @@ class Launcher:
         """Returns the bytes that a model needs; its KV cache takes what is left of `share_bytes`. Raises
         StartupError."""
         model = await self._find(member)
+        if makes_embeddings(model.source):
+            member.config = for_embeddings(member.config, member.own)
+            refuse_settings(member.config)
         uses_torch = may_load_torch(member.config, model)
         size = await asyncio.to_thread(size_of, model.source, member.config, share_bytes, uses_torch=uses_torch)
         if size.num_tokens and member.client is None:
@@ -87,9 +92,21 @@ class Launcher:
             await client.close()
             raise
 
+    def adopt(self, name: str) -> Member:
+        """Returns a model that the server was not started with, by where it comes from, with the server's settings.
+        Raises StartupError for a path at which there is none."""
+        config = one_model(self._config, {"model_path": name}, name)
+        known_as = name_of(config)
+        return Member(msgspec.structs.replace(config, served_model_name=known_as), known_as)
+
     def path_of(self, member: Member) -> Path:
         """Returns where the files of a model are that was found."""
         return self._models[_files_of(member.config)].source.path
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The names of the models beside the default one."""
+        return tuple(member.name for member in self.fleet.members[1:])
 
     async def _connect(self, member: Member, model: Model) -> tuple[HealingClient, MediaLoader | None]:
         """Starts an engine, and what loads pictures for it. Raises StartupError."""

@@ -22,6 +22,7 @@ from tureen.control import (
     parsing_routes,
     pause,
     profile_routes,
+    replica_routes,
     session_routes,
     weight_routes,
 )
@@ -49,6 +50,7 @@ OUR_ROUTES: tuple[Routes, ...] = (
     model_routes.routes,
     profile_routes.routes,
     expert_routes.routes,
+    replica_routes.routes,
     logging_routes.routes,
     admin.routes,
     replay.routes,

@@ -3,7 +3,7 @@
 README.md in this folder says how it is used without the server. A constraint becomes a tree of expressions, and a
 backend compiles that for a vocabulary. No tensors, processes or threads.
 
-Imports: errors, kernels; llguidance, msgspec, numpy, outlines_core, regex.
+Imports: errors; llguidance, msgspec, numpy, outlines_core, regex.
 Imported by: build, constraining, contract, engine, requests, runner, sampling.
 """
 

@@ -1,6 +1,7 @@
 """Outputs that come to an end in time: what that takes from each place of a language, in tokens of the vocabulary.
 
-The native kernels follow the language, beside the backend. An installation without them brings nothing to an end.
+The native kernels, which the caller hands over, follow the language beside the backend. Without them nothing is brought
+to an end.
 docs/decisions/0053-answers-that-always-close.md says how it is done.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +34,6 @@ from tureen.grammar.expression import (
 )
 from tureen.grammar.guard.guarded import GuardedCompiled
 from tureen.grammar.rules import SOMETHING, can_be_empty, chain, choice, parts, repeat
-from tureen.kernels.cpu import native
 
 WORD_ZONE, SENTENCE_ZONE = 8, 32
 """Tokens to spare, at most, from which on no further word, or no further sentence, is begun. Of a short output these
@@ -68,9 +68,10 @@ class Nearness(NamedTuple):
 class ClosingCompiler:
     """Compiles languages for one vocabulary. Thread-safe."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, kernels: ModuleType | None) -> None:
+        """`kernels`: the native module that follows languages; None: no output is brought to an end."""
         ends = set(vocabulary.eos_token_ids)
-        self._native = _kernels()
+        self._native = kernels
         self._ends = packed(ends, vocabulary.size)
         if self._native is not None:
             texts = [b"" if index in ends else token for index, token in enumerate(vocabulary.tokens)]
@@ -97,20 +98,6 @@ class ClosingCompiler:
         if follower.least >= self._native.NEVER:
             return None
         return Closing(follower, self._native.Place, self._ends, len(program))
-
-
-def _kernels() -> Any:
-    """Returns the kernels; None where there are none that run here: then outputs are not brought to an end."""
-    try:
-        return native.load()
-    except (ImportError, RuntimeError):
-        return None
-
-
-def closing_version() -> bytes:
-    """Returns the bytes of what writes and reads programs; b"" where nothing does."""
-    kernels = _kernels()
-    return b"" if kernels is None else Path(kernels.__file__).read_bytes()
 
 
 class Closing:

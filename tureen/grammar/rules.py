@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from tureen.grammar.expression import (
     ANY_CHAR,
@@ -182,9 +183,12 @@ def can_end(expression: Expression, ending: set[str]) -> bool:
     return not isinstance(expression, Terminal) or can_end(expression.item, ending)
 
 
-def holding(rules: Rules, test: Callable[[Expression, set[str]], bool]) -> set[str]:
-    """Returns the smallest set of names such that a rule is in it exactly where `test(rule, set)` holds."""
-    names: set[str] = set()
+def holding(
+    rules: Rules, test: Callable[[Expression, set[str]], bool], known: AbstractSet[str] = frozenset()
+) -> set[str]:
+    """Returns the smallest set of names such that a rule is in it exactly where `test(rule, set)` holds. `known` are in
+    it, which need not be among the rules."""
+    names = set(known)
     rest = []
     for name in reversed(list(rules)):  # callers mostly come first
         if test(rules[name], names):

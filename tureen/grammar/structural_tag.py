@@ -51,9 +51,11 @@ def structural_tag(text: str, *, strict: bool = False, vocabulary: Vocabulary | 
     facts = tag_steps(value, builder.guards) if guarded or budgets else None
     if facts is None:
         if budgets:
+            path = next(iter(budgets))
+            name, instead = ("exclude_token", "regex") if path in builder.guards.never else ("max_tokens", "max_chars")
             raise GrammarError(
-                f"{next(iter(budgets))}.max_tokens cannot be counted here: it is not certain from the text where this"
-                " free text begins or ends; use max_chars"
+                f"{path}.{name} cannot be counted here: it is not certain from the text where this free text begins or"
+                f" ends; use {instead}"
             )
         if builder.promised:
             raise GrammarError(f"{builder.promised[0].schema.partition('#')[0]}: {builder.promised[0].why}")
@@ -248,9 +250,9 @@ class _Builder:
         return self._leaves.ended(fixed(_token_text(value["token"], f"{place.path}.token")), place)
 
     def _exclude_token(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
-        raise GrammarError(
-            f"{place.path}.type 'exclude_token' is not supported: one token is no certain text; use regex"
-        )
+        keys(value, place.path, ("type",), ("exclude_tokens",))
+        excludes = _token_texts(value.get("exclude_tokens", []), f"{place.path}.exclude_tokens")
+        return self._leaves.one_token(excludes, place)
 
     def _any_tokens(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type",), ("exclude_tokens", "max_tokens"))

@@ -9,14 +9,25 @@ from typing import Any, NamedTuple, TypeVar
 
 from tureen.errors import echo
 from tureen.grammar import regex
-from tureen.grammar.expression import Chain, Choice, Expression, GrammarError, Language, RuleCall, Terminal, Unenforced
+from tureen.grammar.expression import (
+    Both,
+    Chain,
+    Choice,
+    Expression,
+    GrammarError,
+    Language,
+    Not,
+    RuleCall,
+    Terminal,
+    Unenforced,
+)
 from tureen.grammar.free_text import any_of, free_of, to_the_end, up_to
 from tureen.grammar.guard.facts import GuardNode
 from tureen.grammar.json_text import flag, integer, keys, string, strings
 from tureen.grammar.notations import grammar
 from tureen.grammar.pieces import Assembly, TerminalPiece, fixed
 from tureen.grammar.regular import continuations, first_chars, is_empty
-from tureen.grammar.rules import calls, can_be_empty, chain, replaced
+from tureen.grammar.rules import SOMETHING, calls, can_be_empty, chain, replaced
 from tureen.grammar.schema.language import json_schema, tagged_schema
 from tureen.grammar.schema.strings import encoded_language
 from tureen.grammar.schema.tagged import STYLES, without_texts
@@ -68,6 +79,7 @@ class GuardedLeaves(NamedTuple):
     branches: list[Language]
     starts: dict[str, str]  # the characters that one of the values can begin with
     budgets: dict[str, int]  # by the paths of free texts: the most tokens that they may have
+    never: dict[str, tuple[bytes, ...]]  # by the paths of some of these: the texts that they may not be
 
 
 class LeafFormats:
@@ -77,7 +89,7 @@ class LeafFormats:
         self.unenforced: list[Unenforced] = []  # of what the schemas say
         self.guarded: list[Unenforced] = []  # what is enforced by a guard, if it can follow the tag
         self.promised: list[Unenforced] = []  # of that, what is strict
-        self.guards = GuardedLeaves([], {}, {}, [], {}, {})
+        self.guards = GuardedLeaves([], {}, {}, [], {}, {}, {})
         self._assembly = assembly
         self._strict = strict
         self._languages = 0
@@ -210,6 +222,15 @@ class LeafFormats:
         if place.stops:
             return TerminalPiece(up_to(place.stops, place.stops, free_of(excludes, most)), None, "")
         free = free_of((*excludes, *place.ends), most)
+        return TerminalPiece(to_the_end(free)) if place.stops is None else TerminalPiece(free)
+
+    def one_token(self, excludes: Sequence[str], place: FormatPlace) -> TerminalPiece:
+        """Returns a text that one token holds, and that is none of `excludes`."""
+        self.guards.budgets[place.path] = 1
+        self.guards.never[place.path] = (b"", *(text.encode() for text in excludes))
+        free = Both(SOMETHING, Not(any_of(excludes))) if excludes else SOMETHING
+        if place.stops:
+            return TerminalPiece(up_to(place.stops, place.stops, free), None, "")
         return TerminalPiece(to_the_end(free)) if place.stops is None else TerminalPiece(free)
 
     def ended(self, piece: TerminalPiece, place: FormatPlace) -> TerminalPiece:

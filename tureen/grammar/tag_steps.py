@@ -62,6 +62,7 @@ class _StepFinder:
             "json_string": lambda _, __, then: self._value(NOWHERE, then),
             "any_text": lambda _, place, then: self._free(place, then),
             "any_tokens": lambda _, place, then: self._free(place, then),
+            "exclude_token": lambda _, place, then: self._free(place, then),
             "regex": self._regex,
             "sequence": self._sequence,
             "or": self._or,
@@ -142,14 +143,15 @@ class _StepFinder:
         return (Way("", start),)
 
     def _free(self, place: FormatPlace, then: Ways) -> Ways:
-        most = self._leaves.budgets.get(place.path)
+        most, never = self._leaves.budgets.get(place.path), self._leaves.never.get(place.path, ())
         if place.stops is None:
             if most is not None:
-                return (Way("", self._added(FreeStep((), most)), ANYTHING),)
+                is_one = place.path in self._leaves.never
+                return (Way("", self._added(FreeStep((), most, never)), SOMETHING if is_one else ANYTHING),)
             return (Way("", THE_END, ANYTHING),)
         if not place.stops or {way.text for way in then} != set(place.stops):
             raise Untold
-        return (Way("", self._added(FreeStep(tuple((way.text.encode(), way.then) for way in then), most))),)
+        return (Way("", self._added(FreeStep(tuple((way.text.encode(), way.then) for way in then), most, never))),)
 
     def _regex(self, value: Any, place: FormatPlace, then: Ways) -> Ways:
         if place.stops == ():

@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 
 from tureen.errors import StartupError, echo
 
@@ -41,6 +40,8 @@ def cors(origins: Sequence[str]) -> list[Middleware]:
     """
     if not origins:
         return []
+    from starlette.middleware.cors import CORSMiddleware  # noqa: PLC0415 - no other server needs it
+
     return [
         Middleware(
             CORSMiddleware,

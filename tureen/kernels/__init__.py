@@ -1,5 +1,5 @@
 """Native kernels, in C++ under `cpu/`, and torch's packed products.
 
 Imports: devices, log; torch.
-Imported by: attention, bench, build, grammar, layers, lora, runner, sampling.
+Imported by: attention, bench, build, constraining, layers, lora, runner, sampling.
 """

@@ -69,12 +69,12 @@ def _check_content_type(content_type: str) -> None:
 
 
 def refuse_unknown(fields: Mapping[str, Any], known: Collection[str], where: str = "") -> None:
-    """Raises InvalidRequest, with the closest known name, for the first of `fields` that is not in `known`.
+    """Raises InvalidRequest, with the closest known name, for the first of `fields` that is not in `known`, nor null.
 
     `where`: what the error calls the object that has the fields; "" = the body itself.
     """
-    for name in fields:
-        if name not in known:
+    for name, value in fields.items():
+        if name not in known and value is not None:
             unknown_fields.refuse(name, known, where)
 
 
@@ -88,10 +88,12 @@ def offered(fields: Mapping[str, Any], known: Collection[str], table: FieldTable
     for name, value in fields.items():
         if name in table.refused or name in table.told:
             table.settle(name, value, f"{where}.{name}" if where else name)
-        elif name not in known:
-            unknown_fields.settle(name, (*known, *table.refused), table, where)
-        elif value is not None:
+        elif value is None:
+            continue
+        elif name in known:
             kept[name] = value
+        else:
+            unknown_fields.settle(name, (*known, *table.refused), table, where)
     return kept
 
 
@@ -152,7 +154,8 @@ def read_params(
             table.settle(name, value, f"{where}.{name}")
             continue
         if name not in PARAM_FIELDS and name not in ALIASES:
-            unknown_fields.settle(name, (*PARAM_FIELDS, *ALIASES), table, where)
+            if value is not None:
+                unknown_fields.settle(name, (*PARAM_FIELDS, *ALIASES), table, where)
             continue
         target = ALIASES.get(name, name)
         if target in fields:

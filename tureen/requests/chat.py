@@ -74,6 +74,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     processor: str = ""
     return_effective: bool = False
+    explain: bool = False
     rid: str | None = None
     deadline_ms: int | None = None
     ttft_deadline_ms: int | None = None
@@ -279,6 +280,7 @@ def _plan(
         hidden_states=chat.hidden_states,
         processor=chat.processor,
         return_effective=chat.return_effective,
+        explain=chat.explain,
         priority=chat.priority,
         cache_salt=chat.cache_salt,
         deadline_ms=left(chat.deadline_ms),

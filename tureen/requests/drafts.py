@@ -26,6 +26,9 @@ JavaScript clients have."""
 REQUEST_SIZE = 32
 """Cost of making one request for `offload`: as long as tokenizing so many characters."""
 
+MAX_EXPLAINED_TOKENS = 1 << 14
+"""Most tokens of one answer that are explained; each takes some 2 KB as JSON."""
+
 DTYPES = {
     "int": r"[-+]?[0-9]+[ \n]*",
     "float": r"[-+]?[0-9]*\.?[0-9]+[ \n]*",
@@ -48,6 +51,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     hidden_states: HiddenStates = "none"
     processor: str = ""
     return_effective: bool = False
+    explain: bool = False
     priority: int = 0
     cache_salt: str = ""
     deadline_ms: int | None = None  # wall clock, from when the draft is made into requests
@@ -100,6 +104,7 @@ def plan_of(draft: Draft, state: ServerState) -> Plan:
     requests: list[GenerateRequest] = []
     for index, resolved in enumerate(resolved_prompts):
         requests += _requests(draft, index, resolved, rids[len(requests) : len(requests) + num_samples], state)
+    _check_explained(requests)
     return Plan(
         requests=tuple(requests),
         rids=rids,
@@ -115,6 +120,17 @@ def plan_of(draft: Draft, state: ServerState) -> Plan:
             if draft.options[index // num_samples].return_effective
         },
     )
+
+
+def _check_explained(requests: Sequence[GenerateRequest]) -> None:
+    """Raises InvalidRequest for more explanations than an answer may have."""
+    num_tokens = sum(request.max_new_tokens for request in requests if request.explain)
+    if num_tokens > MAX_EXPLAINED_TOKENS:
+        raise InvalidRequest(
+            f"explain: true could explain {num_tokens} tokens; at most {MAX_EXPLAINED_TOKENS} fit an answer: lower the "
+            "limit of the output, or send fewer prompts or samples",
+            field="explain",
+        )
 
 
 def request_of(draft: Draft, index: int, rid: str, state: ServerState) -> GenerateRequest:
@@ -222,6 +238,7 @@ def _requests(
             adapter=options.adapter,
             embeds=prompt.embeds,
             hidden_states=options.hidden_states,
+            explain=options.explain,
             processor=options.processor,
             banned=draft.samplings[index].banned,
             grammar=grammar,

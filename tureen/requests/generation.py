@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tureen.contract.types import FinishReason, GenerateRequest, OutputDelta, PositionLogprobs, Usage
+from tureen.contract.types import Explanation, FinishReason, GenerateRequest, OutputDelta, PositionLogprobs, Usage
 from tureen.errors import RequestFailed, TureenError, Unavailable
 from tureen.log import get_logger
 from tureen.metrics import Metrics
@@ -24,6 +24,12 @@ from tureen.text.messages import Part
 
 WHOLE_INTERVAL = 64
 """Tokens between two updates of an output that is not streamed."""
+
+EXPLANATION_SIZE = 64
+"""Numbers in a token's explanation, about."""
+
+GROWING = ("token_ids", "output_logprobs", "prompt_logprobs", "hidden_states", "weight_versions")
+"""Lists of an output that grow."""
 
 log = get_logger("api")
 
@@ -101,6 +107,7 @@ class Sent(NamedTuple):
 class Remarks(NamedTuple):
     """Remarks of an answer on an output: whether it fits its constraint, and how it was sampled."""
 
+    explanations: list[Explanation]  # of each token so far, if they were asked for
     unenforced: tuple[str, ...] = ()  # of what the constraint says: "uniqueItems at /tags"
     is_valid: bool | None = None  # where something is not enforced; None: it was cut, or nobody could tell
     effective: EffectiveParams | None = None  # None: nobody asked for them
@@ -133,7 +140,7 @@ class Output:
         self.output_logprobs: list[PositionLogprobs] = []
         self.prompt_logprobs: list[PositionLogprobs] = []
         self.hidden_states: list[bytes] = []
-        self.remarks = Remarks(effective=effective)
+        self.remarks = Remarks([], effective=effective)
         self.finish: FinishReason | None = None
         self.started_s = time.monotonic() if arrived_s is None else arrived_s
         self.elapsed_s = 0.0
@@ -153,6 +160,7 @@ class Output:
         self.output_logprobs += delta.output_logprobs
         self.prompt_logprobs += delta.prompt_logprobs
         self.hidden_states += delta.hidden_states
+        self.remarks.explanations.extend(delta.explanations)
         self.usage = delta.usage or self.usage
         self.remarks = self.remarks._replace(unenforced=delta.unenforced)
         self.elapsed_s = time.monotonic() - self.started_s
@@ -176,18 +184,19 @@ class Output:
 
     @property
     def num_logprobs(self) -> int:
-        """How many log-probabilities an answer shows for the output so far."""
-        spec = self.request.logprobs
+        """How many log-probabilities, or numbers of explanations, an answer shows for the output so far."""
+        spec, num_explained = self.request.logprobs, len(self.remarks.explanations) * EXPLANATION_SIZE
         if spec is None:
-            return 0
+            return num_explained
         num_positions = len(self.prompt_logprobs) + len(self.output_logprobs) * (2 if spec.mode == "both" else 1)
-        return num_positions * (1 + spec.top + len(spec.token_ids))
+        return num_explained + num_positions * (1 + spec.top + len(spec.token_ids))
 
     def snapshot(self) -> Output:
         """Returns a copy for a thread to read: the output itself goes on growing on the event loop."""
         copied = copy.copy(self)
-        for name in ("token_ids", "output_logprobs", "prompt_logprobs", "hidden_states", "weight_versions"):
+        for name in GROWING:
             setattr(copied, name, list(getattr(self, name)))
+        copied.remarks = self.remarks._replace(explanations=list(self.remarks.explanations))
         return copied
 
     @property
@@ -297,8 +306,7 @@ class Run:
         """Reserves the most tokens that the outputs may use in the client's quota, until they end. Raises
         TooManyRequests."""
         max_tokens = {output.index: most_tokens(output.request, output.index) for output in self.outputs}
-        self._work.begin(sum(max_tokens.values()))
-        self._holds = {index: self._work.share(num_tokens) for index, num_tokens in max_tokens.items()}
+        self._holds = self._work.begin_outputs(max_tokens)
         try:
             yield
         finally:
@@ -383,7 +391,6 @@ class Run:
             self._work.has_failed = True
             raise
         finally:
-            hold.give_back()
             log.debug("request %s ended: %s after %d tokens", output.rid, finish, len(output.token_ids))
             if meter is not None:
                 self._count(output, finish, meter.num_tokens)

@@ -30,9 +30,8 @@ def check_processor(value: str, config: Config, field: str) -> str:
     if not value.lstrip().startswith("{"):
         names = [*BUILT_IN, *(entry.partition("=")[0] for entry in config.logit_processor)]
         if value not in names:
-            own = ", ".join(name for name in names if name not in SGLANG_NAMES)
             raise InvalidRequest(
-                f"{field}: there is no processor {echo(value)}; the server has {own}, and those that SGLang ships",
+                f"{field}: there is no processor {echo(value)}; the server has {', '.join(names)}",
                 field=field,
                 code="custom_logit_processor_unknown",
             )

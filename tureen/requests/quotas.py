@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 
 from tureen.config import Config
@@ -215,11 +215,14 @@ class ClientWork:
             self.account.check(num_tokens)
             self._ahead = self.account.hold(num_tokens)
 
-    def share(self, num_tokens: int) -> Hold:
-        """Reserves the tokens that one output may use, out of those reserved by `begin` as far as they go."""
+    def begin_outputs(self, max_tokens: Mapping[int, int]) -> dict[int, Hold]:
+        """Begins with the outputs of one run: reserves the tokens that each may use, out of those reserved by `begin`
+        as far as they go. Raises as `begin`."""
+        num_tokens = sum(max_tokens.values())
+        self.begin(num_tokens)
         if self._ahead is not None:
             self._ahead.give_back(num_tokens)
-        return self.account.hold(num_tokens)
+        return {index: self.account.hold(most) for index, most in max_tokens.items()}
 
     def pass_turn(self) -> None:
         """Starts a new turn of the event loop: what was done in the last one no longer counts."""

@@ -27,6 +27,10 @@ Milliseconds = Annotated[int, Meta(ge=1, le=2**53)]
 ReturnEffective = Annotated[
     bool, Meta(description="Return every sampling parameter as it acted, and where its value came from.")
 ]
+Explain = Annotated[
+    bool,
+    Meta(description="Explain each output token: its candidates after every stage of sampling, and the random number."),
+]
 LogMetrics = Annotated[bool, Meta(description="false: this request does not count in the metrics.")]
 Priority = Annotated[
     int, Meta(ge=-(2**31), le=2**31 - 1, description="Higher runs first; needs --enable-priority-scheduling.")

@@ -196,6 +196,9 @@ class ServedModels(Protocol):
     async def pull(self, name: str) -> ServedModel:
         """Fetches a model's files, without loading it; it joins the list. Raises TureenError."""
 
+    def pause_later(self, *, is_paused: bool) -> None:
+        """Has the models that are not loaded now begin paused, or not, when they are."""
+
     def retire(self, state: ServerState) -> None:
         """Unloads the model of a state when the requests that use it have their answers."""
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tureen.contract.types import GenerateRequest, LaterGrammar
+from tureen.contract.types import Explanation, GenerateRequest, LaterGrammar
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output, OutputEvent, Run, most_tokens
 from tureen.requests.quotas import current_work
@@ -35,7 +35,7 @@ class BudgetedRun:
         bound = min(budget.tokens, max(1, request.max_new_tokens - num_mark - 1), request.max_new_tokens)
         if plan.reading.reasoning is None or (request.grammar is not None and not plan.reading.starts_inside):
             bound = request.max_new_tokens  # no reasoning: there is none, or a grammar holds from the first token
-        later = _later(request, bound + num_mark, budget, state)
+        later = _later(request, num_mark, state)
         first = request if bound == request.max_new_tokens else _thoughts_of(request, bound, plan, later)
         self._state, self._plan, self._request, self._bound = state, plan, request, bound
         self._run = _run_of(plan, first, state)
@@ -154,25 +154,23 @@ def _extend(output: Output, whole: Output, update: Output) -> None:
     output.output_logprobs = [*whole.output_logprobs, *update.prompt_logprobs[1:], *update.output_logprobs]
     output.hidden_states = update.hidden_states
     output.elapsed_s, output.finish = update.elapsed_s, update.finish
-    output.remarks = update.remarks._replace(effective=whole.remarks.effective)
+    explanations = whole.remarks.explanations + update.remarks.explanations
+    output.remarks = update.remarks._replace(effective=whole.remarks.effective, explanations=explanations)
 
 
-def _later(
-    request: GenerateRequest, num_thought: int, budget: ReasoningBudget, state: ServerState
-) -> LaterGrammar | None:
-    """Returns what the answer must match behind so many tokens; None without a constraint, and where the client has
-    set no limit that it could not fit."""
+def _later(request: GenerateRequest, num_mark: int, state: ServerState) -> LaterGrammar | None:
+    """Returns what the answer must match behind thoughts and `num_mark` tokens that end them; None without a
+    constraint, and where it may be cut."""
     if request.grammar is None or not request.params.close_early:
         return None
-    sent = f"{budget.field} {budget.tokens}"
     if request.limit_field:
-        room, field = max(0, request.max_new_tokens - num_thought), request.limit_field
-        limits = f"{field} {request.max_new_tokens} and {sent}"
+        room, field = request.max_new_tokens, request.limit_field
+        limits = f"{field} {room}"
     else:
         num_prompt = len(request.token_ids)
-        room, field = max(0, state.context.capacity - num_prompt - num_thought), budget.field
-        limits = f"the context of {state.context.capacity} tokens, the prompt's {num_prompt} and {sent}"
-    return LaterGrammar(msgspec.structs.replace(request.grammar, after=""), room, field, limits)
+        room, field = state.context.capacity - num_prompt, request.grammar_field
+        limits = f"the context of {state.context.capacity} tokens behind the prompt's {num_prompt}"
+    return LaterGrammar(msgspec.structs.replace(request.grammar, after=""), max(0, room - num_mark), field, limits)
 
 
 def _thoughts_of(request: GenerateRequest, bound: int, plan: Plan, later: LaterGrammar | None) -> GenerateRequest:
@@ -220,8 +218,14 @@ def _going_on(output: Output, request: GenerateRequest, plan: Plan, state: Serve
     if num_left < 1:
         return None
     if is_cut_off:
-        del output.token_ids[-1], output.output_logprobs[-1:]
+        del output.token_ids[-1], output.output_logprobs[-1:], output.remarks.explanations[-1:]
     output.text += form.end if has_thought and not request.params.no_stop_trim else mark
+    if request.explain:
+        first = len(request.token_ids) + len(output.token_ids)
+        output.remarks.explanations.extend(
+            Explanation(token_id=token_id, position=position, chosen_by="budget")
+            for position, token_id in enumerate(mark_ids, first)
+        )
     output.token_ids += mark_ids
     output.finish = None
     return _rest_of(request, output, len(mark_ids), num_left, state)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from tureen.contract.runner import Row, RowOutput
 from tureen.grammar import Mask
 from tureen.grammar.closing import Ending
@@ -76,6 +78,8 @@ def _verify(
         for index, drawn in zip(going, sampler.sample(logits, slots, positions, masks_here), strict=True):
             draws[index].append(drawn)
         going = [index for index in going if _is_right(rows[index], place, draws[index][place])]
+        for index in going:
+            draws[index][place] = _guessed(draws[index][place])
         place += 1
     return [_output(of_row) for of_row in draws]
 
@@ -85,9 +89,20 @@ def _is_right(row: Row, place: int, drawn: Draw) -> bool:
     return place < row.num_drafts and drawn.token_id == row.token_ids[row.num_known + place]
 
 
+def _guessed(drawn: Draw) -> Draw:
+    """Returns the draw of a token that was guessed, with that in its explanation, where it has one."""
+    if drawn.explanation is None:
+        return drawn
+    return drawn._replace(explanation=msgspec.structs.replace(drawn.explanation, guessed=True))
+
+
 def _output(draws: Sequence[Draw]) -> RowOutput:
     """Returns a row's output. A failure after the first token is left to the next step, which meets it first."""
     if draws[0].error is not None:
         return RowOutput(error=draws[0].error)
     token_ids = tuple([drawn.token_id for drawn in draws if drawn.token_id is not None])
-    return RowOutput(token_ids, tuple([drawn.logprobs for drawn in draws if drawn.logprobs is not None]))
+    return RowOutput(
+        token_ids,
+        tuple([drawn.logprobs for drawn in draws if drawn.logprobs is not None]),
+        explanations=tuple([drawn.explanation for drawn in draws if drawn.explanation is not None]),
+    )

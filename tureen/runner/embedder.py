@@ -27,6 +27,8 @@ PREFIX = "bert."
 """Stands before the encoder's names in a checkpoint that holds more than the encoder."""
 ITEM_BYTES = {"auto": 4, "float32": 4, "bfloat16": 2, "float16": 2}
 """--dtype -> bytes of a weight."""
+NOT_FOR_EMBEDDINGS = ("lora_paths", "quantization", "kv_cache_dtype", "max_total_tokens", "model_impl", "load_format")
+"""Settings of models that write text only."""
 
 
 class States(Protocol):
@@ -69,7 +71,7 @@ class ModelEmbedder:
 
 def load_embedder(source: ModelSource, config: Config, progress: Progress) -> ModelEmbedder:
     """Loads a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
-    _refuse_settings(config)
+    refuse_settings(config)
     device = resolve_device(config.device, config.num_threads)
     fault = why_not_native(config, device.type)
     if fault and config.kernels == "native":
@@ -115,19 +117,13 @@ def _max_tokens(config: Config, sentence: SentenceConfig, num_positions: int) ->
     return min(asked or sentence.max_tokens or num_positions, num_positions)
 
 
-def _refuse_settings(config: Config) -> None:
+def refuse_settings(config: Config) -> None:
     """Raises StartupError for what such a model has not."""
-    refused = {
-        "lora_paths": bool(config.lora_paths),
-        "quantization": config.quantization is not None,
-        "kv_cache_dtype": config.kv_cache_dtype != "auto",
-        "max_total_tokens": config.max_total_tokens is not None,
-        "model_impl": config.model_impl != "auto",
-        "load_format": config.load_format != "auto",
-    }
-    for name, is_set in refused.items():
-        if is_set:
-            flag, value = name.replace("_", "-"), getattr(config, name)
+    at_default = Config()
+    for name in NOT_FOR_EMBEDDINGS:
+        value = getattr(config, name)
+        if value != getattr(at_default, name):
+            flag = name.replace("_", "-")
             raise StartupError(f"--{flag} {value}: not for a model that makes embeddings; leave it out", field=name)
 
 

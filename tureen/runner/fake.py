@@ -26,7 +26,7 @@ from tureen.contract.runner import (
     SlotState,
     StepOutput,
 )
-from tureen.contract.types import NO_TOKEN, LogprobSpec, MediaItem, PositionLogprobs, TokenLogprob
+from tureen.contract.types import NO_TOKEN, Explanation, LogprobSpec, MediaItem, PositionLogprobs, TokenLogprob
 from tureen.errors import InvalidRequest, NotFound
 from tureen.grammar import Mask
 
@@ -194,7 +194,7 @@ class FakeRunner:
         if not token_ids and history is None:
             return RowOutput(error=NAN_LOGITS)
         error = None if token_ids else NOTHING_TO_DRAW
-        return RowOutput(tuple(token_ids), tuple(logprobs), tuple(scores), hidden, error)
+        return RowOutput(tuple(token_ids), tuple(logprobs), tuple(scores), hidden, error, self._explain(row, token_ids))
 
     def _hidden_states(self, row: Row) -> tuple[bytes, ...] | None:
         """Returns small numbers that depend on all tokens before; None where there is poison among these."""
@@ -236,6 +236,14 @@ class FakeRunner:
         if allowed is not None:
             outputs.append(allowed)
         return allowed
+
+    def _explain(self, row: Row, token_ids: Sequence[int]) -> tuple[Explanation, ...]:
+        """Returns explanations of drawn tokens without candidates, if the row's request asks for them."""
+        state = self._states.get(row.slot)
+        if state is None or not state.explain:
+            return ()
+        places = enumerate(token_ids, row.start + row.num_known)
+        return tuple(Explanation(token_id=token, position=place, chosen_by="best") for place, token in places)
 
     def _at(self, row: Row, position: int) -> slice:
         page, offset = divmod(position, self._capacity.page_size)

@@ -67,6 +67,15 @@ class Ranking(NamedTuple):
     totals: Values  # [r]: sums of the weights over the whole vocabulary
 
 
+class Spans(NamedTuple):
+    """Shares of some tokens in the draws of r rows, in weights: a token is drawn from `starts` on, up to `weights`
+    more."""
+
+    starts: Values  # [r, k]: sum of the weights of the tokens with lower ids
+    weights: Values  # [r, k]
+    totals: Values  # [r]: of the whole vocabulary
+
+
 class Arithmetic(Protocol):
     """The sampler's operations on one kind of logits. Rows are named by their index."""
 
@@ -100,6 +109,12 @@ class Arithmetic(Protocol):
     def draw(self, softmaxes: Softmaxes, uniforms: Values) -> Ids:
         """Draws a token for each of the r rows by inverse CDF: in the order of ids, the first whose running probability
         exceeds its uniform. uniforms and result are [r]."""
+
+    def spans(self, softmaxes: Softmaxes, token_ids: Ids) -> Spans:
+        """Returns where `draw` draws the tokens token_ids [r, k]."""
+
+    def logits_at(self, logits: Logits, rows: Ids, token_ids: Ids) -> Values:
+        """Returns the logits at token_ids [r, k] of r of the rows: [r, k]."""
 
     def rank(self, softmaxes: Softmaxes, width: int) -> Ranking:
         """Returns the `width` most probable tokens of each row, or as many as there are."""

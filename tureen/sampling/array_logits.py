@@ -81,15 +81,15 @@ class ArrayLogits(_Array):  # type: ignore[misc]
         return self.reshape(*shape) if shape and is_shape else super().view(*shape)
 
     def unsqueeze(self, dim: int) -> Any:
-        return made(np.expand_dims(np.asarray(self), dim))
+        return wrap(np.expand_dims(np.asarray(self), dim))
 
     def repeat(self, *sizes: Any, **numpy: Any) -> Any:
-        return super().repeat(*sizes, **numpy) if numpy else made(np.tile(np.asarray(self), sizes))
+        return super().repeat(*sizes, **numpy) if numpy else wrap(np.tile(np.asarray(self), sizes))
 
     def expand(self, *sizes: int) -> Any:
         padded = (1,) * (len(sizes) - self.ndim) + self.shape
         shape = [own if size == -1 else size for size, own in zip(sizes, padded, strict=True)]
-        return made(np.broadcast_to(np.asarray(self), shape))
+        return wrap(np.broadcast_to(np.asarray(self), shape))
 
     # In place.
 
@@ -127,20 +127,20 @@ class ArrayLogits(_Array):  # type: ignore[misc]
 
     def softmax(self, dim: int = -1, dtype: Any = None) -> Any:
         powers = np.exp(self - np.max(np.asarray(self), axis=dim, keepdims=True))
-        return made(powers / np.sum(np.asarray(powers), axis=dim, keepdims=True)).to(dtype=dtype)
+        return wrap(powers / np.sum(np.asarray(powers), axis=dim, keepdims=True)).to(dtype=dtype)
 
     def log_softmax(self, dim: int = -1, dtype: Any = None) -> Any:
-        return made(self - self.logsumexp(dim, keepdim=True)).to(dtype=dtype)
+        return wrap(self - self.logsumexp(dim, keepdim=True)).to(dtype=dtype)
 
     def logsumexp(self, dim: int, keepdim: bool = False) -> Any:
         values = np.asarray(self)
         peak = np.max(values, axis=dim, keepdims=True)
         total = np.log(np.sum(np.exp(values - peak), axis=dim, keepdims=True)) + peak
-        return made(total if keepdim else np.squeeze(total, dim))
+        return wrap(total if keepdim else np.squeeze(total, dim))
 
     def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> ValuesAndIndices:
         ranked = self.sort(dim, descending=largest)
-        return ValuesAndIndices(*(made(np.take(part, range(k), axis=dim)) for part in ranked))
+        return ValuesAndIndices(*(wrap(np.take(part, range(k), axis=dim)) for part in ranked))
 
     def sort(self, dim: Any = -1, descending: bool = False, stable: bool = False, **numpy: Any) -> Any:
         if numpy:  # np.sort sorts a copy in place
@@ -152,13 +152,13 @@ class ArrayLogits(_Array):  # type: ignore[misc]
         if numpy:
             return super().argsort(**numpy)
         values = np.asarray(self)
-        return made(np.argsort(-values if descending else values, axis=dim, kind="stable"))
+        return wrap(np.argsort(-values if descending else values, axis=dim, kind="stable"))
 
     def gather(self, dim: int, index: Any) -> Any:
-        return made(np.take_along_axis(np.asarray(self), np.asarray(index), dim))
+        return wrap(np.take_along_axis(np.asarray(self), np.asarray(index), dim))
 
     def index_select(self, dim: int, index: Any) -> Any:
-        return made(np.take(np.asarray(self), np.asarray(index), axis=dim))
+        return wrap(np.take(np.asarray(self), np.asarray(index), axis=dim))
 
     def max(self, dim: Any = None, keepdim: bool = False, **numpy: Any) -> Any:
         return self._extreme(np.max, np.argmax, dim, keepdim, numpy)
@@ -169,15 +169,15 @@ class ArrayLogits(_Array):  # type: ignore[misc]
     def _extreme(self, best: Any, place: Any, dim: Any, keepdim: bool, numpy: Any) -> Any:
         values = np.asarray(self)
         if numpy or dim is None:
-            return made(best(values, **numpy))
+            return wrap(best(values, **numpy))
         return ValuesAndIndices(
-            made(best(values, axis=dim, keepdims=keepdim)), made(place(values, axis=dim, keepdims=keepdim))
+            wrap(best(values, axis=dim, keepdims=keepdim)), wrap(place(values, axis=dim, keepdims=keepdim))
         )
 
     # Numbers.
 
     def clamp(self, min: Any = None, max: Any = None) -> Any:
-        return made(np.clip(np.asarray(self), min, max))
+        return wrap(np.clip(np.asarray(self), min, max))
 
     def masked_fill(self, mask: Any, value: Any) -> Any:
         return self.clone().masked_fill_(mask, value)
@@ -186,23 +186,23 @@ class ArrayLogits(_Array):  # type: ignore[misc]
         return self.clone().scatter_(dim, index, src, value=value)
 
     def where(self, condition: Any, other: Any) -> Any:
-        return made(np.where(condition, self, other).astype(self.dtype, copy=False))
+        return wrap(np.where(condition, self, other).astype(self.dtype, copy=False))
 
     def nonzero(self, as_tuple: bool = False) -> Any:
         places = np.nonzero(np.asarray(self))
-        return places if as_tuple else made(np.stack(places, axis=-1))
+        return places if as_tuple else wrap(np.stack(places, axis=-1))
 
     def new_full(self, size: Any, value: Any, **_: Any) -> Any:
-        return made(np.full(size, value, self.dtype))
+        return wrap(np.full(size, value, self.dtype))
 
     def new_zeros(self, *size: Any, **_: Any) -> Any:
         return self.new_full(size if isinstance(size[0], int) else size[0], 0)
 
     def new_tensor(self, values: Any, **_: Any) -> Any:
-        return made(np.array(values, self.dtype))
+        return wrap(np.array(values, self.dtype))
 
 
-def made(values: Any) -> Any:
+def wrap(values: Any) -> Any:
     """Returns an array as ArrayLogits. A single number stays what it is: it has numpy's `item`."""
     return np.asarray(values).view(ArrayLogits) if np.ndim(values) else values
 
@@ -230,7 +230,7 @@ def warm_up() -> None:
 
 
 def _elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, *others: made(function(np.asarray(self), *others))
+    return lambda self, *others: wrap(function(np.asarray(self), *others))
 
 
 def _in_place(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -243,7 +243,7 @@ def _reducing(function: Callable[..., Any], **always: Any) -> Callable[..., Any]
     def method(self: ArrayLogits, dim: Any = None, keepdim: bool = False, **numpy: Any) -> Any:
         if not numpy:
             numpy = always | {"axis": dim} | ({"keepdims": True} if keepdim else {})
-        return made(function(np.asarray(self), **numpy))
+        return wrap(function(np.asarray(self), **numpy))
 
     return method
 

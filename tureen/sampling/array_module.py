@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tureen.sampling.array_logits import CONVERSIONS, ELEMENTWISE, HINT, REDUCING, ArrayLogits, Device, from_array, made
+from tureen.sampling.array_logits import CONVERSIONS, ELEMENTWISE, HINT, REDUCING, ArrayLogits, Device, from_array, wrap
 
 FUNCTIONS = (
     *ELEMENTWISE, *REDUCING, "softmax", "log_softmax", "logsumexp", "topk", "sort", "argsort", "gather", "max", "min",
@@ -36,9 +36,9 @@ def modules() -> dict[str, ModuleType]:
         no_grad=contextlib.nullcontext,
         inference_mode=lambda *_: contextlib.nullcontext(),
         is_tensor=lambda value: isinstance(value, ArrayLogits),
-        where=lambda condition, chosen, other: made(np.where(condition, chosen, other)),
-        cat=lambda parts, dim=0: made(np.concatenate(parts, axis=dim)),
-        stack=lambda parts, dim=0: made(np.stack(parts, axis=dim)),
+        where=lambda condition, chosen, other: wrap(np.where(condition, chosen, other)),
+        cat=lambda parts, dim=0: wrap(np.concatenate(parts, axis=dim)),
+        stack=lambda parts, dim=0: wrap(np.stack(parts, axis=dim)),
         from_numpy=from_array,
         **_constructors(),
     )

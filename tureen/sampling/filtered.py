@@ -5,7 +5,8 @@ The most probable tokens are ranked on the host, as far down as the cuts reach.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +18,34 @@ RANKING_WIDTHS = (256, 4096)  # tokens ranked at first, and where the cuts reach
 RANKED_TOGETHER = 1 << 16  # tokens; what is computed of them stays in a cache
 
 
+class CutDraw(NamedTuple):
+    """The tokens that rows were drawn from, in the order of ids; weights are zero where a cut has dropped them.
+
+    [r, w], and [w] of one row.
+    """
+
+    token_ids: Ids
+    weights: Values
+    ends: Values  # running sums of the weights
+
+    def spans_of(self, token_ids: Ids) -> tuple[Values, Values, float]:
+        """Returns, of one row, the sums of the weights before some of the tokens [k], their weights [k], and the sum of
+        all. The weight of a token that is not there is 0."""
+        places = np.minimum(np.searchsorted(self.token_ids, token_ids), len(self.token_ids) - 1)
+        weights = np.where(self.token_ids[places] == token_ids, self.weights[places], 0.0)
+        return np.where(places > 0, self.ends[places - 1], 0.0), weights, float(self.ends[-1])
+
+
+WatchCut = Callable[[Sequence[int], Ranking, CutDraw], None]
+"""Hears what some of the rows, named by their place, were drawn from."""
+
+
 def draw_filtered(
-    arithmetic: Arithmetic, softmaxes: Softmaxes, params: Sequence[SamplingParams], uniforms: Values
+    arithmetic: Arithmetic,
+    softmaxes: Softmaxes,
+    params: Sequence[SamplingParams],
+    uniforms: Values,
+    watch: WatchCut | None = None,
 ) -> Ids:
     """Draws one token for each of r rows from what the cuts of its parameters keep; returns their ids [r].
 
@@ -38,13 +65,15 @@ def draw_filtered(
             if len(settled):
                 ranked = Ranking(*(values[is_settled] for values in ranking))
                 settled_params = [params[place] for place in settled]
-                tokens[settled] = _draw(ranked, kept[is_settled], uniforms[settled], settled_params)
+                tokens[settled], drawn = _draw(ranked, kept[is_settled], uniforms[settled], settled_params)
+                if watch is not None:
+                    watch(settled.tolist(), ranked, drawn)
             reaching += np.array(part)[~is_settled].tolist()
         waiting = reaching
     return tokens
 
 
-def _draw(ranking: Ranking, kept: Ids, uniforms: Values, params: Sequence[SamplingParams]) -> Ids:
+def _draw(ranking: Ranking, kept: Ids, uniforms: Values, params: Sequence[SamplingParams]) -> tuple[Ids, CutDraw]:
     """Draws tokens [r] from the first `kept` [r] of the ranking, the typical ones of them where a row asks for that.
     Sums go from the lowest id to the highest."""
     width = int(kept.max())
@@ -60,8 +89,9 @@ def _draw(ranking: Ranking, kept: Ids, uniforms: Values, params: Sequence[Sampli
     reached = (ends > (uniforms * ends[:, -1])[:, None]) & possible
     last = width - 1 - possible[:, ::-1].argmax(axis=1)  # where rounding leaves the last sum at the target
     place = np.where(reached.any(axis=1), reached.argmax(axis=1), last)
-    tokens: Ids = token_ids[rows, order[rows, place]]
-    return tokens
+    in_order = token_ids[rows[:, None], order]
+    tokens: Ids = in_order[rows, place]
+    return tokens, CutDraw(in_order, weights, ends)
 
 
 def _parts(places: Sequence[int], size: int) -> Iterator[list[int]]:

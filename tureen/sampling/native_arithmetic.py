@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tureen.grammar import Mask
 from tureen.kernels.cpu import native
-from tureen.sampling.arithmetic import Change, Ids, Operation, Peaks, Ranking, Softmaxes, Values
+from tureen.sampling.arithmetic import Change, Ids, Operation, Peaks, Ranking, Softmaxes, Spans, Values
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +53,13 @@ class NativeArithmetic:
     def draw(self, softmaxes: Softmaxes, uniforms: Values) -> Ids:
         drawn: Ids = self._kernels.draw(self._pool, *softmaxes, uniforms)
         return drawn
+
+    def spans(self, softmaxes: Softmaxes, token_ids: Ids) -> Spans:
+        return Spans(*self._kernels.spans(self._pool, *softmaxes, token_ids))
+
+    def logits_at(self, logits: Array, rows: Ids, token_ids: Ids) -> Values:
+        values: Values = logits[rows[:, None], token_ids].astype(np.float64)
+        return values
 
     def rank(self, softmaxes: Softmaxes, width: int) -> Ranking:
         return Ranking(*self._kernels.rank(self._pool, *softmaxes, width))

@@ -103,6 +103,16 @@ def draw(weights: Weights, uniforms: Tensor) -> Tensor:
     return (block * BLOCK + _first_above(running_sums(inside), targets - before, inside))[:, 0]
 
 
+def spans(weights: Weights, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the sum of the weights before each of token_ids [r, k], as `draw` has it, and the token's weight."""
+    block, place = token_ids // BLOCK, (token_ids % BLOCK)[:, :, None]
+    before = torch.nn.functional.pad(weights.block_ends, (1, 0)).gather(1, block)
+    inside = weights.blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))
+    ends = running_sums(inside.flatten(0, 1)).view_as(inside)
+    starts = torch.nn.functional.pad(ends, (1, 0)).gather(2, place)[:, :, 0]
+    return before + starts, inside.gather(2, place)[:, :, 0]
+
+
 def _first_above(ends: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     """Returns the index [r, 1] of the first place with weight > 0 and running sum above target, else of the last with
     weight > 0.

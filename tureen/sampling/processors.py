@@ -21,7 +21,7 @@ the host what is to be done; where the logits are, an Arithmetic does it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,6 +33,8 @@ from tureen.sampling.arithmetic import Arithmetic, Change, Ids, Logits, Operatio
 from tureen.sampling.slots import Slot, TokenCounts
 
 Applies = Callable[[SamplingParams], bool]
+Before = Callable[[str, Collection[int]], None]
+"""Hears of a stage, by its parameter's name, and of the rows that it is going to change."""
 NO_COUNTS = TokenCounts(())
 NO_CHANGE: Change = np.zeros(0, dtype=np.int64), np.zeros(0)
 
@@ -230,8 +232,17 @@ def stages_of(params: SamplingParams) -> tuple[int, ...]:
     return tuple(place for place, stage in enumerate(LOGIT_STAGES) if stage.applies(params))
 
 
-def run_logit_stages(arithmetic: Arithmetic, logits: Logits, slots: Sequence[Slot], num_outputs: Sequence[int]) -> bool:
-    """Changes logits [rows, vocab] in place. Returns False when no row uses any stage."""
+def run_logit_stages(
+    arithmetic: Arithmetic,
+    logits: Logits,
+    slots: Sequence[Slot],
+    num_outputs: Sequence[int],
+    before: Before | None = None,
+) -> bool:
+    """Changes logits [rows, vocab] in place. Returns False when no row uses any stage.
+
+    before: is called with each stage's name and the rows that it is going to change.
+    """
     rows_of: dict[int, list[int]] = {}
     for row, slot in enumerate(slots):
         for place in slot.stages:
@@ -240,6 +251,8 @@ def run_logit_stages(arithmetic: Arithmetic, logits: Logits, slots: Sequence[Slo
         stage = LOGIT_STAGES[place]
         changes = {row: stage.run(User(slots[row], num_outputs[row], logits.shape[1])) for row in rows_of[place]}
         changed = {row: change for row, change in changes.items() if len(change[0])}
+        if changed and before is not None:
+            before(stage.run.__name__, changed)
         if changed:
             arithmetic.change(logits, stage.operation, list(changed), list(changed.values()))
     return bool(rows_of)
@@ -251,12 +264,21 @@ def num_kept(weights: Values, totals: Values, params: Sequence[SamplingParams]) 
     totals: the sum of all weights of each row, [r].
     """
     kept = np.full(len(weights), weights.shape[1], dtype=np.int64)
+    for _, rows, kept_by_one in kept_by_cut(weights, totals, params):
+        kept[rows] = np.minimum(kept[rows], kept_by_one)
+    return kept
+
+
+def kept_by_cut(
+    weights: Values, totals: Values, params: Sequence[SamplingParams]
+) -> Iterator[tuple[str, list[int], Ids]]:
+    """Yields, for each cut that any row uses, its parameter's name, those rows, and how many places it keeps of
+    each."""
     for stage in CUTS:
         rows = [row for row, p in enumerate(params) if stage.applies(p)]
         if rows:
             ranked = Ranked(weights[rows], totals[rows], [params[row] for row in rows])
-            kept[rows] = np.minimum(kept[rows], stage.num_kept(ranked))
-    return kept
+            yield stage.num_kept.__name__, rows, stage.num_kept(ranked)
 
 
 def _num_before(reached: NDArray[np.bool_]) -> Ids:

@@ -10,11 +10,12 @@ import msgspec
 import numpy as np
 
 from tureen.contract.runner import NAN_LOGITS, NOTHING_TO_DRAW, RowError, SlotState
-from tureen.contract.types import LogprobsMode, LogprobSpec, PositionLogprobs
+from tureen.contract.types import Explanation, LogprobsMode, LogprobSpec, PositionLogprobs
 from tureen.grammar import Mask
 from tureen.sampling import logprobs, processors, random
 from tureen.sampling.arithmetic import NOT_SOUND, NOTHING_ALLOWED, Arithmetic, Logits, Peaks, Softmaxes, Values
 from tureen.sampling.custom import CustomProcessors
+from tureen.sampling.explaining import GRAMMAR, PROCESSOR, Tracer
 from tureen.sampling.filtered import draw_filtered
 from tureen.sampling.processor_pool import ProcessorPool
 from tureen.sampling.slots import Slot, start_slot
@@ -33,6 +34,7 @@ class Draw(NamedTuple):
     token_id: int | None = None
     logprobs: PositionLogprobs | None = None  # if its request asked
     error: RowError | None = None
+    explanation: Explanation | None = None  # if its request asked
 
 
 class Sampler:
@@ -54,6 +56,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._slots: list[Slot | None] = [None] * max_rows
         self.following: set[int] = set()  # slots that must hear of every token of their output
+        self.explained: set[int] = set()  # slots whose tokens are explained
         self.plain: set[int] = set()  # slots that take the best token, and ask nothing else of their logits
 
     def set_slot(self, state: SlotState) -> None:
@@ -63,7 +66,8 @@ class Sampler:
             self._custom.leave(held.custom)
         custom = self._custom.start(state) if state.processor else None
         slot = self._slots[state.slot] = start_slot(state, processors.stages_of(state.params), custom)
-        for slots, belongs in ((self.following, slot.follows), (self.plain, slot.is_plain)):
+        sets = (self.following, slot.follows), (self.plain, slot.is_plain), (self.explained, state.explain)
+        for slots, belongs in sets:
             if belongs:
                 slots.add(state.slot)
             else:
@@ -94,9 +98,13 @@ class Sampler:
             return [Draw(token) if token >= 0 else Draw(error=FAILURES[token]) for token in best]
         raw_rows = [row for row, slot in enumerate(batch) if _mode(slot) in OWN]
         raw = self._arithmetic.copy(logits, raw_rows) if raw_rows else None
-        peaks, failures = self._change(logits, peaks, slots, batch, positions, masks)
+        tracer = None
+        if not self.explained.isdisjoint(slots):
+            explained = [row for row, slot in enumerate(slots) if slot in self.explained]
+            tracer = Tracer(self._arithmetic, logits, explained)
+        peaks, failures = self._change(logits, peaks, slots, batch, positions, masks, tracer)
         good = [row for row in range(len(batch)) if row not in failures]
-        tokens = self._draw(logits, peaks, batch, positions, good)
+        tokens = self._draw(logits, peaks, batch, positions, good, tracer)
         reports = self._reports(logits, peaks, batch, tokens)
         if raw is not None:
             specs = [_spec(batch[row]) for row in raw_rows]
@@ -105,8 +113,11 @@ class Sampler:
         for row, token_id in tokens.items():
             if batch[row].follows:
                 batch[row].record(token_id)
+        why = {} if tracer is None else tracer.explain(peaks, batch, positions, tokens)
         return [
-            Draw(error=failures[row]) if row in failures else Draw(tokens[row], reports.get(row))
+            Draw(error=failures[row])
+            if row in failures
+            else Draw(tokens[row], reports.get(row), explanation=why.get(row))
             for row in range(len(batch))
         ]
 
@@ -162,28 +173,40 @@ class Sampler:
         batch: Sequence[Slot],
         positions: Sequence[int],
         masks: Mapping[int, Mask],
+        tracer: Tracer | None,
     ) -> tuple[Peaks, dict[int, RowError]]:
         """Runs all stages before temperature. The rows that failed may have any logits then."""
         peaks = peaks or self._arithmetic.peaks(logits)
         sound = np.isfinite(peaks.values)
         num_outputs = [position - len(slot.state.prompt_ids) for slot, position in zip(batch, positions, strict=True)]
         failures: dict[int, RowError] = {}
-        if processors.run_logit_stages(self._arithmetic, logits, batch, num_outputs):
+        before = None if tracer is None else tracer.before
+        if processors.run_logit_stages(self._arithmetic, logits, batch, num_outputs, before):
             peaks = self._arithmetic.peaks(logits)
             is_left = np.isfinite(peaks.values)  # all that stages can do to a sound row is to forbid everything
             failures = dict.fromkeys(np.flatnonzero(sound & ~is_left).tolist(), NOTHING_TO_DRAW)
         failures |= dict.fromkeys(np.flatnonzero(~sound).tolist(), NAN_LOGITS)
         if any(slot.custom is not None for slot in batch):
             states = [None if row in failures else slot.custom for row, slot in enumerate(batch)]
+            if before is not None:
+                before(PROCESSOR, [row for row, state in enumerate(states) if state is not None])
             failures |= self._custom.apply(self._arithmetic, logits, peaks, states)
         constrained = [row for row, slot in enumerate(slots) if slot in masks and row not in failures]
         if constrained:
+            if before is not None:
+                before(GRAMMAR, constrained)
             self._arithmetic.forbid(logits, peaks, constrained, [masks[slots[row]] for row in constrained])
             failures |= {row: NOTHING_TO_DRAW for row in constrained if peaks.values[row] == -math.inf}
         return peaks, failures
 
     def _draw(
-        self, logits: Logits, peaks: Peaks, batch: Sequence[Slot], positions: Sequence[int], rows: Sequence[int]
+        self,
+        logits: Logits,
+        peaks: Peaks,
+        batch: Sequence[Slot],
+        positions: Sequence[int],
+        rows: Sequence[int],
+        tracer: Tracer | None,
     ) -> dict[int, int]:
         """Returns the token of each of `rows`."""
         drawing = [row for row in rows if not batch[row].params.is_greedy]
@@ -196,8 +219,9 @@ class Sampler:
             params = [batch[row].params for row in group]
             softmaxes = _softmaxes(logits, peaks, group, processors.temperature(params))
             uniforms = random.uniform([batch[row].state.seed for row in group], [positions[row] for row in group])
+            watch = None if tracer is None else tracer.drawing(group, uniforms, params)
             if group is cut:
-                drawn = draw_filtered(self._arithmetic, softmaxes, params, uniforms)
+                drawn = draw_filtered(self._arithmetic, softmaxes, params, uniforms, watch)
             else:
                 drawn = self._arithmetic.draw(softmaxes, uniforms)
             tokens |= zip(group, drawn.tolist(), strict=True)

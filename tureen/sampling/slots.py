@@ -94,5 +94,5 @@ def start_slot(state: SlotState, stages: tuple[int, ...], custom: CustomState | 
         custom=custom,
         banned=Banned(state.banned, state.output_ids) if state.banned else None,
         num_outputs=len(state.output_ids),
-        is_plain=params.is_greedy and not stages and custom is None and state.logprobs is None,
+        is_plain=params.is_greedy and not stages and custom is None and state.logprobs is None and not state.explain,
     )

@@ -21,6 +21,7 @@ from tureen.sampling.arithmetic import (
     Peaks,
     Ranking,
     Softmaxes,
+    Spans,
     Values,
 )
 from tureen.sampling.probability import (
@@ -31,6 +32,7 @@ from tureen.sampling.probability import (
     peak_tokens,
     rank_keys,
     softmax_weights,
+    spans,
 )
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -85,6 +87,16 @@ class TorchArithmetic:
     def draw(self, softmaxes: Softmaxes, uniforms: Values) -> Ids:
         _, weights = self._weights(softmaxes)
         return _on_host(draw(weights, self._sent(uniforms)))
+
+    @torch.inference_mode()
+    def spans(self, softmaxes: Softmaxes, token_ids: Ids) -> Spans:
+        _, weights = self._weights(softmaxes)
+        starts, chosen = spans(weights, self._sent(token_ids))
+        return Spans(_on_host(starts), _on_host(chosen), _on_host(weights.totals))
+
+    @torch.inference_mode()
+    def logits_at(self, logits: Tensor, rows: Ids, token_ids: Ids) -> Values:
+        return _on_host(self._taken(logits, rows).gather(1, self._sent(token_ids)).double())
 
     @torch.inference_mode()
     def rank(self, softmaxes: Softmaxes, width: int) -> Ranking:

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from tureen.contract.types import EngineHealth, EngineInfo, EngineStats, GenerateRequest, OutputDelta
 from tureen.serving.streams import Watch
+
+
+class ReplicaView(Protocol):
+    """One of several engines, as an operator sees it."""
+
+    number: int
+    is_drained: bool
+    load: int  # tokens that it is to compute
+
+    @property
+    def health(self) -> EngineHealth: ...
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+    @property
+    def num_live(self) -> int: ...
+
+    def drain(self, *, is_drained: bool) -> None:
+        """Gives it nothing any more, and has its requests go on in others; or gives it requests again."""
+
+    async def restart(self) -> None:
+        """Ends the engine and starts it again; returns when it is there, or failed. Its requests go on in others."""
 
 
 class EngineClient(Protocol):
@@ -48,5 +71,9 @@ class EngineClient(Protocol):
     @property
     def num_live(self) -> int:
         """The number of requests that were submitted and have not ended, known without asking the engine."""
+
+    @property
+    def replicas(self) -> Sequence[ReplicaView]:
+        """The engines behind it, where there are several; else none."""
 
     async def close(self) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from logging import INFO, WARNING
 from typing import Any, Literal, Protocol
@@ -25,6 +25,7 @@ from tureen.contract.types import (
     ToEngine,
 )
 from tureen.log import Progress, get_logger, no_progress
+from tureen.serving.client import ReplicaView
 from tureen.serving.streams import Streams, Watch
 from tureen.serving.watchdog import Sign, Watchdog
 
@@ -163,6 +164,7 @@ class HealingClient:
     """
 
     info: EngineInfo
+    replicas: Sequence[ReplicaView] = ()
 
     def __init__(self, make_host: MakeHost, *, watchdog_timeout_s: float, freeze_grace_s: float) -> None:
         self._make_host = make_host
@@ -316,8 +318,8 @@ class HealingClient:
         has_worked = self._loop.time() - self._starts.due_s > STEADY_S or self._streams.has_use
         self._starts.num_failures = 0 if has_worked else self._starts.num_failures + 1
         self._starts.due_s = self._loop.time() + self._starts.took_s
-        self._turn("replacing", reason)
         self._streams.cut(reason, is_suspicious=is_suspicious)
+        self._turn("replacing", reason)
         self._tasks["replace"] = asyncio.create_task(self._restart())
 
     async def _restart(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -41,6 +42,10 @@ class Journal:
             self._marks[op] = {}
         elif op in ("resume", "let_go"):
             self._marks.pop({"resume": "pause", "let_go": "hold"}[op], None)
+
+    def copy(self) -> Journal:
+        """Returns another one that says the same."""
+        return copy.deepcopy(self)
 
     async def replay(self, do: Do, info: EngineInfo) -> None:
         """Brings a new engine to the state of the old one. `do` runs an operation on it.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -29,8 +29,8 @@ from tureen.contract.types import (
     Usage,
 )
 from tureen.log import get_logger
-from tureen.logit_processor import BUILT_IN
 from tureen.serving.journal import Journal
+from tureen.serving.repeats import RepeatedOutput, must_repeat
 from tureen.serving.trials import POISON_AFTER, Trials
 
 ERRORS_BY_STATUS: dict[int, type[errors.TureenError]] = {
@@ -65,10 +65,12 @@ class Live:
         self.arrived_s = arrived_s
         self.is_submitted = False  # to the engine that runs now
         self.usage: Usage | None = None
-        self._token_ids: list[int] = []
+        self.token_ids = list(request.resumed)  # of the output
         self._num_chars = 0
-        self._num_states = 0
+        self._num_states = request.resumed_states
         self._cached_tokens: int | None = None  # that the first engine found; no other's cache is the client's affair
+        if request.resumed:
+            self._cached_tokens = request.resumed_cached
         self._repeat: RepeatedOutput | None = None
 
     def take(self, delta: OutputDelta) -> OutputDelta | None:
@@ -88,7 +90,7 @@ class Live:
                 usage = msgspec.structs.replace(delta.usage, cached_tokens=self._cached_tokens)
                 delta = msgspec.structs.replace(delta, usage=usage)
             self.usage = delta.usage
-        self._token_ids += delta.token_ids
+        self.token_ids += delta.token_ids
         self._num_chars += len(delta.text)
         self._num_states += len(delta.hidden_states)
         return delta
@@ -101,64 +103,21 @@ class Live:
         request, self._repeat = self.request, None
         if request.deadline_ms is not None and now_s > self.arrived_s + request.deadline_ms / 1000:
             return FinishReason(type="abort", message="Aborted", reason="deadline")
-        if not self._token_ids:
+        if not self.token_ids:
             return request
         if must_repeat(request):
-            self._repeat = RepeatedOutput(tuple(self._token_ids), self._num_chars, self._num_states)
+            self._repeat = RepeatedOutput(tuple(self.token_ids), self._num_chars, self._num_states)
             return msgspec.structs.replace(request, ttft_deadline_ms=None)
         return msgspec.structs.replace(
             request,
-            resumed=tuple(self._token_ids),
+            resumed=tuple(self.token_ids),
             resumed_cached=self._cached_tokens or 0,
             resumed_states=self._num_states,
         )
 
 
-class RepeatedOutput:
-    """An output that an engine makes again from its start. What the client has of it is compared and left out."""
-
-    def __init__(self, token_ids: tuple[int, ...], num_chars: int, num_states: int) -> None:
-        self._token_ids = token_ids
-        self._num_chars = num_chars
-        self._num_states = num_states
-        self._num_seen = 0  # of these tokens
-
-    def rest_of(self, delta: OutputDelta) -> OutputDelta | None:
-        """Returns what a delta adds to what the client has; None where it adds nothing.
-
-        Raises RequestFailed where the output differs from what the client has.
-        """
-        expected = self._token_ids[self._num_seen : self._num_seen + len(delta.token_ids)]
-        num_old = len(expected)
-        self._num_seen += num_old
-        has_less = self._num_seen < len(self._token_ids) and delta.finish is not None and delta.finish.type != "error"
-        if has_less or delta.token_ids[:num_old] != expected:
-            raise errors.RequestFailed(
-                "the engine was replaced, and the output came out otherwise the second time: the logit processor does "
-                "not do the same for the same tokens, or the weights were exchanged; send the request again",
-                code="cannot_resume",
-            )
-        num_chars, num_states = min(self._num_chars, len(delta.text)), min(self._num_states, len(delta.hidden_states))
-        self._num_chars -= num_chars
-        self._num_states -= num_states
-        if delta.finish is None and num_old == len(delta.token_ids):
-            return None
-        return msgspec.structs.replace(
-            delta,
-            token_ids=delta.token_ids[num_old:],
-            text=delta.text[num_chars:],
-            output_logprobs=delta.output_logprobs[num_old:],
-            prompt_logprobs=(),
-            hidden_states=delta.hidden_states[num_states:],
-        )
-
-
-def must_repeat(request: GenerateRequest) -> bool:
-    """Says whether an engine can continue only by making the output again from its start.
-
-    A client's processor may have kept a state that the tokens do not tell.
-    """
-    return request.processor not in ("", *BUILT_IN)
+class Moved(Exception):
+    """The end of a stream whose reader is to have the request go on in another engine."""
 
 
 class _Stream:
@@ -173,7 +132,7 @@ class _Stream:
         self._num_tokens = 0  # in these
         self._is_due = False  # the reader is to have them
         self._has_begun = False
-        self._failure: errors.TureenError | None = None
+        self._failure: errors.TureenError | Moved | None = None
         self._reader: asyncio.Future[None] | None = None  # while it waits
         self._loop = asyncio.get_running_loop()
 
@@ -188,7 +147,7 @@ class _Stream:
         if len(self._pending) == MERGE_AT:
             self._pending = [merge(self._pending)]
 
-    def fail(self, error: errors.TureenError) -> None:
+    def fail(self, error: errors.TureenError | Moved) -> None:
         self._failure = error
         self.has_ended = True
         self._wake()
@@ -370,6 +329,14 @@ class Streams:
                 )
             )
 
+    def hand_over(self, request_ids: Iterable[str]) -> None:
+        """Ends the streams of these requests with Moved, after what has come of them; the engine ends the requests."""
+        for request_id in request_ids:
+            stream = self._streams.get(request_id)
+            if stream is not None and not stream.has_ended:
+                self._tell_abort(stream.live, "moved")
+                stream.fail(Moved())
+
     def fail(self, refuse: Refuse) -> None:
         """Ends everything that waits, and refuses all that comes: there is no engine, and may be none for long."""
         for stream in self._streams.values():
@@ -482,6 +449,7 @@ def merge(deltas: Sequence[OutputDelta]) -> OutputDelta:
         finish=deltas[-1].finish,
         hidden_states=tuple(chain.from_iterable(delta.hidden_states for delta in deltas)),
         unenforced=deltas[-1].unenforced,
+        explanations=tuple(chain.from_iterable(delta.explanations for delta in deltas)),
     )
 
 

@@ -16,6 +16,7 @@ BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 MARKS: tuple[str, ...] = (f"'{CALL}' + tool['type'] + '{SEPARATOR}'",)
 SPECIAL = True
+VARIES = True
 
 
 def parser(tools: Sequence[Tool], *, parallel: bool = True) -> NamedParser:

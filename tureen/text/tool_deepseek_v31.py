@@ -13,6 +13,7 @@ ORDER = 21
 NAMES: tuple[str, ...] = ("deepseek_v31", "deepseekv31")
 MARKS: tuple[str, ...] = (CALL,)
 SPECIAL = True
+VARIES = True
 
 
 def parser(tools: Sequence[Tool], *, parallel: bool = True) -> DeepseekParser:

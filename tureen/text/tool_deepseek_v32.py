@@ -14,6 +14,7 @@ NAMES: tuple[str, ...] = ("deepseek_v32", "deepseekv32")
 BEGIN, END = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
 MARKS: tuple[str, ...] = ("｜DSML｜",)
 SPECIAL = False
+VARIES = False
 
 
 def parser(tools: Sequence[Tool], *, parallel: bool = True) -> TaggedParser:

@@ -14,6 +14,7 @@ NAMES: tuple[str, ...] = ("glm45", "glm47", "glm")
 BEGIN, END = "<tool_call>", "</tool_call>"
 MARKS: tuple[str, ...] = ("<arg_key>",)
 SPECIAL = False
+VARIES = False
 
 
 def parser(tools: Sequence[Tool], *, parallel: bool = True) -> TaggedParser:

@@ -19,6 +19,7 @@ ALL_MARKS = (START, CHANNEL, *ENDS)
 ANY_MARK = re.compile("|".join(map(re.escape, ALL_MARKS)))
 MARKS: tuple[str, ...] = (CHANNEL,)
 SPECIAL = True
+VARIES = True
 
 MAX_HEADER_CHARS = 400
 TO = "to=functions."

@@ -14,6 +14,7 @@ NAMES: tuple[str, ...] = ("granite",)
 BEGIN = "<|tool_call|>"
 MARKS: tuple[str, ...] = (BEGIN,)
 SPECIAL = True
+VARIES = True
 
 
 def parser(tools: Sequence[Tool], *, parallel: bool = True) -> ListParser:

@@ -18,6 +18,7 @@ NAMES: tuple[str, ...] = ("hermes", "qwen", "qwen25", "granite4")
 BEGIN, END = "<tool_call>", "</tool_call>"
 MARKS: tuple[str, ...] = (BEGIN,)
 SPECIAL = False
+VARIES = False
 
 
 def parser(tools: Sequence[Tool], *, parallel: bool = True) -> CallParser:

@@ -18,6 +18,7 @@ NAMES: tuple[str, ...] = ("llama3", "llama3_json")
 TAG = "<|python_tag|>"
 MARKS: tuple[str, ...] = (TAG, '"parameters": dictionary')
 SPECIAL = True
+VARIES = False
 
 NO_CALL = r"[^\s{<]|<+[^|<]"
 """Pattern of the beginning of an answer that is no call."""

@@ -14,6 +14,7 @@ NAMES: tuple[str, ...] = ("minimax_m2", "minimax-m2")
 BEGIN, END = "<minimax:tool_call>", "</minimax:tool_call>"
 MARKS: tuple[str, ...] = (BEGIN,)
 SPECIAL = False
+VARIES = False
 
 
 def parser(tools: Sequence[Tool], *, parallel: bool = True) -> TaggedParser:

@@ -19,6 +19,7 @@ NAMES: tuple[str, ...] = ("mistral",)
 BEGIN = "[TOOL_CALLS]"
 MARKS: tuple[str, ...] = (BEGIN,)
 SPECIAL = True
+VARIES = True
 
 NAMED = re.compile(r"([A-Za-z0-9_.-]{1,64})(?:\[CALL_ID\][A-Za-z0-9_-]{1,64})?(?:\[ARGS\])?\s{0,16}\{")
 

@@ -22,6 +22,7 @@ NAMES: tuple[str, ...] = ("pythonic", "llama4_pythonic")
 BEGIN, END = "<|python_start|>", "<|python_end|>"
 MARKS: tuple[str, ...] = (BEGIN, "func_name1(")
 SPECIAL = False  # calls are found without the marks, too
+VARIES = False
 
 NO_CALL = r"[^\s\[<]|<+[^|<]"
 """Pattern of the beginning of an answer that is no call."""

@@ -14,6 +14,7 @@ NAMES: tuple[str, ...] = ("qwen3_coder", "qwen3_xml", "mimo")
 BEGIN, END = "<tool_call>", "</tool_call>"
 MARKS: tuple[str, ...] = ("<function=",)
 SPECIAL = False
+VARIES = False
 
 
 def parser(tools: Sequence[Tool], *, parallel: bool = True) -> TaggedParser:

@@ -15,11 +15,6 @@ from tureen.text.messages import Part, Tool, ToolChoice
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-HELD_BY_STRICT = ("mistral", "granite", "deepseek_v3", "deepseek_v31", "gpt-oss")
-"""Formats whose models write calls in more ways than their constraint has. Parsers read all: only strict is a reason to
-hold a model to it, not that calls should not be parallel."""
-
-
 class ToolParser(Protocol):
     """Finds tool calls in a text that comes in pieces. Text that turns out to be no call is Content; nothing is
     lost."""
@@ -38,6 +33,9 @@ class ToolFormat(Protocol):
     NAMES: tuple[str, ...]  # its names for --tool-call-parser
     MARKS: tuple[str, ...]  # a chat template that contains one of these teaches this format
     SPECIAL: bool  # its marks are special tokens, which must stay in the output's text
+    VARIES: bool
+    """Its models write calls in more ways than its constraint has. The parser reads all of them, so only `strict` is a
+    reason to hold a model to the constraint, not that calls should not be parallel."""
 
     def parser(self, tools: Sequence[Tool], *, parallel: bool = True) -> ToolParser:
         """Makes the parser of one output; without `parallel` everything after the first call is dropped."""
@@ -97,7 +95,7 @@ def constraint(form: ToolFormat, tools: Sequence[Tool], choice: ToolChoice, *, p
                 if not tool.strict and part["type"] == "json_schema":
                     part["strict"] = False
     else:
-        if not any(tool.strict for tool in tools) and (parallel or form.NAMES[0] in HELD_BY_STRICT):
+        if not any(tool.strict for tool in tools) and (parallel or form.VARIES):
             return None
         known = [_with_object(tool) if tool.strict else _free(tool) for tool in tools]
         layout = form.structural_tag(known, required=False, parallel=parallel)

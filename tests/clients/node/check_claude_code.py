@@ -14,7 +14,7 @@ SETTINGS = {
     "ANTHROPIC_MODEL": "default",
     "ANTHROPIC_SMALL_FAST_MODEL": "default",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "64",
+    "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "512",  # an answer that reaches it is an error there
     "CLAUDE_CODE_MAX_RETRIES": "0",
     "DISABLE_AUTOUPDATER": "1",
     "MAX_THINKING_TOKENS": "0",  # the default model does not think

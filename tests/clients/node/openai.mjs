@@ -1,3 +1,4 @@
+// OpenAI's SDK (JavaScript).
 import assert from "node:assert/strict";
 import OpenAI from "openai";
 import { LONG, check, done, leaves, url } from "./questions.mjs";

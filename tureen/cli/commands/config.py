@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 
-from tureen.cli.flags import CommandParser, add_config, settings_of
+from tureen.cli.flags import CommandParser, add_config, settings_of, tell_unknown_variables
 from tureen.cli.places import in_columns
 from tureen.config import ENV_PREFIX, fields
 from tureen.config_sources import origins
@@ -36,13 +36,14 @@ def add_flags(parser: CommandParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the settings. Raises StartupError."""
+    """Prints the settings, and which variables are none. Raises StartupError."""
+    tell_unknown_variables()
     defaults = {field.name: field.default for field in fields()}
     shown = [each for each in _settings(options) if each.value != defaults[each.name] or not options.changed]
     if options.json:
         print(msgspec.json.encode([each._asdict() for each in shown]).decode())
     else:
-        print("\n".join(_lines(shown)))
+        print("\n".join(_lines(shown)) or "# every setting is at its default")
     return 0
 
 

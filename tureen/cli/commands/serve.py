@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
-import sys
 
-from tureen.cli.flags import CommandParser, add_config, load_config
-from tureen.config_sources import unknown_variables
+from tureen.cli.flags import CommandParser, add_config, load_config, tell_unknown_variables
 
 HELP = "start the HTTP server"
 
@@ -23,8 +21,7 @@ def run(options: argparse.Namespace) -> int:
     """Serves until a signal ends the server. Raises StartupError."""
     gc.disable()  # what start-up makes stays: `tureen.server` has it collected from when it is ready
     try:
-        if unknown := unknown_variables():
-            print(f"tureen: no settings, without effect: {', '.join(unknown)}", file=sys.stderr)
+        tell_unknown_variables()
         server = importlib.import_module("tureen.server")  # heavy imports only for the command that needs them
         return int(server.serve(load_config(options)))
     finally:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import time
 from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -39,6 +38,7 @@ from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
 from tureen.requests.generation import WHOLE_INTERVAL, Output
 from tureen.requests.model_field import LATEST, adapter_of
 from tureen.requests.prompts import Prompt
+from tureen.requests.quotas import current_work
 from tureen.requests.state import ServerState
 from tureen.requests.tokenising import tokenize
 from tureen.requests.tool_fields import call_id
@@ -315,12 +315,14 @@ class OllamaAnswer:
         self._head = {"model": body.model}
         self._kind = kind
         self._call: tuple[int, str, str] | None = None  # index, name and arguments so far
-        self._first_s: float | None = None  # monotonic time of the first update
+        self._first_s: float | None = None  # seconds from the request to the first update
+        self._load_s = current_work().load_wait_s
 
     def catch_up(self, output: Output, parts: list[Part]) -> list[Piece]:
         """Returns what the new parts add to the answer. Raises RequestFailed for an output that was aborted."""
         check_complete(output)
-        self._first_s = self._first_s or time.monotonic()
+        if self._first_s is None:
+            self._first_s = output.elapsed_s
         pieces: list[Piece] = []
         for part in parts:
             match part:
@@ -353,18 +355,18 @@ class OllamaAnswer:
         return head | {"message": {"role": "assistant", "content": piece.text, **thinking, **calls}}
 
     def ending(self, output: Output) -> dict[str, Any]:
-        """Returns the fields of the last line: finish reason, token counts, and durations in nanoseconds. The first
-        token ends the time of the prompt."""
+        """Returns the fields of the last line: finish reason, token counts, and durations in nanoseconds. The
+        load is the time that the request waited for its model; the first token ends the time of the prompt."""
         finish = "stop" if output.finish is None else output.finish.type
-        first_s = (self._first_s or output.started_s) - output.started_s
+        first_s = max(self._first_s or 0.0, self._load_s)
         return {
             "done": True,
             "done_reason": finish,
             **output.ending_notes,
             "total_duration": round(output.elapsed_s * NS),
-            "load_duration": 0,
+            "load_duration": round(self._load_s * NS),
             "prompt_eval_count": output.usage.prompt_tokens,
-            "prompt_eval_duration": round(first_s * NS),
+            "prompt_eval_duration": round((first_s - self._load_s) * NS),
             "eval_count": len(output.token_ids),
             "eval_duration": round(max(output.elapsed_s - first_s, 0) * NS),
             **telling.answer_field(),

@@ -263,6 +263,7 @@ def chat_of(body: ChatBody, payload: Mapping[str, Any], name: str, state: Server
         cache_salt=token_fields.salt_of(body.cache_salt, body.extra_key),
         processor=openai_fields.processor(body, state),
         return_effective=body.return_effective,
+        explain=body.explain,
         rid=name,
         deadline_ms=body.deadline_ms,
         ttft_deadline_ms=body.ttft_deadline_ms,

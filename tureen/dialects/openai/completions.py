@@ -171,6 +171,7 @@ async def _plan(
         hidden_states="last" if body.return_hidden_states else "none",
         processor=processor,
         return_effective=body.return_effective,
+        explain=body.explain,
         cache_salt=token_fields.salt_of(body.cache_salt, body.extra_key),
         priority=body.priority,
         deadline_ms=body.deadline_ms,

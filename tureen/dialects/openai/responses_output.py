@@ -43,12 +43,13 @@ class OutputItems:
     ) -> None:
         """`namespaces`: name that the model calls -> namespace and own name of a tool. `logprobs` follows the output,
         None = no log-probabilities are asked for; `encrypts`: reasoning comes with `encrypted_content` too;
-        `shows_reasoning`: else it is left out."""
+        `shows_reasoning`: else it is left out, but for its `encrypted_content`."""
         self._namespaces = namespaces
         self._custom_tools = custom_tools
         self._logprobs = logprobs
         self._encrypts = encrypts
         self._shows_reasoning = shows_reasoning
+        self._unshown = ""  # reasoning of the open item, which has no content
         self.output: list[dict[str, Any]] = []
         self._is_open = False
 
@@ -63,9 +64,10 @@ class OutputItems:
             case Reasoning(text):
                 if self._logprobs is not None:
                     self._logprobs.skip(text)
-                if not self._shows_reasoning:
-                    return []
-                return self._open("reasoning") + self._grow("reasoning_text", text)
+                if self._shows_reasoning:
+                    return self._open("reasoning") + self._grow("reasoning_text", text)
+                self._unshown += text
+                return self._open("reasoning") if self._encrypts else []
             case Content(text):
                 entries = [] if self._logprobs is None else self._logprobs.take(text)
                 return self._open("message") + self._grow("output_text", text, entries)
@@ -103,7 +105,7 @@ class OutputItems:
         self._is_open = True
         added = {"type": "response.output_item.added", "output_index": len(self.output) - 1, "item": _copy(item)}
         events.append(added)
-        if part is not None:
+        if part is not None and (kind != "reasoning" or self._shows_reasoning):
             item["content"].append(part)
             events.append(self._event("response.content_part.added", content_index=0, part=_copy_part(part)))
         return events
@@ -127,6 +129,8 @@ class OutputItems:
         if item["type"] in CALLS:
             field, event = CALLS[item["type"]]
             events.append(self._event(f"response.{event}.done", **{field: item[field]}))
+        elif not item["content"]:
+            item["encrypted_content"], self._unshown = sealed(self._unshown), ""
         else:
             [part] = item["content"]
             more: dict[str, Any] = {}

@@ -18,8 +18,9 @@ from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai.answer import Answer, token_text
 from tureen.dialects.openai.body import OpenAIBody, TopLogprobs
 from tureen.errors import InvalidRequest
+from tureen.requests.explanations import rendered
 from tureen.requests.generation import Output
-from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_SALT_CHARS
+from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_SALT_CHARS, Explain
 from tureen.requests.state import Context
 
 NO_PICTURES = "prompt_logprobs: a picture has no tokens to take log-probabilities of; leave it out"
@@ -50,6 +51,7 @@ class TokenBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     return_hidden_states: Annotated[
         bool, Meta(description="Each choice has the last position's hidden state, as SGLang's has.")
     ] = False
+    explain: Explain = False
     return_meta_info: Annotated[
         bool, Meta(description="Each choice has `meta_info`, what /generate tells of an output.")
     ] = False
@@ -182,11 +184,17 @@ class ChoiceTokens:
 
     def so_far(self) -> Answer:
         """Returns the fields about the output's tokens since the last call."""
-        if not self._body.return_token_ids:
-            return {}
+        fields = Answer()
+        if not (self._body.return_token_ids or self._body.explain):
+            return fields
         new = self._output.token_ids[self._num_sent :]
+        if self._body.return_token_ids:
+            fields["token_ids"] = new
+        if self._body.explain:
+            explained = self._output.remarks.explanations[self._num_sent : self._num_sent + len(new)]
+            fields["explanations"] = rendered(explained, self._context)
         self._num_sent += len(new)
-        return {"token_ids": new}
+        return fields
 
     def at_end(self) -> Answer:
         """Returns the fields about a finished output."""

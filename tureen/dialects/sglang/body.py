@@ -36,6 +36,7 @@ from tureen.requests.shared_fields import (
     MAX_TOKEN_IDS,
     CacheSalt,
     Deadline,
+    Explain,
     FirstTokenDeadline,
     LogMetrics,
     PerPrompt,
@@ -121,6 +122,7 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = False
     return_effective: ReturnEffective = False
+    explain: Explain = False
     stream: Annotated[bool, Meta(description="Answer with server-sent events.")] = False
     image_data: Annotated[
         str | PerPrompt[str | References | None] | None,
@@ -411,6 +413,7 @@ def _options(
             hidden_states=_which_hidden(fields["return_hidden_states"][index], context.info),
             processor=processors[index],
             return_effective=body.return_effective,
+            explain=body.explain,
             cache_salt=body.cache_salt,
             priority=body.priority,
             **limits,

@@ -28,6 +28,7 @@ from tureen.http.sse import DONE, EventStream, event
 from tureen.requests import embedding, planning, telling
 from tureen.requests.body import offered, read_json
 from tureen.requests.drafts import REQUEST_SIZE
+from tureen.requests.explanations import rendered
 from tureen.requests.generation import Output, Run, Sent
 from tureen.requests.loading import loading
 from tureen.requests.offload import INLINE_CHARS, LARGE, offload
@@ -191,7 +192,7 @@ async def _rendered(output: Output, plan: GeneratePlan, context: Context) -> Ans
     only_new, size = context.config.incremental_streaming_output, output.num_logprobs
     now = output.snapshot() if size > INLINE_CHARS else output
     output.sent, sent = Sent(len(now.token_ids), len(now.text)), now.sent
-    return await offload.run(size, render, now, plan, context, sent if only_new else (0, 0))
+    return await offload.run(size, render, now, plan, context, sent if only_new else (0, 0), sent.tokens)
 
 
 def _is_due(output: Output, stream_interval: int) -> bool:
@@ -298,8 +299,15 @@ async def _events(
     yield DONE
 
 
-def render(output: Output, plan: GeneratePlan, context: Context, sent: tuple[int, int] = (0, 0)) -> Answer:
+def render(
+    output: Output,
+    plan: GeneratePlan,
+    context: Context,
+    sent: tuple[int, int] = (0, 0),
+    num_explained: int = 0,
+) -> Answer:
     """Returns one request's answer in SGLang's form. `sent`: tokens and characters that are left out, as sent before.
+    `num_explained`: tokens whose explanations were sent before; no event has them again.
 
     Hidden states, and log-probabilities under the names of SGLang before 0.3, come when the request has ended.
     """
@@ -321,6 +329,8 @@ def render(output: Output, plan: GeneratePlan, context: Context, sent: tuple[int
         meta["effective"] = output.remarks.effective
     if output.request.logprobs is not None:
         meta |= _logprobs(output, output.request.logprobs, plan, context, first_token)
+    if output.request.explain:
+        meta["explanations"] = rendered(output.remarks.explanations[num_explained : len(output.token_ids)], context)
     if output.finish is not None:
         meta["e2e_latency"] = output.elapsed_s
         told = telling.current.get()

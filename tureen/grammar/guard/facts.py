@@ -135,6 +135,7 @@ class FreeStep(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     stops: tuple[tuple[bytes, int], ...]
     most_tokens: int | None = None  # of which at most so many hold some of the free text
+    never: tuple[bytes, ...] = ()  # the free text is none of these
 
 
 class ValueStep(msgspec.Struct, frozen=True, array_like=True, tag=2):

@@ -155,8 +155,11 @@ class GuardedGrammar:
                 _clear(mask, token_id)
 
     def accept(self, token_id: int) -> bool:
+        if not self._inner.accept(token_id):  # asked first: the grammar bounds the numbers that the guard computes with
+            return False
         place = self._behind(self._text(token_id))
-        if place is None or not self._inner.accept(token_id):
+        if place is None:
+            self._inner.rollback(1)
             return False
         self._data += self._text(token_id)
         if place.value is not None and len(place.value.each) > 1:
@@ -250,7 +253,7 @@ class GuardedGrammar:
         data, rests = bytes(self._data[place.start :]), []
         for stop, _ in step.stops:
             for start in range(max(0, len(data) - len(stop)), min(last - place.start, len(data)) + 1):
-                if stop.startswith(data[start:]):
+                if stop.startswith(data[start:]) and data[:start] not in step.never:
                     rests.append(stop[len(data) - start :])
         return rests
 
@@ -287,7 +290,7 @@ class GuardedGrammar:
             behind = self._behind(self._text(token_id))
             if behind is None:
                 _clear(mask, token_id)
-            elif behind.value is not None and self._is_near(behind.value, token_id):
+            elif self._is_near(behind, token_id):
                 near.add(token_id)
         if place.value is not None and place.value.each[0].mode in IN_STRINGS:
             near.update(token_id for token_id in self._going_on(place.value) if _is_set(mask, token_id))
@@ -317,8 +320,9 @@ class GuardedGrammar:
                 text = bytes(self._data[place.start :])
                 rests = [fixed[len(text) :] for fixed, _ in texts if fixed.startswith(text)]
                 tokens = {token_id for rest in rests for token_id in self._tokens.beyond(rest)}
-            case FreeStep(stops), _:
+            case FreeStep(stops, _, never), _:
                 tokens = self._across([stop for stop, _ in stops], place)
+                tokens.update(token_id for text in never for token_id in self._tokens.ids.get(text, ()))
             case KeyStep(stops), _:
                 tokens = self._across(stops, place)
             case _:
@@ -329,7 +333,18 @@ class GuardedGrammar:
         before = bytes(self._data[max(place.start, len(self._data) - max(map(len, stops), default=0)) :])
         return {token_id for stop in stops for token_id in self._tokens.across(stop, before)}
 
-    def _is_near(self, behind: PossiblePlaces, token_id: int) -> bool:
+    def _is_near(self, behind: StepPlace, token_id: int) -> bool:
+        """Returns whether a token leads to what may not be, if it ended there: an item that was, a free text that is
+        excluded."""
+        if behind.value is not None:
+            return self._is_near_an_item(behind.value, token_id)
+        step = self._reader.step(behind)
+        if not isinstance(step, FreeStep) or not step.never:
+            return False
+        free = bytes(self._data + self._text(token_id))[behind.start :]
+        return bool(free) and free in step.never
+
+    def _is_near_an_item(self, behind: PossiblePlaces, token_id: int) -> bool:
         json, start = self._reader.json, len(self._data)
         self._data += self._text(token_id)
         try:

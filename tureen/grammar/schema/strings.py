@@ -28,7 +28,7 @@ from tureen.grammar.expression import (
     Terminal,
     Text,
 )
-from tureen.grammar.rules import calls, replaced
+from tureen.grammar.rules import calls, is_nothing, replaced
 from tureen.grammar.schema.digits import chain, choice
 
 MAX_NESTING = 200
@@ -289,7 +289,7 @@ def _encoded(node: Expression, depth: int) -> Expression:
             parts = []
             for item in items:
                 parts.append(_encoded(item, depth))
-            return chain(*parts) if isinstance(node, Chain) else choice(parts)
+            return chain(*parts) if isinstance(node, Chain) else _choice_encoded(parts)
         case Repeat(item, least, most):
             return Repeat(_encoded(item, depth), least, most)
         case Terminal(item):
@@ -299,6 +299,12 @@ def _encoded(node: Expression, depth: int) -> Expression:
         case Not(item):
             return Both(ANY_ENCODED, Not(_encoded(item, depth)))
     return node
+
+
+def _choice_encoded(parts: list[Expression]) -> Expression:
+    """Returns any of the parts. None is there twice, as what differs is encoded differently: to compare them takes
+    longer than all else."""
+    return choice(parts) if any(map(is_nothing, parts)) or len(parts) < 2 else Choice(tuple(parts))
 
 
 @lru_cache(4096)

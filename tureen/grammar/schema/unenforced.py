@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from tureen.grammar.expression import GrammarError, SchemaError, Unenforced
 from tureen.grammar.schema.document import Document, Schema
 
+REFERENCES = ("$ref", "$dynamicRef")
 SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 MEMBERS = ("additionalProperties", "unevaluatedProperties", "propertyNames")
 ITEMS = ("items", "contains", "unevaluatedItems")
@@ -120,17 +121,19 @@ def _places(document: Document) -> dict[int, str]:
 
 def _inside(document: Document, schema: dict[str, Any], place: str) -> Iterator[tuple[Any, str]]:
     """Yields the schemas in one, which may be of any form: not all of it need have been read."""
-    for keyword in ("$ref", "$dynamicRef"):
-        with suppress(SchemaError, AttributeError, TypeError):
-            yield document.resolve(schema.get(keyword, 0), schema)[0], place
+    for keyword in REFERENCES:
+        if keyword in schema:
+            with suppress(SchemaError, AttributeError, TypeError):
+                yield document.resolve(schema[keyword], schema)[0], place
     for keyword in SAME_VALUE:
-        yield from ((item, place) for item in _several(schema.get(keyword)))
+        if keyword in schema:
+            yield from ((item, place) for item in _several(schema[keyword]))
     yield from ((item, place) for item in _named(schema, "dependentSchemas").values())
     for key, item in _named(schema, "properties").items():
         yield item, f"{place}/{key.replace('~', '~0').replace('/', '~1')}"
     for index, item in enumerate(_several(schema.get("prefixItems"))):
         yield item, f"{place}/{index}"
-    yield from ((schema.get(keyword), f"{place}/*") for keyword in (*ITEMS, *MEMBERS))
+    yield from ((schema[keyword], f"{place}/*") for keyword in (*ITEMS, *MEMBERS) if keyword in schema)
     yield from ((item, f"{place}/*") for item in _named(schema, "patternProperties").values())
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Generic, NamedTuple, TypeVar
 
 from tureen.grammar.expression import GrammarError
 
 MAX_ALTERNATIVES = 256
+MAX_JOINED = 4_000
+"""The shapes that may have been looked at, to tell what is in exactly one of some unions, when the next two are
+combined. Of the corpus of real schemas those that take more come to too many alternatives in the end; what can be told
+takes 719 at most."""
 
 S = TypeVar("S")
 
@@ -36,12 +41,14 @@ class Unions(Generic[S]):
     meet_shapes: Callable[[S, S], list[S]]
     shape_complement: Callable[[S], list[S]]
     traits: Callable[[S], Traits]
+    joined: Counter[str] = field(default_factory=Counter)  # shapes that were looked at so far
 
     def join(self, shapes: Iterable[S]) -> tuple[S, ...]:
         """Returns all the shapes, without those that another one covers."""
         kept: list[tuple[S, Traits]] = []
         covers = self.covers
         for shape in shapes:
+            self.joined[self.name] += 1
             traits = self.traits(shape)
             few, many, leaves_others = traits
             if leaves_others:
@@ -79,9 +86,12 @@ class Unions(Generic[S]):
         outside = cache(lambda index: self.complement(unions[index]))
         are_apart = cache(lambda pair: not self.meets(*(unions[index] for index in pair)))
         shapes: list[S] = []
+        start = self.joined[self.name]
         for index, own in enumerate(unions):
             for at, other in enumerate(unions):
                 if at != index and not are_apart(frozenset((index, at))) and self.meets(own, other):
+                    if self.joined[self.name] - start > MAX_JOINED:
+                        raise self._too_large()
                     own = self.meet(own, outside(at))
             shapes += own
         return self.join(shapes)

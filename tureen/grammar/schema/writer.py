@@ -38,6 +38,7 @@ class SchemaWriter:
         self._waiting: list[tuple[RuleCall, ValueSet]] = []
         self._node = algebra.anything  # that is being written
         self._whole: dict[int, RuleCall] = {}
+        self._ending: set[str] = set()  # the rules of which it is known that something fits them
         self._number = 0
 
     def language(self, node: ValueSet) -> Language:
@@ -50,7 +51,9 @@ class SchemaWriter:
             call, self._node = self._waiting.pop()
             self.define(call, self._body(self.algebra.shape(self._node)))
         rules = self._rules
-        dead = rules.keys() - holding(rules, can_end)
+        unsure = {name: rule for name, rule in rules.items() if name not in self._ending}
+        self._ending = holding(unsure, can_end, self._ending)
+        dead = unsure.keys() - self._ending
         if start == NOTHING or (isinstance(start, RuleCall) and start.name in dead):
             raise NoValueError("no JSON value is valid against this schema")
         if dead:

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,7 @@ using Logits = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Mask = Vector<uint32_t>;
+using Tokens = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Result = nb::ndarray<nb::numpy, T>;
 
@@ -315,6 +317,37 @@ Result<int64_t> bind_draw(Pool& pool, Logits logits, Vector<int64_t> rows, Vecto
     return tokens.give_column();
 }
 
+// Where `draw` draws a token: the sum of the weights before it; and its own weight.
+std::pair<double, double> span_of(const Softmaxes& softmaxes, int64_t i, const std::vector<double>& sums,
+                                  int64_t token) {
+    int64_t block = token / WEIGHT_BLOCK, begin = block * WEIGHT_BLOCK;
+    int count = int(std::min<int64_t>(WEIGHT_BLOCK, softmaxes.n - begin));
+    double before = 0.0, weights[WEIGHT_BLOCK];
+    for (int64_t b = 0; b < block; b++) before += sums[size_t(b)];
+    kernels().sampling->weights(softmaxes.row(i) + begin, count, softmaxes.peak(i), softmaxes.scale(i), weights);
+    for (int64_t j = 0; j < token - begin; j++) before += weights[j];
+    return {before, weights[token - begin]};
+}
+
+nb::tuple bind_spans(Pool& pool, Logits logits, Vector<int64_t> rows, Vector<float> peaks, Vector<double> temperatures,
+                     Tokens token_ids) {
+    Softmaxes softmaxes(logits, rows, peaks, temperatures);
+    if (token_ids.shape(0) != rows.shape(0)) throw nb::value_error("rows and lists of tokens must be as many");
+    size_t columns = token_ids.shape(1);
+    const int64_t* ids = token_ids.data();
+    for (size_t i = 0; i < rows.shape(0) * columns; i++) {
+        if (ids[i] < 0 || ids[i] >= softmaxes.n) throw nb::index_error("no such token");
+    }
+    Table<double> starts(rows.shape(0), columns), weights(rows.shape(0), columns), totals(rows.shape(0), 1);
+    share(pool, softmaxes.count, WEIGHT_COST * softmaxes.n, [&](int64_t i) {
+        const std::vector<double>& sums = softmaxes.sums(i);
+        *totals[i] = total_of(sums);
+        for (size_t j = 0; j < columns; j++)
+            std::tie(starts[i][j], weights[i][j]) = span_of(softmaxes, i, sums, ids[size_t(i) * columns + j]);
+    });
+    return nb::make_tuple(starts.give(), weights.give(), totals.give_column());
+}
+
 Result<int64_t> bind_best(Pool& pool, Logits logits, Vector<int64_t> rows, int64_t width) {
     int n = width_of(logits), columns = clamp_width(width, n);
     const int64_t* row = checked_rows(logits, rows);
@@ -367,6 +400,11 @@ void bind_sampling(nb::module_& m) {
     m.def("draw", bind_draw, nb::arg("pool"), logits, nb::arg("rows"), nb::arg("peaks"), nb::arg("temperatures"),
           nb::arg("uniforms"),
           "[k] int64: in token order, the first whose running weight exceeds uniform * total of its row.");
+    m.def(
+        "spans", bind_spans, nb::arg("pool"), logits, nb::arg("rows"), nb::arg("peaks"), nb::arg("temperatures"),
+        nb::arg("token_ids"),
+        "Where `draw` draws token_ids [k, t]: the sums of the weights before them [k, t] float64, their weights [k, t] "
+        "float64, and `totals`.");
     m.def("best", bind_best, nb::arg("pool"), logits, nb::arg("rows"), nb::arg("width"),
           "[k, width] int64: the tokens with the largest logits, best first, lower ids first among equals.");
     m.def("rank", bind_rank, nb::arg("pool"), logits, nb::arg("rows"), nb::arg("peaks"), nb::arg("temperatures"),

@@ -1,0 +1,134 @@
+"""`explain: true` tells why each token was chosen: in answers, streams, samples, batches, on the OpenAI routes."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+from app_under_test import App, parse_events
+from byte_tokenizer import EOS
+from real_app import RealApp, write_model
+
+from tureen.kernels.cpu import native
+from tureen.requests.drafts import MAX_EXPLAINED_TOKENS
+
+recompute = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "recompute.py"))["recompute"]
+
+PROMPT = [9, 40, 77, 200, 31]
+SAMPLING = {"max_new_tokens": 12, "ignore_eos": True, "sampling_seed": 5, "temperature": 0.9, "top_p": 0.9}
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture(scope="module", params=["thread", "process"])
+def app(request, tmp_path_factory):
+    if native.load() is None:
+        pytest.skip("no native kernels")
+    folder = tmp_path_factory.mktemp("model")
+    write_model(folder, 1)
+    template = folder / "chat.jinja"
+    template.write_text("{{ messages[-1]['content'] }}")
+    how = {"kernels": "native", "engine": request.param, "chat_template": str(template)}
+    with RealApp(folder, grammar_backend="llguidance", **how) as app:
+        yield app
+
+
+@pytest.fixture(scope="module")
+def fake():
+    with App() as running:
+        yield running
+
+
+def recomputed(explanations, seed):
+    """The tokens that follow from what explanations say."""
+    return [recompute(explanation, seed) for explanation in explanations]
+
+
+def test_every_token_of_an_answer_is_explained_and_follows_from_that(app):
+    answer = app.generate(input_ids=PROMPT, sampling_params=SAMPLING, explain=True)
+    meta = answer["meta_info"]
+    assert recomputed(meta["explanations"], meta["sampling_seed"]) == answer["output_ids"]
+    assert [why["position"] for why in meta["explanations"]] == list(range(len(PROMPT), len(PROMPT) + 12))
+    plain = app.generate(input_ids=PROMPT, sampling_params=SAMPLING)
+    assert plain["output_ids"] == answer["output_ids"]
+    assert "explanations" not in plain["meta_info"]
+
+
+def test_each_event_of_a_stream_explains_its_own_tokens(app):
+    whole = app.generate(input_ids=PROMPT, sampling_params=SAMPLING, explain=True)
+    events = app.events(input_ids=PROMPT, sampling_params=SAMPLING | {"stream_interval": 3}, explain=True)
+    explained, num_before = [], 0
+    for event in events:
+        explained += event["meta_info"]["explanations"]
+        assert len(event["meta_info"]["explanations"]) == len(event["output_ids"]) - num_before  # all but what is new
+        num_before = len(event["output_ids"])
+    assert explained == whole["meta_info"]["explanations"]
+
+
+def test_samples_and_batches_have_explanations_of_their_own(app):
+    answers = app.generate(input_ids=[PROMPT, PROMPT[1:]], sampling_params=SAMPLING | {"n": 2}, explain=True)
+    assert len(answers) == 4
+    for answer in answers:
+        meta = answer["meta_info"]
+        assert recomputed(meta["explanations"], meta["sampling_seed"]) == answer["output_ids"]
+
+
+def test_forced_tokens_are_said_to_be_the_grammar_s(app):
+    params = SAMPLING | {"regex": "ab(cd|xy)ef", "ignore_eos": False}
+    answer = app.generate(input_ids=PROMPT, sampling_params=params, explain=True)
+    meta = answer["meta_info"]
+    assert recomputed(meta["explanations"], meta["sampling_seed"]) == answer["output_ids"]
+    chosen_by = [why["chosen_by"] for why in meta["explanations"]]
+    assert chosen_by.count("grammar") == meta["forced_tokens"] > 0
+    assert "draw" in chosen_by
+    drawn = next(why for why in meta["explanations"] if why["chosen_by"] == "draw")
+    assert "grammar" in [stage["stage"] for stage in drawn["stages"]]
+    assert all("stages" not in why for why in meta["explanations"] if why["chosen_by"] == "grammar")
+
+
+def test_with_log_probabilities_too_each_token_has_both(app):
+    params = SAMPLING | {"regex": "ab(cd|xy)ef", "ignore_eos": False}
+    asked = {"input_ids": PROMPT, "sampling_params": params, "explain": True, "return_logprob": True}
+    meta = app.generate(**asked)["meta_info"]
+    ids = [token_id for _, token_id, _ in meta["output_token_logprobs"]]
+    assert [why["token_id"] for why in meta["explanations"]] == ids
+    last = app.events(**asked)[-1]["meta_info"]
+    assert [token_id for _, token_id, _ in last["output_token_logprobs"]] == ids
+
+
+def test_temperature_zero_takes_the_best(app):
+    answer = app.generate(input_ids=PROMPT, sampling_params=SAMPLING | {"temperature": 0}, explain=True)
+    explained = answer["meta_info"]["explanations"]
+    assert {why["chosen_by"] for why in explained} == {"best"}
+    assert [why["random"] for why in explained] == [None] * 12
+    assert recomputed(explained, 5) == answer["output_ids"]
+
+
+def body_of(route):
+    said = {"messages": [{"role": "user", "content": "abc"}]} if route == CHAT else {"prompt": "abc"}
+    return said | {"max_tokens": 12, "seed": 5, "ignore_eos": True, "temperature": 0.9, "top_p": 0.9, "explain": True}
+
+
+@pytest.mark.parametrize("route", [CHAT, TEXT])
+def test_openai_s_choices_have_explanations_whole_and_in_chunks(app, route):
+    answer = app.post(route, **body_of(route), n=2, return_token_ids=True).json()
+    for choice in answer["choices"]:
+        assert recomputed(choice["explanations"], choice["sampling_seed"]) == choice["token_ids"]
+    chunks = parse_events(app.post(route, **body_of(route), n=2, stream=True).text)
+    for choice in answer["choices"]:
+        parts = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice["index"]]
+        assert [why for part in parts for why in part.get("explanations", ())] == choice["explanations"]
+    plain = app.post(route, **body_of(route) | {"explain": False}).json()["choices"][0]
+    assert "explanations" not in plain
+
+
+def test_more_explanations_than_an_answer_may_have_are_refused(fake):
+    params = {"max_new_tokens": 2000, "n": MAX_EXPLAINED_TOKENS // 2000 + 1}
+    response = fake.post(text="abc", sampling_params=params, explain=True)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "explain")
+    assert str(MAX_EXPLAINED_TOKENS) in response.json()["error"]["message"]
+
+
+def test_the_end_token_is_explained_too(fake):
+    answer = fake.generate(text="say:hé", explain=True)
+    assert [why["token_id"] for why in answer["meta_info"]["explanations"]] == [*"hé".encode(), EOS]

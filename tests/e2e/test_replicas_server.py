@@ -1,0 +1,86 @@
+"""The real server over two engines, one of which is killed or stopped: every output is that of an undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from followers import PATIENCE_S, engines, follow_all, wait_until
+from server_process import ServerProcess, metric
+
+pytestmark = pytest.mark.e2e
+
+ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
+SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 10, "maximum": 99}, "minItems": 60, "maxItems": 60}
+LONG = {"max_new_tokens": 200, "ignore_eos": True}
+TEXT = "Once upon a time there was a small town by the sea. "
+
+STREAMS = {
+    "greedy": {"text": TEXT, "sampling_params": LONG | {"temperature": 0}},
+    "warm": {"text": TEXT, "sampling_params": LONG | {"temperature": 0.8, "top_p": 0.95, "sampling_seed": 7}},
+    "samples": {"text": TEXT, "sampling_params": LONG | {"temperature": 0.8, "sampling_seed": 30, "n": 2}},
+    "grammar": {
+        "text": "Sixty numbers, as JSON: ",
+        "sampling_params": {"max_new_tokens": 400, "sampling_seed": 2, "json_schema": json.dumps(SCHEMA)},
+    },
+    "penalties": {"text": TEXT, "sampling_params": LONG | {"sampling_seed": 5, "frequency_penalty": 0.6}},
+    "scores": {
+        "text": TEXT,
+        "sampling_params": LONG | {"temperature": 0},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 2,
+    },
+    "adapter": {"text": TEXT, "sampling_params": LONG | {"temperature": 0}, "lora_path": "late"},
+}
+
+
+@pytest.fixture(scope="module")
+def server(default_model_source) -> Iterator[ServerProcess]:
+    with ServerProcess("--replicas", "2", "--grammar-compile-timeout-s", "120") as running:
+        running.wait_ready()
+        assert len(engines(running)) == 2
+        body = {"lora_name": "late", "lora_path": str(ADAPTERS / "whisper")}
+        assert httpx.post(f"{running.url}/load_lora_adapter", json=body, timeout=PATIENCE_S).status_code == 200
+        yield running
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server) -> dict[str, list[tuple]]:
+    follow_all(server, STREAMS)  # what is slow only once: the grammar
+    return follow_all(server, STREAMS)
+
+
+def states(server: ServerProcess) -> list[str]:
+    (model,) = httpx.get(f"{server.url}/status", timeout=PATIENCE_S).json()["models"]
+    return [replica["engine"] for replica in model["replicas"]]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_killed_replica_loses_nothing_of_eight_streams(server, undisturbed, number):
+    before = metric(server.url, "sglang:engine_replacements_total")
+    assert follow_all(server, STREAMS, lambda: os.kill(engines(server)[number], signal.SIGKILL)) == undisturbed
+    wait_until(lambda: states(server) == ["healthy", "healthy"], "it is replaced")
+    assert metric(server.url, "sglang:engine_replacements_total") == before + 1
+    assert metric(server.url, "sglang:num_resumed_requests_total") > 0
+
+
+def test_a_stopped_replica_loses_nothing_and_is_not_heard_when_it_goes_on(server, undisturbed):
+    pid = engines(server)[0]
+    before = metric(server.url, "sglang:engine_replacements_total")
+
+    def stop() -> None:
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: "suspect" in states(server), "it is noticed")
+        assert httpx.get(f"{server.url}/health", timeout=PATIENCE_S).status_code == 200
+
+    assert follow_all(server, STREAMS, stop) == undisturbed
+    os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: states(server) == ["healthy", "healthy"], "it answers")
+    assert follow_all(server, STREAMS) == undisturbed
+    assert metric(server.url, "sglang:engine_replacements_total") == before

@@ -1,0 +1,51 @@
+"""What a server with several replicas refuses to start with, and what each of them gets."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_gguf
+import tiny_models
+
+from tureen.build import find_model
+from tureen.config import Config
+from tureen.devices import cpu
+from tureen.errors import StartupError
+from tureen.fleet.settings import each_model
+from tureen.replicas.start import check, own_config
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    return str(tiny_gguf.write_from_transformers(folder / "m.gguf", tiny_models.write(folder / "hf", "llama")))
+
+
+def test_each_replica_gets_its_share_of_threads_helpers_and_memory(model_path, monkeypatch):
+    monkeypatch.setattr(cpu, "num_threads", lambda: 8)
+    config = Config(model_path=model_path, replicas=3, helper_memory_mib=300, device="cpu")
+    own = own_config(config, find_model(config))
+    assert (own.num_threads, own.helper_memory_mib) == (2, 100)
+    assert own.max_total_tokens > 0
+    assert own_config(Config(model_path=model_path, replicas=3, num_threads=5), find_model(config)).num_threads == 5
+
+
+def test_more_replicas_than_fit_in_memory_are_refused_with_the_number_that_does(model_path, monkeypatch):
+    config = Config(model_path=model_path, replicas=4, device="cpu")
+    model = find_model(config)
+    monkeypatch.setattr(cpu, "free_bytes", lambda: 300 << 20)
+    with pytest.raises(
+        StartupError, match=r"--replicas 4: each needs \d+ MiB, .* and 300 MiB are free; start at most \d"
+    ):
+        own_config(config, model)
+
+
+@pytest.mark.parametrize("wrong", [{"engine": "thread"}, {"device": "cuda"}])
+def test_replicas_in_threads_or_on_one_gpu_are_refused(wrong):
+    with pytest.raises(StartupError, match="--replicas 2"):
+        check(Config(model_path="m", replicas=2, **wrong))
+
+
+def test_several_models_with_replicas_are_refused():
+    config = Config(model_path="m", replicas=2, models=({"model_path": "a"}, {"model_path": "b"}))
+    with pytest.raises(StartupError, match="--replicas 2 with 2 models"):
+        each_model(config)

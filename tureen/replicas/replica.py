@@ -1,0 +1,144 @@
+"""One of several engines: its client, and the requests that it was given."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from tureen.contract.types import EngineHealth, EngineStats, GenerateRequest
+from tureen.serving.healing import TICK_S, HealingClient, MakeHost, State
+from tureen.serving.streams import Live, Watch
+
+STAYS_AFTER = 1
+"""Number of times that an engine may die under a request before it stays with the replica it is on: what kills engine
+after engine must not go round, and is found there (see Trials)."""
+
+MOST_MOVES = 8
+"""Number of moves after which a request stays where it is, whatever the reason was."""
+
+OnTurn = Callable[[State, State], None]
+"""A function that hears an engine's state before and now; they may be equal."""
+
+
+class ReplicaClient(HealingClient):
+    """The client of one replica. It tells of each state that its engine comes into, and hands requests over."""
+
+    def __init__(
+        self, make_host: MakeHost, on_turn: OnTurn, *, watchdog_timeout_s: float, freeze_grace_s: float
+    ) -> None:
+        super().__init__(make_host, watchdog_timeout_s=watchdog_timeout_s, freeze_grace_s=freeze_grace_s)
+        self._on_turn = on_turn
+
+    def hand_over(self, request_ids: Sequence[str]) -> None:
+        """Ends the streams of these requests with Moved."""
+        self._streams.hand_over(request_ids)
+
+    def restart(self, reason: str) -> None:
+        """Ends the engine and starts another one in the state that it had. What was not handed over waits for it."""
+        if not self._is_starting and not self._is_closed:
+            self._replace(reason, is_suspicious=False)
+
+    def restart_like(self, other: ReplicaClient, reason: str) -> None:
+        """Restarts the engine in the state of another replica's."""
+        self._streams.journal = other._streams.journal.copy()
+        self.restart(reason)
+
+    def _turn(self, state: State, reason: str = "") -> None:
+        before = self._health.state
+        super()._turn(state, reason)
+        self._on_turn(before, state)
+
+
+class Replica:
+    """One engine of several, and what it was given."""
+
+    def __init__(self, number: int, settle: Callable[[], None]) -> None:
+        """settle: has requests of replicas that are drained or not well go on in others."""
+        self.number = number
+        self._settle = settle
+        self.client: ReplicaClient
+        self.is_drained = False  # it is given nothing any more
+        self.passages: dict[str, Passage] = {}  # by the ids that its engine knows
+        self.load = 0  # tokens that it is to compute
+        self.num_given = 0  # tokens that it was ever given to compute
+
+    @property
+    def label(self) -> str:
+        """Its name in metrics and messages."""
+        return str(self.number)
+
+    @property
+    def health(self) -> EngineHealth:
+        return self.client.health
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.client.stats
+
+    @property
+    def num_live(self) -> int:
+        return self.client.num_live
+
+    def drain(self, *, is_drained: bool) -> None:
+        """Gives it nothing any more, where there are others, and has its requests go on in them; or ends that."""
+        self.is_drained = is_drained
+        self._settle()
+
+    async def restart(self) -> None:
+        """Ends the engine and starts it again, in the state that it had. Returns when it is there, or could not be
+        started. Its requests go on in others, or wait where there are none."""
+        was_drained = self.is_drained
+        self.drain(is_drained=True)
+        try:
+            self.client.restart("an operator restarts it")
+            while self.health.state == "replacing":
+                await asyncio.sleep(TICK_S)
+        finally:
+            self.drain(is_drained=was_drained)
+
+
+class Passage:
+    """A request on its way through one replica, or several."""
+
+    def __init__(self, request: GenerateRequest, watch: Watch | None, pages: tuple[int, ...]) -> None:
+        self.live = Live(request, time.monotonic())
+        self.watch = watch
+        self.pages = pages
+        self.replica: Replica | None = None
+        self.attempt_id = request.id
+        self.has_ended = False
+        self.abort_reason: str | None = None
+        self.num_moves = 0
+        self.num_deaths = 0  # of engines under it
+        self._left = 0  # of the tokens that its replica is to compute for it
+        self._num_uncached = 0  # of these, tokens of the prompt
+
+    @property
+    def may_move(self) -> bool:
+        """Says whether the request may go on in another replica."""
+        return self.num_moves < MOST_MOVES and self.num_deaths <= STAYS_AFTER
+
+    def enter(self, replica: Replica, num_uncached: int, num_left: int) -> None:
+        """Goes to a replica, which has so many tokens of it to compute, `num_uncached` of them before the first one."""
+        self.replica = replica
+        self.attempt_id = self.live.request.id if not self.num_moves else f"{self.live.request.id}~{self.num_moves}"
+        self._num_uncached, self._left = num_uncached, num_left
+        replica.load += num_left
+        replica.num_given += num_left
+        replica.passages[self.attempt_id] = self
+
+    def note(self, num_tokens: int) -> None:
+        """Notes that so many tokens have come."""
+        done = min(self._left, num_tokens + self._num_uncached)
+        self._num_uncached = 0
+        self._left -= done
+        assert self.replica is not None
+        self.replica.load -= done
+
+    def leave(self) -> None:
+        """Leaves its replica."""
+        if self.replica is not None:
+            self.replica.load -= self._left
+            del self.replica.passages[self.attempt_id]
+            self.replica = None

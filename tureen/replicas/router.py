@@ -1,0 +1,229 @@
+"""An engine client over several: it chooses the replica of each request, and has requests go on in another one when
+theirs is lost, silent or drained."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from tureen import errors
+from tureen.contract.types import EngineHealth, EngineInfo, EngineStats, FinishReason, GenerateRequest, OutputDelta
+from tureen.log import Progress, get_logger, no_progress
+from tureen.replicas.calls import Operations
+from tureen.replicas.placing import PrefixIndex, Standing, choose
+from tureen.replicas.replica import OnTurn, Passage, Replica, ReplicaClient
+from tureen.replicas.totals import info_of, sum_health, sum_stats
+from tureen.serving.healing import State
+from tureen.serving.repeats import must_repeat
+from tureen.serving.streams import Moved, Watch
+
+EXPECTED_TOKENS = 256
+"""Output tokens that a request is expected to have at most, when loads are compared."""
+
+PREFERENCE: dict[str, int] = {"healthy": 0, "suspect": 1, "replacing": 2}
+"""States of an engine in which requests can be given to it; first the one that answers soonest."""
+
+MakeClient = Callable[[OnTurn], ReplicaClient]
+
+log = get_logger("replicas")
+
+
+class Router:
+    """An EngineClient over several engines of the same model, in processes of their own. Event-loop thread only."""
+
+    info: EngineInfo
+
+    def __init__(self) -> None:
+        self.replicas: list[Replica] = []
+        self._index = PrefixIndex(0, 1, 0)
+        self._operations = Operations((), {})
+        self._passages: dict[str, Passage] = {}
+        self._num_moved = 0
+        self._is_open = False
+
+    async def start(self, clients: Sequence[MakeClient], progress: Progress = no_progress) -> EngineInfo:
+        """Starts a replica for each function, which makes its client from one that hears of its engine's states. The
+        first is started before the others: what it keeps on disk they find there. Raises StartupError."""
+        for number, make_client in enumerate(clients):
+            replica = Replica(number, self._settle)
+            replica.client = make_client(partial(self._hear_turn, replica))
+            self.replicas.append(replica)
+        first, *others = self.replicas
+        try:
+            await first.client.start(progress)
+            results = await asyncio.gather(*(other.client.start() for other in others), return_exceptions=True)
+            for fault in results:
+                if isinstance(fault, BaseException):
+                    raise fault
+        except BaseException:
+            await self.close()
+            raise
+        infos = [replica.client.info for replica in self.replicas]
+        self.info = info_of(infos)
+        least = min(info.max_total_tokens for info in infos)
+        self._index = PrefixIndex(len(infos), self.info.page_size, least // self.info.page_size)
+        self._operations = Operations(self.replicas, self.info.adapters)
+        self._is_open = True
+        return self.info
+
+    def generate(
+        self, request: GenerateRequest, interval: int = 1, watch: Watch | None = None
+    ) -> AsyncGenerator[OutputDelta, None]:
+        """Streams a request's output from the replica chosen for it, and from others after that; see EngineClient."""
+        return self._generate(request, interval, watch)
+
+    async def _generate(
+        self, request: GenerateRequest, interval: int, watch: Watch | None
+    ) -> AsyncGenerator[OutputDelta, None]:
+        if request.id in self._passages:
+            raise errors.InvalidRequest(f"rid {errors.echo(request.id)} is in use", field="rid")
+        passage = self._passages[request.id] = Passage(request, watch, self._index.pages_of(request))
+        del request
+        try:
+            while not passage.has_ended:
+                async with contextlib.aclosing(self._attempt(passage, interval)) as deltas:
+                    async for delta in deltas:
+                        passage.has_ended = delta.finish is not None
+                        yield delta
+        finally:
+            del self._passages[passage.live.request.id]
+
+    async def _attempt(self, passage: Passage, interval: int) -> AsyncGenerator[OutputDelta, None]:
+        """Streams a request from one replica; ends with it, or when the request is to go on elsewhere."""
+        rest = passage.live.rest(time.monotonic())
+        if passage.abort_reason is not None:
+            rest = FinishReason(type="abort", message="Aborted", reason=passage.abort_reason)
+        if isinstance(rest, FinishReason):
+            yield OutputDelta(passage.live.request.id, usage=passage.live.usage, finish=rest)
+            return
+        is_repeated = bool(passage.num_moves) and must_repeat(rest)
+        replica = self._place(passage, rest)
+        rest = msgspec.structs.replace(rest, id=passage.attempt_id) if passage.num_moves else rest
+        watch = None if is_repeated else passage.watch  # who hears of a token twice pays for it twice
+        request_id = passage.live.request.id
+        try:
+            async with contextlib.aclosing(replica.client.generate(rest, interval, watch)) as deltas:  # type: ignore[type-var]
+                async for delta in deltas:
+                    passage.note(len(delta.token_ids))
+                    new = passage.live.take(delta)
+                    if new is None:
+                        continue
+                    if is_repeated and passage.watch is not None:
+                        passage.watch(len(new.token_ids))
+                    yield new if new.id == request_id else msgspec.structs.replace(new, id=request_id)
+            self._remember(passage, replica)
+        except Moved:
+            passage.num_moves += 1
+            self._num_moved += 1
+            log.info("request %s goes on in another replica than %s", request_id, replica.label)
+        finally:
+            passage.leave()
+
+    def _place(self, passage: Passage, rest: GenerateRequest) -> Replica:
+        """Gives a request to a replica. Raises Unavailable when there is none that takes it."""
+        usable = list(self._usable())
+        if not usable:
+            raise self._refusal()
+        known, size = self._index.num_known(passage.pages), self.info.page_size
+        num_prompt = len(rest.token_ids) + len(rest.resumed)
+        expected = min(rest.max_new_tokens - len(rest.resumed), EXPECTED_TOKENS)
+        standings = [
+            Standing(replica.number, replica.load, replica.num_given, known[replica.number]) for replica in usable
+        ]
+        best = max(standing.num_known for standing in standings)
+        number = choose(standings, num_prompt - best * size + expected)
+        replica = self.replicas[number]
+        num_uncached = num_prompt - known[number] * size
+        passage.enter(replica, num_uncached, num_uncached + expected)
+        self._index.give(number, passage.pages)
+        return replica
+
+    def _usable(self) -> Iterator[Replica]:
+        """Yields the replicas that may be chosen: those in the best state that any is in, and none that is drained
+        unless all are."""
+        ranks = {
+            replica: (replica.is_drained, PREFERENCE[replica.client.health.state])
+            for replica in self.replicas
+            if replica.client.health.state in PREFERENCE
+        }
+        best = min(ranks.values(), default=None)
+        return (replica for replica, rank in ranks.items() if rank == best)
+
+    def _refusal(self) -> errors.TureenError:
+        reasons = "; ".join(f"replica {each.label}: {each.client.health.reason}" for each in self.replicas)
+        return errors.Unavailable(
+            f"no replica takes requests ({reasons})", code="engine_dead", retry_after_s=self.health.retry_after_s
+        )
+
+    def _remember(self, passage: Passage, replica: Replica) -> None:
+        """Notes what a request that has ended leaves in the cache of its replica."""
+        if len(passage.live.token_ids) >= self.info.page_size:
+            self._index.give(replica.number, self._index.pages_of(passage.live.request, tuple(passage.live.token_ids)))
+
+    def _hear_turn(self, replica: Replica, before: State, state: State) -> None:
+        """Hears that an engine has come into another state: has requests go where they are answered soonest."""
+        if not self._is_open:
+            return
+        if state == "replacing" and before != "replacing":
+            self._index.forget(replica.number)
+            for passage in replica.passages.values():
+                passage.num_deaths += not replica.is_drained
+        self._settle()
+
+    def _settle(self) -> None:
+        """Has the requests of replicas that are not well, or drained, go on in others, where there are others."""
+        well = [each for each in self.replicas if not each.is_drained and each.client.health.state == "healthy"]
+        if not well:
+            return
+        for replica in self.replicas:
+            if replica not in well:
+                replica.client.hand_over([name for name, passage in replica.passages.items() if passage.may_move])
+
+    def abort(self, request_id: str, reason: str = "client") -> None:
+        """Ends a request wherever it is. Does nothing for an unknown id."""
+        passage = self._passages.get(request_id)
+        if passage is None or passage.has_ended:
+            return
+        passage.abort_reason = reason  # it may be between two replicas
+        if passage.replica is not None:
+            passage.replica.client.abort(passage.attempt_id, reason)
+
+    async def call(self, op: str, **args: Any) -> object:
+        """Runs a control operation on all replicas, and returns what one engine would: sums, or what is equal in all.
+
+        Raises a TureenError that names the replicas on which it failed; see Operations.
+        """
+        if op in ("flush_cache", "update_weights", "release_memory"):
+            for replica in self.replicas:
+                self._index.forget(replica.number)
+        return await self._operations.run(op, args)
+
+    @property
+    def failure(self) -> str | None:
+        """The reason why requests are refused; None while any replica takes them."""
+        failures = [replica.client.failure for replica in self.replicas]
+        return None if None in failures else "; ".join(map(str, failures))
+
+    @property
+    def health(self) -> EngineHealth:
+        """The state of the replica that is best off, and the totals of all."""
+        return sum_health([replica.client.health for replica in self.replicas], self._num_moved)
+
+    @property
+    def stats(self) -> EngineStats:
+        """The figures of all replicas together."""
+        return sum_stats([replica.client.stats for replica in self.replicas])
+
+    @property
+    def num_live(self) -> int:
+        return sum(not passage.has_ended for passage in self._passages.values())
+
+    async def close(self) -> None:
+        self._is_open = False
+        await asyncio.gather(*(replica.client.close() for replica in self.replicas), return_exceptions=True)

@@ -1,0 +1,46 @@
+"""Shows in answers why each token was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tureen.contract.types import Explanation, StageView
+from tureen.requests.state import Context
+
+
+def rendered(explanations: Sequence[Explanation], context: Context) -> list[dict[str, Any]]:
+    """Returns the explanations as answers of all APIs have them. Token texts are as in log-probabilities."""
+    return [_shown(explanation, context) for explanation in explanations]
+
+
+def _shown(explanation: Explanation, context: Context) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "token_id": explanation.token_id,
+        "text": context.tokenizer.token_text(explanation.token_id),
+        "position": explanation.position,
+        "chosen_by": explanation.chosen_by,
+        "guessed": explanation.guessed,
+        "random": explanation.random,
+    }
+    if explanation.candidates:
+        shown["candidates"] = _texts(explanation.candidates, context)
+        shown["stages"] = list(map(_stage, explanation.stages))
+    return shown
+
+
+def _texts(token_ids: Iterable[int], context: Context) -> list[dict[str, Any]]:
+    return [{"token_id": token_id, "text": context.tokenizer.token_text(token_id)} for token_id in token_ids]
+
+
+def _stage(stage: StageView) -> dict[str, Any]:
+    """Returns a stage without the fields that it has not."""
+    fields: dict[str, Any] = {"stage": stage.name}
+    if stage.value is not None:
+        fields["value"] = stage.value
+    if stage.num_kept is not None:
+        fields["kept"] = stage.num_kept
+    if stage.logits:
+        fields["logits"] = stage.logits
+    fields["probabilities"] = stage.probabilities
+    return fields | ({"starts": stage.starts, "ends": stage.ends} if stage.starts else {})

@@ -1,6 +1,6 @@
 """`python -m tureen.launch_server …` = `tureen serve …`, so that replacing the module name in a command is enough.
 
-Imports: cli.
+Imports: __main__.
 Imported by: nothing.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from tureen.cli.command_line import main
+from tureen.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main(["serve", *sys.argv[1:]]))

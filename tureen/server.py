@@ -49,6 +49,9 @@ IDLE_S = 0.5
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/run/systemd/container"))
 """Files that Docker, Podman and systemd leave in their containers."""
 
+ON_ALL = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where a server that listens on all addresses is found on its own machine."""
+
 log = get_logger("http")
 
 
@@ -169,6 +172,7 @@ def _url(config: Config, listener: socket.socket) -> str:
     if config.uds is not None:
         return "http://localhost"
     host, port = listener.getsockname()[:2]
+    host = ON_ALL.get(host, host)
     scheme = "http" if config.tls_cert is None else "https"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 

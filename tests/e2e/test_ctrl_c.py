@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -72,3 +75,25 @@ def test_while_the_model_is_loaded_it_leaves_without_a_traceback(tmp_path, times
         terminal.process.wait(PATIENCE_S)
         assert "Traceback" not in terminal.shown
         assert "Exception ignored" not in terminal.shown
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupting())
+"""
+
+
+@pytest.mark.parametrize("program", ["tureen", "tureen.launch_server"])
+@pytest.mark.parametrize("module", ["tureen.cli", "tureen.cli.flags", "tureen.config"])
+def test_while_modules_are_imported_it_leaves_without_a_traceback(tmp_path, program, module):
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED.format(module=module))
+    command = [sys.executable, "-m", program, "serve", "--help"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import shutil
 import subprocess
@@ -95,5 +94,5 @@ def test_the_command_starts_a_server_that_answers_where_probes_ask(name):
     place = arguments.index("--port")
     assert arguments[place + 1] == "30000"
     with ServerProcess(*arguments[:place], *arguments[place + 2 :]) as server:
-        port = re.search(r"ready at http://[0-9.]+:(\d+)", server.wait_started().output)[1]
-        assert [httpx.get(f"http://127.0.0.1:{port}{path}").status_code for path in paths] == [200, 200]
+        url = server.wait_ready().url  # which it prints as curl takes it, also where it listens on all addresses
+        assert [httpx.get(f"{url}{path}").status_code for path in paths] == [200, 200]

@@ -2,7 +2,7 @@
 
 import sys
 
-from tureen.cli.command_line import main
+from tureen.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main(["serve", *sys.argv[1:]]))

@@ -84,3 +84,38 @@ def test_a_stopped_replica_loses_nothing_and_is_not_heard_when_it_goes_on(server
     wait_until(lambda: states(server) == ["healthy", "healthy"], "it answers")
     assert follow_all(server, STREAMS) == undisturbed
     assert metric(server.url, "sglang:engine_replacements_total") == before
+
+
+def operate(server: ServerProcess, verb: str, number: int) -> httpx.Response:
+    return httpx.post(f"{server.url}/replicas/{verb}", json={"replica": number}, timeout=PATIENCE_S)
+
+
+def test_all_replicas_are_restarted_one_after_the_other_under_streams(server, undisturbed):
+    before = engines(server)
+
+    def restart_all() -> None:
+        for number in (0, 1):
+            assert operate(server, "restart", number).json()["engine"] == "healthy"
+
+    assert follow_all(server, STREAMS, restart_all) == undisturbed
+    assert not set(before) & set(engines(server))
+
+
+def test_a_drained_replica_computes_nothing_until_it_may_again(server, undisturbed):
+    assert operate(server, "drain", 1).status_code == 200
+    shown: list[dict] = []
+
+    def look() -> None:
+        (model,) = httpx.get(f"{server.url}/status", timeout=PATIENCE_S).json()["models"]
+        shown.extend(model["replicas"])
+
+    assert follow_all(server, STREAMS, look) == undisturbed
+    assert [replica["drained"] for replica in shown] == [False, True]
+    assert shown[1]["num_running"] == shown[1]["num_waiting"] == 0
+    assert operate(server, "undrain", 1).json()["drained"] is False
+
+
+def test_a_replica_that_is_none_is_refused_with_the_highest_number(server):
+    answer = operate(server, "restart", 2)
+    assert answer.status_code == 400
+    assert "at most 1, got 2" in answer.text

@@ -522,7 +522,7 @@ def test_many_batches_of_one_client_do_not_hold_up_another_s(tmp_path):
         may_go_on.set()
         assert app.ended(other)["status"] == "completed"
         last = len(order) - order[::-1].index("bert")
-        assert order[:last].count("anna") <= len(few) + 4
+        assert order[:last].count("anna") <= 3 * len(few)
         app.key = "one"
         assert {app.ended(batch)["request_counts"]["completed"] for batch in many} == {len(few)}
 

@@ -52,8 +52,9 @@ def texts(default_model_source) -> list[str]:
         return [engine.generate(prompt, GREEDY)["text"] for prompt in PROMPTS]
 
 
-def test_a_prompt_from_standard_input_is_continued_and_nothing_else_is_printed(texts):
-    done = generate(*FLAGS, text=PROMPTS[0])
+@pytest.mark.parametrize("end", ["", "\n"], ids=["as printf writes it", "as echo writes it"])
+def test_a_prompt_from_standard_input_is_continued_and_nothing_else_is_printed(texts, end):
+    done = generate(*FLAGS, text=PROMPTS[0] + end)
     assert done.stdout == texts[0] + "\n"
     assert "load weights" in done.stderr
 

@@ -134,9 +134,10 @@ def test_answers_follow_a_schema(server, tmp_path):
     jsonschema.validate(json.loads(done.stdout), schema)
 
 
-def test_without_a_terminal_standard_input_is_the_message_and_the_answer_is_all_that_is_printed(server):
+@pytest.mark.parametrize("end", ["", "\n"], ids=["as printf writes it", "as echo writes it"])
+def test_without_a_terminal_standard_input_is_the_message_and_the_answer_is_all_that_is_printed(server, end):
     command = [sys.executable, "-m", "tureen", "chat", "--url", server.url, *GREEDY]
-    done = subprocess.run(command, input=QUESTION, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, input=QUESTION + end, capture_output=True, text=True, check=True)
     assert done.stdout == answer_over_http(server, QUESTION) + "\n"
 
 

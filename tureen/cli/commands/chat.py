@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
             screen.say(f"{model['id']} at {server.url}")
             screen.chat(conversation, server, cache_dir(config) / "chat_history", model.get("max_model_len") or 0)
         else:
-            conversation.messages.append(Message("user", sys.stdin.read()))
+            conversation.messages.append(Message("user", sys.stdin.read().removesuffix("\n")))
             screen.show(conversation.answer(server))
     return 0
 

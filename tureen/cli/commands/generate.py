@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         return _run_file(options, config, params)
     if options.prompt is None and sys.stdin.isatty():
         print("reads the prompt from the terminal; Ctrl+D ends it", file=sys.stderr)
-    prompt = options.prompt if options.prompt is not None else sys.stdin.read()
+    prompt = options.prompt if options.prompt is not None else sys.stdin.read().removesuffix("\n")
     with _engine(config) as engine:
         if params.get("n", 1) > 1:
             _print_samples(engine.generate(prompt, params))

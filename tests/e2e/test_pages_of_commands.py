@@ -1,0 +1,137 @@
+"""The commands of docs/several-models.md, docs/models-by-name.md and docs/terminal.md do what the pages say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from server_process import ServerProcess
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 240
+
+
+def blocks(page: str) -> list[str]:
+    """The code on a page, block by block."""
+    return re.findall(
+        r"^```\w*\n(.*?)^```$", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+
+
+def block_with(page: str, word: str) -> str:
+    """The only block with this word."""
+    (block,) = [block for block in blocks(page) if word in block]
+    return block
+
+
+def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs lines of a shell, in which `tureen` is this one."""
+    here = Path(sys.executable).parent
+    env = os.environ | {"PATH": f"{here}:{os.environ['PATH']}"}
+    return subprocess.run(["bash", "-ec", script], cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+def curl(server: ServerProcess, block: str) -> httpx.Response:
+    """Sends what a curl command of a page sends."""
+    words = shlex.split(block.replace("\\\n", " "))
+    path = words[1].removeprefix("http://127.0.0.1:30000")
+    content = words[words.index("-d") + 1] if "-d" in words else None
+    headers = {"Content-Type": "application/json"} if "-H" in words else {}
+    method = "GET" if content is None else "POST"
+    return httpx.request(method, f"{server.url}{path}", content=content, headers=headers, timeout=TIMEOUT_S)
+
+
+def models(server: ServerProcess) -> list[str]:
+    return [model["id"] for model in httpx.get(f"{server.url}/v1/models").json()["data"]]
+
+
+@pytest.fixture(scope="module")
+def several() -> Iterator[ServerProcess]:
+    flags = shlex.split(re.search("ARGS='(.*)'", blocks("several-models.md")[0])[1])
+    with ServerProcess(*flags) as running:
+        yield running.wait_ready()
+
+
+def test_a_second_model_embeds_when_it_is_asked_for(several):
+    answer = curl(several, block_with("several-models.md", "/v1/embeddings"))
+    assert len(answer.json()["data"][0]["embedding"]) == 384
+    loaded = {
+        model["name"]: model["status"]
+        for model in curl(several, block_with("several-models.md", "/status")).json()["models"]
+    }
+    assert set(loaded.values()) == {"loaded"}
+    assert len(loaded) == 2
+
+
+def test_a_model_that_the_server_was_not_started_with_joins_it(several):
+    before = models(several)
+    assert curl(several, block_with("several-models.md", "/models/load")).status_code == 200
+    (new,) = set(models(several)) - set(before)
+    body = {
+        "model": new,
+        "text": "The capital of France is",
+        "sampling_params": {"temperature": 0, "max_new_tokens": 3},
+    }
+    assert "Paris" in httpx.post(f"{several.url}/generate", json=body, timeout=TIMEOUT_S).json()["text"]
+
+
+def test_the_tables_of_a_file_are_models_with_settings_of_their_own(tmp_path):
+    file = tmp_path / "models.toml"
+    file.write_text(block_with("several-models.md", "[[models]]"))
+    with ServerProcess("--config", str(file), cwd=ROOT) as server:
+        listed = models(server.wait_ready())
+        assert {"smol", "smol-short"} <= set(listed)
+        assert any("whisper" in name for name in listed)
+        body = {"model": "smol-short", "text": "Hi", "sampling_params": {"max_new_tokens": 1}}
+        assert httpx.post(f"{server.url}/generate", json=body, timeout=TIMEOUT_S).status_code == 200
+        cards = {card["id"]: card["max_model_len"] for card in httpx.get(f"{server.url}/v1/models").json()["data"]}
+    assert cards["smol-short"] == 512
+
+
+def test_a_message_on_standard_input_is_answered_with_nothing_but_the_answer(tmp_path):
+    done = run(block_with("terminal.md", "| tureen chat"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_a_file_of_prompts_is_answered_line_by_line_and_not_again(tmp_path):
+    script = block_with("terminal.md", "prompts.jsonl --output")
+    done = run(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert sorted(answer["line"] for answer in answers) == [1, 2]
+    (counted,) = [answer for answer in answers if answer.get("custom_id") == "count"]
+    assert "three" in counted["text"]
+    assert all(answer["meta_info"]["completion_tokens"] <= 8 for answer in answers)
+    kept = (tmp_path / "answers.jsonl").read_bytes()
+    assert "every line is answered already" in run(script, tmp_path).stderr
+    assert (tmp_path / "answers.jsonl").read_bytes() == kept
+
+
+def test_a_model_is_shown_with_what_it_needs_and_whether_it_fits(tmp_path):
+    done = run("tureen show smollm2:135m", tmp_path)
+    needs = re.search(
+        r"needs +\d+ MB of memory: weights 97 MB, KV cache 195 MB \(8,192 tokens at 24 kB each\)", done.stdout
+    )
+    assert needs, done.stdout
+    assert re.search(r"memory +[\d.]+ GB free of [\d.]+ GB: it fits", done.stdout)
+
+
+def test_a_server_is_listed_and_stopped_by_name(tmp_path):
+    with ServerProcess() as server:
+        place = server.wait_ready().url
+        assert place in run("tureen ps", tmp_path).stdout
+        assert run(f"tureen stop {place.rsplit(':', 1)[1]}", tmp_path).returncode == 0
+        assert server.process.wait(TIMEOUT_S) == 0
+        assert place not in run("tureen ps", tmp_path).stdout

@@ -28,25 +28,15 @@ class ClientTools(NamedTuple):
 def tools_of(body: AnthropicBody | AnthropicCountBody) -> ClientTools:
     """Reads tools, tool choice and `mcp_servers`. What only Anthropic's servers run is left out and told.
 
-    Raises InvalidRequest, too where tools of the client's own are missing or others are demanded.
+    Raises InvalidRequest, too where `tool_choice` demands what is left out.
     """
     sent = body.tools or []
     places = [index for index, tool in enumerate(sent) if not _is_of_server(tool)]
     tools = check_tools(
         [_tool(sent[index], f"tools[{index}]") for index in places], "tools", parameters="input_schema", places=places
     )
-    choice = body.tool_choice
-    is_none = choice is not None and choice.type == "none"
-    left_out = {f"tools[{index}]": tool.type for index, tool in enumerate(sent) if _is_of_server(tool)}
-    if body.mcp_servers:
-        left_out["mcp_servers"] = "mcp_servers"
-    for path, kind in left_out.items():
-        if not tools and not is_none:
-            raise InvalidRequest(
-                f"{path}: only Anthropic's servers run {kind}, and there is no tool of your own beside it; send one "
-                "that does it, and run it yourself",
-                field=path,
-            )
+    left_out = [f"tools[{index}]" for index, tool in enumerate(sent) if _is_of_server(tool)]
+    for path in (*left_out, *(["mcp_servers"] if body.mcp_servers else [])):
         telling.tell(path, "only Anthropic's servers run it; send a tool of your own, and run it yourself")
     return ClientTools(tools, tuple(places), _choice(body, tools))
 

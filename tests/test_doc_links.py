@@ -1,4 +1,4 @@
-"""The pages of docs/ and README.md: every link leads to a file that is there, and to a heading that is in it."""
+"""The pages of docs/, its decisions and README.md: every link leads to a file that is there, and to a heading that is in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKS = [
     (page.relative_to(ROOT).as_posix(), target)
     for page in PAGES

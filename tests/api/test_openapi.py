@@ -85,6 +85,12 @@ def test_no_object_has_other_fields_than_those_told(spec):
     assert [name for name, one in told if one.get("additionalProperties") is None and "Error" not in name] == []
 
 
+def test_an_api_that_tells_unknown_fields_says_that_it_takes_them_and_another_takes_nulls(spec):
+    schemas = spec["components"]["schemas"]
+    assert schemas["OllamaGenerateBody"]["additionalProperties"] is True
+    assert schemas["SamplingParams"]["additionalProperties"] == {"type": "null"}
+
+
 def test_sampling_parameters_have_their_names_defaults_and_bounds(spec):
     told = spec["components"]["schemas"]["SamplingParams"]["properties"]
     assert set(told) == {field.name for field in msgspec.structs.fields(SamplingParams)} | set(ALIASES)

@@ -324,6 +324,16 @@ def test_without_a_store_the_switch_is_told(bare: App):
         assert "x-tureen-ignored" not in bare.post(PATH, input="x", **nothing).headers
 
 
+def test_a_conversation_takes_items_and_no_names_of_others(app):
+    items = [{"role": "user", "content": "a"}, {"type": "item_reference", "id": "msg_1"}]
+    conversation = app.post(CONVERSATIONS, items=items[:1]).json()["id"]
+    for path in (CONVERSATIONS, f"{CONVERSATIONS}/{conversation}/items"):
+        answer = app.post(path, items=items)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "items[1].type"
+    assert len(app.request("GET", f"{CONVERSATIONS}/{conversation}/items").json()["data"]) == 1
+
+
 def test_openai_s_client_keeps_a_conversation(settings):
     folder = settings["folder"]
     more = {"chat_template": settings["chat_template"], "responses_store": f"{folder}/client.db"}

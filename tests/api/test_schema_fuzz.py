@@ -41,5 +41,5 @@ def test_the_api_does_as_its_document_says(tmp_path):
             check=False,
             cwd=tmp_path,
         )
-        assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+        assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
         assert "Tested: 0" not in done.stdout

@@ -319,7 +319,7 @@ def test_a_wrong_value_is_refused_before_anything_runs(value, config, code):
     with pytest.raises(InvalidRequest) as caught:
         check_processor(value, config, FIELD)
     assert (caught.value.code, caught.value.field) == (code, FIELD)
-    assert len(caught.value.message) < 300
+    assert len(caught.value.message) < 500  # the names that there are, but not a long value
     assert check_processor(PAGE, ON, FIELD) == PAGE
 
 

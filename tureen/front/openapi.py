@@ -5,6 +5,8 @@ Source: OpenAPI Specification 3.1, https://spec.openapis.org/oas/v3.1.0
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from tureen.contract.params import ALIASES, SamplingParams, Stops
+from tureen.front.compat import compat_routes
 from tureen.front.page import asset, page
 from tureen.http.dialect import Docs, Entry, dialects
 from tureen.http.replay import MAX_KEY_CHARS
@@ -24,6 +27,7 @@ FieldTypes = Mapping[tuple[type[msgspec.Struct], str], Any]
 
 ABOUT_FIELD = ("description", "default")
 REFERENCE = "#/components/schemas/{name}"
+NAMED = re.compile(r'"#/components/schemas/(\w+)"')
 OUR_FIELD_TYPES: FieldTypes = {
     (SamplingParams, "stop"): str | Stops,
     (SamplingParams, "stop_regex"): str | Stops,
@@ -206,7 +210,25 @@ def _schemas(bodies: Iterable[type[msgspec.Struct]], field_types: FieldTypes) ->
         for name, property_schema in schema.get("properties", {}).items():
             if name not in required:
                 schema["properties"][name] = _or_null(property_schema)
+    _set_other_fields(schemas)
     return schemas
+
+
+def _set_other_fields(schemas: dict[str, Schema]) -> None:
+    """Says of each object what fields it may have that nobody knows: any where they are told, else null, which is
+    "not sent"."""
+    parts = [part for route in compat_routes() for part in route.parts]
+    left = [_name(part.struct) for part in parts if part.table.tells_unknown]
+    closed = {_name(part.struct) for part in parts if not part.table.tells_unknown}
+    told: set[str] = set()
+    while left:
+        name = left.pop()
+        if name not in told and name not in closed and name in schemas:
+            told.add(name)
+            left += NAMED.findall(json.dumps(schemas[name]))
+    for name, schema in schemas.items():
+        if schema.get("additionalProperties") is False:
+            schema["additionalProperties"] = True if name in told else {"type": "null"}
 
 
 def _or_null(schema: Schema) -> Schema:

@@ -15,9 +15,9 @@ from starlette.responses import Response
 
 from tureen.dialects.openai.body import Label
 from tureen.dialects.openai.item_pages import INCLUDE, page, query_of
-from tureen.dialects.openai.responses_input import ResponsesItem, kept_items, read_items
+from tureen.dialects.openai.responses_input import ResponsesItem, ResponsesReference, kept_items, read_items
 from tureen.dialects.openai.responses_keeping import NOTHING_KEPT, store_of
-from tureen.errors import NotFound
+from tureen.errors import InvalidRequest, NotFound
 from tureen.http.dialect import Docs, Entry, client_name, read_body_with
 from tureen.requests.body import convert, offered
 from tureen.requests.state import ServerState
@@ -67,7 +67,7 @@ def routes(state: ServerState) -> list[Entry]:
         body = await read_body_with(request, lambda payload: _read(payload, ConversationBody))
         store = store_of(state).conversations
         name = f"conv_{uuid.uuid4().hex}"
-        return _answer(await store.add(client_name(request), name, body.metadata, kept_items(body.items)))
+        return _answer(await store.add(client_name(request), name, body.metadata, _own(body.items)))
 
     async def get(request: Request) -> Response:
         return _answer(await _store(state).find(*_named(request)))
@@ -82,7 +82,7 @@ def routes(state: ServerState) -> list[Entry]:
 
     async def add_items(request: Request) -> Response:
         query_of(request, INCLUDE)
-        items = kept_items((await read_body_with(request, lambda payload: _read(payload, ConversationItemsBody))).items)
+        items = _own((await read_body_with(request, lambda payload: _read(payload, ConversationItemsBody))).items)
         await _store(state).add_items(*_named(request), items)
         ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]}
         return _answer({"object": "list", "data": items, **ends, "has_more": False})
@@ -130,6 +130,17 @@ def _read(payload: dict[str, Any], kind: type[Body]) -> Body:
     if isinstance(fields.get("items"), list) and len(fields["items"]) <= MAX_ITEMS:
         fields["items"] = read_items(fields["items"], "items")
     return convert(fields, kind, table=TABLE)
+
+
+def _own(items: Items) -> list[dict[str, Any]]:
+    """Returns items as a conversation keeps them. Raises InvalidRequest for one that only names another."""
+    for index, item in enumerate(items):
+        if isinstance(item, ResponsesReference):
+            raise InvalidRequest(
+                f"items[{index}].type item_reference: a conversation keeps items, not names of others; send the item",
+                field=f"items[{index}].type",
+            )
+    return kept_items(items)
 
 
 def _named(request: Request) -> tuple[str, str]:

@@ -522,6 +522,14 @@ def test_an_unexpected_error_in_a_handler_is_a_500_without_details(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("content", "status"), [(b"", 200), (b" \t\r\n", 200), (b"\f", 400), (b"\v", 400), (b"\0", 400)]
+)
+def test_a_body_may_be_left_out_where_nothing_is_required_and_only_blanks_are_nothing(app: App, content, status):
+    headers = {"content-type": "application/json"}
+    assert app.request("POST", "/configure_logging", content=content, headers=headers).status_code == status
+
+
+@pytest.mark.parametrize(
     "charset",
     [
         "utf-7",

@@ -29,6 +29,7 @@ from tureen.requests.verdicts import FieldTable
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
+JSON_BLANKS = b" \t\r\n"
 BYTES_PER_CHAR = 8
 """Bytes of a body that take as long to parse as a character takes to tokenize; for `offload`."""
 
@@ -174,7 +175,7 @@ async def read_body(request: Request, kind: type[S]) -> S:
     Raises InvalidRequest, UnsupportedMediaType.
     """
     raw = await request.body()
-    is_empty = not raw.strip() and not any(field.required for field in msgspec.structs.fields(kind))
+    is_empty = not raw.strip(JSON_BLANKS) and not any(field.required for field in msgspec.structs.fields(kind))
     payload = {} if is_empty else read_json(request.headers.get("content-type"), raw)
     refuse_unknown(payload, kind.__struct_fields__)
     return convert({name: value for name, value in payload.items() if value is not None}, kind)

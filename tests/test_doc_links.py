@@ -1,4 +1,4 @@
-"""The pages of docs/, its decisions and README.md: every link leads to a file that is there, and to a heading that is in it."""
+"""The pages of docs/, the decisions and README.md: every link leads to a file and to a heading that are there."""
 
 from __future__ import annotations
 

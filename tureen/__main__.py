@@ -1,6 +1,6 @@
 """`python -m tureen` = `tureen`. Ctrl-C while the command's modules are imported ends it without a traceback too.
 
-Imports: cli.
+Imports: nothing.
 Imported by: launch_server.
 """
 

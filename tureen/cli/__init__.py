@@ -1,5 +1,5 @@
 """The `tureen` command: `command_line.py` reads it, each file of `commands` is one subcommand.
 
 Imports: config, config_sources, contract, errors, files, offline, sandbox; asyncio, msgspec, prompt_toolkit, tqdm.
-Imported by: __main__.
+Imported by: nothing.
 """

@@ -50,7 +50,7 @@ CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/run/s
 """Files that Docker, Podman and systemd leave in their containers."""
 
 ON_ALL = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Where a server that listens on all addresses is found on its own machine."""
+"""The address of a server that listens on all of them, for programs on its own machine."""
 
 log = get_logger("http")
 

@@ -90,6 +90,8 @@ def test_an_allowed_page_may_send_a_file_as_a_form_and_another_may_not(app):
     [
         ("https://chat.example.org/", "did you mean https://chat.example.org?"),
         ("HTTPS://Chat.example.org", "did you mean https://chat.example.org?"),
+        ("https://chat.example.org:443", "did you mean https://chat.example.org?"),
+        ("http://localhost:80", "did you mean http://localhost?"),
         ("chat.example.org", "such as https://chat.example.org"),
         ("https://*.example.org", "must be * or an origin"),
         ("", "must be * or an origin"),

@@ -11,9 +11,10 @@ from stepped_host import World
 from stepped_replicas import Worlds
 
 from tureen.contract.params import SamplingParams
-from tureen.contract.types import LogprobSpec, MediaItem
+from tureen.contract.types import EngineHealth, GenerateRequest, LogprobSpec, MediaItem
 from tureen.errors import Conflict, NotFound, RequestFailed, Unavailable
 from tureen.grammar.base import GrammarSpec
+from tureen.replicas.replica import Passage, Replica
 from tureen.serving import healing
 
 PICTURE = MediaItem("1" * 64, 0, 2, bytes(12), (1, 2, 2, 3))
@@ -382,3 +383,39 @@ def test_restarting_one_after_the_other_is_noticed_by_no_stream(undisturbed, way
     assert answers == undisturbed
     assert [len(place.hosts) for place in worlds.places] == [2, 2]
     assert not any(replica.is_drained for replica in worlds.client.replicas)
+
+
+def test_overlapping_restarts_leave_a_replica_as_it_was_and_a_drain_meanwhile_holds():
+    class Client:
+        health = EngineHealth(state="replacing")
+
+        def restart(self, reason: str) -> None:
+            pass
+
+    async def play(*, is_drained: bool) -> bool:
+        replica = Replica(0, lambda: None)
+        replica.client = Client()
+        restarts = [asyncio.create_task(replica.restart()) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert replica.is_drained
+        replica.drain(is_drained=is_drained)
+        assert replica.is_drained
+        replica.client.health = EngineHealth(state="healthy")
+        await asyncio.gather(*restarts)
+        return replica.is_drained
+
+    assert [asyncio.run(play(is_drained=each)) for each in (False, True)] == [False, True]
+
+
+def test_a_request_that_moves_has_what_is_left_of_its_time(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("tureen.replicas.replica.time.monotonic", lambda: clock[0])
+    request = GenerateRequest(
+        id="r", token_ids=(1,), params=SamplingParams(max_new_tokens=4), max_new_tokens=4, seed=1, deadline_ms=10_000
+    )
+    passage = Passage(request, None, ())
+    clock[0] += 9.0
+    left = passage.continued(request)
+    assert (left.deadline_ms, left.ttft_deadline_ms) == (1000, None)
+    clock[0] += 9.0
+    assert passage.continued(request).deadline_ms == 1

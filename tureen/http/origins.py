@@ -14,6 +14,7 @@ from tureen.errors import StartupError, echo
 
 ANY = "*"
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?", re.ASCII)
+USUAL_PORTS = {"http": ":80", "https": ":443"}
 METHODS = ("GET", "HEAD", "POST", "DELETE")
 READABLE = ("x-tureen-ignored", "x-request-id", "retry-after")
 """Headers of answers that a script may read, beside those that every script may."""
@@ -23,8 +24,9 @@ def check_origins(origins: Sequence[str]) -> None:
     """Raises StartupError naming the first that no browser sends as an origin: scheme, host, and port unless it is the
     scheme's own, in lower case, without a path."""
     for origin in origins:
-        if origin != ANY and not ORIGIN.fullmatch(origin):
-            likely = ORIGIN.match(origin.lower())
+        usual = USUAL_PORTS.get(origin.partition("://")[0], " ")
+        if origin != ANY and (not ORIGIN.fullmatch(origin) or origin.endswith(usual)):
+            likely = ORIGIN.match(origin.lower().removesuffix(usual))
             hint = f"; did you mean {likely[0]}?" if likely else ""
             raise StartupError(
                 f"--allowed-origins {echo(origin)}: must be * or an origin as browsers send it, such as "

@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from tureen.contract.types import EngineHealth, EngineStats, GenerateRequest
 from tureen.serving.healing import TICK_S, HealingClient, MakeHost, State
 from tureen.serving.streams import Live, Watch
@@ -58,10 +60,16 @@ class Replica:
         self.number = number
         self._settle = settle
         self.client: ReplicaClient
-        self.is_drained = False  # it is given nothing any more
+        self._is_drained = False
+        self._num_restarts = 0  # that have not ended
         self.passages: dict[str, Passage] = {}  # by the ids that its engine knows
         self.load = 0  # tokens that it is to compute
         self.num_given = 0  # tokens that it was ever given to compute
+
+    @property
+    def is_drained(self) -> bool:
+        """Says whether it is given nothing any more, because an operator drains or restarts it."""
+        return self._is_drained or self._num_restarts > 0
 
     @property
     def label(self) -> str:
@@ -82,20 +90,21 @@ class Replica:
 
     def drain(self, *, is_drained: bool) -> None:
         """Gives it nothing any more, where there are others, and has its requests go on in them; or ends that."""
-        self.is_drained = is_drained
+        self._is_drained = is_drained
         self._settle()
 
     async def restart(self) -> None:
         """Ends the engine and starts it again, in the state that it had. Returns when it is there, or could not be
         started. Its requests go on in others, or wait where there are none."""
-        was_drained = self.is_drained
-        self.drain(is_drained=True)
+        self._num_restarts += 1
+        self._settle()
         try:
             self.client.restart("an operator restarts it")
             while self.health.state == "replacing":
                 await asyncio.sleep(TICK_S)
         finally:
-            self.drain(is_drained=was_drained)
+            self._num_restarts -= 1
+            self._settle()
 
 
 class Passage:
@@ -113,6 +122,16 @@ class Passage:
         self.num_deaths = 0  # of engines under it
         self._left = 0  # of the tokens that its replica is to compute for it
         self._num_uncached = 0  # of these, tokens of the prompt
+
+    def continued(self, rest: GenerateRequest) -> GenerateRequest:
+        """Returns what is left of a request for another replica: under an id of its own, with what is left of its
+        time."""
+        passed_ms = int(1000 * (time.monotonic() - self.live.arrived_s))
+        total_ms, first_ms = (
+            None if limit_ms is None else max(1, limit_ms - passed_ms)
+            for limit_ms in (rest.deadline_ms, rest.ttft_deadline_ms)
+        )
+        return msgspec.structs.replace(rest, id=self.attempt_id, deadline_ms=total_ms, ttft_deadline_ms=first_ms)
 
     @property
     def may_move(self) -> bool:

@@ -104,7 +104,7 @@ class Router:
             return
         is_repeated = bool(passage.num_moves) and must_repeat(rest)
         replica = self._place(passage, rest)
-        rest = msgspec.structs.replace(rest, id=passage.attempt_id) if passage.num_moves else rest
+        rest = passage.continued(rest) if passage.num_moves else rest
         watch = None if is_repeated else passage.watch  # who hears of a token twice pays for it twice
         request_id = passage.live.request.id
         try:

@@ -37,6 +37,10 @@ async def connect(config: Config, model: Model, *, progress: Progress = no_progr
     return router
 
 
+FROM_OTHERS = 1 << 16
+"""Requests that an engine takes beyond its own limit: those of others that are lost. The front bounds them all."""
+
+
 def make_client(config: Config, factory: str, on_turn: OnTurn) -> ReplicaClient:
     """Makes the client of one replica. `factory`: "module:function" that makes its engine."""
 
@@ -84,6 +88,7 @@ def own_config(config: Config, model: Model) -> Config:
     return msgspec.structs.replace(
         config,
         num_threads=num_threads,
+        max_queued_requests=config.max_queued_requests + FROM_OTHERS,
         max_total_tokens=size.num_tokens or config.max_total_tokens,
         helper_memory_mib=max(1, (helper_bytes(config) // count) // MIB),
     )

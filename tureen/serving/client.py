@@ -13,7 +13,6 @@ class ReplicaView(Protocol):
     """One of several engines, as an operator sees it."""
 
     number: int
-    is_drained: bool
     load: int  # tokens that it is to compute
 
     @property
@@ -24,6 +23,10 @@ class ReplicaView(Protocol):
 
     @property
     def num_live(self) -> int: ...
+
+    @property
+    def is_drained(self) -> bool:
+        """Says whether it is given nothing any more."""
 
     def drain(self, *, is_drained: bool) -> None:
         """Gives it nothing any more, and has its requests go on in others; or gives it requests again."""

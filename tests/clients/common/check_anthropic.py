@@ -125,8 +125,8 @@ def test_what_agents_send_is_taken_and_told(client, model):
 
 def test_a_search_alone_or_demanded_is_refused(client, model):
     asked = {"model": model, "messages": ASK, "max_tokens": 8}
-    with pytest.raises(anthropic.BadRequestError, match="only Anthropic's servers run"):
-        client.messages.create(**asked, tools=[SEARCH])
+    alone = client.messages.with_raw_response.create(**asked, tools=[SEARCH])
+    assert alone.headers["x-tureen-ignored"] == "tools[0]"
     with pytest.raises(anthropic.BadRequestError, match="demands a tool"):
         client.messages.create(**asked, tools=[WEATHER, SEARCH], tool_choice={"type": "tool", "name": "web_search"})
 

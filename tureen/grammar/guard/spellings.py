@@ -27,16 +27,20 @@ def may_become(text: bytes, others: Sequence[bytes]) -> bool:
     equal so far, and goes on or not."""
     if any(other.startswith(text) for other in others):
         return True
-    spelled = tuple(SCANNED.findall(text))
-    if not spelled:
+    left, begun = list(map(_parts, others)), None
+    for at, match in enumerate(SCANNED.finditer(text), -1):
+        if begun is not None:  # what is before another part is whole
+            value = _compared(begun)
+            left = [other for other in left if at < len(other.compared) and other.compared[at] == value]
+            if not left:
+                return False
+        begun = match.group()
+    if begun is None:
         return True
-    *before, last = map(_compared, spelled)
-    same, begun, at = tuple(before), spelled[-1], len(before)
+    at, value = at + 1, _compared(begun)
     return any(
-        at < len(other.spelled)
-        and other.compared[:at] == same
-        and (other.compared[at] == last or other.spelled[at].startswith(begun))
-        for other in map(_parts, others)
+        at < len(other.spelled) and (other.compared[at] == value or other.spelled[at].startswith(begun))
+        for other in left
     )
 
 
@@ -50,7 +54,7 @@ def has_zero(text: bytes) -> bool:
     return ZERO in _parts(text).compared
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=64)
 def _parts(text: bytes) -> Parts:
     spelled = tuple(SCANNED.findall(text))
     return Parts(spelled, tuple(map(_compared, spelled)))

@@ -123,7 +123,7 @@ def test_what_agents_send_is_taken_and_told(client, model):
     assert {"system[0].cache_control", "tools[0].eager_input_streaming", "tools[1]"} <= told
 
 
-def test_a_search_alone_or_demanded_is_refused(client, model):
+def test_a_search_is_left_out_and_refused_where_it_is_demanded(client, model):
     asked = {"model": model, "messages": ASK, "max_tokens": 8}
     alone = client.messages.with_raw_response.create(**asked, tools=[SEARCH])
     assert alone.headers["x-tureen-ignored"] == "tools[0]"

@@ -13,12 +13,14 @@ from typing import Any
 import jsonschema
 import pytest
 from exact_masks import allowed, check_exact
+from work import count_lines
 
 from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, compile_grammar, find_backend
 from tureen.grammar.frontends import language_of
 from tureen.grammar.guard.guarded import GuardedCompiled, guarded
 from tureen.grammar.guard.multiples import shortest_rest
 from tureen.grammar.guard.reader import can_be_multiple, comparable
+from tureen.grammar.guard.spellings import may_become
 from tureen.grammar.schema.language import json_schema
 
 BYTES = tuple(bytes([byte]) for byte in range(256))
@@ -334,3 +336,18 @@ def test_the_shortest_rest_of_a_number_makes_it_a_multiple(step, bounds):
         ]
         assert not right or len(rest) == len(right[0])
         assert is_right(text + rest) or not (right or rest)
+
+
+def test_an_item_that_differs_early_is_read_no_further():
+    """Each token that might come next is judged so: what is long and unlike costs no more than what is short."""
+    others = [b"[[7], [10, 11]]"]
+
+    def work(count: int) -> int:
+        text = b"[[7], [" + b", ".join(b"%d" % (1000 * count + number) for number in range(count))
+        return count_lines(lambda: may_become(text, others))
+
+    work(2)  # what the other item's parts are is remembered
+    short, long = work(20), work(2000)
+    assert long <= short + 5
+    assert may_become(b"[[7.0], [1e1, 1", others)
+    assert not may_become(b"[[7.0], [1e2, 1", others)

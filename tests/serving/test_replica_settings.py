@@ -29,6 +29,13 @@ def test_each_replica_gets_its_share_of_threads_helpers_and_memory(model_path, m
     assert own_config(Config(model_path=model_path, replicas=3, num_threads=5), find_model(config)).num_threads == 5
 
 
+def test_a_replica_has_room_for_all_that_the_front_lets_in_when_others_are_lost(model_path):
+    config = Config(model_path=model_path, replicas=3, device="cpu", max_running_requests=8, max_queued_requests=4)
+    own = own_config(config, find_model(config))
+    let_in = 3 * 8 + 4
+    assert own.max_running_requests + own.max_queued_requests >= let_in
+
+
 def test_more_replicas_than_fit_in_memory_are_refused_with_the_number_that_does(model_path, monkeypatch):
     config = Config(model_path=model_path, replicas=4, device="cpu")
     model = find_model(config)

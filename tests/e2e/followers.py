@@ -12,6 +12,30 @@ from server_process import ServerProcess, command_line
 
 PATIENCE_S = 240
 BEGUN_EVENTS = 5
+TEXT = "Once upon a time there was a small town by the sea. "
+
+
+def streams(num_tokens: int) -> dict[str, dict]:
+    """Bodies of streams of about so many tokens, which an adapter `late` must be loaded for."""
+    long = {"max_new_tokens": num_tokens, "ignore_eos": True}
+    count = num_tokens * 2 // 5
+    numbers = {"type": "array", "items": {"type": "integer", "minimum": 10, "maximum": 99}}
+    schema = json.dumps(numbers | {"minItems": count, "maxItems": count})
+    seeded = {"temperature": 0.8, "top_p": 0.95, "sampling_seed": 7}
+    penalties = {"frequency_penalty": 0.6, "presence_penalty": 0.3, "repetition_penalty": 1.1}
+    greedy = {"text": TEXT, "sampling_params": long | {"temperature": 0}}
+    return {
+        "greedy": greedy,
+        "warm": {"text": TEXT, "sampling_params": long | seeded},
+        "samples": {"text": TEXT, "sampling_params": long | {"temperature": 0.8, "sampling_seed": 30, "n": 2}},
+        "grammar": {
+            "text": f"{count} numbers, as JSON: ",
+            "sampling_params": {"max_new_tokens": 3 * num_tokens, "sampling_seed": 2, "json_schema": schema},
+        },
+        "penalties": {"text": TEXT, "sampling_params": long | {"sampling_seed": 5} | penalties},
+        "scores": greedy | {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2},
+        "adapter": greedy | {"lora_path": "late"},
+    }
 
 
 class Follower:

@@ -12,39 +12,28 @@ from pathlib import Path
 
 import httpx
 import pytest
-from followers import PATIENCE_S, ask, engine, engines, follow_all, health, wait_gone, wait_until, wait_well
+from followers import (
+    PATIENCE_S,
+    TEXT,
+    ask,
+    engine,
+    engines,
+    follow_all,
+    health,
+    streams,
+    wait_gone,
+    wait_until,
+    wait_well,
+)
 from server_process import ServerProcess, metric
 
 pytestmark = pytest.mark.e2e
 
 ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
-SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 10, "maximum": 99}, "minItems": 40, "maxItems": 40}
 LONG = {"max_new_tokens": 100, "ignore_eos": True}
-TEXT = "Once upon a time there was a small town by the sea. "
-
-STREAMS = {
-    "greedy": {"text": TEXT, "sampling_params": LONG | {"temperature": 0}},
-    "warm": {"text": TEXT, "sampling_params": LONG | {"temperature": 0.8, "top_p": 0.95, "sampling_seed": 7}},
-    "samples": {"text": TEXT, "sampling_params": LONG | {"temperature": 0.8, "sampling_seed": 30, "n": 2}},
-    "grammar": {
-        "text": "Forty numbers, as JSON: ",
-        "sampling_params": {"max_new_tokens": 300, "sampling_seed": 2, "json_schema": json.dumps(SCHEMA)},
-    },
+STREAMS = streams(100) | {
     "processor": {"text": TEXT, "sampling_params": LONG | {"temperature": 0}, "custom_logit_processor": "counting"},
     "stop": {"text": TEXT, "sampling_params": LONG | {"sampling_seed": 4, "stop": ["zzz", "in the end of the "]}},
-    "penalties": {
-        "text": TEXT,
-        "sampling_params": LONG
-        | {"sampling_seed": 5, "frequency_penalty": 0.6, "presence_penalty": 0.3, "repetition_penalty": 1.1},
-    },
-    "scores": {
-        "text": TEXT,
-        "sampling_params": LONG | {"temperature": 0},
-        "return_logprob": True,
-        "logprob_start_len": 0,
-        "top_logprobs_num": 2,
-    },
-    "adapter": {"text": TEXT, "sampling_params": LONG | {"temperature": 0}, "lora_path": "late"},
 }
 
 

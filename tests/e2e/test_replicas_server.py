@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -10,34 +9,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from followers import PATIENCE_S, engines, follow_all, wait_until
+from followers import PATIENCE_S, engines, follow_all, streams, wait_until
 from server_process import ServerProcess, metric
 
 pytestmark = pytest.mark.e2e
 
 ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
-SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 10, "maximum": 99}, "minItems": 60, "maxItems": 60}
-LONG = {"max_new_tokens": 200, "ignore_eos": True}
-TEXT = "Once upon a time there was a small town by the sea. "
-
-STREAMS = {
-    "greedy": {"text": TEXT, "sampling_params": LONG | {"temperature": 0}},
-    "warm": {"text": TEXT, "sampling_params": LONG | {"temperature": 0.8, "top_p": 0.95, "sampling_seed": 7}},
-    "samples": {"text": TEXT, "sampling_params": LONG | {"temperature": 0.8, "sampling_seed": 30, "n": 2}},
-    "grammar": {
-        "text": "Sixty numbers, as JSON: ",
-        "sampling_params": {"max_new_tokens": 400, "sampling_seed": 2, "json_schema": json.dumps(SCHEMA)},
-    },
-    "penalties": {"text": TEXT, "sampling_params": LONG | {"sampling_seed": 5, "frequency_penalty": 0.6}},
-    "scores": {
-        "text": TEXT,
-        "sampling_params": LONG | {"temperature": 0},
-        "return_logprob": True,
-        "logprob_start_len": 0,
-        "top_logprobs_num": 2,
-    },
-    "adapter": {"text": TEXT, "sampling_params": LONG | {"temperature": 0}, "lora_path": "late"},
-}
+STREAMS = streams(200)
 
 
 @pytest.fixture(scope="module")

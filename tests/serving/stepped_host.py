@@ -89,17 +89,14 @@ class SteppedHost:
         self.is_closed = True
 
 
-class World:
-    """A client over such hosts. Each start takes a fault from `faults` while there is one."""
+class Hosts:
+    """The hosts of one client, newest last. Each start takes a fault from `faults` while there is one."""
 
     def __init__(self, factory=make_engine, *, can_be_killed=True):
         self.factory = factory
         self.can_be_killed = can_be_killed
         self.faults = []
         self.hosts = []
-        self.client = HealingClient(self.make_host, watchdog_timeout_s=TIMEOUT_S, freeze_grace_s=GRACE_S)
-        self.deltas = {}
-        self.tasks = {}
 
     def make_host(self, epoch, receive, lose):
         self.hosts.append(SteppedHost(self, epoch, receive, lose))
@@ -108,6 +105,16 @@ class World:
     @property
     def host(self):
         return self.hosts[-1]
+
+
+class World(Hosts):
+    """A client over such hosts."""
+
+    def __init__(self, factory=make_engine, *, can_be_killed=True):
+        super().__init__(factory, can_be_killed=can_be_killed)
+        self.client = HealingClient(self.make_host, watchdog_timeout_s=TIMEOUT_S, freeze_grace_s=GRACE_S)
+        self.deltas = {}
+        self.tasks = {}
 
     async def start(self):
         await self.client.start()

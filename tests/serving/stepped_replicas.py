@@ -5,34 +5,19 @@ from __future__ import annotations
 import asyncio
 
 from fake_engine import make_engine
-from stepped_host import GRACE_S, TIMEOUT_S, SteppedHost, World
+from stepped_host import GRACE_S, TIMEOUT_S, Hosts, World
 
 from tureen.replicas.replica import ReplicaClient
 from tureen.replicas.router import Router
 from tureen.serving.healing import TICK_S
 
 
-class Place:
-    """The world of one replica's hosts, as SteppedHost knows it."""
-
-    can_be_killed = True
-
-    def __init__(self, factory):
-        self.factory = factory
-        self.faults = []
-        self.hosts = []
+class Place(Hosts):
+    """The hosts of one replica."""
 
     def make_client(self, on_turn):
         self.client = ReplicaClient(self.make_host, on_turn, watchdog_timeout_s=TIMEOUT_S, freeze_grace_s=GRACE_S)
         return self.client
-
-    def make_host(self, epoch, receive, lose):
-        self.hosts.append(SteppedHost(self, epoch, receive, lose))
-        return self.hosts[-1]
-
-    @property
-    def host(self):
-        return self.hosts[-1]
 
 
 class Worlds(World):

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 import pytest
-from fake_engine import make_engine, make_request
+import resumable_requests
+from fake_engine import make_engine
+from resumable_requests import request
 from stepped_host import World
 from stepped_replicas import Worlds
 
 from tureen.contract.params import SamplingParams
-from tureen.contract.types import EngineHealth, GenerateRequest, LogprobSpec, MediaItem
+from tureen.contract.types import EngineHealth, GenerateRequest
 from tureen.errors import Conflict, NotFound, RequestFailed, Unavailable
-from tureen.grammar.base import GrammarSpec
 from tureen.replicas.replica import Passage, Replica
 from tureen.serving import healing
 
-PICTURE = MediaItem("1" * 64, 0, 2, bytes(12), (1, 2, 2, 3))
 DEADLINE_MS = 60_000
 
 
@@ -26,33 +25,9 @@ def no_delay(monkeypatch):
     monkeypatch.setattr(healing, "FIRST_DELAY_S", 0)
 
 
-def request(request_id, text="abc", *, seed=1, tokens=14, **fields):
-    params = SamplingParams(
-        max_new_tokens=tokens, **{name: fields.pop(name) for name in list(fields) if hasattr(SamplingParams, name)}
-    )
-    plain = make_request(request_id, text, max_new_tokens=tokens, **fields)
-    return msgspec.structs.replace(plain, params=params, seed=seed)
-
-
 def requests():
-    """One of each kind."""
-    return [
-        request("plain"),
-        request("greedy", temperature=0),
-        request("seeded", seed=77, temperature=0.8),
-        request("said", "say:héllo wörld"),
-        request("stop", "say:one STOP two", stop=("STOP",)),
-        request("held", "say:one STO and no more", tokens=30, stop=("STOP",)),
-        request("json", grammar=GrammarSpec("json_schema", '{"enum": ["abcdefgh", "abcxyz"]}')),
-        request("regex", seed=5, grammar=GrammarSpec("regex", "[a-f]{9}")),
-        request("scored", logprobs=LogprobSpec(prompt_start=0, top=2)),
-        request("last-state", hidden_states="last"),
-        request("all-states", hidden_states="all"),
-        request("pooled", tokens=0, hidden_states="pooled"),
-        request("salted", cache_salt="mine"),
-        request("in-time", deadline_ms=DEADLINE_MS, ttft_deadline_ms=DEADLINE_MS),
-        request("picture", media=(PICTURE,), tokens=6),
-    ]
+    """One of each kind, and one whose deadlines a move must not miss."""
+    return [*resumable_requests.requests(), request("in-time", deadline_ms=DEADLINE_MS, ttft_deadline_ms=DEADLINE_MS)]
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
+LINT   := $(VENV)/.installed-lint
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 KERNELS := tureen/kernels/cpu
@@ -21,10 +22,14 @@ help: ## this list
 
 install: $(STAMP) ## create .venv and install tureen into it
 
+define make_venv
+@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"tureen needs Python 3.11 or later, {sys.executable} is {v[0]}.{v[1]}: make PYTHON=python3.11 …")'
+@test -x $(BIN)/python || { echo 'installing into $(VENV): about a minute, docs/first-run.md has figures'; $(PYTHON) -m venv $(VENV); }
+@$(SHOWN) $(PIP) install --constraint constraints.txt $$($(BIN)/python tools/build_requires.py)
+endef
+
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"tureen needs Python 3.11 or later, {sys.executable} is {v[0]}.{v[1]}: make PYTHON=python3.11 …")'
-	@test -x $(BIN)/python || { echo 'installing into $(VENV): about a minute, docs/first-run.md has figures'; $(PYTHON) -m venv $(VENV); }
-	@$(SHOWN) $(PIP) install --constraint constraints.txt $$($(BIN)/python tools/build_requires.py)
+	$(make_venv)
 	@$(SHOWN) $(INSTALL) --verbose --config-settings=cmake.define.TUREEN_ISAS=$(ISAS) --editable .
 	@$(BIN)/python -c 'from tureen.kernels.cpu import native; native.load() or print(native.MISSING)'
 	@$(BIN)/python -m compileall -q tureen  # where PYTHONDONTWRITEBYTECODE is set, every start would compile
@@ -47,6 +52,12 @@ $(DEV): ISAS = all
 $(DEV): $(STAMP)
 	@$(SHOWN) $(INSTALL) --verbose --config-settings=cmake.define.TUREEN_ISAS=$(ISAS) --editable '.[dev]'
 	$(PIP) install --quiet --no-deps 'xgrammar>=0.2.8,<0.3' apache-tvm-ffi  # with dependencies it brings gigabytes
+	@touch $@
+
+# All that `make check` needs: no kernels.
+$(LINT): pyproject.toml constraints.txt
+	$(make_venv)
+	@$(SHOWN) $(INSTALL) --verbose --config-settings=wheel.cmake=false --editable '.[dev]'
 	@touch $@
 
 serve: $(STAMP) ## start the server on 127.0.0.1:$(PORT); MODEL=, ARGS= override
@@ -82,7 +93,7 @@ coverage: $(DEV) native ## branch coverage of what keeps the books; ARGS='quotas
 mutants: $(DEV) native ## whether the tests notice changed operators and constants; ARGS='quotas'
 	@$(BIN)/python tools/mutants.py $(ARGS)
 
-check: $(DEV) ## format, lint, types, import rules, sizes, ratchets
+check: $(or $(wildcard $(DEV)),$(LINT)) ## format, lint, types, import rules, sizes, ratchets
 	@$(BIN)/ruff format --check --quiet . || { echo 'run: make fix'; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary

@@ -105,12 +105,12 @@ class LlamaCpp(Server):
         return dict(drawn)
 
     def likeliest(self, chat: Chat) -> list[tuple[int, dict[int, float]]]:
-        found = []
+        tops = []
         for index, ten in enumerate(chat.likeliest):
             top = self._next(chat.prompt + chat.answer[:index], SHOWN)["top_logprobs"]
             values = {entry["id"]: entry["logprob"] for entry in top}
-            found.append((top[0]["id"], {token: values.get(token, top[-1]["logprob"]) for token in ten}))
-        return found
+            tops.append((top[0]["id"], {token: values.get(token, top[-1]["logprob"]) for token in ten}))
+        return tops
 
     def scores(self, window: list[int]) -> list[float]:
         forced = (self._next(window[:end], 1, logit_bias=[[window[end], 1000]]) for end in range(1, len(window)))
@@ -207,10 +207,13 @@ def main() -> None:
     results = {}
     print(f"{'':16} {'mean':>7} {'p99':>7} {'argmax':>9} {'perplexity':>11}")
     for name, server in servers.items():
-        found = results[name] = compared(server, truth)
-        same = f"{found['argmax']}/{found['positions']}"
-        print(f"{name:16} {found['mean']:7.4f} {found['p99']:7.4f} {same:>9} {found['perplexity']:11.4f}", flush=True)
-    print(f"{'float32':16} {0:7.4f} {0:7.4f} {'':9} {found['float32 perplexity']:11.4f}")
+        figures = results[name] = compared(server, truth)
+        same = f"{figures['argmax']}/{figures['positions']}"
+        print(
+            f"{name:16} {figures['mean']:7.4f} {figures['p99']:7.4f} {same:>9} {figures['perplexity']:11.4f}",
+            flush=True,
+        )
+    print(f"{'float32':16} {0:7.4f} {0:7.4f} {'':9} {figures['float32 perplexity']:11.4f}")
     if args.json:
         args.json.write_text(json.dumps({"model": args.model.name, "results": results}, indent=1) + "\n")
 

@@ -10,11 +10,11 @@ from tureen.cli.command_line import main
 from tureen.engine.constraint import Constraint
 
 
-def nothing(constraint: Constraint) -> list[int]:
+def nothing(constraint: Constraint, left: int) -> list[int]:
     return []
 
 
 if __name__ == "__main__":
-    Constraint.forced = nothing  # type: ignore[method-assign]
+    Constraint.forced = nothing  # type: ignore[method-assign, assignment]
     # The engine must run where the change is.
     sys.exit(main(["serve", "--engine", "thread", *sys.argv[1:]]))

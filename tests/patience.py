@@ -19,11 +19,13 @@ PATIENCE_S = 180.0
 LOOK_S = 0.005
 
 
-def wait_until(condition: Callable[[], object], what: object = "what was waited for") -> None:
-    limit = time.monotonic() + PATIENCE_S
+def wait_until(
+    condition: Callable[[], object], what: object = "what was waited for", patience_s: float = PATIENCE_S
+) -> None:
+    limit = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > limit:
-            raise AssertionError(f"{what} did not happen within {PATIENCE_S} s")
+            raise AssertionError(f"{what} did not happen within {patience_s} s")
         time.sleep(LOOK_S)
 
 

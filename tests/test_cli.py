@@ -133,6 +133,8 @@ def test_a_missing_file_and_a_wrong_variable_are_refused_by_name(tmp_path):
         (["serve", "--zzz"], "unknown argument --zzz"),
         (["serve", "--engine", "thred"], "thred"),
         (["srve"], "there is no command srve; did you mean serve?"),
+        (["-c", "conf.toml"], "-c comes before a command: tureen serve -c conf.toml"),
+        (["--port", "80"], "--port comes before a command: tureen serve --port 80"),
         (["bench", "--json"], "--json"),
         (["check", "--jsn"], "tureen check: unknown argument --jsn; did you mean --json?"),
     ],

@@ -36,7 +36,11 @@ def folder(tmp_path_factory):
 
 
 def test_every_module_that_may_be_missing_is_installed_by_the_extra_that_is_named():
-    distributions = {"PIL": "pillow"}
+    distributions = {
+        "PIL": "pillow",
+        "opentelemetry.sdk": "opentelemetry-sdk",
+        "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http",
+    }
     for module, extra in extras.EXTRAS.items():
         wanted = PROJECT["optional-dependencies"][extra]
         assert any(one.startswith(distributions.get(module, module)) for one in wanted), module

@@ -1,6 +1,7 @@
 """The pages that tools/docs.py writes are those in the repository."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import msgspec
@@ -34,3 +35,10 @@ def test_every_parameter_and_setting_is_on_its_page():
         assert f"| `{field.name}` |" in pages["parameters.md"]
     for field in msgspec.structs.fields(Config):
         assert f"`--{field.name.replace('_', '-')}`" in pages["settings.md"]
+
+
+def test_the_settings_of_the_helm_chart_are_current():
+    sys.path.insert(0, str(ROOT / "tools"))
+    from chart_schema import CHART, chart_schema
+
+    assert (CHART / "values.schema.json").read_text(encoding="utf-8") == chart_schema(), "run: make docs"

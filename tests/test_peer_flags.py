@@ -23,7 +23,14 @@ LISTS = Path(__file__).parent / "data" / "peers"
 TAKES = {"no": {"nothing"}, "yes": {"one", "maybe"}, "many": {"many"}, "optional": {"maybe", "one"}}
 """What a peer's own list says of a flag's values, and how a row of ours may be written."""
 
-OTHER_MEANING = {"--api-key-file", "--config", "--device", "--max-batch-size", "--max-total-tokens"}
+OTHER_MEANING = {
+    "--api-key-file",
+    "--config",
+    "--device",
+    "--max-batch-size",
+    "--max-total-tokens",
+    "--otlp-endpoint",
+}
 """Flags that this server has too, and some peer means otherwise: `tureen serve` goes by its own meaning."""
 
 TWO_MEANINGS = {"-e", "-n", "-r"}

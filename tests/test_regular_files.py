@@ -30,6 +30,7 @@ from tureen.files import NotRegular, open_regular
 from tureen.http.tls import load_context
 from tureen.lora.adapter import read_adapter
 from tureen.media.files import read_below
+from tureen.replicas.start import front_context
 from tureen.requests.keys import load_keys
 from tureen.runner.loading import describe
 from tureen.text.chat_template import check_chat_template
@@ -217,6 +218,21 @@ def test_a_setting_that_names_no_file_is_refused(model_files, tmp_path, name, ki
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+@pytest.mark.parametrize("setting", ["replica_tls_cert", "replica_tls_key", "replica_tls_ca"])
+def test_of_tls_to_engines_elsewhere_too(tmp_path, setting, kind):
+    authority = Authority(tmp_path)
+    pair = authority.issue("front")
+    settings = {"replica_tls_cert": pair.cert, "replica_tls_key": pair.key, "replica_tls_ca": authority.cert}
+    path = tmp_path / "other"
+    put(kind, path)
+    assert front_context(Config(**settings)) is not None  # it is good before
+    with opened() as names, pytest.raises(TureenError) as refused:
+        front_context(Config(**settings | {setting: str(path)}))
+    assert f"--{setting.replace('_', '-')} {path}: it is {KINDS[kind]}, not a regular file" in refused.value.message
+    assert str(path) not in names
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
 @pytest.mark.parametrize("setting", ["tls_cert", "tls_key", "tls_ca", "tls_crl", "tls_key_password_file"])
 def test_of_tls_too(tmp_path, setting, kind):
     authority = Authority(tmp_path)
@@ -230,11 +246,13 @@ def test_of_tls_too(tmp_path, setting, kind):
     assert str(path) not in names
 
 
-def test_tls_takes_the_very_bytes_that_were_checked(tmp_path, monkeypatch):
+@pytest.mark.parametrize("place", ["server", "front of engines elsewhere"])
+def test_tls_takes_the_very_bytes_that_were_checked(tmp_path, monkeypatch, place):
     authority = Authority(tmp_path)
     pair = authority.issue("server", for_server=True)
     crl = authority.revoke()
     real = os.fstat
+    paths = {"cert": pair.cert, "key": pair.key, "ca": authority.cert}
 
     def fstat_then_exchange(descriptor):
         """Whoever reads the file again by its name waits for ever."""
@@ -244,12 +262,14 @@ def test_tls_takes_the_very_bytes_that_were_checked(tmp_path, monkeypatch):
         return real(descriptor)
 
     monkeypatch.setattr("tureen.files.os.fstat", fstat_then_exchange)
-    context = load_context(
-        Config(tls_cert=pair.cert, tls_key=pair.key, tls_ca=authority.cert, tls_crl=crl, tls_client_auth="required")
-    )
+    if place == "server":
+        settings = {f"tls_{name}": path for name, path in paths.items()}
+        context = load_context(Config(**settings, tls_crl=crl, tls_client_auth="required"))
+    else:
+        context = front_context(Config(**{f"replica_tls_{name}": path for name, path in paths.items()}))
     assert stat.S_ISFIFO(os.stat(pair.cert).st_mode)
     assert context is not None
-    assert context.cert_store_stats() == {"x509": 1, "crl": 1, "x509_ca": 1}
+    assert context.cert_store_stats() == {"x509": 1, "crl": int(place == "server"), "x509_ca": 1}
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
@@ -319,6 +339,15 @@ OWN = {
     "tureen/offline.py": "no file",
     "tureen/engine/rows.py": "no file",
     "tureen/engine/scheduler.py": "no file",
+    "tureen/engine/restoring.py": "no file",
+    "tureen/fronts/joining.py": "no file",
+    "tureen/replicas/remote.py": "no file",
+    "tureen/server.py": "no file",
+    "tureen/serving/child.py": "no file",
+    "tureen/serving/gathering.py": "/proc",
+    "tureen/front/playground.py": "the package's own pages",
+    "tureen/tiers/identity.py": "the package's own sources",
+    "tureen/tiers/page_files.py": "files that it makes, in a folder of its own",
     "tureen/control/session_routes.py": "no file",
 }
 """Who calls something else that opens, and what it is that cannot be named from outside."""

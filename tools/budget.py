@@ -27,17 +27,17 @@ def main() -> int:
 
 
 def _oversized(tree: ast.AST) -> list[str]:
-    found = []
+    problems = []
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            found += _over(node, f"function {node.name}", FUNCTION_LINES)
+            problems += _over(node, f"function {node.name}", FUNCTION_LINES)
         elif isinstance(node, ast.ClassDef):
             table = sum((field.end_lineno or 0) - field.lineno + 1 for field in node.body if _is_declared(field))
-            found += _over(node, f"class {node.name}", CLASS_LINES, table)
+            problems += _over(node, f"class {node.name}", CLASS_LINES, table)
             count = len(_attributes(node))
             if count > ATTRIBUTES:
-                found.append(f"{node.lineno}: class {node.name}: {count} attributes, at most {ATTRIBUTES}")
-    return found
+                problems.append(f"{node.lineno}: class {node.name}: {count} attributes, at most {ATTRIBUTES}")
+    return problems
 
 
 def _is_declared(node: ast.stmt) -> bool:

@@ -64,9 +64,9 @@ class Server:
                 raise TimeoutError("the server did not start")
             piece = os.read(self.process.stdout.fileno(), 65536)
             text += piece
-            found = READY.search(text)
-            if found:
-                self.url = found[0].decode()
+            match = READY.search(text)
+            if match:
+                self.url = match[0].decode()
             elif not piece:
                 raise ChildProcessError(text.decode(errors="replace")[-2000:])
         threading.Thread(target=self._listen, daemon=True).start()  # who is not heard stops at a full pipe
@@ -96,7 +96,7 @@ class Server:
 
     def processes(self) -> list[tuple[str, int]]:
         """Names and ids of all processes below the front, by what they run."""
-        found, todo = [], [self.pid]
+        processes, todo = [], [self.pid]
         while todo:
             pid = todo.pop()
             with contextlib.suppress(OSError):
@@ -105,19 +105,19 @@ class Server:
                 todo += below
                 if pid != self.pid:
                     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-                    found.append((next((one for one in words if one.startswith("tureen.")), "helper"), pid))
-        return sorted(found)
+                    processes.append((next((one for one in words if one.startswith("tureen.")), "helper"), pid))
+        return sorted(processes)
 
 
 async def metrics_of(http: httpx.AsyncClient) -> dict[str, float]:
     """Samples by their names, without labels; those that differ in labels only are added."""
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for line in (await http.get("/metrics")).text.splitlines():
         if not line.startswith("#"):
             name, value = line.rsplit(" ", 1)
             name = name.partition("{")[0].removeprefix("sglang:")
-            found[name] = found.get(name, 0.0) + float(value)
-    return found
+            totals[name] = totals.get(name, 0.0) + float(value)
+    return totals
 
 
 async def stream(http: httpx.AsyncClient, number: int) -> str:

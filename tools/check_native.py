@@ -97,8 +97,8 @@ def _isas(environment: dict[str, str]) -> list[Isa]:
     """Of the build that Python takes with it, best first; none where there is no build."""
     code = "import json, tureen.kernels.cpu.native as n; m = n.load(); print(json.dumps(m.isas() if m else []))"
     everything = {key: value for key, value in os.environ.items() if key != "TUREEN_CPU_ISA"} | environment
-    found = subprocess.check_output([sys.executable, "-c", code], text=True, env=everything, cwd=ROOT)
-    return [Isa(*one) for one in json.loads(found)]
+    output = subprocess.check_output([sys.executable, "-c", code], text=True, env=everything, cwd=ROOT)
+    return [Isa(*values) for values in json.loads(output)]
 
 
 def _own() -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""Writes the pages of docs/ that derive from the code: parameters, settings, models, clients, flags of peers."""
+"""Writes the pages of docs/ that derive from the code: parameters, settings, models, clients, flags of peers; the
+pictures; and the schema of the Helm chart's values."""
 
 from __future__ import annotations
 
@@ -15,9 +16,11 @@ from tureen.contract.params import ALIASES, INT64_MAX, INT64_MIN, SamplingParams
 from tureen.http.dialect import dialects
 
 sys.path.insert(0, str(Path(__file__).parent))
+from chart_schema import CHART, chart_schema
 from clients_page import clients_page
 from models_page import models_page
 from peers_page import peers_pages
+from pictures import pictures
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 SAMPLING = SamplingParams.__struct_fields__
@@ -38,6 +41,12 @@ def main() -> None:
     for name, page in pages().items():
         (DOCS / name).write_text(page, encoding="utf-8")
         print(f"docs/{name}")
+    (DOCS / "images").mkdir(exist_ok=True)
+    for name, picture in pictures().items():
+        (DOCS / "images" / name).write_text(picture, encoding="utf-8")
+        print(f"docs/images/{name}")
+    (CHART / "values.schema.json").write_text(chart_schema(), encoding="utf-8")
+    print("deploy/helm/tureen/values.schema.json")
 
 
 def pages() -> dict[str, str]:
@@ -131,8 +140,8 @@ def _fields(struct: type) -> tuple[inspect.Field, ...]:
 
 def _meta(struct: type[msgspec.Struct], name: str) -> msgspec.Meta:
     [kind] = [field.type for field in msgspec.structs.fields(struct) if field.name == name]
-    metas: list[msgspec.Meta] = [one for one in get_args(kind)[1:] if isinstance(one, msgspec.Meta)]
-    return next((one for one in metas if one.description), metas[0])
+    metas: list[msgspec.Meta] = [meta for meta in get_args(kind)[1:] if isinstance(meta, msgspec.Meta)]
+    return next((meta for meta in metas if meta.description), metas[0])
 
 
 def _default(field: inspect.Field) -> str:

@@ -50,7 +50,7 @@ def models_page(generated: str) -> str:
         module = importlib.import_module(name)
         what = " ".join((module.__doc__ or "").split()).rstrip(".")
         yes = [_has_gguf(module), hasattr(module, "parse_vision"), hasattr(module, "Experts")]
-        cells = ("yes" if one else "" for one in yes)
+        cells = ("yes" if is_supported else "" for is_supported in yes)
         rows.append((f"`{architecture}`", what, *cells, REAL.get(architecture, "")))
     return "\n".join(["# Models", "", generated, "", INTRO, "", *_table(rows), ""])
 

@@ -156,11 +156,11 @@ def put_in_place(mutant: Mutant) -> None:
     )
     gc.unfreeze()
     originals = [
-        thing
-        for thing in gc.get_objects()
-        if isinstance(thing, FunctionType)
-        and thing.__code__.co_filename == path
-        and (thing.__code__.co_qualname, thing.__code__.co_firstlineno) == (changed.co_qualname, first)
+        function
+        for function in gc.get_objects()
+        if isinstance(function, FunctionType)
+        and function.__code__.co_filename == path
+        and (function.__code__.co_qualname, function.__code__.co_firstlineno) == (changed.co_qualname, first)
     ]
     if not originals:
         raise LookupError(f"{path}:{first} is nowhere in memory")

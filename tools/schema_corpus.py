@@ -186,8 +186,8 @@ class Bundle:
             return path
         last = "/" + address.rstrip("/").rsplit("/", 1)[-1]
         here = name.rsplit("/", 1)[0]
-        found = [file for file in self._files if file.endswith((last, last + ".json", last + ".schema.json"))]
-        near = [file for file in found if file.startswith(here)] or found
+        matching = [file for file in self._files if file.endswith((last, last + ".json", last + ".schema.json"))]
+        near = [file for file in matching if file.startswith(here)] or matching
         if len(near) != 1:
             raise LookupError(address)
         return near[0]
@@ -245,9 +245,9 @@ def definitions(document: dict[str, Any]) -> str:
 
 def settings(package: dict[str, Any]) -> dict[str, Any]:
     """The schema of an extension's settings, as editors make it of its package.json."""
-    found = package["contributes"]["configuration"]
+    settings = package["contributes"]["configuration"]
     properties: dict[str, Any] = {}
-    for part in found if isinstance(found, list) else [found]:
+    for part in settings if isinstance(settings, list) else [settings]:
         properties |= part["properties"]
     return {"type": "object", "properties": properties}
 
@@ -270,9 +270,9 @@ def main() -> None:
     folder = Path(sys.argv[1])
     texts: dict[str, str] = {}
     for source in tomllib.loads(SOURCES.read_text(encoding="utf-8"))["source"]:
-        found = chosen(source, folder)
-        print(f"{len(found):5} {source['package']}", flush=True)
-        texts |= found
+        schemas = chosen(source, folder)
+        print(f"{len(schemas):5} {source['package']}", flush=True)
+        texts |= schemas
     seen: set[str] = set()
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:

@@ -149,7 +149,7 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, make: Callable[[random.
     rng = random.Random(SEED)
     config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=MODULES, task_type="CAUSAL_LM")
     adapted = get_peft_model(model, config)
-    optimizer = torch.optim.AdamW([one for one in adapted.parameters() if one.requires_grad], lr=RATE)
+    optimizer = torch.optim.AdamW([parameter for parameter in adapted.parameters() if parameter.requires_grad], lr=RATE)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (STEPS - step) / STEPS * 1.5))
     for step in range(STEPS):
         began = time.monotonic()

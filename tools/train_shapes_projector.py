@@ -107,8 +107,8 @@ class Projector(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         scaled = (features.float() - self.mean) / self.deviation
-        found: Tensor = self.linear_2(nn.functional.gelu(self.linear_1(scaled)))
-        return found
+        projected: Tensor = self.linear_2(nn.functional.gelu(self.linear_1(scaled)))
+        return projected
 
     def plain(self) -> dict[str, Tensor]:
         """The weights for features as they are."""
@@ -151,13 +151,15 @@ class Talker:
     def hidden(self, examples: Sequence[Example], pictures: Tensor) -> list[Tensor]:
         """pictures: [examples, patches, hidden]. The last hidden states that each answer's tokens are drawn from."""
         rows = [
-            torch.cat([self.embedding[one.before], picture[one.kept], self.embedding[one.after + one.answer]])
-            for one, picture in zip(examples, pictures, strict=True)
+            torch.cat(
+                [self.embedding[example.before], picture[example.kept], self.embedding[example.after + example.answer]]
+            )
+            for example, picture in zip(examples, pictures, strict=True)
         ]
         states = self.model.model(inputs_embeds=nn.utils.rnn.pad_sequence(rows, batch_first=True)).last_hidden_state
         return [
-            state[len(row) - len(one.answer) - 1 : len(row) - 1]
-            for state, row, one in zip(states, rows, examples, strict=True)
+            state[len(row) - len(example.answer) - 1 : len(row) - 1]
+            for state, row, example in zip(states, rows, examples, strict=True)
         ]
 
     @torch.no_grad()
@@ -201,13 +203,13 @@ def drawn(folder: Path, work: Path, first: int, count: int) -> Drawn:
         tower, parts, shown, things = load_tower(folder), [], [], []
         for start in range(first, first + count, PICTURES_AT_ONCE):
             made = [shapes.draw(seed) for seed in range(start, min(start + PICTURES_AT_ONCE, first + count))]
-            parts.append(see(folder, [one.picture for one in made], tower).half())
-            shown += [_shown(one.mask) for one in made]
-            things += [one.things for one in made]
+            parts.append(see(folder, [example.picture for example in made], tower).half())
+            shown += [_shown(example.mask) for example in made]
+            things += [example.things for example in made]
             print(f"drawn and seen: {len(things)} of {count}", flush=True)
         torch.save({"features": torch.cat(parts), "shown": torch.stack(shown), "things": things}, kept)
-    found = torch.load(kept, weights_only=False)  # our own file
-    return Drawn(**found)
+    tensors = torch.load(kept, weights_only=False)  # our own file
+    return Drawn(**tensors)
 
 
 def joined(parts: Sequence[Drawn]) -> Drawn:
@@ -327,8 +329,8 @@ def train(projector: Projector, seen: Drawn, talker: Talker, options: argparse.N
     started, mean = time.monotonic(), 0.0
     for step in range(options.steps):
         batch = next(stream)
-        states = talker.hidden(batch, projector(seen.features[[one.drawing for one in batch]]))
-        wanted = torch.tensor([token for one in batch for token in one.answer])
+        states = talker.hidden(batch, projector(seen.features[[example.drawing for example in batch]]))
+        wanted = torch.tensor([token for example in batch for token in example.answer])
         loss = nn.functional.cross_entropy(torch.cat(states) @ talker.embedding.T, wanted)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
@@ -349,11 +351,11 @@ def judge(projector: Projector, folder: Path, talker: Talker, kind: shapes.Kind,
     for start in range(0, count, PICTURES_AT_ONCE):
         some = made[start : start + PICTURES_AT_ONCE]
         with torch.no_grad():
-            pictures = kept(see(folder, [one.picture for one in some], tower))
-        for one, said in zip(some, talker.say(prompt, pictures), strict=True):
-            right += said == one.sentence
-            if said != one.sentence:
-                wrong.append(f"{one.sentence} -> {said}")
+            pictures = kept(see(folder, [example.picture for example in some], tower))
+        for example, said in zip(some, talker.say(prompt, pictures), strict=True):
+            right += said == example.sentence
+            if said != example.sentence:
+                wrong.append(f"{example.sentence} -> {said}")
     print(f"{kind}: {right} of {count} right;", "; ".join(wrong[:12]), flush=True)
     return right / count
 

@@ -49,14 +49,14 @@ def find_pythons() -> dict[str, str]:
     """Returns the interpreters that can build: version -> program, of PATH and of pyenv, the oldest version first."""
     folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep)]
     folders += sorted(Path.home().glob(".pyenv/versions/3.*/bin"))
-    found: dict[tuple[int, int], str] = {}
+    programs: dict[tuple[int, int], str] = {}
     for folder in folders:
         for program in sorted(folder.glob("python3.*")):
             if re.fullmatch(r"python3\.\d+", program.name) and "shims" not in program.parts:
                 version = version_of(program)
                 if version >= OLDEST:
-                    found.setdefault(version, str(program))
-    return {f"{major}.{minor}": found[major, minor] for major, minor in sorted(found)}
+                    programs.setdefault(version, str(program))
+    return {f"{major}.{minor}": programs[major, minor] for major, minor in sorted(programs)}
 
 
 def version_of(program: Path) -> tuple[int, int]:

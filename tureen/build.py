@@ -2,8 +2,8 @@
 in use.
 
 Imports: attention, config, constraining, contract, devices, engine, errors, extras, fetching, grammar, kernels, log,
-media, registry, runner, sandbox, serving, text, weights.
-Imported by: bench, fleet, offline, replicas, server.
+media, registry, runner, sandbox, serving, text, tiers, weights; msgspec.
+Imported by: bench, fleet, fronts, offline, replicas, server.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from tureen.attention.choice import AUTO, NATIVE
 from tureen.config import Config, cache_dir
@@ -29,7 +31,7 @@ from tureen.extras import is_installed, require
 from tureen.fetching.pull import pull
 from tureen.grammar import Vocabulary
 from tureen.kernels.cpu import native
-from tureen.log import Progress, no_progress
+from tureen.log import Progress, get_logger, no_progress
 from tureen.media.files import media_root
 from tureen.media.loader import MediaLoader
 from tureen.registry import declared, declaring
@@ -37,6 +39,7 @@ from tureen.runner.load import load_runner
 from tureen.runner.loading import architecture_of
 from tureen.runner.parts import files_of
 from tureen.sandbox.budget import FRONT_SHARE, MemoryBudget, helper_bytes
+from tureen.sandbox.supervisor import why_no_helpers
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 from tureen.text.chat_template import check_chat_template
@@ -54,7 +57,10 @@ from tureen.weights.source import (
 
 if TYPE_CHECKING:
     from tureen.contract.runner import Runner
+    from tureen.runner.shared_weights import SharedWeights
 
+
+log = get_logger("build")
 
 EMBEDDING = "EMBEDDING_ARCHITECTURES"
 """The name under which a file of tureen/models lists architectures that make embeddings."""
@@ -165,15 +171,28 @@ def architectures() -> list[str]:
 
 
 def make_engine(
-    config: Config, *, model: Model | None = None, progress: Progress = no_progress
+    config: Config,
+    *,
+    model: Model | None = None,
+    progress: Progress = no_progress,
+    weights_descriptor: int | None = None,
 ) -> tuple[SteppedEngine, EngineInfo]:
-    """Loads the weights and wires an engine; the process client calls this in the child. Raises StartupError."""
+    """Loads the weights and wires an engine; the process client calls this in the child. `weights_descriptor`: of the
+    file in which engines of other processes find these weights, see SharedWeights. Raises StartupError."""
     source, tokenizer = model or find_model(config, progress=progress)
     wait_politely()  # before torch is loaded
     hf_config = model_config(source)
     if makes_embeddings(source):
         return _embedding_engine(config, source, hf_config, tokenizer, progress)
-    return _text_engine(config, source, hf_config, tokenizer, progress)
+    return _text_engine(config, source, hf_config, tokenizer, progress, _shared(weights_descriptor))
+
+
+def _shared(descriptor: int | None) -> SharedWeights | None:
+    if descriptor is None:
+        return None
+    from tureen.runner.shared_weights import SharedWeights  # noqa: PLC0415 - few servers need it
+
+    return SharedWeights(descriptor)
 
 
 def _embedding_engine(
@@ -217,11 +236,16 @@ def _embedding_engine(
 
 
 def _text_engine(
-    config: Config, source: ModelSource, hf_config: Mapping[str, Any], tokenizer: Tokenizer, progress: Progress
+    config: Config,
+    source: ModelSource,
+    hf_config: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    progress: Progress,
+    shared: SharedWeights | None,
 ) -> tuple[Engine, EngineInfo]:
     """Raises StartupError."""
     started = time.monotonic()
-    runner = load_runner(source, config, progress=progress)
+    runner = load_runner(source, config, progress=progress, shared=shared)
     eos_token_ids = tuple(sorted({*hf_config.get("eos_token_id", ()), *tokenizer.eos_token_ids}))
     engine = Engine(
         runner,
@@ -238,12 +262,18 @@ def _text_engine(
     budget = MemoryBudget(int((1 - FRONT_SHARE) * helper_bytes(config)))
     engine.preparing.grammars.share(budget)
     engine.preparing.client_code.share(budget)
+    kv_identity = ""
+    if config.kv_disk is not None:
+        from tureen.tiers.attach import attach  # noqa: PLC0415 - few servers keep pages
+
+        kv_identity = attach(engine, runner, config, tokenizer.all_token_bytes())
     _load_adapters(engine, config.lora_paths, model_name=config.served_model_name or source.name)
     seconds = time.monotonic() - started
     adapters = engine.adapters.paths()
-    return engine, _describe(
+    info = _describe(
         config, source, hf_config, runner, eos_token_ids, tokenizer, load_seconds=seconds, adapters=adapters
     )
+    return engine, msgspec.structs.replace(info, kv_identity=kv_identity)
 
 
 def _load_adapters(engine: Engine, settings: tuple[str, ...], *, model_name: str) -> None:
@@ -263,6 +293,9 @@ def _load_adapters(engine: Engine, settings: tuple[str, ...], *, model_name: str
 def _compiler(config: Config, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], vocab_size: int) -> Compiler | None:
     """Raises StartupError when the backend's library is missing."""
     if config.grammar_backend == "none":
+        return None
+    if why := why_no_helpers():
+        log.warning("constraints of outputs are refused: %s", why)
         return None
 
     def make_vocabulary() -> Vocabulary:
@@ -307,6 +340,7 @@ def _describe(
         device=device["name"],  # type: ignore[index]
         dtype=device["dtype"],  # type: ignore[index]
         activations=device["activations"],  # type: ignore[index]
+        processor=device.get("processor", ""),  # type: ignore[attr-defined]
         vocab_size=capacity.vocab_size,
         context_len=capacity.context_len,
         max_total_tokens=capacity.num_pages * capacity.page_size,
@@ -332,11 +366,14 @@ def engine_mode(config: Config) -> str:
     return "process" if on_cuda else "thread"
 
 
-async def connect(config: Config, model: Model, *, progress: Progress = no_progress) -> InprocClient | ProcessClient:
-    """Starts an engine. Returns its client once the engine is ready. Raises StartupError."""
+async def connect(
+    config: Config, model: Model, *, progress: Progress = no_progress, weights_descriptor: int | None = None
+) -> InprocClient | ProcessClient:
+    """Starts an engine. Returns its client once the engine is ready. `weights_descriptor`: see make_engine; for an
+    engine in a process. Raises StartupError."""
     client: InprocClient | ProcessClient
     if engine_mode(config) == "process":
-        client = ProcessClient("tureen.build:make_engine", config)
+        client = ProcessClient("tureen.build:make_engine", config, weights_descriptor)
     else:
         client = InprocClient(
             lambda report: make_engine(config, model=model, progress=report),

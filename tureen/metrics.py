@@ -1,15 +1,17 @@
 """Prometheus metrics, with SGLang's names so that its dashboards work. They count, in the front, what clients get.
 
 Imports: nothing; prometheus_client.
-Imported by: control, fleet, front, offline, requests.
+Imported by: control, fleet, front, fronts, offline, requests.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import cast
+from typing import NamedTuple, Protocol, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import HistogramMetricFamily, Metric
@@ -18,6 +20,8 @@ from prometheus_client.registry import Collector
 
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 TOKEN_BUCKETS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+SAMPLE_S, NUM_SAMPLES = 2.0, 300
+"""Seconds between two samples of a History, and how many it keeps: ten minutes."""
 FINISHES = ("stop", "length", "abort", "error")
 
 GAUGES = {
@@ -32,6 +36,7 @@ GAUGES = {
     "spec_accept_length": "Accepted draft tokens per step; 0 without speculative decoding.",
     "num_batches": "Batches that have not ended.",
     "utilization": "Running requests as a share of --max-running-requests.",
+    "kv_disk_bytes": "Bytes of KV pages in --kv-disk.",
     "engine_suspect": "1 while the engine does not answer, or is being replaced; else 0.",
 }
 COUNTERS = {
@@ -55,6 +60,12 @@ COUNTERS = {
     "num_batch_lines_failed": "Of those, with an error.",
     "num_pictures": "Pictures and videos in prompts.",
     "num_pictures_encoded": "Of those, encoded; for the others that had been done.",
+    "kv_disk_saved_pages": "KV pages that were written to --kv-disk.",
+    "kv_disk_loaded_pages": "KV pages that were read from there in place of being computed.",
+    "kv_disk_evicted_pages": "KV pages that were removed from there to keep --kv-disk-size.",
+    "kv_disk_lost_pages": "KV pages that left the KV cache before they were saved.",
+    "kv_disk_damaged_pages": "KV pages that were not as they had been written, and were computed again.",
+    "kv_disk_failures": "Attempts to read or write KV pages that the disk refused.",
     "grammar_compile_seconds": "Time from the request for a compilation to its end.",
 }
 REPLICA_GAUGES = {
@@ -74,6 +85,13 @@ HISTOGRAMS = {
 }
 
 
+class Observed(NamedTuple):
+    """The content of a histogram: how many values fell into each bucket, the last without a bound, and their sum."""
+
+    counts: tuple[int, ...]
+    sum: float
+
+
 class Histogram(Collector):
     """One series of a histogram. One thread counts without locks, because every token of every stream is observed."""
 
@@ -89,11 +107,98 @@ class Histogram(Collector):
         self._counts[bisect_left(self._buckets, value)] += 1
         self._sum += value
 
+    def observed(self) -> Observed:
+        """Returns what was observed so far."""
+        return Observed(tuple(self._counts), self._sum)
+
     def collect(self) -> Iterator[HistogramMetricFamily]:
         family = HistogramMetricFamily(self._name, self._text, labels=["model_name"])
         bounds = [*map(str, map(float, self._buckets)), "+Inf"]
         family.add_metric([self._model_name], list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
         yield family
+
+
+class Sample(NamedTuple):
+    """The figures of one interval; None: nothing was observed in it."""
+
+    number: int  # rises by one from sample to sample
+    output_tokens_per_s: float
+    prompt_tokens_per_s: float
+    num_running: int
+    num_waiting: int
+    kv_share: float  # of the pages, those that running requests hold
+    ttft_mean_s: float | None
+    ttft_p95_s: float | None
+    itl_mean_s: float | None
+    itl_p95_s: float | None
+
+
+class Level(NamedTuple):
+    """The figures of one engine at a time. Totals only grow."""
+
+    now_s: float
+    output_tokens: int
+    prompt_tokens: int
+    num_running: int
+    num_waiting: int
+    kv_share: float
+
+
+class History:
+    """The last ten minutes, a sample every SAMPLE_S seconds. It takes at most NUM_SAMPLES samples of room."""
+
+    def __init__(self, first_token: Histogram, next_token: Histogram) -> None:
+        self.samples: deque[Sample] = deque(maxlen=NUM_SAMPLES)
+        self._histograms = (first_token, next_token)
+        self._observed = (first_token.observed(), next_token.observed())
+        self._before: Level | None = None
+        self._number = 0
+
+    def take(self, now: Level) -> None:
+        """Adds the sample of the time since the last call; the first call only begins."""
+        before, self._before = self._before, now
+        observed = tuple(histogram.observed() for histogram in self._histograms)
+        times = [_mean_and_p95(*pair) for pair in zip(self._observed, observed, strict=True)]
+        self._observed = (observed[0], observed[1])
+        if before is None or now.now_s <= before.now_s:
+            return
+        seconds = now.now_s - before.now_s
+        self._number += 1
+        self.samples.append(
+            Sample(
+                self._number,
+                (now.output_tokens - before.output_tokens) / seconds,
+                (now.prompt_tokens - before.prompt_tokens) / seconds,
+                now.num_running,
+                now.num_waiting,
+                now.kv_share,
+                *times[0],
+                *times[1],
+            )
+        )
+
+
+def _mean_and_p95(before: Observed, now: Observed) -> tuple[float | None, float | None]:
+    """Returns mean and 95th percentile of the seconds that were observed in between; None where there were none."""
+    counts = [new - old for old, new in zip(before.counts, now.counts, strict=True)]
+    total = sum(counts)
+    if not total:
+        return None, None
+    return (now.sum - before.sum) / total, quantile(counts, LATENCY_BUCKETS_S, 0.95)
+
+
+def quantile(counts: Sequence[int], bounds: Sequence[float], share: float) -> float:
+    """Estimates a quantile of the values in a histogram's buckets, at least one, as Prometheus' `histogram_quantile`
+    does: evenly within a bucket, and at most the last bound.
+
+    Source: https://prometheus.io/docs/prometheus/latest/querying/functions/#histogram_quantile
+    """
+    rank, below = share * sum(counts), 0
+    for count, low, high in zip(counts, (0.0, *bounds), (*bounds, math.inf), strict=True):
+        if count and below + count >= rank:
+            return low if high == math.inf else low + (high - low) * (rank - below) / count
+        below += count
+    return bounds[-1]
 
 
 class Metrics:
@@ -116,6 +221,9 @@ class Metrics:
         }
         for histogram in self._histograms.values():
             self._registry.register(histogram)
+        self.history = History(
+            self._histograms["time_to_first_token_seconds"], self._histograms["inter_token_latency_seconds"]
+        )
         self._requests = Counter(
             "sglang:num_requests", "Requests that ended.", [*labels, "finish_reason"], registry=self._registry
         )
@@ -178,15 +286,33 @@ class Metrics:
         """Counts a request with a field that had no effect. `field`: a declared name, or `unknown`."""
         self._ignored.labels(self._model_name, field).inc()
 
+    def figures(self) -> dict[str, float]:
+        """Returns the values of all series but buckets, by their names with all labels but the model's."""
+        values: dict[str, float] = {}
+        for family in self.families():
+            for sample in family.samples:
+                if not sample.name.endswith(("_bucket", "_created")):
+                    labels = (f'{name}="{value}"' for name, value in sample.labels.items() if name != "model_name")
+                    shown = ",".join(labels)
+                    values[f"{sample.name}{{{shown}}}" if shown else sample.name] = sample.value
+        return values
+
     def families(self) -> Iterator[Metric]:
         """Yields all series, grouped by name."""
         return iter(self._registry.collect())
 
 
+class Series(Protocol):
+    """Series of metrics, from one place or several."""
+
+    def families(self) -> Iterator[Metric]:
+        """Yields them, grouped by name."""
+
+
 class _Merged:
     """The series of several models: those of one name stand together, as the text format asks."""
 
-    def __init__(self, sources: Iterable[Metrics]) -> None:
+    def __init__(self, sources: Iterable[Series]) -> None:
         self._sources = sources
 
     def collect(self) -> Iterable[Metric]:
@@ -200,6 +326,6 @@ class _Merged:
         return merged.values()
 
 
-def render(sources: Sequence[Metrics]) -> bytes:
+def render(sources: Sequence[Series]) -> bytes:
     """Returns all series of the models in the Prometheus text format, version 0.0.4."""
     return generate_latest(cast(CollectorRegistry, _Merged(sources)))

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tureen.build import connect, find_model, media_loader
-from tureen.config import Config
+from tureen.config import Config, is_alone
 from tureen.config_sources import load
 from tureen.dialects.sglang import generate as sglang
 from tureen.dialects.sglang.generate import Answer
@@ -132,7 +132,7 @@ class OfflineEngine:
     async def _connect(self, progress: Progress) -> tuple[EngineClient, ServerState]:
         model = await asyncio.to_thread(find_model, self._config, progress=progress)
         media = media_loader(self._config, model)
-        is_one = self._config.replicas == 1
+        is_one = is_alone(self._config)
         start = connect if is_one else importlib.import_module("tureen.replicas.start").connect
         client: EngineClient = await start(self._config, model, progress=progress)
         try:

@@ -1,8 +1,8 @@
 """Runs `tureen serve`: binds, loads, answers, drains.
 
 Imports: build, config, errors, http, log, requests, run_files, serving,
-terminal; asyncio, starlette.
-Imported by: bench.
+terminal; asyncio.
+Imported by: bench, fronts.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import ssl
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tureen.build import connect, find_model, may_load_torch, media_loader
-from tureen.config import Config
+from tureen.config import Config, asks_for_traces, is_alone
 from tureen.errors import StartupError, TureenError
 from tureen.http.listener import LOOPBACK, bind, remove_socket
 from tureen.http.origins import check_origins
@@ -36,8 +37,7 @@ from tureen.serving.client import EngineClient
 from tureen.terminal import Access, PhaseDisplay, banner
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
-
+    from tureen.http.server import ServedApp
     from tureen.requests.state import ServerState
 
 SWITCH_INTERVAL_S = 0.001
@@ -70,6 +70,8 @@ def _check_access(config: Config) -> None:
     """Raises StartupError for faults in keys, certificates and origins, before anything takes time."""
     needs_key, context = load_keys(config).for_users, load_context(config)
     check_origins(config.allowed_origins)
+    if asks_for_traces(config):
+        importlib.import_module("tureen.http.tracing").check_tracing(config)
     if config.uds is not None:
         if context is not None:
             raise StartupError("--uds with --tls-cert: a Unix socket needs no TLS; leave one of them out")
@@ -105,7 +107,10 @@ async def _serve(config: Config) -> int:
         at_end.callback(listener.close)
         url = _url(config, listener)
         with PhaseDisplay() as display:
-            loaded = await (_load_several(config, display) if config.models else _load(config, display))
+            if config.api_workers > 1:
+                loaded = await _load_for_fronts(config, display, listener, at_end)
+            else:
+                loaded = await (_load_several(config, display) if config.models else _load(config, display))
         client, serving = loaded.client, loaded.app
         server = importlib.import_module("tureen.http.server")
         gc.freeze()  # what start-up made lives as long as the server; collections need not look at it
@@ -137,26 +142,46 @@ class FirstModel(NamedTuple):
     """The model that a server starts with, and the application over it."""
 
     client: EngineClient
-    app: Starlette
+    app: ServedApp
     model_path: str
     source_path: Path
     others: tuple[str, ...] = ()  # names of the models that can be loaded besides
 
 
-async def _load(config: Config, display: PhaseDisplay) -> FirstModel:
-    """Loads the model. Raises StartupError."""
+async def _load(config: Config, display: PhaseDisplay, start: Callable[..., Any] | None = None) -> FirstModel:
+    """Loads the model. start: what starts its engine, where fronts share it. Raises StartupError."""
     model = await asyncio.to_thread(find_model, config, progress=display)
     media = media_loader(config, model)
     shell = asyncio.create_task(asyncio.to_thread(_import_shell))  # while the weights are made ready
     try:
         if may_load_torch(config, model):
             await shell  # two threads that import the same packages may each find the other's half done
-        start = connect if config.replicas == 1 else importlib.import_module("tureen.replicas.start").connect
+        if start is None:
+            start = connect if is_alone(config) else importlib.import_module("tureen.replicas.start").connect
         client: EngineClient = await start(config, model, progress=display)
     finally:
         app = await shell
     serving = app.build_app(client, model.tokenizer, config, media=media)
     return FirstModel(client, serving, config.model_path, model.source.path)
+
+
+async def _load_for_fronts(
+    config: Config, display: PhaseDisplay, listener: socket.socket, at_end: contextlib.ExitStack
+) -> FirstModel:
+    """Loads the model, and starts the fronts beside this one. Raises StartupError."""
+    fronts = importlib.import_module("tureen.fronts.start")
+    fronts.check(config)
+    folder = fronts.make_folder()
+    at_end.callback(fronts.remove_folder, folder)
+    loaded = await _load(config, display, partial(fronts.connect, folder=folder))
+    try:
+        listeners = fronts.more_listeners(listener, config.api_workers - 1)
+        owner = importlib.import_module("tureen.fronts.owner").Fronts(config, folder, listeners, loaded.app)
+        await owner.open()
+    except BaseException:
+        await loaded.client.close()
+        raise
+    return loaded._replace(app=owner)
 
 
 async def _load_several(config: Config, display: PhaseDisplay) -> FirstModel:

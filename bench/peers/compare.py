@@ -38,12 +38,12 @@ def measure(name: str, command: str, number: int) -> dict[str, Any]:
 
 def medians(results: list[Result]) -> str:
     """Tokens a second of each target, over the rounds."""
-    found: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    passes_of: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for result in results:
-        found[result.workload, result.target].append(result)
+        passes_of[result.workload, result.target].append(result)
     lines = [("median of", "", "rounds", "out tok/s", "all tok/s")]
-    for (workload, target), passes in found.items():
-        rates = [[one.output_tok_s for one in passes], [one.total_tok_s for one in passes]]
+    for (workload, target), passes in passes_of.items():
+        rates = [[result.output_tok_s for result in passes], [result.total_tok_s for result in passes]]
         lines.append((workload, target, str(len(passes)), *(in_short(statistics.median(rate)) for rate in rates)))
     return lay_out(lines)
 
@@ -64,8 +64,8 @@ def main() -> None:
     print(table(results), medians(results), ratios(results, list(commands)), sep="\n\n")
     print("\n" + cold_starts(msgspec.convert(colds, dict[str, ColdStart])))
     if options.json:
-        found = {"machine": documents[0]["machine"], "cold_starts": colds, "results": msgspec.to_builtins(results)}
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        document = {"machine": documents[0]["machine"], "cold_starts": colds, "results": msgspec.to_builtins(results)}
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

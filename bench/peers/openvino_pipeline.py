@@ -89,9 +89,9 @@ class Pipeline:
                 running.append(Running(self._pipeline, next(self._numbers), index, job))
             self._pipeline.step()
             now = time.perf_counter()
-            ended = [one for one in running if one.take(now)]
-            answers |= {one.index: one.answer() for one in ended}
-            running = [one for one in running if one not in ended]
+            ended = [request for request in running if request.take(now)]
+            answers |= {request.index: request.answer() for request in ended}
+            running = [request for request in running if request not in ended]
         return [answers[index] for index in range(len(jobs))]
 
 
@@ -146,8 +146,8 @@ def main() -> None:
     ]
     print(table(results), cold_starts(cold), sep="\n\n")
     if options.json:
-        found = {"machine": describe(), "seed": seed, "cold_starts": cold, "results": results}
-        options.json.write_text(json.dumps(msgspec.to_builtins(found), indent=1) + "\n", encoding="utf-8")
+        document = {"machine": describe(), "seed": seed, "cold_starts": cold, "results": results}
+        options.json.write_text(json.dumps(msgspec.to_builtins(document), indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ OPEN = {
     "/openapi.json",
     "/compat",
     "/compat.json",
+    "/playground/{name:path}",
 }
 ADMIN = {
     "/flush_cache",
@@ -52,6 +53,7 @@ ADMIN = {
     "/stop_expert_distribution_record",
     "/dump_expert_distribution_record",
     "/configure_logging",
+    "/usage",
 }
 """All other routes are for users."""
 BESIDE_NAMES = {"/models/load", "/models/pull", "/models/unload"}
@@ -234,6 +236,17 @@ def test_a_page_of_another_site_in_the_operator_s_browser_may_not_administer():
     with App(admin_api_key=ADMIN_KEY) as app:
         headers = OF_OTHER_PAGES[0] | bearer(ADMIN_KEY)
         assert app.request("POST", "/flush_cache", headers=headers).status_code == 200
+
+
+def test_a_click_on_a_link_in_a_page_of_this_server_changes_nothing():
+    click = {"sec-fetch-site": "same-origin", "sec-fetch-mode": "navigate"}
+    with App() as app:
+        stub_handlers(app)
+        for path in ("/flush_cache", "/release_memory_occupation", "/start_profile"):
+            assert app.request("GET", path, headers=click).json()["error"]["code"] == "link"
+            assert app.request("GET", path, headers=click | {"sec-fetch-site": "none"}).status_code == 204, "typed"
+            assert app.request("GET", path, headers=click | {"sec-fetch-mode": "cors"}).status_code == 204
+        assert app.request("GET", "/usage", headers=click).status_code == 204, "it only tells"
 
 
 @pytest.mark.parametrize("headers", OF_OTHER_PAGES)

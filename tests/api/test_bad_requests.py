@@ -480,7 +480,8 @@ def test_every_route_but_health_metrics_and_the_api_s_own_description_needs_the_
             if locked.request(method, path).status_code != 401:
                 open_paths.add(path)
     described = {"/docs", "/openapi.json", "/compat", "/compat.json"}
-    assert open_paths == {"/health", "/health_generate", "/ping", "/ready", "/metrics"} | described
+    pages = {"/playground/fake-model"}  # its files: they hold nothing of the server's
+    assert open_paths == {"/health", "/health_generate", "/ping", "/ready", "/metrics"} | described | pages
 
 
 def test_the_key_is_in_no_answer(locked: App):
@@ -517,6 +518,9 @@ def test_an_unexpected_error_in_a_handler_is_a_500_without_details(monkeypatch):
         error = check_error(app.post(text="a"), 500)
         assert error["type"] == "server_error"
         assert "ZeroDivision" not in error["message"]
+        counted = [line for line in app.request("GET", "/metrics").text.splitlines() if "http_responses_total{" in line]
+        assert [line.rpartition(" ")[2] for line in counted if 'status="500"' in line] == ["1.0"]
+        assert not any('status="499"' in line for line in counted), "no client has gone"
         monkeypatch.undo()
         assert app.generate(text="say:a")["text"] == "a"
 

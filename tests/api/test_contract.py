@@ -103,6 +103,7 @@ SGLANG = {
 }
 WITH_JSON = {"guided_whitespace_pattern": {"guided_json": {"const": 5}}}
 OTHER_CODES = {"session_params": "invalid_id", "custom_logit_processor": "custom_logit_processor_unknown"}
+EXPLAINS = "test_every_dialect_explains_the_tokens_that_generate_explains"
 REACHES = "test_a_parameter_reaches_the_engine_under_its_name"
 SAME = "test_a_parameter_means_what_it_means_in_the_other_dialect"
 VLLM = "test_the_fields_of_vllm_constrain_the_output"
@@ -150,6 +151,7 @@ MINDIE = {
     "guided_whitespace_pattern": Case(
         " ?", " +", "test_white_space_that_may_be_none_or_a_space_is_taken_and_such_it_is"
     ),
+    "explain": Case(True, 1, EXPLAINS),
 }
 TGI = {
     "inputs": Case("a", 5, "test_the_shortest_request"),
@@ -176,6 +178,7 @@ TGI_PARAMETERS = {
     "best_of": Case(1, 0, "test_best_of_answers_the_most_probable_and_lists_the_others"),
     "adapter_id": Case(None, 5, "test_mindie_s_model_and_tgi_s_adapter_id_name_adapters"),
     "grammar": Case({"type": "regex", "value": "a"}, {}, "test_a_grammar_constrains_the_text"),
+    "explain": Case(True, 1, EXPLAINS),
 }
 LOGPROB_FIELDS = (
     "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs", "logprobs_mode"

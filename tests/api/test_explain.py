@@ -1,7 +1,8 @@
-"""`explain: true` tells why each token was chosen: in answers, streams, samples, batches, on the OpenAI routes."""
+"""`explain: true` tells why each token was chosen: in answers, streams, samples, batches, in every dialect."""
 
 from __future__ import annotations
 
+import json
 import runpy
 from pathlib import Path
 
@@ -132,3 +133,92 @@ def test_more_explanations_than_an_answer_may_have_are_refused(fake):
 def test_the_end_token_is_explained_too(fake):
     answer = fake.generate(text="say:hé", explain=True)
     assert [why["token_id"] for why in answer["meta_info"]["explanations"]] == [*"hé".encode(), EOS]
+
+
+SEEDED = {"temperature": 0.9, "top_p": 0.9, "seed": 5}
+USER = [{"role": "user", "content": "abc"}]
+DIALECTS = {
+    "Anthropic": ("/v1/messages", {"messages": USER, "max_tokens": 12, "ignore_eos": True} | SEEDED),
+    "Ollama's chat": ("/api/chat", {"messages": USER, "options": {"num_predict": 12} | SEEDED}),
+    "Ollama's prompts": ("/api/generate", {"prompt": "abc", "options": {"num_predict": 12} | SEEDED}),
+    "Ollama, raw": ("/api/generate", {"prompt": "abc", "raw": True, "options": {"num_predict": 12} | SEEDED}),
+    "TGI": ("/generate", {"inputs": "abc", "parameters": {"max_new_tokens": 12} | SEEDED}),
+    "MindIE": ("/generate", {"prompt": "abc", "max_tokens": 12} | SEEDED),
+    "Responses": ("/v1/responses", {"input": "abc", "max_output_tokens": 12} | SEEDED),
+    "chat completions": (CHAT, {"messages": USER, "max_tokens": 12} | SEEDED),
+    "completions": (TEXT, {"prompt": "abc", "max_tokens": 12} | SEEDED),
+}
+UNSET = {"ignore_eos": False, "sampling_seed": 5, "temperature": 0.9, "top_p": 0.9, "max_new_tokens": 12}
+
+
+def asking(name, **further):
+    """The route of a dialect, and a body that asks it for explanations."""
+    route, body = DIALECTS[name]
+    place = {"Ollama": "options", "TGI": "parameters"}.get(name.partition("'")[0].partition(",")[0])
+    if place is None:
+        return route, body | {"model": "default", "explain": True} | further
+    return route, body | {"model": "default", place: body[place] | {"explain": True}} | further
+
+
+def explanations_in(answer):
+    """All explanations that stand somewhere in an answer, or in an event."""
+    if isinstance(answer, list):
+        return [each for item in answer for each in explanations_in(item)]
+    if not isinstance(answer, dict):
+        return []
+    told = answer.get("explanations", [])
+    told = [each for item in told for each in item] if told and isinstance(told[0], list) else told
+    return told + [each for key, item in answer.items() if key != "explanations" for each in explanations_in(item)]
+
+
+def lines_of(text):
+    """What a stream of any dialect carries: events, lines, or pieces that a NUL byte ends."""
+    if "\0" in text:
+        return [json.loads(piece) for piece in text.split("\0") if piece]
+    lines = [line.removeprefix("data:").strip() for line in text.splitlines() if line.startswith(("data:", "{"))]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+@pytest.fixture(scope="module")
+def wanted(app):
+    """What /generate explains of the same prompt, seed and parameters, without and with `ignore_eos` and `top_k`."""
+
+    def explained(name):
+        changed = {"Anthropic": {"ignore_eos": True}}.get(name, {"top_k": 40} if name.startswith("Ollama") else {})
+        body = {"text": "abc", "sampling_params": UNSET | changed, "explain": True}
+        return app.generate(**body)["meta_info"]["explanations"]
+
+    return explained
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_every_dialect_explains_the_tokens_that_generate_explains(app, wanted, name):
+    route, body = asking(name, **({"stream": False} if name.startswith("Ollama") else {}))
+    answer = app.post(route, **body)
+    assert answer.status_code == 200, answer.text
+    assert explanations_in(answer.json()) == wanted(name)
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_streams_of_every_dialect_have_each_explanation_once(app, wanted, name):
+    route, body = asking(name, stream=True)
+    events = lines_of(app.post(route, **body).text)
+    assert explanations_in(events) == wanted(name)
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_what_is_not_asked_for_is_in_no_answer(app, name):
+    route, body = DIALECTS[name]
+    assert "explanations" not in app.post(route, **body | {"model": "default"}).text
+
+
+def test_each_text_of_mindie_and_tgi_has_its_own(app):
+    route, body = asking("MindIE", n=2)
+    texts = app.post(route, **body).json()["explanations"]
+    first, second = [[why["token_id"] for why in explained] for explained in texts]
+    assert first != second
+    route, body = asking("TGI")
+    details = body["parameters"] | {"details": True, "best_of": 2}
+    answer = app.post(route, **body | {"parameters": details}).json()["details"]
+    for output in (answer, *answer["best_of_sequences"]):
+        assert [why["token_id"] for why in output["explanations"]] == [token["id"] for token in output["tokens"]]

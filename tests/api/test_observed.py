@@ -320,3 +320,18 @@ def test_a_refusal_in_the_middle_of_a_request_is_counted_once_and_logged_under_i
         assert "http_responses_total[499]" not in parse_metrics(httpx.get(f"{server.url}/metrics").text)
     [line] = [line for line in written.getvalue().splitlines() if request_id in line]
     assert f"{request_id} POST /generate 400" in line
+
+
+def test_a_log_of_json_has_the_figures_of_each_request(log_to):
+    written = log_to("info", "json")
+    with App() as app:
+        answer = app.generate(text="abc", sampling_params={"max_new_tokens": 5, "ignore_eos": True})
+        app.request("GET", "/v1/models")
+    lines = [json.loads(line) for line in written.getvalue().splitlines()]
+    generated, listed = [line for line in lines if line["part"] == "http"]
+    usage = {name: answer["meta_info"][name] for name in ("prompt_tokens", "cached_tokens")}
+    assert {name: generated[name] for name in usage} == usage
+    assert (generated["output_tokens"], generated["status"]) == (5, 200)
+    assert 0 < generated["ttft_ms"] <= generated["duration_ms"]
+    assert generated["tokens_per_s"] == pytest.approx(5e3 / generated["duration_ms"], rel=1e-2)
+    assert "output_tokens" not in listed

@@ -111,6 +111,20 @@ def test_the_interval_bounds_the_number_of_events_and_the_first_comes_at_once():
         assert len(own) > len(counts)
 
 
+def test_a_busy_front_sends_fewer_events_each_complete_and_the_same_tokens():
+    params = {"max_new_tokens": 30, "temperature": 0}
+    with App(slow=True, stream_interval="auto") as app:
+        one_by_one = app.events(text="abc", sampling_params=params)
+        app.state.interval.is_busy = True
+        gathered = app.events(text="abc", sampling_params=params)
+        asked = app.events(text="abc", sampling_params=params | {"stream_interval": 1})
+    assert len(gathered) < len(one_by_one)
+    assert gathered[-1]["output_ids"] == one_by_one[-1]["output_ids"] == asked[-1]["output_ids"]
+    for event in gathered:
+        assert event["text"] == one_by_one[-1]["text"][: len(event["text"])]
+        assert event["meta_info"]["completion_tokens"] == len(event["output_ids"])
+
+
 def test_a_batch_interleaves_with_an_index_and_each_part_equals_its_answer():
     with App(slow=True) as app:
         body = {"text": ["abc", "say:x", "abd"], "sampling_params": {"max_new_tokens": 8, "n": 2, "seed": 1}}

@@ -201,6 +201,9 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_serve_on(app, mode
         ({"model_path": ""}, "model_path"),
         ({"weight_version": 3}, "weight_version"),
         ({"weights_version": "3"}, "weights_version"),
+        ({"rolling": True}, "rolling"),
+        ({"rolling": True, "keep_pause": True}, "keep_pause"),
+        ({"rolling": True, "abort_all_requests": True}, "abort_all_requests"),
     ],
 )
 def test_a_field_that_is_not_honoured_is_refused_by_name(torch_app, fields, name):
@@ -519,7 +522,13 @@ def test_the_load_of_the_one_replica_is_told(torch_app):
     assert (idle["num_total_reqs"], idle["num_used_tokens"], "memory" in idle) == (0, 0, False)
 
 
-@pytest.mark.parametrize("query", ["include=spec", "dp_rank=1", "format=prometheus", "dprank=0"])
+@pytest.mark.parametrize("query", ["include=specs", "dp_rank=1", "format=prometheus", "dprank=0"])
 def test_what_a_load_has_not_is_refused_by_name(torch_app, query):
     answer = torch_app.request("GET", f"/v1/loads?{query}")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, query.split("=")[0])
+
+
+def test_sections_of_sglang_that_there_is_nothing_to_say_about_are_asked_for_in_vain(torch_app):
+    (load,) = torch_app.request("GET", "/v1/loads?include=core,disagg,queues,memory").json()["loads"]
+    (own,) = torch_app.request("GET", "/v1/loads?include=all").json()["loads"]
+    assert load.keys() == own.keys()

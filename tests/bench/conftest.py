@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import socket
 import threading
 from dataclasses import dataclass, field
@@ -158,7 +159,18 @@ def fake_server():
 
 
 @pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def free_ports() -> tuple[int, int]:
+    """Two ports that nobody has. They are below those that the system gives to connections, or the next connection of
+    whoever else runs here might take one."""
+    ports = []
+    while len(ports) < 2:
+        port = random.randint(12_000, 30_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            ports += [port] if port not in ports else []
+    return ports[0], ports[1]
+
+
+@pytest.fixture
+def free_port(free_ports) -> int:
+    return free_ports[0]

@@ -3,7 +3,7 @@
 import pytest
 from byte_tokenizer import make_byte_tokenizer
 
-from tureen.bench import overhead, processors, steps
+from tureen.bench import growth, overhead, processors, steps
 from tureen.config import Config
 
 
@@ -41,3 +41,19 @@ def test_the_parts_of_a_step_of_the_real_model_add_up_to_it(default_model_source
         parts = entry.forward_ms.max + entry.engine_ms.max + entry.runner_ms.max
         assert parts >= entry.step_ms.max - 0.01
         assert 0 < entry.python < 1
+
+
+@pytest.mark.model
+def test_growth_is_measured_for_one_and_two_fronts_and_one_and_two_replicas(default_model_source):
+    figures = growth.run_growth(growth.StreamLoad(num_streams=8, num_tokens=20, rounds=2))
+    assert [(entry.fronts, entry.replicas, entry.tokens_an_event) for entry in figures] == [
+        (1, 1, 1),
+        (1, 1, 4),
+        (2, 1, 1),
+        (2, 1, 4),
+        (1, 1, 1),
+        (1, 2, 1),
+    ]
+    assert all(entry.tokens_per_s > 0 for entry in figures)
+    assert all(entry.us_a_token >= entry.busiest_us > 0 for entry in figures)
+    assert len(growth.table(figures).splitlines()) == len(figures) + 2

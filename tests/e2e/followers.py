@@ -123,6 +123,12 @@ def engines(server: ServerProcess) -> list[int]:
     return [pid for pid in server.children() if "tureen.serving.child" in command_line(pid)]
 
 
+def states(server: ServerProcess) -> list[str]:
+    """Those of the engines of all replicas."""
+    (model,) = httpx.get(f"{server.url}/status", timeout=PATIENCE_S).json()["models"]
+    return [replica["engine"] for replica in model["replicas"]]
+
+
 def wait_until(condition: Callable[[], bool], what: str) -> None:
     """There is nothing to wait on but the answers themselves."""
     limit = threading.Event()

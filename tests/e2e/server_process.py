@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -18,10 +19,15 @@ class ServerProcess:
     """Starts the server on a free port, collects what it prints, stops it at the end."""
 
     def __init__(
-        self, *arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None, python: str = sys.executable
+        self,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+        python: str = sys.executable,
+        command: Sequence[str] = ("serve", "--port", "0"),
     ) -> None:
         self.process = subprocess.Popen(
-            [python, "-m", "tureen.launch_server", "--port", "0", *arguments],
+            [python, "-m", "tureen", *command, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -67,7 +67,7 @@ def test_a_second_model_embeds_when_it_is_asked_for(several):
     assert len(answer.json()["data"][0]["embedding"]) == 384
     loaded = {
         model["name"]: model["status"]
-        for model in curl(several, block_with("several-models.md", "/status")).json()["models"]
+        for model in curl(several, block_with("several-models.md", "/status\n")).json()["models"]
     }
     assert set(loaded.values()) == {"loaded"}
     assert len(loaded) == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from followers import PATIENCE_S, engines, follow_all, streams, wait_until
+from followers import PATIENCE_S, engines, follow_all, states, streams, wait_until
 from server_process import ServerProcess, metric
 
 pytestmark = pytest.mark.e2e
@@ -32,11 +32,6 @@ def server(default_model_source) -> Iterator[ServerProcess]:
 def undisturbed(server) -> dict[str, list[tuple]]:
     follow_all(server, STREAMS)  # what is slow only once: the grammar
     return follow_all(server, STREAMS)
-
-
-def states(server: ServerProcess) -> list[str]:
-    (model,) = httpx.get(f"{server.url}/status", timeout=PATIENCE_S).json()["models"]
-    return [replica["engine"] for replica in model["replicas"]]
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -77,6 +72,22 @@ def test_all_replicas_are_restarted_one_after_the_other_under_streams(server, un
 
     assert follow_all(server, STREAMS, restart_all) == undisturbed
     assert not set(before) & set(engines(server))
+
+
+def test_weights_are_exchanged_in_one_replica_after_the_other_under_streams(server, undisturbed):
+    info = httpx.get(f"{server.url}/get_model_info", timeout=PATIENCE_S).json()
+    body = {"model_path": info["model_path"], "weight_version": "again", "rolling": True}
+    answers: list[httpx.Response] = []
+
+    def exchange() -> None:
+        answers.append(httpx.post(f"{server.url}/update_weights_from_disk", json=body, timeout=PATIENCE_S))
+
+    assert follow_all(server, STREAMS, exchange) == undisturbed
+    assert [answer.status_code for answer in answers] == [200]
+    output = httpx.post(
+        f"{server.url}/generate", json={"text": "a", "sampling_params": {"max_new_tokens": 1}}, timeout=PATIENCE_S
+    )
+    assert output.json()["meta_info"]["weight_version"] == "again"
 
 
 def test_a_drained_replica_computes_nothing_until_it_may_again(server, undisturbed):

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import pytest
@@ -16,6 +21,8 @@ LIMIT_BYTES = 600_000_000
 NAMES = ("long", "embedder", "short")
 PROMPTS = ("The capital of France is", "Once upon a time", "One, two, three,", "The sky is")
 TEXTS = ("A cat sleeps on the sofa.", "Stocks fell sharply today.")
+SMAP = re.compile(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )")
+"""Where /proc/PID/smaps begins to tell of another mapping."""
 ADMIN = {"Authorization": "Bearer admin-secret"}
 
 
@@ -142,3 +149,70 @@ def test_a_model_that_is_named_by_where_it_is_joins_the_running_server(several, 
     assert [card["id"] for card in cards] == [*NAMES, "newcomer"]
     prompt = PROMPTS[0]
     assert generate(several.url, prompt, model="newcomer") == generate(several.url, prompt, model="short")
+
+
+class Pages(NamedTuple):
+    """What an engine has in memory, in KiB, as the system counts it."""
+
+    shared: int  # weights that it has in common with others
+    part: int  # of these, when each page is divided among those that have it
+    private: int
+
+
+def engines(running: ServerProcess) -> dict[int, Pages]:
+    """The engines that have weights in common, by process id."""
+    found = {}
+    for pid in running.children():
+        try:
+            maps = SMAP.split(Path(f"/proc/{pid}/smaps").read_text())
+        except OSError:  # it has ended
+            continue
+        sizes = [(text, dict(re.findall(r"(?m)^(\w+): +(\d+) kB$", text))) for text in maps if "Pss:" in text]
+        weights = [kib for text, kib in sizes if "tureen-weights" in text]
+        if weights:
+            shared, part = (sum(int(kib[name]) for kib in weights) for name in ("Rss", "Pss"))
+            found[pid] = Pages(shared, part, sum(int(kib["Private_Dirty"]) for _, kib in sizes))
+    return found
+
+
+def test_models_of_the_same_file_have_its_weights_in_memory_once(server, default_model_source, tmp_path):
+    """By the system's own count of the pages of real processes; also after one of them was killed."""
+    other_name = tmp_path / "linked.gguf"
+    other_name.symlink_to(default_model_source.path)
+    with ServerProcess(
+        "--model", str(default_model_source.path), "--model", str(other_name), "--max-total-tokens", "2048"
+    ) as running:
+        running.wait_ready()
+        alone = {prompt: generate(server.url, prompt) for prompt in PROMPTS}
+
+        def check() -> list[int]:
+            for prompt in PROMPTS:
+                for model in ("default", "linked"):
+                    assert generate(running.url, prompt, model=model) == alone[prompt]
+            weights = shared_bytes(running) >> 10
+            found = engines(running)
+            assert len(found) == 2, running.output
+            assert weights > 80_000
+            assert sum(pages.part for pages in found.values()) < 1.05 * weights
+            for pages in found.values():
+                assert pages.shared > 0.95 * weights
+                assert pages.private < weights
+            return sorted(found)
+
+        first, second = check()
+        status = httpx.get(f"{running.url}/status").json()
+        needs = [model["memory_bytes"] for model in status["models"]]
+        assert status["memory"]["used_bytes"] == sum(needs) - shared_bytes(running)
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: len(engines(running)) == 2 and first not in engines(running), "another engine")
+        assert second in check()
+        for name in ("linked", default_model_source.path.stem):
+            answered(httpx.post(f"{running.url}/models/unload", json={"model": name}, timeout=PATIENCE_S))
+        held = [file for file in Path(f"/proc/{running.process.pid}/fd").iterdir() if "weights" in str(file.readlink())]
+        assert [file.stat().st_blocks for file in held] == [0]
+        assert generate(running.url, PROMPTS[0], model="linked") == alone[PROMPTS[0]]
+
+
+def shared_bytes(running: ServerProcess) -> int:
+    [num_bytes] = {model["shared_weights_bytes"] for model in httpx.get(f"{running.url}/status").json()["models"]}
+    return num_bytes

@@ -9,6 +9,9 @@ import random
 import pytest
 from exchange import Exchange
 
+from tureen.fleet.sharing import CommonWeights
+from tureen.runner.shared_weights import SharedWeights
+
 THREE = {"one": 40, "two": 40, "three": 50}
 
 
@@ -69,6 +72,37 @@ def test_the_model_used_longest_ago_makes_room(simulate):
         assert fleet.fleet.most_bytes <= 95
 
     simulate(body, THREE, 95)
+
+
+def _share(fleet, *names, num_bytes):
+    weights = SharedWeights()
+    for name in names:
+        fleet.member(name).share = CommonWeights(weights, num_bytes)
+
+
+def test_weights_that_two_models_have_in_common_count_once(simulate):
+    async def body(fleet):
+        _share(fleet, "one", "two", num_bytes=30)
+        await answered(fleet.generate("two", "say:a"), fleet.generate("one", "say:b"))
+        assert [member.standing for member in fleet.fleet.members] == ["loaded", "loaded", "unloaded"]
+        status = json.loads((await fleet.ask("GET", "/status")).text)
+        assert [model["memory_bytes"] for model in status["models"][:2]] == [40, 40]
+        assert [model["shared_weights_bytes"] for model in status["models"]] == [30, 30, None]
+        assert status["memory"]["used_bytes"] == 50
+        await answered(fleet.generate("three", "say:c"))
+        assert fleet.fleet.room.used_bytes == 50
+
+    simulate(body, THREE, 50)
+
+
+def test_a_model_that_was_given_other_weights_has_them_for_itself(simulate):
+    async def body(fleet):
+        _share(fleet, "one", "two", num_bytes=30)
+        await answered(fleet.generate("two", "say:a"))
+        fleet.member("two").client._streams.journal.note("update_weights", {"path": "/elsewhere"}, None)
+        assert fleet.fleet.room.used_bytes == 80
+
+    simulate(body, THREE, 100)
 
 
 def test_a_model_that_works_is_waited_for_and_who_comes_later_waits_behind(simulate):

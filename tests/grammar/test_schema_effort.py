@@ -1,10 +1,14 @@
-"""What reading a schema takes, counted: the work of combining alternatives is bounded."""
+"""What compiling a schema takes, counted: the work of combining alternatives is bounded, and nothing is done twice."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+
 from test_schema_corpus import corpus
 
-from tureen.grammar.schema import unions
+from tureen.grammar.backends.llguidance import MAX_USES, lark
+from tureen.grammar.schema import objects, unions
 from tureen.grammar.schema.language import json_schema
 
 
@@ -23,3 +27,27 @@ def test_alternatives_that_are_hardly_told_apart_take_bounded_work_and_are_told(
     language = json_schema(corpus()["angular-cli/package_lib_config_schema.json"])
     assert ("oneOf", "/projects/*/architect/*") in [(item.keyword, item.place) for item in language.unenforced]
     assert joined < 40_000
+
+
+def test_the_same_unions_are_intersected_once(monkeypatch):
+    # many branches of "oneOf" that refer to the same definitions
+    calls = Counter()
+    meet = objects.meet
+
+    def counted(algebra, first, second):
+        calls[id(first), id(second)] += 1
+        shapes.append((first, second))  # so that no other one gets their ids
+        return meet(algebra, first, second)
+
+    shapes = []
+    monkeypatch.setattr(objects, "meet", counted)
+    json_schema(corpus()["asyncapi-specs/package_schemas_3.1.0-without-_id.json"])
+    assert calls.total() < 1.2 * len(calls)
+
+
+def test_a_terminal_that_many_rules_name_is_one_symbol_for_the_library():
+    text = lark(json_schema(corpus()["schemastore/json.schemastore.org_travis.json"]))
+    rules, _, _ = text.partition("\nT0: ")
+    uses = Counter(re.findall(r"\bT[0-9]+\b", rules))
+    assert len(uses) > 200
+    assert max(uses.values()) <= MAX_USES

@@ -19,7 +19,6 @@ from tureen.grammar.schema.language import json_schema
 from tureen.grammar.schema.shapes import ObjectShape, Property, PropertySet, ValueShape
 from tureen.grammar.schema.strings import StringSet
 from tureen.grammar.schema.unenforced import UnenforcedKeywords
-from tureen.grammar.schema.unions import Unions
 
 
 @pytest.fixture
@@ -65,12 +64,58 @@ def test_in_a_union_each_shape_is_covered_and_none_by_another(algebra, seed):
 
 def test_each_branch_of_one_of_is_complemented_once(monkeypatch):
     complemented = []
-    complement = Unions.complement
-    monkeypatch.setattr(Unions, "complement", lambda self, union: complemented.append(union) or complement(self, union))
+    complement = objects.complement
+    monkeypatch.setattr(
+        objects, "complement", lambda algebra, shape: complemented.append(shape) or complement(algebra, shape)
+    )
     branches = [{"properties": {f"k{index}": {"type": "string"}}} for index in range(4)]
     json_schema(json.dumps({"type": "object", "oneOf": branches}))
-    of_branches = [next(iter(shapes[0].named)) for shapes in complemented if shapes and hasattr(shapes[0], "named")]
-    assert sorted(of_branches) == ["k0", "k1", "k2", "k3"]
+    assert sorted(next(iter(shape.named)) for shape in complemented) == ["k0", "k1", "k2", "k3"]
+
+
+def is_in(algebra, shape, value):
+    nodes = {key: objects.node_of(shape, key) for key in value}
+    free = value.keys() - shape.named.keys()
+    return (
+        shape.required <= value.keys()
+        and shape.least <= len(value) <= (len(value) if shape.most is None else shape.most)
+        and all(algebra.shape(nodes[key]).strings.contains(text) for key, text in value.items())
+        and all(any(algebra.shape(node).strings.contains(value[key]) for key in free) for _, node in shape.needed)
+    )
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_what_is_left_of_a_union_is_in_no_shape_that_is_taken_from_it(algebra, seed):
+    rng = random.Random(seed)
+    first, second = (algebra.objects.join(shapes_of(algebra, rng, 4)) for _ in range(2))
+    left, outside = algebra.objects.minus(first, second), algebra.objects.complement(second)
+    for texts in itertools.product((None, *"abc"), repeat=4):
+        value = {key: text for key, text in zip("uvwx", texts, strict=True) if text is not None}
+        in_first, in_second, in_left, in_outside = (
+            any(is_in(algebra, shape, value) for shape in union) for union in (first, second, left, outside)
+        )
+        assert in_left == (in_first and not in_second), value
+        assert in_outside != in_second, value
+
+
+def test_a_shape_that_has_nothing_in_common_with_what_is_taken_stays_as_it_is(algebra):
+    one, other = (algebra.fixed(ValueShape(strings=StringSet.only([word]))) for word in "ab")
+    free = (PropertySet(algebra.keys.every, algebra.anything),)
+    first, second = (ObjectShape({"kind": Property(True, node)}, free) for node in (one, other))
+    assert algebra.objects.minus((first,), (second,)) == (first,)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "keys", "taken"),
+    [("^x-", ("a", "b"), ""), ("^x-", ("x-a", "b"), "x-a"), ("^[ab]$", ("a", "b"), "ab"), ("^(a|b)$", ("c",), "")],
+)
+def test_of_the_named_keys_only_those_are_taken_from_a_pattern_that_it_is_found_in(algebra, pattern, keys, taken):
+    names = algebra.keys.pattern(pattern)
+    rest = algebra.keys.without(names, keys)
+    assert (rest is names) == (not taken)
+    for text in ("a", "b", "x-", "x-a", "x-b", "c"):
+        assert rest.contains(text) == (bool(re.search(pattern, text)) and text not in keys)
+    assert (algebra.keys.encoded_without(names, keys) is None) == (taken == "ab")
 
 
 @pytest.mark.parametrize("pattern", ["x-", "^a+b$", "[^a]b", r"^\w{2,3}$", "^(?!ab)", "(a|b)*c$", r"\d|é", "^$", ""])

@@ -39,7 +39,7 @@ class Server:
 
         def recording(tape, model, *rest):
             self.weights = {
-                name: (getattr(weight, "format", "array"), packed_copy._bytes_of(weight).tobytes())
+                name: (getattr(weight, "format", "array"), packed_copy.bytes_of(weight).tobytes())
                 for name, weight in rest[-1].items()
             }
             record(tape, model, *rest)
@@ -307,7 +307,7 @@ record, digest = native.record, hashlib.sha256()
 
 def recording(tape, model, *rest):
     for name in sorted(rest[-1]):
-        digest.update(packed_copy._bytes_of(rest[-1][name]))
+        digest.update(packed_copy.bytes_of(rest[-1][name]))
     record(tape, model, *rest)
 
 native.record = recording

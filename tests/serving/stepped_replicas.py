@@ -48,6 +48,8 @@ class Worlds(World):
         for _ in range(count):
             await self.settle()
             for place in self.places:
+                if not place.hosts:
+                    continue
                 if not place.host.is_frozen and not place.host.is_closed and hasattr(place.host, "loop"):
                     place.host.turn()
         await self.settle()

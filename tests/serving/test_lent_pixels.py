@@ -75,8 +75,8 @@ def test_many_samples_in_a_process_cost_the_bytes_of_one(monkeypatch):
         await client.start()
         try:
             host = client._host
-            written, write = [], host._writer.write
-            monkeypatch.setattr(host._writer, "write", lambda data: written.append(len(data)) or write(data))
+            written, write = [], host._socket._writer.write
+            monkeypatch.setattr(host._socket._writer, "write", lambda data: written.append(len(data)) or write(data))
 
             async def collect(request):
                 return [token async for delta in client.generate(request) for token in delta.token_ids]
@@ -90,7 +90,7 @@ def test_many_samples_in_a_process_cost_the_bytes_of_one(monkeypatch):
             await anext(left)
             await left.aclose()
             await collect(_make_request("after"))  # its end comes with, or after, the end of the one that was left
-            assert not host._pixel_sender._counts
+            assert not host._socket._pixel_sender._counts
         finally:
             await client.close()
 

@@ -23,15 +23,15 @@ def model_path(tmp_path_factory):
 def test_each_replica_gets_its_share_of_threads_helpers_and_memory(model_path, monkeypatch):
     monkeypatch.setattr(cpu, "num_threads", lambda: 8)
     config = Config(model_path=model_path, replicas=3, helper_memory_mib=300, device="cpu")
-    own = own_config(config, find_model(config))
+    own = own_config(config, find_model(config), 3)
     assert (own.num_threads, own.helper_memory_mib) == (2, 100)
     assert own.max_total_tokens > 0
-    assert own_config(Config(model_path=model_path, replicas=3, num_threads=5), find_model(config)).num_threads == 5
+    assert own_config(Config(model_path=model_path, replicas=3, num_threads=5), find_model(config), 3).num_threads == 5
 
 
 def test_a_replica_has_room_for_all_that_the_front_lets_in_when_others_are_lost(model_path):
     config = Config(model_path=model_path, replicas=3, device="cpu", max_running_requests=8, max_queued_requests=4)
-    own = own_config(config, find_model(config))
+    own = own_config(config, find_model(config), 3)
     let_in = 3 * 8 + 4
     assert own.max_running_requests + own.max_queued_requests >= let_in
 
@@ -43,7 +43,7 @@ def test_more_replicas_than_fit_in_memory_are_refused_with_the_number_that_does(
     with pytest.raises(
         StartupError, match=r"--replicas 4: each needs \d+ MiB, .* and 300 MiB are free; start at most \d"
     ):
-        own_config(config, model)
+        own_config(config, model, 4)
 
 
 @pytest.mark.parametrize("wrong", [{"engine": "thread"}, {"device": "cuda"}])

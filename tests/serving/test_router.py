@@ -12,7 +12,7 @@ from stepped_host import World
 from stepped_replicas import Worlds
 
 from tureen.contract.params import SamplingParams
-from tureen.contract.types import EngineHealth, GenerateRequest
+from tureen.contract.types import GenerateRequest
 from tureen.errors import Conflict, NotFound, RequestFailed, Unavailable
 from tureen.replicas.replica import Passage, Replica
 from tureen.serving import healing
@@ -362,7 +362,7 @@ def test_restarting_one_after_the_other_is_noticed_by_no_stream(undisturbed, way
 
 def test_overlapping_restarts_leave_a_replica_as_it_was_and_a_drain_meanwhile_holds():
     class Client:
-        health = EngineHealth(state="replacing")
+        is_replacing = True
 
         def restart(self, reason: str) -> None:
             pass
@@ -375,7 +375,7 @@ def test_overlapping_restarts_leave_a_replica_as_it_was_and_a_drain_meanwhile_ho
         assert replica.is_drained
         replica.drain(is_drained=is_drained)
         assert replica.is_drained
-        replica.client.health = EngineHealth(state="healthy")
+        replica.client.is_replacing = False
         await asyncio.gather(*restarts)
         return replica.is_drained
 

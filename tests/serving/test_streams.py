@@ -7,9 +7,11 @@ import random
 
 import pytest
 from fake_engine import make_request
+from patience import until
 
 from tureen.contract.types import FinishReason, OutputDelta, PositionLogprobs, StepReport, Usage
 from tureen.errors import TureenError, Unavailable
+from tureen.serving.gathering import Gathering
 from tureen.serving.streams import MERGE_AT, Streams
 
 END = FinishReason(type="length", length=1)
@@ -128,3 +130,79 @@ def test_what_had_come_before_a_failure_is_read_first_whatever_the_interval():
         return got
 
     assert asyncio.run(scenario()) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_busy_front_gathers_what_comes_in_for_one_event_and_the_first_and_the_last_come_at_once():
+    deltas = _make_deltas(10)
+    gathering = Gathering()
+    gathering.judge(0.9)
+    waiting = []
+    gathering.put_off = waiting.append
+    at_three = []
+
+    def pause(index):
+        if index == 3:
+            at_three.append(len(waiting))
+            while waiting:
+                waiting.pop()()
+        return True
+
+    got = _read(deltas, interval=gathering, pause=pause)
+    assert at_three == [1]  # however many tokens wait, one call
+    assert [len(delta.token_ids) for delta in got] == [1, 3, 6]
+    _check_same(got, deltas)
+
+
+def test_a_front_that_is_not_busy_any_more_sends_each_token_also_where_a_call_was_put_off():
+    deltas = _make_deltas(6)
+    gathering = Gathering()
+    gathering.judge(0.9)
+    waiting = []
+    gathering.put_off = waiting.append
+
+    def pause(index):
+        if index == 2:
+            gathering.judge(0.1)
+        if index == 3:
+            waiting.pop()()  # there is nothing left for it
+        return True
+
+    got = _read(deltas, interval=gathering, pause=pause)
+    assert [len(delta.token_ids) for delta in got] == [1, 3, 1, 1]
+    _check_same(got, deltas)
+
+
+def test_a_front_is_busy_above_seven_tenths_and_stays_so_until_it_is_well_below():
+    gathering = Gathering()
+    found = []
+    for share in (0.69, 0.71, 0.5, 0.36, 0.34, 0.5):
+        gathering.judge(share)
+        found.append(gathering.is_busy)
+    assert found == [False, True, True, True, False, False]
+
+
+def test_gathered_tokens_come_by_themselves():
+    async def scenario():
+        gathering, woken = Gathering(), []
+        gathering.put_off(lambda: woken.append(1))
+        gathering.put_off(lambda: woken.append(2))
+        await until(lambda: len(woken) == 2)
+        gathering.put_off(lambda: woken.append(3))
+        await until(lambda: woken == [1, 2, 3])
+
+    asyncio.run(scenario())
+
+
+def test_a_thread_that_computes_is_seen_to_be_busy():
+    async def scenario():
+        gathering = Gathering()
+        gathering.begin()
+        await busy_until(lambda: gathering.is_busy)
+        await until(lambda: not gathering.is_busy)
+
+    async def busy_until(condition):
+        while not condition():
+            sum(range(20_000))
+            await asyncio.sleep(0)
+
+    asyncio.run(scenario())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import re
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exchange import Exchange
 from solo import SHAPES, Shape, Solo, solo
+
+from tureen.errors import Conflict, Unavailable
 
 if TYPE_CHECKING:
     from simulation import Simulation
@@ -276,6 +279,25 @@ async def pause(sim: Simulation, rng: random.Random, name: str) -> None:
         if ended.status == 200 or sim.has_closed:
             return
         await asyncio.sleep(5)
+
+
+async def move(sim: Simulation, rng: random.Random, name: str) -> None:
+    """An operator takes the requests from a replica for a while, or starts it again."""
+    number, verb = rng.randrange(sim.num_replicas), rng.choice(["drain", "restart"])
+    answer = sim.send("POST", f"/replicas/{verb}", {"replica": number})
+    await answer.wait()
+    assert answer.status == 200, answer.text
+    if verb == "drain":
+        await asyncio.sleep(rng.choice([0, 0.1, 4]))
+        undrained = sim.send("POST", "/replicas/undrain", {"replica": number})
+        await undrained.wait()
+        assert undrained.status == 200, undrained.text
+
+
+async def exchange_weights(sim: Simulation, rng: random.Random, name: str) -> None:
+    """An operator gives the same weights again to one replica after the other."""
+    with contextlib.suppress(Conflict, Unavailable):
+        await sim.client.call("roll_weights", version=None, number=0)
 
 
 async def look(sim: Simulation, rng: random.Random, name: str) -> None:

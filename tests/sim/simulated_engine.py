@@ -16,6 +16,7 @@ from tureen.contract.types import Close, EngineFailed, EngineInfo, EngineReady, 
 from tureen.engine.engine import Engine
 from tureen.engine.loop import Loop
 from tureen.log import Progress, no_progress
+from tureen.replicas.replica import OnTurn, ReplicaClient
 from tureen.serving.healing import HealingClient
 from tureen.serving.watchdog import Sign
 
@@ -65,7 +66,8 @@ class _Inbox:
 
 
 class Surroundings:
-    """What all hosts of a simulation share. `check` is called after each turn; what it raises first is `wrong`."""
+    """What all hosts of one engine share, those too that replace others. `check` is called after each turn; what it
+    raises first is `wrong`."""
 
     def __init__(
         self,
@@ -84,12 +86,21 @@ class Surroundings:
         self._check = check
 
     def connect(self) -> HealingClient:
-        def make_host(epoch: int, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> SimulatedHost:
-            self.hosts.append(SimulatedHost(self, epoch, receive, lose))
-            return self.hosts[-1]
-
-        self.client = HealingClient(make_host, watchdog_timeout_s=WATCHDOG_S, freeze_grace_s=FREEZE_GRACE_S)
+        self.client = HealingClient(self._make_host, watchdog_timeout_s=WATCHDOG_S, freeze_grace_s=FREEZE_GRACE_S)
         return self.client
+
+    def connect_replica(self, on_turn: OnTurn) -> ReplicaClient:
+        """Returns the client of one replica; see Router.start."""
+        self.client = ReplicaClient(
+            self._make_host, on_turn, watchdog_timeout_s=WATCHDOG_S, freeze_grace_s=FREEZE_GRACE_S
+        )
+        return self.client
+
+    def _make_host(
+        self, epoch: int, receive: Callable[[FromEngine], None], lose: Callable[[str], None]
+    ) -> SimulatedHost:
+        self.hosts.append(SimulatedHost(self, epoch, receive, lose))
+        return self.hosts[-1]
 
     @property
     def wanted(self) -> set[str]:
@@ -120,8 +131,8 @@ class SimulatedHost:
         self.epoch = epoch
         self.num_turns = 0
         self.is_frozen = self.is_over = False
+        self.around = around
         self.wanted: set[str] = set()  # requests that somebody followed when the turn began
-        self._around = around
         self._receive = receive
         self._lose = lose
         self._inbox = _Inbox(around.wake)
@@ -132,9 +143,9 @@ class SimulatedHost:
         self._processor_s = 0.0
 
     async def start(self) -> None:
-        if self.epoch > 1 and self._around.chance.random() < self._around.faults.false_start:
+        if self.epoch > 1 and self.around.chance.random() < self.around.faults.false_start:
             self._note("does not start")
-            if self._around.chance.random() < 0.5:
+            if self.around.chance.random() < 0.5:
                 raise OSError(12, "Cannot allocate memory")
             self._say(EngineFailed("the model is not there any more", startup=True))
             return
@@ -166,7 +177,7 @@ class SimulatedHost:
     # ---- the engine
 
     async def _run(self) -> None:
-        around = self._around
+        around = self.around
         await asyncio.sleep(around.chance.choice([0, 0.1, 3]) if self.epoch > 1 else 0)
         self.engine, info = around.make_engine(no_progress)
         step = self.engine.step
@@ -196,7 +207,7 @@ class SimulatedHost:
 
     async def _turn(self) -> None:
         """What Loop.run does, over and over: take, turn. What it says comes when the time that it took has passed."""
-        around = self._around
+        around = self.around
         await self._inbox.wait(self._wait_s)
         if around.chance.random() < around.faults.freeze:
             await self._freeze()
@@ -216,15 +227,15 @@ class SimulatedHost:
         self._note("freezes")
         self.is_frozen = True
         try:
-            await asyncio.sleep(self._around.chance.choice([0.5, 2, 20]))
+            await asyncio.sleep(self.around.chance.choice([0.5, 2, 20]))
         finally:
             self.is_frozen = False
 
     def _jump(self) -> None:
         """All processes were stopped for a while, and somebody has set the clock."""
-        chance, clock = self._around.chance, self._around.loop.clock
+        chance, clock = self.around.chance, self.around.loop.clock
         seconds = chance.choice([0.5, 5, 70, 4000])
-        self._around.loop.note(f"the clock jumps {seconds} s")
+        self.around.loop.note(f"the clock jumps {seconds} s")
         clock.now_s += seconds
         clock.wall_offset_s += chance.choice([-7200, -1, 0, 3600])
 
@@ -237,7 +248,7 @@ class SimulatedHost:
         """One wake-up of the front for all that has gathered."""
         self._outbox.append(message)
         if len(self._outbox) == 1:
-            self._around.wake(self._drain)
+            self.around.wake(self._drain)
 
     def _drain(self) -> None:
         while self._outbox:
@@ -248,4 +259,4 @@ class SimulatedHost:
                 self._receive(message)
 
     def _note(self, what: str) -> None:
-        self._around.loop.note(f"engine {self.epoch} {what}")
+        self.around.loop.note(f"engine {self.epoch} {what}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from app_under_test import parse_metrics
 from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
-from clients import generate, look, pause, talk
+from clients import exchange_weights, generate, look, move, pause, talk
 from exchange import LIMIT_S, Exchange
 from fake_engine import choose
 from inline_compiler import InlineCompiler
@@ -24,6 +24,8 @@ from tureen.engine.engine import Engine
 from tureen.engine.queue import Schedule
 from tureen.front.app import build_app
 from tureen.log import Progress
+from tureen.replicas.router import Router
+from tureen.replicas.start import FROM_OTHERS
 from tureen.runner.fake import POISON, WIDTH, FakeRunner
 
 REFUSALS = frozenset({"queue_full", "tokens_per_minute", "too_many_requests", "too_many_sessions"})
@@ -87,13 +89,15 @@ class Simulation:
     unmetered = frozenset({"duplicate_rid", "tokens_per_minute", "too_many_requests"})
     """Codes of what is refused before it is counted as a request of the model."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, num_replicas: int = 1) -> None:
         rng = random.Random(f"plan {seed}")
         self.seed = seed
+        self.num_replicas = num_replicas
         self.clock = Clock()
         self.tally = Tally()
         self.has_closed = False
         self.faults = _draw_faults(rng)
+        self.operations = [move, move, exchange_weights] if num_replicas > 1 else []
         self.closes_early = rng.random() < 0.08
         self.config = Config(
             host="127.0.0.1",
@@ -127,14 +131,18 @@ class Simulation:
             try:
                 with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
                     runner.run(self._run(chance))
-                if self.around.wrong is not None:
-                    raise self.around.wrong
+                if self._wrong is not None:
+                    raise self._wrong
             except BaseException as error:
-                if self.around.wrong not in (None, error):
-                    raise self.around.wrong from error
+                if self._wrong not in (None, error):
+                    raise self._wrong from error
                 error.add_note(f"seed {self.seed}; python tests/sim/run.py {self.seed}")
                 raise
         return self
+
+    @property
+    def _wrong(self) -> AssertionError | None:
+        return next((around.wrong for around in self.arounds if around.wrong is not None), None)
 
     def note(self, what: str) -> None:
         self.loop.note(what)
@@ -155,7 +163,7 @@ class Simulation:
             runner,
             make_byte_tokenizer(),
             eos_token_ids=(EOS,),
-            max_queued=self.config.max_queued_requests,
+            max_queued=self.config.max_queued_requests + (FROM_OTHERS if self.num_replicas > 1 else 0),
             token_budget=self.config.chunked_prefill_size,
             schedule=Schedule(self.config.schedule_policy, by_priority=False),
             prefix_cache=rng.random() < 0.8,
@@ -177,9 +185,17 @@ class Simulation:
         return engine, info
 
     async def _run(self, chance: random.Random) -> None:
-        self.around = Surroundings(self._make_engine, self.loop, self.faults, chance, self._check_books)
-        self.client = self.around.connect()
-        await self.client.start()
+        self.arounds = [
+            Surroundings(self._make_engine, self.loop, self.faults, chance, self._check_books)
+            for _ in range(self.num_replicas)
+        ]
+        self.client: Any
+        if self.num_replicas > 1:
+            self.client = Router()
+            await self.client.start([around.connect_replica for around in self.arounds])
+        else:
+            self.client = self.arounds[0].connect()
+            await self.client.start()
         self.app = build_app(self.client, make_byte_tokenizer(), self.config)
         self.state = self.app.state.server
         self.state.helpers._checker = Checker()
@@ -204,7 +220,7 @@ class Simulation:
         rng = random.Random(f"client {self.seed} {number}")
         for turn in range(rng.choice([1, 2, 3])):
             await asyncio.sleep(rng.choice([0, 0, 0.05, 1, 8]))
-            what = rng.choice([generate] * 12 + [talk, talk, look, look, pause])
+            what = rng.choice([generate] * 12 + [talk, talk, look, look, pause] + self.operations)
             await what(self, rng, f"c{number}-{turn}")
 
     async def _close_early(self) -> None:
@@ -235,7 +251,7 @@ class Simulation:
         unsent = {delta.id for delta in engine._ended}
         if not host.loop._is_closed:
             assert set(host.loop._live) == set(engine._sequences) | unsent
-        if host.epoch == self.client._epoch:
+        if host.epoch == host.around.client._epoch:
             assert set(engine._sequences) <= host.wanted, "work for somebody who has left"
         slots = [one.slot for one in scheduler.running] + scheduler._free_slots
         assert sorted(slots) == list(range(engine._rows._runner.capacity().max_rows))
@@ -249,22 +265,29 @@ class Simulation:
         metrics = self.send("GET", "/metrics")
         await metrics.wait()
         found = parse_metrics(metrics.text)
-        assert (self.client._streams._streams, self.client._streams._calls) == ({}, {})
+        for around in self.arounds:
+            assert (around.client._streams._streams, around.client._streams._calls) == ({}, {})
         assert (self.state._running, self.state._loading, len(self.state.recordings)) == ({}, {}, 0)
         assert (len(self.state.sessions), self.state.sessions.num_tokens) == (0, 0)
         assert self.state.recordings._num_bytes == 0
         self._check_accounts()
         self._check_tally(found)
         if not self.has_closed:
-            engine = self.around.hosts[-1].engine
-            assert (engine._sequences, engine.preparing.num_sequences, engine.cache._open) == ({}, 0, {})
-            assert engine.cache.num_available == engine.cache.pool.num_pages
+            for around in self.arounds:
+                engine = around.hosts[-1].engine
+                assert (engine._sequences, engine.preparing.num_sequences, engine.cache._open) == ({}, 0, {})
+                assert engine.cache.num_available == engine.cache.pool.num_pages
+            assert [replica.load for replica in self.client.replicas] == [0] * len(self.client.replicas)
             assert (found["num_running_reqs"], found["num_queue_reqs"], found["num_used_tokens"]) == (0, 0, 0)
 
     def _is_quiet(self) -> bool:
-        streams = self.client._streams
-        is_well = self.client.health.state == "healthy" and self.around.hosts[-1].is_idle
-        return is_well and not (streams.is_waiting or self.state.recordings._running)
+        are_idle = all(
+            around.client.health.state == "healthy"
+            and around.hosts[-1].is_idle
+            and not around.client._streams.is_waiting
+            for around in self.arounds
+        )
+        return are_idle and not self.state.recordings._running
 
     def _check_accounts(self) -> None:
         for account in self.state.quotas._accounts.values():

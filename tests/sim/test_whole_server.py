@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 from simulation import Simulation
 
-NUM_SEEDS = 300
+NUM_SEEDS, NUM_REPLICATED = 300, 200
 
 
 def pytest_generate_tests(metafunc):
@@ -17,6 +17,11 @@ def pytest_generate_tests(metafunc):
 
 def test_whatever_happens_every_answer_is_right_and_nothing_is_left_of_anybody(seed):
     Simulation(seed).run()
+
+
+@pytest.mark.parametrize("replicated", range(NUM_REPLICATED))
+def test_so_it_is_with_several_replicas(replicated):
+    Simulation(replicated, num_replicas=2 + replicated % 2).run()
 
 
 def test_one_seed_is_one_history():

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import tiny_llava
 import tiny_models
+import torch
 import transformers
 from runner_driver import folder_source
 from safetensors.torch import load_file, save_file
@@ -16,9 +17,11 @@ from tureen.config import Config
 from tureen.contract.types import MediaItem
 from tureen.devices.base import DeviceInfo
 from tureen.errors import RequestFailed, StartupError
+from tureen.kernels.cpu import native
 from tureen.log import no_progress
 from tureen.media.llava_next import parse as parse_family
 from tureen.runner.encoder import load_encoder
+from tureen.runner.load import load_runner
 from tureen.runner.loading import describe
 from tureen.vision.names import local_name
 from tureen.weights.source import model_config, preprocessor_config
@@ -253,3 +256,20 @@ def test_another_original_checkpoint_is_refused_with_the_conversion_as_the_fix(t
     _write_original(tmp_path, **{key: value})
     with pytest.raises(StartupError, match=f"{key}: .*llava-hf/"):
         model_config(folder_source(tmp_path))
+
+
+@pytest.mark.skipif(native.load() is None, reason="no native kernels")
+def test_pages_of_pictures_depend_on_what_computes_the_pictures(next_folder, monkeypatch):
+    config = Config(device="cpu", num_threads=1, max_total_tokens=512, kernels="native")
+    runner = load_runner(folder_source(next_folder), config)
+    before = runner.call("kv_facts")
+    assert runner.call("kv_facts") == before
+    changes = (
+        (torch, "__version__", "0.0"),
+        (torch, "get_num_threads", lambda: 99),
+        (torch.backends.cpu, "get_cpu_capability", lambda: "ABACUS"),
+    )
+    for place, name, value in changes:
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, value)
+            assert runner.call("kv_facts")["facts"] != before["facts"]

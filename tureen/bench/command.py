@@ -91,6 +91,9 @@ def _add_own_share(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--step-shares", action="store_true", help="native code, runner and engine in a decode step")
     own.add_argument("--engine-overhead", action="store_true", help="the engine's Python a step")
     own.add_argument("--http-overhead", action="store_true", help="latency that HTTP adds to a request")
+    own.add_argument(
+        "--growth", action="store_true", help="what one and two fronts, one and two replicas stream, in processes"
+    )
     own.add_argument("--processor-overhead", action="store_true", help="what a client's logit processor adds to a step")
 
 
@@ -101,7 +104,9 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidRequest(f"--json {options.json}: there is no such folder")
     if options.cold and options.workload != ["start"]:
         raise InvalidRequest(f"--cold {options.cold} is for --workload start, which measures starts")
-    if options.step_shares or options.engine_overhead or options.http_overhead or options.processor_overhead:
+    if options.growth:
+        document = _growth()
+    elif options.step_shares or options.engine_overhead or options.http_overhead or options.processor_overhead:
         document = _overhead(options)
     elif options.workload == ["offline"]:
         document = _offline(options)
@@ -133,6 +138,13 @@ def _overhead(options: argparse.Namespace) -> dict[str, Any]:
         document["processor_overhead"] = msgspec.to_builtins(processors.processor_overhead())
     _show(json.dumps(document, indent=1))
     return document
+
+
+def _growth() -> dict[str, Any]:
+    growth = importlib.import_module("tureen.bench.growth")
+    figures = growth.run_growth()
+    _show(growth.table(figures))
+    return {"growth": msgspec.to_builtins(figures)}
 
 
 def _offline(options: argparse.Namespace) -> dict[str, Any]:

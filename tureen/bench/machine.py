@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import threading
 import time
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tureen import __version__
+from tureen.devices.cpu import num_threads
 from tureen.kernels.cpu.native import load
 
 DRAM_BYTES = 256 << 20  # beyond the last cache
@@ -39,7 +39,7 @@ def describe() -> dict[str, object]:
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _first_field(Path("/proc/cpuinfo"), "model name"),
         "kernels": native.isa() if native else "none",
-        "cpus_usable": len(os.sched_getaffinity(0)),
+        "cpus_usable": num_threads(),
         "memory": _first_field(Path("/proc/meminfo"), "MemTotal"),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
@@ -55,7 +55,7 @@ def _first_field(path: Path, name: str) -> str:
 
 def memory_reads() -> MemoryReads:
     """Measures now, with every CPU, in some tenths of a second: a virtual machine's share changes within seconds."""
-    threads = min(len(os.sched_getaffinity(0)), 16)
+    threads = min(num_threads(), 16)
     native = load()
     read = _read_with_numpy if native is None else native.read_bandwidth
     return MemoryReads(

@@ -140,7 +140,12 @@ async def _ask_directly(client: EngineClient, request_id: str, dice: random.Rand
 
 def _fake_engine(tokenizer: Tokenizer, progress: Progress) -> tuple[Engine, EngineInfo]:
     progress("fake model", 1, 1)
-    info = EngineInfo(
+    return Engine(FakeRunner(CAPACITY), tokenizer, eos_token_ids=()), fake_info()
+
+
+def fake_info() -> EngineInfo:
+    """Returns the facts about an engine without a model."""
+    return EngineInfo(
         model_path="fake",
         model_name="fake",
         architecture="none",
@@ -156,7 +161,6 @@ def _fake_engine(tokenizer: Tokenizer, progress: Progress) -> tuple[Engine, Engi
         max_running_requests=CAPACITY.max_rows,
         eos_token_ids=(),
     )
-    return Engine(FakeRunner(CAPACITY), tokenizer, eos_token_ids=()), info
 
 
 def make_request(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from tureen.cache.pages import PagePool
 from tureen.cache.radix import Namespace, RadixNode, RadixTree
@@ -27,6 +28,22 @@ class PageTable:
         self.pages = (*self.pages[:index], page, *self.pages[index + 1 :])
 
 
+class LowerTier(Protocol):
+    """Keeps pages that the KV cache may lose."""
+
+    def save(self, nodes: Sequence[RadixNode]) -> None:
+        """Saves a prefix, in the background: nodes that follow each other from the root on."""
+
+    def forget(self, nodes: Sequence[RadixNode], first: int) -> None:
+        """Removes pages that cannot be trusted: those of `nodes` from the index `first` on."""
+
+    def renew(self) -> None:
+        """Hears that the tree is empty, and that something else may compute from now on."""
+
+    def close(self) -> None:
+        """Saves what waits to be saved, for a while."""
+
+
 class CacheManager:
     """Owns the page pool and the radix tree. A page is free, or held by page tables, by the tree, or by both."""
 
@@ -36,6 +53,7 @@ class CacheManager:
         self.tree = RadixTree(self.pool, page_size)
         self._prefix_cache = prefix_cache  # False: nothing is published, so nothing is ever found
         self._open: dict[PageTable, None] = {}
+        self.tier: LowerTier | None = None  # to which the pages of closed tables are saved
 
     @property
     def num_available(self) -> int:
@@ -120,12 +138,19 @@ class CacheManager:
             self.tree.unlock(node)
         table.is_open = False
         del self._open[table]
+        if self.tier is not None and table.nodes:
+            if distrust_from is None:
+                self.tier.save(table.nodes)
+            else:
+                self.tier.forget(table.nodes, distrust_from)
 
     def flush(self) -> int:
         """Forgets every prefix that no sequence uses; returns how many pages that freed."""
         num_flushed = len(self.tree.idle)
         for _ in range(num_flushed):
             self.tree.evict()
+        if self.tier is not None:
+            self.tier.renew()
         return num_flushed
 
     def check(self) -> list[str]:

@@ -13,6 +13,9 @@ from tureen.cli import commands
 from tureen.cli.flags import CommandParser, subparsers
 from tureen.errors import TureenError
 
+OWN_FLAGS = ("-h", "--help", "--version")
+"""Flags that stand without a command."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a subcommand. Returns the exit status; an error of ours is a line on stderr, or several, and status 1."""
@@ -43,6 +46,8 @@ def parser(arguments: Sequence[str] = ()) -> CommandParser:
     if arguments and not arguments[0].startswith("-") and arguments[0] not in names:
         hint = importlib.import_module("tureen.cli.translation").hint
         top.error(f"there is no command {arguments[0]}{hint(arguments[0], dict.fromkeys(names))}")
+    if arguments and arguments[0].startswith("-") and not arguments[0].startswith(OWN_FLAGS):
+        top.error(f"{arguments[0]} comes before a command: tureen serve {' '.join(arguments)}")
     subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
     for name in arguments[:1] if arguments[:1] and arguments[0] in names else names:
         command = importlib.import_module(f"{commands.__name__}.{name}")

@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
 import msgspec
@@ -235,8 +236,8 @@ def _is_list(kind: Any) -> bool:
 
 def _words(kind: Any) -> tuple[str, ...] | None:
     """Returns the words of a type that is one of a few, or nothing."""
-    kinds = [part for part in (kind, *get_args(kind)) if get_origin(part) is Literal]
-    return get_args(kinds[0]) if kinds else None
+    parts = [kind] if get_origin(kind) is Literal else [part for part in get_args(kind) if part is not NoneType]
+    return get_args(parts[0]) if len(parts) == 1 and get_origin(parts[0]) is Literal else None
 
 
 def _metavar(name: str, kind: Any) -> str:

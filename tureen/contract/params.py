@@ -50,6 +50,15 @@ AllowedTokenIds = Annotated[tuple[int, ...], Meta(min_length=1, max_length=MAX_A
 StopTokenIds = Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)]
 LogitBias = Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS)]
 
+GROUP = "x-group"
+"""The name in /openapi.json of the group to which a parameter belongs."""
+LENGTH = {GROUP: "Length and end"}
+DRAWING = {GROUP: "Drawing"}
+PENALTIES = {GROUP: "Penalties"}
+CONSTRAINING = {GROUP: "Constraint"}
+WORDS = {GROUP: "Tokens and words"}
+FORM = {GROUP: "Form"}
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The sampling parameters of one request: how its tokens are drawn and when it ends.
@@ -62,6 +71,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             description="Most tokens to generate; null = up to the context end, 0 = compute the prompt only. "
             "A value given explicitly must fit the context together with the prompt.",
+            extra_json_schema=LENGTH,
         ),
     ] = 128
     min_new_tokens: Annotated[
@@ -71,6 +81,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             le=INT64_MAX,
             description="Until reached, EOS and stop token ids cannot be sampled and stop strings do not end "
             "the output. At most max_new_tokens.",
+            extra_json_schema=LENGTH,
         ),
     ] = 0
     stop: Annotated[
@@ -79,11 +90,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             max_length=MAX_STOPS,
             description="Strings that end the output; the earliest match wins. At most --max-stop-strings, of 1..1024 "
             "characters.",
+            extra_json_schema=LENGTH,
         ),
     ] = ()
     stop_token_ids: Annotated[
         tuple[int, ...],
-        Meta(max_length=MAX_STOP_TOKEN_IDS, description="Token ids that end the output. At most 1024."),
+        Meta(
+            max_length=MAX_STOP_TOKEN_IDS,
+            description="Token ids that end the output. At most 1024.",
+            extra_json_schema=LENGTH,
+        ),
     ] = ()
     stop_regex: Annotated[
         tuple[str, ...],
@@ -92,16 +108,33 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             description="Patterns that end the output, trimmed and held back as `stop` is, in the syntax of Python's "
             "regex package: its \\w and \\b take combining marks for letters. At most --max-stop-strings, of 1..1024 "
             "characters.",
+            extra_json_schema=LENGTH,
         ),
     ] = ()
-    temperature: Annotated[float, Meta(ge=0, description="0 = greedy; higher = more varied.")] = 1.0
+    temperature: Annotated[
+        float, Meta(ge=0, description="0 = greedy; higher = more varied.", extra_json_schema=DRAWING)
+    ] = 1.0
     top_p: Annotated[
-        float, Meta(gt=0, le=1, description="Keep the smallest set of tokens whose probability reaches top_p.")
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="Keep the smallest set of tokens whose probability reaches top_p.",
+            extra_json_schema=DRAWING,
+        ),
     ] = 1.0
     top_k: Annotated[
-        int, Meta(ge=-1, le=INT64_MAX, description="Keep the k most probable tokens; -1 = all. 0 is refused.")
+        int,
+        Meta(
+            ge=-1,
+            le=INT64_MAX,
+            description="Keep the k most probable tokens; -1 = all. 0 is refused.",
+            extra_json_schema=DRAWING,
+        ),
     ] = -1
-    min_p: Annotated[float, Meta(ge=0, le=1, description="Keep tokens with p >= min_p * p_max.")] = 0.0
+    min_p: Annotated[
+        float, Meta(ge=0, le=1, description="Keep tokens with p >= min_p * p_max.", extra_json_schema=DRAWING)
+    ] = 0.0
     typical_p: Annotated[
         float,
         Meta(
@@ -109,13 +142,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             le=1,
             description="Of what the other cuts keep: the fewest tokens that reach this probability, those whose "
             "surprise is nearest the expected one (locally typical sampling).",
+            extra_json_schema=DRAWING,
         ),
     ] = 1.0
     frequency_penalty: Annotated[
-        float, Meta(ge=-2, le=2, description="logit -= penalty * count of the token in the output.")
+        float,
+        Meta(
+            ge=-2, le=2, description="logit -= penalty * count of the token in the output.", extra_json_schema=PENALTIES
+        ),
     ] = 0.0
     presence_penalty: Annotated[
-        float, Meta(ge=-2, le=2, description="logit -= penalty if the token is in the output.")
+        float,
+        Meta(ge=-2, le=2, description="logit -= penalty if the token is in the output.", extra_json_schema=PENALTIES),
     ] = 0.0
     repetition_penalty: Annotated[
         float,
@@ -124,49 +162,82 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             le=2,
             description="Tokens in prompt or output: a positive logit is divided by it, a negative one multiplied. "
             "1.0 and 0.0 mean off.",
+            extra_json_schema=PENALTIES,
         ),
     ] = 1.0
     ignore_eos: Annotated[
-        bool, Meta(description="EOS does not end the output; stop strings and stop token ids still do.")
+        bool,
+        Meta(
+            description="EOS does not end the output; stop strings and stop token ids still do.",
+            extra_json_schema=LENGTH,
+        ),
     ] = False
-    skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
+    skip_special_tokens: Annotated[
+        bool, Meta(description="Leave special tokens out of the text.", extra_json_schema=FORM)
+    ] = True
     spaces_between_special_tokens: Annotated[
         bool,
         Meta(
-            description="false = no space between two adjacent special tokens, whatever the tokenizer's decoder adds."
+            description="false = no space between two adjacent special tokens, whatever the tokenizer's decoder adds.",
+            extra_json_schema=FORM,
         ),
     ] = True
-    no_stop_trim: Annotated[bool, Meta(description="Keep the stop string or stop token in the text.")] = False
+    no_stop_trim: Annotated[
+        bool, Meta(description="Keep the stop string or stop token in the text.", extra_json_schema=LENGTH)
+    ] = False
     n: Annotated[
-        int, Meta(ge=1, le=MAX_N, description="Samples per prompt, up to --max-n; sample i has sampling_seed + i.")
+        int,
+        Meta(
+            ge=1,
+            le=MAX_N,
+            description="Samples per prompt, up to --max-n; sample i has sampling_seed + i.",
+            extra_json_schema=DRAWING,
+        ),
     ] = 1
     json_schema: Annotated[
         str | JsonObject | None,
-        Meta(description="The output is JSON that is valid against this schema, an object or its text."),
+        Meta(
+            description="The output is JSON that is valid against this schema, an object or its text.",
+            extra_json_schema=CONSTRAINING,
+        ),
     ] = None
-    regex: Annotated[str | None, Meta(description="The output matches this pattern as Python's re.fullmatch does.")] = (
-        None
-    )
+    regex: Annotated[
+        str | None,
+        Meta(
+            description="The output matches this pattern as Python's re.fullmatch does.", extra_json_schema=CONSTRAINING
+        ),
+    ] = None
     ebnf: Annotated[
-        str | None, Meta(description="The output matches this grammar: GBNF, from its `root`, or Lark, from `start`.")
+        str | None,
+        Meta(
+            description="The output matches this grammar: GBNF, from its `root`, or Lark, from `start`.",
+            extra_json_schema=CONSTRAINING,
+        ),
     ] = None
     structural_tag: Annotated[
         str | JsonObject | None,
-        Meta(description="Free text with constrained parts, an object or its text; see the structured outputs page."),
+        Meta(
+            description="Free text with constrained parts, an object or its text; see the structured outputs page.",
+            extra_json_schema=CONSTRAINING,
+        ),
     ] = None
     choice: Annotated[
         Annotated[tuple[str, ...], Meta(min_length=1, max_length=MAX_CHOICES)] | None,
-        Meta(description="The output is one of these strings."),
+        Meta(description="The output is one of these strings.", extra_json_schema=CONSTRAINING),
     ] = None
     dtype: Annotated[
         Literal["int", "float", "bool", "str"] | None,
-        Meta(description="The output is a literal of this Python type; int and float end at a space or newline too."),
+        Meta(
+            description="The output is a literal of this Python type; int and float end at a space or newline too.",
+            extra_json_schema=CONSTRAINING,
+        ),
     ] = None
     strict_schema: Annotated[
         bool,
         Meta(
             description="What of a JSON schema cannot be enforced is refused. Otherwise the rest is enforced, and the "
             "answer says what is not.",
+            extra_json_schema=CONSTRAINING,
         ),
     ] = False
     grammar_after: Annotated[
@@ -174,6 +245,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             max_length=MAX_MARKER_CHARS,
             description="Free text, such as reasoning, comes first; the constraint holds from this marker on.",
+            extra_json_schema=CONSTRAINING,
         ),
     ] = ""
     close_early: Annotated[
@@ -181,15 +253,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             description="A constrained output comes to an end within max_new_tokens, and is whole: near the limit only "
             "what can still be closed is written. false = the limit cuts it.",
+            extra_json_schema=CONSTRAINING,
         ),
     ] = True
     logit_bias: Annotated[
         LogitBias,
-        Meta(description="Added to the logits of these token ids; each in [-100, 100]."),
+        Meta(description="Added to the logits of these token ids; each in [-100, 100].", extra_json_schema=WORDS),
     ] = msgspec.field(default_factory=dict)
     allowed_token_ids: Annotated[
         AllowedTokenIds | None,
-        Meta(description="No other tokens are drawn; the output ends by itself only if an EOS is among them."),
+        Meta(
+            description="No other tokens are drawn; the output ends by itself only if an EOS is among them.",
+            extra_json_schema=WORDS,
+        ),
     ] = None
     bad_words: Annotated[
         tuple[str, ...],
@@ -197,22 +273,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             max_length=MAX_BAD_WORDS,
             description="Words that are not written: of the tokens of each, with a space before it and without, the "
             "last is not drawn after the others. At most 1024, of 32768 characters together.",
+            extra_json_schema=WORDS,
         ),
     ] = ()
     custom_params: Annotated[
         JsonObject | Annotated[tuple[JsonObject | None, ...], Meta(max_length=MAX_PROMPTS)] | None,
         Meta(
             description="Given to the custom logit processor as this request's entry of custom_param_list. A list has "
-            "one for each prompt of a batch, or for each output."
+            "one for each prompt of a batch, or for each output.",
+            extra_json_schema=FORM,
         ),
     ] = None
     sampling_seed: Annotated[
         Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)] | None,
-        Meta(description="Same request, same seed, same tokens. Default: random, reported."),
+        Meta(description="Same request, same seed, same tokens. Default: random, reported.", extra_json_schema=DRAWING),
     ] = msgspec.field(default=None)
     stream_interval: Annotated[
         Annotated[int, Meta(ge=1, le=INT64_MAX)] | None,
-        Meta(description="Tokens per stream event. Default: the server's --stream-interval."),
+        Meta(description="Tokens per stream event. Default: the server's --stream-interval.", extra_json_schema=FORM),
     ] = None
 
     @property

@@ -134,6 +134,18 @@ class Capacity(msgspec.Struct, frozen=True):
     kv_bytes_per_token: int = 0
 
 
+class PageMemory(Protocol):
+    """The bytes of KV pages, for threads beside the engine's. A page's bytes hold what a later step needs of it."""
+
+    page_bytes: int
+
+    def read(self, page: int) -> memoryview:
+        """Returns a copy of a page; of anything while a step writes to it or the KV cache is away."""
+
+    def write(self, page: int, data: memoryview) -> None:
+        """Writes a page that no step uses. The KV cache must be there."""
+
+
 class PendingStep(Protocol):
     """A step that was submitted and may still be computed."""
 

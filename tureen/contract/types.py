@@ -91,6 +91,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     media: tuple[MediaItem, ...] = ()  # where they stand, token_ids has a number below NO_TOKEN made of their digest
     hidden_states: HiddenStates = "none"
     explain: bool = False
+    timed: bool = False  # its last delta has a Timeline
     processor: str = ""  # custom logit processor: a registered name, or a client's payload (a JSON object)
     banned: BannedTokens | None = None
     grammar: GrammarSpec | None = None  # what the whole output must match
@@ -177,6 +178,25 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     stages: tuple[StageView, ...] = ()  # in the order applied
 
 
+class StepTimes(msgspec.Struct, frozen=True, array_like=True):
+    """A step that computed tokens of a request."""
+
+    began_ns: int
+    ended_ns: int
+    num_tokens: int
+
+
+class Timeline(msgspec.Struct, frozen=True, array_like=True):
+    """The times at which the engine did something for a request, in nanoseconds since 1970; 0 = it never did."""
+
+    received_ns: int
+    compiled_ns: int  # its grammar
+    drawn_ns: int  # its first token
+    ended_ns: int
+    num_steps: int
+    steps: tuple[StepTimes, ...]  # the first of them
+
+
 class OutputDelta(msgspec.Struct, frozen=True, array_like=True):
     """A piece of one request's output. `text` never ends inside a character or a possible stop string.
 
@@ -193,6 +213,19 @@ class OutputDelta(msgspec.Struct, frozen=True, array_like=True):
     hidden_states: tuple[bytes, ...] = ()  # float32 [hidden_size] per position, in order of positions, each sent once
     unenforced: tuple[str, ...] = ()  # of what its constraint says, with the last delta: "uniqueItems at /tags"
     explanations: tuple[Explanation, ...] = ()  # of each of token_ids, if the request asks for them
+    timeline: Timeline | None = None  # with the last delta, if the request is timed
+
+
+class KvDiskStats(msgspec.Struct, frozen=True, array_like=True):
+    """The KV pages on the disk: bytes there, and pages that went to and fro since the start. Totals only grow."""
+
+    num_bytes: int = 0  # of all pages in the folder, other processes' too
+    total_saved: int = 0
+    total_loaded: int = 0
+    total_evicted: int = 0  # removed to keep the quota
+    total_lost: int = 0  # left the KV cache before they were saved
+    total_damaged: int = 0  # were not as they had been written, and were computed again
+    total_failed: int = 0  # attempts to read or write that the disk refused
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
@@ -221,6 +254,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     total_pictures_encoded: int = 0
     seconds_per_end: float = 1.0  # expected until the next request ends, at least 1
     helpers_down: tuple[str, ...] = ()  # helper processes that are being replaced, in words
+    kv_disk: KvDiskStats | None = None  # where there is a --kv-disk
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,6 +283,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     activations: str = ""  # inputs of matrices in block formats; "" = there are no such matrices
+    processor: str = ""  # instruction set of the kernels, or name of the GPU; "" = unknown
     vocab_size: int
     context_len: int  # tokens, prompt + output
     max_total_tokens: int  # KV cache size in tokens
@@ -264,6 +299,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     pooling: Pooling | None = None  # the model makes embeddings in this way and generates nothing
     embedding_sizes: tuple[int, ...] = ()  # to which an embedding may be cut
     files: tuple[tuple[str, int, int], ...] = ()  # that the weights came from: name, bytes, time of the last change
+    kv_identity: str = ""  # digest of all that KV pages depend on, where they are kept on a disk
 
 
 # What the front sends to the engine's loop ...

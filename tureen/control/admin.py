@@ -13,13 +13,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from tureen import __version__
 from tureen.config import Config
 from tureen.contract.params import SamplingParams
-from tureen.contract.types import EngineHealth
+from tureen.contract.types import EngineHealth, KvDiskStats
 from tureen.control.replica_routes import gauge_replica
 from tureen.devices.cpu import trim
 from tureen.errors import InvalidRequest, Unavailable
 from tureen.http.call import call_of
 from tureen.http.dialect import Docs, Entry, client_name
-from tureen.metrics import render
+from tureen.metrics import Metrics, Series, render
 from tureen.requests.body import convert, read_json, refuse_unknown
 from tureen.requests.drafts import Options, one_prompt, plan_of
 from tureen.requests.embedding import states_for, vector_of
@@ -104,7 +104,10 @@ def _fact_routes(state: ServerState) -> list[Entry]:
     async def metrics(_: Request) -> Response:
         for each in state.common.states:
             update_gauges(each)
-        return Response(render([each.metrics for each in state.common.states]), media_type=METRICS_TYPE)
+        sources: list[Series] = [each.metrics for each in state.common.states]
+        if state.common.fronts is not None:
+            sources = [await state.common.fronts.totals(state.metrics)]
+        return Response(render(sources), media_type=METRICS_TYPE)
 
     async def version(_: Request) -> Response:
         return JSONResponse({"version": __version__})
@@ -140,7 +143,10 @@ def _control_routes(state: ServerState) -> list[Entry]:
         if body.abort_all and refusal is not None:
             raise refusal
         owner = None if refusal is None else client_name(request)
-        return JSONResponse({"aborted": state.common.abort(body.rid, owner=owner)})
+        count = state.common.abort(body.rid, owner=owner)
+        if state.common.fronts is not None:
+            count += await state.common.fronts.abort(body.rid, owner=owner)
+        return JSONResponse({"aborted": count})
 
     return [
         Entry(
@@ -206,6 +212,9 @@ def server_facts(state: ServerState) -> dict[str, Any]:
     """Returns all settings, secret ones as null, and the engine's state, in the form of SGLang's `/get_server_info`."""
     config: dict[str, Any] = msgspec.to_builtins(state.context.config)
     info = state.context.info
+    stats = msgspec.structs.asdict(state.client.stats)
+    if stats["kv_disk"] is not None:
+        stats["kv_disk"] = msgspec.structs.asdict(stats["kv_disk"])
     return (
         config
         | dict.fromkeys(secret_fields())
@@ -213,7 +222,7 @@ def server_facts(state: ServerState) -> dict[str, Any]:
             "version": __version__,
             "max_total_num_tokens": info.max_total_tokens,
             "load_seconds": round(info.load_seconds, 3),
-            "internal_states": [msgspec.structs.asdict(state.client.stats)],
+            "internal_states": [stats],
         }
     )
 
@@ -242,6 +251,7 @@ def update_gauges(state: ServerState) -> None:
     metrics.set("max_total_num_tokens", info.max_total_tokens)
     metrics.set("utilization", stats.num_running / info.max_running_requests)
     metrics.set("num_grammar_queue_reqs", stats.num_preparing)
+    metrics.raise_to("num_retracted_requests", stats.total_preemptions)
     metrics.raise_to("forced_tokens", stats.total_forced_tokens)
     metrics.raise_to("num_grammar", stats.total_grammar_compiles + stats.total_grammar_hits)
     metrics.raise_to("num_grammar_cache_hit", stats.total_grammar_hits)
@@ -251,3 +261,12 @@ def update_gauges(state: ServerState) -> None:
     metrics.raise_to("num_pictures", stats.total_pictures)
     metrics.raise_to("num_pictures_encoded", stats.total_pictures_encoded)
     metrics.raise_to("grammar_compile_seconds", stats.total_grammar_ms / 1000)
+    if stats.kv_disk is not None:
+        _gauge_disk(stats.kv_disk, metrics)
+
+
+def _gauge_disk(disk: KvDiskStats, metrics: Metrics) -> None:
+    metrics.set("kv_disk_bytes", disk.num_bytes)
+    for name in ("saved", "loaded", "evicted", "lost", "damaged"):
+        metrics.raise_to(f"kv_disk_{name}_pages", getattr(disk, f"total_{name}"))
+    metrics.raise_to("kv_disk_failures", disk.total_failed)

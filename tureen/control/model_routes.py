@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from tureen.control.replica_routes import replica_report
 from tureen.errors import InvalidRequest, echo
 from tureen.http.dialect import Docs, Entry, read_body
+from tureen.requests.body import convert, refuse_unknown
 from tureen.requests.model_field import is_served, unknown_model
 from tureen.requests.state import ServedModel, ServedModels, ServerState
 
@@ -23,6 +24,18 @@ class ModelNameBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The fields of `POST /models/load`, `/models/unload` and `/models/pull`."""
 
     model: Annotated[str, Meta(min_length=1, description="Name of one of the server's models.")]
+
+
+class LiveQuery(msgspec.Struct, frozen=True):
+    """The query of `GET /status/live`."""
+
+    after: Annotated[int, Meta(ge=0, description="Number of the newest sample that is known already.")] = 0
+
+
+class UsageQuery(msgspec.Struct, frozen=True):
+    """The query of `GET /usage`."""
+
+    format: Annotated[Literal["json", "csv"], Meta(description="csv = a line for each client and day.")] = "json"
 
 
 class LoadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,7 +56,7 @@ class UnloadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def routes(state: ServerState) -> list[Entry]:
     """Returns the routes."""
-    return [*_list_routes(state), *_control_routes(state), *_adapter_routes(state)]
+    return [*_list_routes(state), *_look_routes(state), *_control_routes(state), *_adapter_routes(state)]
 
 
 def _list_routes(state: ServerState) -> list[Entry]:
@@ -72,10 +85,36 @@ def _list_routes(state: ServerState) -> list[Entry]:
     ]
 
 
-def _control_routes(state: ServerState) -> list[Entry]:
+def _look_routes(state: ServerState) -> list[Entry]:
     async def status(_: Request) -> Response:
-        return JSONResponse(status_of(state))
+        fronts = {} if state.common.fronts is None else {"fronts": await state.common.fronts.report()}
+        return JSONResponse(status_of(state) | fronts)
 
+    async def live(request: Request) -> Response:
+        from tureen.control.live import live_report  # noqa: PLC0415 - for servers that somebody looks at
+
+        return JSONResponse(await live_report(request, state))
+
+    async def usage(request: Request) -> Response:
+        from tureen.control.live import usage_csv, usage_report  # noqa: PLC0415 - for servers that somebody looks at
+
+        query = dict(request.query_params)
+        refuse_unknown(query, UsageQuery.__struct_fields__)
+        if convert(query, UsageQuery).format == "csv":
+            headers = {"content-disposition": 'attachment; filename="usage.csv"'}
+            return Response(await usage_csv(state.common), media_type="text/csv", headers=headers)
+        return JSONResponse(await usage_report(state.common))
+
+    about_usage = Docs("Server", "Use of each client.", query=UsageQuery, other_answer="text/csv")
+    about_live = Docs("Server", "What the page of /status shows.", query=LiveQuery)
+    return [
+        Entry("/status", status, access="user", docs=Docs("Server", "Which models there are, and what they do.")),
+        Entry("/status/live", live, access="user", docs=about_live),
+        Entry("/usage", usage, access="admin", docs=about_usage),
+    ]
+
+
+def _control_routes(state: ServerState) -> list[Entry]:
     async def load(request: Request) -> Response:
         return await _do(request, lambda models, name: models.load(name))
 
@@ -99,7 +138,6 @@ def _control_routes(state: ServerState) -> list[Entry]:
         return Entry(path, endpoint, access="admin", methods=["POST"], docs=docs)
 
     return [
-        Entry("/status", status, access="user", docs=Docs("Server", "Which models there are, and what they do.")),
         entry("/models/load", load, "Load a model, and answer when it is loaded."),
         entry("/models/unload", unload, "Unload a model that no request uses."),
         entry("/models/pull", pull, "Fetch a model's files, without loading it."),
@@ -158,6 +196,8 @@ def status_of(state: ServerState) -> dict[str, Any]:
         "num_running": stats.num_running,
         "num_waiting": stats.num_queued,
     }
+    if stats.kv_disk is not None:
+        model["kv_disk"] = msgspec.structs.asdict(stats.kv_disk)
     if state.client.replicas:
         model["replicas"] = [replica_report(replica) for replica in state.client.replicas]
     return {"models": [model]}

@@ -1,4 +1,5 @@
-"""Runs the periodic work: logs statistics under load, updates metrics that are rates, closes expired sessions."""
+"""Runs the periodic work: logs statistics under load, updates metrics that are rates, closes expired sessions, keeps
+the history that /status draws."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import time
 from tureen.contract.types import EngineStats
 from tureen.errors import TureenError
 from tureen.log import get_logger
+from tureen.metrics import SAMPLE_S, Level
 from tureen.requests.state import Common, ServerState
 
 log = get_logger("stats")
@@ -20,7 +22,6 @@ class Reporter:
     def __init__(self, state: ServerState) -> None:
         self._state = state
         self._before, self._before_s = state.client.stats, time.monotonic()
-        self._num_preemptions = 0
 
     def report(self) -> None:
         """Updates the metrics that are rates, and logs a line unless the engine did nothing."""
@@ -32,8 +33,6 @@ class Reporter:
         )
         state.metrics.set("cache_hit_rate", hit_rate)
         state.metrics.set("gen_throughput", (now.total_output_tokens - before.total_output_tokens) / seconds)
-        state.metrics.add("num_retracted_requests", now.total_preemptions - self._num_preemptions)
-        self._num_preemptions = now.total_preemptions
         if now.total_steps != before.total_steps:
             log.info(line(before, now, seconds, hit_rate))
         self._before, self._before_s = now, now_s
@@ -55,6 +54,30 @@ async def report_forever(common: Common, interval_s: float) -> None:
         for state, reporter in reporters.items():
             state.sessions.sweep()
             reporter.report()
+
+
+async def sample_forever(common: Common) -> None:
+    """Runs until cancelled: adds to the history of each model, every SAMPLE_S seconds."""
+    while True:
+        for state in common.states:
+            sample(state)
+        await asyncio.sleep(SAMPLE_S)
+
+
+def sample(state: ServerState) -> None:
+    """Adds a sample to the history of a model."""
+    stats = state.client.stats
+    used = stats.num_pages - stats.num_free_pages - stats.num_cached_pages
+    state.metrics.history.take(
+        Level(
+            time.monotonic(),
+            stats.total_output_tokens,
+            stats.total_prompt_tokens,
+            stats.num_running,
+            stats.num_queued,
+            _rate(used, stats.num_pages),
+        )
+    )
 
 
 def line(before: EngineStats, now: EngineStats, seconds: float, hit_rate: float) -> str:

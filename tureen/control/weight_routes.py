@@ -27,6 +27,9 @@ from tureen.weights.source import ModelSource, load_tokenizer, resolve_model
 
 TAGS = ("kv_cache", "weights")
 SECTIONS = ("core", "memory", "queues")
+ABSENT_SECTIONS = ("disagg", "lora", "spec")
+"""Sections of SGLang's `/v1/loads` that gateways ask for and that there is nothing to say about."""
+
 POLL_S = 0.02
 GIB = 1 << 30
 
@@ -42,6 +45,9 @@ class UpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = None
     abort_all_requests: Annotated[
         bool, Meta(description="End all requests; otherwise those that have begun are waited for.")
+    ] = False
+    rolling: Annotated[
+        bool, Meta(description="Exchange the weights of one replica after the other; requests go on meanwhile.")
     ] = False
     weight_version: Annotated[
         Annotated[str, Meta(max_length=256)] | None,
@@ -106,11 +112,12 @@ def _weight_routes(state: ServerState) -> list[Entry]:
 
     async def update(request: Request) -> Response:
         body = await read_body(request, UpdateBody)
-        _refuse(body)
+        _refuse(body, state)
         if state.context.info.pooling is not None:
             raise NotFound("a model that makes embeddings keeps its weights; start the server again with the others")
         source = await asyncio.to_thread(_find, body.model_path, state)
-        num_paused = await unless_gone(request, _update(source, body, state, turn))
+        change = _roll if body.rolling else _update
+        num_paused = await unless_gone(request, change(source, body, state, turn))
         message = f"The weights are those of {source.name} now."
         if num_paused:
             message += f" {num_paused} paused requests go on with them, computed again from their first token."
@@ -119,7 +126,7 @@ def _weight_routes(state: ServerState) -> list[Entry]:
     async def update_version(request: Request) -> Response:
         body = await read_body(request, VersionBody)
         if body.abort_all_requests:
-            state.abort(None, "weights")
+            _abort_all(state)
         state.serve_weights(version=body.new_version)
         message = f"The weights are called {echo(body.new_version)} now."
         return JSONResponse({"success": True, "message": message, "new_version": body.new_version})
@@ -163,8 +170,8 @@ def _memory_routes(state: ServerState) -> list[Entry]:
     ]
 
 
-def _refuse(body: UpdateBody) -> None:
-    """Raises InvalidRequest for fields of SGLang that are not available."""
+def _refuse(body: UpdateBody, state: ServerState) -> None:
+    """Raises InvalidRequest for fields of SGLang that are not available, and for `rolling` where it is not."""
     wrong = {
         "flush_cache": (not body.flush_cache, "K and V of the old weights would be used with the new ones"),
         "is_async": (body.is_async, "the answer comes when the weights are there"),
@@ -175,6 +182,16 @@ def _refuse(body: UpdateBody) -> None:
     for name, (is_wrong, reason) in wrong.items():
         if is_wrong:
             raise InvalidRequest(f"{name} is not available: {reason}; leave it out", field=name)
+    for name in ("abort_all_requests", "keep_pause"):
+        if body.rolling and getattr(body, name):
+            raise InvalidRequest(
+                f"{name} and rolling exclude each other: rolling ends no request and pauses nothing; leave one out",
+                field=name,
+            )
+    if body.rolling and not state.client.replicas:
+        raise InvalidRequest(
+            "rolling needs several engines: start the server with --replicas 2, or leave it out", field="rolling"
+        )
 
 
 def _find(model_path: str, state: ServerState) -> ModelSource:
@@ -227,7 +244,7 @@ async def _update(source: ModelSource, body: UpdateBody, state: ServerState, tur
     async with contextlib.AsyncExitStack() as held:
         await held.enter_async_context(turn)
         if body.abort_all_requests:
-            state.abort(None, "weights")
+            _abort_all(state)
         held.push_async_callback(state.client.call, "let_go")
         while await state.client.call("hold"):
             await asyncio.sleep(POLL_S)
@@ -239,17 +256,41 @@ async def _install(
 ) -> object:
     """Does the update itself, and releases `held`, the lock and the hold, at its end."""
     async with held:
-        num_paused = await state.client.call(
-            "update_weights",
-            name=source.name,
-            path=str(source.path),
-            format=source.format,
-            load_format=body.load_format,
-        )
+        num_paused = await state.client.call("update_weights", **_place(source, body))
         if body.keep_pause:
             await state.client.call("pause", mode="retract")
         state.serve_weights(path=body.model_path, version=body.weight_version)
     return num_paused
+
+
+async def _roll(source: ModelSource, body: UpdateBody, state: ServerState, turn: asyncio.Lock) -> object:
+    """Loads the weights of `source` into one replica after the other. What has begun goes on when this is cancelled,
+    so that all replicas have the same weights in the end. Returns and raises what `_update` does."""
+
+    async def exchange() -> object:
+        async with turn:
+            num_paused = await state.client.call("roll_weights", version=body.weight_version, **_place(source, body))
+            state.serve_weights(path=body.model_path, version=body.weight_version)
+            return num_paused
+
+    return await asyncio.shield(exchange())
+
+
+def _abort_all(state: ServerState) -> None:
+    """Ends all requests that use the weights, of all fronts."""
+    state.abort(None, "weights")
+    if state.common.fronts is not None:
+        state.common.fronts.abort_all("weights")
+
+
+def _place(source: ModelSource, body: UpdateBody) -> dict[str, Any]:
+    """Returns where the weights are, as the engine's operation `update_weights` takes it."""
+    return {
+        "name": source.name,
+        "path": str(source.path),
+        "format": source.format,
+        "load_format": body.load_format,
+    }
 
 
 def _sections(query: dict[str, str]) -> set[str]:
@@ -262,12 +303,12 @@ def _sections(query: dict[str, str]) -> set[str]:
             f"format must be json, got {echo(query['format'])}; Prometheus reads /metrics", field="format"
         )
     asked = {section.strip() for section in query.get("include", "all").split(",")}
-    unknown = sorted(asked - {*SECTIONS, "all"})
+    unknown = sorted(asked - {*SECTIONS, *ABSENT_SECTIONS, "all"})
     if unknown:
         raise InvalidRequest(
             f"include: must be some of {', '.join(SECTIONS)}, all; got {echo(unknown[0])}", field="include"
         )
-    return set(SECTIONS) if "all" in asked else asked
+    return set(SECTIONS) if "all" in asked else asked & set(SECTIONS)
 
 
 def _load(state: ServerState, sections: set[str]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
 
 from tureen.engine.sequence import Sequence
@@ -36,6 +36,7 @@ class Adapters:
         self._users = users
         self._loaded: dict[str, Loaded] = {}
         self._last_number = NO_ADAPTER
+        self.heed: Callable[[str, str], None] | None = None  # hears of each that is loaded: number, path
 
     def load(self, name: str, path: str) -> dict[str, str]:
         """Loads the adapter in the folder `path` under `name`. Returns all that are loaded then, name -> path.
@@ -57,6 +58,8 @@ class Adapters:
         self._last_number += 1
         self._runner.call("load_adapter", number=self._last_number, path=path)
         self._loaded[name] = Loaded(self._last_number, path)
+        if self.heed is not None:
+            self.heed(str(self._last_number), path)
         return self.paths()
 
     def unload(self, name: str) -> dict[str, str]:

@@ -15,6 +15,8 @@ from tureen.errors import Conflict, InvalidRequest, Unavailable
 
 RELEASED_RETRY_S = 5
 PARTS = ("kv_cache", "weights")
+MOST_WAITING = 1024
+"""Waiting requests that an overview names."""
 
 
 class Control:
@@ -44,6 +46,7 @@ class Control:
         """Returns the operations of this class by the names under which `Engine.call` finds them."""
         return {
             "flush_cache": self.flush_cache,
+            "overview": self.overview,
             "pause": self.pause,
             "resume": self.resume,
             "hold": self.hold,
@@ -97,6 +100,15 @@ class Control:
     def let_go(self) -> None:
         """Ends `hold`: waiting sequences may begin again."""
         self._scheduler.is_held = False
+
+    def overview(self) -> dict[str, Any]:
+        """Returns what only the engine knows, for an operator to look at: the ids of the first waiting requests, and
+        the prefix cache without its tokens. Its size is bounded."""
+        from tureen.cache.summary import summarise  # noqa: PLC0415 - for servers that somebody looks at
+
+        cached = summarise(self._scheduler.cache)
+        waiting = [sequence.request.id for sequence in self._scheduler.queue.waiting[:MOST_WAITING]]
+        return {"waiting": waiting, "branches": cached.branches, "num_left_out": cached.num_left_out}
 
     def flush_cache(self) -> int:
         """Forgets all cached prefixes and gives their memory back to the system. Returns the number of pages freed.

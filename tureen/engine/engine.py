@@ -1,6 +1,7 @@
 """The engine: add, abort, step, call. A step is schedule, run, commit.
 
-It knows no tensors and no sockets, and no clock but that of encoders.py, which shares out time.
+It knows no tensors and no sockets, and no clocks but that of encoders.py, which shares out time, and that of
+times.py, by which nothing is decided.
 """
 
 from __future__ import annotations
@@ -128,9 +129,9 @@ class Engine:
 
     @property
     def is_preparing(self) -> bool:
-        """Says whether requests wait for a grammar, for a client's code or for a replay; then `prepare` must be called
-        often."""
-        return any(self.preparing.unready)
+        """Says whether requests wait for a grammar, for a client's code, for a replay or for pages; then `prepare` must
+        be called often."""
+        return any(self.preparing.busy)
 
     @property
     def _may_step(self) -> bool:
@@ -171,8 +172,7 @@ class Engine:
             self._ended.append(self._end(sequence, finish.aborted(reason)))
 
     def prepare(self) -> None:
-        """Queues the requests whose grammar and code are ready and whose replay is done; ends those for which one
-        failed."""
+        """Queues the requests that need not wait any longer; ends those for which something failed."""
         for sequence, error in self.preparing.client_code.take_ready():
             self._line_up(sequence)
             if error is not None:
@@ -189,6 +189,7 @@ class Engine:
         for sequence in self.preparing.replays.advance():
             self._totals.forced_tokens += max(0, sequence.num_output - len(sequence.request.resumed))
             self._begin(sequence)
+        self.preparing.restore()
 
     def step(self) -> list[OutputDelta]:
         """Schedules, runs and commits one step; returns the new pieces of outputs. Raises RequestFailed when the runner
@@ -250,13 +251,13 @@ class Engine:
             self._ended.append(self._end(sequence, sequence.ended))
 
     def _line_up(self, sequence: Sequence) -> None:
-        """Queues a sequence once its client's code is loaded and its pictures are encoded."""
+        """Queues a sequence once its client's code is loaded, its pictures are encoded and its kept pages loaded."""
         if self.preparing.may_queue(sequence):
             self.scheduler.queue.add(sequence)
 
     def _encode(self, *, after_step: bool) -> None:
         """Spends some time on pictures."""
-        for sequence, error in self.preparing.encoders.advance(self.scheduler.queue.waiting, after_step=after_step):
+        for sequence, error in self.preparing.encoded(self.scheduler.queue.waiting, after_step=after_step):
             self.scheduler.queue.add(sequence)
             if error is not None:
                 self._ended.append(self._end(sequence, finish.row_failed(error)))

@@ -109,6 +109,8 @@ class Grammars:
 
     def _start(self, sequence: Sequence, compilation: Compilation) -> RowError | None:
         field = sequence.request.grammar_field
+        if sequence.asked.times is not None:
+            sequence.asked.times.note_compiled()
         if compilation.compiled is None:
             assert compilation.error is not None
             error = compilation.error

@@ -102,6 +102,7 @@ def delta(sequence: Sequence, reason: FinishReason | None) -> OutputDelta | None
         hidden_states=() if sequence.asked.hidden is None else sequence.asked.hidden.take(is_last=is_last),
         unenforced=unenforced,
         explanations=_take_explanations(sequence, len(token_ids)),
+        timeline=None if reason is None or sequence.asked.times is None else sequence.asked.times.end(),
     )
 
 

@@ -3,22 +3,25 @@ encoded."""
 
 from __future__ import annotations
 
-from collections.abc import Sized
-from typing import Any
+from collections.abc import Iterable, Iterator, Sized
+from typing import TYPE_CHECKING, Any
 
 from tureen.engine.client_code import ClientCode
-from tureen.engine.encoders import Encoders
+from tureen.engine.encoders import EncodedSequence, Encoders
 from tureen.engine.grammars import Grammars
 from tureen.engine.replays import Replays
 from tureen.engine.sequence import Sequence
 from tureen.sandbox.supervisor import helpers_down
 
+if TYPE_CHECKING:
+    from tureen.engine.restoring import Restoring
+
 
 class Preparing:
     """Sequences that cannot be queued yet, and what each waits for.
 
-    That is a grammar to be compiled, a client's code to be loaded, an earlier output to be replayed, or pictures to be
-    encoded. A sequence waits for one of these at a time.
+    That is a grammar to be compiled, a client's code to be loaded, an earlier output to be replayed, pictures to be
+    encoded, or pages to be loaded. A sequence waits for one of these at a time.
     """
 
     def __init__(self, grammars: Grammars, client_code: ClientCode, encoders: Encoders, context_len: int) -> None:
@@ -28,7 +31,15 @@ class Preparing:
         self.encoders = encoders
         self.unready: tuple[Sized, ...] = grammars.waiting, client_code.waiting, self.replays.waiting
         """The sequences that wait for other processes, or for `replays.advance`. Pictures are encoded in steps."""
+        self.busy: tuple[Sized, ...] = self.unready  # what goes on without a step: `Engine.prepare` looks at it often
+        self.restoring: Restoring | None = None  # where pages are kept outside the KV cache
         self._context_len = context_len
+
+    def restore_from(self, restoring: Restoring) -> None:
+        """Has pages loaded that are kept outside the KV cache, before their sequence is queued."""
+        self.restoring = restoring
+        self.unready = (*self.unready, restoring.waiting)
+        self.busy = (*self.unready, restoring.loads)
 
     @property
     def num_sequences(self) -> int:
@@ -56,18 +67,34 @@ class Preparing:
         self.replays.add(sequence, self._context_len)
 
     def may_queue(self, sequence: Sequence) -> bool:
-        """Returns whether the client's code is loaded and the pictures are encoded; otherwise the sequence waits here
-        for them."""
+        """Returns whether the client's code is loaded, the pictures are encoded and pages that are kept elsewhere
+        loaded; otherwise the sequence waits here for them."""
         if sequence.request.processor and self.client_code.must_wait(sequence):
             return False
-        return not sequence.request.media or self.encoders.add(sequence)
+        if sequence.request.media and not self.encoders.add(sequence):
+            return False
+        return self.restoring is None or not self.restoring.must_wait(sequence)
+
+    def restore(self) -> None:
+        """Publishes the pages that are loaded, and queues the sequences that waited for them."""
+        if self.restoring is not None:
+            self.restoring.advance()
+
+    def encoded(self, queued: Iterable[Sequence], *, after_step: bool) -> Iterator[EncodedSequence]:
+        """Spends some time on pictures, or on pages that all wait for. Yields the sequences that may be queued, with
+        the reason where one failed. See Encoders.advance."""
+        for encoded in self.encoders.advance(queued, after_step=after_step):
+            if encoded.error is not None or self.restoring is None or not self.restoring.must_wait(encoded.sequence):
+                yield encoded
+        if not after_step and self.restoring is not None:
+            self.restoring.wait()
 
     def remove(self, sequence: Sequence) -> bool:
         """Forgets a sequence that has ended. Returns whether it was here."""
         if sequence.request.processor and self.client_code.release(sequence):
             return True
-        for place in (self.grammars, self.replays, self.encoders):
-            if sequence in place.waiting:
+        for place in (self.grammars, self.replays, self.encoders, self.restoring):
+            if place is not None and sequence in place.waiting:
                 place.remove(sequence)
                 return True
         return False
@@ -76,6 +103,8 @@ class Preparing:
         """Forgets what is cached for requests to come: compiled grammars, embeddings of pictures."""
         self.grammars.clear()
         self.encoders.clear()
+        if self.restoring is not None:
+            self.restoring.clear()
 
     def stats(self) -> dict[str, Any]:
         """Returns the fields of EngineStats that concern waiting sequences."""
@@ -84,6 +113,7 @@ class Preparing:
             **(self.grammars.stats() if self.grammars.has_helpers else {}),
             "total_pictures": self.encoders.num_pictures,
             "total_pictures_encoded": self.encoders.num_encoded,
+            **({} if self.restoring is None else {"kv_disk": self.restoring.tier.stats}),
         }
 
     def _begin(self, sequence: Sequence) -> bool:

@@ -52,7 +52,9 @@ class RowRunner:
         return outputs
 
     def close(self) -> None:
-        """Closes the runner."""
+        """Closes the runner, and the tier of kept pages before it."""
+        if self._cache.tier is not None:
+            self._cache.tier.close()
         self._grammars.close()
         self._runner.close()
 

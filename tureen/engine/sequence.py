@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tureen.cache.manager import PageTable
 from tureen.cache.radix import Namespace
@@ -13,6 +13,9 @@ from tureen.engine.embedded import Embedded, without_digests
 from tureen.engine.hidden import HiddenStateQueue
 from tureen.engine.scores import ScoreQueue
 from tureen.text.detokenizer import Detokenizer
+
+if TYPE_CHECKING:
+    from tureen.engine.times import RequestTimes
 
 
 class SequenceTerms(NamedTuple):
@@ -32,6 +35,7 @@ class Asked(NamedTuple):
     scores: ScoreQueue | None
     hidden: HiddenStateQueue | None
     explanations: list[Explanation] | None  # of the output tokens that were not sent
+    times: RequestTimes | None
 
 
 class SentOutput:
@@ -167,6 +171,8 @@ class Sequence:
             token_ids, embeds = without_digests(token_ids), self.embedded.between(start, end)
         if self.terms.is_plain and not embeds:
             return Row(self.slot, token_ids, start, pages, samples, self.terms.adapter, num_drafts=len(guesses))
+        if self.asked.times is not None:
+            self.asked.times.begin_step()
         score_from, score_targets = 0, tuple[int, ...]()
         if self.asked.scores is not None:
             score_from, score_targets = self.asked.scores.targets(self.token_ids, start, end)
@@ -231,6 +237,8 @@ class Sequence:
     def advance(self, row: Row, output: RowOutput) -> None:
         """Takes over what a step computed, except the drawn tokens."""
         self.num_computed += row.num_known
+        if self.asked.times is not None:
+            self.asked.times.end_step(row.num_known, has_drawn=row.sample)
         if self.asked.scores is not None and row.score_targets:
             self.asked.scores.add(output.scores)
         if self.asked.hidden is not None and row.hidden_from is not None:
@@ -244,7 +252,13 @@ def _asked(request: GenerateRequest) -> Asked:
         scores = ScoreQueue(request.logprobs, request.token_ids, num_sent)
     if request.hidden_states != "none":
         hidden = HiddenStateQueue(request.hidden_states, num_prompt, request.resumed_states)
-    return Asked(scores, hidden, [] if request.explain else None)
+    return Asked(scores, hidden, [] if request.explain else None, _times() if request.timed else None)
+
+
+def _times() -> RequestTimes:
+    from tureen.engine.times import RequestTimes  # noqa: PLC0415 - few requests are traced
+
+    return RequestTimes()
 
 
 def _terms(request: GenerateRequest, number: int, eos_token_ids: tuple[int, ...], adapter: int) -> SequenceTerms:
@@ -254,6 +268,8 @@ def _terms(request: GenerateRequest, number: int, eos_token_ids: tuple[int, ...]
         num_prompt=len(request.token_ids),
         max_tokens=len(request.token_ids) + request.max_new_tokens,
         end_token_ids=frozenset((*(() if ignores_eos else eos_token_ids), *request.params.stop_token_ids)),
-        is_plain=request.logprobs is None and request.hidden_states == "none" and not request.explain,
+        is_plain=request.logprobs is None
+        and request.hidden_states == "none"
+        and not (request.explain or request.timed),
         adapter=adapter,
     )

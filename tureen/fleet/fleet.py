@@ -153,7 +153,7 @@ class Fleet:
         """Hears that the engine of an unloaded model was asked for something, by who did not come as a request."""
         now_s = asyncio.get_running_loop().time()
         if not self._is_draining and now_s >= member.loads.retry_s:
-            member.is_asked_for = True
+            member.loads.is_asked_for = True
             self._want(member)
 
     # ---- what operators ask for
@@ -211,7 +211,7 @@ class Fleet:
     async def begin(self) -> None:
         """Loads the default model. Raises StartupError."""
         member = self.default
-        member.is_asked_for = True
+        member.loads.is_asked_for = True
         try:
             async with self._turn:
                 await self.room.make(member)

@@ -8,6 +8,7 @@ from typing import Any
 
 from tureen.config import Config
 from tureen.errors import TureenError
+from tureen.fleet.sharing import CommonWeights
 from tureen.http.dialect import Entry
 from tureen.requests.model_field import ModelNames
 from tureen.requests.state import ServerState, Standing
@@ -35,6 +36,7 @@ class Loads:
         self.phase = ""  # of the one that runs
         self.failure = ""  # why the last one failed
         self.retry_s = 0.0  # when the next one may be tried
+        self.is_asked_for = False  # to come though nobody waits, as by an operator
         self._num_failures = 0  # in a row
 
     def note_phase(self, phase: str, done: int, total: int) -> None:
@@ -68,10 +70,10 @@ class Member:
         self.state: ServerState | None = None
         self.entries: list[Entry] = []  # its routes, in the order of the default model's
         self.need_bytes = 0
+        self.share: CommonWeights | None = None  # its weights at the start, where another model has the same
         self.num_users = 0  # requests for which it was chosen, and whose answer has not begun
         self.used_s = 0.0  # when it was used last, by the loop's clock
         self.loads = Loads()
-        self.is_asked_for = False  # to be loaded though nobody waits, as by an operator
         self.is_retiring = False  # it is to be unloaded when nobody uses it
         self.waiters: dict[Waiter, None] = {}
 
@@ -81,6 +83,11 @@ class Member:
         return self.standing == "loaded" and not self.is_leaving
 
     @property
+    def shared(self) -> CommonWeights | None:
+        """Its weights, where another model has the same; None also when it was given others."""
+        return None if self.client is not None and self.client.suspension.has_other_weights else self.share
+
+    @property
     def is_busy(self) -> bool:
         """Whether a request uses it."""
         return bool(self.num_users) or (self.client is not None and self.client.suspension.is_busy)
@@ -88,7 +95,7 @@ class Member:
     @property
     def is_wanted(self) -> bool:
         """Whether anybody waits for it."""
-        return self.is_asked_for or bool(self.waiters)
+        return self.loads.is_asked_for or bool(self.waiters)
 
     @property
     def adapters(self) -> Mapping[str, str]:
@@ -116,7 +123,7 @@ class Member:
 
     def admit(self) -> None:
         """Lets in all who wait: it is loaded."""
-        self.is_asked_for = False
+        self.loads.is_asked_for = False
         for waiter in self.waiters:
             if not waiter.done.done():
                 waiter.holds = True
@@ -126,7 +133,7 @@ class Member:
 
     def refuse(self, make_error: Callable[[], TureenError]) -> None:
         """Refuses all who wait, and what the engine was asked for beside them."""
-        self.is_asked_for = False
+        self.loads.is_asked_for = False
         for waiter in self.waiters:
             if not waiter.done.done():
                 waiter.done.set_exception(make_error())
@@ -144,6 +151,7 @@ class Member:
             "status": self.standing,
             "engine": "unloaded" if client is None else client.health.state,
             "memory_bytes": self.need_bytes or None,
+            "shared_weights_bytes": None if self.shared is None else self.shared.num_bytes,
             "num_running": 0 if client is None else client.num_live,
             "num_waiting": len(waits),
             "longest_wait_s": round(max(waits, default=0.0), 3),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 from tureen.errors import InvalidRequest
@@ -34,7 +34,11 @@ class Room:
     @property
     def used_bytes(self) -> int:
         """The memory of the models that are loaded, or on their way."""
-        return sum(member.need_bytes for member in self._members if member.standing != "unloaded")
+        return _together(self._present)
+
+    @property
+    def _present(self) -> list[Member]:
+        return [member for member in self._members if member.standing != "unloaded"]
 
     async def measure(self, member: Member) -> int:
         """Finds a model's files, and returns the bytes that it needs. Raises InvalidRequest when it can never fit,
@@ -55,10 +59,10 @@ class Room:
 
         Raises InvalidRequest when it can never fit, StartupError when there is no such model.
         """
-        need = member.need_bytes = await self.measure(member)
+        member.need_bytes = await self.measure(member)
         loaded = [other for other in self._members if other.client is not None]
         try:
-            while self.used_bytes + need > self.limit_bytes:
+            while _together([*self._present, member]) > self.limit_bytes:
                 if not member.is_wanted:
                     return False
                 self._news.clear()
@@ -89,6 +93,8 @@ class Room:
         assert member.client is not None
         member.standing = "unloading"
         await member.client.suspension.suspend()
+        if member.share is not None:
+            member.share.weights.free()
         member.standing = "unloaded"
         log.info("model %s: unloaded", member.name)
 
@@ -106,3 +112,15 @@ class Room:
 
 def _last_use(member: Member) -> float:
     return member.used_s
+
+
+def _together(members: Iterable[Member]) -> int:
+    """Returns the bytes of memory that models take; weights that several have in common count once."""
+    total, seen = 0, set()
+    for member in members:
+        total += member.need_bytes
+        if member.shared is not None and member.shared.weights in seen:
+            total -= member.shared.num_bytes
+        elif member.shared is not None:
+            seen.add(member.shared.weights)
+    return total

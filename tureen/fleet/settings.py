@@ -38,7 +38,7 @@ def each_model(config: Config) -> list[Config]:
 
     Raises StartupError naming the model and the setting.
     """
-    if config.replicas > 1:
+    if config.replicas != 1:
         raise StartupError(
             f"--replicas {config.replicas} with {len(config.models)} models: replicas are of one model; serve the one "
             "that needs them by a server of its own",

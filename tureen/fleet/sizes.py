@@ -21,6 +21,7 @@ class Size(NamedTuple):
 
     num_bytes: int
     num_tokens: int
+    weight_bytes: int  # of num_bytes
 
 
 def size_of(source: ModelSource, config: Config, share_bytes: int, *, uses_torch: bool) -> Size:
@@ -32,9 +33,9 @@ def size_of(source: ModelSource, config: Config, share_bytes: int, *, uses_torch
     need = memory_need(source, config)
     fixed = need.weights + need.workspace + (TORCH_BYTES if uses_torch else ENGINE_BYTES)
     if not need.kv_per_token:
-        return Size(fixed, 0)
+        return Size(fixed, 0, need.weights)
     most = max(CPU_CONTEXTS * need.context, CPU_TOKENS)
     fitting = min(most, (share_bytes - fixed) // need.kv_per_token)
     num_tokens = config.max_total_tokens or max(min(LEAST_TOKENS, need.context), fitting)
     num_pages = -(-num_tokens // config.page_size)
-    return Size(fixed + num_pages * config.page_size * need.kv_per_token, num_pages * config.page_size)
+    return Size(fixed + num_pages * config.page_size * need.kv_per_token, num_pages * config.page_size, need.weights)

@@ -16,6 +16,7 @@ from tureen.fleet.edge import spread
 from tureen.fleet.fleet import Fleet
 from tureen.fleet.member import Member
 from tureen.fleet.settings import check_names, each_model, for_embeddings, name_of, one_model, own_names
+from tureen.fleet.sharing import Sharing
 from tureen.fleet.sizes import size_of
 from tureen.front.app import all_routes, build_app, fitting
 from tureen.http.dialect import Entry
@@ -55,6 +56,7 @@ class Launcher:
         self.app: Starlette | None = None
         self._config = config
         self._progress = progress
+        self._sharing = Sharing()
         self._models: dict[tuple[str | None, ...], Model] = {}  # that were found; two models may be of the same files
 
     async def measure(self, member: Member, share_bytes: int) -> int:
@@ -68,6 +70,9 @@ class Launcher:
         size = await asyncio.to_thread(size_of, model.source, member.config, share_bytes, uses_torch=uses_torch)
         if size.num_tokens and member.client is None:
             member.config = msgspec.structs.replace(member.config, max_total_tokens=size.num_tokens)
+            if not uses_torch:
+                others = (other.config for other in self.fleet.members if other is not member)
+                member.share = self._sharing.share(member.config, others, size.weight_bytes)
         return size.num_bytes
 
     async def launch(self, member: Member) -> None:
@@ -111,7 +116,9 @@ class Launcher:
     async def _connect(self, member: Member, model: Model) -> tuple[HealingClient, MediaLoader | None]:
         """Starts an engine, and what loads pictures for it. Raises StartupError."""
         media = media_loader(member.config, model)
-        return await connect(member.config, model, progress=self._progress_of(member)), media
+        descriptor = None if member.share is None else member.share.weights.descriptor
+        progress = self._progress_of(member)
+        return await connect(member.config, model, progress=progress, weights_descriptor=descriptor), media
 
     def _progress_of(self, member: Member) -> Progress:
         return self._progress if self.app is None else member.loads.note_phase

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from tureen.config import Config
+from tureen.config import Config, asks_for_traces
 from tureen.control import (
     admin,
     expert_routes,
@@ -26,10 +26,10 @@ from tureen.control import (
     session_routes,
     weight_routes,
 )
-from tureen.control.reporter import report_forever
+from tureen.control.reporter import report_forever, sample_forever
 from tureen.engine.embedding import NO_TEXT
 from tureen.errors import InvalidRequest, MethodNotAllowed, NotFound, RequestFailed, TureenError, echo
-from tureen.front import compat, generate, openapi
+from tureen.front import compat, generate, openapi, page, playground
 from tureen.http import replay
 from tureen.http.call import call_of, error_response_for
 from tureen.http.dialect import ClientGone, Entry, Routes, dialects
@@ -47,6 +47,7 @@ OUR_ROUTES: tuple[Routes, ...] = (
     session_routes.routes,
     pause.routes,
     weight_routes.routes,
+    page.routes,
     model_routes.routes,
     profile_routes.routes,
     expert_routes.routes,
@@ -86,16 +87,21 @@ def build_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        reporter = asyncio.create_task(report_forever(state.common, config.log_interval_s))
+        tasks = [
+            asyncio.create_task(report_forever(state.common, config.log_interval_s)),
+            asyncio.create_task(sample_forever(state.common)),
+        ]
         state.lifecycle.start()
         yield
-        reporter.cancel()
+        for task in tasks:
+            task.cancel()
         await state.common.close()
 
     app = Starlette(
         routes=arrange(state, all_routes(state)),
         middleware=[
             *cors(config.allowed_origins),
+            *_traces(config, state),
             Middleware(Gate, state=state),
             Middleware(replay.Replay, state=state),
             Middleware(Limiter, unknown_fields=config.unknown_fields),
@@ -115,9 +121,17 @@ def build_app(
     return app
 
 
+def _traces(config: Config, state: ServerState) -> list[Middleware]:
+    if not asks_for_traces(config):
+        return []
+    from tureen.http.tracing import traces  # noqa: PLC0415 - few servers need it
+
+    return traces(config, state.lifecycle)
+
+
 def all_routes(state: ServerState) -> list[Entry]:
     """Returns the routes of all APIs for one model."""
-    groups = (generate.routes, *(dialect.routes for dialect in dialects()), *OUR_ROUTES)
+    groups = (generate.routes, playground.routes, *(dialect.routes for dialect in dialects()), *OUR_ROUTES)
     return [entry for routes in groups for entry in routes(state)]
 
 

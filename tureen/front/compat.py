@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tureen.front.page import page
+from tureen.front.page import asset, page
 from tureen.http.dialect import CompatRoute, Docs, Entry, dialects
 from tureen.requests.state import ServerState
 
@@ -28,7 +28,11 @@ class FieldVerdict(NamedTuple):
 LEAD = """\
 <header><h1>What of each API is honoured</h1><a href="docs">routes and fields</a> <a href="compat.json">as JSON</a>
 <p>Every field is acted on, refused by name, or told: it is accepted, has no effect, and is listed in the answer's
-header <code>x-tureen-ignored</code>.</p></header>
+header <code>x-tureen-ignored</code>.</p>
+<input id="find" type="search" placeholder="find a field" aria-label="find a field">
+<span id="found" role="status"></span>
+</header>
+<main>{}</main>
 """
 
 
@@ -39,7 +43,8 @@ def routes(_: ServerState) -> list[Entry]:
         kinds = request.headers.get("accept", "")
         if "application/json" in kinds and "text/html" not in kinds:
             return _as_json()
-        return page("tureen: compatibility", LEAD + "".join(_section(route) for route in compat_routes()))
+        sections = "".join(_section(route) for route in compat_routes())
+        return page("tureen: compatibility", LEAD.format(sections), script=asset("compat.js"))
 
     async def compat_json(_: Request) -> Response:
         return _as_json()
@@ -109,6 +114,9 @@ def _section(route: CompatRoute) -> str:
         f"<td>{html.escape(row.note)}</td></tr>"
         for row in rows_of(route)
     ]
-    heading = f"<h2>{html.escape(route.api)} <code>{route.route}</code></h2>"
+    name = f"{html.escape(route.api)} <code>{route.route}</code>"
+    heading = f"<summary><h2>{name}</h2><span>{len(lines)} fields</span></summary>"
     others = f"<p>Fields that are not listed are {_other_fields(route)}.</p>"
-    return f"{heading}{others}<table><tr><th>field</th><th></th><th></th></tr>{''.join(lines)}</table>\n"
+    head = "<thead><tr><th scope=col>field</th><th scope=col>what becomes of it</th><th scope=col>how</th></tr></thead>"
+    table = f"<table>{head}<tbody>{''.join(lines)}</tbody></table>"
+    return f"<details>{heading}<div class=wide>{others}{table}</div></details>\n"

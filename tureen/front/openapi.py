@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from tureen.contract.params import ALIASES, SamplingParams, Stops
+from tureen.contract.params import ALIASES, GROUP, SamplingParams, Stops
 from tureen.front.compat import compat_routes
 from tureen.front.page import asset, page
 from tureen.http.dialect import Docs, Entry, dialects
@@ -25,7 +25,7 @@ from tureen.requests.state import ServerState
 Schema = dict[str, Any]
 FieldTypes = Mapping[tuple[type[msgspec.Struct], str], Any]
 
-ABOUT_FIELD = ("description", "default")
+ABOUT_FIELD = ("description", "default", GROUP)
 REFERENCE = "#/components/schemas/{name}"
 NAMED = re.compile(r'"#/components/schemas/(\w+)"')
 OUR_FIELD_TYPES: FieldTypes = {
@@ -177,7 +177,7 @@ def _fields_of(struct: type[msgspec.Struct]) -> Schema:
 
 
 def _responses(entry: Entry, docs: Docs) -> Schema:
-    kinds = [kind for kind in (docs.answer, docs.stream) if kind is not None]
+    kinds = [kind for kind in (docs.answer, docs.other_answer, docs.stream) if kind is not None]
     statuses = ALWAYS | WITH_ENGINE | (WITH_KEY if entry.access != "open" else {})
     statuses |= WITH_BODY if docs.bodies or docs.form else (WITH_NAME if entry.param_convertors else {})
     own = None if docs.error is None else docs.error.name
@@ -204,7 +204,9 @@ def _schemas(bodies: Iterable[type[msgspec.Struct]], field_types: FieldTypes) ->
                 fields = schemas[_name(candidate)]["properties"]
                 fields[name] = shown | {key: fields[name][key] for key in ABOUT_FIELD if key in fields[name]}
     own = schemas[SamplingParams.__name__]["properties"]
-    own |= {alias: own[name] | {"description": f"The same as {name}."} for alias, name in ALIASES.items()}
+    for alias, name in ALIASES.items():
+        own[alias] = own[name] | {"description": f"The same as {name}."}
+        own[alias].pop(GROUP, None)
     for schema in schemas.values():
         required = schema.get("required", ())
         for name, property_schema in schema.get("properties", {}).items():

@@ -226,31 +226,29 @@ class _Encoder:
         self._rules = rules
         self._known: dict[int, int] = {}  # by id
         self._rewritten: list[Expression] = []  # so that no other one gets their ids
-        self._numbers: dict[tuple[int, ...], int] = {}  # of nodes as they are written
+        self._numbers: dict[tuple[int, ...] | str, int] = {}  # of nodes as they are written, of texts
 
     def number(self, node: Expression) -> int:
         """Returns the number of a node; those of its parts are lower."""
         number = self._known.get(id(node))
         if number is None:
-            number = self._known[id(node)] = self._added(node)
+            number = self._known[id(node)] = self._text(node.text) if type(node) is Text else self._added(node)
         return number
 
     def _added(self, node: Expression) -> int:
         kind = type(node)
-        if isinstance(node, Text):
-            return self._text(node.text)
+        if isinstance(node, RuleCall):
+            return self._add(CALL, (self._rules[node.name],))
+        if isinstance(node, Terminal):
+            return self.number(node.item)
+        if isinstance(node, Chain) or isinstance(node, Choice):  # noqa: SIM101 (thrice as quick)
+            numbers = [self.number(item) for item in reversed(node.items)]
+            return self._add(KINDS[kind], numbers[::-1])
         if isinstance(node, Chars):
             return self._add(CHARS, [point for span in node.ranges for point in span])
         if isinstance(node, Repeat):
             most = -1 if node.most is None else node.most
             return self._add(REPEAT, (self.number(node.item), node.least, most))
-        if isinstance(node, Chain | Choice):
-            numbers = [self.number(item) for item in reversed(node.items)]
-            return self._add(KINDS[kind], numbers[::-1])
-        if isinstance(node, RuleCall):
-            return self._add(CALL, (self._rules[node.name],))
-        if isinstance(node, Terminal):
-            return self.number(node.item)
         if isinstance(node, Both) and SOMETHING in (node.first, node.second):
             item = node.first if node.second == SOMETHING else node.second
             if not isinstance(item, Both | Not):
@@ -259,10 +257,15 @@ class _Encoder:
         return self._add(KINDS[kind], [self.number(part) for part in reversed(parts(node))][::-1])
 
     def _text(self, text: str) -> int:
-        try:
-            return self._add(TEXT, text.encode())
-        except UnicodeEncodeError:  # a surrogate, which no text holds
-            return self._add(CHOICE, ())
+        number = self._numbers.get(text)
+        if number is None:
+            try:
+                data = text.encode()
+            except UnicodeEncodeError:  # a surrogate, which no text holds
+                return self._add(CHOICE, ())
+            number = self._numbers[text] = len(self._numbers)
+            self.numbers.extend((TEXT, len(data), *data))
+        return number
 
     def _add(self, kind: int, numbers: Sequence[int]) -> int:
         node = (kind, len(numbers), *numbers)

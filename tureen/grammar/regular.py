@@ -142,6 +142,11 @@ def is_empty(expression: Expression) -> bool:
     return terms.is_empty(terms.term(expression))
 
 
+def is_plainly_matched(expression: Expression) -> bool:
+    """Returns True only where a look at its parts tells that it matches something."""
+    return _emptiness(expression) is False
+
+
 def _emptiness(expression: Expression, depth: int = 50) -> bool | None:
     """Whether it matches nothing, as far as a look at its parts, so deep, tells; None where it does not."""
     match expression:

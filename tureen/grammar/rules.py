@@ -76,11 +76,13 @@ def chain(items: Iterable[Expression]) -> Expression:
     """Joins items one after the other: EMPTY is left out, and with NOTHING it is NOTHING."""
     kept: list[Expression] = []
     for item in items:
-        if is_nothing(item):
-            return NOTHING
         if isinstance(item, Chain):
             kept += item.items
-        elif not is_empty_text(item):
+        elif isinstance(item, Choice):
+            if not item.items:
+                return NOTHING
+            kept.append(item)
+        elif not isinstance(item, Text) or item.text:
             kept.append(item)
     return kept[0] if len(kept) == 1 else Chain(tuple(kept)) if kept else EMPTY
 
@@ -172,15 +174,18 @@ def can_end(expression: Expression, ending: set[str]) -> bool:
         return True
     if isinstance(expression, RuleCall):
         return expression.name in ending
-    if isinstance(expression, Chars):
-        return bool(expression.ranges)
+    if isinstance(expression, Terminal):
+        return expression.is_live or can_end(expression.item, ending)
     if isinstance(expression, Chain):
-        return all(can_end(item, ending) for item in expression.items)
+        for item in expression.items:  # noqa: SIM110 (a generator takes twice the time)
+            if not can_end(item, ending):
+                return False
+        return True
     if isinstance(expression, Choice):
         return any(can_end(item, ending) for item in expression.items)
-    if isinstance(expression, Repeat):
-        return expression.least == 0 or can_end(expression.item, ending)
-    return not isinstance(expression, Terminal) or can_end(expression.item, ending)
+    if isinstance(expression, Chars):
+        return bool(expression.ranges)
+    return not isinstance(expression, Repeat) or expression.least == 0 or can_end(expression.item, ending)
 
 
 def holding(

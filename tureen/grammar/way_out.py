@@ -8,13 +8,79 @@ from tureen.grammar.base import Grammar, Mask
 from tureen.grammar.closing import ClosingPlace
 from tureen.grammar.guard.guarded import GuardedGrammar
 
+MAX_TRIED, MAX_PLACES = 400, 40
+"""The tokens that are tried for the shortest way, and the masks that are filled; where these are not enough, some way
+is taken."""
+MAX_OPTIONS = 12
+"""The tokens that are tried at one place: all digits, and enough letters for one that makes a difference."""
+
 
 def way_out(grammar: Grammar, place: ClosingPlace, most: int) -> list[int] | None:
     """Returns tokens, at most so many, behind which the output can end; None where none were found. Changes nothing.
 
-    It always takes a token that leads as near to the end as one that the guard allows can, so that from each place on
-    the way it finds the rest of the same way. Raises GrammarError.
+    It is the shortest way, or one that always goes on with a token that leads as near to the end as one that the guard
+    allows can: so from each place on the way at least the rest of the same way is found. Raises GrammarError.
     """
+    try:
+        shortest = _shortest(grammar, place, most)
+    except TimeoutError:
+        return _some(grammar, place, most)
+    return shortest
+
+
+def _shortest(grammar: Grammar, place: ClosingPlace, most: int) -> list[int] | None:
+    """Returns the shortest way; None where all are longer than `most`. Raises TimeoutError where that takes too long to
+    find out."""
+    if _ends(grammar):
+        return []
+    tried = places = 0
+    for limit in range(max(place.cost, 1), most + 1):  # without a guard it takes as many as closing counts
+        way: list[int] = []
+        waiting = [_next(grammar, place, limit)]
+        try:
+            while waiting:
+                if not waiting[-1]:
+                    waiting.pop()
+                    if way:
+                        way.pop()
+                        grammar.rollback(1)
+                        place.rollback(1)
+                    continue
+                token_id = waiting[-1].pop()
+                tried += 1
+                if tried > MAX_TRIED or places > MAX_PLACES:
+                    raise TimeoutError
+                if not grammar.accept(token_id):
+                    continue
+                place.accept(token_id)
+                way.append(token_id)
+                if _ends(grammar):
+                    return way.copy()
+                left = limit - len(way)
+                is_open = place.cost <= left
+                waiting.append(_next(grammar, place, left) if is_open else [])
+                places += is_open
+        finally:
+            grammar.rollback(len(way))
+            place.rollback(len(way))
+    return None
+
+
+def _next(grammar: Grammar, place: ClosingPlace, left: int) -> list[int]:
+    """Returns the tokens that may come next on a way of at most so many; the last one is tried first."""
+    mask = np.zeros_like(place.ends)
+    grammar.fill_mask(mask)
+    known = grammar.nearer() if isinstance(grammar, GuardedGrammar) else []
+    nearer = next(([token] for token in known if _has(mask, token)), None)
+    if nearer is not None:
+        return nearer
+    mask &= ~place.ends
+    place.restrict(mask, left, gently=False)
+    ids: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+    return ids[:MAX_OPTIONS][::-1]
+
+
+def _some(grammar: Grammar, place: ClosingPlace, most: int) -> list[int] | None:
     way: list[int] = []
     mask = np.zeros_like(place.ends)
     try:
@@ -34,6 +100,10 @@ def way_out(grammar: Grammar, place: ClosingPlace, most: int) -> list[int] | Non
     finally:
         grammar.rollback(len(way))
         place.rollback(len(way))
+
+
+def _ends(grammar: Grammar) -> bool:
+    return grammar.is_accepting
 
 
 def _has(mask: Mask, token_id: int) -> bool:

@@ -1,7 +1,7 @@
 """This package is the HTTP layer: connections, TLS, access control in front of all routes, the interface of a dialect,
-and how answers and streams are sent.
+how answers and streams are sent, and traces of requests.
 
-Imports: config, errors, extras, log, registry, requests, text; asyncio, cryptography, httptools, msgspec,
-python_multipart, starlette, uvicorn.
-Imported by: bench, control, dialects, fleet, front, server.
+Imports: config, contract, errors, extras, log, registry, requests, text; asyncio, cryptography, httptools, msgspec,
+opentelemetry, python_multipart, starlette, uvicorn.
+Imported by: bench, control, dialects, fleet, front, fronts, replicas, server.
 """

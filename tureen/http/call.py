@@ -16,6 +16,7 @@ from tureen.requests.quotas import ClientId, ClientWork
 from tureen.requests.telling import Telling
 
 if TYPE_CHECKING:
+    from tureen.requests.generation import RequestTrace
     from tureen.requests.state import ServerState
 
 SCOPE_KEY = "tureen.call"
@@ -35,9 +36,11 @@ class ClientCall:
     send_part: Send | None = None
     """Sends the parts of a stream directly, past middleware that only looks at the head of an answer."""
     has_client_left: bool = False
+    is_elsewhere: bool = False  # another front answers it
     refusal_status: int = 0  # status by which the connection refused the rest of the request; 0 = it did not
     answered_by: ServerState | None = None  # the model, where there are several and it named one
     work: ClientWork | None = None  # None: the route's use is not limited or counted
+    trace: RequestTrace | None = None  # None: it is not recorded
     telling: Telling = field(default_factory=Telling)  # its fields that have no effect
 
     def sent_by(self, send: Send) -> ClientCall:

@@ -38,33 +38,47 @@ def _fault(flag: str, path: str, problem: str) -> Iterator[None]:
 def _named(content: bytes) -> Iterator[str]:
     """Gives a file name for content that was read and checked, for a library that takes only names. It names a copy in
     memory, because the original may have been replaced since."""
-    with open(os.memfd_create("pem"), "wb") as file:
-        file.write(content)
-        file.flush()
-        yield f"/proc/self/fd/{file.fileno()}"
+    if not hasattr(os, "memfd_create"):
+        import tempfile  # noqa: PLC0415 - Linux never needs it
+
+        with tempfile.NamedTemporaryFile() as file:  # nobody else may read it
+            file.write(content)
+            file.flush()
+            yield file.name
+        return
+    with open(os.memfd_create("pem"), "wb") as memory:
+        memory.write(content)
+        memory.flush()
+        yield f"/proc/self/fd/{memory.fileno()}"
 
 
-def load_own(context: ssl.SSLContext, cert_path: str, key_path: str, password_path: str | None) -> None:
-    """Loads the server's certificate chain and private key into `context`. Raises StartupError naming flag and file."""
-    cert, key = read_file("--tls-cert", cert_path), read_secret("--tls-key", key_path)
-    chain = _certificates("--tls-cert", cert_path, cert)
+def load_own(
+    context: ssl.SSLContext, cert_path: str, key_path: str, password_path: str | None = None, flags: str = "--tls"
+) -> None:
+    """Loads a certificate chain and its private key into `context`. Raises StartupError naming flag and file.
+
+    `flags`: what the flags that name the files begin with, as in `--tls-cert`.
+    """
+    cert_flag, key_flag = f"{flags}-cert", f"{flags}-key"
+    cert, key = read_file(cert_flag, cert_path), read_secret(key_flag, key_path)
+    chain = _certificates(cert_flag, cert_path, cert)
     password = None
     if password_path is not None:
         password = read_secret("--tls-key-password-file", password_path).rstrip(b"\r\n")
-    public = _public_key(key_path, key, password, password_path)
-    with _fault("--tls-cert", cert_path, "its kind of key is not supported"):
+    public = _public_key(key_flag, key_path, key, password, password_path)
+    with _fault(cert_flag, cert_path, "its kind of key is not supported"):
         certified = _encoded(chain[0].public_key())
     if public != certified:
         raise StartupError(
-            f"--tls-key {key_path}: it is not the key of the first certificate in --tls-cert {cert_path}"
+            f"{key_flag} {key_path}: it is not the key of the first certificate in {cert_flag} {cert_path}"
         )
-    problem = f"TLS does not take it with --tls-key {key_path}"
-    with _fault("--tls-cert", cert_path, problem), _named(cert) as cert_name, _named(key) as key_name:
+    problem = f"TLS does not take it with {key_flag} {key_path}"
+    with _fault(cert_flag, cert_path, problem), _named(cert) as cert_name, _named(key) as key_name:
         # the password is a callback, or OpenSSL would ask for it on the terminal
         context.load_cert_chain(cert_name, key_name, password=lambda: password or b"")
 
 
-def _public_key(path: str, content: bytes, password: bytes | None, password_path: str | None) -> bytes:
+def _public_key(flag: str, path: str, content: bytes, password: bytes | None, password_path: str | None) -> bytes:
     problem = "there is no PEM private key in it"
     if b"ENCRYPTED" in content:
         problem = f"the password in --tls-key-password-file {password_path} does not open it"
@@ -72,7 +86,7 @@ def _public_key(path: str, content: bytes, password: bytes | None, password_path
             problem = "it is encrypted; give the file with its password as --tls-key-password-file"
     elif password is not None:
         problem += f", or it is not encrypted and --tls-key-password-file {password_path} is to be left out"
-    with _fault("--tls-key", path, problem):
+    with _fault(flag, path, problem):
         return _encoded(load_pem_private_key(content, password).public_key())
 
 
@@ -95,11 +109,14 @@ def _certificates(flag: str, path: str, content: bytes) -> list[x509.Certificate
     return certificates
 
 
-def load_authorities(context: ssl.SSLContext, path: str) -> list[x509.Certificate]:
-    """Loads the CAs that may sign clients' certificates into `context` and returns them. Raises StartupError."""
-    authorities = _certificates("--tls-ca", path, read_file("--tls-ca", path))
+def load_authorities(context: ssl.SSLContext, path: str, flag: str = "--tls-ca") -> list[x509.Certificate]:
+    """Loads the CAs that may sign the other side's certificates into `context` and returns them.
+
+    `flag`: the flag that names the file. Raises StartupError.
+    """
+    authorities = _certificates(flag, path, read_file(flag, path))
     pem = b"".join(authority.public_bytes(Encoding.PEM) for authority in authorities)
-    with _fault("--tls-ca", path, "TLS does not take it"):
+    with _fault(flag, path, "TLS does not take it"):
         context.load_verify_locations(cadata=pem.decode())
     return authorities
 

@@ -66,6 +66,7 @@ class Docs(NamedTuple):
     example: Mapping[str, Any] | None = None  # a valid body; required when the route takes one
     stream: str | None = None  # media type of its streams; None = it has none
     answer: str = "application/json"  # media type of its other answers
+    other_answer: str | None = None  # media type of answers that were asked for in another form
     headers: Mapping[str, str] = {}  # request headers that only this route reads: name -> meaning
     query: type[msgspec.Struct] | None = None  # fields of the query
     form: type[msgspec.Struct] | None = None  # fields of a form with a file, which bytes stand for

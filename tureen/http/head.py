@@ -16,7 +16,7 @@ Headers = list[tuple[bytes, bytes]]
 
 ONCE = frozenset(
     b"host content-length transfer-encoding content-type authorization x-api-key origin sec-fetch-site "
-    b"last-event-id".split()
+    b"sec-fetch-mode last-event-id".split()
 )
 """Headers that may be sent only once: a decision by one of them must not depend on which of two is read."""
 

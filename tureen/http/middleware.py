@@ -8,7 +8,7 @@ import ipaddress
 import time
 import uuid
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,7 +28,7 @@ from tureen.requests.quotas import Account, ClientWork, serving
 from tureen.requests.state import ServerState
 from tureen.requests.telling import UnknownFields
 
-QUIET_PATHS = ("/health", "/metrics")
+QUIET_PATHS = ("/health", "/metrics", "/status/live")
 FORWARDING = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
 """Headers by which a proxy says that it forwards a request of somebody else."""
 
@@ -81,10 +81,14 @@ class Gate:
             with self._visit(call, scope, route) as account:
                 if account is not None:
                     call.work = ClientWork(account)
+                    call.work.trace = call.trace
                 max_bytes = getattr(route, "max_body_bytes", None) or self._config.max_body_bytes
                 await self._app(scope, limited(receive, scope, max_bytes), send_noting)
         except TureenError as error:
             await error_response_for(error, scope)(scope, receive, send_noting)
+        except Exception:  # an edge: what is around answers it, and it is no client that has gone
+            status = status or 500
+            raise
         finally:
             self._note(call, scope, status, time.monotonic() - started_s)
 
@@ -97,8 +101,11 @@ class Gate:
         return self._state.quotas.visit(call.client_id(scope), call.limits)
 
     def _note(self, call: ClientCall, scope: Scope, status: int, seconds: float) -> None:
+        if call.is_elsewhere:
+            return  # it is noted there
         is_gone = not call.refusal_status and (call.has_client_left or status in (0, CLIENT_GONE_STATUS))
         status = call.refusal_status or status
+        figures = {"figures": _figures(call, status, seconds)}
         metrics = (call.answered_by or self._state).metrics
         metrics.count_response(CLIENT_GONE_STATUS if is_gone else status)
         for label in call.telling.labels:
@@ -112,7 +119,29 @@ class Gate:
             by_client = f" by {call.client_name}" if call.client_name else ""
             shown = f"client gone after {call.num_tokens} tokens," if is_gone else status
             method, elapsed_ms = scope["method"], seconds * 1e3
-            log.info("%s %s %s %s %.0f ms%s%s", call.request_id, method, path, shown, elapsed_ms, by_client, suffix)
+            text = "%s %s %s %s %.0f ms%s%s"
+            log.info(text, call.request_id, method, path, shown, elapsed_ms, by_client, suffix, extra=figures)
+
+
+def _figures(call: ClientCall, status: int, seconds: float) -> dict[str, Any]:
+    """Returns what a log of JSON says of a request, as fields."""
+    figures: dict[str, Any] = {
+        "request_id": call.request_id,
+        "status": status,
+        "duration_ms": round(seconds * 1e3, 3),
+        "client": call.client_name or None,
+        "trace_id": None if call.trace is None else call.trace.trace_id,
+    }
+    work = call.work
+    if work is not None and work.num_tokens and work.first_token_s is not None:
+        figures |= {
+            "prompt_tokens": work.prompt_tokens,
+            "cached_tokens": work.cached_tokens,
+            "output_tokens": work.num_tokens,
+            "ttft_ms": round(work.first_token_s * 1e3, 3),
+            "tokens_per_s": round(work.num_tokens / max(seconds, 1e-9), 3),
+        }
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 class Limiter:
@@ -190,8 +219,8 @@ def check_access(
 
     Stores the client's name, limits and admin rights, as its key has them, in the call.
     """
-    is_local, authorization = _is_local(scope), _authorization(scope)
-    key = keys.find(authorization)
+    is_local = _is_local(scope)
+    key = keys.find(authorization(scope))
     call.client_name = (key.name if key is not None else "") or call.client_name
     call.limits = NO_LIMITS if key is None else key.limits
     call.admin_refusal = keys.admin_refusal(key, is_local=is_local)
@@ -201,14 +230,14 @@ def check_access(
     if access == "user":
         refusal = keys.user_refusal(key) or _page_refusal(scope, key, origins)
     elif access == "admin":
-        refusal = call.admin_refusal
+        refusal = call.admin_refusal or _link_refusal(scope, route)
     else:
         refusal = Forbidden("this path is closed: it does not say who may call it", code="closed_route")
     if refusal is not None:
         raise refusal
 
 
-def _authorization(scope: Scope) -> bytes:
+def authorization(scope: Scope) -> bytes:
     """Returns the Authorization header, or one made of Anthropic's header x-api-key."""
     authorization, api_key = _header(scope, b"authorization"), _header(scope, b"x-api-key")
     return authorization.encode("latin-1") or (SCHEME + api_key.encode("latin-1") if api_key else b"")
@@ -220,6 +249,15 @@ def _is_of_other_page(scope: Scope) -> bool:
     site, origin = _header(scope, b"sec-fetch-site"), _header(scope, b"origin")
     is_other_host = bool(origin) and origin.partition("://")[2].lower() != _header(scope, b"host").lower()
     return is_other_host or site not in ("", "same-origin", "none")
+
+
+def _link_refusal(scope: Scope, route: BaseRoute | None) -> TureenError | None:
+    """Refuses what a click in a page of this server would do, on a link that a model has written (Fetch Metadata:
+    `Sec-Fetch-Mode`). An address that is typed is no click."""
+    is_click = _header(scope, b"sec-fetch-mode") == "navigate" and _header(scope, b"sec-fetch-site") == "same-origin"
+    if scope["method"] != "GET" or not is_click or "POST" not in (getattr(route, "methods", None) or ()):
+        return None
+    return Forbidden("a link cannot do this: send it as a POST", code="link")
 
 
 def _page_refusal(scope: Scope, key: Key | None, origins: Sequence[str]) -> TureenError | None:

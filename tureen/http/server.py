@@ -9,12 +9,13 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import cast
+from typing import Protocol, cast
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.datastructures import State
+from starlette.types import Receive, Scope, Send
 
 from tureen.config import Config
 from tureen.errors import StartupError, TureenError
@@ -34,11 +35,19 @@ LAST_EVENTS_S = 1.0
 log = get_logger("http")
 
 
+class ServedApp(Protocol):
+    """An application whose ServerState is `state.server`."""
+
+    state: State
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
 class Server(uvicorn.Server):
     """The uvicorn server. The first SIGTERM or SIGINT drains, the second ends at once. SIGHUP reloads keys and
     certificates."""
 
-    def __init__(self, app: Starlette, config: Config, on_ready: Callable[[], None]) -> None:
+    def __init__(self, app: ServedApp, config: Config, on_ready: Callable[[], None]) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -57,7 +66,8 @@ class Server(uvicorn.Server):
         self._state: ServerState = app.state.server
         self._settings = config
         self._context = load_context(config)
-        self._listeners: list[socket.socket] = []
+        self._listeners: list[socket.socket] = []  # of which `servers` has one each
+        self._is_listening = asyncio.Lock()  # held while these change
         self._reload: asyncio.Task[None] | None = None
         self._on_ready = on_ready
         self._admission = Admission(max_connections(), self._note_refusal)
@@ -68,12 +78,27 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts the application, then listens on `sockets`; uvicorn calls it."""
         self._event_loop = asyncio.get_running_loop()
-        self._listeners = sockets or []
+        self._listeners = [*(sockets or [])]
         await super().startup([])  # everything but listening, which `_listen` does, at a reload again
         await self._listen(self._context)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGHUP, self._handle_hang_up)
+        if self._state.common.fronts is not None:
+            self._state.common.fronts.share_with(self)
         self._on_ready()
+
+    async def cover(self, listener: socket.socket) -> None:
+        """Accepts the connections of another front's socket, too, from now on."""
+        async with self._is_listening:
+            self.servers.append(await self._accept(listener, self.config.ssl))
+            self._listeners.append(listener)
+
+    async def uncover(self, listener: socket.socket) -> None:
+        """Leaves the connections of that socket to others; those that were accepted stay."""
+        async with self._is_listening:
+            place = self._listeners.index(listener)
+            del self._listeners[place]
+            await _end([self.servers.pop(place)])
 
     async def _listen(self, context: ssl.SSLContext | None) -> None:
         """Accepts connections with the TLS `context` (None = plain HTTP) from now on, without losing connections that
@@ -81,28 +106,27 @@ class Server(uvicorn.Server):
 
         Each set of asyncio servers has its own descriptors of the same sockets, so that the old set can close its own.
         """
-        loop = asyncio.get_running_loop()
-        handshake_timeout_s = None if context is None else HANDSHAKE_TIMEOUT_S
-        fresh = [
-            await (loop.create_server if listener.family != socket.AF_UNIX else loop.create_unix_server)(
-                self._connection,
-                sock=listener.dup(),
-                ssl=context,
-                backlog=BACKLOG,
-                ssl_handshake_timeout=handshake_timeout_s,
-            )
-            for listener in self._listeners
-        ]
-        old, self.servers = self.servers, fresh
-        self.config.ssl = context
-        for server in old:
-            for listening in server.sockets:
-                loop.remove_reader(listening)
-        await asyncio.sleep(0)  # let asyncio begin with connections it has accepted: closing its server would drop them
-        for server in old:
-            server.close()
+        async with self._is_listening:
+            fresh = [await self._accept(listener, context) for listener in self._listeners]
+            old, self.servers = self.servers, fresh
+            self.config.ssl = context
+            await _end(old)
         for connection in list(self.server_state.connections):
             cast(Connection, connection).retire()
+
+    async def _accept(self, listener: socket.socket, context: ssl.SSLContext | None) -> asyncio.Server:
+        """Accepts the connections of a socket, by a descriptor of its own."""
+        loop = asyncio.get_running_loop()
+        server: asyncio.Server = await (
+            loop.create_server if listener.family != socket.AF_UNIX else loop.create_unix_server
+        )(
+            self._connection,
+            sock=listener.dup(),
+            ssl=context,
+            backlog=BACKLOG,
+            ssl_handshake_timeout=None if context is None else HANDSHAKE_TIMEOUT_S,
+        )
+        return server
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Runs the server. Interrupted while it starts, it leaves without a word of where."""
@@ -150,6 +174,8 @@ class Server(uvicorn.Server):
             log.error("reload: %s; keys and certificates stay as they were", error.message)
             return
         self._state.common.keys = keys
+        if self._state.common.fronts is not None:
+            self._state.common.fronts.reload()
         self._reload = asyncio.create_task(self._renew(context))
 
     async def _renew(self, context: ssl.SSLContext | None) -> None:
@@ -190,6 +216,16 @@ class Server(uvicorn.Server):
                 while self._state.common.num_running:
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            log.warning("%d requests did not end in time: aborted", self._state.common.abort(None, "shutdown"))
+            log.warning("%d requests did not end in time: aborted", self._state.common.abort_all("shutdown"))
             await asyncio.sleep(LAST_EVENTS_S)
         self.should_exit = True
+
+
+async def _end(servers: Sequence[asyncio.Server]) -> None:
+    """Accepts no more connections, without losing one that was accepted."""
+    for server in servers:
+        for listening in server.sockets:
+            asyncio.get_running_loop().remove_reader(listening)
+    await asyncio.sleep(0)  # let asyncio begin with connections it has accepted: closing its server would drop them
+    for server in servers:
+        server.close()

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from tureen.errors import Forbidden, InvalidRequest, RequestFailed, Unavailable
+from tureen.errors import Forbidden, InvalidRequest, RequestFailed, StartupError, Unavailable
 from tureen.media.base import Modality, Prepared
 from tureen.media.families import find_family
 from tureen.media.fetch import Fetcher
 from tureen.media.files import read_below
 from tureen.media.references import MAX_BYTES, Inline, Reference, Remote, parse_reference
 from tureen.media.wire import LIMITS, SIZE, DecodeJob, DecodeReply, DecoderSetup, Item, Refusal
-from tureen.sandbox.supervisor import Supervisor
+from tureen.sandbox.supervisor import Supervisor, why_no_helpers
 from tureen.sandbox.worker import Lost
 
 PROGRAM = ("-m", "tureen.media.decode_worker")
@@ -68,6 +68,8 @@ class MediaLoader:
     ) -> None:
         """hf, preprocessor: config.json and preprocessor_config.json of the model. media_path: see files.media_root.
         Raises StartupError."""
+        if why := why_no_helpers():
+            raise StartupError(f"a model that sees cannot be served here: {why}; run tureen on Linux")
         self.family = find_family(hf, preprocessor)
         setup = msgspec.msgpack.encode(DecoderSetup(msgspec.json.encode(hf), msgspec.json.encode(preprocessor)))
         self.supervisor = Supervisor("the workers that decode pictures", PROGRAM, LIMITS, setup=setup)

@@ -34,8 +34,8 @@ log = get_logger("replicas")
 class Operations:
     """Runs control operations on replicas that are all to be in the same state."""
 
-    def __init__(self, replicas: Sequence[Replica], adapters: dict[str, str]) -> None:
-        """`adapters`: that are loaded, name -> path."""
+    def __init__(self, replicas: Callable[[], Sequence[Replica]], adapters: dict[str, str]) -> None:
+        """replicas: returns those that have an engine now. `adapters`: that are loaded, name -> path."""
         self._replicas = replicas
         self._adapters = adapters
 
@@ -46,7 +46,7 @@ class Operations:
         is brought about by a restart of these; else it is undone on the others, where it can be, and the error names
         the replicas.
         """
-        chosen = self._replicas
+        chosen = self._replicas()
         if op in OF_ANY:
             chosen = [min(chosen, key=lambda each: each.client.health.state != "healthy")]
         outcomes = await asyncio.gather(

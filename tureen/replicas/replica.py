@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -41,10 +44,32 @@ class ReplicaClient(HealingClient):
         if not self._is_starting and not self._is_closed:
             self._replace(reason, is_suspicious=False)
 
+    @property
+    def is_replacing(self) -> bool:
+        """Says whether an engine is being started; none is after the client was closed."""
+        return self._health.state == "replacing" and not self._is_closed
+
     def restart_like(self, other: ReplicaClient, reason: str) -> None:
         """Restarts the engine in the state of another replica's."""
-        self._streams.journal = other._streams.journal.copy()
+        self.take_state(other)
         self.restart(reason)
+
+    def park(self) -> None:
+        """Has no engine until `suspension.resume` brings one; called in place of `start`."""
+        self.suspension.is_on = True
+        self._turn("unloaded")
+        self._tasks["watch"] = asyncio.create_task(self._watch())
+
+    async def release(self) -> None:
+        """Gives back what its engine had a place in; called once it is suspended."""
+
+    def take_state(self, other: ReplicaClient) -> None:
+        """Has the next engine be in the state of another replica's."""
+        self._streams.journal = other._streams.journal.copy()
+
+    def has_state_of(self, other: ReplicaClient) -> bool:
+        """Says whether operators have done the same to both."""
+        return vars(self._streams.journal) == vars(other._streams.journal)
 
     def _turn(self, state: State, reason: str = "") -> None:
         before = self._health.state
@@ -61,7 +86,9 @@ class Replica:
         self._settle = settle
         self.client: ReplicaClient
         self._is_drained = False
-        self._num_restarts = 0  # that have not ended
+        self._num_absences = 0  # restarts and exchanges of weights that have not ended
+        self.weights = 0  # the number of exchanges that its weights come from
+        self.weight_version: str | None = None  # of its weights, while not all replicas have the same
         self.passages: dict[str, Passage] = {}  # by the ids that its engine knows
         self.load = 0  # tokens that it is to compute
         self.num_given = 0  # tokens that it was ever given to compute
@@ -69,12 +96,23 @@ class Replica:
     @property
     def is_drained(self) -> bool:
         """Says whether it is given nothing any more, because an operator drains or restarts it."""
-        return self._is_drained or self._num_restarts > 0
+        return self._is_drained or self._num_absences > 0
+
+    @property
+    def is_parked(self) -> bool:
+        """Says whether it has no engine, because there is too little to compute."""
+        return self.client.health.state == "unloaded"
 
     @property
     def label(self) -> str:
         """Its name in metrics and messages."""
         return str(self.number)
+
+    @property
+    def hardware(self) -> str:
+        """Names device, instruction set and formats of numbers: what its output depends on beside the weights."""
+        info = self.client.info
+        return " ".join(filter(None, (info.device, info.processor, info.dtype, info.activations)))
 
     @property
     def health(self) -> EngineHealth:
@@ -88,6 +126,9 @@ class Replica:
     def num_live(self) -> int:
         return self.client.num_live
 
+    async def call(self, op: str, **args: Any) -> object:
+        return await self.client.call(op, **args)
+
     def drain(self, *, is_drained: bool) -> None:
         """Gives it nothing any more, where there are others, and has its requests go on in them; or ends that."""
         self._is_drained = is_drained
@@ -96,14 +137,20 @@ class Replica:
     async def restart(self) -> None:
         """Ends the engine and starts it again, in the state that it had. Returns when it is there, or could not be
         started. Its requests go on in others, or wait where there are none."""
-        self._num_restarts += 1
+        with self.away():
+            self.client.restart("an operator restarts it")
+            while self.client.is_replacing:
+                await asyncio.sleep(TICK_S)
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """Gives it nothing meanwhile, where there are others; what it has goes on in them, where it may."""
+        self._num_absences += 1
         self._settle()
         try:
-            self.client.restart("an operator restarts it")
-            while self.health.state == "replacing":
-                await asyncio.sleep(TICK_S)
+            yield
         finally:
-            self._num_restarts -= 1
+            self._num_absences -= 1
             self._settle()
 
 
@@ -119,6 +166,8 @@ class Passage:
         self.has_ended = False
         self.abort_reason: str | None = None
         self.num_moves = 0
+        self.weights: int | None = None  # those of the replica whose output was sent; None before any was
+        self.hardware: list[str] = []  # that has computed what was sent
         self.num_deaths = 0  # of engines under it
         self._left = 0  # of the tokens that its replica is to compute for it
         self._num_uncached = 0  # of these, tokens of the prompt
@@ -133,10 +182,31 @@ class Passage:
         )
         return msgspec.structs.replace(rest, id=self.attempt_id, deadline_ms=total_ms, ttft_deadline_ms=first_ms)
 
-    @property
-    def may_move(self) -> bool:
-        """Says whether the request may go on in another replica."""
-        return self.num_moves < MOST_MOVES and self.num_deaths <= STAYS_AFTER
+    def may_move_to(self, others: Sequence[Replica]) -> bool:
+        """Says whether the request may go on in one of these replicas."""
+        is_free = self.num_moves < MOST_MOVES and self.num_deaths <= STAYS_AFTER
+        return is_free and any(self.may_be_in(other) for other in others)
+
+    def may_be_in(self, replica: Replica) -> bool:
+        """Says whether a replica has the weights that the output so far was computed with."""
+        return self.weights is None or self.weights == replica.weights
+
+    def heard_of(self, replica: Replica) -> Watch | None:
+        """Returns the function that hears of tokens of a replica, of the weights that they come from, and of hardware
+        other than before."""
+        if self.watch is None:
+            return None
+        news: dict[str, Any] = {}
+        if replica.weight_version is not None:
+            news["weight_version"] = replica.weight_version
+        hardware = self.hardware_with(replica)
+        if len(hardware) > 1:
+            news["hardware"] = tuple(hardware)
+        return partial(self.watch, **news) if news else self.watch
+
+    def hardware_with(self, replica: Replica) -> list[str]:
+        """Returns the hardware that has computed what was sent, then a replica's, where it is another."""
+        return self.hardware if self.hardware[-1:] == [replica.hardware] else [*self.hardware, replica.hardware]
 
     def enter(self, replica: Replica, num_uncached: int, num_left: int) -> None:
         """Goes to a replica, which has so many tokens of it to compute, `num_uncached` of them before the first one."""

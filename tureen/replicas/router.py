@@ -17,11 +17,13 @@ from tureen.contract.types import EngineHealth, EngineInfo, EngineStats, FinishR
 from tureen.log import Progress, get_logger, no_progress
 from tureen.replicas.calls import Operations
 from tureen.replicas.placing import PrefixIndex, Standing, choose
+from tureen.replicas.pool import Pool, Scaler
 from tureen.replicas.replica import OnTurn, Passage, Replica, ReplicaClient
+from tureen.replicas.rolling import roll
 from tureen.replicas.totals import info_of, sum_health, sum_stats
 from tureen.serving.healing import State
 from tureen.serving.repeats import must_repeat
-from tureen.serving.streams import Moved, Watch
+from tureen.serving.streams import Interval, Moved, Watch
 
 EXPECTED_TOKENS = 256
 """Output tokens that a request is expected to have at most, when loads are compared."""
@@ -42,19 +44,32 @@ class Router:
     def __init__(self) -> None:
         self.replicas: list[Replica] = []
         self._index = PrefixIndex(0, 1, 0)
-        self._operations = Operations((), {})
+        self._operations = Operations(lambda: (), {})
+        self._pool: Pool | None = None
         self._passages: dict[str, Passage] = {}
         self._num_moved = 0
         self._is_open = False
 
-    async def start(self, clients: Sequence[MakeClient], progress: Progress = no_progress) -> EngineInfo:
+    async def start(
+        self,
+        clients: Sequence[MakeClient],
+        progress: Progress = no_progress,
+        *,
+        num_first: int | None = None,
+        scaler: Scaler | None = None,
+    ) -> EngineInfo:
         """Starts a replica for each function, which makes its client from one that hears of its engine's states. The
-        first is started before the others: what it keeps on disk they find there. Raises StartupError."""
+        first is started before the others: what it keeps on disk they find there.
+
+        num_first: how many are started now, all without it; `scaler` decides about the others. Raises StartupError.
+        """
         for number, make_client in enumerate(clients):
             replica = Replica(number, self._settle)
             replica.client = make_client(partial(self._hear_turn, replica))
             self.replicas.append(replica)
-        first, *others = self.replicas
+        first, *others = self.replicas[:num_first]
+        for later in self.replicas[1 + len(others) :]:
+            later.client.park()
         try:
             await first.client.start(progress)
             results = await asyncio.gather(*(other.client.start() for other in others), return_exceptions=True)
@@ -64,22 +79,29 @@ class Router:
         except BaseException:
             await self.close()
             raise
-        infos = [replica.client.info for replica in self.replicas]
+        infos = [replica.client.info for replica in (first, *others)]
         self.info = info_of(infos)
         least = min(info.max_total_tokens for info in infos)
-        self._index = PrefixIndex(len(infos), self.info.page_size, least // self.info.page_size)
-        self._operations = Operations(self.replicas, self.info.adapters)
+        self._index = PrefixIndex(len(self.replicas), self.info.page_size, least // self.info.page_size)
+        self._operations = Operations(self._running, self.info.adapters)
         self._is_open = True
+        if scaler is not None:
+            self._pool = Pool(self.replicas, scaler)
+            self._pool.begin()
         return self.info
 
+    def _running(self) -> list[Replica]:
+        """Returns the replicas that have an engine, or are to have one again."""
+        return [replica for replica in self.replicas if not replica.is_parked]
+
     def generate(
-        self, request: GenerateRequest, interval: int = 1, watch: Watch | None = None
+        self, request: GenerateRequest, interval: Interval = 1, watch: Watch | None = None
     ) -> AsyncGenerator[OutputDelta, None]:
         """Streams a request's output from the replica chosen for it, and from others after that; see EngineClient."""
         return self._generate(request, interval, watch)
 
     async def _generate(
-        self, request: GenerateRequest, interval: int, watch: Watch | None
+        self, request: GenerateRequest, interval: Interval, watch: Watch | None
     ) -> AsyncGenerator[OutputDelta, None]:
         if request.id in self._passages:
             raise errors.InvalidRequest(f"rid {errors.echo(request.id)} is in use", field="rid")
@@ -94,28 +116,32 @@ class Router:
         finally:
             del self._passages[passage.live.request.id]
 
-    async def _attempt(self, passage: Passage, interval: int) -> AsyncGenerator[OutputDelta, None]:
+    async def _attempt(self, passage: Passage, interval: Interval) -> AsyncGenerator[OutputDelta, None]:
         """Streams a request from one replica; ends with it, or when the request is to go on elsewhere."""
         rest = passage.live.rest(time.monotonic())
         if passage.abort_reason is not None:
             rest = FinishReason(type="abort", message="Aborted", reason=passage.abort_reason)
         if isinstance(rest, FinishReason):
+            if passage.watch is not None:
+                passage.watch(0)
             yield OutputDelta(passage.live.request.id, usage=passage.live.usage, finish=rest)
             return
         is_repeated = bool(passage.num_moves) and must_repeat(rest)
         replica = self._place(passage, rest)
         rest = passage.continued(rest) if passage.num_moves else rest
-        watch = None if is_repeated else passage.watch  # who hears of a token twice pays for it twice
+        heard, hardware = passage.heard_of(replica), passage.hardware_with(replica)
+        watch = None if is_repeated else heard  # who hears of a token twice pays for it twice
         request_id = passage.live.request.id
         try:
             async with contextlib.aclosing(replica.client.generate(rest, interval, watch)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     passage.note(len(delta.token_ids))
+                    passage.weights, passage.hardware = replica.weights, hardware
                     new = passage.live.take(delta)
                     if new is None:
                         continue
-                    if is_repeated and passage.watch is not None:
-                        passage.watch(len(new.token_ids))
+                    if is_repeated and heard is not None:
+                        heard(len(new.token_ids))
                     yield new if new.id == request_id else msgspec.structs.replace(new, id=request_id)
             self._remember(passage, replica)
         except Moved:
@@ -127,7 +153,7 @@ class Router:
 
     def _place(self, passage: Passage, rest: GenerateRequest) -> Replica:
         """Gives a request to a replica. Raises Unavailable when there is none that takes it."""
-        usable = list(self._usable())
+        usable = list(self._usable(passage))
         if not usable:
             raise self._refusal()
         known, size = self._index.num_known(passage.pages), self.info.page_size
@@ -144,19 +170,19 @@ class Router:
         self._index.give(number, passage.pages)
         return replica
 
-    def _usable(self) -> Iterator[Replica]:
+    def _usable(self, passage: Passage) -> Iterator[Replica]:
         """Yields the replicas that may be chosen: those in the best state that any is in, and none that is drained
         unless all are."""
         ranks = {
             replica: (replica.is_drained, PREFERENCE[replica.client.health.state])
             for replica in self.replicas
-            if replica.client.health.state in PREFERENCE
+            if replica.client.health.state in PREFERENCE and passage.may_be_in(replica)
         }
         best = min(ranks.values(), default=None)
         return (replica for replica, rank in ranks.items() if rank == best)
 
     def _refusal(self) -> errors.TureenError:
-        reasons = "; ".join(f"replica {each.label}: {each.client.health.reason}" for each in self.replicas)
+        reasons = "; ".join(f"replica {each.label}: {each.client.health.reason}" for each in self._running())
         return errors.Unavailable(
             f"no replica takes requests ({reasons})", code="engine_dead", retry_after_s=self.health.retry_after_s
         )
@@ -170,6 +196,10 @@ class Router:
         """Hears that an engine has come into another state: has requests go where they are answered soonest."""
         if not self._is_open:
             return
+        if state == "healthy" and before == "unloaded":
+            self.info = info_of([each.client.info for each in self._running()])
+        if state == "unloaded":
+            self._index.forget(replica.number)
         if state == "replacing" and before != "replacing":
             self._index.forget(replica.number)
             for passage in replica.passages.values():
@@ -183,7 +213,8 @@ class Router:
             return
         for replica in self.replicas:
             if replica not in well:
-                replica.client.hand_over([name for name, passage in replica.passages.items() if passage.may_move])
+                leaving = [name for name, passage in replica.passages.items() if passage.may_move_to(well)]
+                replica.client.hand_over(leaving)
 
     def abort(self, request_id: str, reason: str = "client") -> None:
         """Ends a request wherever it is. Does nothing for an unknown id."""
@@ -198,7 +229,12 @@ class Router:
         """Runs a control operation on all replicas, and returns what one engine would: sums, or what is equal in all.
 
         Raises a TureenError that names the replicas on which it failed; see Operations.
+
+        `roll_weights`, which an engine does not know, is `update_weights` in one replica after the other: see roll.
         """
+        if op == "roll_weights":
+            async with contextlib.nullcontext() if self._pool is None else self._pool.held():
+                return await roll(self._running(), self._passages, self._index, **args)
         if op in ("flush_cache", "update_weights", "release_memory"):
             for replica in self.replicas:
                 self._index.forget(replica.number)
@@ -207,13 +243,13 @@ class Router:
     @property
     def failure(self) -> str | None:
         """The reason why requests are refused; None while any replica takes them."""
-        failures = [replica.client.failure for replica in self.replicas]
+        failures = [replica.client.failure for replica in self._running()]
         return None if None in failures else "; ".join(map(str, failures))
 
     @property
     def health(self) -> EngineHealth:
         """The state of the replica that is best off, and the totals of all."""
-        return sum_health([replica.client.health for replica in self.replicas], self._num_moved)
+        return sum_health([replica.client.health for replica in self._running()], self._num_moved)
 
     @property
     def stats(self) -> EngineStats:
@@ -226,4 +262,6 @@ class Router:
 
     async def close(self) -> None:
         self._is_open = False
+        if self._pool is not None:
+            await self._pool.close()
         await asyncio.gather(*(replica.client.close() for replica in self.replicas), return_exceptions=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import ssl
 from collections.abc import Callable
 from functools import partial
 
@@ -14,13 +16,21 @@ from tureen.contract.types import FromEngine
 from tureen.devices import cpu
 from tureen.devices.base import may_have_cuda
 from tureen.errors import StartupError
+from tureen.extras import require
 from tureen.fleet.sizes import size_of
 from tureen.log import Progress, get_logger, no_progress
+from tureen.replicas.greeting import ModelDigests, digests_of
+from tureen.replicas.pool import Scaler
+from tureen.replicas.ray_address import SCHEME, parse_cluster
+from tureen.replicas.remote import EngineAddress, RemoteClient, RemoteEngine, parse_address
 from tureen.replicas.replica import OnTurn, ReplicaClient
-from tureen.replicas.router import Router
+from tureen.replicas.router import MakeClient, Router
 from tureen.sandbox.budget import helper_bytes
 from tureen.serving.child import BuildOrder
 from tureen.serving.process import ProcessHost
+
+MOST = 64
+"""Most replicas of a server."""
 
 FACTORY = "tureen.build:make_engine"
 MIB = 1 << 20
@@ -29,16 +39,118 @@ log = get_logger("replicas")
 
 
 async def connect(config: Config, model: Model, *, progress: Progress = no_progress) -> Router:
-    """Starts the engines of `config.replicas`. Returns the client over all once they are ready. Raises StartupError."""
-    check(config)
-    own = await asyncio.to_thread(own_config, config, model)
+    """Starts the engines of `config.replicas`, or connects to them. Returns the client over all once they are ready.
+    Raises StartupError."""
     router = Router()
-    await router.start([partial(make_client, own, FACTORY)] * config.replicas, progress)
+    num_first = first_of(config)
+    if isinstance(config.replicas, str) and config.replicas.startswith(SCHEME):
+        require(f"--replicas {SCHEME}…", "ray", "cryptography", field="replicas")
+        parse_cluster(config.replicas)
+        ray_engines = importlib.import_module("tureen.replicas.ray_engines")
+        clients = ray_engines.ray_clients(config, config.replicas, model)  # what Ray starts ends with its thread
+    elif isinstance(config.replicas, str):
+        clients = await asyncio.to_thread(remote_clients, config, config.replicas, model)
+    else:
+        check(config)
+        most = max(config.replicas, config.max_replicas or 1)
+        own = await asyncio.to_thread(own_config, config, model, most)
+        clients = [partial(make_client, own, FACTORY)] * most
+    await router.start(clients, progress, num_first=num_first, scaler=scaler_of(config))
     return router
+
+
+def first_of(config: Config) -> int | None:
+    """Returns how many replicas are started at the start; None = all. Raises StartupError."""
+    count = _count(config)
+    if count is None:
+        if config.min_replicas or config.max_replicas:
+            raise StartupError(
+                "--min-replicas and --max-replicas with addresses: what is there is used; leave them out",
+                field="replicas",
+            )
+        return None
+    least, most = config.min_replicas or count, config.max_replicas or count
+    if not least <= max(count, least) <= most <= MOST:
+        raise StartupError(
+            f"--replicas {config.replicas}, --min-replicas {least}, --max-replicas {most}: must not fall below the "
+            f"least nor exceed the most, and the most not {MOST}",
+            field="max_replicas",
+        )
+    return max(count, least)
+
+
+def scaler_of(config: Config) -> Scaler | None:
+    """Returns what decides how many replicas run; None where their number is fixed."""
+    count = _count(config) or 1
+    least, most = config.min_replicas or count, config.max_replicas or count
+    return Scaler(least, most, config.replica_target_tokens) if least < most else None
+
+
+def _count(config: Config) -> int | None:
+    """Returns how many replicas the operator wants; None where they are named. Raises StartupError."""
+    if not isinstance(config.replicas, str):
+        return config.replicas
+    return parse_cluster(config.replicas).num_engines if config.replicas.startswith(SCHEME) else None
+
+
+def remote_clients(config: Config, addresses: str, model: Model) -> list[MakeClient]:
+    """Returns functions that make the clients of engines elsewhere. Raises StartupError."""
+    places = [parse_address(text, "--replicas") for text in addresses.split(",")]
+    context = front_context(config)
+    for number, place in enumerate(places):
+        if place in places[:number]:
+            raise StartupError(f"--replicas: {place} is there twice", field="replicas")
+        if context is None and not place.is_loopback:
+            raise StartupError(
+                f"--replicas {place}: outside this machine an engine wants certificates: give --replica-tls-cert, "
+                "--replica-tls-key and --replica-tls-ca",
+                field="replicas",
+            )
+    digests = digests_of(model)
+    return [partial(_remote_client, config, place, digests, context) for place in places]
+
+
+def _remote_client(
+    config: Config, address: EngineAddress, digests: ModelDigests, context: ssl.SSLContext | None, on_turn: OnTurn
+) -> ReplicaClient:
+    async def find() -> EngineAddress:
+        return address
+
+    return RemoteClient(
+        RemoteEngine(find, digests, context),
+        on_turn,
+        watchdog_timeout_s=config.watchdog_timeout_s,
+        freeze_grace_s=config.freeze_grace_s,
+    )
+
+
+def front_context(config: Config) -> ssl.SSLContext | None:
+    """Makes the TLS context of connections to engines elsewhere; None = without. Raises StartupError."""
+    names = ("replica_tls_cert", "replica_tls_key", "replica_tls_ca")
+    paths = {name: getattr(config, name) for name in names}
+    flags = {name: f"--{name.replace('_', '-')}" for name in names}
+    if not any(paths.values()):
+        return None
+    for name, value in paths.items():
+        if value is None:
+            raise StartupError(f"{flags[name]} is missing: {', '.join(flags.values())} go together", field=name)
+    require("--replica-tls-cert", "cryptography", field="replica_tls_cert")
+    from tureen.http import certificates  # noqa: PLC0415 - a library that engines on this machine have no use for
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    certificates.load_own(context, paths["replica_tls_cert"], paths["replica_tls_key"], flags="--replica-tls")
+    certificates.load_authorities(context, paths["replica_tls_ca"], "--replica-tls-ca")
+    return context
 
 
 FROM_OTHERS = 1 << 16
 """Requests that an engine takes beyond its own limit: those of others that are lost. The front bounds them all."""
+
+
+def with_room(config: Config) -> Config:
+    """Returns an engine's settings with room in its queue for requests of others that are lost."""
+    return msgspec.structs.replace(config, max_queued_requests=config.max_queued_requests + FROM_OTHERS)
 
 
 def make_client(config: Config, factory: str, on_turn: OnTurn) -> ReplicaClient:
@@ -68,12 +180,12 @@ def check(config: Config) -> None:
         )
 
 
-def own_config(config: Config, model: Model) -> Config:
-    """Returns the settings of each replica: its share of the processors, of the memory and of the helpers.
+def own_config(config: Config, model: Model, count: int) -> Config:
+    """Returns the settings of each of `count` replicas: its share of the processors, of the memory and of the helpers.
 
     Raises StartupError when the memory that is free is not enough for all.
     """
-    free, count = cpu.free_bytes(), config.replicas
+    free = cpu.free_bytes()
     share_bytes = int(free * config.mem_fraction_static) // count
     size = size_of(model.source, config, share_bytes, uses_torch=may_load_torch(config, model))
     if size.num_bytes * count > free:
@@ -86,9 +198,8 @@ def own_config(config: Config, model: Model) -> Config:
     num_threads = config.num_threads or max(1, cpu.num_threads() // count)
     log.info("%d replicas: %d MiB and %d threads each", count, size.num_bytes // MIB, num_threads)
     return msgspec.structs.replace(
-        config,
+        with_room(config),
         num_threads=num_threads,
-        max_queued_requests=config.max_queued_requests + FROM_OTHERS,
         max_total_tokens=size.num_tokens or config.max_total_tokens,
         helper_memory_mib=max(1, (helper_bytes(config) // count) // MIB),
     )

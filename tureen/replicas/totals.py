@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tureen.contract.types import EngineHealth, EngineInfo, EngineStats
+from tureen.contract.types import EngineHealth, EngineInfo, EngineStats, KvDiskStats
 
 STATES = ("healthy", "suspect", "replacing", "unloaded", "down")
 """States of an engine, the best first."""
 
-OTHERWISE = ("step_ms", "is_paused", "seconds_per_end", "helpers_down")
+OTHERWISE = ("step_ms", "is_paused", "seconds_per_end", "helpers_down", "kv_disk")
 """Figures that are not summed."""
 
 
@@ -29,7 +29,16 @@ def sum_stats(figures: Sequence[EngineStats]) -> EngineStats:
         is_paused=all(each.is_paused for each in figures),
         seconds_per_end=max(1.0, 1 / sum(1 / each.seconds_per_end for each in figures)),
         helpers_down=tuple(dict.fromkeys(name for each in figures for name in each.helpers_down)),
+        kv_disk=_sum_disk([each.kv_disk for each in figures if each.kv_disk is not None]),
     )
+
+
+def _sum_disk(figures: Sequence[KvDiskStats]) -> KvDiskStats | None:
+    """Returns the figures of engines that share one folder as one's."""
+    if not figures:
+        return None
+    totals = {name: sum(getattr(each, name) for each in figures) for name in KvDiskStats.__struct_fields__}
+    return KvDiskStats(**totals | {"num_bytes": max(each.num_bytes for each in figures)})
 
 
 def sum_health(states: Sequence[EngineHealth], num_moved: int) -> EngineHealth:

@@ -5,5 +5,5 @@ It knows no route and writes no answer.
 
 Imports: config, constraining, contract, errors, files, grammar, log, logit_processor, media, metrics, sandbox,
 serving, storage, text; asyncio, msgspec, numpy, starlette.
-Imported by: control, dialects, fleet, front, http, offline, server.
+Imported by: control, dialects, fleet, front, fronts, http, offline, server.
 """

@@ -18,6 +18,7 @@ from tureen.requests.prompts import Prompt, too_long
 from tureen.requests.quotas import current_work
 from tureen.requests.reading import PLAIN, Reading
 from tureen.requests.state import Context, ServerState
+from tureen.sandbox.supervisor import why_no_helpers
 
 SEED_BITS = 52
 """Bits of a seed that the server draws: with a sample's index added it is still exact as a float64, which is all that
@@ -239,6 +240,7 @@ def _requests(
             embeds=prompt.embeds,
             hidden_states=options.hidden_states,
             explain=options.explain,
+            timed=work.trace is not None,
             processor=options.processor,
             banned=draft.samplings[index].banned,
             grammar=grammar,
@@ -298,7 +300,7 @@ def effective_params(request: GenerateRequest, sampling: Sampling, context: Cont
     origins: dict[str, str] = dict(sampling.origins)
     if request.max_new_tokens != sampling.params.max_new_tokens:
         origins["max_new_tokens"] = "model"  # lowered to what is left of the context
-    if sampling.params.stream_interval is None and context.config.stream_interval > 1:
+    if sampling.params.stream_interval is None and context.config.stream_interval != 1:
         origins["stream_interval"] = "server"
     values |= {
         "max_new_tokens": request.max_new_tokens,
@@ -320,6 +322,8 @@ def constrained(params: SamplingParams, path: Callable[[str], str], config: Conf
     field = path(name)
     if config.grammar_backend == "none":
         raise InvalidRequest(f"{field}: the server runs with --grammar-backend none; leave it out", field=field)
+    if why := why_no_helpers():
+        raise InvalidRequest(f"{field}: {why}; leave it out, or run tureen on Linux", field=field)
     spec = _spec(name, params)
     if params.dtype is not None:
         stops = params.stop + DTYPE_STOPS.get(params.dtype, ())

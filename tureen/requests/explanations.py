@@ -6,12 +6,35 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tureen.contract.types import Explanation, StageView
+from tureen.requests.generation import Output
 from tureen.requests.state import Context
 
 
 def rendered(explanations: Sequence[Explanation], context: Context) -> list[dict[str, Any]]:
     """Returns the explanations as answers of all APIs have them. Token texts are as in log-probabilities."""
     return [_shown(explanation, context) for explanation in explanations]
+
+
+class Explained:
+    """Gives the explanations of an output that grows, each once."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._num_given = 0
+
+    def new(self, output: Output) -> dict[str, Any]:
+        """Returns the field with the explanations of the tokens since the last call; none where nobody asks for it."""
+        if not output.request.explain:
+            return {}
+        explanations = output.remarks.explanations[self._num_given : len(output.token_ids)]
+        self._num_given += len(explanations)
+        return {"explanations": rendered(explanations, self._context)}
+
+
+def joined_explanations(outputs: Sequence[Output], explained: Sequence[Explained]) -> dict[str, Any]:
+    """Returns the field with the new explanations of each output, of an answer that has one place for all of them."""
+    fields = [each.new(output) for each, output in zip(explained, outputs, strict=True)]
+    return {"explanations": [field["explanations"] for field in fields]} if any(fields) else {}
 
 
 def _shown(explanation: Explanation, context: Context) -> dict[str, Any]:

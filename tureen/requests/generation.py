@@ -8,11 +8,19 @@ import copy
 import math
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from tureen.contract.types import Explanation, FinishReason, GenerateRequest, OutputDelta, PositionLogprobs, Usage
+from tureen.contract.types import (
+    Explanation,
+    FinishReason,
+    GenerateRequest,
+    OutputDelta,
+    PositionLogprobs,
+    Timeline,
+    Usage,
+)
 from tureen.errors import RequestFailed, TureenError, Unavailable
 from tureen.log import get_logger
 from tureen.metrics import Metrics
@@ -111,6 +119,8 @@ class Remarks(NamedTuple):
     unenforced: tuple[str, ...] = ()  # of what the constraint says: "uniqueItems at /tags"
     is_valid: bool | None = None  # where something is not enforced; None: it was cut, or nobody could tell
     effective: EffectiveParams | None = None  # None: nobody asked for them
+    timeline: Timeline | None = None  # once it has ended, if it is timed
+    hardware: tuple[str, ...] = ()  # that has computed it, where it moved to another one
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -148,10 +158,13 @@ class Output:
         self.weight_versions: list[str] = []
         """Versions of the weights that computed it; several if they changed while it was paused."""
 
-    def note_weights(self, version: str) -> None:
-        """Records the version of the weights that computed a new piece of the output."""
-        if self.weight_versions[-1:] != [version]:
-            self.weight_versions.append(version)
+    def note_origin(self, weight_version: str, hardware: tuple[str, ...]) -> None:
+        """Records the version of the weights that computed a new piece of the output, and the `hardware` that computed
+        all so far, where it changed."""
+        if self.weight_versions[-1:] != [weight_version]:
+            self.weight_versions.append(weight_version)
+        if hardware:
+            self.remarks = self.remarks._replace(hardware=hardware)
 
     def add(self, delta: OutputDelta) -> None:
         """Appends a piece of output. Raises Unavailable when the server shut down before the request ended."""
@@ -162,7 +175,7 @@ class Output:
         self.hidden_states += delta.hidden_states
         self.remarks.explanations.extend(delta.explanations)
         self.usage = delta.usage or self.usage
-        self.remarks = self.remarks._replace(unenforced=delta.unenforced)
+        self.remarks = self.remarks._replace(unenforced=delta.unenforced, timeline=delta.timeline)
         self.elapsed_s = time.monotonic() - self.started_s
         if delta.finish is not None and delta.finish.reason == "shutdown":
             raise Unavailable("the server was shut down before the request ended", code="draining")
@@ -223,12 +236,22 @@ class OutputEvent(NamedTuple):
     reader: OutputReader  # of this output
 
 
+class RequestTrace(Protocol):
+    """The trace of one HTTP request that is recorded."""
+
+    trace_id: str
+
+    def add(self, output: Output, finish: str, model_name: str) -> None:
+        """Takes an output that has ended. `finish`: why."""
+
+
 class Meter:
     """Measures time to first token and inter-token latency of one output as its tokens arrive from the engine."""
 
     def __init__(self, metrics: Metrics, started_s: float, *, is_timed: bool) -> None:
         """`is_timed`: whether its times are observed, not only its tokens counted."""
         self.num_tokens = 0
+        self.first_s: float | None = None  # when the first token came, of the monotonic clock
         self._is_timed = is_timed
         self._last_s = started_s
         self._first = metrics.histogram("time_to_first_token_seconds")
@@ -239,6 +262,7 @@ class Meter:
         if not num_new:
             return
         now = time.monotonic()
+        self.first_s = self.first_s or now
         if not self._is_timed:
             pass
         elif self.num_tokens:
@@ -255,7 +279,8 @@ class Run:
     def __init__(self, state: ServerState, plan: Plan) -> None:
         self._work = current_work()
         self._state = state
-        self._owner = plan.owner
+        self.owner = plan.owner
+        self.meters: dict[int, Meter] = {}  # of outputs that have begun, by their index
         self._log_metrics = plan.log_metrics
         self._error_fields = plan.error_fields
         self._reading = plan.reading
@@ -286,15 +311,17 @@ class Run:
         """
         coming = self._state.room.coming(len(self.outputs), when_idle=self._work.when_idle)
         with coming as self._submit, self._holding():
-            self._state.enter(self._owner, self._names)
+            self._state.enter(self.owner, self._names)
             self._work.names.update(self._names)
+            self._state.common.runs[self] = self._state
             follow = self._follow(self.outputs[0], interval) if len(self.outputs) == 1 else self._follow_all(interval)
             try:
                 async with contextlib.aclosing(follow) as stream:
                     async for output in stream:
                         yield output
             finally:
-                self._state.leave(self._owner, self._names)
+                del self._state.common.runs[self]
+                self._state.leave(self.owner, self._names)
 
     def abort(self, reason: str) -> None:
         """Aborts the requests that have not ended; `reason` stands in their finish reason."""
@@ -350,23 +377,24 @@ class Run:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, output: Output, interval: int | None) -> AsyncGenerator[Output, None]:
-        config, params = self._state.context.config, output.request.params
-        num_tokens = interval or params.stream_interval or config.stream_interval
+        due = interval or output.request.params.stream_interval or self._state.interval
         is_timed = not self._work.when_idle
         meter = Meter(self._state.metrics, output.started_s, is_timed=is_timed) if self._log_metrics else None
+        if meter is not None:
+            self.meters[output.index] = meter
         hold, num_prompt = self._holds[output.index], _prompt_tokens(output.request, output.index)
 
-        def watch(num_new: int) -> None:
+        def watch(num_new: int, *, weight_version: str | None = None, hardware: tuple[str, ...] = ()) -> None:
             nonlocal num_prompt
-            self._work.num_tokens += num_new
-            output.note_weights(self._state.context.config.weight_version)
+            self._note_tokens(output, num_new)
+            output.note_origin(weight_version or self._state.context.config.weight_version, hardware)
             if meter is not None:
                 meter.note(num_new)
             if num_new:
                 hold.pay(num_prompt + num_new)
                 num_prompt = 0
 
-        stream: Any = self._state.client.generate(self._take(output), num_tokens, watch)
+        stream: Any = self._state.client.generate(self._take(output), due, watch)
         finish = "abort"  # stays so when the generator is closed early
         try:
             self._submit()  # frees the reserved place; the stream submits the request in its first turn
@@ -391,9 +419,23 @@ class Run:
             self._work.has_failed = True
             raise
         finally:
-            log.debug("request %s ended: %s after %d tokens", output.rid, finish, len(output.token_ids))
+            self._note_end(output, finish)
             if meter is not None:
                 self._count(output, finish, meter.num_tokens)
+
+    def _note_tokens(self, output: Output, num_new: int) -> None:
+        self._work.num_tokens += num_new
+        if num_new and self._work.first_token_s is None:
+            self._work.first_token_s = time.monotonic() - output.started_s
+
+    def _note_end(self, output: Output, finish: str) -> None:
+        log.debug("request %s ended: %s after %d tokens", output.rid, finish, len(output.token_ids))
+        if not output.index % output.request.params.n:  # the samples of a prompt share it
+            self._work.prompt_tokens += output.usage.prompt_tokens
+            self._work.cached_tokens += output.usage.cached_tokens
+        trace: RequestTrace | None = self._work.trace
+        if trace is not None:
+            trace.add(output, finish, self._state.context.info.model_name)
 
     def _take(self, output: Output) -> GenerateRequest:
         """Returns the output's request with its pixels, and keeps none here: they are the engine's from now on."""
@@ -401,7 +443,12 @@ class Run:
         return msgspec.structs.replace(output.request, media=media) if media else output.request
 
     def _count(self, output: Output, finish: str, num_tokens: int) -> None:
-        metrics = self._state.metrics
+        metrics, tally = self._state.metrics, self._work.account.tally
+        tally.requests += 1
+        tally.failed += finish == "error"
+        tally.prompt_tokens += output.usage.prompt_tokens
+        tally.cached_tokens += output.usage.cached_tokens
+        tally.output_tokens += num_tokens
         metrics.count_finish(finish)
         if finish == "abort":
             metrics.add("num_aborted_requests")

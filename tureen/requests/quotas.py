@@ -7,6 +7,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from typing import Any
+
+import msgspec
 
 from tureen.config import Config
 from tureen.errors import TooManyRequests
@@ -18,6 +21,16 @@ ClientId = tuple[str, str]
 """A client: ("name", its name), or ("address", its IP address)."""
 
 
+class Tally(msgspec.Struct):
+    """The use of one client: its requests that ended, those of them that failed, and their tokens."""
+
+    requests: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
 class Account:
     """The token bucket of one client.
 
@@ -26,7 +39,11 @@ class Account:
     client is in debt; so only such a request can bring debt.
     """
 
-    def __init__(self, limits: Limits = NO_LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limits: Limits = NO_LIMITS, clock: Callable[[], float] = time.monotonic, tally: Tally | None = None
+    ) -> None:
+        self.tally = tally or Tally()  # clients without a name have one together
+        self.charged = 0  # tokens that were ever taken out of the bucket
         self.num_visitors = 0  # HTTP requests of the client that are being served
         self._num_held = 0  # tokens that running requests may still use
         self._limits = limits
@@ -80,6 +97,17 @@ class Account:
             return
         self._regain()
         self._used += num_tokens
+        self.charged += num_tokens
+
+    @property
+    def used(self) -> float:
+        """The tokens that the bucket lacks now."""
+        self._regain()
+        return self._used
+
+    def restore(self, used: float, seconds_ago: float) -> None:
+        """Begins with a bucket that lacked `used` tokens so many seconds ago."""
+        self._used, self._since_s = used, self._clock() - seconds_ago
 
     def hold(self, num_tokens: int) -> Hold:
         """Reserves tokens that a request may use, until the returned Hold gives them back."""
@@ -165,6 +193,14 @@ class Quotas:
         self._config = config
         self._clock = clock
         self._accounts: dict[ClientId, Account] = {}
+        self.tallies: dict[str, Tally] = {}  # by the names of clients; "" = all without one
+        self.restored: dict[ClientId, Callable[[Account], None]] = {}
+        """Functions that begin the account of a client as it was before a restart."""
+
+    @property
+    def accounts(self) -> Mapping[ClientId, Account]:
+        """The accounts by their clients."""
+        return self._accounts
 
     def __len__(self) -> int:
         return len(self._accounts)
@@ -177,7 +213,11 @@ class Quotas:
         limits = Limits(most_tokens, key_limits.max_requests or self._config.max_client_requests, key_limits.weight)
         account = self._accounts.get(client_id)
         if account is None:
-            account = self._accounts[client_id] = Account(limits, self._clock)
+            kind, name = client_id
+            tally = self.tallies.setdefault(name if kind == "name" else "", Tally())
+            account = self._accounts[client_id] = Account(limits, self._clock, tally)
+            if client_id in self.restored:
+                self.restored.pop(client_id)(account)
         account.limits = limits
         account.num_visitors += 1
         try:
@@ -201,6 +241,10 @@ class ClientWork:
         self.names: set[str] = set()  # names that the client may abort its requests by
         self.has_failed = False
         self.num_tokens = 0  # of all outputs, so far
+        self.prompt_tokens = 0  # of all outputs that have ended; of those ...
+        self.cached_tokens = 0  # ... found in the prefix cache
+        self.first_token_s: float | None = None  # from its arrival to the first token of any output
+        self.trace: Any = None  # a RequestTrace (generation.py); None: it is not recorded
         self.load_wait_s = 0.0  # that the request waited until its model was loaded
         self.inline_size = 0  # cost of the work done on the event loop in this turn (offload.py)
         self._ahead: Hold | None = None  # tokens reserved for runs that have not begun

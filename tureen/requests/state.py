@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import itertools
 import math
 import random
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import msgspec
 
@@ -29,10 +31,16 @@ from tureen.requests.recording import Recordings
 from tureen.requests.sessions import Sessions
 from tureen.sandbox.budget import FRONT_SHARE, MemoryBudget, helper_bytes
 from tureen.serving.client import EngineClient
+from tureen.serving.streams import Interval
 from tureen.text.chat_template import ChatTemplates, load_chat_templates
 from tureen.text.reasoning import ReasoningFormat, reasoning_format
 from tureen.text.tokenizer import Tokenizer
 from tureen.text.tools import ToolFormat, tool_format
+
+if TYPE_CHECKING:
+    from tureen.requests.other_fronts import OtherFronts
+    from tureen.requests.use_keeping import UseKeeper
+    from tureen.serving.gathering import Gathering
 
 DRAIN_RETRY_S = 5
 
@@ -214,8 +222,14 @@ class Common:
         self.models: ServedModels | None = None  # None: there is one model
         self.keys = load_keys(config)
         self.quotas = Quotas(config)
+        self.fronts: OtherFronts | None = None  # None: this is the only front
         self.recordings = Recordings(config)
         self.lifecycle = Lifecycle()
+        self.use = open_use(config, self.quotas)
+        if self.use is not None:
+            self.lifecycle.services.append(self.use)
+        self.started_s = time.monotonic()
+        self.runs: dict[Any, ServerState] = {}  # what has not ended (generation.py: Run), and its model
         self.background: dict[tuple[str, str], Any] = {}  # responses that no connection waits for, by client and id
         self.helper_memory = MemoryBudget(int(FRONT_SHARE * helper_bytes(config)))
         self.num_admitted = 0  # requests that have a place in a queue, but for those that run when idle
@@ -229,12 +243,18 @@ class Common:
 
     @property
     def num_running(self) -> int:
-        """Requests that have not ended, of all models."""
-        return sum(state.num_running for state in self.states)
+        """Requests that have not ended, of all models and fronts."""
+        elsewhere = 0 if self.fronts is None else self.fronts.num_running
+        return sum(state.num_running for state in self.states) + elsewhere
 
     def abort(self, rid: str | None, reason: str = "client", *, owner: str | None = None) -> int:
         """Aborts the requests named `rid` (None = all) of `owner` (None = of any). Returns how many there were."""
         return sum(state.abort(rid, reason, owner=owner) for state in self.states)
+
+    def abort_all(self, reason: str) -> int:
+        """Aborts all requests, of all fronts. Returns how many there were."""
+        elsewhere = 0 if self.fronts is None else self.fronts.abort_all(reason)
+        return self.abort(None, reason) + elsewhere
 
     async def close(self) -> None:
         """Ends recordings, what runs in the background, services and helper processes; the engines' clients are closed
@@ -245,6 +265,15 @@ class Common:
         await self.lifecycle.close()
         for state in self.states:
             await state.helpers.close()
+
+
+def open_use(config: Config, quotas: Quotas) -> UseKeeper | None:
+    """Opens the file of --usage-db; None where what clients use is not kept. Raises StartupError."""
+    if config.usage_db is None:
+        return None
+    keeping = importlib.import_module("tureen.requests.use_keeping")  # SQLite, for servers that keep something only
+    keeper: UseKeeper = keeping.UseKeeper(quotas, config.usage_db)
+    return keeper
 
 
 class QueueRoom:
@@ -337,6 +366,14 @@ class ServerState:
         self._numbers = itertools.count(1)  # numbers of requests, part of their ids
         self.room = QueueRoom(client, context.info, context.config, common)
 
+    @cached_property
+    def interval(self) -> Interval:
+        """Tokens of an event; or what gathers them while this process is busy."""
+        if self.context.config.stream_interval != "auto":
+            return self.context.config.stream_interval
+        gathering: Gathering = importlib.import_module("tureen.serving.gathering").Gathering()
+        return gathering
+
     @property
     def helpers_down(self) -> tuple[str, ...]:
         """Names of helper processes that are being replaced; those of the engine as of its last report."""
@@ -377,6 +414,10 @@ class ServerState:
         """Raises Unavailable when the server shuts down or its queue is full."""
         self.check_open()
         self.room.check(1)
+
+    def number_from(self, first: int) -> None:
+        """Numbers requests from `first` on; those of several fronts must differ."""
+        self._numbers = itertools.count(first)
 
     def new_id(self, rid: str) -> str:
         """Returns a request's id for the engine, unique whatever clients call their requests. May be called in any

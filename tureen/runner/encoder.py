@@ -70,6 +70,18 @@ class Encoder:
             raise RequestFailed(f"a picture became {len(embeddings)} embeddings, not {item.num_tokens}")
         yield embeddings.tobytes()
 
+    def arithmetic(self) -> dict[str, Any]:
+        """Returns what decides the last bit of an embedding besides model, settings and code, as plain data."""
+        import torch  # noqa: PLC0415 - only for models that see
+
+        is_gpu = self._device.type == "cuda"
+        return {
+            "backend": f"torch {torch.__version__}",
+            "dtype": str(self._dtype),
+            "device": torch.cuda.get_device_name() if is_gpu else torch.backends.cpu.get_cpu_capability(),
+            "threads": 0 if is_gpu else torch.get_num_threads(),
+        }
+
     def _normalised(self, item: MediaItem) -> torch.Tensor:
         """Returns the tiles as the tower takes them, [tiles, 3, height, width]."""
         import torch  # noqa: PLC0415 - only for models that see

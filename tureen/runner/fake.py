@@ -138,6 +138,10 @@ class FakeRunner:
             return {"name": "fake", "dtype": "none", "activations": ""}
         if op in ("load_adapter", "unload_adapter"):
             return None
+        if op == "page_memory":
+            return self
+        if op == "kv_facts":
+            return {"load": self._weights, "files": [], "libraries": [], "facts": {"weights": self._weights}}
         if op == "update_weights":
             self._weights = args["number"]  # type: ignore[assignment]
             return None
@@ -153,6 +157,17 @@ class FakeRunner:
             self._kv = bytearray(len(self._kv))
             return None
         raise NotFound(f"unknown operation '{op}'")
+
+    @property
+    def page_bytes(self) -> int:
+        """The bytes of a page: the runner is the PageMemory of its own."""
+        return self._capacity.page_size * WIDTH
+
+    def read(self, page: int) -> memoryview:
+        return memoryview(bytes(self._kv[page * self.page_bytes : (page + 1) * self.page_bytes]))
+
+    def write(self, page: int, data: memoryview) -> None:
+        self._kv[page * self.page_bytes : (page + 1) * self.page_bytes] = data
 
     def close(self) -> None:
         self._states.clear()
@@ -231,7 +246,7 @@ class FakeRunner:
         if self._choose is not None:
             token_id = self._choose(token_id, state, outputs)
         banned = state.end_token_ids if len(outputs) < state.params.min_new_tokens else ()
-        after = (token_id, *((token_id + step) % size for step in range(1, size)))
+        after = ((token_id + step) % size if step else token_id for step in range(size))
         allowed = next((candidate for candidate in after if candidate not in banned and _allows(mask, candidate)), None)
         if allowed is not None:
             outputs.append(allowed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING, Any
 
 from tureen.attention.choice import AUTO, NATIVE
 from tureen.config import Config
@@ -14,24 +15,32 @@ from tureen.runner.encoder import load_encoder
 from tureen.runner.model_runner import ModelRunner
 from tureen.weights.source import ModelSource, model_config
 
+if TYPE_CHECKING:
+    from tureen.runner.shared_weights import SharedWeights
+
 log = get_logger("runner")
 
 
-def load_runner(source: ModelSource, config: Config, *, progress: Progress = no_progress) -> ModelRunner:
-    """Loads a model that is on disk, for the device and the kernels that the settings ask for. Raises StartupError."""
+def load_runner(
+    source: ModelSource, config: Config, *, progress: Progress = no_progress, shared: SharedWeights | None = None
+) -> ModelRunner:
+    """Loads a model that is on disk, for the device and the kernels that the settings ask for. `shared`: where native
+    kernels find or leave weights that other engines use, too. Raises StartupError."""
     device = resolve_device(config.device, config.num_threads)
     if config.model_impl == "transformers":
         log.warning("--model-impl transformers: the slow path; tureen models lists the architectures with a fast one")
         return _load("tureen.runner.transformers_forward", source, config, device, progress)
     encoder = load_encoder(source, model_config(source), config, device, progress)
-    name = "tureen.runner.native" if _uses_native(config, device) else "tureen.runner.torch_forward"
-    runner = _load(name, source, config, device, progress)
+    if _uses_native(config, device):
+        runner = _load("tureen.runner.native", source, config, device, progress, shared)
+    else:
+        runner = _load("tureen.runner.torch_forward", source, config, device, progress)
     runner.encoder = encoder
     return runner
 
 
-def _load(name: str, source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> ModelRunner:
-    runner: ModelRunner = importlib.import_module(name).load_runner(source, config, device, progress)
+def _load(name: str, *parts: Any) -> ModelRunner:
+    runner: ModelRunner = importlib.import_module(name).load_runner(*parts)
     return runner
 
 

@@ -75,6 +75,8 @@ class ModelRunner:
             "resume_memory": self._resume_memory,
             "forget": self._forget,
             "weight": self._weight,
+            "page_memory": lambda: self._kept_pages().page_memory(),
+            "kv_facts": self._kv_facts,
             "start_profile": self._start_profile,
             "stop_profile": self._profiler.stop,
             "start_expert_record": lambda: self._experts.start(self.forward),
@@ -197,7 +199,8 @@ class ModelRunner:
         self._adapters.pop(number, None)
 
     def _describe_device(self) -> dict[str, str]:
-        return {"name": self.forward.device_name, "dtype": self.forward.dtype, "activations": self.forward.activations}
+        facts = {"name": self.forward.device_name, "dtype": self.forward.dtype, "activations": self.forward.activations}
+        return facts | {"processor": "" if self._parts is None else self._parts.processor}
 
     def _update_weights(self, name: str, path: str, format: Any, load_format: str | None) -> None:
         """Raises InvalidRequest, and changes nothing, when the weights cannot take the place of the old."""
@@ -250,6 +253,19 @@ class ModelRunner:
             raise Conflict(message, code="expert_record_running")
         if self._parts is None or (self.encoder is not None and "weights" in tags):
             raise _cannot("take weights away or exchange them")
+        return self._parts
+
+    def _kv_facts(self) -> dict[str, Any]:
+        """Returns ForwardParts.facts, and what decides a picture's embeddings. Raises InvalidRequest."""
+        facts = self._kept_pages().facts()
+        if self.encoder is not None:
+            facts["facts"]["encoder"] = self.encoder.arithmetic()
+        return facts
+
+    def _kept_pages(self) -> ForwardParts:
+        """Raises InvalidRequest for a model whose KV cache cannot be read."""
+        if self._parts is None:
+            raise InvalidRequest("--model-impl transformers keeps its KV cache to itself", code="not_supported")
         return self._parts
 
     def _start_profile(

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +23,14 @@ from tureen.runner import loading
 from tureen.runner.graphs import TapeForward, record
 from tureen.runner.kv_pool import plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler
-from tureen.runner.packed_copy import LEAST_BYTES, PackedCopy, Planned
-from tureen.runner.parts import ForwardParts
+from tureen.runner.packed_copy import LEAST_BYTES, PackedCopy, Planned, origin_of
+from tureen.runner.parts import ForwardParts, rope_facts
 from tureen.sampling.native_arithmetic import NativeArithmetic
 from tureen.weights.source import ModelSource, model_config
 from tureen.weights.stored import Stored, to_float32
+
+if TYPE_CHECKING:
+    from tureen.runner.shared_weights import SharedWeights
 
 PLAIN = ("F32", "F16", "BF16")
 OF_DTYPE = {"float32": "F32", "bfloat16": "BF16"}
@@ -47,7 +50,6 @@ class NativeForwardFactory:
 
     def __init__(
         self,
-        kernels: ModuleType,
         pool: Any,
         device: DeviceInfo,
         model: ModelConfig,
@@ -55,11 +57,14 @@ class NativeForwardFactory:
         kv_dtype: str,
         progress: Progress,
         first_plan: tuple[list[Planned], int] | None = None,
+        shared: SharedWeights | None = None,
     ) -> None:
-        """first_plan: what `plan_weights` returned for the weights that are loaded first."""
+        """first_plan: what `plan_weights` returned for the weights that are loaded first. shared: where weights lie
+        that other engines use, too."""
         self.model = model
         self._first_plan = first_plan
-        self._kernels = kernels
+        self._shared = shared
+        self._kernels = native.require()
         self._pool = pool
         self._device = device
         self._capacity = capacity
@@ -68,6 +73,19 @@ class NativeForwardFactory:
 
     def load(self, source: ModelSource, config: Config) -> dict[str, Any]:
         """Loads a model's weights by name: matrices packed, vectors as float32. See ForwardFactory.load."""
+        if self._shared:
+            origin = _origin(source, config, self._kernels)
+            weights = self._shared.take(origin, self._kernels, lambda: self._make(source, config))
+        else:
+            weights = self._make(source, config)
+        matrices = [weight for weight in weights.values() if not isinstance(weight, np.ndarray)]
+        if _is_wide(config, matrices):
+            for matrix in matrices:
+                matrix.widen()
+        return weights
+
+    def _make(self, source: ModelSource, config: Config) -> dict[str, Any]:
+        """Returns the weights by name, in memory of their own."""
         planned, num_bytes = self._planned(source, config)
         copy = PackedCopy(source, config, self._kernels, planned) if _is_copied(config, num_bytes) else None
         weights = copy.read(self._device.num_threads, self._progress) if copy else None
@@ -82,10 +100,6 @@ class NativeForwardFactory:
             }
             if copy:
                 copy.write(weights)
-        matrices = [weight for weight in weights.values() if not isinstance(weight, np.ndarray)]
-        if _is_wide(config, matrices):
-            for matrix in matrices:
-                matrix.widen()
         return weights
 
     def _planned(self, source: ModelSource, config: Config) -> tuple[list[Planned], int]:
@@ -110,25 +124,50 @@ class NativeForwardFactory:
         values: NDArray[np.float32] = weight if isinstance(weight, np.ndarray) else weight.unpack()
         return values
 
+    def pages(self, cache: Any, page: int) -> list[NDArray[np.uint8]]:
+        return [cache.page(page)]
+
+    def fill(self, cache: Any, page: int, data: memoryview) -> None:
+        cache.page(page)[:] = np.frombuffer(data, np.uint8)
+
+    def arithmetic(self) -> dict[str, Any]:
+        return {
+            "backend": "native",
+            "isa": self._kernels.isa(),
+            "ropes": rope_facts(self.model, self._capacity.context_len),
+            "files": [str(self._kernels.__file__)],
+        }
+
     def trim(self) -> None:
         """Gives freed memory back to the system. Weights and cache are mapped and went at once; this is for the
-        rest."""
+        rest, and for weights that no engine has any more."""
+        if self._shared:
+            self._shared.free()
         trim()
 
 
-def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> ModelRunner:
+def load_runner(
+    source: ModelSource, config: Config, device: DeviceInfo, progress: Progress, shared: SharedWeights | None = None
+) -> ModelRunner:
     """Loads a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
     kernels = native.require()
     model = loading.describe(model_config(source))
     kv_dtype = _kv_dtype(config)
     cache_token_bytes = token_bytes(kernels, config, model)
     pool = _pool(kernels, device.num_threads, adapts=config.num_threads is None)
-    plan = plan_weights(kernels, source, config, model, device)
-    capacity = plan_capacity(config, model, token_bytes=cache_token_bytes, weight_bytes=plan[1], device=device)
-    factory = NativeForwardFactory(kernels, pool, device, model, capacity, kv_dtype, progress, plan)
+    are_there = shared is not None and shared.has(_origin(source, config, kernels))
+    plan = None if are_there else plan_weights(kernels, source, config, model, device)
+    weight_bytes = plan[1] if plan else 0
+    capacity = plan_capacity(config, model, token_bytes=cache_token_bytes, weight_bytes=weight_bytes, device=device)
+    factory = NativeForwardFactory(pool, device, model, capacity, kv_dtype, progress, plan, shared)
     parts = ForwardParts(factory, source, config)
     sampler = make_sampler(config, model.vocab_size, NativeArithmetic(pool))
     return ModelRunner(parts.assemble(), sampler, capacity, model, parts)
+
+
+def _origin(source: ModelSource, config: Config, kernels: ModuleType) -> str:
+    """Names everything that packed weights depend on."""
+    return origin_of(source, (config.dtype, config.quantization or "", config.load_format), kernels)
 
 
 def plan_weights(

@@ -67,7 +67,7 @@ class PackedCopy:
         settings = (config.dtype, config.quantization or "")
         place = hashlib.sha256(repr((str(source.path.resolve()), settings)).encode()).hexdigest()[:16]
         self.path = cache_dir(config) / "packed" / f"{source.name}-{place}{SUFFIX}"
-        self._origin = _origin(source, settings, kernels)
+        self._origin = origin_of(source, settings, kernels)
         self._weights = list(weights)
         self._kernels = kernels
 
@@ -91,7 +91,7 @@ class PackedCopy:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _remove_leftovers(folder)
-            self._write(folder, [_bytes_of(weights[weight.name]) for weight in self._weights])
+            self._write(folder, [bytes_of(weights[weight.name]) for weight in self._weights])
             _remove_oldest(folder)
         except OSError as error:
             reason = error.strerror or error
@@ -102,8 +102,8 @@ class PackedCopy:
         if header.origin != self._origin or header.weights != self._weights:
             raise _Unusable("it was made of other files, or by another version")
         blanks = [self._blank(weight_plan) for weight_plan in self._weights]
-        targets = [_bytes_of(weight) for weight in blanks]
-        *offsets, end = _offsets(start, targets)
+        targets = [bytes_of(weight) for weight in blanks]
+        *offsets, end = offsets_of(start, targets)
         if os.fstat(file.fileno()).st_size != end or len(header.checksums) != len(blanks):
             raise _Unusable("it is cut short or too long")
 
@@ -127,7 +127,7 @@ class PackedCopy:
         header = _CopyHeader(self._origin, self._weights, [_checksum(array) for array in data])
         text = msgspec.json.encode(header)
         head = MAGIC + len(text).to_bytes(8, "little") + zlib.crc32(text).to_bytes(4, "little") + text
-        *offsets, end = _offsets(len(head), data)
+        *offsets, end = offsets_of(len(head), data)
         if end > shutil.disk_usage(folder).free:
             raise OSError(f"{end >> 20} MiB are needed, more than the disk has free")
         descriptor, part = tempfile.mkstemp(prefix=".", suffix=PART, dir=folder)  # nobody else may read it
@@ -146,7 +146,7 @@ class PackedCopy:
             raise
 
 
-def _origin(source: ModelSource, settings: tuple[str, ...], kernels: ModuleType) -> str:
+def origin_of(source: ModelSource, settings: tuple[str, ...], kernels: ModuleType) -> str:
     """Names everything that the packed bytes depend on. They are the same with every instruction set."""
     files = source.files
     facts = [(str(file.resolve()), *_facts(file)) for file in sorted(files)]
@@ -194,13 +194,13 @@ def _read_header(file: BinaryIO) -> tuple[_CopyHeader, int]:
         raise _Unusable("its header is damaged") from None
 
 
-def _bytes_of(weight: Any) -> NDArray[np.uint8]:
+def bytes_of(weight: Any) -> NDArray[np.uint8]:
     """Returns the memory of a matrix or an array, not copied."""
     data: NDArray[np.uint8] = weight.reshape(-1).view(np.uint8) if isinstance(weight, np.ndarray) else weight.data
     return data
 
 
-def _offsets(start: int, data: Sequence[NDArray[np.uint8]]) -> Iterator[int]:
+def offsets_of(start: int, data: Sequence[NDArray[np.uint8]]) -> Iterator[int]:
     """Yields the offset at which each array begins after the `start` bytes of the header, and the end of the file."""
     for array in data:
         start = -(-start // ALIGNMENT) * ALIGNMENT

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tureen.config import Config
 from tureen.errors import Conflict, InvalidRequest, NotFound, StartupError, Unavailable, echo
+from tureen.layers.rope import frequencies
 from tureen.log import get_logger
 from tureen.models.config import STACKED, ModelConfig
 from tureen.runner import loading
@@ -22,6 +23,12 @@ from tureen.weights.source import ModelSource, model_config
 Tag = Literal["weights", "kv_cache"]
 MAX_NUMBERS = 1 << 18
 """Most numbers of a weight that are returned at once: the engine waits meanwhile."""
+
+DECIDING = (
+    "dtype", "quantization", "activations", "kv_cache_dtype", "load_format", "page_size", "kernels",
+    "attention_backend",
+)  # fmt: skip
+"""Settings on which the bytes of a KV page depend."""
 
 log = get_logger("runner")
 
@@ -45,6 +52,16 @@ class ForwardFactory(Protocol):
     def trim(self) -> None:
         """Gives memory that was freed back to the system."""
 
+    def pages(self, cache: Any, page: int) -> list[NDArray[np.uint8]]:
+        """Returns the bytes of a page, in pieces. They are the cache's memory, or a copy on a device of its own."""
+
+    def fill(self, cache: Any, page: int, data: memoryview) -> None:
+        """Writes the bytes of a page, which `pages` returned, one piece after another."""
+
+    def arithmetic(self) -> dict[str, Any]:
+        """Returns what decides the last bit of a result besides model, settings and code, as plain data; under `files`
+        the paths of files of which the content does."""
+
 
 class Served(NamedTuple):
     """The checkpoint that the weights were read from."""
@@ -52,6 +69,20 @@ class Served(NamedTuple):
     source: ModelSource
     config: Config
     files: tuple[tuple[str, int, int], ...]  # name, bytes, time of the last change
+
+
+class CachePages:
+    """The pages of the KV cache that is there now, as bytes: a PageMemory."""
+
+    def __init__(self, parts: ForwardParts, page_bytes: int) -> None:
+        self.page_bytes = page_bytes
+        self._parts = parts
+
+    def read(self, page: int) -> memoryview:
+        return self._parts.read_page(page)
+
+    def write(self, page: int, data: memoryview) -> None:
+        self._parts.write_page(page, data)
 
 
 class ForwardParts:
@@ -62,6 +93,7 @@ class ForwardParts:
         self._factory = factory
         self._config = config
         self._served = Served(source, config, files_of(source))
+        self._num_loads = 1
         self._hf = model_config(source)
         self._weights: Any = factory.load(source, config)
         self._cache: Any = factory.make_cache()
@@ -98,6 +130,7 @@ class ForwardParts:
                 code="out_of_memory",
             ) from None
         self._served, self._hf = served, hf
+        self._num_loads += 1
 
     def release(self, tags: Collection[Tag]) -> None:
         """Frees the parts named by `tags`. What `assemble` returned must not be used, or held, any more."""
@@ -121,23 +154,72 @@ class ForwardParts:
         Raises Conflict where the files have changed, InvalidRequest where they cannot be loaded.
         """
         if "weights" in tags and self._weights is None:
-            source, config, files = self._served
-            if files_of(source) != files:
-                raise Conflict(
-                    "the model's files have changed since the weights were released; load them by "
-                    "/update_weights_from_disk",
-                    code="weights_changed",
-                )
+            source, config, _ = self._served
+            self._check_unchanged()
             try:
                 self._weights = self._factory.load(source, config)
+                self._check_unchanged()  # nor while they were read
             except StartupError as error:
                 raise _refused(source, error) from None
+            except Conflict:
+                self._weights = None
+                raise
         if "kv_cache" in tags and self._cache is None:
             self._cache = self._factory.make_cache()
+
+    def _check_unchanged(self) -> None:
+        """Raises Conflict where the files are not those that the weights were read from."""
+        source, _, files = self._served
+        if files_of(source) != files:
+            raise Conflict(
+                "the model's files have changed since the weights were released; load them by "
+                "/update_weights_from_disk",
+                code="weights_changed",
+            )
 
     def trim(self) -> None:
         """Gives the memory of freed parts back to the system."""
         self._factory.trim()
+
+    def page_memory(self) -> CachePages:
+        """Returns the pages of the cache, whichever is there. One must be."""
+        return CachePages(self, len(self.read_page(0)))
+
+    def read_page(self, page: int) -> memoryview:
+        """Returns a copy of a page's bytes; none while the cache is away."""
+        cache = self._cache
+        return memoryview(b"") if cache is None else np.concatenate(self._factory.pages(cache, page)).data
+
+    def write_page(self, page: int, data: memoryview) -> None:
+        """Writes a page's bytes. The cache must be there."""
+        self._factory.fill(self._cache, page, data)
+
+    @property
+    def processor(self) -> str:
+        """The instruction set of the kernels, or the GPU's name."""
+        arithmetic = self._factory.arithmetic()
+        return str(arithmetic.get("isa") or arithmetic["device"])
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what the bytes of a page depend on, as plain data. `load` tells weights from those that were there
+        before. `files`: paths of the files that the weights were read from; None where other content may lie there
+        now. `libraries`: paths of the code that computes."""
+        source, config, files = self._served
+        settings = {name: getattr(config, name) for name in DECIDING}
+        arithmetic = self._factory.arithmetic()
+        libraries = list(arithmetic.pop("files", ()))
+        folder = source.path if source.format == "safetensors" else source.path.parent
+        paths = [str(folder / name) for name, _, _ in files] if files and files_of(source) == files else None
+        return {
+            "load": self._num_loads,
+            "files": [] if config.load_format == "dummy" else paths,
+            "libraries": libraries,
+            "facts": {
+                "model": msgspec.to_builtins(self._factory.model),
+                "settings": settings,
+                "arithmetic": arithmetic,
+            },
+        }
 
     def value(self, name: str, truncate_size: int) -> list[Any]:
         """Returns the first `truncate_size` rows of a weight, by its name in a Hugging Face checkpoint, as lists of
@@ -174,6 +256,12 @@ def _parts_of(name: str, model: ModelConfig, shapes: Mapping[str, Any]) -> list[
     *before, module, kind = ["", *name.rsplit(".", 2)][-3:]
     stacked = [".".join((*before, part, kind)) for part in STACKED.get(module, ())]
     return [candidate for candidate in (stacked or [name]) if candidate in shapes]
+
+
+def rope_facts(model: ModelConfig, context_len: int) -> list[str]:
+    """Returns the rotary frequencies of a model's layers as text, one for each kind."""
+    ropes = dict.fromkeys(rope for rope in model.ropes if rope is not None)
+    return [frequencies(rope, model.head_dim, context_len).tobytes().hex() for rope in ropes]
 
 
 def files_of(source: ModelSource) -> tuple[tuple[str, int, int], ...]:

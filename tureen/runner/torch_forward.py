@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from tureen.runner.forward import ForwardOutput, hidden_ranges, score_pieces
 from tureen.runner.inputs import make_input
 from tureen.runner.kv_pool import plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler
-from tureen.runner.parts import ForwardParts
+from tureen.runner.parts import ForwardParts, rope_facts
 from tureen.runner.torch_trace import TorchTrace
 from tureen.runner.trace import TraceOptions
 from tureen.sampling.torch_arithmetic import TorchArithmetic
@@ -140,6 +141,26 @@ class TorchForwardFactory:
     def value(self, weights: DecoderModel, name: str) -> NDArray[np.float32]:
         values: NDArray[np.float32] = weights.weight(name).float().cpu().numpy()
         return values
+
+    def pages(self, cache: torch_pool.KvPool, page: int) -> list[NDArray[np.uint8]]:
+        return [tensor[page].view(torch.uint8).reshape(-1).cpu().numpy() for tensor in (*cache.keys, *cache.values)]
+
+    def fill(self, cache: torch_pool.KvPool, page: int, data: memoryview) -> None:
+        piece = cache.keys[0][page].nbytes
+        source = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+        for index, tensor in enumerate((*cache.keys, *cache.values)):
+            tensor[page].view(torch.uint8).view(-1).copy_(source[index * piece : (index + 1) * piece])
+
+    def arithmetic(self) -> dict[str, Any]:
+        is_gpu = self._device.type == "cuda"
+        return {
+            "backend": f"torch {torch.__version__}",
+            "attention": self._attention.__name__,
+            "dtype": _name(self._dtype),
+            "device": torch.cuda.get_device_name() if is_gpu else torch.backends.cpu.get_cpu_capability(),
+            "threads": 0 if is_gpu else self._device.num_threads,
+            "ropes": rope_facts(self.model, self._capacity.context_len),
+        }
 
     def trim(self) -> None:
         gc.collect()  # layers and adapters hold each other

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -36,12 +37,21 @@ ENVIRONMENT = {"PATH": os.defpath} | dict.fromkeys(
 )
 """A fork server must have no threads; libraries in a sealed worker that mean to start some would wait for them."""
 
+NEEDED = ((os, "memfd_create"), (os, "pidfd_open"), (signal, "pidfd_send_signal"), (socket, "SOCK_SEQPACKET"))
+"""The calls without which there are no helper processes: macOS has none of them."""
+
 Condition = Literal["off", "starting", "ready", "suspect", "closed"]
 
 log = get_logger("sandbox")
 
 _numbers = itertools.count(1)
 """Numbers the workers of all supervisors."""
+
+
+def why_no_helpers() -> str:
+    """Says why this system can have no helper processes; empty where it can."""
+    missing = [name for module, name in NEEDED if not hasattr(module, name)]
+    return f"it needs helper processes, which this system cannot have ({', '.join(missing)} missing)" if missing else ""
 
 
 class Supervisor:

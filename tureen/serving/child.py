@@ -10,6 +10,8 @@ import signal
 import socket
 import sys
 import threading
+from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,8 +23,14 @@ from tureen.log import get_logger, set_up_logging
 from tureen.sandbox import framing
 from tureen.serving.pixels import PixelReceiver, ToChild
 
+if TYPE_CHECKING:
+    from tureen.serving.door import Door
+
 PING = b""
 """The message that asks whether somebody is there, and the answer to it. All other messages are msgpack."""
+
+ADMIT = b"admit"
+"""The message after which other fronts may come in: the engine is in the state that it is to be in."""
 
 log = get_logger("serving")
 
@@ -33,6 +41,13 @@ class BuildOrder(msgspec.Struct, frozen=True):
     factory: str  # "module:function", called with (config, progress=…)
     config: Config
     epoch: int = 1  # which engine of this server it is
+    weights_descriptor: int | None = None  # for the factory, where there is one; it is inherited
+    door: str = ""  # path of the socket at which other fronts may come in; "" = there are none
+
+    @property
+    def descriptors(self) -> list[int]:
+        """The open files that the child inherits for this."""
+        return [] if self.weights_descriptor is None else [self.weights_descriptor]
 
 
 class Link:
@@ -45,6 +60,11 @@ class Link:
         self._pixel_receiver = PixelReceiver()
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        self._door: Door | None = None  # where other fronts come in
+
+    def make_door(self, path: str) -> None:
+        """Makes a door for other fronts, which is opened when the server says so."""
+        self._door = importlib.import_module("tureen.serving.door").Door(path, self._inbox.put)
 
     def receive_order(self) -> BuildOrder:
         return msgspec.msgpack.decode(self._receive() or b"", type=BuildOrder)
@@ -64,6 +84,8 @@ class Link:
         return messages
 
     def publish(self, message: FromEngine) -> None:
+        if self._door is not None:
+            message = self._door.share(message)
         self._write(self._encoder.encode(message))
 
     def _read(self) -> None:
@@ -73,6 +95,9 @@ class Link:
                 os._exit(1)  # the server is gone: nobody may be left behind, whatever the engine is doing
             if payload == PING:
                 self._write(PING)
+                continue
+            if payload == ADMIT and self._door is not None:
+                self._door.open()
                 continue
             message = self._pixel_receiver.receive(self._decoder.decode(payload))
             if message is not None:
@@ -99,6 +124,8 @@ def main(descriptor: int) -> None:
     os.set_inheritable(descriptor, False)  # whose helpers hold the connection is not seen to end
     link = Link(socket.socket(fileno=descriptor))
     order = link.receive_order()
+    if order.door:
+        link.make_door(order.door)
     link.start_reading()
     set_up_logging(order.config.log_level, order.config.log_format)
     if order.epoch > 1:
@@ -106,6 +133,9 @@ def main(descriptor: int) -> None:
     module, name = order.factory.split(":")
     try:
         make_engine = getattr(importlib.import_module(module), name)
+        if order.weights_descriptor is not None:
+            os.set_inheritable(order.weights_descriptor, False)
+            make_engine = partial(make_engine, weights_descriptor=order.weights_descriptor)
         engine, info = make_engine(order.config, progress=lambda *phase: link.publish(StartupPhase(*phase)))
     except TureenError as error:
         link.publish(EngineFailed(error.message, startup=True))

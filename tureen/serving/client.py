@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from tureen.contract.types import EngineHealth, EngineInfo, EngineStats, GenerateRequest, OutputDelta
-from tureen.serving.streams import Watch
+from tureen.serving.streams import Interval, Watch
 
 
 class ReplicaView(Protocol):
@@ -28,6 +28,9 @@ class ReplicaView(Protocol):
     def is_drained(self) -> bool:
         """Says whether it is given nothing any more."""
 
+    async def call(self, op: str, **args: Any) -> object:
+        """Runs an operation of its engine that changes nothing."""
+
     def drain(self, *, is_drained: bool) -> None:
         """Gives it nothing any more, and has its requests go on in others; or gives it requests again."""
 
@@ -41,7 +44,7 @@ class EngineClient(Protocol):
     info: EngineInfo
 
     def generate(
-        self, request: GenerateRequest, interval: int = 1, watch: Watch | None = None
+        self, request: GenerateRequest, interval: Interval = 1, watch: Watch | None = None
     ) -> AsyncIterator[OutputDelta]:
         """Submits a request and streams its output. Ends after the delta with `finish`.
 

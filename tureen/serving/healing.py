@@ -26,7 +26,7 @@ from tureen.contract.types import (
 )
 from tureen.log import Progress, get_logger, no_progress
 from tureen.serving.client import ReplicaView
-from tureen.serving.streams import Streams, Watch
+from tureen.serving.streams import Interval, Streams, Watch
 from tureen.serving.watchdog import Sign, Watchdog
 
 TICK_S = 0.4
@@ -71,7 +71,14 @@ class Host(Protocol):
         """
 
 
-MakeHost = Callable[[int, Callable[[FromEngine], None], Callable[[str], None]], Host]
+class Lose(Protocol):
+    """A function that hears that an engine is lost."""
+
+    def __call__(self, reason: str, *, is_suspicious: bool = True) -> None:
+        """is_suspicious: whether one of the requests may be why."""
+
+
+MakeHost = Callable[[int, Callable[[FromEngine], None], Lose], Host]
 """Makes a host from an epoch, a function that hears the engine's messages, and one that hears that it is lost. Epochs
 count from 1."""
 
@@ -105,6 +112,11 @@ class Suspension:
     def is_busy(self) -> bool:
         """Says whether the engine has, or is to get, anything to do."""
         return self._client._streams.is_busy
+
+    @property
+    def has_other_weights(self) -> bool:
+        """Says whether the engine will have other weights than it starts with."""
+        return self._client._streams.journal.has_other_weights
 
     def demand(self) -> None:
         """Hears that something is asked for that needs the engine."""
@@ -195,7 +207,7 @@ class HealingClient:
         return self.info
 
     def generate(
-        self, request: GenerateRequest, interval: int = 1, watch: Watch | None = None
+        self, request: GenerateRequest, interval: Interval = 1, watch: Watch | None = None
     ) -> AsyncIterator[OutputDelta]:
         if self.suspension.is_on:
             self.suspension.demand()
@@ -265,7 +277,7 @@ class HealingClient:
         try:
             await host.start()
             info = await self._ready
-            await self._streams.restore(host.send, info)
+            await self._restore(host, info)
         except OSError as error:
             raise errors.StartupError(f"the engine cannot be started: {error}") from None
         except errors.StartupError:
@@ -274,6 +286,10 @@ class HealingClient:
             raise errors.StartupError(f"the engine cannot be what it was: {error.message}") from None
         self._starts.took_s = self._loop.time() - began_s
         return info
+
+    async def _restore(self, host: Host, info: EngineInfo) -> None:
+        """Brings a new engine to the state of those before. Raises TureenError when it cannot be."""
+        await self._streams.restore(host.send, info)
 
     def _open(self) -> None:
         """Sends requests to the engine from now on."""
@@ -301,7 +317,7 @@ class HealingClient:
                 if self.suspension.on_idle is not None:
                     self.suspension.tell_idle()
 
-    def _lose(self, epoch: int, reason: str) -> None:
+    def _lose(self, epoch: int, reason: str, *, is_suspicious: bool = True) -> None:
         """Hears that the engine of that epoch is lost, by itself."""
         if epoch != self._epoch or self._is_closed:
             return
@@ -310,7 +326,7 @@ class HealingClient:
             if not self._ready.done():
                 self._ready.set_exception(errors.StartupError(reason))
         else:
-            self._replace(reason, is_suspicious=True)
+            self._replace(reason, is_suspicious=is_suspicious)
 
     def _replace(self, reason: str, *, is_suspicious: bool) -> None:
         """Gives the engine up and starts another one."""

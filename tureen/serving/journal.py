@@ -43,6 +43,11 @@ class Journal:
         elif op in ("resume", "let_go"):
             self._marks.pop({"resume": "pause", "let_go": "hold"}[op], None)
 
+    @property
+    def has_other_weights(self) -> bool:
+        """Whether the engine was given other weights than those of the start."""
+        return self._weights is not None
+
     def copy(self) -> Journal:
         """Returns another one that says the same."""
         return copy.deepcopy(self)

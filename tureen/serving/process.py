@@ -14,12 +14,11 @@ from pathlib import Path
 import msgspec
 
 from tureen.config import Config
-from tureen.contract.types import Close, FromEngine, GenerateRequest, StepReport, Submit, ToEngine
+from tureen.contract.types import Close, FromEngine, ToEngine
 from tureen.log import get_logger
-from tureen.sandbox.framing import HEADER, framed
-from tureen.serving.child import PING, BuildOrder
+from tureen.serving.child import BuildOrder
+from tureen.serving.engine_socket import EngineSocket
 from tureen.serving.healing import HealingClient
-from tureen.serving.pixels import PixelSender, ToChild
 from tureen.serving.watchdog import Sign, processor_s
 
 CLOSE_TIMEOUT_S = 10.0
@@ -39,16 +38,10 @@ class ProcessHost:
 
     def __init__(self, order: BuildOrder, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> None:
         self._order = order
-        self._receive = receive
         self._lose = lose
-        self._pixel_sender = PixelSender(self._write_message)
-        self._with_pictures: dict[str, GenerateRequest] = {}  # requests whose pictures the child has
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(FromEngine)
+        self._socket = EngineSocket(receive)
         self._child: subprocess.Popen[bytes] | None = None
-        self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._has_answered = True
 
     @property
     def pid(self) -> int:
@@ -61,34 +54,31 @@ class ProcessHost:
         with theirs:
             command = [sys.executable, "-m", "tureen.serving.child", str(theirs.fileno())]
             try:
-                self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+                self._child = subprocess.Popen(command, pass_fds=[theirs.fileno(), *self._order.descriptors])
             except OSError:
                 ours.close()
                 raise
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._write(self._encoder.encode(self._order))
+        reader, writer = await asyncio.open_connection(sock=ours)
+        self._socket.open(writer)
+        self._socket.write(msgspec.msgpack.encode(self._order))
         self._reading = asyncio.create_task(self._read(reader))
 
     def send(self, message: ToEngine) -> None:
-        if isinstance(message, Submit) and message.request.media:
-            self._with_pictures[message.request.id] = stripped = self._pixel_sender.send_pixels(message.request)
-            message = msgspec.structs.replace(message, request=stripped)
-        self._write_message(message)
+        self._socket.send(message)
 
     def sign(self) -> Sign:
         assert self._child is not None
-        has_answered, self._has_answered = self._has_answered, False
-        self._write(PING)
+        has_answered = self._socket.ask()
         if self._child.poll() is not None:  # though somebody may hold its end of the socket
             asyncio.get_running_loop().call_soon(self._lose, _how_ended(self._child.returncode))
-        return Sign(has_answered, processor_s(self.pid), _state(self.pid) in STOPPED)
+        return Sign(has_answered, processor_s(self.pid), state_of(self.pid) in STOPPED)
 
     async def close(self, *, at_once: bool) -> None:
         child = self._child
         if child is None:
             return
         if not at_once:
-            self._write_message(Close())
+            self.send(Close())
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(child.wait, CLOSE_TIMEOUT_S)
         child.kill()
@@ -96,30 +86,13 @@ class ProcessHost:
         if self._reading is not None:
             await asyncio.wait([self._reading], timeout=END_TIMEOUT_S)  # it ends with the child's last words
             self._reading.cancel()
-        if self._writer is not None:
-            self._writer.close()
-            with contextlib.suppress(OSError):
-                await self._writer.wait_closed()
-
-    def _write_message(self, message: ToChild) -> None:
-        self._write(self._encoder.encode(message))
-
-    def _write(self, payload: bytes) -> None:
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(framed(payload))
+        await self._socket.close()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Reads all that the child sends. The end of the stream is the child's death, noticed at once."""
         assert self._child is not None
         try:
-            while True:
-                (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-                self._has_answered = True
-                if size:
-                    message = self._decoder.decode(await reader.readexactly(size))
-                    if self._with_pictures and isinstance(message, StepReport):
-                        self._release_pixels(message)
-                    self._receive(message)
+            await self._socket.read(reader)
         except (asyncio.IncompleteReadError, ConnectionError):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(self._child.wait, END_TIMEOUT_S)
@@ -128,19 +101,15 @@ class ProcessHost:
             log.exception("the engine process was not understood")
             self._lose(f"the engine process was not understood: {type(error).__name__}")
 
-    def _release_pixels(self, report: StepReport) -> None:
-        """Takes back the pictures of requests that have ended."""
-        for delta in report.deltas:
-            if delta.finish is not None and delta.id in self._with_pictures:
-                self._pixel_sender.release(self._with_pictures.pop(delta.id))
-
 
 class ProcessClient(HealingClient):
     """An EngineClient whose engine runs in a child process. `factory` is "module:function"."""
 
-    def __init__(self, factory: str, config: Config) -> None:
+    def __init__(self, factory: str, config: Config, weights_descriptor: int | None = None) -> None:
+        """`weights_descriptor`: of the file in which the engine finds weights that others use, too."""
+
         def make_host(epoch: int, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> ProcessHost:
-            return ProcessHost(BuildOrder(factory, config, epoch), receive, lose)
+            return ProcessHost(BuildOrder(factory, config, epoch, weights_descriptor), receive, lose)
 
         super().__init__(make_host, watchdog_timeout_s=config.watchdog_timeout_s, freeze_grace_s=config.freeze_grace_s)
 
@@ -155,7 +124,7 @@ def _how_ended(status: int | None) -> str:
     return f"the engine process was ended by signal {-status}"
 
 
-def _state(pid: int) -> str:
+def state_of(pid: int) -> str:
     """Returns a process's state, one letter, see proc(5); empty where there is no such process."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][1]

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Union
 
 import msgspec
 
@@ -33,14 +33,26 @@ from tureen.serving.journal import Journal
 from tureen.serving.repeats import RepeatedOutput, must_repeat
 from tureen.serving.trials import POISON_AFTER, Trials
 
+if TYPE_CHECKING:
+    from tureen.serving.gathering import Gathering
+
 ERRORS_BY_STATUS: dict[int, type[errors.TureenError]] = {
     kind.status: kind
     for kind in (*errors.TureenError.__subclasses__(), *errors.TryLater.__subclasses__())
     if kind not in (errors.StartupError, errors.TryLater)
 }
 
-Watch = Callable[[int], None]
-"""A function that hears at once how many tokens each piece of an output brings, whenever its reader takes it."""
+Interval = Union[int, "Gathering"]
+"""Tokens between two deltas; or who says when they are due."""
+
+
+class Watch(Protocol):
+    """A function that hears at once of each piece of an output, whenever its reader takes it."""
+
+    def __call__(self, num_new: int, *, weight_version: str | None = None, hardware: tuple[str, ...] = ()) -> None:
+        """Hears how many new tokens the piece brings. weight_version: of the weights that computed it, where these are
+        not what the server says of all. hardware: what has computed the output so far, where that has changed."""
+
 
 MERGE_AT = 64
 """Number of pieces not taken by a reader at which they are merged into one."""
@@ -123,10 +135,14 @@ class Moved(Exception):
 class _Stream:
     """One request's deltas, for one reader. What it has not taken yet is merged: the output bounds the memory."""
 
-    def __init__(self, live: Live, interval: int, watch: Watch | None) -> None:
+    def __init__(self, live: Live, interval: Interval, watch: Watch | None) -> None:
         self.live = live
         self.has_ended = False
-        self._interval = interval
+        self._interval = interval if isinstance(interval, int) else 1
+        self._gathering = None if isinstance(interval, int) else interval
+        self._is_put_off = False  # by the gathering
+        if self._gathering is not None:
+            self._gathering.begin()
         self._watch = watch
         self._pending: list[OutputDelta] = []
         self._num_tokens = 0  # in these
@@ -142,7 +158,9 @@ class _Stream:
         if self._watch is not None:
             self._watch(len(delta.token_ids))
         self.has_ended = delta.finish is not None
-        if self._num_tokens >= self._interval or not self._has_begun or self.has_ended:
+        if self._gathering is not None and self._gathering.is_busy and self._has_begun and not self.has_ended:
+            self._gather(self._gathering)
+        elif self._num_tokens >= self._interval or not self._has_begun or self.has_ended:
             self._wake()
         if len(self._pending) == MERGE_AT:
             self._pending = [merge(self._pending)]
@@ -165,6 +183,16 @@ class _Stream:
         self._has_begun = True
         self._is_due = self._failure is not None
         return delta
+
+    def _gather(self, gathering: Gathering) -> None:
+        if not self._is_put_off:
+            self._is_put_off = True
+            gathering.put_off(self._come)
+
+    def _come(self) -> None:
+        self._is_put_off = False
+        if self._pending:
+            self._wake()
 
     def _wake(self) -> None:
         self._is_due = True
@@ -216,8 +244,8 @@ class Streams:
 
     @property
     def is_waiting(self) -> bool:
-        """Says whether somebody waits for the engine."""
-        return bool(self._streams or self._calls)
+        """Says whether somebody waits for the engine, be it another front."""
+        return bool(self._streams or self._calls or (self._is_heard and self._stats.num_running))
 
     @property
     def is_busy(self) -> bool:
@@ -230,7 +258,7 @@ class Streams:
         return self.is_waiting or self.num_reports > self._reports_before
 
     async def generate(
-        self, request: GenerateRequest, interval: int = 1, watch: Watch | None = None
+        self, request: GenerateRequest, interval: Interval = 1, watch: Watch | None = None
     ) -> AsyncGenerator[OutputDelta, None]:
         """Submits a request and streams its output; see EngineClient.generate."""
         if self.refuse is not None:
@@ -308,11 +336,7 @@ class Streams:
         for number, call in list(self._calls.items()):
             if call.num_sent >= MOST_SENT or call.future.done():
                 self._end_call(number, _lost(f"{reason}, and so was the one before it"))
-        suspects = [
-            request_id
-            for request_id, stream in self._streams.items()
-            if stream.live.is_submitted and not stream.has_ended
-        ]
+        suspects = self.submitted
         for stream in self._streams.values():
             stream.live.is_submitted = False
         if not is_suspicious:
@@ -328,6 +352,15 @@ class Streams:
                     code="poison",
                 )
             )
+
+    @property
+    def submitted(self) -> list[str]:
+        """The ids of the requests that the engine has."""
+        return [name for name, stream in self._streams.items() if stream.live.is_submitted and not stream.has_ended]
+
+    def end(self, request_id: str, error: errors.TureenError) -> None:
+        """Ends a request's stream with an error."""
+        self._streams[request_id].fail(error)
 
     def hand_over(self, request_ids: Iterable[str]) -> None:
         """Ends the streams of these requests with Moved, after what has come of them; the engine ends the requests."""
@@ -450,6 +483,7 @@ def merge(deltas: Sequence[OutputDelta]) -> OutputDelta:
         hidden_states=tuple(chain.from_iterable(delta.hidden_states for delta in deltas)),
         unenforced=deltas[-1].unenforced,
         explanations=tuple(chain.from_iterable(delta.explanations for delta in deltas)),
+        timeline=deltas[-1].timeline,
     )
 
 

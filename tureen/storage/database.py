@@ -115,8 +115,8 @@ class Database:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the lower byte is the kind of error
         if code == sqlite3.SQLITE_FULL:
             return Unavailable(
-                f"the disk of {self._flag} is full, so nothing can be stored; send store: false, or try again when its "
-                "operator has made room",
+                f"the disk of {self._flag} is full, so nothing can be stored until its operator has made "
+                "room; a request with store: false needs none",
                 code="storage_full",
             )
         if code in DAMAGED or isinstance(error, Damaged):

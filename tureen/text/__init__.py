@@ -2,5 +2,5 @@
 parsers of reasoning and tool calls.
 
 Imports: contract, errors, files, log; jinja2, msgspec, numpy, regex, tokenizers.
-Imported by: bench, build, control, dialects, engine, front, http, requests, weights.
+Imported by: bench, build, control, dialects, engine, front, fronts, http, requests, weights.
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from patience import wait_until
+from patience import PATIENCE_S, wait_until
 from questions import CAPITAL, DESCRIBE, Person
 
 CLIENT = "LiteLLM's proxy"
@@ -46,15 +46,17 @@ def start(tmp_path_factory):
         port = free_port()
         command = [str(Path(sys.executable).parent / "litellm"), "--config", str(config), "--port", str(port)]
         environment = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MASTER_KEY": "sk-1"}
-        log = config.with_suffix(".log").open("w")
-        running["process"] = subprocess.Popen(
-            [*command, "--host", "127.0.0.1"], env=environment, stdout=log, stderr=log
-        )
+        log = config.with_suffix(".log")
+        with log.open("w") as output:
+            process = subprocess.Popen([*command, "--host", "127.0.0.1"], env=environment, stdout=output, stderr=output)
+        running["process"] = process
         client = httpx.Client(
             base_url=f"http://127.0.0.1:{port}", timeout=120, headers={"authorization": "Bearer sk-1"}
         )
         running["client"] = client
-        wait_until(lambda: is_up(client), "the proxy's start")
+        # Its imports alone take twenty seconds of a processor, which are minutes on a busy machine.
+        wait_until(lambda: process.poll() is not None or is_up(client), "the proxy's start", 5 * PATIENCE_S)
+        assert process.poll() is None, log.read_text(encoding="utf-8")
         return client
 
     yield begin

@@ -26,11 +26,10 @@ def _make_distribution(folder, what, **environment):
 
 
 def _files_of_package():
-    return {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "tureen").rglob("*")
-        if path.suffix in (".py", ".safetensors", ".html", ".css", ".js", ".md", ".toml") or path.name == "py.typed"
-    }
+    """What the package consists of: everything in its folder that git does not ignore, but the kernels' sources."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "tureen"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    return {name for name in names if (ROOT / name).exists() and not name.startswith("tureen/kernels/cpu/src/")}
 
 
 def test_without_a_compiler_everything_else_is_installed(tmp_path):

@@ -312,3 +312,21 @@ def test_a_pool_has_at_least_one_thread():
     assert native.Pool(2).threads == 2
     with pytest.raises(ValueError, match="at least one thread"):
         native.Pool(0)
+
+
+def test_a_matrix_over_bytes_that_are_there_copies_none_and_keeps_them():
+    packed = native.Matrix.blank("Q8_0", 32, 64)
+    packed.data[:] = np.random.default_rng(1).integers(0, 256, packed.nbytes, np.uint8)
+    over = native.Matrix.over(packed.data, "Q8_0", 32, 64)
+    assert over.data.ctypes.data == packed.data.ctypes.data
+    expected = packed.data.copy()
+    del packed
+    assert np.array_equal(over.data, expected)
+
+
+@pytest.mark.parametrize(("begin", "size", "fault"), [(0, 63, r"data is \[63\], not \["), (1, None, "multiple of 64")])
+def test_bytes_that_are_no_matrix_are_refused(begin, size, fault):
+    room = native.Matrix.blank("Q8_0", 32, 64).data
+    wanted = native.packed_bytes("Q8_0", 16, 64)
+    with pytest.raises(ValueError, match=fault):
+        native.Matrix.over(room[begin : begin + (size or wanted)], "Q8_0", 16, 64)

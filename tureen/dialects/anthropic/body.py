@@ -16,7 +16,7 @@ from msgspec import Meta
 from tureen.contract.params import ALIASES, EMPTY_IS_UNSET, INT64_MAX, INT64_MIN, JsonObject, SamplingParams, Stops
 from tureen.errors import InvalidRequest, echo
 from tureen.requests.body import TEXT_LISTS, convert, offered
-from tureen.requests.shared_fields import ReturnEffective
+from tureen.requests.shared_fields import Explain, ReturnEffective
 from tureen.requests.tool_fields import MAX_TOOLS
 from tureen.requests.verdicts import FieldTable, FieldWithoutEffect, read_tables
 from tureen.text.messages import MAX_MESSAGES, MAX_PARTS
@@ -307,6 +307,7 @@ class AnthropicBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fi
         Literal["auto", "standard_only"] | None, Meta(description="There is one tier, `standard`.")
     ] = None
     return_effective: ReturnEffective = False
+    explain: Explain = False
 
 
 COUNT_TABLE = TABLE.joined(

@@ -29,6 +29,7 @@ from tureen.requests import telling
 from tureen.requests.body import PARAM_FIELDS
 from tureen.requests.chat import Chat, prompt_of
 from tureen.requests.drafts import Plan
+from tureen.requests.explanations import Explained
 from tureen.requests.generation import Output, OutputEvent
 from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
@@ -176,7 +177,12 @@ def with_sampling(chat: Chat, body: AnthropicBody, payload: dict[str, Any]) -> C
     sampling, renamed = _sampling(body, payload)
     # max_tokens is required, and stop_reason tells when the context ended the answer
     return msgspec.structs.replace(
-        chat, sampling=sampling, names=Names("", renamed), clip_max_tokens=True, return_effective=body.return_effective
+        chat,
+        sampling=sampling,
+        names=Names("", renamed),
+        clip_max_tokens=True,
+        return_effective=body.return_effective,
+        explain=body.explain,
     )
 
 
@@ -232,7 +238,8 @@ def _message(plan: Plan, body: AnthropicBody, last: OutputEvent, state: ServerSt
         blocks.feed(part)
     blocks.close()
     usage = _usage(last.output, plan, last.parts, state)
-    return _head(body) | {"content": blocks.content} | _stop(last, plan, body) | {"usage": usage}
+    explained = Explained(state.context).new(last.output)
+    return _head(body) | {"content": blocks.content} | _stop(last, plan, body) | {"usage": usage} | explained
 
 
 def _head(body: AnthropicBody) -> dict[str, Any]:
@@ -327,7 +334,7 @@ def _event(payload: dict[str, Any]) -> bytes:
 
 
 async def _events(plan: Plan, body: AnthropicBody, state: ServerState) -> AsyncGenerator[bytes, None]:
-    blocks, seen = ContentBlocks(body), list[Part]()
+    blocks, seen, explained = ContentBlocks(body), list[Part](), Explained(state.context)
     is_first = True
     async with contextlib.aclosing(events_of(plan, state, budget=_budget(body))) as events:
         async for event in events:
@@ -339,12 +346,15 @@ async def _events(plan: Plan, body: AnthropicBody, state: ServerState) -> AsyncG
                 yield _event({"type": "message_start", "message": start})
                 is_first = False
             seen += event.parts
-            for part in event.parts:
-                for block_event in blocks.feed(part):
-                    yield _event(block_event)
+            block_events = [block_event for part in event.parts for block_event in blocks.feed(part)]
+            for block_event in block_events[:-1]:
+                yield _event(block_event)
+            for block_event in block_events[-1:]:
+                yield _event(block_event | explained.new(output))
             if output.finish is not None:
                 for block_event in blocks.close():
                     yield _event(block_event)
                 usage = _usage(output, plan, seen, state)
-                yield _event({"type": "message_delta", "delta": _stop(event, plan, body), "usage": usage})
+                delta = {"type": "message_delta", "delta": _stop(event, plan, body), "usage": usage}
+                yield _event(delta | explained.new(output))
                 yield _event({"type": "message_stop"})

@@ -39,10 +39,12 @@ from tureen.requests.constraint_fields import (
     structured_constraints,
 )
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
+from tureen.requests.explanations import Explained, joined_explanations
 from tureen.requests.generation import Output, Run, Sent, joined_notes
 from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
 from tureen.requests.prompts import Prompt
+from tureen.requests.shared_fields import Explain
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tokenising import tokenize
 from tureen.requests.verdicts import read_tables
@@ -141,12 +143,13 @@ class MindieBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     guided_structural_tag: GuidedTag = None
     guided_decoding_backend: GuidedBackend = None
     guided_whitespace_pattern: GuidedSpace = None
+    explain: Explain = False
 
 
 FIELDS = tuple(field.name for field in msgspec.structs.fields(MindieBody))
 NOT_PARAMETERS = (
     "prompt", "stream", "model", "n", "best_of", "structured_outputs", "guided_decoding_backend",
-    "guided_whitespace_pattern",
+    "guided_whitespace_pattern", "explain",
 )  # fmt: skip
 
 
@@ -194,7 +197,9 @@ async def respond(payload: dict[str, Any], request: Request, state: ServerState)
     except TureenError as error:
         return as_mindie(error)
     prefix = body.prompt if state.context.config.vllm_profile else f"{body.prompt} "
-    answer = {"text": [prefix + output.text for output in _ranked(outputs, body)], **joined_notes(outputs)}
+    ranked = _ranked(outputs, body)
+    answer = {"text": [prefix + output.text for output in ranked], **joined_notes(outputs)}
+    answer |= joined_explanations(ranked, [Explained(state.context) for _ in ranked])
     return Response(_json.encode(answer), headers=_headers(), media_type="application/json")
 
 
@@ -255,7 +260,8 @@ async def _plan(body: MindieBody, payload: dict[str, Any], state: ServerState, *
         raise InvalidRequest("best_of needs a temperature above 0: greedy texts are all the same", field="best_of")
     [ids] = await tokenize([body.prompt], ["prompt"], context)
     _check_prompt_length(len(ids), context)
-    options = Options(adapter=adapter, logprobs=LogprobSpec() if body.best_of is not None else None)
+    logprobs = LogprobSpec() if body.best_of is not None else None
+    options = Options(adapter=adapter, logprobs=logprobs, explain=body.explain)
     return plan_of(one_prompt(Prompt(ids), "prompt", sampling, options, owner=owner), state)
 
 
@@ -292,16 +298,16 @@ async def _pieces(run: Run, body: MindieBody, state: ServerState) -> AsyncGenera
     config = state.context.config
     is_whole = config.mindie_full_text or config.vllm_profile
     prefix = body.prompt if config.vllm_profile else ""
-    is_first = True
+    is_first, explained = True, [Explained(state.context) for _ in run.outputs]
     async with contextlib.aclosing(run.events()) as events:
         async for event in events:
             _check_complete(event.output)
             has_new = any(len(output.text) > output.sent.chars for output in run.outputs)
             is_last = all(output.finish is not None for output in run.outputs)
             notes = joined_notes(run.outputs) if is_last else {}
-            if has_new or (is_last and (is_first or notes)):
+            if has_new or (is_last and (is_first or notes or body.explain)):
                 texts = [_piece(output, prefix, is_whole=is_whole) for output in run.outputs]
-                yield _json.encode({"text": texts, **notes}) + NUL
+                yield _json.encode({"text": texts, **notes, **joined_explanations(run.outputs, explained)}) + NUL
                 is_first = False
 
 

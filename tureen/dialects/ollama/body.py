@@ -18,7 +18,7 @@ from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
 from tureen.requests import telling
 from tureen.requests.body import convert, offered
-from tureen.requests.shared_fields import ReturnEffective
+from tureen.requests.shared_fields import Explain, ReturnEffective
 from tureen.requests.state import Context
 from tureen.requests.tool_fields import MAX_TOOLS
 from tureen.requests.verdicts import read_tables
@@ -35,6 +35,8 @@ PARAMETERS = {
     "seed": "sampling_seed",
 }
 """Ollama's names of sampling parameters -> those of SamplingParams."""
+
+NOT_PARAMETERS = ("num_ctx", "explain")
 
 Body = TypeVar("Body", bound="OllamaBody")
 
@@ -76,6 +78,7 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     frequency_penalty: Annotated[
         float, Meta(ge=-2, le=2, description="Subtracted once for each time a token is in the output.")
     ] = 0.0
+    explain: Explain = False
 
 
 class OllamaFunctionCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -197,7 +200,7 @@ def sampling_of(body: OllamaBody, payload: Mapping[str, Any]) -> dict[str, Any]:
     fields = {
         PARAMETERS.get(name, name): getattr(body.options, name)
         for name in options
-        if name in OllamaOptions.__struct_fields__ and name != "num_ctx"
+        if name in OllamaOptions.__struct_fields__ and name not in NOT_PARAMETERS
     }
     if fields.get("max_new_tokens") in UNBOUNDED:
         fields["max_new_tokens"] = None

@@ -109,6 +109,7 @@ def chat_of(body: OllamaChatBody, payload: dict[str, Any], state: ServerState) -
         sampling=sampling_of(body, payload),
         defaults=DEFAULTS,
         return_effective=body.return_effective,
+        explain=body.options.explain,
         names=NAMES,
         adapter=adapter_of(body.model, state),
     )
@@ -128,6 +129,7 @@ def prompt_chat(body: OllamaGenerateBody, payload: dict[str, Any], state: Server
         sampling=sampling_of(body, payload),
         defaults=DEFAULTS,
         return_effective=body.return_effective,
+        explain=body.options.explain,
         names=NAMES,
         adapter=adapter_of(body.model, state),
     )

@@ -35,6 +35,7 @@ from tureen.requests import planning, telling
 from tureen.requests.body import convert, offered, read_json
 from tureen.requests.chat import Chat
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
+from tureen.requests.explanations import Explained
 from tureen.requests.generation import WHOLE_INTERVAL, Output
 from tureen.requests.model_field import LATEST, adapter_of
 from tureen.requests.prompts import Prompt
@@ -251,7 +252,9 @@ async def _raw_plan(body: OllamaGenerateBody, payload: dict[str, Any], state: Se
     context = state.context
     sampling = planning.make_sampling(sampling_of(body, payload), context, NAMES, DEFAULTS, as_recommended=True)
     [ids] = await tokenize([body.prompt], ["prompt"], context)
-    options = Options(adapter=adapter_of(body.model, state), return_effective=body.return_effective)
+    options = Options(
+        adapter=adapter_of(body.model, state), return_effective=body.return_effective, explain=body.options.explain
+    )
     draft = one_prompt(Prompt(ids), "prompt", sampling, options, owner=owner)
     return plan_of(draft, state)
 
@@ -272,18 +275,19 @@ async def _whole(plan: Plan, state: ServerState, answer: OllamaAnswer) -> dict[s
         async for event in events:
             pieces += answer.catch_up(event.output, event.parts)
             if event.output.finish is not None:
-                last = answer.ending(event.output)
+                last = answer.ending(event.output) | Explained(state.context).new(event.output)
     return answer.rendered(join_pieces(pieces)) | last
 
 
 async def _lines(plan: Plan, state: ServerState, answer: OllamaAnswer) -> AsyncGenerator[bytes, None]:
+    explained = Explained(state.context)
     async with contextlib.aclosing(events_of(plan, state)) as events:
         async for event in events:
             output = event.output
             for piece in answer.catch_up(output, event.parts):
-                yield _line(answer.rendered(piece) | {"done": False})
+                yield _line(answer.rendered(piece) | {"done": False} | explained.new(output))
             if output.finish is not None:
-                yield _line(answer.rendered(Piece()) | answer.ending(output))
+                yield _line(answer.rendered(Piece()) | answer.ending(output) | explained.new(output))
 
 
 def _line(value: dict[str, Any]) -> bytes:

@@ -192,6 +192,7 @@ def chat_of(
         hidden_states="last" if body.return_hidden_states else "none",
         processor=openai_fields.processor(body, state),
         return_effective=body.return_effective,
+        explain=body.explain,
         rid=name,
         deadline_ms=body.deadline_ms,
         ttft_deadline_ms=body.ttft_deadline_ms,

@@ -18,7 +18,7 @@ from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai.answer import Answer, token_text
 from tureen.dialects.openai.body import OpenAIBody, TopLogprobs
 from tureen.errors import InvalidRequest
-from tureen.requests.explanations import rendered
+from tureen.requests.explanations import Explained
 from tureen.requests.generation import Output
 from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_SALT_CHARS, Explain
 from tureen.requests.state import Context
@@ -175,6 +175,7 @@ class ChoiceTokens:
         self._body = body
         self._context = context
         self._num_sent = 0
+        self._explained = Explained(context)
 
     def first(self) -> Answer:
         """Returns the fields about the prompt, for the first chunk."""
@@ -185,15 +186,10 @@ class ChoiceTokens:
     def so_far(self) -> Answer:
         """Returns the fields about the output's tokens since the last call."""
         fields = Answer()
-        if not (self._body.return_token_ids or self._body.explain):
-            return fields
-        new = self._output.token_ids[self._num_sent :]
         if self._body.return_token_ids:
-            fields["token_ids"] = new
-        if self._body.explain:
-            explained = self._output.remarks.explanations[self._num_sent : self._num_sent + len(new)]
-            fields["explanations"] = rendered(explained, self._context)
-        self._num_sent += len(new)
+            fields["token_ids"] = self._output.token_ids[self._num_sent :]
+            self._num_sent = len(self._output.token_ids)
+        fields |= self._explained.new(self._output)
         return fields
 
     def at_end(self) -> Answer:
@@ -219,6 +215,8 @@ class ChoiceTokens:
             "weight_version": output.weight_versions[-1],
             "e2e_latency": output.elapsed_s,
         }
+        if output.remarks.hardware:
+            meta["hardware"] = output.remarks.hardware
         if spec is not None:
             meta["output_token_logprobs"] = [self._triple(position.token) for position in output.output_logprobs]
             meta["output_top_logprobs"] = [

@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -195,9 +195,9 @@ async def _rendered(output: Output, plan: GeneratePlan, context: Context) -> Ans
     return await offload.run(size, render, now, plan, context, sent if only_new else (0, 0), sent.tokens)
 
 
-def _is_due(output: Output, stream_interval: int) -> bool:
+def _is_due(output: Output, stream_interval: int | Literal["auto"]) -> bool:
     """Returns whether there are enough new tokens for an event; the first and the last event are always sent."""
-    interval = output.request.params.stream_interval or stream_interval
+    interval = output.request.params.stream_interval or (1 if stream_interval == "auto" else stream_interval)
     num_new = len(output.token_ids) - output.sent.tokens
     return output.finish is not None or output.sent.tokens == 0 or num_new >= interval
 
@@ -323,6 +323,8 @@ def render(
     }
     if len(output.weight_versions) > 1:
         meta["weight_versions"] = output.weight_versions
+    if output.remarks.hardware:
+        meta["hardware"] = output.remarks.hardware
     if output.request.grammar is not None:
         meta |= {"forced_tokens": output.usage.forced_tokens, **output.constraint_notes}
     if output.remarks.effective is not None:

@@ -27,10 +27,12 @@ from tureen.requests import planning
 from tureen.requests.body import convert, offered, read_json
 from tureen.requests.constraint_fields import named_schema
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
+from tureen.requests.explanations import Explained
 from tureen.requests.generation import Output, Run
 from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
 from tureen.requests.prompts import Prompt
+from tureen.requests.shared_fields import Explain
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tokenising import tokenize
 from tureen.requests.verdicts import read_tables
@@ -112,6 +114,7 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         TgiGrammar | None,
         Meta(description='The output matches it: {"type": "json", "value": schema} or {"type": "regex", "value": …}.'),
     ] = None
+    explain: Explain = False
 
 
 class TgiBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -261,7 +264,7 @@ async def _plan(body: TgiBody, payload: dict[str, Any], state: ServerState, owne
         raise InvalidRequest("parameters.best_of needs do_sample: true, or a temperature", field="parameters.best_of")
     [ids] = await tokenize([body.inputs], ["inputs"], context)
     prompt = Prompt(ids[-parameters.truncate :] if parameters.truncate else ids)
-    options = Options(adapter=adapter, logprobs=_logprobs(body))
+    options = Options(adapter=adapter, logprobs=_logprobs(body), explain=parameters.explain)
     return plan_of(one_prompt(prompt, "inputs", sampling, options, owner=owner), state)
 
 
@@ -347,7 +350,7 @@ def _answer(texts: list[TokenTexts], body: TgiBody, context: Context) -> dict[st
     prefix = body.inputs if body.parameters.return_full_text else ""
     answer: dict[str, Any] = {"generated_text": prefix + best.whole}
     if not body.parameters.details:
-        return answer | best.output.constraint_notes
+        return answer | best.output.constraint_notes | Explained(context).new(best.output)
     answer["details"] = _details(best, body, context)
     if others:
         answer["details"]["best_of_sequences"] = [
@@ -367,7 +370,7 @@ def _details(texts: TokenTexts, body: TgiBody, context: Context) -> dict[str, An
     }
     if body.parameters.top_n_tokens:
         details["top_tokens"] = [_alternatives(output, index, context) for index in range(len(texts.pieces))]
-    return details
+    return details | Explained(context).new(output)
 
 
 def _summary(output: Output) -> dict[str, Any]:
@@ -390,7 +393,7 @@ async def _events(run: Run, body: TgiBody, context: Context) -> AsyncGenerator[b
     too."""
     prefix = body.inputs if body.parameters.return_full_text else ""
     [output] = run.outputs
-    texts = TokenTexts(output, context)
+    texts, explained = TokenTexts(output, context), Explained(context)
     async with contextlib.aclosing(run.events(interval=1)) as events:
         async for _ in events:
             for index in texts.catch_up():
@@ -403,7 +406,7 @@ async def _events(run: Run, body: TgiBody, context: Context) -> AsyncGenerator[b
                 }
                 if body.parameters.top_n_tokens:
                     token_event["top_tokens"] = _alternatives(output, index, context)
-                yield event(_json.encode(token_event))
+                yield event(_json.encode(token_event | explained.new(output)))
     if not texts.pieces:
         details = _summary(output) | {"input_length": output.usage.prompt_tokens}
         yield event(_json.encode({"index": 0, "token": None, "generated_text": prefix, "details": details}))

@@ -33,6 +33,12 @@ function objectsIn(schema, seen) {
   return inside.flatMap((one) => objectsIn(one, seen));
 }
 
+function wide(table) { // scrolls by itself, by keyboard too
+  const node = make("div", { className: "wide", tabIndex: 0, ariaLabel: "fields" }, table);
+  node.setAttribute("role", "region");
+  return node;
+}
+
 function fieldTable(schema, prefix, seen) {
   const rows = [], nested = [];
   for (const [name, field] of Object.entries(schema.properties || {})) {
@@ -44,7 +50,7 @@ function fieldTable(schema, prefix, seen) {
   }
   const head = make("tr", {}, ...["field", "type and bounds", "default", "meaning"].map((text) => make("th", { textContent: text })));
   const parts = [make("p", { textContent: schema.description || "" })];
-  if (rows.length) parts.push(make("table", {}, head, ...rows));
+  if (rows.length) parts.push(wide(make("table", {}, head, ...rows)));
   for (const [path, inner] of nested) parts.push(make("h3", { textContent: path.slice(0, -1) }), ...fieldTable(inner, path, seen));
   return parts;
 }
@@ -57,7 +63,27 @@ function curlOf(method, path, body) {
   return parts.join(" ");
 }
 
-async function send(method, path, body, shown) {
+function textOf(event) { // what an event of any API's stream adds to the text
+  const choice = (event.choices || [])[0] || {};
+  const added = choice.delta ? choice.delta.content : choice.text;
+  if (typeof added === "string") return added;
+  if (event.message && typeof event.message.content === "string") return event.message.content;
+  if (event.type === "response.output_text.delta") return event.delta;
+  if (event.type === "content_block_delta") return event.delta.text || "";
+  if (event.token && typeof event.token.text === "string") return event.token.text;
+  return typeof event.response === "string" ? event.response : "";
+}
+
+function assembled(raw) {
+  let text = "";
+  for (const line of raw.split("\n")) {
+    try { text += textOf(JSON.parse(line.replace(/^data:\s*/, ""))); } catch { /* no JSON: a comment, or [DONE] */ }
+  }
+  return text;
+}
+
+async function send(method, path, body, shown, said) {
+  said.hidden = true;
   const headers = body === null ? {} : { "Content-Type": "application/json" };
   if (byId("key").value) headers.Authorization = "Bearer " + byId("key").value;
   shown.textContent = "…";
@@ -66,10 +92,15 @@ async function send(method, path, body, shown) {
     shown.className = response.ok ? "ok" : "failed";
     shown.textContent = `${response.status} ${response.headers.get("content-type") || ""}\n\n`;
     const reader = response.body.getReader(), decoder = new TextDecoder();
+    let raw = "";
     for (;;) {
       const { done, value } = await reader.read();
       if (done) break;
-      shown.textContent += decoder.decode(value, { stream: true });
+      const piece = decoder.decode(value, { stream: true });
+      raw += piece;
+      shown.append(piece);
+      const text = raw.length < 1e6 ? assembled(raw) : "";
+      if (text) { said.hidden = false; said.lastElementChild.textContent = text; }
     }
   } catch (error) {
     shown.className = "failed";
@@ -80,18 +111,19 @@ async function send(method, path, body, shown) {
 function trial(method, path, operation) {
   const content = operation.requestBody && operation.requestBody.content["application/json"];
   const text = content ? make("textarea", { value: JSON.stringify(content.example, null, 2), ariaLabel: "body", spellcheck: false }) : null;
-  const shown = make("pre", { hidden: true });
+  const shown = make("pre", { hidden: true, tabIndex: 0, ariaLabel: "answer" });
+  const said = make("div", { hidden: true }, make("h3", { textContent: "Text" }), make("pre", { tabIndex: 0, ariaLabel: "text of the answer" }));
   const names = (operation.parameters || []).filter((one) => one.in === "path").map((one) => one.name);
   const fields = names.map((name) => make("input", { placeholder: name, ariaLabel: name }));
   const asked = () => [method, names.reduce((made, name, index) => made.replace(`{${name}}`, encodeURIComponent(fields[index].value)), path), text ? text.value : null];
-  const go = make("button", { textContent: "Send", onclick: () => { shown.hidden = false; send(...asked(), shown); } });
+  const go = make("button", { textContent: "Send", onclick: () => { shown.hidden = false; send(...asked(), shown, said); } });
   const copy = make("button", { textContent: "Copy as curl" });
   copy.onclick = async () => {
     const command = curlOf(...asked());
     try { await navigator.clipboard.writeText(command); copy.textContent = "Copied"; }
     catch { shown.hidden = false; shown.className = ""; shown.textContent = command; }
   };
-  return [make("h3", { textContent: "Try it" }), ...(text ? [text] : []), make("div", { className: "row" }, ...fields, go, copy), shown];
+  return [make("h3", { textContent: "Try it" }), ...(text ? [text] : []), make("div", { className: "row" }, ...fields, go, copy), said, shown];
 }
 
 function detailsOf(method, path, operation) {
@@ -125,7 +157,7 @@ function wordsOf(path, operation) {
 }
 
 function show() {
-  const groups = new Map(spec.tags.map((tag) => [tag.name, make("section", {}, make("h2", { textContent: tag.name }))]));
+  const groups = new Map(spec.tags.map((tag) => [tag.name, make("details", { className: "group" }, make("summary", {}, make("h2", { textContent: tag.name }), make("span", {})), make("div", {}))]));
   const found = [];
   for (const [path, methods] of Object.entries(spec.paths)) {
     for (const [name, operation] of Object.entries(methods)) {
@@ -133,19 +165,28 @@ function show() {
       const summary = make("summary", {}, make("b", { textContent: method }), make("code", { textContent: path }), make("span", { textContent: operation.summary }));
       const node = make("details", { id: operation.operationId }, summary, inside);
       node.addEventListener("toggle", () => { if (node.open && !inside.hasChildNodes()) inside.append(...detailsOf(method, path, operation)); });
-      groups.get(operation.tags[0]).append(node);
+      groups.get(operation.tags[0]).lastElementChild.append(node);
       found.push([node, wordsOf(path, operation)]);
     }
   }
   byId("about").textContent = spec.info.description;
   byId("routes").replaceChildren(...groups.values());
   byId("find").oninput = () => {
-    const wanted = byId("find").value.toLowerCase();
-    for (const [node, words] of found) node.hidden = !words.includes(wanted);
-    for (const group of groups.values()) group.hidden = ![...group.querySelectorAll("details")].some((one) => !one.hidden);
+    const wanted = byId("find").value.trim().toLowerCase();
+    let count = 0;
+    for (const [node, words] of found) { node.hidden = !words.includes(wanted); count += node.hidden ? 0 : 1; }
+    for (const group of groups.values()) {
+      group.hidden = ![...group.querySelectorAll("details")].some((one) => !one.hidden);
+      group.open = Boolean(wanted) && !group.hidden;
+    }
+    byId("found").textContent = !wanted ? "" : count ? `${count} found` : `No route and no field has “${byId("find").value}” in its name.`;
   };
+  for (const group of groups.values()) {
+    const count = group.querySelectorAll("details").length;
+    group.querySelector("span").textContent = `${count} route${count === 1 ? "" : "s"}`;
+  }
   const asked = location.hash && byId(location.hash.slice(1));
-  if (asked) { asked.open = true; asked.scrollIntoView(); }
+  if (asked) { asked.closest(".group").open = true; asked.open = true; asked.scrollIntoView(); }
 }
 
 fetch("openapi.json").then((response) => response.json()).then((found) => { spec = found; show(); }).catch((error) => { byId("routes").textContent = "openapi.json could not be read: " + error; });

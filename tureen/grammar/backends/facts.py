@@ -28,44 +28,48 @@ class Facts:
         self._known: dict[int, int] = {}  # by id: the flags, and how deep it is in levels
         self._language = language  # so that no id is used again
         for expression in (language.start, *language.rules.values()):
-            if self._look(expression, 1) // _LEVEL > MAX_DEPTH:
+            known = self._known.get(id(expression)) or self._look(expression, 1)
+            if known // _LEVEL > MAX_DEPTH:
                 raise self._too_deep()
 
     def has(self, expression: Expression, flag: int) -> bool:
         """Returns whether a part of the language is, or holds, something of the kind."""
         return bool(self._known[id(expression)] & flag)
 
+    def flags(self, expression: Expression) -> int:
+        """Returns the kinds of what a part of the language is, or holds."""
+        return self._known[id(expression)] % _LEVEL
+
     def _look(self, expression: Expression, level: int) -> int:
-        key = id(expression)
-        known = self._known.get(key)
-        if known is None:
-            kind = type(expression)
-            if kind is Text:
-                known = _LEVEL
-            elif kind is RuleCall:
-                known = _LEVEL | CALLS
-            elif kind is Chars:
-                known = _LEVEL | (DEAD if expression == NO_CHAR else 0)
-            else:
-                known = self._of_parts(expression, level)
-            self._known[key] = known
+        kind = type(expression)
+        if kind is Text:
+            known = _LEVEL
+        elif kind is RuleCall:
+            known = _LEVEL | CALLS
+        elif kind is Chars:
+            known = _LEVEL | (DEAD if expression == NO_CHAR else 0)
+        else:
+            known = self._of_parts(expression, level)
+        self._known[id(expression)] = known
         return known
 
     def _of_parts(self, expression: Expression, level: int) -> int:
         if level > MAX_DEPTH:
             raise self._too_deep()
-        flags, depth = 0, 0
+        flags, deepest, get = 0, 0, self._known.get
         for part in parts(expression):
-            known = self._look(part, level + 1)
-            flags |= known % _LEVEL
-            depth = max(depth, known // _LEVEL)
+            known = get(id(part)) or self._look(part, level + 1)
+            flags |= known
+            if known > deepest:  # of two that are as deep, their flags make no difference
+                deepest = known
+        flags %= _LEVEL
         if isinstance(expression, Both | Not):
             flags |= COMBINED
         elif isinstance(expression, Terminal):
             flags |= MARKED
         elif is_nothing(expression):
             flags |= DEAD
-        return flags | _LEVEL * (depth + 1)
+        return flags | _LEVEL * (deepest // _LEVEL + 1)
 
     def _too_deep(self) -> GrammarError:
         return GrammarError(f"the grammar is nested too deep: at most {MAX_DEPTH} levels")

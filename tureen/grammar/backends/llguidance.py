@@ -6,6 +6,7 @@ The language is written as a grammar in llguidance's dialect of Lark.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 
 import llguidance
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from tureen.grammar.backends.forced import ForcedText
 from tureen.grammar.backends.patterns import count, pattern
-from tureen.grammar.backends.terminals import terminal_grammar
+from tureen.grammar.backends.terminals import TerminalGrammar, terminal_grammar
 from tureen.grammar.backends.tokens import TokenSets
 from tureen.grammar.base import Encode, Mask, Vocabulary
 from tureen.grammar.expression import (
@@ -30,7 +31,7 @@ from tureen.grammar.expression import (
     Terminal,
     Text,
 )
-from tureen.grammar.rules import parts
+from tureen.grammar.rules import calls, parts
 
 LIMITS = llguidance.LLParserLimits(
     max_items_in_row=2_000,
@@ -46,6 +47,8 @@ NO_FORCING = '%llguidance {"no_forcing": true}'
 """All tokens that fit are allowed, not only the tokenizer's own way to write a text that is forced."""
 
 END = b"</s>"
+MAX_USES = 4
+"""The places in rules that a terminal may have without a rule of its own."""
 
 
 class LlguidanceBackend:
@@ -180,34 +183,71 @@ def too_complex(matcher: llguidance.LLMatcher) -> GrammarError:
 def lark(language: Language) -> str:
     """Returns the language in llguidance's dialect of Lark. Raises GrammarError."""
     grammar = terminal_grammar(language)
-    lines = [NO_FORCING, f"start: {_rule(grammar.start)}"]
-    lines += [f"{name}: {_rule(rule)}" for name, rule in grammar.rules.items()]
+    rules = _Rules(grammar)
+    lines = [NO_FORCING, f"start: {rules.text(grammar.start)}"]
+    lines += [f"{name}: {rules.body(rule)}" for name, rule in grammar.rules.items()]
+    lines += [f"{name}: {body}" for body, name in rules.shared.items()]
     for name, item in grammar.terminals.items():
-        mixed: set[int] = set()
-        _mixed(item, mixed)
-        lines.append(f"{name}: {_terminal(item, mixed)}")
+        try:
+            lines.append(f"{name}: {_plain_terminal(item)}")
+        except ValueError:  # there is something in it that no pattern says
+            mixed: set[int] = set()
+            _mixed(item, mixed)
+            lines.append(f"{name}: {_terminal(item, mixed)}")
     return "\n".join(lines) + "\n"
 
 
-def _rule(expression: Expression) -> str:
-    match expression:
-        case RuleCall(name):
-            return name
-        case Chain(items):
-            return f"({' '.join([_rule(item) for item in items])})" if items else '""'
-        case Choice(items):
-            return f"({' | '.join([_rule(item) for item in items])})"
-        case Repeat(item, least, most):
-            return f"({_rule(item)}){count(least, most)}"
-    raise TypeError(f"not over terminals: {type(expression).__name__}")
+class _Rules:
+    """Writes rules. What they hold often is a rule of its own, as the library takes each place for a new symbol, and
+    looks through all terminals for each place of one."""
+
+    def __init__(self, grammar: TerminalGrammar) -> None:
+        self.shared: dict[str, str] = {}  # by their texts: the names of these rules
+        uses = Counter(name for rule in (grammar.start, *grammar.rules.values()) for name in calls(rule))
+        self._names = {name: name for name in uses}
+        for name in grammar.terminals:
+            if uses[name] > MAX_USES:
+                self._names[name] = self.shared[name] = f"t{len(self.shared)}"
+
+    def body(self, expression: Expression) -> str:
+        """Returns the text of a whole rule."""
+        return self._choice(expression.items) if isinstance(expression, Choice) else self.text(expression)
+
+    def text(self, expression: Expression) -> str:
+        """Returns the text of a part of a rule."""
+        match expression:
+            case RuleCall(name):
+                return self._names[name]
+            case Chain(items):
+                return f"({' '.join([self.text(item) for item in items])})" if items else '""'
+            case Choice(items):
+                text = self._choice(items)
+                return self.shared.setdefault(text, f"t{len(self.shared)}") if _are_calls(items) else text
+            case Repeat(Chain(items), least, most) if items:
+                return self.text(expression.item) + count(least, most)
+            case Repeat(item, least, most):
+                return f"({self.text(item)}){count(least, most)}"
+        raise TypeError(f"not over terminals: {type(expression).__name__}")
+
+    def _choice(self, items: Sequence[Expression]) -> str:
+        return f"({' | '.join([self.text(item) for item in items])})"
+
+
+def _are_calls(items: Sequence[Expression]) -> bool:
+    return len(items) > 1 and all(type(item) is RuleCall for item in items)
+
+
+def _plain_terminal(expression: Expression) -> str:
+    """A terminal's definition. Raises ValueError where a pattern cannot say it."""
+    if isinstance(expression, Text):
+        return json.dumps(expression.text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return f"/{pattern(expression)}/" if expression != Chain(()) else '""'
 
 
 def _terminal(expression: Expression, mixed: set[int]) -> str:
     """A terminal's definition. `&` and `~` can only be written outside of patterns."""
     if id(expression) not in mixed:
-        if isinstance(expression, Text):
-            return json.dumps(expression.text, ensure_ascii=False).replace("\x7f", "\\u007f")
-        return f"/{pattern(expression)}/" if expression != Chain(()) else '""'
+        return _plain_terminal(expression)
     match expression:
         case Both(first, second):
             return f"({_terminal(first, mixed)} & {_terminal(second, mixed)})"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tureen.grammar.expression import (
     ANY_CHAR,
     MAX_CODE_POINT,
@@ -22,6 +24,7 @@ from tureen.grammar.expression import (
 PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_ ,:;\"'<>=!@%")
 """Characters that stand for themselves everywhere in a pattern."""
 
+OTHERS = re.compile(f"[^{re.escape(''.join(sorted(PLAIN)))}]")
 NO_CHAR = r"[^\x{0}-\x{10ffff}]"
 MAX_DEPTH = 200
 
@@ -35,7 +38,7 @@ def pattern(expression: Expression, depth: int = MAX_DEPTH) -> str:
         raise GrammarError(f"the expression is nested too deep: at most {MAX_DEPTH} levels")
     match expression:
         case Text(text):
-            return "".join(map(char, text))
+            return OTHERS.sub(lambda match: char(match[0]), text)
         case Chars(ranges):
             return char_class(ranges)
         case Chain(items):

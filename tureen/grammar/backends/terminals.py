@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from operator import is_
 
 from tureen.grammar.backends.ambiguity import Ambiguity
@@ -160,7 +159,7 @@ class TerminalLifting:
     def __init__(self, language: Language, facts: Facts) -> None:
         self._facts = facts
         self._flat = flat_rules(language.rules, MAX_INLINED)
-        self._names = {name: f"r{index}" for index, name in enumerate(language.rules)}
+        self._calls = {name: RuleCall(f"r{index}") for index, name in enumerate(language.rules)}
         self._firm: dict[int, bool] = {}  # by id: it holds a mark, or a call of a rule that is not flat
         self._lifted_marks: dict[int, RuleCall] = {}
         self._terminals: dict[Expression, str] = {}  # by what they match
@@ -168,7 +167,7 @@ class TerminalLifting:
         self._machines: dict[str, Automaton | None] = {}
         self._start = self._lift(language.start)
         self._rules = {
-            self._names[name]: self._lift(rule) for name, rule in language.rules.items() if name not in self._flat
+            self._calls[name].name: self._lift(rule) for name, rule in language.rules.items() if name not in self._flat
         }
         self._rounds = 0
 
@@ -211,16 +210,17 @@ class TerminalLifting:
         return pieces
 
     def _lift(self, expression: Expression) -> Expression:
+        return self._lift_firm(expression) if self._is_firm(expression) else self._loose(expression)
+
+    def _lift_firm(self, expression: Expression) -> Expression:
         if isinstance(expression, Terminal):
             lifted = self._lifted_marks.get(id(expression))
             if lifted is None:
                 lifted = self._lifted_marks[id(expression)] = self._terminal(expression.item, marked=True)
             return lifted
-        if not self._is_firm(expression):
-            return self._loose(expression)
         match expression:
             case RuleCall(name):
-                return RuleCall(self._names[name])
+                return self._calls[name]
             case Chain(items):
                 return Chain(tuple(self._lifted_run(items)))
             case Choice(items):
@@ -230,10 +230,11 @@ class TerminalLifting:
         raise GrammarError("only what is regular can be excluded or combined")
 
     def _is_firm(self, expression: Expression) -> bool:
-        if self._facts.has(expression, MARKED):
+        flags = self._facts.flags(expression)
+        if flags & MARKED or not flags & CALLS:
+            return bool(flags & MARKED)
+        if not self._flat:
             return True
-        if not self._flat or not self._facts.has(expression, CALLS):
-            return self._facts.has(expression, CALLS)
         if isinstance(expression, RuleCall):
             return expression.name not in self._flat
         known = self._firm.get(id(expression))
@@ -244,12 +245,16 @@ class TerminalLifting:
     def _lifted_run(self, items: tuple[Expression, ...]) -> list[Expression]:
         """The items of a chain; neighbours that are regular and not marked are one terminal."""
         lifted_items: list[Expression] = []
-        for is_firm, group in groupby(items, self._is_firm):
-            if is_firm:
-                lifted_items += map(self._lift, group)
-            else:
-                lifted_items.append(self._loose(chain(group)))
-        return lifted_items
+        loose: list[Expression] = []
+        for item in items:
+            if not self._is_firm(item):
+                loose.append(item)
+                continue
+            if loose:
+                lifted_items.append(self._loose(chain(loose)))
+                loose = []
+            lifted_items.append(self._lift_firm(item))
+        return [*lifted_items, self._loose(chain(loose))] if loose else lifted_items
 
     def _loose(self, expression: Expression) -> Expression:
         item = replaced(expression, self._flat.__getitem__)
@@ -279,7 +284,7 @@ class TerminalLifting:
         """The rules of its automaton."""
         grammar = rules_of(automaton(item, MAX_CUT_STATES), f"a{len(self._rules)}x")
         for name, rule in grammar.rules.items():
-            self._names[name] = name
+            self._calls[name] = RuleCall(name)
             self._rules[name] = self._lift_characters(rule)
         return grammar.start
 

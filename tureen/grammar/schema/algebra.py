@@ -24,6 +24,8 @@ from tureen.grammar.schema.shapes import (
     PropertySet,
     ValueSet,
     ValueShape,
+    in_order,
+    is_subtracted,
 )
 from tureen.grammar.schema.strings import StringSet
 from tureen.grammar.schema.unenforced import UnenforcedKeywords
@@ -167,15 +169,22 @@ class Algebra:
     def _look(self, node: ValueSet) -> ValueShape:
         if node.read is not None:
             return node.read()
-        shapes = [self.shape(part) for part in node.parts]
         if node.kind == "all":
-            shape = shapes[0]
-            for other in shapes[1:]:
-                shape = self.meet(shape, other)
+            shape = self.any_shape
+            for part in in_order(node.parts):
+                shape = self.narrowed(shape, part)
             return shape
+        shapes = [self.shape(part) for part in node.parts]
         if node.kind == "any":
             return self.join(shapes)
         return self.complement(shapes[0]) if node.kind == "not" else self.exactly_one(shapes)
+
+    def narrowed(self, shape: ValueShape, node: ValueSet) -> ValueShape:
+        """Returns the values of a shape that are in a set: of a complement, what is left is looked for at once."""
+        if is_subtracted(node) and not shape.partial:
+            with self.unenforced.at(node.origin):
+                return self.minus(shape, self.shape(node.parts[0]))
+        return self.meet(shape, self.shape(node))
 
     def is_nothing(self, node: ValueSet) -> bool:
         """Returns True only where it is certain, which is tried by looking a few levels deep."""
@@ -189,7 +198,7 @@ class Algebra:
         shape = ValueShape(
             first.plain & second.plain,
             kept.of(NUMBERS, lambda: first.numbers.intersect(second.numbers), lambda: first.numbers),
-            kept.of(STRINGS, lambda: first.strings.intersect(second.strings), lambda: first.strings),
+            kept.of(STRINGS, lambda: self.keys.both(first.strings, second.strings), lambda: first.strings),
             kept.of(ARRAYS, lambda: self.arrays.meet(first.arrays, second.arrays), lambda: first.arrays),
             kept.of(OBJECTS, lambda: self.objects.meet(first.objects, second.objects), lambda: first.objects),
         )
@@ -222,8 +231,7 @@ class Algebra:
 
     def complement(self, shape: ValueShape) -> ValueShape:
         """Returns the values that are not in it. Of a type that is not exactly known, more than these."""
-        if shape.partial or shape.loose:
-            self.unenforced.note(_half_known(shape.partial) if shape.partial else NOT_EXACT)
+        self._note_half_known(shape)
         kept, every = Kept(self.unenforced, shape.loose), self.any_shape
         return ValueShape(
             shape.plain ^ PLAIN,
@@ -233,6 +241,21 @@ class Algebra:
             kept.of(OBJECTS, lambda: self.objects.complement(shape.objects), lambda: every.objects),
             loose=kept.loose | shape.partial,
         )
+
+    def minus(self, first: ValueShape, second: ValueShape) -> ValueShape:
+        """Returns the values of a shape without `partial` that are not in another one: what `meet` with the
+        `complement` does."""
+        self._note_half_known(second)
+        kept = Kept(self.unenforced, second.loose)
+        shape = ValueShape(
+            first.plain & ~second.plain,
+            kept.of(NUMBERS, lambda: first.numbers.minus(second.numbers), lambda: first.numbers),
+            kept.of(STRINGS, lambda: self.keys.minus(first.strings, second.strings), lambda: first.strings),
+            kept.of(ARRAYS, lambda: self.arrays.minus(first.arrays, second.arrays), lambda: first.arrays),
+            kept.of(OBJECTS, lambda: self.objects.minus(first.objects, second.objects), lambda: first.objects),
+        )
+        loose = first.loose | second.partial | kept.loose
+        return replace(shape, loose=loose & _kinds(shape)) if loose else shape
 
     def exactly_one(self, shapes: list[ValueShape]) -> ValueShape:
         """Returns the values that are in one of them and no other. Of a type where that cannot be told, those that are
@@ -256,6 +279,10 @@ class Algebra:
             partial_,
             loose | kept.loose,
         )
+
+    def _note_half_known(self, shape: ValueShape) -> None:
+        if shape.partial or shape.loose:
+            self.unenforced.note(_half_known(shape.partial) if shape.partial else NOT_EXACT)
 
     def _scalars_of_both(self, kept: Kept, first: ValueShape, second: ValueShape) -> ValueShape:
         return ValueShape(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
 
 ANNOTATIONS = frozenset({
     # JSON Schema
@@ -33,15 +33,25 @@ def nearest(name: str, keywords: Iterable[str]) -> str:
     five on they may be small or large.
     """
     letters = name.replace("_", "").lower()
-    known = [(num_changes(letters, keyword.lower(), _most(keyword)), keyword) for keyword in keywords]
-    near = [(num, keyword) for num, keyword in known if num <= _most(keyword) and len(keyword) >= LEAST_LETTERS]
+    different = frozenset(letters)
+    near = []
+    for keyword in keywords:
+        small, their_letters, most = _facts(keyword)
+        # a change makes two letters different, at most
+        if abs(len(letters) - len(small)) <= most and len(different ^ their_letters) <= 2 * most:
+            num = num_changes(letters, small, most)
+            if num <= most and len(keyword) >= LEAST_LETTERS:
+                near.append((num, keyword))
     if near and letters.endswith(min(near)[1].lower()) and min(near)[0] > 1:
         return ""  # with a prefix of somebody's own: "tsAdditionalProperties"
     return min(near, default=(0, ""))[1]
 
 
-def _most(keyword: str) -> int:
-    return sum(len(keyword) >= size for size in (6, 10, 16))  # "cost" is no "const", "allow" no "allOf"
+@cache
+def _facts(keyword: str) -> tuple[str, frozenset[str], int]:
+    """Returns a keyword in small letters, which these are, and how many changes a mistake may have."""
+    most = sum(len(keyword) >= size for size in (6, 10, 16))  # "cost" is no "const", "allow" no "allOf"
+    return keyword.lower(), frozenset(keyword.lower()), most
 
 
 @lru_cache(4096)

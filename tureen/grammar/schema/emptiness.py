@@ -8,7 +8,7 @@ from functools import reduce
 from tureen.grammar.expression import GrammarError, SchemaError
 from tureen.grammar.schema import arrays, objects
 from tureen.grammar.schema.protocols import SetAlgebra
-from tureen.grammar.schema.shapes import ValueSet, ValueShape
+from tureen.grammar.schema.shapes import ValueSet, ValueShape, in_order, is_subtracted
 from tureen.grammar.schema.strings import StringSet
 
 MAX_LOOK = 4
@@ -61,12 +61,14 @@ class Emptiness:
         node.busy = True
         try:
             with algebra.unenforced.at(node.origin):
-                *others, last = map(algebra.shape, node.parts)
-                first = reduce(algebra.meet, others)
-                if first.partial | first.loose | last.partial | last.loose:
+                *others, last = in_order(node.parts)
+                first = reduce(algebra.narrowed, others, algebra.any_shape)
+                is_taken = is_subtracted(last)
+                second = algebra.shape(last.parts[0] if is_taken else last)
+                if first.partial | first.loose | second.partial | second.loose:
                     return None
                 with suppress(GrammarError):
-                    return not self._overlap(first, last)
+                    return not (self._is_left(first, second) if is_taken else self._overlap(first, second))
         finally:
             node.busy = False
         return None
@@ -77,9 +79,21 @@ class Emptiness:
         return bool(
             first.plain & second.plain
             or not first.numbers.intersect(second.numbers).is_empty()
-            or not certainly_empty(first.strings.intersect(second.strings))
+            or not certainly_empty(self._algebra.keys.both(first.strings, second.strings))
             or self._algebra.objects.meets(first.objects, second.objects)
             or self._algebra.arrays.meets(first.arrays, second.arrays)
+        )
+
+    def _is_left(self, first: ValueShape, second: ValueShape) -> bool:
+        """Whether something of the first shape may not be in the second. Raises GrammarError where that takes too long
+        to find out."""
+        algebra = self._algebra
+        return bool(
+            first.plain & ~second.plain
+            or not first.numbers.minus(second.numbers).is_empty()
+            or not certainly_empty(algebra.keys.minus(first.strings, second.strings))
+            or any(algebra.objects.minus((shape,), second.objects) for shape in first.objects)
+            or any(algebra.arrays.minus((shape,), second.arrays) for shape in first.arrays)
         )
 
     def _is_empty(self, shape: ValueShape) -> bool:

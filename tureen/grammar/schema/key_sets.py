@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from tureen.grammar.expression import GrammarError, Terminal
+from tureen.grammar.expression import NOTHING, GrammarError, Terminal
 from tureen.grammar.schema.strings import StringSet
 
 MAX_CLASSES = 32
@@ -23,7 +23,7 @@ class KeySets:
         self._known: dict[int, tuple[StringSet, frozenset[int]]] = {id(self.every): (self.every, frozenset())}
         self._made: dict[frozenset[int], StringSet] = {frozenset(): self.every}
         self._outside: dict[int, StringSet] = {}
-        self._without: dict[tuple[int, tuple[str, ...]], tuple[StringSet, Terminal | None]] = {}
+        self._without: dict[tuple[int, tuple[str, ...]], tuple[StringSet, StringSet]] = {}
 
     def pattern(self, pattern: str) -> StringSet:
         """Returns the strings that a pattern is found in. Raises GrammarError."""
@@ -55,22 +55,32 @@ class KeySets:
         others = self._outside.get(id(names))
         if others is None:
             self._parts(names)
-            others = names.complement()
+            others = names.complement() if names.expression != NOTHING else self.every
             self._parts(others)
             self._outside[id(names)] = others
             self._outside[id(others)] = names
         return others
 
-    def encoded_without(self, names: StringSet, keys: tuple[str, ...]) -> Terminal | None:
+    def minus(self, names: StringSet, others: StringSet) -> StringSet:
+        """Returns the strings that `others` does not have. Raises GrammarError."""
+        return self.both(names, self.outside(others))
+
+    def without(self, names: StringSet, keys: Iterable[str]) -> StringSet:
+        """Returns the names that are none of these keys. Raises GrammarError."""
+        held = tuple(keys) if names is self.every else names.among(keys)  # no other key takes anything away
+        if not held:
+            return names
+        known = self._without.get((id(names), held))
+        if known is None:
+            known = self._without[id(names), held] = names, names.minus(StringSet.only(held))
+        return known[1]
+
+    def encoded_without(self, names: StringSet, keys: Iterable[str]) -> Terminal | None:
         """Returns the JSON texts of the names that are none of these keys; None where there are none. Raises
         GrammarError."""
-        known = self._without.get((id(names), keys))
-        if known is None:
-            rest = names.minus(StringSet.only(keys)) if keys else names
-            # All strings but a few are some, so the common case need not be asked.
-            is_empty = names is not self.every and rest.is_empty()
-            known = self._without[id(names), keys] = names, None if is_empty else rest.encoded()
-        return known[1]
+        rest = self.without(names, keys)
+        is_endless = names is self.every or names.is_endless  # then some are left
+        return None if not is_endless and rest.is_empty() else rest.encoded()
 
     def split(self, classes: Iterable[tuple[StringSet, T]], names: StringSet) -> list[tuple[StringSet, T, bool]]:
         """Splits every class into what is in `names` and what is not; empty ones are left out. Raises GrammarError."""

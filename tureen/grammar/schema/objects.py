@@ -106,7 +106,7 @@ def covers(algebra: SetAlgebra, shape: ObjectShape, other: ObjectShape) -> bool:
         return True
     return (
         shape.required <= other.required
-        and shape.least <= other.least
+        and shape.least <= max(other.least, len(other.required) + bool(other.needed))
         and lesser(shape.most, other.most) == other.most
         and (not shape.needed or (set(shape.needed) <= set(other.needed) and shape.named.keys() <= other.named.keys()))
         and _named_covers(algebra, shape, other)

@@ -133,11 +133,11 @@ class Own:
         if "pattern" in schema:
             read = partial(self._algebra.keys.pattern, schema["pattern"])
             pattern = self._attempt("pattern", schema, read, None)
-            strings, loose = (strings, STRINGS) if pattern is None else (strings.intersect(pattern), 0)
+            strings, loose = (strings, STRINGS) if pattern is None else (self._algebra.keys.both(strings, pattern), 0)
         in_format = format_strings(schema["format"]) if "format" in schema else None
         if in_format is None:
             return ValueShape(strings=strings, loose=loose)
-        return ValueShape(strings=strings.intersect(in_format), loose=loose, partial=STRINGS)
+        return ValueShape(strings=self._algebra.keys.both(strings, in_format), loose=loose, partial=STRINGS)
 
     def _arrays(self, schema: dict[str, Any], scope: Scope) -> ValueShape:
         if ARRAY_KEYWORDS.isdisjoint(schema):

@@ -25,6 +25,7 @@ class SetAlgebra(Protocol):
     anything: ValueSet
     any_array: ArrayShape
     any_object: ObjectShape
+    any_shape: ValueShape
     no_shape: ValueShape
     arrays: Unions[ArrayShape]
     objects: Unions[ObjectShape]
@@ -39,6 +40,8 @@ class SetAlgebra(Protocol):
     def covers(self, node: ValueSet, other: ValueSet) -> bool: ...
 
     def is_nothing(self, node: ValueSet) -> bool: ...
+
+    def narrowed(self, shape: ValueShape, node: ValueSet) -> ValueShape: ...
 
     def shape(self, node: ValueSet) -> ValueShape: ...
 

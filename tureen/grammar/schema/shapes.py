@@ -107,3 +107,13 @@ class ValueShape:
     objects: tuple[ObjectShape, ...] = ()
     partial: int = 0  # STRINGS, OBJECTS: of which some may be missing here ("format", "discriminator")
     loose: int = 0  # STRINGS, OBJECTS, …: of which there may be too many here, as something is not enforced
+
+
+def is_subtracted(node: ValueSet) -> bool:
+    """Returns whether a set is a complement that nobody has looked into: it is taken from others as it is."""
+    return node.kind == "not" and node.shape is None and not node.busy
+
+
+def in_order(parts: tuple[ValueSet, ...]) -> list[ValueSet]:
+    """Returns the parts of an intersection, those behind that are taken from the others."""
+    return sorted(parts, key=is_subtracted)

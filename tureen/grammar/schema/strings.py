@@ -126,6 +126,11 @@ class StringSet:
         return regular.is_empty(self.expression)
 
     @cached_property
+    def is_endless(self) -> bool:
+        """Returns True only where it is plain to see that there are ever longer ones."""
+        return _is_endless(self.expression)
+
+    @cached_property
     def values(self) -> dict[str, None] | None:
         """Returns the strings of a set that was made of single strings; None for others."""
         return _texts(self.expression)
@@ -220,6 +225,22 @@ def _lengths(expression: Expression) -> tuple[int, int | None]:
         case Terminal(item):
             return _lengths(item)
     return 0, None
+
+
+def _is_endless(expression: Expression) -> bool:
+    """Whether it matches ever longer strings; False also where a quick look does not tell."""
+    match expression:
+        case Repeat(item, _, None):
+            return _lengths(item)[0] > 0 and regular.is_plainly_matched(item)
+        case Chain(items):
+            return any(map(_is_endless, items)) and all(map(regular.is_plainly_matched, items))
+        case Choice(items):
+            return any(map(_is_endless, items))
+        case Not(item):
+            return _lengths(item)[1] is not None
+        case Terminal(item):
+            return _is_endless(item)
+    return False
 
 
 def _sum(each: list[tuple[int, int | None]]) -> int:

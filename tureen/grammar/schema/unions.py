@@ -42,6 +42,10 @@ class Unions(Generic[S]):
     shape_complement: Callable[[S], list[S]]
     traits: Callable[[S], Traits]
     joined: Counter[str] = field(default_factory=Counter)  # shapes that were looked at so far
+    outsides: dict[int, tuple[S, tuple[S, ...]]] = field(default_factory=dict)  # by id: a shape, and its complement
+    known_traits: dict[int, tuple[S, Traits]] = field(default_factory=dict)  # by id
+    met: dict[tuple[int, int], tuple[tuple[S, ...], ...]] = field(default_factory=dict)  # by ids: two unions, in both
+    left: dict[tuple[tuple[int, ...], ...], tuple[tuple[S, ...], ...]] = field(default_factory=dict)  # by shapes' ids
 
     def join(self, shapes: Iterable[S]) -> tuple[S, ...]:
         """Returns all the shapes, without those that another one covers."""
@@ -49,7 +53,7 @@ class Unions(Generic[S]):
         covers = self.covers
         for shape in shapes:
             self.joined[self.name] += 1
-            traits = self.traits(shape)
+            traits = self._traits(shape)
             few, many, leaves_others = traits
             if leaves_others:
                 is_covered = any(its.many <= many and covers(other, shape) for other, its in kept)
@@ -72,27 +76,67 @@ class Unions(Generic[S]):
             return ()
         if first[0] is self.whole or second[0] is self.whole:
             return second if first[0] is self.whole else first
-        return self.join(shape for left in first for right in second for shape in self.meet_shapes(left, right))
+        known = self.met.get((id(first), id(second)))
+        if known is None:
+            both = self.join(shape for left in first for right in second for shape in self.meet_shapes(left, right))
+            known = self.met[id(first), id(second)] = first, second, both
+        return known[2]
 
     def complement(self, union: tuple[S, ...]) -> tuple[S, ...]:
         """Returns the shapes of what is in none of these."""
-        outside: tuple[S, ...] = (self.whole,)
-        for shape in union:
-            outside = () if shape is self.whole else self.meet(outside, self.join(self.shape_complement(shape)))
-        return outside
+        return self.minus((self.whole,), union)
+
+    def minus(self, first: tuple[S, ...], second: tuple[S, ...]) -> tuple[S, ...]:
+        """Returns the shapes of what is in the first union and not in the second.
+
+        A shape of the second is taken from those of the first that it has something in common with, and these stay as
+        they are if it has not: the complement of all of the second may be many times larger than what is left.
+        """
+        key = tuple(map(id, first)), tuple(map(id, second))
+        known = self.left.get(key)
+        if known is None:
+            known = self.left[key] = first, second, self._minus(first, second)
+        return known[2]
+
+    def _minus(self, first: tuple[S, ...], second: tuple[S, ...]) -> tuple[S, ...]:
+        for shape in second:
+            if not first or shape is self.whole:
+                return ()
+            if first[0] is self.whole:
+                first = self._outside(shape)
+                continue
+            common = [bool(self.meet_shapes(own, shape)) for own in first]
+            if any(common):
+                left = (
+                    self.meet((own,), self._outside(shape)) if is_common else (own,)
+                    for own, is_common in zip(first, common, strict=True)
+                )
+                first = self.join(own for shapes in left for own in shapes)
+        return first
+
+    def _traits(self, shape: S) -> Traits:
+        known = self.known_traits.get(id(shape))
+        if known is None:
+            known = self.known_traits[id(shape)] = shape, self.traits(shape)
+        return known[1]
+
+    def _outside(self, shape: S) -> tuple[S, ...]:
+        known = self.outsides.get(id(shape))
+        if known is None:
+            known = self.outsides[id(shape)] = shape, self.join(self.shape_complement(shape))
+        return known[1]
 
     def exactly_one(self, unions: list[tuple[S, ...]]) -> tuple[S, ...]:
         """Returns the shapes of what is in one of the unions and in no other."""
-        outside = cache(lambda index: self.complement(unions[index]))
         are_apart = cache(lambda pair: not self.meets(*(unions[index] for index in pair)))
         shapes: list[S] = []
         start = self.joined[self.name]
         for index, own in enumerate(unions):
             for at, other in enumerate(unions):
-                if at != index and not are_apart(frozenset((index, at))) and self.meets(own, other):
+                if at != index and not are_apart(frozenset((index, at))):
                     if self.joined[self.name] - start > MAX_JOINED:
                         raise self._too_large()
-                    own = self.meet(own, outside(at))
+                    own = self.minus(own, other)
             shapes += own
         return self.join(shapes)
 

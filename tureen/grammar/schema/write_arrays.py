@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 
 from tureen.grammar.expression import EMPTY, NOTHING, Expression, GrammarError, RuleCall, SchemaError, Terminal, Text
 from tureen.grammar.rules import chain, choice, repeat
@@ -29,6 +30,8 @@ State = tuple[int, tuple[int, ...]]
 def write_array(writer: RuleWriter, shape: ArrayShape) -> Expression:
     """Returns the texts of the arrays, and of more where that cannot be enforced."""
     tidied = arrays.tidy(writer.algebra, shape)
+    if tidied is not None and tidied.is_unique:
+        tidied = _that_can_differ(writer, tidied)
     if tidied is None:
         return NOTHING
     body: Expression | None = None
@@ -134,6 +137,22 @@ def _is_surely_unique(writer: RuleWriter, shape: ArrayShape) -> bool:
         for index, node in enumerate(shape.prefix)
         for other in shape.prefix[:index]
     )
+
+
+def _that_can_differ(writer: RuleWriter, shape: ArrayShape) -> ArrayShape | None:
+    """Returns arrays of different items with no more of them than there are values; None where these are too few."""
+    try:
+        counted = [(want, _few_values(writer, want.node)) for want in shape.counts if want.least > 1]
+    except GrammarError:
+        counted = []
+    if any(want.least > len(values) for want, values in counted):
+        return None
+    try:
+        values = [_few_values(writer, node) for node in (*shape.prefix, shape.rest)]
+    except GrammarError:
+        return shape
+    most = arrays.lesser(shape.most, len(set().union(*values)))
+    return None if most is not None and most < shape.least else replace(shape, most=most)
 
 
 def _unique(writer: RuleWriter, shape: ArrayShape) -> Expression:

@@ -69,14 +69,14 @@ def _free(writer: RuleWriter, shape: ObjectShape, classes: Iterable[PropertySet]
 
 def _num_free(writer: RuleWriter, shape: ObjectShape) -> int | None:
     """Returns how many different free keys there are; None where these are many."""
-    named = StringSet.only(shape.named)
+    keys = writer.algebra.keys
     count = 0
     for names, node in shape.free:
         if writer.value(node) != NOTHING:
             texts = None
-            if names is not writer.algebra.keys.every:
+            if names is not keys.every and not names.is_endless:
                 with suppress(GrammarError):
-                    texts = strings_of(names.minus(named).expression, MAX_LISTED)
+                    texts = strings_of(keys.without(names, shape.named).expression, MAX_LISTED)
             if texts is None:
                 return None
             count += len(texts)
@@ -88,7 +88,7 @@ def _free_member(writer: RuleWriter, shape: ObjectShape, names: StringSet, node:
     value = writer.value(node)
     if value == NOTHING:
         return NOTHING
-    key = writer.algebra.keys.encoded_without(names, tuple(shape.named))
+    key = writer.algebra.keys.encoded_without(names, shape.named)
     if key is None:
         return NOTHING
     return chain((Terminal(Chain((key.item, COLON)), is_live=True), value))
@@ -207,10 +207,9 @@ class _Counted:
 
 def _required_properties(writer: RuleWriter, shape: ObjectShape) -> list[Expression]:
     """For each set of keys of which one must be there, such a property; without those that may be one with another."""
-    named = StringSet.only(shape.named)
     required: list[PropertySet] = []
     for keys in shape.needed:
-        names = keys.names.minus(named)
+        names = writer.algebra.keys.without(keys.names, shape.named)
         if all(writer.algebra.keys.both(names, other.names).is_empty() for other in required):
             required.append(PropertySet(names, keys.node))
         else:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from tureen.grammar.expression import NOTHING, Expression, GrammarError, Language, RuleCall
-from tureen.grammar.rules import can_end, choice, holding, reachable, replaced
+from tureen.grammar.rules import calls, can_end, choice, holding, reachable, replaced
 from tureen.grammar.schema.algebra import Algebra
 from tureen.grammar.schema.numbers import NumberSet
 from tureen.grammar.schema.shapes import ArrayShape, ObjectShape, ValueSet, ValueShape
@@ -58,7 +58,10 @@ class SchemaWriter:
             raise NoValueError("no JSON value is valid against this schema")
         if dead:
             rules = {
-                name: replaced(rule, lambda n: NOTHING if n in dead else RuleCall(n)) for name, rule in rules.items()
+                name: rule
+                if dead.isdisjoint(calls(rule))
+                else replaced(rule, lambda n: NOTHING if n in dead else RuleCall(n))
+                for name, rule in rules.items()
             }
             rules = reachable(start, rules)
         return Language(start, rules)

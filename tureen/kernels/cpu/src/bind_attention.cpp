@@ -65,6 +65,13 @@ std::pair<FloatArray, FloatArray> load(const KvCache& cache, int layer, int page
     return {keys, values};
 }
 
+nb::ndarray<nb::numpy, uint8_t> page_data(nb::handle self, int page) {
+    KvCache& cache = nb::cast<KvCache&>(self);
+    check_index("page", page, cache.num_pages());
+    KvLayer all = cache.layer(0);
+    return nb::ndarray<nb::numpy, uint8_t>(all.keys + size_t(page) * all.page_bytes, {all.page_bytes}, self);
+}
+
 void fill(KvCache& cache, int byte) { std::memset(cache.layer(0).keys, byte, cache.nbytes()); }
 
 FloatArray attend(const KvCache& cache, int layer, const AnyArray& pages, int kv_head, const AnyArray& q,
@@ -114,6 +121,7 @@ void bind_attention(nb::module_& m) {
             nb::arg("num_layers"), nb::arg("num_pages"), nb::arg("page_len"), nb::arg("kv_heads"), nb::arg("head_dim"),
             nb::arg("dtype"), "dtype: float32, bfloat16, int16 or int8. Raises ValueError, MemoryError.")
         .def_prop_ro("nbytes", &KvCache::nbytes)
+        .def("page", &page_data, nb::arg("page"), "The bytes of a page in all layers, uint8 [page_bytes]: not a copy.")
         .def_prop_ro("bytes_per_token", &KvCache::bytes_per_token, "In all layers.");
     m.def("kv_store", store, nb::arg("cache"), nb::arg("layer"), nb::arg("page"), nb::arg("at"), nb::arg("kv_head"),
           nb::arg("key"), nb::arg("value"), "key, value: float32 [head_dim].");

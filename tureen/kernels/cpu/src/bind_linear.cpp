@@ -31,6 +31,21 @@ std::shared_ptr<PackedMatrix> blank_matrix(const std::string& format, int rows, 
     return blank(format_named(format.c_str()), rows, cols);
 }
 
+std::shared_ptr<PackedMatrix> matrix_over(const AnyArray& data, const std::string& format, int rows, int cols) {
+    auto packed = std::make_shared<PackedMatrix>(PackedMatrix{layout_of(format_named(format.c_str()), rows, cols), {}});
+    auto* bytes = const_cast<uint8_t*>(checked<const uint8_t>(data, "data", {int64_t(packed->bytes())}));
+    if (reinterpret_cast<uintptr_t>(bytes) % 64) throw nb::value_error("data does not begin at a multiple of 64 bytes");
+    packed->memory = std::shared_ptr<uint8_t>(bytes, [data](uint8_t*) {});  // the matrix keeps the array
+    packed->matrix.data = bytes;
+    return packed;
+}
+
+nb::ndarray<nb::numpy, nb::ro, uint8_t> map_descriptor(int descriptor, size_t bytes) {
+    auto* mapped = new std::shared_ptr<const uint8_t>(map_file(descriptor, bytes));
+    nb::capsule owner(mapped, [](void* p) noexcept { delete static_cast<std::shared_ptr<const uint8_t>*>(p); });
+    return nb::ndarray<nb::numpy, nb::ro, uint8_t>(mapped->get(), {bytes}, owner);
+}
+
 const char* name_of_inputs(Inputs inputs) {
     switch (inputs) {
         case Inputs::F32: return "float32";
@@ -218,6 +233,8 @@ void bind_classes(nb::module_& m) {
             "ValueError.")
         .def_static("blank", &blank_matrix, nb::arg("format"), nb::arg("rows"), nb::arg("cols"),
                     "Of zeros, to be filled through `data`. Raises ValueError.")
+        .def_static("over", &matrix_over, nb::arg("data"), nb::arg("format"), nb::arg("rows"), nb::arg("cols"),
+                    "The matrix whose packed bytes are data uint8 [bytes], which is not copied. Raises ValueError.")
         .def_prop_ro("data", &packed_data, "The packed bytes, uint8 [nbytes]: not a copy.")
         .def("unpack", &unpack_matrix, "Values, float32 [rows, cols].")
         .def("widen", &widen, "From now on, multiply integers with inputs of 16 bits in place of 8.")
@@ -241,6 +258,8 @@ void bind_linear(nb::module_& m) {
             return size_t(matrix.tiles) * matrix.tile_bytes;
         },
         nb::arg("format"), nb::arg("rows"), nb::arg("cols"), "What a matrix takes once it is packed.");
+    m.def("map_file", &map_descriptor, nb::arg("descriptor"), nb::arg("num_bytes"),
+          "The first bytes of an open file, uint8 [num_bytes], to be read only; in huge pages where the system can.");
     m.def("linear", &linear, nb::arg("pool"), nb::arg("x"), nb::arg("matrix"), nb::arg("bias") = nb::none(),
           "x float32 [m, cols] -> x @ matrix.T + bias, float32 [m, rows].");
     m.def("linear_range", &linear_range, nb::arg("x"), nb::arg("matrix"), nb::arg("out"), nb::arg("m_range"),

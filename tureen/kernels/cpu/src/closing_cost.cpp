@@ -22,6 +22,37 @@ struct Way {
     int32_t target, cost, from, num_terms;
 };
 
+// Instructions in the order of their costs, of which none is added that is less than the last one taken.
+class Waiting {
+public:
+    void push(int32_t cost, int32_t pc) {
+        if (cost >= MAX_NEAR) {
+            far_.push({cost, pc});
+            return;
+        }
+        if (size_t(cost) >= near_.size()) near_.resize(size_t(cost) + 1);
+        near_[size_t(cost)].push_back(pc);
+    }
+    // -1 where there are no more.
+    int32_t next() {
+        for (; at_ < near_.size(); at_++, taken_ = 0) {
+            if (taken_ < near_[at_].size()) return near_[at_][taken_++];
+        }
+        if (far_.empty()) return -1;
+        const int32_t pc = far_.top().second;
+        far_.pop();
+        return pc;
+    }
+
+private:
+    using Entry = std::pair<int32_t, int32_t>;
+    static constexpr int32_t MAX_NEAR = 1 << 14;  // most costs are less: those have a list each
+
+    std::vector<std::vector<int32_t>> near_;
+    size_t at_ = 0, taken_ = 0;
+    std::priority_queue<Entry, std::vector<Entry>, std::greater<>> far_;
+};
+
 // The least costs that fulfil: of each target the least of its ways.
 class Equations {
 public:
@@ -38,8 +69,7 @@ public:
     }
 
     std::vector<int32_t> solved() {
-        using Entry = std::pair<int32_t, int32_t>;
-        std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue;
+        Waiting queue;
         std::vector<int32_t> num_open;
         auto offer = [&](const Way& way) {
             int32_t cost = way.cost;
@@ -48,7 +78,7 @@ public:
             }
             if (cost < cost_[way.target]) {
                 cost_[way.target] = cost;
-                queue.push({cost, way.target});
+                queue.push(cost, way.target);
             }
         };
         for (const Way& way : ways_) num_open.push_back(way.num_terms);
@@ -66,9 +96,7 @@ public:
             }
         }
         std::vector<bool> is_settled(cost_.size(), false);
-        while (!queue.empty()) {
-            auto [cost, pc] = queue.top();
-            queue.pop();
+        for (int32_t pc; (pc = queue.next()) >= 0;) {
             if (is_settled[size_t(pc)]) continue;
             is_settled[size_t(pc)] = true;
             for (int32_t use = from[size_t(pc)]; use < from[size_t(pc) + 1]; use++) {
@@ -172,7 +200,12 @@ class Walk {
 public:
     Walk(const Program& program, const Trie& trie, const std::vector<int32_t>& bytes,
          const std::vector<int32_t>& component)
-        : program_(program), trie_(trie), bytes_(bytes), component_(component), seen_(program.code.size(), -1) {
+        : program_(program),
+          trie_(trie),
+          bytes_(bytes),
+          component_(component),
+          seen_(program.code.size(), -1),
+          marks_(program.code.size(), 0) {
         for (const ByteSet& set : program.sets) {
             int count = 0, last = -1;
             for (int byte = 0; byte < 256; byte++) {
@@ -196,9 +229,7 @@ public:
                 if (node >= 0) step(pc, place, node, equations);
                 continue;
             }
-            for (int32_t node = place.node + 1; node < trie_.end[place.node]; node = trie_.end[node]) {
-                if (has(program_.sets[set], trie_.byte[node])) step(pc, place, node, equations);
-            }
+            trie_.each_child(place.node, program_.sets[set], [&](int32_t node) { step(pc, place, node, equations); });
         }
     }
 
@@ -215,7 +246,12 @@ private:
         int32_t next = program_.code[place.pc].y;
         if (trie_.token[node] >= 0) add_way(pc, next, place.frame, equations);
         if (trie_.end[node] == node + 1) return;
+        if (program_.code[next].op == BYTES) {  // as most
+            if (places_.size() < MAX_WALK) places_.push_back({node, next, place.frame});
+            return;
+        }
         reached_.clear();
+        round_++;
         reach(node, next, place.frame, 0);
     }
 
@@ -248,7 +284,8 @@ private:
     void reach(int32_t node, int32_t pc, int32_t frame, int depth) {
         if (depth > MAX_SILENT || places_.size() >= MAX_WALK) return;
         const std::pair<int32_t, int32_t> here{pc, frame};
-        if (std::find(reached_.begin(), reached_.end(), here) != reached_.end()) return;
+        if (marks_[size_t(pc)] == round_ && std::find(reached_.begin(), reached_.end(), here) != reached_.end()) return;
+        marks_[size_t(pc)] = round_;
         reached_.push_back(here);
         const Instruction& i = program_.code[pc];
         switch (i.op) {
@@ -302,6 +339,8 @@ private:
     std::vector<Place> places_;
     std::vector<Frame> frames_;
     std::vector<std::pair<int32_t, int32_t>> reached_;
+    std::vector<uint32_t> marks_;  // by instruction: the round in which it was last reached
+    uint32_t round_ = 0;
     std::map<std::tuple<int32_t, int32_t, int32_t, int32_t>, int32_t> frame_ids_;
     std::set<std::pair<int32_t, std::vector<std::pair<int32_t, int32_t>>>> ways_;
 };

@@ -19,8 +19,6 @@ constexpr int64_t MAX_REPEATED = 64;  // of a part that is written out in more t
 constexpr int64_t MAX_ALL_INLINED = 100000;
 constexpr int MAX_DEPTH = 4000;
 
-int64_t both(int32_t a, int32_t b) { return int64_t(a) << 32 | uint32_t(b); }
-
 }  // namespace
 
 Emitter::Emitter(const Tree& tree) : tree_(tree) {
@@ -57,9 +55,9 @@ int32_t Emitter::set_of(const ByteSet& set) {
 int32_t Emitter::bytes(const ByteSet& set, int32_t next) { return bytes(set_of(set), next); }
 
 int32_t Emitter::bytes(int32_t number, int32_t next) {
-    auto [known, is_first] = by_bytes_.try_emplace(both(number, next), -1);
-    if (is_first) known->second = add({BYTES, number, next});
-    return known->second;
+    int32_t& known = by_bytes_.at(number, next);
+    if (known < 0) known = add({BYTES, number, next});
+    return known;
 }
 
 int32_t Emitter::any_of(std::vector<int32_t> targets, bool skips) {
@@ -158,8 +156,7 @@ void Emitter::find_recursive() {
 // Instructions that match a node, then go on at `next`.
 int32_t Emitter::emit(int32_t id, int32_t next) {
     if (depth_ > MAX_DEPTH) throw TooLarge("nested too deep");
-    auto known = by_node_.find(both(id, next));
-    if (known != by_node_.end()) return known->second;
+    if (const int32_t known = by_node_.known(id, next); known >= 0) return known;
     if (!is_flat_ && next != ret_ && size_[id] > MAX_REPEATED && num_emitted_[id]++ > 0) return emit_shared(id, next);
     depth_++;
     const TreeNode& node = tree_.nodes[id];
@@ -180,8 +177,7 @@ int32_t Emitter::emit(int32_t id, int32_t next) {
         default: pc = emit_regular(id, next);
     }
     depth_--;
-    by_node_[both(id, next)] = pc;
-    return pc;
+    return by_node_.at(id, next) = pc;
 }
 
 // A part that stands in several places becomes a rule.
@@ -193,7 +189,7 @@ int32_t Emitter::emit_shared(int32_t id, int32_t next) {
         const int32_t entry = emit(id, ret_);
         program_.rules[rule].entry = entry;
     }
-    return by_node_[both(id, next)] = add({CALL, rule, next});
+    return by_node_.at(id, next) = add({CALL, rule, next});
 }
 
 int32_t Emitter::byte(uint8_t value, int32_t next) {

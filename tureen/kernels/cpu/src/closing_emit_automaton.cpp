@@ -41,7 +41,7 @@ Automaton Emitter::automaton(const Condition& condition, int32_t counted, int32_
     if (!was_flat) flat_limit_ = int64_t(program_.code.size()) + MAX_FLAT_CODE;
     is_flat_ = true;
     // What was emitted for other purposes may have counters in it.
-    std::unordered_map<int64_t, int32_t> others;
+    PairNumbers others;
     std::swap(others, by_node_);
     BoolTree tree = condition.tree;
     std::vector<int32_t> leaves;

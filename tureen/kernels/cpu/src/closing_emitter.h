@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <map>
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -12,6 +11,44 @@
 #include "closing_tree.h"
 
 namespace tureen {
+
+// Numbers by pairs of numbers that are not negative.
+class PairNumbers {
+public:
+    // Of the pair; -1 where it is new. Holds until the next call.
+    int32_t& at(int32_t a, int32_t b) {
+        if (count_ * 2 >= slots_.size()) grow();
+        Slot& slot = slots_[place(a, b)];
+        if (slot.a < 0) slot = {a, b, -1}, count_++;
+        return slot.number;
+    }
+    // -1 where it is not there.
+    int32_t known(int32_t a, int32_t b) const { return slots_.empty() ? -1 : slots_[place(a, b)].number; }
+
+private:
+    struct Slot {
+        int32_t a = -1, b = -1, number = -1;
+    };
+
+    size_t place(int32_t a, int32_t b) const {
+        const uint64_t key = uint64_t(uint32_t(a)) << 32 | uint32_t(b);
+        size_t at = size_t((key * 0x9E3779B97F4A7C15) >> shift_);
+        while (slots_[at].a >= 0 && (slots_[at].a != a || slots_[at].b != b)) at = (at + 1) & (slots_.size() - 1);
+        return at;
+    }
+    void grow() {
+        std::vector<Slot> before = std::move(slots_);
+        shift_ = before.empty() ? 54 : shift_ - 1;
+        slots_.assign(size_t(1) << (64 - shift_), Slot{});
+        for (const Slot& slot : before) {
+            if (slot.a >= 0) slots_[place(slot.a, slot.b)] = slot;
+        }
+    }
+
+    std::vector<Slot> slots_;
+    size_t count_ = 0;
+    int shift_ = 64;
+};
 
 // Writes instructions from the end to the beginning: what follows a part is known when the part is written.
 class Emitter {
@@ -77,7 +114,7 @@ private:
     std::map<int32_t, int32_t> entries_, rule_ids_, shared_;
     std::map<ByteSet, int32_t> set_ids_;
     std::array<int32_t, 256> byte_ids_;  // of the sets of one byte, or -1
-    std::unordered_map<int64_t, int32_t> by_bytes_, by_node_;
+    PairNumbers by_bytes_, by_node_;     // of a set, of a node, and of what follows: an instruction
     std::map<std::vector<int32_t>, int32_t> by_targets_, by_skipped_;
     std::map<std::tuple<int32_t, int32_t, int32_t>, int32_t> counted_;
     std::map<std::pair<int32_t, bool>, Regular> regular_;  // and whether it is flat

@@ -1,6 +1,7 @@
 // The tokens of a vocabulary as a trie, its nodes in the order of a walk in depth.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -28,6 +29,24 @@ struct Trie {
             if (byte[at] == value) return at;
         }
         return -1;
+    }
+
+    // Calls with the nodes below another one whose bytes are in a set, in their order.
+    template <class Call>
+    void each_child(int32_t node, const std::array<uint64_t, 4>& bytes, Call call) const {
+        if (wide_[node] < 0) {
+            for (int32_t at = node + 1; at < end[node]; at = end[at]) {
+                if (bytes[byte[at] >> 6] >> (byte[at] & 63) & 1) call(at);
+            }
+            return;
+        }
+        const int32_t* row = children_.data() + size_t(wide_[node]) * 256;
+        for (int word = 0; word < 4; word++) {
+            for (uint64_t left = bytes[size_t(word)]; left != 0; left &= left - 1) {
+                const int32_t at = row[word * 64 + __builtin_ctzll(left)];
+                if (at >= 0) call(at);
+            }
+        }
     }
 
 private:

@@ -57,6 +57,17 @@ Memory& Memory::operator=(Memory&& other) noexcept {
     return *this;
 }
 
+std::shared_ptr<const uint8_t> map_file(int descriptor, size_t bytes) {
+    auto memory = std::make_shared<Memory>(bytes);  // the addresses; no page of it is touched
+    void* data = memory->data();
+    if (mmap(data, bytes, PROT_READ, MAP_SHARED | MAP_FIXED, descriptor, 0) == MAP_FAILED) throw std::bad_alloc();
+#ifdef __linux__
+    constexpr int COLLAPSE = 25;  // MADV_COLLAPSE, from Linux 6.1 on; older C libraries do not name it
+    madvise(data, bytes / HUGE_PAGE * HUGE_PAGE, COLLAPSE);
+#endif
+    return {std::move(memory), static_cast<const uint8_t*>(data)};
+}
+
 std::shared_ptr<uint8_t> Arena::take(size_t bytes) {
     if (bytes > SIZE_MAX - 2 * LINE) throw std::bad_alloc();
     const size_t taken = (bytes + LINE - 1) / LINE * LINE + LINE;

@@ -27,6 +27,10 @@ private:
     size_t bytes_ = 0;
 };
 
+// The first bytes of an open file, to be read only. Pages that processes share become huge ones where the system can:
+// others cost a third of the speed of products. Throws std::bad_alloc.
+std::shared_ptr<const uint8_t> map_file(int descriptor, size_t bytes);
+
 // Memory for many things that live long, in huge pages that they share. A block goes when the last thing in it does.
 class Arena {
 public:

@@ -1,0 +1,307 @@
+"""The real server with three fronts on one port: clients need not know which one they have reached, or that it dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from followers import PATIENCE_S, TEXT, wait_until
+from server_process import ServerProcess, command_line, metric
+
+pytestmark = pytest.mark.e2e
+
+ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
+NUM_FRONTS = 3
+MANY = 16
+"""Connections enough that not all of them reach the same front: the kernel spreads them."""
+SHORT = {"text": TEXT, "sampling_params": {"max_new_tokens": 6, "temperature": 0.8, "sampling_seed": 3}}
+LONG = {"text": TEXT, "sampling_params": {"max_new_tokens": 150, "temperature": 0.8, "ignore_eos": True}}
+MOST = 2
+GONE = -1
+"""The status of a stream that broke off."""
+KEYS = {"alice": "alices-key", "bob": "bobs-key"}
+
+
+@pytest.fixture(scope="module")
+def server(default_model_source, tmp_path_factory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("fronts")
+    keys = folder / "keys"
+    keys.write_text(f"alice {KEYS['alice']}\nbob {KEYS['bob']} max_requests={MOST}\n")
+    keys.chmod(0o600)
+    settings = ["--api-key-file", str(keys), "--admin-api-key", "boss", "--responses-store", str(folder / "kept")]
+    with ServerProcess("--api-workers", str(NUM_FRONTS), *settings) as running:
+        yield running.wait_ready()
+
+
+def call(server: ServerProcess, path: str, body: dict | None = None, *, key: str = "alices-key", **headers: str):
+    """Each call has a connection of its own."""
+    method = "GET" if body is None else "POST"
+    headers = {"authorization": f"Bearer {key}", **headers}
+    return httpx.request(method, f"{server.url}{path}", json=body, headers=headers, timeout=PATIENCE_S)
+
+
+def fronts(server: ServerProcess) -> list[dict]:
+    answer = call(server, "/status")
+    assert answer.status_code == 200, server.output
+    return answer.json()["fronts"]
+
+
+class Stream:
+    """A stream that is followed in a thread, on a connection of its own."""
+
+    def __init__(self, client: Callable[[], httpx.Client], body: dict) -> None:
+        self.begun = threading.Event()
+        self.ids: list[int] = []
+        self.finish: dict | None = None
+        self.status = 0
+        self._client = client
+        self._event_id = self._name = ""
+        self._thread = threading.Thread(target=self._run, args=(body | {"stream": True},), daemon=True)
+        self._thread.start()
+
+    def join(self) -> Stream:
+        self._thread.join(PATIENCE_S)
+        return self
+
+    def resume(self) -> Stream:
+        with self._client() as http:
+            headers = {"last-event-id": self._event_id}
+            with http.stream("GET", f"/generate/{self._name}/events", headers=headers) as response:
+                self._read(response)
+        return self
+
+    def _run(self, body: dict) -> None:
+        try:
+            with self._client() as http, http.stream("POST", "/generate", json=body) as response:
+                self._name = response.headers["x-request-id"]
+                self._read(response)
+        except httpx.RemoteProtocolError:
+            self.status = GONE
+        finally:
+            self.begun.set()
+
+    def _read(self, response: httpx.Response) -> None:
+        self.status = response.status_code
+        for line in response.iter_lines():
+            if line.startswith("id: "):
+                self._event_id = line.removeprefix("id: ")
+            elif line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                self.ids, self.finish = event["output_ids"], event["meta_info"]["finish_reason"]
+                self.begun.set()
+
+
+def caller(server: ServerProcess, key: str = "alices-key") -> Callable[[], httpx.Client]:
+    headers = {"authorization": f"Bearer {key}"}
+    return lambda: httpx.Client(base_url=server.url, headers=headers, timeout=PATIENCE_S)
+
+
+def begin_on_all(server: ServerProcess, body: dict) -> list[Stream]:
+    """Streams of which each front has some."""
+    begun: list[Stream] = []
+    while not begun or not all(front["num_running"] for front in fronts(server)):
+        begun += [Stream(caller(server), body) for _ in range(4)]
+        for stream in begun:
+            assert stream.begun.wait(PATIENCE_S)
+    return begun
+
+
+@pytest.fixture(scope="module")
+def alone(server) -> dict:
+    """What one front answers: a client that stays on its connection has one."""
+    with httpx.Client(headers={"authorization": "Bearer alices-key"}, timeout=PATIENCE_S) as client:
+        return client.post(f"{server.url}/generate", json=LONG | seeded(5)).json()
+
+
+def seeded(seed: int) -> dict:
+    return {"sampling_params": LONG["sampling_params"] | {"sampling_seed": seed}}
+
+
+def test_all_fronts_answer_and_with_the_same_tokens(server, alone):
+    streams = begin_on_all(server, LONG | seeded(5))
+    for stream in streams:
+        assert stream.join().ids == alone["output_ids"]
+        assert stream.finish == {"type": "length", "length": 150}
+
+
+def test_metrics_are_the_sums_of_all_fronts_whichever_answers(server):
+    name = "sglang:num_requests_total"
+    before = metric(server.url, name)
+    with ThreadPoolExecutor(MANY) as pool:
+        answers = list(pool.map(lambda _: call(server, "/generate", SHORT), range(MANY)))
+    assert [answer.status_code for answer in answers] == [200] * MANY
+    assert [metric(server.url, name) for _ in range(MANY)] == [before + MANY] * MANY
+    assert metric(server.url, "sglang:e2e_request_latency_seconds_count") == before + MANY
+
+
+def test_a_session_is_known_to_all_fronts(server):
+    opened = call(server, "/open_session", {"capacity_of_str_len": 100_000}).json()
+    rid = None
+    num_prompt = 0
+    for _ in range(MANY):
+        params = {"id": opened, "rid": rid}
+        answer = call(server, "/generate", SHORT | {"session_params": params})
+        assert answer.status_code == 200, answer.text
+        info = answer.json()["meta_info"]
+        assert info["prompt_tokens"] > num_prompt  # it has all before
+        rid, num_prompt = info["id"], info["prompt_tokens"]
+    escaped = json.dumps(SHORT | {"session_params": {"id": opened, "rid": rid}}).replace("session_p", "\\u0073ession_p")
+    for _ in range(MANY):
+        headers = {"authorization": "Bearer alices-key", "content-type": "application/json"}
+        answer = httpx.post(f"{server.url}/generate", content=escaped, headers=headers, timeout=PATIENCE_S)
+        assert answer.status_code == 200, answer.text
+    closed = [call(server, "/close_session", {"session_id": opened}).status_code for _ in range(2)]
+    assert closed == [200, 404]
+
+
+def test_a_kept_response_is_continued_on_any_front(server):
+    before = None
+    for turn in range(MANY):
+        body = {"model": "m", "input": f"turn {turn}", "max_output_tokens": 4, "store": True}
+        answer = call(server, "/v1/responses", body | ({} if before is None else {"previous_response_id": before}))
+        assert answer.status_code == 200, answer.text
+        before = answer.json()["id"]
+        assert call(server, f"/v1/responses/{before}").json()["id"] == before
+
+
+def test_an_idempotency_key_is_known_to_all_fronts(server):
+    headers = {"idempotency-key": "once-and-for-all"}
+    with ThreadPoolExecutor(MANY) as pool:
+        answers = list(pool.map(lambda _: call(server, "/generate", SHORT, **headers), range(MANY)))
+    assert len({answer.content for answer in answers}) == 1
+    assert sorted(answer.headers.get("idempotent-replayed", "") for answer in answers) == [""] + ["true"] * (MANY - 1)
+
+
+def test_an_abort_reaches_the_requests_of_all_fronts(server):
+    streams = begin_on_all(server, {"text": TEXT, "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}})
+    answer = call(server, "/abort_request", {"abort_all": True}, key="boss")
+    assert answer.json() == {"aborted": len(streams)}
+    assert {stream.join().finish["type"] for stream in streams} == {"abort"}
+
+
+def test_a_client_has_no_more_requests_at_once_than_it_may_over_all_fronts(server):
+    endless = {"text": TEXT, "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}}
+    streams = [Stream(caller(server, KEYS["bob"]), endless) for _ in range(MANY)]
+    for stream in streams:
+        assert stream.begun.wait(PATIENCE_S)
+    assert sorted(stream.status for stream in streams) == [200] * MOST + [429] * (MANY - MOST)
+    assert call(server, "/abort_request", {"abort_all": True}, key="boss").json() == {"aborted": MOST}
+
+
+def test_an_adapter_that_is_loaded_is_there_for_all_fronts_at_once(server):
+    loading = {"lora_name": "late", "lora_path": str(ADAPTERS / "whisper")}
+    assert call(server, "/load_lora_adapter", loading, key="boss").status_code == 200
+    answers = [call(server, "/generate", SHORT | {"lora_path": "late"}) for _ in range(MANY)]
+    assert len({tuple(answer.json()["output_ids"]) for answer in answers}) == 1
+    assert call(server, "/unload_lora_adapter", {"lora_name": "late"}, key="boss").status_code == 200
+    gone = {call(server, "/generate", SHORT | {"lora_path": "late"}).status_code for _ in range(MANY)}
+    assert gone == {404}
+
+
+def test_admin_routes_and_wrong_keys_are_refused_on_all_fronts(server):
+    assert {call(server, "/flush_cache", {}).status_code for _ in range(MANY)} == {403}
+    assert {call(server, "/generate", SHORT, key="nobodys").status_code for _ in range(MANY)} == {401}
+
+
+def test_a_large_body_is_refused_by_all_fronts_before_it_is_read(server):
+    large = {"text": "x" * (33 << 20)}
+    for path in ("/generate", "/open_session"):
+        assert {call(server, path, large).status_code for _ in range(4)} == {413}
+
+
+def test_an_engine_that_dies_loses_nothing_of_the_streams_of_all_fronts(server, alone):
+    before = metric(server.url, "sglang:engine_replacements_total")
+    streams = begin_on_all(server, LONG | seeded(5))
+    [engine] = [pid for pid in server.children() if "tureen.serving.child" in command_line(pid)]
+    os.kill(engine, signal.SIGKILL)
+    for stream in streams:
+        assert stream.join().ids == alone["output_ids"]
+    assert metric(server.url, "sglang:engine_replacements_total") == before + 1
+    assert metric(server.url, "sglang:num_resumed_requests_total") > 0
+
+
+def test_a_killed_front_is_replaced_and_the_engine_ends_its_requests_and_no_others(server, alone):
+    name = "sglang:num_requests_total"
+    streams = begin_on_all(server, LONG | seeded(5))
+    victim = fronts(server)[1]
+    counted = metric(server.url, name)
+    os.kill(victim["pid"], signal.SIGKILL)
+    lost = [stream for stream in streams if stream.join().status == GONE]
+    assert len(lost) == victim["num_running"]
+    assert all(stream.ids == alone["output_ids"] for stream in streams if stream not in lost)
+    wait_until(lambda: fronts(server)[1]["up"] and fronts(server)[1]["pid"] != victim["pid"], "it is replaced")
+    assert fronts(server)[1]["num_replacements"] == 1
+    wait_until(lambda: call(server, "/status").json()["models"][0]["num_running"] == 0, "nothing runs")
+    assert metric(server.url, name) >= counted  # what it had counted is not lost
+    for stream in begin_on_all(server, LONG | seeded(5)):
+        assert stream.join().ids == alone["output_ids"]
+
+
+def test_a_front_that_is_stopped_keeps_nobody_who_comes_and_goes_on_when_it_thaws(server, alone):
+    victim = fronts(server)[1]
+    streams = begin_on_all(server, LONG | seeded(5))
+    os.kill(victim["pid"], signal.SIGSTOP)
+    try:
+        answers = [call(server, "/generate", LONG | seeded(5)).json()["output_ids"] for _ in range(MANY)]
+    finally:
+        os.kill(victim["pid"], signal.SIGCONT)
+    assert answers == [alone["output_ids"]] * MANY
+    for stream in streams:
+        assert stream.join().ids == alone["output_ids"]
+    assert fronts(server)[1]["pid"] == victim["pid"]
+
+
+def test_a_front_that_replaces_another_knows_what_operators_have_changed(server):
+    loading = {"lora_name": "late", "lora_path": str(ADAPTERS / "whisper")}
+    assert call(server, "/load_lora_adapter", loading, key="boss").status_code == 200
+    assert call(server, "/update_weight_version", {"new_version": "step-2"}, key="boss").status_code == 200
+    victim = fronts(server)[1]
+    os.kill(victim["pid"], signal.SIGKILL)
+    wait_until(lambda: fronts(server)[1]["up"] and fronts(server)[1]["pid"] != victim["pid"], "it is replaced")
+    streams = begin_on_all(server, SHORT | {"lora_path": "late"} | {"sampling_params": LONG["sampling_params"]})
+    assert {stream.join().status for stream in streams} == {200}
+    answers = [call(server, "/generate", SHORT).json() for _ in range(MANY)]
+    assert {answer["meta_info"]["weight_version"] for answer in answers} == {"step-2"}
+    assert call(server, "/unload_lora_adapter", {"lora_name": "late"}, key="boss").status_code == 200
+
+
+def test_a_stream_whose_front_dies_is_resumed_at_another(default_model_source, tmp_path):
+    path = tmp_path / "socket"
+
+    def client() -> httpx.Client:
+        return httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost", timeout=PATIENCE_S
+        )
+
+    with ServerProcess("--api-workers", "2", "--uds", str(path), "--resume-grace", "60") as running, client() as http:
+        running.wait_started()
+        expected = http.post("/generate", json=LONG | seeded(5)).json()["output_ids"]
+        streams = [Stream(client, LONG | seeded(5)) for _ in range(MANY)]
+        for stream in streams:
+            assert stream.begun.wait(PATIENCE_S)
+        os.kill(http.get("/status").json()["fronts"][1]["pid"], signal.SIGKILL)
+        broken = [stream for stream in streams if stream.join().status == GONE]
+        assert broken
+        for stream in broken:
+            assert stream.resume().status == 200
+        assert [stream.ids for stream in streams] == [expected] * MANY
+        assert running.stop() == 0
+    assert not path.exists()
+
+
+def test_a_server_that_is_told_to_end_lets_the_streams_of_all_fronts_end(server, alone):
+    streams = begin_on_all(server, LONG | seeded(5))
+    pids = [front["pid"] for front in fronts(server)]
+    server.process.send_signal(signal.SIGTERM)
+    for stream in streams:
+        assert stream.join().ids == alone["output_ids"]
+    assert server.stop() == 0
+    assert not any(command_line(pid) for pid in pids)
+    assert "Traceback" not in server.output

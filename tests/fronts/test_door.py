@@ -1,0 +1,107 @@
+"""The door of the engine's process: each front has its own requests, whatever others and its own past call theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+
+import msgspec
+import pytest
+from fake_engine import make_request
+from patience import PATIENCE_S, wait_until
+
+from tureen.contract.types import Abort, FinishReason, FromEngine, OutputDelta, StepReport, Submit
+from tureen.sandbox import framing
+from tureen.serving.door import Door, Guest
+
+
+class Visitor:
+    """A front at the door."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(PATIENCE_S)
+        self._socket.connect(path)
+        assert framing.receive(self._socket, framing.ANY_SIZE) == b""  # the engine's facts, of which there are none
+
+    def submit(self, request_id: str) -> None:
+        self._say(Submit(make_request(request_id)))
+
+    def abort(self, request_id: str) -> None:
+        self._say(Abort(request_id))
+
+    def hear(self) -> tuple[OutputDelta, ...]:
+        report = msgspec.msgpack.decode(framing.receive(self._socket, framing.ANY_SIZE), type=FromEngine)
+        return report.deltas
+
+    def leave(self) -> None:
+        self._socket.close()
+
+    def _say(self, message: Submit | Abort) -> None:
+        framing.send(self._socket, msgspec.msgpack.encode(message))
+
+
+@pytest.fixture
+def house(tmp_path):
+    """A door, what the engine gets through it, and a function that makes a front at it."""
+    inbox: queue.Queue = queue.Queue()
+    path = str(tmp_path / "door")
+    door = Door(path, inbox.put)
+    door.open()
+    with contextlib.ExitStack() as visitors:
+
+        def visit() -> Visitor:
+            visitor = Visitor(path)
+            visitors.callback(visitor.leave)
+            return visitor
+
+        yield door, lambda: inbox.get(timeout=PATIENCE_S), visit
+
+
+def test_a_front_that_comes_again_has_its_requests_while_those_of_its_past_end(house):
+    door, get, visit = house
+    old = visit()
+    old.submit("7:name")
+    before = get().request.id
+    new = visit()
+    new.submit("7:name")
+    again = get().request.id
+    old.leave()
+    ended = get()
+    assert (ended.request_id, before != again) == (before, True)
+    end = FinishReason(type="abort")
+    own = door.share(StepReport((OutputDelta(before, finish=end), OutputDelta(again, text="hi"))))
+    assert new.hear() == (OutputDelta("7:name", text="hi"),)
+    assert [delta.id for delta in own.deltas] in ([], [before])  # nobody waits for it
+    new.abort("7:name")
+    assert get().request_id == again
+
+
+def test_requests_of_the_same_name_are_told_apart_and_the_owners_stay_its_own(house):
+    door, get, visit = house
+    first, second = visit(), visit()
+    names = []
+    for visitor in (first, second):
+        visitor.submit("1/7:a/b")
+        names.append(get().request.id)
+    mine = OutputDelta("7:1/7:a/b", text="mine")
+    own = door.share(StepReport((OutputDelta(names[0], text="one"), mine, OutputDelta(names[1], text="two"))))
+    assert own.deltas == (mine,)
+    assert first.hear() == (OutputDelta("1/7:a/b", text="one"),)
+    assert second.hear() == (OutputDelta("1/7:a/b", text="two"),)
+
+
+def test_nothing_of_a_front_that_was_slow_stays_when_it_leaves():
+    ours, theirs = socket.socketpair()
+    guest = Guest(1, ours)
+    before = set(threading.enumerate())
+    guest.send(bytes(1 << 20))  # more than the socket takes at once
+    [writer] = set(threading.enumerate()) - before
+    assert len(framing.receive(theirs, framing.ANY_SIZE)) == 1 << 20
+    wait_until(lambda: not guest._unread, "all is sent")
+    guest.close()
+    theirs.close()
+    writer.join(PATIENCE_S)
+    assert not writer.is_alive()

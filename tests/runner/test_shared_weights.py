@@ -1,0 +1,159 @@
+"""Packed weights in memory that processes share: the same bytes, one copy, and nothing is lost when a process is."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from runner_driver import folder_source
+from tiny_models import write
+
+from tureen.config import Config
+from tureen.runner import native
+from tureen.runner.load import load_runner
+from tureen.runner.packed_copy import bytes_of
+from tureen.runner.shared_weights import SharedWeights
+
+kernels = pytest.importorskip("tureen.kernels.cpu._native")
+VALUES = np.arange(4096, dtype=np.float32)
+
+
+def array() -> dict:
+    return {"a": VALUES.copy()}
+
+
+def never() -> dict:
+    raise AssertionError("the weights are made though they are there")
+
+
+@pytest.fixture
+def shared():
+    weights = SharedWeights()
+    yield weights
+    os.close(weights.descriptor)
+
+
+class Other:
+    """Another process, which does `body(weights)` and then stays until it is told to end."""
+
+    def __init__(self, shared, body):
+        ready, at_ready = os.pipe()
+        end, at_end = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(at_end)
+            try:
+                kept = body(SharedWeights(shared.descriptor))  # noqa: F841 - it is in use as long as it lives
+                os.write(at_ready, b"!")
+                os.read(end, 1)
+            finally:
+                os._exit(0)
+        os.close(at_ready)
+        os.close(end)
+        self._at_end = at_end
+        self.is_ready = os.read(ready, 1) == b"!"
+        os.close(ready)
+
+    def end(self) -> int:
+        os.close(self._at_end)
+        return os.waitpid(self.pid, 0)[1]
+
+
+def is_empty(shared) -> bool:
+    return os.fstat(shared.descriptor).st_blocks == 0
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_weights_that_are_shared_are_those_that_are_packed_alone(tmp_path, monkeypatch, shared, quantization):
+    write(tmp_path, "qwen2")  # has biases: vectors that are not norms
+    seen, record = [], native.record
+
+    def recording(tape, model, context, weights):
+        seen.append({name: bytes_of(weight).tobytes() for name, weight in weights.items()})
+        record(tape, model, context, weights)
+
+    monkeypatch.setattr(native, "record", recording)
+    config = Config(device="cpu", num_threads=1, max_total_tokens=512, quantization=quantization, packed_cache=False)
+    source, phases = folder_source(tmp_path), []
+
+    def load(where, **settings):
+        phases.append(set())
+        return load_runner(source, config, progress=lambda phase, *_: phases[-1].add(phase), shared=where)
+
+    kept = [load(None), load(shared), load(shared)]
+    assert seen[0] == seen[1] == seen[2]
+    assert phases == [{"load weights"}, {"load weights"}, set()]
+    del kept
+
+
+def test_what_one_process_has_made_another_finds(shared):
+    other = Other(shared, lambda weights: weights.take("origin", kernels, array))
+    assert shared.has("origin")
+    assert np.array_equal(shared.take("origin", kernels, never)["a"], VALUES)
+    assert other.end() == 0
+
+
+def test_weights_that_are_shared_cannot_be_written_to(shared):
+    with pytest.raises(ValueError, match="read-only"):
+        shared.take("origin", kernels, array)["a"][0] = 1
+
+
+def test_weights_stay_while_somebody_uses_them_and_go_with_the_last(shared):
+    other = Other(shared, lambda weights: weights.take("origin", kernels, array))
+    mine = shared.take("origin", kernels, never)
+    shared.free()
+    assert not is_empty(shared)
+    del mine
+    shared.free()
+    assert not is_empty(shared)
+    other.end()
+    shared.free()
+    assert is_empty(shared)
+    assert np.array_equal(shared.take("origin", kernels, array)["a"], VALUES)
+
+
+def test_other_weights_do_not_replace_those_that_somebody_uses(shared):
+    other = Other(shared, lambda weights: weights.take("origin", kernels, array))
+    later = {"a": VALUES + 1}
+    assert shared.take("later", kernels, lambda: later) is later
+    assert shared.has("origin")
+    other.end()
+    assert np.array_equal(shared.take("later", kernels, lambda: {"a": VALUES + 1})["a"], VALUES + 1)
+    assert not shared.has("origin")
+
+
+def test_a_process_that_has_them_mapped_keeps_them_when_it_gets_others(shared):
+    first = shared.take("origin", kernels, array)
+    second = shared.take("later", kernels, lambda: {"a": VALUES + 1})
+    shared.free()
+    assert np.array_equal(first["a"], VALUES)
+    assert np.array_equal(second["a"], VALUES + 1)
+    assert np.array_equal(shared.take("origin", kernels, never)["a"], VALUES)
+
+
+@pytest.mark.parametrize("moment", ["making", "writing"])
+def test_a_process_that_is_killed_before_all_is_there_leaves_nothing_half_done(shared, monkeypatch, moment):
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def body(weights):
+        if moment == "making":
+            return weights.take("origin", kernels, die)
+        monkeypatch.setattr("tureen.runner.shared_weights.msgspec.json.encode", die)
+        return weights.take("origin", kernels, array)
+
+    other = Other(shared, body)
+    assert not other.is_ready
+    assert os.WTERMSIG(other.end()) == signal.SIGKILL
+    assert not shared.has("origin")
+    assert np.array_equal(shared.take("origin", kernels, array)["a"], VALUES)
+
+
+def test_where_there_is_no_room_each_has_its_own(shared, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tureen.runner.shared_weights._write_all", full)
+    assert np.array_equal(shared.take("origin", kernels, array)["a"], VALUES)
+    assert "No space left" in caplog.text
+    assert is_empty(shared)

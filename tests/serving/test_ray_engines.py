@@ -1,0 +1,150 @@
+"""Engines as Ray actors: they are killed, stopped and ended in mid-stream, and outputs are those of an undisturbed
+run. One cluster serves all tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import process_state
+import pytest
+import tiny_gguf
+import tiny_models
+from fake_engine import make_request
+from patience import until, wait_until
+from remote_engines import Followed
+
+from tureen.build import find_model
+from tureen.config import Config
+from tureen.errors import StartupError
+from tureen.replicas.pool import Scaler
+from tureen.replicas.ray_address import RayCluster, parse_cluster
+from tureen.replicas.router import Router
+from tureen.serving import healing
+
+ONE = "ray://local?num_cpus=1"
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A cluster of loopback alone, whose start fails on machines that are too busy for it."""
+    before = process_state.read()
+    ray = pytest.importorskip("ray", reason="the extra ray is not installed")
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    for attempt in (1, 2):
+        try:
+            ray.init(num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1", logging_level=logging.ERROR)
+            break
+        except Exception as error:  # noqa: BLE001 - whatever it is, there is no cluster
+            ray.shutdown()
+            if attempt == 2:
+                pytest.skip(f"Ray does not start here: {error}")
+    process_state.restore(before)  # Ray sets variables for processes that it starts later, which is none here
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    path = tiny_gguf.write_from_transformers(folder / "m.gguf", tiny_models.write(folder / "hf", "llama"))
+    return Config(model_path=str(path), device="cpu", num_threads=1, max_total_tokens=4096, log_level="error")
+
+
+@pytest.fixture(autouse=True)
+def no_delay(monkeypatch):
+    monkeypatch.setattr(healing, "FIRST_DELAY_S", 0.05)
+
+
+def actors() -> list[int]:
+    """The processes of the actors, the oldest first."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if place.read_bytes().startswith(b"ray::EngineHost"):
+                found.append(int(place.parent.name))
+    return sorted(found)
+
+
+@contextlib.asynccontextmanager
+async def served(config, count=2, **how):
+    from tureen.replicas.ray_engines import ray_clients
+
+    router = Router()
+    try:
+        clients = await asyncio.to_thread(ray_clients, config, f"{ONE}&n={count}", find_model(config))
+        await router.start(clients, **how)
+        yield router
+    finally:
+        await router.close()
+
+
+def states(router):
+    return [replica.health.state for replica in router.replicas]
+
+
+@pytest.mark.ray
+def test_actors_are_killed_stopped_and_drained_and_no_stream_loses_a_token(cluster, config):
+    async def scenario():
+        async with served(config) as router:
+            alone = await Followed(router, tokens=400).end()
+            assert min(map(len, alone)) > 0
+
+            followed = Followed(router, tokens=400, prefix="k")
+            await followed.begun.wait()
+            os.kill(actors()[0], signal.SIGKILL)
+            assert await followed.end() == alone
+            await until(lambda: states(router) == ["healthy"] * 2, "Ray has made it anew")
+
+            followed = Followed(router, tokens=400, prefix="s")
+            await followed.begun.wait()
+            stopped = actors()[0]
+            os.kill(stopped, signal.SIGSTOP)
+            try:
+                assert await followed.end() == alone
+            finally:
+                os.kill(stopped, signal.SIGCONT)
+            await until(lambda: states(router) == ["healthy"] * 2, "it answers")
+
+            followed = Followed(router, tokens=400, prefix="d")
+            await followed.begun.wait()
+            router.replicas[0].drain(is_drained=True)
+            assert await followed.end() == alone
+
+    asyncio.run(scenario())
+    wait_until(lambda: actors() == [], "they end with their server")
+
+
+@pytest.mark.ray
+def test_actors_come_under_load_and_go_without_it(cluster, config, monkeypatch):
+    monkeypatch.setattr("tureen.replicas.pool.GROW_AFTER_S", 0)
+    monkeypatch.setattr("tureen.replicas.pool.SHRINK_AFTER_S", 0)
+    grown = msgspec.structs.replace(config, max_replicas=2)
+
+    async def scenario():
+        async with served(grown, 1, num_first=1, scaler=Scaler(1, 2, 100)) as router:
+            assert states(router) == ["healthy", "unloaded"]
+            while "unloaded" in states(router):
+                async for _ in router.generate(make_request("one", max_new_tokens=450)):
+                    pass
+            await until(lambda: states(router).count("unloaded") == 1, "one less")
+            await until(lambda: len(actors()) == 1, "its actor is gone")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "wrong", ["ray://", "ray://auto?n=0", "ray://auto?n=65", "ray://auto?n=x", "ray://auto/a", "ray://auto?gpus=1"]
+)
+def test_a_cluster_that_is_none_is_refused(wrong):
+    with pytest.raises(StartupError, match=r"--replicas .*must be ray://local"):
+        parse_cluster(wrong)
+
+
+def test_a_cluster_is_read_with_what_each_engine_takes():
+    assert parse_cluster("ray://head:6379?n=8&num_gpus=1") == RayCluster("head:6379", 8, 1, 1)

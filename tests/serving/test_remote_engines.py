@@ -1,0 +1,348 @@
+"""Engines behind sockets are lost, frozen, cut off and are other ones: outputs are the same, and operators are told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import ssl
+from pathlib import Path
+
+import fake_engine
+import msgspec
+import pytest
+from fake_engine import make_request
+from patience import until
+from remote_engines import DIGESTS, Followed, make_client, pid_of, place_of, served, start_engine
+from throwaway_ca import Authority
+
+from tureen.config import Config
+from tureen.errors import NotFound, StartupError
+from tureen.replicas import engine_server, greeting
+from tureen.replicas.engine_command import engine_context
+from tureen.replicas.greeting import Hello
+from tureen.replicas.remote import EngineAddress, parse_address
+from tureen.replicas.router import Router
+from tureen.replicas.start import front_context, remote_clients
+from tureen.sandbox.framing import HEADER, MAX_MESSAGE_BYTES, framed
+from tureen.serving import healing
+
+TESTS = str(Path(fake_engine.__file__).parent)
+
+
+@pytest.fixture(autouse=True)
+def child_finds_our_factories(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", TESTS)
+    monkeypatch.setattr(healing, "FIRST_DELAY_S", 0.05)
+
+
+def states(router):
+    return [replica.health.state for replica in router.replicas]
+
+
+async def disturbed(disturb, **how):
+    """Eight streams over two engines without and with what `disturb(servers, router, wires)` does to them."""
+    async with served(**how) as (servers, routers, wires):
+        alone = await Followed(routers[0]).end()
+        followed = Followed(routers[0], prefix="s")
+        await followed.begun.wait()
+        assert all(replica.load for replica in routers[0].replicas), "each has some"
+        await disturb(servers, routers[0], wires)
+        assert await followed.end() == alone
+        assert [replica.load for replica in routers[0].replicas] == [0, 0]
+
+
+def test_streams_of_an_engine_that_is_killed_go_on_in_the_other_and_it_comes_back():
+    async def kill(servers, router, _):
+        before = pid_of(servers[0])
+        os.kill(before, signal.SIGKILL)
+        await until(lambda: states(router)[0] == "replacing", "it is noticed")
+        await until(lambda: states(router) == ["healthy"] * 2, "it is back")
+        assert pid_of(servers[0]) != before
+
+    asyncio.run(disturbed(kill))
+
+
+def test_streams_of_an_engine_that_is_stopped_go_on_and_it_takes_requests_again_when_it_thaws():
+    async def stop(servers, router, _):
+        pid = pid_of(servers[1])
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await until(lambda: states(router)[1] == "suspect", "it is noticed")
+            await until(lambda: not router.replicas[1].passages, "its streams are elsewhere")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await until(lambda: states(router) == ["healthy"] * 2, "it answers")
+        assert pid_of(servers[1]) == pid
+
+    asyncio.run(disturbed(stop))
+
+
+def test_a_cut_connection_loses_nothing_and_is_made_again():
+    async def cut(servers, router, wires):
+        wires[0].cut()
+        await until(lambda: states(router)[0] == "replacing", "it is noticed")
+        await until(lambda: not servers[0]._fronts, "the engine notices it too")
+        await until(lambda: servers[0].engine.num_relayed == 0, "and ends what it did for the front")
+        wires[0].is_cut = False
+        await until(lambda: states(router) == ["healthy"] * 2, "it is back")
+
+    asyncio.run(disturbed(cut, through_wires=True))
+
+
+def test_what_the_network_holds_back_is_not_heard_later():
+    async def hold_back(_, router, wires):
+        wires[1].hold()
+        await until(lambda: states(router)[1] == "suspect", "it is noticed")
+        await until(lambda: not router.replicas[1].passages, "its streams are elsewhere")
+        wires[1].let_go()
+        await until(lambda: states(router) == ["healthy"] * 2, "it answers")
+
+    asyncio.run(disturbed(hold_back, through_wires=True))
+
+
+def test_two_fronts_share_engines_and_the_same_names_of_requests_are_two_requests():
+    async def scenario():
+        async with served(num_fronts=2) as (servers, routers, _):
+            alone = await Followed(routers[0]).end()
+            both = [Followed(router) for router in routers]
+            assert [await one.end() for one in both] == [alone, alone]
+            leaving = Followed(routers[1], tokens=1500)
+            await leaving.begun.wait()
+            await routers[1].close()
+            await until(lambda: all(len(server._fronts) == 1 for server in servers), "it has left")
+            await until(lambda: all(server.engine.num_relayed == 0 for server in servers), "nothing runs for it")
+            await asyncio.gather(*leaving._tasks, return_exceptions=True)
+            assert await Followed(routers[0], prefix="t").end() == alone
+
+    asyncio.run(scenario())
+
+
+def test_operations_reach_all_and_a_front_that_comes_back_does_not_repeat_them():
+    async def scenario():
+        async with served(through_wires=True) as (servers, (router,), wires):
+            assert type(await router.call("flush_cache")) is int
+            with pytest.raises(NotFound, match="nope"):
+                await router.call("nope")
+            await router.call("pause", mode="in_place")
+            assert all(server.engine.stats.is_paused for server in servers)
+            await servers[0].engine.call("resume")
+            wires[0].cut()
+            await until(lambda: states(router)[0] == "replacing", "it is noticed")
+            wires[0].is_cut = False
+            await until(lambda: states(router) == ["healthy"] * 2, "it is back")
+            assert not servers[0].engine.stats.is_paused, "nobody has paused it again"
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_is_restarted_is_a_new_one_in_the_state_that_the_front_knows():
+    async def restart(servers, router, _):
+        pids = [pid_of(server) for server in servers]
+        await router.replicas[0].restart()
+        assert states(router) == ["healthy"] * 2
+        assert pid_of(servers[0]) != pids[0]
+        assert pid_of(servers[1]) == pids[1]
+
+    asyncio.run(disturbed(restart))
+
+
+def test_a_request_that_kills_engines_spares_the_others():
+    async def scenario():
+        async with served() as (_, (router,), _):
+            alone = await Followed(router, 4).end()
+            followed = Followed(router, 4, prefix="s")
+            with pytest.raises(Exception, match="the engine died 3 times"):
+                async for _ in router.generate(make_request("killer", max_new_tokens=500, cache_salt="die")):
+                    pass
+            assert await followed.end() == alone
+
+    asyncio.run(scenario())
+
+
+# ---- who is there
+
+
+def connected(place):
+    """What comes of connecting to an engine there."""
+
+    async def scenario():
+        server = await place() if callable(place) else place
+        router = Router()
+        try:
+            await router.start([make_client(server[1])])
+            return router.info.model_name
+        except StartupError as error:
+            return error.message
+        finally:
+            await router.close()
+            await server[0].close()
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", ["weights", "tokenizer"])
+def test_an_engine_with_another_model_is_refused_by_name(name):
+    async def place():
+        server = await start_engine(digests=msgspec.structs.replace(DIGESTS, **{name: "0" * 16}))
+        return server, place_of(server.address)
+
+    said = connected(place)
+    assert f"has another model: the digest of its {name} is {'0' * 16}, here it is {name[0] * 16}" in said
+
+
+def test_another_version_is_refused_and_both_are_named(monkeypatch):
+    monkeypatch.setattr("tureen.replicas.remote.hello", lambda: Hello("other", "0.0.7"))
+
+    async def place():
+        server = await start_engine()
+        return server, place_of(server.address)
+
+    said = connected(place)
+    assert "is of tureen 0.1.0, that server of 0.0.7" in said
+    assert "install the same version on both" in said
+
+
+def test_a_change_of_any_message_changes_the_contract(monkeypatch):
+    before = greeting.contract_digest()
+    greeting.contract_digest.cache_clear()
+    monkeypatch.setattr(greeting, "ToChild", Hello)
+    assert greeting.contract_digest() != before
+    greeting.contract_digest.cache_clear()
+
+
+def test_where_nobody_listens_the_address_is_named():
+    async def scenario():
+        with pytest.raises(StartupError, match=r"tcp://127.0.0.1:1: .*tureen engine --listen"):
+            await Router().start([make_client(place_of(EngineAddress("127.0.0.1", 1)))])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x02\x00\x00\x00{}", b""])
+def test_what_is_no_engine_is_told_apart(answer):
+    async def scenario():
+        async def reply(reader, writer):
+            await reader.read(1)
+            writer.write(answer)
+            writer.close()
+
+        other = await asyncio.start_server(reply, "127.0.0.1", 0)
+        with pytest.raises(StartupError, match=r"no engine of tureen|closed the connection"):
+            await Router().start([make_client(place_of(EngineAddress(*other.sockets[0].getsockname())))])
+        other.close()
+
+    asyncio.run(scenario())
+
+
+async def said_to(server, *frames):
+    """What an engine answers to raw bytes before it ends the connection."""
+    reader, writer = await asyncio.open_connection(*server.address[:2])
+    writer.write(b"".join(frames))
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+def test_lengths_and_nonsense_end_the_connection_before_anything_is_made_of_them():
+    async def scenario():
+        server = await start_engine()
+        await server.engine.start()
+        hello = framed(msgspec.msgpack.encode(greeting.hello()))
+        assert await said_to(server, HEADER.pack(1 << 31), b"x" * 100) == b""
+        assert await said_to(server, framed(b"\x80\x04pickle")) == b""
+        welcomed = await said_to(server, hello, HEADER.pack(MAX_MESSAGE_BYTES + 1), b"x" * 100)
+        assert b"welcome" in welcomed
+        assert b"welcome" in await said_to(server, hello, framed(b"\x80\x04pickle"))
+        assert not server._fronts
+        assert server.engine.health.state == "healthy"
+        await server.close()
+
+    asyncio.run(scenario())
+
+
+def test_more_fronts_than_there_is_room_for_are_told_so(monkeypatch):
+    monkeypatch.setattr(engine_server, "MAX_FRONTS", 0)
+
+    async def place():
+        server = await start_engine()
+        return server, place_of(server.address)
+
+    assert "0 servers use this engine already" in connected(place)
+
+
+# ---- certificates
+
+
+@pytest.fixture(scope="module")
+def authorities(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("ca")), Authority(tmp_path_factory.mktemp("other"))
+
+
+def over_tls(engine_ca, engine_pair, front_ca, front_pair):
+    """What comes of connecting with these certificates; None = without any."""
+
+    async def place():
+        config = Config(tls_cert=engine_pair.cert, tls_key=engine_pair.key, tls_ca=engine_ca.cert)
+        server = await start_engine(context=engine_context(config, EngineAddress("0.0.0.0", 0)))
+        starting = asyncio.create_task(server.engine.start())
+        await until(starting.done)
+        context = None
+        if front_pair is not None:
+            context = front_context(
+                Config(replica_tls_cert=front_pair.cert, replica_tls_key=front_pair.key, replica_tls_ca=front_ca.cert)
+            )
+        return server, place_of(server.address, context)
+
+    return connected(place)
+
+
+def test_certificates_of_one_authority_let_in_and_others_are_refused_on_either_side(authorities):
+    ours, theirs = authorities
+    engine, front = ours.issue("engine", for_server=True), ours.issue("front")
+    assert over_tls(ours, engine, ours, front) == "fake-model"
+    assert "may not accept this server's certificate" in over_tls(ours, engine, ours, theirs.issue("stranger"))
+    assert "its certificate is not accepted" in over_tls(ours, engine, theirs, front)
+    assert "its certificate is not accepted" in over_tls(ours, front, ours, front), "a server's is asked for"
+    assert "may want certificates" in over_tls(ours, engine, None, None)
+
+
+def test_outside_this_machine_certificates_must_be_there(authorities, tmp_path):
+    ours, _ = authorities
+    pair = ours.issue("half", for_server=True)
+    with pytest.raises(StartupError, match="--tls-cert, --tls-key and --tls-ca"):
+        engine_context(Config(), EngineAddress("0.0.0.0", 7000))
+    with pytest.raises(StartupError, match="give --tls-ca"):
+        engine_context(Config(tls_cert=pair.cert, tls_key=pair.key), EngineAddress("127.0.0.1", 7000))
+    assert engine_context(Config(), EngineAddress("::1", 7000)) is None
+    with pytest.raises(StartupError, match=r"tcp://10.0.0.1:7000: outside this machine.*--replica-tls-cert"):
+        remote_clients(Config(), "tcp://10.0.0.1:7000", None)
+    with pytest.raises(StartupError, match="tcp://localhost:7000 is there twice"):
+        remote_clients(Config(), "tcp://localhost:7000,tcp://localhost:7000", None)
+    with pytest.raises(StartupError, match="--replica-tls-key is missing"):
+        front_context(Config(replica_tls_cert=pair.cert, replica_tls_ca=ours.cert))
+    open_key = tmp_path / "open.pem"
+    open_key.write_bytes(Path(pair.key).read_bytes())
+    open_key.chmod(0o644)
+    with pytest.raises(StartupError, match="everybody on this machine may read"):
+        front_context(Config(replica_tls_cert=pair.cert, replica_tls_key=str(open_key), replica_tls_ca=ours.cert))
+
+
+def test_an_engine_speaks_no_less_than_tls_1_3_to_a_front(authorities):
+    ours, _ = authorities
+    pair = ours.issue("front-2")
+    context = front_context(Config(replica_tls_cert=pair.cert, replica_tls_key=pair.key, replica_tls_ca=ours.cert))
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_3
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+
+
+@pytest.mark.parametrize("wrong", ["tcp://host", "host:70000", "tcp://a:1:2", "udp://a:1", "::1:7000", "tcp://:1", ""])
+def test_an_address_that_is_none_is_refused(wrong):
+    with pytest.raises(StartupError, match=r"--listen .*must be tcp://HOST:PORT"):
+        parse_address(wrong, "--listen")
+
+
+def test_addresses_are_read_with_and_without_their_scheme():
+    assert parse_address("tcp://[::1]:7000", "--x") == parse_address("[::1]:7000", "--x") == EngineAddress("::1", 7000)
+    assert str(parse_address("engine-0.engines:7000/", "--x")) == "tcp://engine-0.engines:7000"

@@ -1,0 +1,331 @@
+"""An engine with pages on the disk: the same tokens as without, whatever lies there."""
+
+from __future__ import annotations
+
+import errno
+import random
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+from patience import PATIENCE_S, wait_until
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+
+from world import World, expected, make_request, with_media
+
+from tureen.contract.types import LogprobSpec
+from tureen.engine.restoring import Restoring
+from tureen.runner.fake import WIDTH
+from tureen.tiers.disk import DiskTier
+from tureen.tiers.page_files import PREFIX_BYTES, PageFiles
+
+PAGE_SIZE = 4
+FILE_BYTES = PREFIX_BYTES + PAGE_SIZE * WIDTH
+PROMPT = tuple(range(1, 42))  # ten pages and a token
+
+
+class KeptWorld(World):
+    """An engine whose pages are kept in a folder. `gate`: loads wait for it."""
+
+    def __init__(self, folder, *, num_kept=10_000, gate=None, model=b"model", **options):
+        super().__init__(**options)
+        files = PageFiles(Path(folder), page_bytes=self.runner.page_bytes, max_bytes=num_kept * FILE_BYTES)
+        if gate is not None:
+            read = files.read
+            files.read = lambda key, into: (gate.wait(), read(key, into))
+
+        def identify():
+            return model + str(self.runner._weights).encode()
+
+        self.tier = DiskTier(files, self.runner, self.engine.cache.page_size, identify)
+        for number, adapter in ((1, b"red"), (2, b"blue")):
+            self.tier.add_adapter(str(number), adapter)
+        self.restoring = Restoring(self.tier, self.engine.scheduler)
+        self.engine.preparing.restore_from(self.restoring)
+
+    def check(self):
+        assert self.engine.cache.check() == []
+
+    def _has_sequences(self):
+        """Those that wait may have to wait for pages that are being loaded for others."""
+        return not self.restoring.loads and super()._has_sequences()
+
+    def step(self):
+        if self.restoring.loads and not super()._has_sequences():
+            wait_until(lambda: any(restored.load.is_done for restored in self.restoring.loads), "a load")
+        return super().step()
+
+    def answer(self, request):
+        self.add(request)
+        self.drain()
+        answer = self.answers[request.id]
+        return answer.token_ids, answer.usage.cached_tokens
+
+    def saved(self):
+        """Waits until all that was to be saved so far is."""
+        saved = threading.Event()
+        self.tier._to_save.put(saved.set)
+        assert saved.wait(PATIENCE_S)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.engine.close()
+
+
+def _tokens(request, adapter=0):
+    return expected(request, 10_000, adapter)[0]
+
+
+def _request(request_id="r", prompt=PROMPT, **fields):
+    return make_request(request_id, prompt, ignore_eos=True, **{"max_new_tokens": 6, **fields})
+
+
+def _fill(folder, *requests, **options):
+    with KeptWorld(folder, **options) as world:
+        for request in requests or (_request("first"),):
+            assert world.answer(request)[0] == _tokens(request)
+        assert world.tier.stats.total_lost == 0
+
+
+def test_a_prompt_comes_back_after_a_restart_with_the_same_tokens(tmp_path):
+    _fill(tmp_path)
+    with KeptWorld(tmp_path) as world:
+        assert world.answer(_request()) == (_tokens(_request()), 40)
+        assert world.runner.num_tokens < 10
+        assert world.tier.stats.total_loaded == 10
+
+
+def test_an_output_comes_back_too_when_the_next_turn_continues_it(tmp_path):
+    first = _request("first", max_new_tokens=8)
+    _fill(tmp_path, first)
+    turn = _request("turn", (*PROMPT, *_tokens(first), 5, 6))
+    with KeptWorld(tmp_path) as world:
+        assert world.answer(turn) == (_tokens(turn), 48)  # of 49 known tokens, the last one's K/V was not computed
+
+
+def test_pages_that_leave_the_cache_are_loaded_again(tmp_path):
+    others = [_request(f"o{n}", range(n, n + 50)) for n in range(1, 13)]
+    with KeptWorld(tmp_path, num_pages=20) as world:
+        assert world.answer(_request("first"))[0] == _tokens(_request())
+        for request in others:
+            assert world.answer(request)[0] == _tokens(request)
+            world.saved()
+        assert len(world.engine.cache.match(("", ""), PROMPT, 40)) == 0
+        assert world.answer(_request("again")) == (_tokens(_request()), 40)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"cache_salt": "mine"},
+        {"cache_salt": "min"},
+        {"adapter": "red"},
+    ],
+)
+def test_salts_and_adapters_share_nothing(tmp_path, other):
+    _fill(tmp_path)
+    request = msgspec.structs.replace(_request("other"), **other)
+    adapter = 1 if "adapter" in other else 0
+    for cached in (0, 40):
+        with KeptWorld(tmp_path) as world:
+            assert world.answer(request) == (_tokens(request, adapter), cached)
+
+
+def test_an_adapter_of_the_same_number_is_not_the_same_adapter(tmp_path):
+    request = msgspec.structs.replace(_request("r"), adapter="red")
+    with KeptWorld(tmp_path) as world:
+        world.answer(request)
+    with KeptWorld(tmp_path) as world:
+        world.tier.add_adapter("1", b"another red")
+        assert world.answer(request)[1] == 0
+    with KeptWorld(tmp_path) as world:
+        world.tier._keys._adapters.clear()
+        assert world.answer(request)[1] == 0  # one that nobody can tell from others is not kept
+
+
+def test_another_model_finds_nothing(tmp_path):
+    _fill(tmp_path)
+    with KeptWorld(tmp_path, model=b"another") as world:
+        assert world.answer(_request())[1] == 0
+
+
+def test_weights_that_were_exchanged_find_only_their_own(tmp_path):
+    with KeptWorld(tmp_path) as world:
+        for name, weights, cached in (("a", 0, 0), ("b", 7, 0), ("c", 0, 40), ("d", 7, 40)):
+            world.engine.call("update_weights", number=weights)
+            request = _request(name)
+            assert world.answer(request) == (_tokens(request, weights), cached)
+            world.saved()
+
+
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+@pytest.mark.parametrize("fault", ["flip", "cut", "gone", "swapped"])
+def test_a_page_that_is_damaged_is_computed_again(tmp_path, place, fault):
+    _fill(tmp_path)
+    with KeptWorld(tmp_path) as world:
+        keys = world.tier.find(("", ""), [], PROMPT, 10)
+        assert len(keys) == 10
+        index = {"first": 0, "middle": 4, "last": 9}[place]
+        path, other = (tmp_path / key.hex()[:2] / key.hex() for key in (keys[index], keys[index - 1]))
+        content = bytearray(path.read_bytes())
+        if fault == "gone":
+            path.unlink()
+        elif fault == "cut":
+            path.write_bytes(content[:-1])
+        elif fault == "swapped":
+            path.write_bytes(other.read_bytes())
+        else:
+            content[-1] ^= 128
+            path.write_bytes(content)
+        assert world.answer(_request()) == (_tokens(_request()), 4 * index)
+        assert world.tier.stats.total_damaged == (fault != "gone")
+    with KeptWorld(tmp_path) as world:  # and it is there again
+        assert world.answer(_request()) == (_tokens(_request()), 40)
+
+
+def test_what_a_failed_row_may_have_spoilt_is_removed(tmp_path):
+    _fill(tmp_path)
+    with KeptWorld(tmp_path, fault=lambda call, row: "poison" if call == 0 else None) as world:
+        world.add(_request("bad"))
+        world.drain()
+        assert world.answers["bad"].finish.type == "error"
+    with KeptWorld(tmp_path) as world:
+        assert world.answer(_request())[1] == 0
+    with KeptWorld(tmp_path) as world:
+        assert world.answer(_request()) == (_tokens(_request()), 40)
+
+
+def test_samples_of_one_prompt_load_it_once(tmp_path):
+    _fill(tmp_path)
+    requests = [_request(f"s{seed}", seed=seed, temperature=1.0) for seed in range(4)]
+    longer = _request("longer", (*PROMPT, 9, 9, 9, 9, 9))
+    with KeptWorld(tmp_path) as world:
+        for request in (*requests, longer):
+            world.add(request)
+        world.drain()
+        for request in (*requests, longer):
+            assert world.answers[request.id].token_ids == _tokens(request)
+            assert world.answers[request.id].usage.cached_tokens == 40
+        assert world.tier.stats.total_loaded == 10
+
+
+def test_others_go_on_while_pages_are_loaded(tmp_path):
+    _fill(tmp_path)
+    gate = threading.Event()
+    with KeptWorld(tmp_path, gate=gate) as world:
+        world.add(_request("loading"))
+        other = _request("other", range(30, 50), max_new_tokens=20)
+        world.add(other)
+        while world.answers["other"].finish is None:
+            world.step()
+        assert world.answers["other"].token_ids == _tokens(other)
+        assert world.answers["loading"].finish is None
+        gate.set()
+        world.drain()
+        assert world.answers["loading"].token_ids == _tokens(_request())
+        assert world.answers["loading"].usage.cached_tokens == 40
+
+
+def _flush(world):
+    world.engine.call("flush_cache")
+
+
+def _exchange(world):
+    world.engine.call("update_weights", number=7)
+
+
+def _abort(world):
+    world.engine.abort("loading")
+
+
+@pytest.mark.parametrize("act", [_flush, _exchange, _abort])
+def test_what_happens_while_pages_are_loaded_leaves_nothing_wrong(tmp_path, act):
+    _fill(tmp_path)
+    gate = threading.Event()
+    with KeptWorld(tmp_path, gate=gate) as world:
+        world.add(_request("loading"))
+        load = world.restoring.loads[0].load
+        opener = threading.Thread(
+            target=lambda: (wait_until(lambda: load._is_cancelled, "the end of the load"), gate.set())
+        )
+        opener.start()
+        act(world)
+        load._is_cancelled = True
+        opener.join()
+        world.drain()
+        weights = world.runner._weights
+        if act is not _abort:
+            assert world.answers["loading"].token_ids == _tokens(_request(), weights)
+        request = _request("next")
+        wait_until(lambda: all(restored.load.is_done for restored in world.restoring.loads), "the load")
+        world.engine.prepare()
+        assert world.answer(request)[0] == _tokens(request, weights)
+        world.check()
+
+
+def test_what_is_asked_of_a_prompt_is_computed_and_not_loaded(tmp_path):
+    _fill(tmp_path)
+    with KeptWorld(tmp_path) as world:
+        scored = _request("scored", logprobs=LogprobSpec(top=0, prompt_start=14))
+        assert world.answer(scored)[1] == 12
+        assert world.answers["scored"].prompt_logprobs == expected(scored, 10_000)[3]
+
+
+def test_pictures_are_told_apart_on_the_disk(tmp_path):
+    one, other = (with_media(_request(name), (4, 6, digest * 32)) for name, digest in (("one", "1a"), ("other", "2b")))
+    with KeptWorld(tmp_path) as world:
+        assert world.answer(one) == (_tokens(one), 0)
+    with KeptWorld(tmp_path) as world:
+        assert world.answer(other) == (_tokens(other), 4)
+        assert world.answer(one) == (_tokens(one), 40)
+
+
+def test_a_disk_that_is_full_costs_the_pages_and_nothing_else(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(PageFiles, "_write", full)
+    with KeptWorld(tmp_path) as world:
+        assert world.answer(_request()) == (_tokens(_request()), 0)
+        world.saved()
+        assert world.tier.stats.total_failed == 1
+        assert world.answer(_request("again")) == (_tokens(_request()), 40)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_conversations_any_quota_and_any_restarts_give_the_same_tokens(tmp_path, seed):
+    """Many turns of several clients in a small KV cache over a small disk, with restarts and damage."""
+    rng = random.Random(seed)
+    talks = {
+        (salt, n): [rng.randrange(3, 60) for _ in range(rng.randrange(1, 20))] for salt in ("", "a") for n in range(3)
+    }
+    number = 0
+    for _ in range(4):
+        options = {"num_kept": rng.choice((3, 30, 500)), "num_pages": rng.choice((24, 40))}
+        with KeptWorld(tmp_path, **options) as world:
+            for _ in range(rng.randrange(2, 6)):
+                batch = []
+                for salt, n in rng.sample(sorted(talks), rng.randrange(1, 4)):
+                    number += 1
+                    request = _request(
+                        f"r{number}", talks[salt, n][-60:], cache_salt=salt, max_new_tokens=rng.randrange(1, 9)
+                    )
+                    batch.append((talks[salt, n], request))
+                    world.add(request)
+                for _ in range(rng.randrange(3)):
+                    world.step()
+                world.drain()
+                for talk, request in batch:
+                    answer = world.answers[request.id].token_ids
+                    assert answer == _tokens(request)
+                    talk += [*answer, rng.randrange(3, 60)]
+                world.saved()
+                paths = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "usage"]
+                if paths and rng.random() < 0.3:
+                    with rng.choice(paths).open("r+b") as file:
+                        file.write(b"?")

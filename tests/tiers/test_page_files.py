@@ -1,0 +1,288 @@
+"""Pages in files: a model of the quota, and files that are not as they were written."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from patience import wait_until
+
+from tureen.errors import StartupError
+from tureen.tiers import page_files
+from tureen.tiers.page_files import PREFIX_BYTES, DamagedPage, NoPage, PageFiles
+
+PAGE_BYTES = 100
+FILE_BYTES = PREFIX_BYTES + PAGE_BYTES
+
+
+def _key(number: int) -> bytes:
+    return hashlib.sha256(number.to_bytes(8, "little")).digest()
+
+
+def _page(number: int) -> memoryview:
+    return memoryview(bytes([number % 256]) * PAGE_BYTES)
+
+
+def _read(files: PageFiles, number: int) -> bytes | None:
+    buffer = bytearray(PAGE_BYTES)
+    try:
+        files.read(_key(number), memoryview(buffer))
+    except NoPage:
+        return None
+    return bytes(buffer)
+
+
+def _files(folder: Path, num_pages: int = 10) -> PageFiles:
+    return PageFiles(folder / "pages", page_bytes=PAGE_BYTES, max_bytes=num_pages * FILE_BYTES)
+
+
+def _all(folder: Path) -> list[Path]:
+    return [path for path in (folder / "pages").rglob("*") if path.is_file() and path.name != "usage"]
+
+
+class QuotaMachine(RuleBasedStateMachine):
+    """`order` lists the pages that must be there, the one used longest ago first. Two processes share the folder."""
+
+    @initialize(most=st.integers(1, 25))
+    def start(self, most):
+        self.folder = tempfile.TemporaryDirectory()
+        self.both = [_files(Path(self.folder.name), most) for _ in range(2)]
+        self.most, self.order = most, []
+
+    def teardown(self):
+        if hasattr(self, "folder"):
+            self.folder.cleanup()
+
+    @rule(number=st.integers(0, 40), who=st.integers(0, 1))
+    def write(self, number, who):
+        if number in self.order:
+            return
+        evicted = 0
+        if len(self.order) + 1 > self.most:
+            room = int(self.most * FILE_BYTES * page_files.LEFT_SHARE)
+            left = max(room, FILE_BYTES) // FILE_BYTES - 1
+            evicted = len(self.order) - left
+            del self.order[:evicted]
+        assert self.both[who].write(_key(number), _page(number)) == evicted
+        self.both[who].touch([_key(number)])
+        self.order.append(number)
+
+    @rule(numbers=st.lists(st.integers(0, 40), unique=True, max_size=6), who=st.integers(0, 1))
+    def use(self, numbers, who):
+        self.both[who].touch([_key(number) for number in numbers])
+        for number in numbers:
+            if number in self.order:
+                self.order.remove(number)
+                self.order.append(number)
+
+    @rule(number=st.integers(0, 40), who=st.integers(0, 1))
+    def remove(self, number, who):
+        self.both[who].remove(_key(number))
+        if number in self.order:
+            self.order.remove(number)
+
+    @rule(who=st.integers(0, 1))
+    def start_again(self, who):
+        self.both[who] = _files(Path(self.folder.name), self.most)
+        self.both[who].recount()
+
+    @invariant()
+    def the_pages_are_those_of_the_model(self):
+        if not hasattr(self, "folder"):
+            return
+        for number in range(41):
+            expected = bytes(_page(number)) if number in self.order else None
+            assert self.both[0].has(_key(number)) == (expected is not None)
+            assert _read(self.both[1], number) == expected
+        on_disk = sum(path.stat().st_size for path in _all(Path(self.folder.name)))
+        assert on_disk == len(self.order) * FILE_BYTES == self.both[0].num_bytes <= self.most * FILE_BYTES
+
+
+QuotaMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+test_pages_in_files_against_a_list = QuotaMachine.TestCase
+
+
+@pytest.mark.parametrize("at", range(0, FILE_BYTES, 7))
+def test_a_page_with_one_wrong_bit_is_not_there_any_more(tmp_path, at):
+    files = _files(tmp_path)
+    files.write(_key(1), _page(1))
+    [path] = _all(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DamagedPage):
+        files.read(_key(1), memoryview(bytearray(PAGE_BYTES)))
+    assert not path.exists()
+    assert files.num_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, PREFIX_BYTES - 1, PREFIX_BYTES, FILE_BYTES - 1, FILE_BYTES + 1, 10 * FILE_BYTES]
+)
+def test_a_page_of_another_length_is_not_there_any_more(tmp_path, size):
+    files = _files(tmp_path)
+    files.write(_key(1), _page(1))
+    [path] = _all(tmp_path)
+    os.truncate(path, size)
+    assert _read(files, 1) is None
+    assert not path.exists()
+
+
+def test_a_page_under_the_name_of_another_is_not_that_page(tmp_path):
+    files = _files(tmp_path)
+    for number in (1, 2):
+        files.write(_key(number), _page(number))
+    first, second = (tmp_path / "pages" / _key(n).hex()[:2] / _key(n).hex() for n in (1, 2))
+    second.write_bytes(first.read_bytes())
+    assert _read(files, 2) is None
+    assert _read(files, 1) == _page(1)
+
+
+def test_a_link_or_a_pipe_in_place_of_a_page_is_not_read(tmp_path):
+    files = _files(tmp_path)
+    for number, make in ((1, lambda path: path.symlink_to("/etc/hostname")), (2, os.mkfifo)):
+        files.write(_key(number), _page(number))
+        path = tmp_path / "pages" / _key(number).hex()[:2] / _key(number).hex()
+        path.unlink()
+        make(path)
+        with pytest.raises(OSError):
+            files.read(_key(number), memoryview(bytearray(PAGE_BYTES)))
+
+
+def test_nobody_else_may_read_what_lies_there(tmp_path):
+    before = os.umask(0)
+    try:
+        _files(tmp_path).write(_key(1), _page(1))
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "pages").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
+
+
+def test_a_quota_below_one_page_does_not_start(tmp_path):
+    with pytest.raises(StartupError, match="--kv-disk-size"):
+        PageFiles(tmp_path / "pages", page_bytes=PAGE_BYTES, max_bytes=FILE_BYTES - 1)
+
+
+def test_a_disk_that_is_full_leaves_nothing_behind(tmp_path, monkeypatch):
+    files = _files(tmp_path)
+    opened = open
+
+    class Full:
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.file.close()
+
+        def write(self, data):
+            if len(data) > 50:
+                return self.file.write(data[:50])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(page_files, "open", lambda *args, **kwargs: Full(opened(*args, **kwargs)), raising=False)
+    with pytest.raises(OSError, match="No space left"):
+        files.write(_key(1), _page(1))
+    monkeypatch.undo()
+    assert _all(tmp_path) == []
+    assert files.num_bytes == 0
+    files.write(_key(1), _page(1))
+    assert _read(files, 1) == _page(1)
+
+
+WRITER = """
+import itertools, sys
+sys.path[:0] = sys.argv[2:]
+from pathlib import Path
+from test_page_files import _files, _key, _page
+files = _files(Path(sys.argv[1]))
+print("ready", flush=True)
+for number in itertools.cycle(range(40)):
+    if not files.has(_key(number)):
+        files.write(_key(number), _page(number))
+"""
+
+
+def test_whoever_is_killed_while_writing_leaves_whole_pages_and_no_lock(tmp_path):
+    script = [sys.executable, "-c", WRITER, str(tmp_path), *sys.path]
+    for _ in range(5):
+        writer = subprocess.Popen(script, stdout=subprocess.PIPE, text=True)
+        assert writer.stdout.readline() == "ready\n"
+        wait_until(lambda: len(_all(tmp_path)) > 5, "pages")
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+        files = _files(tmp_path)
+        files.recount()
+        kept = [number for number in range(40) if files.has(_key(number))]
+        assert kept
+        assert [_read(files, number) for number in kept] == [_page(number) for number in kept]
+        assert files.num_bytes <= 10 * FILE_BYTES
+
+
+def test_unfinished_files_of_the_dead_are_removed_once_they_are_old(tmp_path, monkeypatch):
+    files = _files(tmp_path)
+    files.write(_key(1), _page(1))
+    part = _all(tmp_path)[0].with_name(f".1-1{page_files.PART}")
+    part.write_bytes(b"half")
+    files.recount()
+    assert part.exists()  # somebody may be writing it
+    monkeypatch.setattr(page_files, "STALE_S", -1.0)
+    files.recount()
+    assert not part.exists()
+    assert _read(files, 1) == _page(1)
+
+
+def test_what_is_no_page_is_neither_counted_nor_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(page_files, "STALE_S", -1.0)
+    files = _files(tmp_path, 3)
+    files.write(_key(1), _page(1))
+    home = _all(tmp_path)[0].parent
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    others = [home / "notes.txt", home / "mine.part", elsewhere / _key(2).hex(), tmp_path / "pages" / "qq" / "a"]
+    others[-1].parent.mkdir()
+    for other in others:
+        other.write_bytes(b"somebody's" * 1000)
+    taken = {home.name, *(_key(number).hex()[:2] for number in range(9))}
+    free = [tmp_path / "pages" / name for name in ("00", "01", "02", "aa", "bb", "cc") if name not in taken]
+    free[0].write_bytes(b"a file where a folder of pages could be")
+    free[1].symlink_to(elsewhere)
+    files.recount()
+    assert files.num_bytes == FILE_BYTES
+    for number in range(2, 9):
+        files.write(_key(number), _page(number))
+    assert all(other.exists() for other in (*others, free[0], free[1]))
+    assert _read(files, 8) == _page(8)
+
+
+def test_a_folder_that_is_a_link_or_open_to_others_is_refused(tmp_path):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "pages").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StartupError, match="not a folder"):
+        _files(tmp_path)
+    (tmp_path / "pages").unlink()
+    (tmp_path / "pages").mkdir(mode=0o755)
+    with pytest.raises(StartupError, match="chmod 700"):
+        _files(tmp_path)
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "pages").mkdir(mode=0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: (tmp_path / "pages").stat().st_uid + 1)
+    with pytest.raises(StartupError, match="another user"):
+        _files(tmp_path)

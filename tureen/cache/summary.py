@@ -1,0 +1,63 @@
+"""Sums up the prefix cache for people: how long its branches are, and how many share them. No token is in it."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import islice
+from typing import NamedTuple
+
+from tureen.cache.manager import CacheManager
+from tureen.cache.radix import RadixNode
+
+MOST_LOOKS = 4096
+"""Nodes that are looked at, so that a large cache holds no step up."""
+MOST_BRANCHES = 64
+MOST_CHILDREN = 256
+"""Branches that are told; newest children of a node that are looked at."""
+
+
+class Branch(NamedTuple):
+    """A piece of the tree that does not fork, and all of which the same number of requests hold."""
+
+    parent: int  # index of the branch before it; -1: it begins a prompt
+    page: int  # number of its first page: the same branch as long as it is cached
+    num_tokens: int
+    num_holders: int  # requests that run with it now
+    num_children: int  # prompts that go on differently behind it
+
+
+class CacheSummary(NamedTuple):
+    """The branches that most requests hold, those before them first."""
+
+    branches: list[Branch]
+    num_left_out: int  # known branches that are not told; others may be below them
+
+
+def summarise(cache: CacheManager) -> CacheSummary:
+    """Returns the tree's branches, of those that can come next always the one that most requests hold."""
+    page_size, looks_left = cache.page_size, MOST_LOOKS
+    branches: list[Branch] = []
+    coming: list[tuple[int, int, RadixNode, int]] = []  # negative holders, number, node, index of its parent
+    num_pushed = num_unseen = 0
+
+    def push_children(node: RadixNode, parent: int) -> None:
+        nonlocal num_pushed, num_unseen, looks_left
+        num_unseen += max(0, len(node.children) - MOST_CHILDREN)
+        for child in islice(reversed(node.children.values()), MOST_CHILDREN):
+            num_pushed += 1
+            looks_left -= 1
+            heapq.heappush(coming, (1 - cache.pool.count(child.page), num_pushed, child, parent))
+
+    push_children(cache.tree.root, -1)
+    while coming and len(branches) < MOST_BRANCHES and looks_left > 0:
+        held, _, first, parent = heapq.heappop(coming)
+        last, num_pages = first, 1
+        while len(last.children) == 1 and looks_left > 0:
+            (only,) = last.children.values()
+            if 1 - cache.pool.count(only.page) != held:
+                break
+            last, num_pages = only, num_pages + 1
+            looks_left -= 1
+        branches.append(Branch(parent, first.page, num_pages * page_size, -held, len(last.children)))
+        push_children(last, len(branches) - 1)
+    return CacheSummary(branches, len(coming) + num_unseen)

@@ -1,0 +1,34 @@
+"""`tureen engine`: an engine for the servers of other machines."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+from tureen.cli.flags import CommandParser, add_config, load_config, tell_unknown_variables
+
+HELP = "run an engine for servers on other machines (tureen serve --replicas tcp://HOST:PORT)"
+GROUPS = ("model", "sampling", "scheduling", "logging")
+TLS = {
+    "--tls-cert": "PEM file with the engine's certificate chain",
+    "--tls-key": "PEM file with the private key of --tls-cert",
+    "--tls-key-password-file": "file with the password of --tls-key",
+    "--tls-ca": "PEM file with the CA that signs the servers' certificates",
+    "--tls-crl": "PEM file with certificates that --tls-ca has revoked",
+}
+
+
+def add_flags(parser: CommandParser) -> None:
+    """Adds the model, where to listen, and a flag for each setting of an engine."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="the model, as --model-path names it")
+    parser.add_argument("--listen", metavar="HOST:PORT", default="127.0.0.1:7000", help="where servers find it")
+    for flag, text in TLS.items():
+        parser.add_argument(flag, dest=flag[2:].replace("-", "_"), metavar="FILE", default=argparse.SUPPRESS, help=text)
+    add_config(parser, takes_lists=True, groups=GROUPS)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the engine until a signal ends it. Raises StartupError."""
+    tell_unknown_variables()
+    command = importlib.import_module("tureen.replicas.engine_command")
+    return int(command.serve_engine(load_config(options), options.listen))

@@ -1,0 +1,44 @@
+"""Notes when steps compute tokens of a request that is traced. Nothing is decided by these times."""
+
+from __future__ import annotations
+
+import time
+
+from tureen.contract.types import StepTimes, Timeline
+
+MOST_STEPS = 32
+"""Steps of one request that are noted one by one; the others are counted."""
+
+
+class RequestTimes:
+    """The times of one request so far, in nanoseconds since 1970."""
+
+    def __init__(self) -> None:
+        self._received_ns = time.time_ns()
+        self._compiled_ns = 0
+        self._drawn_ns = 0
+        self._step_ns = 0  # when the latest step began
+        self._num_steps = 0
+        self._steps: list[StepTimes] = []
+
+    def note_compiled(self) -> None:
+        """Notes that the request's grammar is there."""
+        self._compiled_ns = time.time_ns()
+
+    def begin_step(self) -> None:
+        """Notes that a step is planned with tokens of the request."""
+        self._step_ns = time.time_ns()
+
+    def end_step(self, num_tokens: int, *, has_drawn: bool) -> None:
+        """Notes that the step computed so many tokens of the request."""
+        ended_ns = time.time_ns()
+        self._num_steps += 1
+        if has_drawn and not self._drawn_ns:
+            self._drawn_ns = ended_ns
+        if len(self._steps) < MOST_STEPS:
+            self._steps.append(StepTimes(self._step_ns, ended_ns, num_tokens))
+
+    def end(self) -> Timeline:
+        """Returns the times of the request, which ends now."""
+        steps = tuple(self._steps)
+        return Timeline(self._received_ns, self._compiled_ns, self._drawn_ns, time.time_ns(), self._num_steps, steps)

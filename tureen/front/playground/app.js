@@ -1,0 +1,482 @@
+// The page: wires conversations, turns, settings and explanations together.
+
+import { ApiError, ask, getKey, setKey } from "./api.js";
+import { announce, button, byId, dialog, make, tabs } from "./dom.js";
+import { add, before, create, hasPictures, parentOf, select, settleAll, shown } from "./conversation.js";
+import { explanationOf, making, ofModel, run, textOf } from "./answer.js";
+import { compareView } from "./compare.js";
+import { showPrograms } from "./copyas.js";
+import { explanationView } from "./explain.js";
+import { chosenFiles } from "./exchange.js";
+import { constraintsOf, parametersOf } from "./fields.js";
+import { showSettings } from "./settings.js";
+import { exportConversations, importConversations, showConversations } from "./sidebar.js";
+import * as store from "./store.js";
+import { lasting } from "./webstorage.js";
+import { turnsView } from "./turns.js";
+
+const SAVE_AFTER_MS = 300, NEAR_END_PX = 80, PROBE_MS = 2000, MAX_PICTURE_BYTES = 8 << 20;
+const KEYS = [["Enter", "send"], ["Shift + Enter", "a new line"], ["Escape", "stop the answer; close a panel"], ["/", "go to the message"], ["Alt + N", "new chat"], ["Alt + K", "search conversations"], ["Alt + V", "text or tokens"], ["Alt + S", "settings"], ["Alt + C", "compare settings"], ["← → ↑ ↓ Home End", "in tokens and tabs: move"], ["Enter on a token", "explain it"], ["?", "this list"]];
+
+const state = { conversations: [], current: null, parameters: [], models: [], canSee: false, view: lasting.getItem("tureen.view") || "text", compare: null, running: new Map(), pictures: [], panel: null, explained: null, unsaved: new Set(), deleted: new WeakSet() };
+const explain = { get: () => lasting.getItem("tureen.explain") !== "off", set: (on) => lasting.setItem("tureen.explain", on ? "on" : "off") };
+const stage = byId("stage");
+let saving = 0;
+
+// --- conversations
+
+function save(conversation = state.current) {
+  if (state.deleted.has(conversation)) return;
+  conversation.updated = Date.now();
+  if (!state.conversations.includes(conversation)) state.conversations.unshift(conversation);
+  state.unsaved.add(conversation);
+  saving ||= setTimeout(() => { flush(); listConversations(); }, SAVE_AFTER_MS);
+}
+
+/** Writes what is about to be written. */
+function flush() {
+  clearTimeout(saving);
+  saving = 0;
+  for (const one of state.unsaved) store.save(one).catch((error) => announce(`This browser does not keep the conversation: ${error.message}`));
+  state.unsaved.clear();
+}
+
+/** Writes everything before the page goes, answers that still come, too. */
+function leave() {
+  for (const { conversation } of state.running.values()) save(conversation);
+  flush();
+}
+
+function listConversations() {
+  showConversations(byId("conversations"), state.conversations, state.current, byId("search").value, open);
+}
+
+function open(conversation) {
+  flush();
+  state.current = conversation;
+  state.pictures = [];
+  leaveCompare();
+  if (conversation.model && state.models.some((one) => one.id === conversation.model)) byId("model").value = conversation.model;
+  else conversation.model = byId("model").value;
+  followModel();
+  byId("message").placeholder = conversation.mode === "chat" ? "Say something …" : "Text to be continued …";
+  showPanel();
+  showToken(null);
+  redraw();
+  if (matchMedia("(max-width: 900px)").matches) toggle("side", false);
+}
+
+/** Shows conversations that were read from a file, and keeps them if they can be shown. */
+function takeIn(found) {
+  if (!found.length) return;
+  const last = state.current;
+  state.conversations.unshift(...found);
+  try {
+    open(found[0]);
+  } catch (error) {
+    state.conversations = state.conversations.filter((one) => !found.includes(one));
+    open(last);
+    throw new Error(`This file's conversation cannot be shown: ${error.message}`, { cause: error });
+  }
+  for (const one of found) state.unsaved.add(one);
+  flush();
+}
+
+function start(mode) {
+  const last = state.current;
+  open(create({ mode, model: byId("model").value, ...(last ? { settings: structuredClone(last.settings) } : {}) }));
+  byId("message").focus();
+}
+
+// --- what is shown
+
+function redraw() {
+  const { current } = state;
+  byId("title").textContent = current.title || (current.mode === "chat" ? "New chat" : "New completion");
+  byId("turns").classList.toggle("completion", current.mode === "completion");
+  const nodes = shown(current);
+  turns.show(current, nodes);
+  byId("turns").dataset.empty = String(!nodes.length);
+  showRunning();
+  showPreviews();
+  listConversations();
+  stage.scrollTop = stage.scrollHeight;
+}
+
+function showRunning() {
+  const isRunning = state.running.size > 0;
+  byId("stop").hidden = !isRunning;
+  byId("send").disabled = isRunning;
+}
+
+let following = 0;
+function follow() {
+  following ||= requestAnimationFrame(() => {
+    following = 0;
+    if (stage.scrollHeight - stage.scrollTop - stage.clientHeight < NEAR_END_PX + stage.clientHeight / 4) stage.scrollTop = stage.scrollHeight;
+  });
+}
+
+function showPanel() {
+  state.panel = showSettings({ conversation: state.current, parameters: state.parameters, onChange: () => { if (shown(state.current).length) save(); }, modelOf: () => byId("model").value, explain, head: byId("before-fields"), fields: byId("fields") });
+}
+
+function setView(view) {
+  state.view = view;
+  lasting.setItem("tureen.view", view);
+  for (const name of ["text", "tokens"]) byId(`view-${name}`).setAttribute("aria-pressed", String(name === view));
+  if (state.compare) state.compare.redraw();
+  else if (state.current) turns.show(state.current, shown(state.current));
+}
+
+// --- answers
+
+async function answer(conversation, node) {
+  const stopping = new AbortController();
+  state.running.set(node.id, { conversation, stopping });
+  const more = (index) => add(conversation, parentOf(conversation, node), { role: "assistant", made: { ...node.made, seed: node.made.seed + index } });
+  if (state.current === conversation) redraw();
+  const onChange = (changed) => {
+    if (state.current !== conversation) return;
+    if (!byId(`turn-${changed.id}`)) turns.show(conversation, shown(conversation));
+    turns.changed(changed);
+    showLink(changed.state === "lost");
+    follow();
+  };
+  const nodes = await run(conversation, node, { signal: stopping.signal, onChange, more });
+  if (nodes.length > 1) select(conversation, node);
+  state.running.delete(node.id);
+  showLink(false);
+  showRunning();
+  if (state.current === conversation) {
+    turns.show(conversation, shown(conversation));
+    if (node.state === "failed" && node.errorField) state.panel.showFault(node.errorField, node.error);
+    announce(node.state === "failed" ? node.error : `The answer is complete: ${node.figures.completion ?? 0} tokens`, { shown: false });
+  }
+  save(conversation);
+}
+
+function requestAnswer(parent, { conversation = state.current, made = making(conversation, explain.get()) } = {}) {
+  const node = add(conversation, parent, { role: "assistant", made, tokens: [], figures: {}, calls: [], state: "waiting" });
+  save(conversation);
+  return answer(conversation, node);
+}
+
+async function send() {
+  await ready;
+  const text = byId("message").value;
+  if (state.running.size || (!text.trim() && !state.pictures.length)) return;
+  const node = add(state.current, shown(state.current).at(-1) ?? null, { role: "user", text, ...(state.pictures.length ? { pictures: state.pictures } : {}) });
+  byId("message").value = "";
+  state.pictures = [];
+  fit();
+  requestAnswer(node);
+}
+
+const stopAll = () => { for (const { stopping } of state.running.values()) stopping.abort(); state.compare?.stop(); };
+
+const actions = {
+  view: () => state.view,
+  modelName: () => byId("model").value || "Model",
+  select(node) { select(state.current, node); save(); turns.show(state.current, shown(state.current)); },
+  regenerate: (node) => requestAnswer(parentOf(state.current, node)),
+  retry(node) { if (!node.made.kept.length) node.made = making(state.current, explain.get()); answer(state.current, node); },
+  code: (node) => showPrograms(state.current, node),
+  edit(node, text) {
+    const { id: _, parent: __, ...rest } = node;
+    const changed = { ...rest, text, ...(node.role === "assistant" ? { tokens: [], figures: {}, state: "done", made: { ...node.made, kept: [] } } : {}) };
+    const made = add(state.current, parentOf(state.current, node), changed);
+    if (node.role !== "assistant") requestAnswer(made);
+    else { save(); redraw(); }
+  },
+  callName: (node) => parentCalls(node).find((call) => call.id === node.callId)?.name,
+  hasResult: (node, call) => resultsAfter(node).some((one) => one.callId === call.id),
+  giveResult(node, call, text) {
+    const last = resultsAfter(node).at(-1) ?? node;
+    const result = add(state.current, last, { role: "tool", text, callId: call.id });
+    save();
+    const isComplete = node.calls.every((one) => actions.hasResult(node, one));
+    if (isComplete) requestAnswer(result);
+    else { turns.show(state.current, shown(state.current)); }
+  },
+  explain: (node, index) => showToken(state.current, node, index),
+};
+
+/** Returns the results that follow an answer's calls, as they are shown. */
+function resultsAfter(node) {
+  const nodes = shown(state.current), rest = nodes.slice(nodes.indexOf(node) + 1);
+  const end = rest.findIndex((one) => one.role !== "tool");
+  return end < 0 ? rest : rest.slice(0, end);
+}
+
+const parentCalls = (node) => before(state.current, node).filter((one) => one.role === "assistant").at(-1)?.calls || [];
+
+// --- explanations and branches
+
+async function showToken(conversation, node, index) {
+  const panel = byId("panel-token");
+  if (!conversation) {
+    panel.replaceChildren(make("p", { class: "muted" }, "Show answers as tokens, and choose one: here is why it was chosen, and what else could have been."));
+    return;
+  }
+  selectTab(byId("tab-token"));
+  toggle("inspector", true);
+  const asked = {};
+  state.explained = asked;
+  panel.replaceChildren(make("p", { class: "muted", role: "status" }, "Asking the server for the same tokens again …"));
+  let explanation = null, fault = null;
+  try {
+    explanation = await explanationOf(conversation, node, index);
+  } catch (error) {
+    fault = make("p", { class: "note bad", role: "alert" }, error.message);
+  }
+  if (state.explained !== asked) return;
+  const isHere = conversation === state.current;
+  panel.replaceChildren(...(fault ? [fault] : []), explanationView(node, index, explanation, isHere ? (candidate) => branch(conversation, node, index, candidate) : null));
+  panel.scrollTop = 0;
+}
+
+/** Begins another answer; returns when it has begun. It has the same tokens up to `index`, and there another one. */
+async function branch(conversation, node, index, candidate) {
+  const kept = [...node.tokens.slice(0, index).map((token) => ({ ...token, kept: true })), { id: candidate.token_id, text: candidate.text, logprob: null, by: "user" }];
+  const settings = { ...node.made.settings }, held = constraintsOf(state.parameters).filter((one) => settings[one.name] !== undefined);
+  for (const one of held) delete settings[one.name];
+  if (held.length) announce("The constraint was about a whole answer: the branch goes on without it.");
+  try {
+    const keptText = await textOf(kept.map((token) => token.id), node.made.model);
+    if (!state.deleted.has(conversation)) requestAnswer(parentOf(conversation, node), { conversation, made: { ...node.made, settings, kept, keptText } });
+  } catch (error) {
+    announce(error.message);
+  }
+}
+
+// --- comparing
+
+function leaveCompare() {
+  if (!state.compare) return;
+  state.compare.stop();
+  state.compare.element.remove();
+  state.compare = null;
+  setCompare(false);
+}
+
+function setCompare(isOn) {
+  byId("compare").setAttribute("aria-pressed", String(isOn));
+  byId("turns").hidden = isOn;
+  byId("composer").hidden = isOn;
+}
+
+function toggleCompare() {
+  if (state.compare) return leaveCompare();
+  const constraints = constraintsOf(state.parameters);
+  state.compare = compareView({
+    parameters: state.parameters.filter((one) => !constraints.includes(one) && one.name !== "n"), models: state.models, conversation: state.current, view: () => state.view,
+    explain: (conversation, node, index) => showToken(conversation, node, index),
+    adopt(settings, model) {
+      state.current.settings = structuredClone(settings);
+      if (model) { state.current.model = model; byId("model").value = model; followModel(); }
+      leaveCompare();
+      showPanel();
+      announce("The conversation has these settings now");
+    },
+  });
+  stage.append(state.compare.element);
+  setCompare(true);
+  state.compare.element.querySelector("textarea").focus();
+}
+
+// --- pictures
+
+async function addPictures(files) {
+  if (!files.length) return;
+  if (!state.canSee) return announce("This model does not see pictures.");
+  for (const file of files) {
+    if (!file.type.startsWith("image/")) announce(`${file.name} is no picture.`);
+    else if (file.size > MAX_PICTURE_BYTES) announce(`${file.name} is larger than ${MAX_PICTURE_BYTES >> 20} MB.`);
+    else state.pictures.push(await dataUrl(file));
+  }
+  showPreviews();
+}
+
+const dataUrl = (file) => new Promise((resolve, reject) => {
+  const reader = new FileReader();
+  reader.onload = () => resolve(reader.result);
+  reader.onerror = () => reject(reader.error);
+  reader.readAsDataURL(file);
+});
+
+function showPreviews() {
+  byId("previews").replaceChildren(...state.pictures.map((url, index) => make("span", { class: "preview" }, make("img", { src: url, alt: `Picture ${index + 1} of the message` }), button("×", () => { state.pictures.splice(index, 1); showPreviews(); }, { class: "icon", "aria-label": `Remove picture ${index + 1}` }))));
+}
+
+// --- the server
+
+async function connect() {
+  try {
+    const [openapi, models] = await Promise.all([state.parameters.length ? null : ask("openapi.json"), ask("v1/models")]);
+    if (openapi) state.parameters = parametersOf(openapi);
+    state.models = models.data;
+    showModels();
+    await learn(byId("model").value);
+    showLink(false);
+    return true;
+  } catch (error) {
+    if (!state.parameters.length) state.parameters = parametersOf(await ask("openapi.json").catch(() => ({ components: { schemas: { SamplingParams: { properties: {} } } } })));
+    if (!(error instanceof ApiError)) showLink(true);
+    return false;
+  }
+}
+
+function showModels() {
+  const adapters = (id) => state.models.filter((one) => one.parent === id);
+  const option = (one, name = one.id) => make("option", { value: one.id }, name);
+  const options = state.models.filter((one) => !one.parent).flatMap((one) => [option(one), ...adapters(one.id).map((adapter) => option(adapter, `${one.id} + ${adapter.id}`))]);
+  byId("model").replaceChildren(...options);
+  if (state.current?.model && state.models.some((one) => one.id === state.current.model)) byId("model").value = state.current.model;
+  else if (state.current) state.current.model = byId("model").value;
+}
+
+/** Learns what a model sees, and what acts where nothing is set. */
+async function learn(model) {
+  state.learnt = model;
+  const [facts, effective] = await Promise.all([ask(`model_info${ofModel(model)}`).catch(() => ({})), defaultsOf(model)]);
+  if (state.learnt !== model) return;
+  state.canSee = Boolean(facts.has_image_understanding);
+  byId("picture").hidden = !state.canSee;
+  state.parameters = state.parameters.map((one) => (effective[one.name] && !["max_new_tokens", "sampling_seed"].includes(one.name) ? { ...one, default: effective[one.name].value } : one));
+}
+
+/** Learns of the model that is chosen now, and shows its defaults. */
+async function followModel() {
+  const model = byId("model").value;
+  if (state.learnt === model) return;
+  await learn(model);
+  if (state.learnt === model && !byId("panel-settings").contains(document.activeElement)) showPanel();
+}
+
+/** Returns what acts where nothing is set, which may be the model's makers' or the operator's: asks for an answer of no tokens. */
+async function defaultsOf(model) {
+  const body = { ...(model ? { model } : {}), messages: [{ role: "user", content: " " }], max_tokens: 0, return_effective: true };
+  const answered = await ask("v1/chat/completions", body).catch(() => null);
+  return answered?.choices[0].effective ?? {};
+}
+
+let probing = 0;
+function showLink(isLost) {
+  byId("link").textContent = isLost ? "connection lost" : "";
+  if (!isLost) { clearTimeout(probing); probing = 0; return; }
+  probing ||= setTimeout(async () => { probing = 0; const answered = await ask("health").then(() => true, (error) => error instanceof ApiError); if (!answered) showLink(true); else if (await connect()) showPanel(); }, PROBE_MS);
+}
+
+function askForKey(failure = null) {
+  if (document.querySelector("dialog[open]")) return;
+  const field = make("input", { type: "password", id: "key", autocomplete: "off", value: getKey() });
+  const form = make("form", { class: "key-form", method: "dialog" }, make("label", { for: "key" }, "API key"), field,
+    make("p", { class: "about" }, "It is kept until this tab is closed, and sent to this server only."), ...(failure ? [make("p", { class: "fault", role: "alert" }, failure.message)] : []), make("div", { class: "row" }, make("button", { type: "submit", class: "primary" }, "Use it")));
+  const shownDialog = dialog("API key", form);
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    setKey(field.value.trim());
+    shownDialog.close();
+    if (await connect()) announce("The server takes this key");
+    if (state.current) showPanel();
+  });
+  field.focus();
+}
+
+// --- panels, colours, keys
+
+function toggle(name, isOpen = document.body.dataset[name] !== "open") {
+  document.body.dataset[name] = isOpen ? "open" : "closed";
+  byId(`toggle-${name}`).setAttribute("aria-expanded", String(isOpen));
+  if (isOpen && matchMedia("(max-width: 900px)").matches) toggle(name === "side" ? "inspector" : "side", false);
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  byId("theme").setAttribute("aria-pressed", String(theme === "dark"));
+}
+
+function fit() {
+  const area = byId("message");
+  area.style.height = "auto";
+  area.style.height = `${Math.min(area.scrollHeight + 2, innerHeight / 3)}px`;
+}
+
+function showHelp() {
+  dialog("Help and keys",
+    make("p", {}, "Send a message, then show the answer as tokens: the paler a token, the surer the model was. Choose a token to see what each stage of sampling did, and take another one to branch there."),
+    make("ul", { class: "legend" }, ...[["s7", "likely"], ["s3", "unlikely"], ["s0", "very unlikely"], ["forced", "forced by a constraint"], ["taken", "taken by you"], ["kept cached", "kept, from the prefix cache"]].map(([kind, text]) => make("li", {}, make("span", { class: `token ${kind}` }, text)))),
+    make("dl", { class: "keys" }, ...KEYS.flatMap(([keys, what]) => [make("dt", {}, make("kbd", {}, keys)), make("dd", {}, what)])));
+}
+
+function removeCurrent() {
+  const victim = state.current;
+  const asked = dialog("Delete this conversation?", make("p", {}, victim.title || "It is empty."), make("div", { class: "row" }, button("Delete", async () => {
+    asked.close();
+    state.deleted.add(victim);
+    state.unsaved.delete(victim);
+    for (const { conversation, stopping } of state.running.values()) if (conversation === victim) stopping.abort();
+    state.conversations = state.conversations.filter((one) => one !== victim);
+    await store.remove(victim.id).catch((error) => announce(`This browser still has the conversation: ${error.message}`));
+    start("chat");
+  }, { class: "primary" }), button("Keep", () => asked.close())));
+}
+
+const selectTab = tabs(document.querySelector("#inspector [role=tablist]"), (tab) => {
+  for (const name of ["settings", "token"]) byId(`panel-${name}`).hidden = tab.id !== `tab-${name}`;
+});
+const turns = turnsView(byId("turns"), actions);
+const isTyping = (element) => ["INPUT", "TEXTAREA", "SELECT"].includes(element.tagName);
+
+function onKey(event) {
+  const act = event.altKey ? { n: () => start("chat"), k: () => { toggle("side", true); byId("search").focus(); }, v: () => setView(state.view === "text" ? "tokens" : "text"), s: () => { toggle("inspector"); selectTab(byId("tab-settings")); }, c: toggleCompare }[event.key.toLowerCase()]
+    : event.key === "Escape" ? () => { if (state.running.size) stopAll(); else if (matchMedia("(max-width: 900px)").matches) { toggle("side", false); toggle("inspector", false); } }
+    : isTyping(event.target) ? null : { "/": () => byId("message").focus(), "?": showHelp }[event.key];
+  if (!act || document.querySelector("dialog[open]") || event.ctrlKey || event.metaKey) return;
+  if (event.key !== "Escape") event.preventDefault();
+  ready.then(act);
+}
+
+function listen() {
+  const clicks = { "new-chat": () => start("chat"), "new-completion": () => start("completion"), "view-text": () => setView("text"), "view-tokens": () => setView("tokens"), compare: toggleCompare, stop: stopAll, "open-key": () => askForKey(), help: showHelp, delete: removeCurrent,
+    export: () => exportConversations([state.current]), "export-all": () => exportConversations(state.conversations), "toggle-side": () => toggle("side"), "toggle-inspector": () => toggle("inspector"),
+    import: () => importConversations(takeIn),
+    theme: () => { const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark"; lasting.setItem("tureen.theme", theme); setTheme(theme); },
+    picture: async () => addPictures(await chosenFiles("image/*")) };
+  for (const [id, act] of Object.entries(clicks)) byId(id).addEventListener("click", () => ready.then(act));
+  byId("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
+  byId("message").addEventListener("input", fit);
+  byId("message").addEventListener("keydown", (event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); } });
+  byId("message").addEventListener("paste", (event) => { if (event.clipboardData.files.length) { event.preventDefault(); addPictures([...event.clipboardData.files]); } });
+  byId("main").addEventListener("dragover", (event) => { if (event.dataTransfer.types.includes("Files")) event.preventDefault(); });
+  byId("main").addEventListener("drop", (event) => { if (event.dataTransfer.files.length) { event.preventDefault(); addPictures([...event.dataTransfer.files]); } });
+  byId("search").addEventListener("input", listConversations);
+  byId("model").addEventListener("change", () => { state.current.model = byId("model").value; if (shown(state.current).length) save(); followModel(); });
+  addEventListener("keydown", onKey);
+  addEventListener("key-wanted", (event) => askForKey(event.detail));
+  addEventListener("pagehide", leave);
+}
+
+async function begin() {
+  setTheme(lasting.getItem("tureen.theme") || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
+  toggle("side", innerWidth > 900);
+  toggle("inspector", innerWidth > 1180);
+  listen();
+  state.conversations = await store.all().catch((error) => { announce(`What this browser has kept cannot be read: ${error.message}`); return []; });
+  state.conversations.forEach(settleAll);
+  await connect();
+  setView(state.view);
+  try {
+    if (state.conversations.length) open(state.conversations[0]);
+    else start("chat");
+  } catch (error) {
+    announce(`The last conversation cannot be shown: ${error.message}`);
+    state.current = null;
+    start("chat");
+  }
+  document.body.dataset.ready = "true";
+}
+
+/** What is asked for before there is a conversation is done when there is one. */
+const ready = begin();

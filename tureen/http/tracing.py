@@ -1,0 +1,64 @@
+"""Has requests traced where --otlp-endpoint or OpenTelemetry's own variables ask for it; imported only there.
+
+Specification: https://opentelemetry.io/docs/specs/otel/protocol/exporter/
+"""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import urlsplit
+
+from starlette.middleware import Middleware
+
+from tureen.config import Config
+from tureen.errors import StartupError, echo
+from tureen.extras import require
+from tureen.log import get_logger
+from tureen.requests.state import Lifecycle
+
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+PROTOCOL = "http/protobuf"
+MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+
+log = get_logger("http")
+
+
+def check_tracing(config: Config) -> None:
+    """Raises StartupError where --otlp-endpoint cannot be followed. Variables that cannot be, which are often meant for
+    all programs of a machine, are a warning."""
+    if config.otlp_endpoint is None:
+        if reason := _hindrance("OTEL_EXPORTER_OTLP_ENDPOINT"):
+            log.warning("no traces are sent: %s", reason)
+        return
+    address = urlsplit(config.otlp_endpoint)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise StartupError(
+            f"--otlp-endpoint {echo(config.otlp_endpoint)}: must be the address of a collector, such as "
+            "http://127.0.0.1:4318",
+            field="otlp_endpoint",
+        )
+    if reason := _hindrance("--otlp-endpoint"):
+        raise StartupError(reason, field="otlp_endpoint")
+
+
+def traces(config: Config, lifecycle: Lifecycle) -> list[Middleware]:
+    """Returns what traces requests, and has it end with the server; nothing where it cannot be done."""
+    if _hindrance("--otlp-endpoint"):
+        return []
+    from tureen.http.spans import Traced, Traces  # noqa: PLC0415 - it may not be installed
+
+    service = Traces(config.otlp_endpoint)
+    lifecycle.services.append(service)
+    return [Middleware(Traced, traces=service)]
+
+
+def _hindrance(asked_by: str) -> str:
+    """Returns why traces cannot be sent; "" where they can."""
+    variable = next((name for name in PROTOCOLS if os.environ.get(name)), "")
+    if variable and os.environ[variable] != PROTOCOL:
+        return f"{variable} is {echo(os.environ[variable])}, and traces are sent by {PROTOCOL} only; change or unset it"
+    try:
+        require(asked_by, *MODULES)
+    except StartupError as error:
+        return error.message
+    return ""

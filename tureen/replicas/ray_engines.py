@@ -1,0 +1,155 @@
+"""Engines as actors of a Ray cluster: Ray places, restarts and ends them; tokens go over our own connections. Imported
+only for `--replicas ray://…`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import ray
+from ray.exceptions import RayError
+
+from tureen.build import Model
+from tureen.config import Config
+from tureen.errors import StartupError
+from tureen.log import get_logger, no_progress, set_up_logging
+from tureen.replicas.cluster_ca import ENGINE_NAME, ClusterAuthority
+from tureen.replicas.engine_command import engine_context, start_engine
+from tureen.replicas.engine_server import EngineServer
+from tureen.replicas.greeting import digests_of
+from tureen.replicas.ray_address import RayCluster, parse_cluster
+from tureen.replicas.remote import EngineAddress, RemoteClient, RemoteEngine
+from tureen.replicas.replica import OnTurn
+from tureen.replicas.router import MakeClient
+from tureen.replicas.start import front_context
+
+PLACE_S = 300.0
+"""Seconds within which an actor must have its place, and know its address."""
+
+LOOPBACK = "127.0.0.1"
+
+log = get_logger("replicas")
+
+
+class EngineHost:
+    """The actor: an engine, and the socket on which fronts find it. Ray makes it anew when it dies."""
+
+    def __init__(self, config: bytes, files: dict[str, bytes], host: str) -> None:
+        """config: the settings, as msgpack. files: the names of settings of TLS, and what is in their files. host: to
+        listen on; "" = the address by which Ray knows the machine."""
+        self._config = msgspec.msgpack.decode(config, type=Config)
+        self._files = files
+        self._host = host
+        self._starting: asyncio.Task[EngineServer] | None = None
+
+    async def address(self) -> tuple[str, int]:
+        """Returns where it listens, as soon as it does; the engine may still be loaded then."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        server = await self._starting
+        return server.address.host, server.address.port
+
+    async def _start(self) -> EngineServer:
+        set_up_logging(self._config.log_level, self._config.log_format)
+        with tempfile.TemporaryDirectory() as folder:
+            own = _with_files(self._config, self._files, Path(folder))
+            util: Any = ray.util
+            here = EngineAddress(self._host or util.get_node_ip_address(), 0)
+            server = await start_engine(own, here, engine_context(own, here), no_progress)
+        self._engine = asyncio.create_task(server.engine.start())
+        self._engine.add_done_callback(_end_where_it_failed)
+        return server
+
+
+def _end_where_it_failed(starting: asyncio.Task[Any]) -> None:
+    """Ends the actor whose engine cannot be started, so that Ray makes another, perhaps elsewhere."""
+    if not starting.cancelled() and starting.exception() is not None:
+        log.error("%s", starting.exception())
+        os._exit(1)
+
+
+class RayClient(RemoteClient):
+    """The client of an engine in an actor, which is there as long as the engine is wanted."""
+
+    def __init__(self, actor_type: Any, engine: RemoteEngine, on_turn: OnTurn, config: Config) -> None:
+        super().__init__(
+            engine, on_turn, watchdog_timeout_s=config.watchdog_timeout_s, freeze_grace_s=config.freeze_grace_s
+        )
+        self._actor_type = actor_type
+        self._actor: Any = None
+        engine.find = self._find
+
+    async def _find(self) -> EngineAddress:
+        """Returns where the actor listens; makes it where there is none. Raises OSError."""
+        try:
+            self._actor = self._actor or self._actor_type()
+            host, port = await asyncio.to_thread(ray.get, self._actor.address.remote(), timeout=PLACE_S)
+        except RayError as error:
+            raise OSError(f"the Ray actor is not there: {str(error).strip().splitlines()[-1]}") from None
+        return EngineAddress(host, port, ENGINE_NAME)
+
+    async def release(self) -> None:
+        """Ends the actor, so that its place is free for others."""
+        if self._actor is not None:
+            actor, self._actor = self._actor, None
+            await asyncio.to_thread(ray.kill, actor)
+
+    async def close(self) -> None:
+        await super().close()
+        await self.release()
+
+
+def ray_clients(config: Config, text: str, model: Model) -> list[MakeClient]:
+    """Joins the cluster, or starts one on this machine. Returns functions that make the clients of as many engines as
+    there may be. Raises StartupError."""
+    cluster = parse_cluster(text)
+    if not ray.is_initialized():
+        _join(cluster, text)
+    authority = ClusterAuthority()
+    with tempfile.TemporaryDirectory() as folder:
+        own = _with_files(config, authority.issue("front"), Path(folder), prefix="replica_")
+        context = front_context(own)
+    alone = msgspec.structs.replace(config, replicas=1, min_replicas=None, max_replicas=None)
+    kind = ray.remote(num_cpus=cluster.num_cpus, num_gpus=cluster.num_gpus, max_restarts=-1)(EngineHost)
+    host = LOOPBACK if cluster.where == "local" else ""
+    make = partial(kind.remote, msgspec.msgpack.encode(alone), authority.issue(ENGINE_NAME), host)
+    digests = digests_of(model)
+
+    def make_client(on_turn: OnTurn) -> RayClient:
+        async def nowhere() -> EngineAddress:
+            raise OSError("it has no actor yet")
+
+        return RayClient(make, RemoteEngine(nowhere, digests, context), on_turn, config)
+
+    return [make_client] * max(cluster.num_engines, config.max_replicas or 1)
+
+
+def _join(cluster: RayCluster, text: str) -> None:
+    """Raises StartupError."""
+    try:
+        if cluster.where == "local":
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            ray.init(include_dashboard=False, _node_ip_address=LOOPBACK, logging_level=logging.WARNING)
+        else:
+            ray.init(address=cluster.where, logging_level=logging.WARNING)
+    except (RayError, OSError, RuntimeError, ValueError) as error:
+        raise StartupError(
+            f"--replicas {text}: Ray does not start, or is not there: {error}", field="replicas"
+        ) from None
+
+
+def _with_files(config: Config, contents: dict[str, bytes], folder: Path, prefix: str = "") -> Config:
+    """Writes files that settings name, and returns these settings. contents: by name of the setting."""
+    paths: dict[str, Any] = {}
+    for name, content in contents.items():
+        path = folder / f"{name}.pem"
+        path.touch(mode=0o600)
+        path.write_bytes(content)
+        paths[prefix + name] = str(path)
+    return msgspec.structs.replace(config, **paths)

@@ -1,0 +1,212 @@
+"""Carries KV pages to the disk and back, in two threads beside the engine's.
+
+Saving holds nothing: a page of the prefix cache is not written to as long as its node is in the tree, so a copy that
+was made before the node is looked at again is the page. A page that was evicted meanwhile is lost, and counted.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+
+from tureen.cache.radix import Namespace, RadixNode
+from tureen.contract.runner import PageMemory
+from tureen.contract.types import KvDiskStats
+from tureen.log import get_logger
+from tureen.tiers.keys import PageKeys
+from tureen.tiers.page_files import DamagedPage, NoPage, PageFiles
+
+CLOSE_S = 5.0
+"""Time that the pages which wait to be saved have when the engine ends."""
+MAX_WAITING = 1024  # prefixes that wait to be saved; more are lost
+LOWER_BY = 10  # the saving thread's priority
+
+log = get_logger("kv-disk")
+
+
+class PageLoad:
+    """Pages on their way into the KV cache. `num_loaded` of them, from the first on, are there once `is_done`."""
+
+    def __init__(self, keys: Sequence[bytes], pages: Sequence[int]) -> None:
+        self.keys = keys
+        self.pages = pages
+        self.num_loaded = 0
+        self._is_cancelled = False
+        self._done = threading.Event()
+
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
+    def wait(self, seconds: float) -> None:
+        """Waits for its end, at most so long."""
+        self._done.wait(seconds)
+
+    def cancel(self) -> None:
+        """Loads no more of it. Returns when nothing is written to its pages any more."""
+        self._is_cancelled = True
+        self._done.wait()
+
+    def run(self, memory: PageMemory, files: PageFiles, buffer: memoryview, totals: _Totals) -> None:
+        """Loads the pages, up to the first that is not there."""
+        try:
+            for key, page in zip(self.keys, self.pages, strict=True):
+                if self._is_cancelled:
+                    break
+                files.read(key, buffer)
+                memory.write(page, buffer)
+                self.num_loaded += 1
+        except DamagedPage:
+            totals.damaged += 1
+            log.warning("a KV page on the disk was damaged and is computed again")
+        except NoPage:
+            pass  # removed since it was looked for
+        except OSError as error:
+            totals.failed += 1
+            log.warning("cannot read a KV page: %s", error.strerror)
+        except Exception:
+            log.exception("KV pages could not be loaded")
+        finally:
+            totals.loaded += self.num_loaded
+            self._done.set()
+        files.touch(reversed(self.keys[: self.num_loaded]))
+
+
+class _Totals:
+    """Counts of pages since the start."""
+
+    def __init__(self) -> None:
+        self.saved = self.loaded = self.evicted = self.lost = self.damaged = self.failed = 0
+
+
+class DiskTier:
+    """The pages of one engine on the disk. Its methods are called by the engine's thread."""
+
+    def __init__(self, files: PageFiles, memory: PageMemory, page_size: int, identify: Callable[[], bytes]) -> None:
+        """`identify` returns the digest of what computes now."""
+        self._files = files
+        self._memory = memory
+        self._page_size = page_size
+        self._identify = identify
+        self._keys = PageKeys(identify())
+        self._totals = _Totals()
+        self._num_bytes = 0
+        self._has_warned = False
+        self._to_save: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._to_load: SimpleQueue[PageLoad | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=work, name=name, daemon=True)
+            for name, work in (("kv-save", self._save_all), ("kv-load", self._load_all))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def stats(self) -> KvDiskStats:
+        """The pages that went to and fro since the start, and the bytes on the disk."""
+        totals = self._totals
+        return KvDiskStats(
+            num_bytes=self._num_bytes,
+            total_saved=totals.saved,
+            total_loaded=totals.loaded,
+            total_evicted=totals.evicted,
+            total_lost=totals.lost,
+            total_damaged=totals.damaged,
+            total_failed=totals.failed,
+        )
+
+    def renew(self) -> None:
+        """Hears that the tree is empty, and that something else may compute from now on."""
+        self._keys = self._keys.with_identity(self._identify())
+
+    def add_adapter(self, name: str, digest: bytes) -> None:
+        """Notes which adapter a namespace means by `name`."""
+        self._keys.add_adapter(name, digest)
+
+    def save(self, nodes: Sequence[RadixNode]) -> None:
+        """Saves a prefix, in the background: nodes that follow each other from the root on."""
+        if self._to_save.qsize() < MAX_WAITING:
+            self._to_save.put(partial(self._save, nodes))
+        else:
+            self._totals.lost += len(nodes)
+
+    def forget(self, nodes: Sequence[RadixNode], first: int) -> None:
+        """Removes pages that cannot be trusted: those of `nodes` from the index `first` on."""
+        self._to_save.put(partial(self._remove, nodes, first))
+
+    def find(
+        self, namespace: Namespace, nodes: Sequence[RadixNode], token_ids: Sequence[int], max_pages: int
+    ) -> list[bytes]:
+        """Returns the keys of the pages on the disk that follow `nodes`, up to page number `max_pages`."""
+        keys = self._keys.of_nodes(nodes)
+        if len(keys) != len(nodes):
+            return []
+        while len(keys) < max_pages:
+            key = self._keys.after(keys, namespace, token_ids, self._page_size, len(keys))
+            if key is None or not self._files.has(key):
+                break
+            keys.append(key)
+        return keys[len(nodes) :]
+
+    def load(self, keys: Sequence[bytes], pages: Sequence[int]) -> PageLoad:
+        """Loads pages into places of the KV cache that nobody uses until it is done."""
+        load = PageLoad(keys, pages)
+        self._to_load.put(load)
+        return load
+
+    def close(self) -> None:
+        """Saves what waits, for a while, and ends the threads."""
+        self._to_save.put(None)
+        self._to_load.put(None)
+        for thread in self._threads:
+            thread.join(CLOSE_S)
+
+    def _load_all(self) -> None:
+        buffer = memoryview(bytearray(self._files.page_bytes))
+        while (load := self._to_load.get()) is not None:
+            load.run(self._memory, self._files, buffer, self._totals)
+
+    def _save_all(self) -> None:
+        thread = threading.get_native_id()
+        with suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + LOWER_BY)
+        with suppress(OSError):
+            self._files.recount()
+        while True:
+            self._num_bytes = self._files.num_bytes
+            job = self._to_save.get()
+            if job is None:
+                return
+            try:
+                job()
+            except OSError as error:
+                self._totals.failed += 1
+                if not self._has_warned:
+                    log.warning("cannot save KV pages: %s; they are computed again when needed", error.strerror)
+                self._has_warned = True
+            except Exception:
+                log.exception("KV pages could not be saved")
+
+    def _save(self, nodes: Sequence[RadixNode]) -> None:
+        """Raises OSError."""
+        keys = self._keys.of_nodes(nodes)
+        for index, key in enumerate(keys):
+            if self._files.has(key):
+                continue
+            data = self._memory.read(nodes[index].page)
+            if nodes[index].parent is None:  # it left the tree: the copy may be of another page
+                self._totals.lost += len(keys) - index
+                del keys[index:]
+                break
+            self._totals.evicted += self._files.write(key, data)
+            self._totals.saved += 1
+            self._has_warned = False
+        self._files.touch(reversed(keys))
+
+    def _remove(self, nodes: Sequence[RadixNode], first: int) -> None:
+        for key in self._keys.of_nodes(nodes)[first:]:
+            self._files.remove(key)

@@ -28,8 +28,8 @@ def text_of(page: str) -> str:
 
 def run(changed: tuple[Path, dict[str, str]], *arguments: str) -> None:
     """Runs the changed copy's Python."""
-    folder, env = changed
-    env |= {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    folder, paths = changed
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | paths
     done = subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True, check=False
     )
@@ -48,11 +48,12 @@ def ask(server: ServerProcess, page: str, path: str) -> Any:
 
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory) -> tuple[Path, dict[str, str]]:
-    """A copy of the repository with the diffs of all four pages, and the environment in which it runs."""
+    """A copy of the repository with the diffs of all four pages and its pages written anew; the environment of it."""
     folder = tmp_path_factory.mktemp("changed")
     env = copy_repository(folder)
     for kind in KINDS:
         apply_diff(f"adding-a-{kind}.md", folder)
+    run((folder, env), "tools/docs.py")
     return folder, env
 
 
@@ -76,7 +77,6 @@ def test_the_tests_that_the_pages_name_pass(changed):
 
 
 def test_the_pages_that_derive_from_the_code_have_all_of_them(changed):
-    run(changed, "tools/docs.py")
     parameters, models = (
         (changed[0] / "docs" / name).read_text(encoding="utf-8") for name in ("parameters.md", "models.md")
     )

@@ -237,16 +237,13 @@ class _Encoder:
 
     def _added(self, node: Expression) -> int:
         kind = type(node)
-        if isinstance(node, Chain) or isinstance(node, Choice):  # noqa: SIM101 (thrice as quick)
-            numbers, known = [], self._known.get
-            for item in reversed(node.items):
-                number = known(id(item))
-                numbers.append(self.number(item) if number is None else number)
-            return self._add(KINDS[kind], numbers[::-1])
         if isinstance(node, RuleCall):
             return self._add(CALL, (self._rules[node.name],))
         if isinstance(node, Terminal):
             return self.number(node.item)
+        if isinstance(node, Chain) or isinstance(node, Choice):  # noqa: SIM101 (thrice as quick)
+            numbers = [self.number(item) for item in reversed(node.items)]
+            return self._add(KINDS[kind], numbers[::-1])
         if isinstance(node, Chars):
             return self._add(CHARS, [point for span in node.ranges for point in span])
         if isinstance(node, Repeat):

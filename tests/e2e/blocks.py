@@ -169,6 +169,8 @@ BLOCKS = {
     },
     "sessions.md": {
         "import requests": OPEN,
+        "tureen serve --sessions-db": START,
+        '"session_id": "kept", "durable": true': "tests/api/test_sessions_page.py",
     },
     "settings.md": {
         "tureen serve --context-length 4096": OPEN,

@@ -18,7 +18,7 @@ from tureen.requests.sessions import Sessions, fork, save
 from tureen.requests.state import ServerState
 
 MAX_NAME_CHARS = 256
-PATH = "/sessions/{session_id:path}"
+PATH = "/sessions/{name:path}"
 
 Name = Annotated[
     str | None, Meta(description="Name of the session, 1 to 256 printable ASCII characters. Default: random.")
@@ -128,7 +128,7 @@ class SessionCalls:
         return JSONResponse({"sessions": [self._report(session) for session in self._sessions.of(owner)]})
 
     async def show(self, request: Request) -> Response:
-        owner, name = client_name(request), request.path_params["session_id"]
+        owner, name = client_name(request), request.path_params["name"]
         if request.method == "DELETE":
             self._sessions.close(name, owner=owner)
             await self._sessions.saved()

@@ -53,6 +53,7 @@ from tureen.weights.source import (
     model_config,
     open_model,
     preprocessor_config,
+    weights_digest,
 )
 
 if TYPE_CHECKING:
@@ -273,7 +274,8 @@ def _text_engine(
     info = _describe(
         config, source, hf_config, runner, eos_token_ids, tokenizer, load_seconds=seconds, adapters=adapters
     )
-    return engine, msgspec.structs.replace(info, kv_identity=kv_identity)
+    weights = weights_digest(source) if config.sessions_db is not None else ""
+    return engine, msgspec.structs.replace(info, kv_identity=kv_identity, weights=weights)
 
 
 def _load_adapters(engine: Engine, settings: tuple[str, ...], *, model_name: str) -> None:

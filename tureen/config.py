@@ -283,6 +283,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 30.0
     max_sessions: Annotated[int, _meta("server", "Most sessions open at once; one client may have half.", ge=1)] = 1024
     session_timeout_s: Annotated[float, _meta("server", "A session that is unused so long is closed.", gt=0)] = 3600.0
+    sessions_db: Annotated[
+        str | None,
+        _meta(
+            "server FILE",
+            "SQLite file in which sessions opened with durable: true are kept; made where there is none. Default: a "
+            "restart forgets all.",
+        ),
+    ] = None
+    sessions_ttl_s: Annotated[
+        float,
+        _meta("server", "A durable session that is unused so long is deleted.", alias="--sessions-ttl", gt=0),
+    ] = 30 * 86400.0
+    sessions_max_tokens: Annotated[
+        int, _meta("server TOKENS", "Most tokens that the durable sessions of one client hold.", ge=1)
+    ] = 1 << 22
     resume_grace_s: Annotated[
         float, _meta("server", "So long a stream without its client goes on.", alias="--resume-grace", ge=0)
     ] = 0.0

@@ -30,9 +30,8 @@ def run(app: App, command: str):
 
 
 def test_the_commands_on_the_page_work_one_after_the_other(tmp_path):
-    with App(
-        chat_template="chatml", batch_path=str(tmp_path / "batches"), responses_store=str(tmp_path / "kept.db")
-    ) as app:
+    places = {"batch_path": "batches", "responses_store": "kept.db", "sessions_db": "sessions.db"}
+    with App(chat_template="chatml", **{name: str(tmp_path / place) for name, place in places.items()}) as app:
         for command in COMMANDS:
             response = run(app, command)
             if "/v1/rerank" in command:

@@ -12,7 +12,8 @@ from patience import wait_until
 from tureen.config import Config
 from tureen.errors import InvalidRequest, NotFound, TooManyRequests, Unavailable
 from tureen.requests import sessions as sessions_module
-from tureen.requests.sessions import SessionParams, SessionRequest, Sessions
+from tureen.requests.session_tree import SessionParams, SessionRequest
+from tureen.requests.sessions import Sessions
 
 KEYS = {"anna": "a-key", "bert": "b-key"}
 

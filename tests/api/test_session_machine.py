@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tureen.config import Config
 from tureen.errors import TureenError
-from tureen.requests.sessions import SessionParams, Sessions
+from tureen.requests.session_tree import SessionParams
+from tureen.requests.sessions import Sessions
 from tureen.text.gguf_vocab import add_bos
 
 TIMEOUT_S, SHORT_S = 100, 30

@@ -182,6 +182,8 @@ BLOCKS = {
     },
     "sessions.md": {
         "import requests": "tests/e2e/test_pages_of_servers.py",
+        "tureen serve --sessions-db": START,
+        '"session_id": "kept", "durable": true': "tests/api/test_sessions_page.py",
     },
     "settings.md": {
         "tureen serve --context-length 4096": "tests/e2e/test_pages_of_servers.py",

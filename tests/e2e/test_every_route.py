@@ -20,6 +20,7 @@ def server(request, tmp_path_factory, default_model_source):
     folder = tmp_path_factory.mktemp("kept")
     folder.chmod(0o700)
     flags = {"--kv-disk": "kv", "--usage-db": "use.db", "--responses-store": "responses.db", "--batch-path": "batches"}
+    flags["--sessions-db"] = "sessions.db"
     paths = [word for flag, name in flags.items() for word in (flag, str(folder / name))]
     with ServerProcess(*paths, *request.param, cwd=folder) as running:  # where profiles go
         yield running.wait_ready()

@@ -299,6 +299,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     pooling: Pooling | None = None  # the model makes embeddings in this way and generates nothing
     embedding_sizes: tuple[int, ...] = ()  # to which an embedding may be cut
     files: tuple[tuple[str, int, int], ...] = ()  # that the weights came from: name, bytes, time of the last change
+    weights: str = ""  # digest of their files, where durable sessions are kept
     kv_identity: str = ""  # digest of all that KV pages depend on, where they are kept on a disk
 
 

@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from tureen.build import Model, connect, find_model, makes_embeddings, may_load_torch, media_loader
 from tureen.config import Config
 from tureen.devices.cpu import free_bytes
+from tureen.errors import StartupError
 from tureen.fleet.edge import spread
 from tureen.fleet.fleet import Fleet
 from tureen.fleet.member import Member
@@ -32,6 +33,11 @@ log = get_logger("fleet")
 
 async def start(config: Config, progress: Progress) -> Launcher:
     """Loads the default model of `config.models`; the others can be loaded then. Raises StartupError."""
+    if config.sessions_db is not None:
+        raise StartupError(
+            "--sessions-db with several models: durable sessions are those of one; leave one of them out",
+            field="sessions_db",
+        )
     configs = each_model(config)
     names = [name_of(own) for own in configs]
     check_names(names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 from collections.abc import AsyncIterator, Callable
 
 from starlette.applications import Starlette
@@ -82,8 +83,7 @@ def build_app(
     `media`: None for models that take text only. `arrange`: makes the application's routes of those of all APIs. Raises
     StartupError for settings that do not fit the model.
     """
-    context = make_context(tokenizer, client.info, config, media)
-    state = ServerState(client, context, Metrics(client.info.model_name), media)
+    state = _make_state(client, tokenizer, config, media)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -119,6 +119,16 @@ def build_app(
     app.router.redirect_slashes = False
     app.state.server = state
     return app
+
+
+def _make_state(client: EngineClient, tokenizer: Tokenizer, config: Config, media: MediaLoader | None) -> ServerState:
+    """Raises StartupError."""
+    context = make_context(tokenizer, client.info, config, media)
+    state = ServerState(client, context, Metrics(client.info.model_name), media)
+    if config.sessions_db is not None:
+        keeping = importlib.import_module("tureen.requests.session_keeping")  # SQLite, where sessions are kept only
+        state.lifecycle.services.append(keeping.SessionKeeper(state))
+    return state
 
 
 def _traces(config: Config, state: ServerState) -> list[Middleware]:

@@ -57,6 +57,7 @@ def own_config(config: Config) -> Config:
         config,
         batch_path=None,
         responses_store=None,
+        sessions_db=None,
         usage_db=None,
         resume_grace_s=0.0,
         helper_memory_mib=max(1, share),

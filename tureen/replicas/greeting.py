@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import hashlib
 from functools import cache
-from pathlib import Path
 
 import msgspec
 
 from tureen import __version__
 from tureen.build import Model
 from tureen.contract.types import FromEngine
-from tureen.files import open_regular
 from tureen.serving.pixels import ToChild
+from tureen.weights.source import weights_digest
 
 PROTOCOL = 1
 """Counts changes of this file that the other messages do not show."""
@@ -22,10 +21,6 @@ RESTART = "restart_engine"
 """The control operation that is the engine's host's: a new engine, without what operators did to the old one."""
 
 MAX_GREETING_BYTES = 1 << 12
-PIECE_BYTES, MAX_PIECES = 1 << 16, 64
-"""The parts of a file of weights that its digest is of."""
-
-WEIGHTS = (".safetensors", ".gguf")
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -69,24 +64,6 @@ class ModelDigests(msgspec.Struct, frozen=True):
 
 
 def digests_of(model: Model) -> ModelDigests:
-    """Returns a model's digests. Of weights, sizes and parts of the files count, because reading all of them takes
-    minutes."""
-    weights = hashlib.sha256()
-    for file in model.source.files:
-        if file.suffix in WEIGHTS or file.name == "config.json":
-            weights.update(_parts(file))
+    """Returns a model's digests."""
     tokenizer = hashlib.sha256(model.tokenizer.backend.to_str().encode())
-    return ModelDigests(weights.hexdigest()[:16], tokenizer.hexdigest()[:16])
-
-
-def _parts(path: Path) -> bytes:
-    """Returns the digest of a file's size, and of parts of it that lie evenly."""
-    digest = hashlib.sha256()
-    with open_regular(str(path)) as file:
-        size = path.stat().st_size
-        digest.update(b"%d" % size)
-        step = max(PIECE_BYTES, -(-size // MAX_PIECES))
-        for place in range(0, size, step):
-            file.seek(place)
-            digest.update(file.read(PIECE_BYTES))
-    return digest.digest()
+    return ModelDigests(weights_digest(model.source), tokenizer.hexdigest()[:16])

@@ -171,7 +171,7 @@ class RemoteHost:
 
     def _hear(self, message: FromEngine) -> None:
         if isinstance(message, EngineReady):  # times of files on another machine tell nothing; there are digests
-            message = EngineReady(msgspec.structs.replace(message.info, files=()))
+            message = EngineReady(msgspec.structs.replace(message.info, files=(), weights=self._place.digests.weights))
         self._receive(message)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:

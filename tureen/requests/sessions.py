@@ -1,5 +1,4 @@
-"""Keeps sessions, as SGLang's /open_session has them: trees of requests whose prompts continue each other, stored as
-token ids."""
+"""Keeps sessions, as SGLang's /open_session has them, and has requests continue them."""
 
 from __future__ import annotations
 
@@ -10,13 +9,21 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from tureen.config import Config
 from tureen.errors import InvalidRequest, NotFound, TooManyRequests, Unavailable, echo
+from tureen.requests.session_tree import (
+    Keeper,
+    Session,
+    SessionParams,
+    SessionRequest,
+    ancestry,
+    base_of,
+    below,
+    path_to,
+)
 from tureen.text.tokenizer import Tokenizer
 
 MAX_REQUESTS = 1024
@@ -29,95 +36,6 @@ CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
 """Bytes of UTF-8 that continue a character."""
 
 
-class SessionParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The session that a prompt continues, and where in it."""
-
-    id: Annotated[str, Meta(description="The session, as /open_session answered it.")]
-    rid: Annotated[
-        str | None,
-        Meta(description="The request to continue: its prompt and output come first. Without it: a new root."),
-    ] = None
-    offset: Annotated[
-        int | None,
-        Meta(description="Keep only so many tokens of what is continued; negative counts from the end, 0 = all."),
-    ] = None
-    replace: Annotated[
-        bool, Meta(description="End and forget what continues rid already; without rid, the whole tree.")
-    ] = False
-    drop_previous_output: Annotated[bool, Meta(description="Continue the prompt of rid without its output.")] = False
-
-
-class SessionRequest:
-    """A request in a session's tree. Its prompt is the first `base` tokens of its parent's prompt and output, followed
-    by `new_ids`.
-
-    While it runs, `output_ids` is the list that grows with its output.
-    """
-
-    __slots__ = ("base", "chars_before", "is_running", "new_ids", "output_ids", "parent", "request_id", "rid")
-
-    def __init__(self, rid: str, request_id: str, output_ids: list[int], turn: Turn) -> None:
-        self.rid = rid
-        self.request_id = request_id
-        self.parent = turn.parent
-        self.base = turn.base
-        self.chars_before = turn.chars_before
-        self.new_ids = array("i", turn.token_ids[turn.base :])
-        self.output_ids: Sequence[int] = output_ids
-        self.is_running = True
-
-    @property
-    def num_prompt(self) -> int:
-        """Tokens of the whole prompt."""
-        return self.base + len(self.new_ids)
-
-    @property
-    def num_held(self) -> int:
-        """Tokens that are stored for this request and not for its parent."""
-        return len(self.new_ids) + (0 if self.is_running else len(self.output_ids))
-
-    def own(self, count: int) -> list[int]:
-        """Returns those of the first `count` tokens of prompt and output that are not the parent's."""
-        return [*self.new_ids, *self.output_ids][: max(0, count - self.base)]
-
-
-class Session:
-    """An open session. `nodes` are its requests by name; a parent comes before its children."""
-
-    def __init__(self, name: str, owner: str, capacity: int, timeout_s: float, now_s: float) -> None:
-        self.name = name
-        self.owner = owner
-        self.capacity = capacity  # characters
-        self.timeout_s = timeout_s
-        self.used_s = now_s
-        self.nodes: dict[str, SessionRequest] = {}
-
-    def is_expired(self, now_s: float) -> bool:
-        """Returns whether the session was not used for its timeout and has no running request."""
-        is_late = now_s - self.used_s >= self.timeout_s
-        return is_late and not any(node.is_running for node in self.nodes.values())
-
-    def parent(self, params: SessionParams) -> SessionRequest | None:
-        """Returns the request that `params` continues; None = a new root. Raises InvalidRequest."""
-        if params.rid is None:
-            return None
-        node = self.nodes.get(params.rid)
-        if node is None:
-            raise InvalidRequest(
-                f"Invalid request session id: session {echo(self.name)} has no request {echo(params.rid)}; "
-                "it was never there, it failed, or another one replaced it",
-                field="session_params.rid",
-            )
-        if node.is_running and not params.replace:
-            raise InvalidRequest(
-                "Session request is appending to a request that hasn't finished. "
-                f"Wait for {echo(params.rid)} to end, or end it with replace: true",
-                field="session_params.rid",
-                code="session_request_running",
-            )
-        return node
-
-
 class Turn:
     """A request that is about to continue a session. `token_ids` is its whole prompt, of which the first `base` are its
     parent's tokens."""
@@ -128,9 +46,10 @@ class Turn:
         self.session = session
         self.params = params
         self.parent = parent
-        self.base = _base(parent, params) if parent is not None else 0
-        self.token_ids = _path(parent, self.base)
+        self.base = base_of(parent, params) if parent is not None else 0
+        self.token_ids = path_to(parent, self.base)
         self.chars_before = 0
+        self.changes: tuple[str, ...] = ()  # what computes it otherwise than what it continues was computed
         self._sessions = sessions
         self._node: SessionRequest | None = None
 
@@ -144,16 +63,20 @@ class Turn:
             others.append(other)
         return [self, *others]
 
-    def begin(self, rid: str, request_id: str, output_ids: list[int], also: Sequence[str] = ()) -> None:
+    def begin(
+        self, rid: str, request_id: str, output_ids: list[int], also: Sequence[str] = (), *, adapter: str = ""
+    ) -> None:
         """Adds the request to its session just before it runs, and removes the requests that it replaces.
 
         `rid`: its name in the session; `request_id`: its id in the engine; `output_ids`: list that its output will be
-        appended to; `also`: names of further samples of its prompt, which begin after it.
+        appended to; `also`: names of further samples of its prompt, which begin after it; `adapter`: its LoRA adapter.
 
         Raises InvalidRequest when the session has one of these names, or as many requests as it may; NotFound when it
         was closed meanwhile; TooManyRequests or Unavailable when sessions hold too many tokens.
         """
         self._node = self._sessions.add(self, rid, request_id, output_ids, also)
+        if self.session.keeper is not None:
+            self.changes = self.session.keeper.begin(self._node, adapter)
 
     def end(self, output_ids: list[int] | None) -> None:
         """Stores the output of a request that has ended; None = it failed or its client left: it is removed."""
@@ -175,10 +98,11 @@ class Sessions:
         """`abort` ends a running request by its id in the engine."""
         self._tokenizer = tokenizer
         self._max_sessions = config.max_sessions
-        self._timeout_s = config.session_timeout_s
+        self.timeout_s = config.session_timeout_s
         self._abort = abort
         self._clock = clock
         self._added_bos = _added_bos(tokenizer)
+        self.keeper: Keeper | None = None  # None: no session can be made durable
         self._open: dict[tuple[str, str], Session] = {}  # by owner and name
         self._num_tokens: Counter[str] = Counter()  # by owner; holds no zeros
 
@@ -190,19 +114,40 @@ class Sessions:
         """Tokens that all sessions hold."""
         return self._num_tokens.total()
 
-    def open(self, capacity: int, *, owner: str, name: str | None = None, timeout_s: float | None = None) -> str:
-        """Opens a session whose requests may have prompts of `capacity` characters; returns its name.
+    @property
+    def now_s(self) -> float:
+        """The time of the clock that sessions end by."""
+        return self._clock()
+
+    def num_held_by(self, owner: str) -> int:
+        """Returns the tokens that a client's sessions hold."""
+        return self._num_tokens[owner]
+
+    def open(
+        self,
+        capacity: int,
+        *,
+        owner: str,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        keeper: Keeper | None = None,
+    ) -> str:
+        """Opens a session whose requests may have prompts of `capacity` characters; returns its name. `keeper`: makes
+        it durable.
 
         Raises InvalidRequest, TooManyRequests when the owner has too many sessions, Unavailable when the server has.
         """
-        if timeout_s is not None and timeout_s > self._timeout_s:
-            raise InvalidRequest(
-                f"timeout must be at most {self._timeout_s:g} seconds (--session-timeout-s), got {timeout_s:g}",
-                field="timeout",
-            )
+        timeout_s = _timeout_of(self, timeout_s, keeper)
+        session = self.enter(Session(name or "", owner, capacity, timeout_s, self._clock()))
+        if keeper is not None:
+            keeper.keep(session)
+        return session.name
+
+    def enter(self, session: Session) -> Session:
+        """Adds a session, with the requests that it has; one without a name gets one. Raises as `open`."""
         self.sweep()
-        if name is None:
-            name = secrets.token_hex(16)
+        owner = session.owner
+        name = session.name = session.name or secrets.token_hex(16)
         if (owner, name) in self._open:
             raise InvalidRequest(
                 "Failed to open the session. Check if a session with the same id is still open.",
@@ -210,12 +155,30 @@ class Sessions:
                 code="duplicate_session_id",
             )
         self._check_room("open sessions", Counter(holder for holder, _ in self._open), self._max_sessions, owner)
-        self._open[owner, name] = Session(name, owner, capacity, timeout_s or self._timeout_s, self._clock())
-        return name
+        if session.nodes:
+            more = Counter({owner: sum(node.num_held for node in session.nodes.values()) - 1})
+            self._check_room("tokens in sessions", self._num_tokens + more, MAX_TOKENS, owner)
+        self.restore(session)
+        return session
+
+    def restore(self, session: Session) -> None:
+        """Adds a session of a name that is free, with the requests that it has, also where there are too many."""
+        self._open[session.owner, session.name] = session
+        self._count(session.owner, sum(node.num_held for node in session.nodes.values()))
+
+    def of(self, owner: str) -> list[Session]:
+        """Returns a client's sessions, the oldest first."""
+        self.sweep()
+        return [session for session in self._open.values() if session.owner == owner]
+
+    async def saved(self) -> None:
+        """Returns when all that durable sessions are to remember is on the disk. Raises TureenError."""
+        if self.keeper is not None:
+            await self.keeper.flush()
 
     def close(self, name: str, *, owner: str) -> None:
         """Forgets a session; its running requests go on, but are not stored. Raises NotFound."""
-        self._forget(self._find(owner, name, "session_id"))
+        self._forget(self.find(owner, name))
 
     def sweep(self) -> None:
         """Closes the sessions that were not used for their timeout."""
@@ -228,19 +191,21 @@ class Sessions:
 
         Raises NotFound for a session that the owner does not have, and InvalidRequest.
         """
-        session = self._find(owner, params.id, "session_params.id")
+        session = self.find(owner, params.id, "session_params.id")
+        if session.keeper is not None:
+            session.keeper.check(session)
         turn = Turn(self, session, params, session.parent(params))
         if turn.base and new_ids and new_ids[0] == self._added_bos:
             new_ids = new_ids[1:]
         turn.token_ids += new_ids
-        turn.chars_before = self._num_chars_before(turn)
+        turn.chars_before = _num_chars_before(self._tokenizer, turn)
         if not turn.token_ids:
             raise InvalidRequest(
                 "the prompt is empty: input_ids is, and session_params continues nothing",
                 field="input_ids",
                 code="empty_prompt",
             )
-        num_chars = turn.chars_before + self._num_chars(new_ids)
+        num_chars = turn.chars_before + _num_chars(self._tokenizer, new_ids)
         if num_chars > session.capacity:
             raise InvalidRequest(
                 f"session_params: the prompt would have {num_chars} characters, but session {echo(session.name)} holds "
@@ -256,17 +221,19 @@ class Sessions:
     ) -> SessionRequest:
         """Adds a request to its session for `Turn.begin`. Everything is checked before anything is changed."""
         session, params = turn.session, turn.params
-        if self._find(session.owner, session.name, "session_params.id") is not session:
+        if self.find(session.owner, session.name, "session_params.id") is not session:
             raise _no_session(session.name, "session_params.id")
         if session.parent(params) is not turn.parent:
             raise InvalidRequest(
                 f"session_params.rid: request {echo(params.rid)} was replaced by another of that name",
                 field="session_params.rid",
             )
-        replaced = _below(session, turn.parent) if params.replace else {}
+        replaced = below(session, turn.parent) if params.replace else {}
         self._check_names(session, (rid, *also), replaced)
         freed = Counter({session.owner: sum(node.num_held for node in replaced.values())})
         self._check_room("tokens in sessions", self._num_tokens - freed, MAX_TOKENS, session.owner)
+        if session.keeper is not None:
+            session.keeper.check_room(session.owner, len(turn.token_ids) - turn.base - freed[session.owner])
         if params.replace and turn.parent is not None and turn.parent.is_running:
             self._abort(turn.parent.request_id)
             self._set_output(session, turn.parent, turn.parent.output_ids)
@@ -274,7 +241,9 @@ class Sessions:
             if node.is_running:
                 self._abort(node.request_id)
             self._remove(session, node)
-        node = session.nodes[rid] = SessionRequest(rid, request_id, output_ids, turn)
+        new_ids = array("i", turn.token_ids[turn.base :])
+        node = SessionRequest(rid, turn.parent, turn.base, new_ids, output_ids, turn.chars_before, request_id)
+        session.nodes[rid] = node
         self._count(session.owner, node.num_held)
         session.used_s = self._clock()
         return node
@@ -289,7 +258,8 @@ class Sessions:
         elif node.is_running:
             self._remove(session, node)
 
-    def _find(self, owner: str, name: str, field: str) -> Session:
+    def find(self, owner: str, name: str, field: str = "session_id") -> Session:
+        """Returns a client's session. Raises NotFound."""
         session = self._open.get((owner, name))
         if session is not None and session.is_expired(self._clock()):
             self._forget(session)
@@ -299,11 +269,15 @@ class Sessions:
         return session
 
     def _forget(self, session: Session) -> None:
+        if session.keeper is not None:
+            session.keeper.drop(session)
         self._count(session.owner, -sum(node.num_held for node in session.nodes.values()))
         session.nodes.clear()
         del self._open[session.owner, session.name]
 
     def _remove(self, session: Session, node: SessionRequest) -> None:
+        if session.keeper is not None:
+            session.keeper.drop(session, node)
         self._count(session.owner, -node.num_held)
         del session.nodes[node.rid]
 
@@ -312,6 +286,8 @@ class Sessions:
         node.output_ids = array("i", output_ids)
         node.is_running = False
         self._count(session.owner, node.num_held - before)
+        if session.keeper is not None:
+            session.keeper.put(session, node)
 
     def _count(self, owner: str, change: int) -> None:
         self._num_tokens[owner] += change
@@ -358,18 +334,69 @@ class Sessions:
         ends = [session.used_s + session.timeout_s for session in self._open.values() if owner in (None, session.owner)]
         return max(1, math.ceil(min(ends) - self._clock()))
 
-    def _num_chars_before(self, turn: Turn) -> int:
-        """Returns the characters of the tokens that a turn continues."""
-        node, count = turn.parent, turn.base
-        while node is not None and count <= node.base:
-            node = node.parent
-        return 0 if node is None else node.chars_before + self._num_chars(node.own(count))
 
-    def _num_chars(self, ids: Sequence[int]) -> int:
-        """Returns how many characters begin in these tokens; special tokens have none, as in an answer's text."""
-        tokenizer = self._tokenizer
-        text = b"".join(tokenizer.token_bytes(token_id) for token_id in ids if token_id not in tokenizer.special_ids)
-        return len(text.translate(None, CONTINUATION_BYTES))
+def _timeout_of(sessions: Sessions, timeout_s: float | None, keeper: Keeper | None) -> float:
+    """Returns the timeout of a session that `keeper` keeps. Raises InvalidRequest."""
+    most, flag = sessions.timeout_s, "--session-timeout-s"
+    if keeper is not None:
+        most, flag = keeper.max_timeout_s, "--sessions-ttl"
+    if timeout_s is not None and timeout_s > most:
+        raise InvalidRequest(f"timeout must be at most {most:g} seconds ({flag}), got {timeout_s:g}", field="timeout")
+    return timeout_s or most
+
+
+def save(sessions: Sessions, name: str, keeper: Keeper, *, owner: str, timeout_s: float | None = None) -> None:
+    """Makes a session durable. Raises NotFound, InvalidRequest, TooManyRequests."""
+    session = sessions.find(owner, name)
+    timeout_s = _timeout_of(sessions, timeout_s, keeper)
+    if session.keeper is None:
+        keeper.check_room(owner, sum(node.num_held for node in session.nodes.values()))
+        keeper.keep(session)
+    session.timeout_s, session.used_s = timeout_s, sessions.now_s
+    keeper.touch(session)
+
+
+def fork(
+    sessions: Sessions,
+    name: str,
+    *,
+    owner: str,
+    new_name: str | None = None,
+    rid: str | None = None,
+    timeout_s: float | None = None,
+    keeper: Keeper | None = None,
+) -> str:
+    """Copies a session's requests that have ended, or `rid` and what that continues, to a new session; returns its
+    name. `keeper`: makes that durable. Raises NotFound, Conflict, and as `open`."""
+    source = sessions.find(owner, name)
+    if source.keeper is not None:
+        source.keeper.check(source)
+    timeout_s = _timeout_of(sessions, timeout_s, keeper)
+    copied = Session(new_name or "", owner, source.capacity, timeout_s, sessions.now_s)
+    parent = source.parent(SessionParams(id=name, rid=rid))
+    for node in source.nodes.values() if parent is None else ancestry(parent):
+        if not node.is_running:
+            copied.nodes[node.rid] = node.copy(None if node.parent is None else copied.nodes[node.parent.rid])
+    if keeper is not None:
+        keeper.check_room(owner, sum(node.num_held for node in copied.nodes.values()))
+    sessions.enter(copied)
+    if keeper is not None:
+        keeper.keep(copied, source)
+    return copied.name
+
+
+def _num_chars_before(tokenizer: Tokenizer, turn: Turn) -> int:
+    """Returns the characters of the tokens that a turn continues."""
+    node, count = turn.parent, turn.base
+    while node is not None and count <= node.base:
+        node = node.parent
+    return 0 if node is None else node.chars_before + _num_chars(tokenizer, node.own(count))
+
+
+def _num_chars(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
+    """Returns how many characters begin in these tokens; special tokens have none, as in an answer's text."""
+    text = b"".join(tokenizer.token_bytes(token_id) for token_id in ids if token_id not in tokenizer.special_ids)
+    return len(text.translate(None, CONTINUATION_BYTES))
 
 
 def _added_bos(tokenizer: Tokenizer) -> int | None:
@@ -385,37 +412,3 @@ def _no_session(name: str, field: str) -> NotFound:
         field=field,
         code="session_not_found",
     )
-
-
-def _base(parent: SessionRequest, params: SessionParams) -> int:
-    """Returns how many of the parent's tokens a request continues; without an offset, or with 0, all of them. Raises
-    InvalidRequest."""
-    length = parent.num_prompt + (0 if params.drop_previous_output else len(parent.output_ids))
-    offset = params.offset or 0
-    if not -length <= offset <= length:
-        extent = "tokens in its prompt" if params.drop_previous_output else "tokens, prompt and output together"
-        raise InvalidRequest(
-            f"session_params.offset is {echo(offset)}, but request {echo(params.rid)} has {length} {extent}; "
-            f"send one in [-{length}, {length}]",
-            field="session_params.offset",
-        )
-    return offset if offset > 0 else length + offset
-
-
-def _path(node: SessionRequest | None, count: int) -> list[int]:
-    """Returns the first `count` tokens of a request's prompt and output; none for None."""
-    parts = []
-    while node is not None:
-        parts.append(node.own(count))
-        count = min(count, node.base)
-        node = node.parent
-    return [token_id for part in reversed(parts) for token_id in part]
-
-
-def _below(session: Session, parent: SessionRequest | None) -> dict[str, SessionRequest]:
-    """Returns the requests that continue `parent`, directly or not, by name; None = all of the session."""
-    nodes: dict[str, SessionRequest] = {}
-    for rid, node in session.nodes.items():
-        if parent is None or node.parent is parent or (node.parent is not None and node.parent.rid in nodes):
-            nodes[rid] = node
-    return nodes

@@ -116,7 +116,7 @@ class Database:
         if code == sqlite3.SQLITE_FULL:
             return Unavailable(
                 f"the disk of {self._flag} is full, so nothing can be stored until its operator has made "
-                "room; a request with store: false needs none",
+                "room; a request that stores nothing, such as one with store: false, needs none",
                 code="storage_full",
             )
         if code in DAMAGED or isinstance(error, Damaged):

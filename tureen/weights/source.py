@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from tureen.fetching import ggufs
 from tureen.fetching.names import WHAT_IS_TAKEN
 from tureen.fetching.pull import pull
 from tureen.fetching.shelf import recommended_sampling
-from tureen.files import read_regular
+from tureen.files import read_regular, sample_digest
 from tureen.log import Progress, no_progress
 from tureen.text import tokenizer
 from tureen.text.tokenizer import Tokenizer
@@ -27,6 +28,7 @@ from tureen.weights.gguf import GgufFile
 from tureen.weights.gguf_config import gguf_config
 from tureen.weights.gguf_parts import open_gguf
 
+WEIGHTS: Final = (".safetensors", ".gguf")
 PICKLES: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 GENERATION_DEFAULTS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 GGUF_SAMPLING: Final = {
@@ -226,3 +228,12 @@ def _naming(path: Path) -> Iterator[None]:
         if str(path) in error.message:
             raise
         raise StartupError(f"model {path}: {error.message}") from None
+
+
+def weights_digest(source: ModelSource) -> str:
+    """Returns the digest of a model's config.json and of samples of its weights. Raises OSError."""
+    digest = hashlib.sha256()
+    for file in source.files:
+        if file.suffix in WEIGHTS or file.name == "config.json":
+            digest.update(sample_digest(file))
+    return digest.hexdigest()[:16]

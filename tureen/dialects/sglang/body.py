@@ -30,7 +30,8 @@ from tureen.requests.offload import LARGE
 from tureen.requests.planning import Names, Sampling, per_prompt
 from tureen.requests.processor_field import check_processor
 from tureen.requests.prompts import Prompt, Texts
-from tureen.requests.sessions import SessionParams, Turn
+from tureen.requests.session_tree import SessionParams
+from tureen.requests.sessions import Turn
 from tureen.requests.shared_fields import (
     MAX_LOGPROB_IDS,
     MAX_TOKEN_IDS,

@@ -9,7 +9,7 @@ from tureen.dialects.sglang import score as score_routes
 from tureen.dialects.sglang.body import PROMPT_FIELDS, TABLES, GenerateBody
 from tureen.dialects.sglang.score import RerankBody, ScoreBody
 from tureen.http.dialect import BodyPart, BodySection, CompatRoute, Dialect, Entry, GenerateForm
-from tureen.requests.sessions import SessionParams
+from tureen.requests.session_tree import SessionParams
 from tureen.requests.shared_fields import PerPrompt
 from tureen.requests.state import ServerState
 

@@ -162,6 +162,8 @@ async def answer(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer
         outputs = await (run.whole(interval=1) if any(plan.turns) else run.whole())
         for output in outputs:
             end_turn(output)
+    if any(plan.turns):
+        await state.sessions.saved()
     size = sum(output.num_logprobs for output in outputs)
     answers = await offload.run_each(size, lambda output: render(output, plan, state.context), outputs)
     return answers if plan.is_list else answers[0]
@@ -184,6 +186,8 @@ async def stream(plan: GeneratePlan, state: ServerState) -> AsyncGenerator[Answe
                     rendered["index"] = output.index
                 if rendered["meta_info"]["finish_reason"] is not None:
                     end_turn(output)  # before the client sees the end: it may continue the session at once
+                    if has_turns:
+                        await state.sessions.saved()
                 yield rendered
 
 
@@ -223,12 +227,19 @@ def _taking_turns(plan: GeneratePlan, run: Run, state: ServerState) -> Iterator[
         for output, turn in zip(run.outputs, plan.turns, strict=False):
             if turn is not None:
                 also = [] if output.index % num_samples else names[output.index + 1 : output.index + num_samples]
-                turn.begin(output.rid, output.request.id, output.token_ids, also)
+                turn.begin(output.rid, output.request.id, output.token_ids, also, adapter=output.request.adapter)
                 begun[output.index] = turn
         yield end_turn
     finally:
         for turn in begun.values():
             turn.end(None)
+
+
+def _changes(output: Output, plan: GeneratePlan) -> Answer:
+    """Returns what else than was to be expected has computed an output, for its meta_info."""
+    turn = plan.turns[output.index] if plan.turns else None
+    changes: Answer = {} if turn is None or not turn.changes else {"session_changes": turn.changes}
+    return changes | {"hardware": output.remarks.hardware} if output.remarks.hardware else changes
 
 
 def embedding_body(payload: dict[str, Any]) -> dict[str, Any]:
@@ -323,8 +334,7 @@ def render(
     }
     if len(output.weight_versions) > 1:
         meta["weight_versions"] = output.weight_versions
-    if output.remarks.hardware:
-        meta["hardware"] = output.remarks.hardware
+    meta |= _changes(output, plan)
     if output.request.grammar is not None:
         meta |= {"forced_tokens": output.usage.forced_tokens, **output.constraint_notes}
     if output.remarks.effective is not None:

@@ -114,6 +114,7 @@ class ResponseStore:
         try:
             self._database.run_now(_fail_lost)
         except TureenError as error:
+            self._database.close()
             raise StartupError(f"{FLAG} {path}: {error.message}") from None
 
     async def close(self) -> None:

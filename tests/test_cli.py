@@ -169,6 +169,12 @@ def test_a_setting_out_of_range_is_one_line_and_status_1(capsys):
     assert printed.count("\n") == 1
 
 
+@pytest.mark.parametrize("address", ["http://127.0.0.1:30000", "https://models.example", "unix:/run/tureen.sock"])
+def test_a_chat_with_an_address_for_a_model_is_told_the_flag(capsys, address):
+    assert cli.main(["chat", address]) == 1
+    assert f"tureen chat --url {address}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("raised", "status"),
     [(StartupError("the disk is full"), 1), (InvalidRequest("bad"), 1), (KeyboardInterrupt(), 130)],

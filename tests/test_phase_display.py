@@ -101,6 +101,22 @@ def test_on_a_terminal_a_phase_of_unknown_length_is_shown_more_than_once():
     assert any("wait for another process" in line for line in lines)
 
 
+def test_a_full_bar_makes_room_for_the_next_line(clock):
+    """What the log says after a download begins on an empty line, even where the bar was just drawn."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    with PhaseDisplay(stream) as display:
+        for done in (0, 90 * MB, 100 * MB):
+            display("download m (bytes)", done, 100 * MB)
+        *_, drawn, rest = stream.getvalue().split("\r")
+        assert (drawn.strip(), rest) == ("", "")
+        assert "download m" in stream.getvalue()
+
+
 def test_the_default_stream_is_standard_error_as_it_is_then(capsys):
     PhaseDisplay()("wait", 0, 0)
     assert capsys.readouterr().err == "wait …\n"

@@ -31,7 +31,7 @@ PLAIN_SECONDS = 10.0
 
 
 class PhaseDisplay:
-    """A `Progress` that shows bars on a terminal, plain lines otherwise. A context manager.
+    """A `Progress` that shows bars on a terminal until they are full, plain lines otherwise. A context manager.
 
     A phase that ends with BYTES has sizes, their rate and the time left. Without a terminal it gets a line when it
     begins, each PLAIN_SECONDS and at its end; others get one at their end, those of unknown length one when they begin.
@@ -58,6 +58,8 @@ class PhaseDisplay:
             bar = self._bars[phase]
             bar.total = total or None
             bar.update(done - bar.n)
+            if total and done >= total:  # so no line of the log stands in it
+                self._bars.pop(phase).close()
         elif phase.endswith(BYTES):
             transfer = self._transfers.setdefault(phase, Transfer(phase.removesuffix(BYTES), done))
             self._print(transfer.line(done, total))

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 from app_under_test import App
 
+from tureen.requests.model_field import ModelNames
+
 CHAT = [{"role": "user", "content": "say:a"}]
 ROUTES = {
     "/v1/completions": {"prompt": "say:a", "max_tokens": 4},
@@ -116,6 +118,18 @@ def test_a_model_is_found_by_any_of_its_names(app):
     for name in ("Smol-2", "smol-2", "org/smol-2", "default"):
         assert app.request("GET", f"/v1/models/{name}").json()["id"] == "Smol-2"
     assert app.request("GET", "/v1/models/gpt-5").status_code == 404
+
+
+def test_a_name_without_the_format_of_the_weights_means_the_model():
+    """The name of the model on the hub, where a GGUF file is served. Another format is another name."""
+    for served in ("Smol-2.Q4_1", "smol-2-q4_k_m", "Smol-2-IQ4_XS", "smol-2-f16", "Smol-2.BF16"):
+        names = ModelNames(served, (), {})
+        assert names.is_served("SomeOrg/Smol-2")
+        assert names.is_served(served.upper())
+        assert not names.is_served("Smol-2-Q8_0")
+        assert not names.is_served("Smol")
+    assert not ModelNames("qwen-q2b", (), {}).is_served("qwe")
+    assert not ModelNames("Smol-2", (), {}).is_served("Smol")
 
 
 def test_generate_takes_the_null_that_sglang_s_router_adds(app):

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -380,8 +381,11 @@ def test_a_file_whose_running_responses_cannot_be_read_stops_the_start(run, tmp_
         await store._database.run(lambda connection: connection.execute("UPDATE responses SET response = x'00'"))
 
     run(write)
-    with pytest.raises(StartupError, match=r"--responses-store .*store.db: .*is damaged"):
+    with pytest.raises(StartupError, match=r"--responses-store .*store.db: .*is damaged") as refused:
         run(write)
+    with closing(sqlite3.connect(tmp_path / "store.db", timeout=0)) as connection:  # it is let go
+        assert connection.execute("SELECT count(*) FROM responses").fetchone() == (1,)
+    assert refused.traceback
 
 
 def test_room_is_made_at_the_cost_of_conversations_that_have_nothing_but_metadata_too(run):

@@ -224,16 +224,15 @@ class Job:
             await self._enter("finalizing")
             await self._hand_over("completed", result_log)
             return
-        status: Status = "cancelled" if self._is_cancelled.is_set() else "expired"
-        failure = CANCELLED if self._is_cancelled.is_set() else EXPIRED
-        if status == "expired" and not self.batch.is_late:  # before a line says so
-            await self._enter(self.batch.status, is_late=True)
+        is_cancelled = self.batch.status == "cancelling"
+        failure = CANCELLED if is_cancelled else EXPIRED
+        await self._enter(self.batch.status, is_late=not is_cancelled)  # before a line says so
         if not is_whole:
             async with contextlib.aclosing(self._slices(at_once=True)) as slices:
                 async for lines in slices:
                     left = [parse(number, raw) for number, raw in lines if number not in result_log.done]
                     await self._append([failed(self.batch, line.number, line.custom_id, failure) for line in left])
-        await self._hand_over(status, result_log)
+        await self._hand_over("cancelled" if is_cancelled else "expired", result_log)
 
     async def _hand_over(self, status: Status, result_log: ResultLog) -> None:
         """Ends the batch: its files become the client's in the same transaction."""

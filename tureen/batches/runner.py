@@ -83,9 +83,10 @@ class BatchRunner:
         now = self.current(batch)
         if now.has_ended or now.status == "finalizing":
             raise Conflict(f"a batch that is {now.status} cannot be cancelled", code="batch_not_cancellable")
+        job = self._jobs[batch.id]
         if now.status != "cancelling":
-            await self._jobs[batch.id].cancel()
-        return self.current(batch)
+            await job.cancel()
+        return self.current(job.batch)
 
     def stop(self) -> None:
         """Gives up the lines that run; their batches go on when a server is started with the same folder."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -15,6 +16,9 @@ ANY = ("", "default", "tgi", "dummy")
 LATEST = "latest"
 """Tag that Ollama's clients put behind the name of a model."""
 
+FORMAT = re.compile(r"[.-](?:i?q\d\w*|b?f16|f32)$")
+"""The end of a GGUF file's name, in lower case: the format of its weights."""
+
 
 class ModelNames(NamedTuple):
     """The names that mean one model, or one of its adapters."""
@@ -24,9 +28,10 @@ class ModelNames(NamedTuple):
     adapters: Mapping[str, str]
 
     def is_served(self, model: str) -> bool:
-        """Returns whether a name means the model: its name, in any case and with the organisation in front; or where
-        it was loaded from."""
-        return model in (self.name, *self.paths) or _last_part(model) == _last_part(self.name)
+        """Returns whether a name means the model: its name, in any case, with the organisation in front, without the
+        format of its weights behind; or where it was loaded from."""
+        name = _last_part(self.name)
+        return model in (self.name, *self.paths) or _last_part(model) in (name, FORMAT.sub("", name))
 
     def adapter(self, model: str) -> str | None:
         """Returns the adapter that `model` names, as NAME or MODEL:NAME; "" = the model itself, None = neither."""

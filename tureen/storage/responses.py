@@ -102,8 +102,7 @@ class ResponseStore:
         Responses that were being made when the last server ended become failed ones. Raises StartupError.
         """
         self._database = Database(path, SCHEMA)
-        self._clock = clock
-        self._ttl_s = ttl_s
+        self._clock, self._ttl_s = clock, ttl_s
         self._max_bytes = max_bytes
         self._max_context_bytes = max_context_bytes
         self.background: set[asyncio.Task[None]] = set()  # which make responses that no connection waits for
@@ -114,6 +113,7 @@ class ResponseStore:
         try:
             self._database.run_now(_fail_lost)
         except TureenError as error:
+            self._database.close()
             raise StartupError(f"{FLAG} {path}: {error.message}") from None
 
     async def close(self) -> None:

@@ -9,6 +9,10 @@ from pathlib import Path
 
 CLIENT = "GuideLLM"
 PACKAGES = ("guidellm",)
+NOTES = (
+    "On a busy machine its report may lack the last request, which the server answered: it leaves when its workers are "
+    "done, without the result that is still on its way from them (scheduler/worker_group.py of 0.8.1).",
+)
 
 
 def test_a_benchmark_has_no_failed_request(url, tokenizer_folder, tmp_path):
@@ -26,5 +30,6 @@ def test_a_benchmark_has_no_failed_request(url, tokenizer_folder, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (benchmark,) = json.loads(report.read_text(encoding="utf-8"))["benchmarks"]
-    requests = benchmark["requests"]
-    assert (len(requests["successful"]), len(requests["errored"])) == (4, 0)
+    requests = {state: len(of_it or ()) for state, of_it in benchmark["requests"].items()}
+    assert (requests["errored"], requests["incomplete"]) == (0, 0)
+    assert requests["successful"] >= 3  # see NOTES

@@ -66,6 +66,9 @@ def run(options: argparse.Namespace) -> int:
 def _server(options: argparse.Namespace, config: Config) -> Iterator[ServerAddress]:
     """Finds the server to talk to, or starts one. Raises StartupError."""
     settings = settings_of(options)
+    model = str(settings.get("model_path", ""))
+    if model.startswith(("http://", "https://", "unix:")):
+        raise StartupError(f"{model} is an address, not a model: tureen chat --url {model}")
     running = ServerAddress(options.url or f"http://{config.host}:{config.port}", api_key=config.api_key)
     if options.url is None and ("model_path" in settings or not running.answers()):
         with importlib.import_module("tureen.terminal").PhaseDisplay() as display:

@@ -121,9 +121,23 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         bool, _meta("model", "Keep weights that --quantization made for native kernels in --download-dir, for later.")
     ] = True
     kernels: Annotated[
-        Literal["auto", "native", "torch"],
-        _meta("model", "What computes on a CPU: native = tureen's own kernels. auto = native where they were built."),
+        Literal["auto", "native", "torch", "tree"],
+        _meta(
+            "model",
+            "What computes on a CPU: native = tureen's own kernels. auto = native where they were built. tree = torch, "
+            "in the order of --tensor-parallel-size: the same tokens with one rank as with several.",
+        ),
     ] = "auto"
+    tensor_parallel_size: Annotated[
+        int,
+        _meta(
+            "model RANKS",
+            "Processes that compute the model together, by torch, each a part of every layer: 1, 2, 4 or 8; on GPUs "
+            "each has its own: docs/scaling.md.",
+            ge=1,
+            le=8,
+        ),
+    ] = 1
     attention_backend: Annotated[
         str,
         _meta(

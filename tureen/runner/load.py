@@ -31,7 +31,9 @@ def load_runner(
         log.warning("--model-impl transformers: the slow path; tureen models lists the architectures with a fast one")
         return _load("tureen.runner.transformers_forward", source, config, device, progress)
     encoder = load_encoder(source, model_config(source), config, device, progress)
-    if _uses_native(config, device):
+    if uses_ranks(config):
+        runner = _load("tureen.runner.ranks", source, config, device, progress)
+    elif _uses_native(config, device):
         runner = _load("tureen.runner.native", source, config, device, progress, shared)
     else:
         runner = _load("tureen.runner.torch_forward", source, config, device, progress)
@@ -42,6 +44,11 @@ def load_runner(
 def _load(name: str, *parts: Any) -> ModelRunner:
     runner: ModelRunner = importlib.import_module(name).load_runner(*parts)
     return runner
+
+
+def uses_ranks(config: Config) -> bool:
+    """Says whether several processes compute the model, or one in their order."""
+    return config.tensor_parallel_size > 1 or config.kernels == "tree"
 
 
 def _uses_native(config: Config, device: DeviceInfo) -> bool:

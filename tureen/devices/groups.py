@@ -17,16 +17,27 @@ LOOPBACK = "127.0.0.1"
 class RankGroup:
     """The ranks of one model, as one of them sees it. Every rank calls the same methods in the same order."""
 
-    def __init__(self, rank: int, size: int, backend: Any = None) -> None:
-        """backend: a process group of torch; None = this rank is alone."""
+    def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-        self._backend = backend
+        self._backend: Any = None  # a process group of torch, once all have met
+
+    def join(self, store_path: str, device: DeviceInfo, timeout_s: float) -> None:
+        """Waits until all ranks are there: those that name the same file, which need not exist yet. On a CPU they meet
+        on the loopback interface.
+
+        timeout_s: the longest wait for another rank, now and in each exchange. Raises RuntimeError.
+        """
+        if self.size == 1:
+            return
+        store = torch.distributed.FileStore(store_path, self.size)
+        make = _nccl if device.type == "cuda" else _gloo
+        self._backend = make(store, self.rank, self.size, timedelta(seconds=timeout_s))
 
     def gather_all(self, own: Tensor) -> list[Tensor]:
         """Returns each rank's tensor, in the order of the ranks; all have the same shape. Raises RuntimeError when a
         rank is lost."""
-        if self._backend is None:
+        if self.size == 1:
             return [own]
         own = own.contiguous()
         gathered = [torch.empty_like(own) for _ in range(self.size)]
@@ -36,7 +47,7 @@ class RankGroup:
     def gather(self, own: Tensor) -> list[Tensor]:
         """Returns to rank 0 each rank's tensor, in the order of the ranks; to the others nothing. Raises as
         `gather_all`."""
-        if self._backend is None:
+        if self.size == 1:
             return [own]
         own = own.contiguous()
         gathered = [torch.empty_like(own) for _ in range(self.size)] if self.rank == 0 else []
@@ -51,19 +62,15 @@ class RankGroup:
             self._backend.abort()
 
 
-def join(rank: int, size: int, store_path: str, device: DeviceInfo, timeout_s: float) -> RankGroup:
-    """Waits until all ranks are there: those that name the same file, which need not exist yet. On a CPU they meet on
-    the loopback interface. timeout_s: the longest wait for another rank, now and in each exchange."""
-    if size == 1:
-        return RankGroup(rank, size)
-    store = torch.distributed.FileStore(store_path, size)
-    timeout = timedelta(seconds=timeout_s)
-    if device.type == "cuda":
-        nccl = torch.distributed.ProcessGroupNCCL.Options()
-        nccl._timeout = timeout
-        return RankGroup(rank, size, torch.distributed.ProcessGroupNCCL(store, rank, size, nccl))
-    gloo = torch.distributed.ProcessGroupGloo._Options()
-    gloo._devices = [torch.distributed.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
-    gloo._timeout = timeout
-    gloo._threads = 1
-    return RankGroup(rank, size, torch.distributed.ProcessGroupGloo(store, rank, size, gloo))
+def _gloo(store: torch.distributed.Store, rank: int, size: int, timeout: timedelta) -> Any:
+    options = torch.distributed.ProcessGroupGloo._Options()
+    options._devices = [torch.distributed.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+    options._timeout = timeout
+    options._threads = 1
+    return torch.distributed.ProcessGroupGloo(store, rank, size, options)
+
+
+def _nccl(store: torch.distributed.Store, rank: int, size: int, timeout: timedelta) -> Any:
+    options = torch.distributed.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return torch.distributed.ProcessGroupNCCL(store, rank, size, options)

@@ -17,7 +17,7 @@ import torch
 from tureen.contract.runner import Capacity
 from tureen.devices.base import DeviceInfo
 from tureen.devices.dtypes import default_dtype
-from tureen.devices.groups import join
+from tureen.devices.groups import RankGroup
 from tureen.errors import TureenError
 from tureen.log import get_logger, set_up_logging
 from tureen.models.config import ModelConfig
@@ -45,12 +45,14 @@ def main(descriptor: int) -> None:
     inbox: queue.SimpleQueue[ToRank] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, inbox), name="rank 0", daemon=True).start()
     set_up_logging(order.config.log_level, order.config.log_format)
+    device, group = _device(order), RankGroup(order.rank, order.config.tensor_parallel_size)
     try:
-        runner = _load(order)
+        runner = _load(order, device, group)
     except TureenError as error:
         _reply(connection, error.message)
         return
     _reply(connection)
+    group.join(order.store_path, device, order.config.watchdog_timeout_s)
     while True:
         message = inbox.get()
         if isinstance(message, RankStep):
@@ -61,15 +63,18 @@ def main(descriptor: int) -> None:
             _call(runner, message, connection)
 
 
-def _load(order: RankOrder) -> ModelRunner:
+def _device(order: RankOrder) -> DeviceInfo:
+    """Chooses the rank's own device."""
+    torch.set_num_threads(order.num_threads)
+    if order.device != "cuda":
+        return DeviceInfo(order.device, order.device, order.num_threads)
+    torch.cuda.set_device(order.rank)
+    return DeviceInfo(order.device, f"cuda:{order.rank}", order.num_threads)
+
+
+def _load(order: RankOrder, device: DeviceInfo, group: RankGroup) -> ModelRunner:
     """Raises StartupError."""
     config = order.config
-    if order.device == "cuda":
-        torch.cuda.set_device(order.rank)
-    name = f"cuda:{order.rank}" if order.device == "cuda" else order.device
-    device = DeviceInfo(order.device, name, order.num_threads)
-    torch.set_num_threads(device.num_threads)
-    group = join(order.rank, config.tensor_parallel_size, order.store_path, device, config.watchdog_timeout_s)
     source = ModelSource(order.name, Path(order.path), order.format)
     shape = loading.describe(model_config(source))
     dtype = default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)

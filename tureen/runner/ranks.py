@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 import signal
 import socket
 import subprocess
@@ -10,7 +10,6 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from tureen.config import Config
 from tureen.contract.runner import Batch, Capacity, Masks, StepOutput
 from tureen.devices.base import DeviceInfo
 from tureen.devices.dtypes import default_dtype
-from tureen.devices.groups import RankGroup, join
+from tureen.devices.groups import RankGroup
 from tureen.errors import InvalidRequest, StartupError
 from tureen.log import Progress, get_logger
 from tureen.models.config import ModelConfig
@@ -34,6 +33,7 @@ from tureen.runner.rank_forward import RankFactory, find_attention, places_of, w
 from tureen.runner.rank_orders import RankCall, RankOrder, RankReply, RankStep, ToRank
 from tureen.runner.torch_forward import refuse_native_settings
 from tureen.sandbox import framing
+from tureen.sampling.sampler import Sampler
 from tureen.sampling.torch_arithmetic import TorchArithmetic
 from tureen.weights.source import ModelSource, model_config
 
@@ -61,17 +61,19 @@ class RankLost(Exception):
 class Ranks:
     """The processes of the ranks 1, 2, …, as rank 0 sees them."""
 
-    def __init__(self, orders: Sequence[RankOrder]) -> None:
-        """Starts them. Raises OSError."""
+    def __init__(self, group: RankGroup) -> None:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(RankReply)
         self._has_ended = threading.Event()
         self._why = ""
-        self.group: RankGroup | None = None  # once they have met
+        self._group = group
         self._children: list[subprocess.Popen[bytes]] = []
         self._connections: list[socket.socket] = []
-        for order in orders:
-            self._start(order)
+
+    def start(self, order: RankOrder) -> None:
+        """Starts them; each gets the order with its own rank. Raises OSError."""
+        for rank in range(1, self._group.size):
+            self._start(msgspec.structs.replace(order, rank=rank))
 
     def await_start(self) -> None:
         """Waits until all have loaded their parts. Raises StartupError."""
@@ -133,8 +135,7 @@ class Ranks:
         self._why = why
         log.warning("%s", why)
         self._has_ended.set()
-        if self.group is not None:
-            self.group.abort()
+        self._group.abort()
 
     def _send(self, message: ToRank) -> None:
         self.check()
@@ -161,9 +162,9 @@ class Ranks:
 class RankedRunner(ModelRunner):
     """The runner of an engine whose model is computed by several ranks, of which this is rank 0."""
 
-    def __init__(self, parts: ForwardParts, model: ModelConfig, capacity: Capacity, config: Config, ranks: Ranks) -> None:
-        arithmetic = TorchArithmetic(torch.get_default_device())
-        sampler = make_sampler(config, model.vocab_size, arithmetic)
+    def __init__(
+        self, parts: ForwardParts, sampler: Sampler, capacity: Capacity, model: ModelConfig, ranks: Ranks
+    ) -> None:
         super().__init__(parts.assemble(), sampler, capacity, model, parts)
         self._ranks = ranks
         self.check = ranks.check
@@ -203,32 +204,29 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     refuse_native_settings(config, dtype)
     attention = find_attention(config, shape, device, dtype)
     capacity = _capacity(config, shape, device, dtype)
-    folder = tempfile.mkdtemp(prefix="tureen-ranks-")
-    orders = [_order(rank, source, config, device, capacity, folder) for rank in range(1, size)]
-    ranks = Ranks(orders)
-    try:
-        group = join(0, size, _store(folder), device, config.watchdog_timeout_s)
-        ranks.group = group
-        factory = RankFactory(device, dtype, shape, capacity, attention, group, progress=progress, tell=ranks.tell)
+    group = RankGroup(0, size)
+    ranks = Ranks(group)
+    factory = RankFactory(device, dtype, shape, capacity, attention, group, progress=progress, tell=ranks.tell)
+    with contextlib.ExitStack() as undo, tempfile.TemporaryDirectory(prefix="tureen-ranks-") as folder:
+        undo.callback(ranks.close)
+        order = RankOrder(
+            rank=0,
+            config=config,
+            name=source.name,
+            path=str(source.path),
+            format=source.format,
+            device=device.type,
+            num_threads=device.num_threads,
+            capacity=capacity,
+            store_path=str(Path(folder) / "ranks"),
+        )
+        ranks.start(order)
         parts = ForwardParts(factory, source, config)
         ranks.await_start()
-        return RankedRunner(parts, shape, capacity, config, ranks)
-    except BaseException:
-        ranks.close()
-        raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _order(
-    rank: int, source: ModelSource, config: Config, device: DeviceInfo, capacity: Capacity, folder: str
-) -> RankOrder:
-    threads, where = device.num_threads, (source.name, str(source.path), source.format)
-    return RankOrder(rank, config, *where, device.type, threads, capacity, _store(folder))
-
-
-def _store(folder: str) -> str:
-    return str(Path(folder) / "ranks")
+        group.join(order.store_path, device, config.watchdog_timeout_s)
+        sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(torch.device(device.name)))
+        undo.pop_all()
+    return RankedRunner(parts, sampler, capacity, shape, ranks)
 
 
 def _require_devices(device: DeviceInfo, size: int) -> None:

@@ -243,7 +243,8 @@ def test_defaults_that_differ_are_those_of_the_peer_s_own_list(name):
     ("arguments", "setting", "told"),
     [
         (["--max-model-len", "512"], {"context_length": 512}, "here: --max-model-len 512 is --context-length 512"),
-        (["--tp", "1"], {}, "without effect here: --tp 1 (a server has one device)"),
+        (["--nnodes", "1"], {}, "without effect here: --nnodes 1 (a server has one device)"),
+        (["--tp", "2"], {"tensor_parallel_size": 2}, "here: --tp 2 is --tensor-parallel-size 2"),
         (["--enforce-eager", "--trust-remote-code"], {}, "without effect here: --enforce-eager ("),
         (["--attention-backend", "flashinfer"], {}, "without effect here: --attention-backend flashinfer"),
         (["--dtype", "half"], {"dtype": "float16"}, "--dtype half is --dtype float16"),

@@ -1,5 +1,4 @@
-"""Cuts a decoder into segments, of which each rank computes equally many: heads, inner sizes of mlps, the vocabulary. No
-torch.
+"""Cuts a decoder into segments, of which ranks compute equally many: heads, inner sizes of mlps, vocabulary. No torch.
 
 What a segment is depends on the model alone, never on the number of ranks. So each product has the same shape, and each
 sum the same order, however many ranks there are.

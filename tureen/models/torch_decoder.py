@@ -182,6 +182,4 @@ def make_experts(
     shared = None
     if shared_gate is not None:
         shared = make_mlp(config, experts.shared_size, dtype, down_bias=config.mlp_bias), shared_gate
-    return ExpertsMLP(
-        router, plain, num_chosen=experts.num_chosen, is_normalised=experts.is_normalised, shared=shared
-    )
+    return ExpertsMLP(router, plain, num_chosen=experts.num_chosen, is_normalised=experts.is_normalised, shared=shared)

@@ -32,9 +32,9 @@ from tureen.runner.parts import ForwardParts
 from tureen.runner.rank_forward import RankFactory, find_attention, places_of, weight_bytes
 from tureen.runner.rank_orders import RankCall, RankOrder, RankReply, RankStep, ToRank
 from tureen.runner.torch_forward import refuse_native_settings
-from tureen.sandbox import framing
 from tureen.sampling.sampler import Sampler
 from tureen.sampling.torch_arithmetic import TorchArithmetic
+from tureen.sandbox import framing
 from tureen.weights.source import ModelSource, model_config
 
 SHARED = frozenset({"load_adapter", "unload_adapter", "update_weights", "release_memory", "resume_memory", "forget"})
@@ -252,9 +252,7 @@ def _capacity(config: Config, shape: ModelConfig, device: DeviceInfo, dtype: tor
     weights = [weight_bytes(shape, dtype, device, RankGroup(rank, size)) for rank in range(size)]
     taken = max if device.type == "cuda" else sum
     loading.require_memory(taken(weights), "all ranks together" if taken is sum else "one rank", device)
-    return plan_capacity(
-        config, shape, token_bytes=taken(token_bytes), weight_bytes=taken(weights), device=device
-    )
+    return plan_capacity(config, shape, token_bytes=taken(token_bytes), weight_bytes=taken(weights), device=device)
 
 
 def _watch(ranks: weakref.ref[Ranks], child: subprocess.Popen[bytes], rank: int) -> None:

@@ -132,7 +132,9 @@ class TorchForwardFactory:
         self._progress = progress
 
     def load(self, source: ModelSource, config: Config) -> DecoderModel:
-        loading.require_memory(_weight_bytes(self.model, self._dtype, self._device), dtype_name(self._dtype), self._device)
+        loading.require_memory(
+            _weight_bytes(self.model, self._dtype, self._device), dtype_name(self._dtype), self._device
+        )
         place = torch.device(self._device.name)
         with place:
             model = DecoderModel(self.model, self._dtype)
@@ -205,7 +207,9 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
 def _find_attention(config: Config, model: ModelConfig, device: DeviceInfo, dtype: torch.dtype) -> ModuleType:
     """Finds the attention backend; see find_backend."""
     layers = tuple(layer_shape(model, layer) for layer in range(model.num_layers))
-    return find_backend(config.attention_backend, AttentionNeeds(device.type, dtype_name(dtype), layers, config.page_size))
+    return find_backend(
+        config.attention_backend, AttentionNeeds(device.type, dtype_name(dtype), layers, config.page_size)
+    )
 
 
 def refuse_native_settings(config: Config, dtype: torch.dtype) -> None:

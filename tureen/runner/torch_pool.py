@@ -55,10 +55,6 @@ def allocate_shared(
     places: Sequence[AttentionPlace], dtype: torch.dtype, *, num_pages: int, page_size: int, device: DeviceInfo
 ) -> KvPool:
     """Allocates the tensors of a rank's places of attention, by their order; those with the same heads are one."""
-    shapes = {
-        place.stored: (num_pages, page_size, place.shape.num_kv_heads, place.shape.head_dim) for place in places
-    }
-    keys, values = (
-        {stored: _zeros(shape, dtype, device) for stored, shape in shapes.items()} for _ in range(2)
-    )
+    shapes = {place.stored: (num_pages, page_size, place.shape.num_kv_heads, place.shape.head_dim) for place in places}
+    keys, values = ({stored: _zeros(shape, dtype, device) for stored, shape in shapes.items()} for _ in range(2))
     return KvPool([keys[place.stored] for place in places], [values[place.stored] for place in places])

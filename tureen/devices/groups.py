@@ -1,4 +1,4 @@
-"""Exchanges tensors between the processes that compute one model together, by torch.distributed."""
+"""Exchanges tensors between the processes that compute one model together, by DISTRIBUTED."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from tureen.devices.base import DeviceInfo
 
 LOOPBACK = "127.0.0.1"
+DISTRIBUTED: Any = torch.distributed  # its types lack the classes that are used here
 
 
 class RankGroup:
@@ -30,7 +31,7 @@ class RankGroup:
         """
         if self.size == 1:
             return
-        store = torch.distributed.FileStore(store_path, self.size)
+        store = DISTRIBUTED.FileStore(store_path, self.size)
         make = _nccl if device.type == "cuda" else _gloo
         self._backend = make(store, self.rank, self.size, timedelta(seconds=timeout_s))
 
@@ -51,7 +52,7 @@ class RankGroup:
             return [own]
         own = own.contiguous()
         gathered = [torch.empty_like(own) for _ in range(self.size)] if self.rank == 0 else []
-        options = torch.distributed.GatherOptions()
+        options = DISTRIBUTED.GatherOptions()
         options.rootRank = 0
         self._backend.gather([gathered] if gathered else [], [own], options).wait()
         return gathered
@@ -62,15 +63,15 @@ class RankGroup:
             self._backend.abort()
 
 
-def _gloo(store: torch.distributed.Store, rank: int, size: int, timeout: timedelta) -> Any:
-    options = torch.distributed.ProcessGroupGloo._Options()
-    options._devices = [torch.distributed.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    options = DISTRIBUTED.ProcessGroupGloo._Options()
+    options._devices = [DISTRIBUTED.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
     options._timeout = timeout
     options._threads = 1
-    return torch.distributed.ProcessGroupGloo(store, rank, size, options)
+    return DISTRIBUTED.ProcessGroupGloo(store, rank, size, options)
 
 
-def _nccl(store: torch.distributed.Store, rank: int, size: int, timeout: timedelta) -> Any:
-    options = torch.distributed.ProcessGroupNCCL.Options()
+def _nccl(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    options = DISTRIBUTED.ProcessGroupNCCL.Options()
     options._timeout = timeout
-    return torch.distributed.ProcessGroupNCCL(store, rank, size, options)
+    return DISTRIBUTED.ProcessGroupNCCL(store, rank, size, options)

@@ -19,7 +19,7 @@ RANKS = (1, 2, 4, 8)
 class Segment(NamedTuple):
     """A share of every layer. `heads` may be empty: a model may have less of them than there are segments."""
 
-    index: int
+    number: int
     heads: range
     kv_heads: range  # those that the heads attend to: whole groups, or one, which other segments may have too
 
@@ -55,7 +55,7 @@ def cut(config: ModelConfig, segment: Segment, name: str) -> tuple[slice, ...]:
     elif module in ("k_proj", "v_proj"):
         places = _scaled(segment.kv_heads, config.head_dim)
     elif module in ("gate_proj", "up_proj", "down_proj"):
-        places = _scaled(share(_inner_size(config, name), segment.index), 1)
+        places = _scaled(share(_inner_size(config, name), segment.number), 1)
     else:
         return (slice(None),)
     return (slice(None), places) if is_summed(module) else (places,)

@@ -36,7 +36,7 @@ from tureen.weights.tensors import as_tensor
 WHOLE = (slice(None),)
 
 
-class Share(NamedTuple):
+class WeightPart(NamedTuple):
     """A tensor of this rank, and the index of the part of a weight that goes into it."""
 
     tensor: Tensor
@@ -100,41 +100,41 @@ class RankedDecoder:
         """Computes the logits of rows of `forward`'s result: float32 [rows, vocab_size] on rank 0, else no rows."""
         return self._head(self._norm(hidden))
 
-    def shares(self) -> Iterator[tuple[str, Share]]:
+    def shares(self) -> Iterator[tuple[str, WeightPart]]:
         """Yields the name of each weight with the tensor that this rank's part of it goes into; several times where
         segments have parts of their own."""
         for name, tensor in self._whole():
-            yield name, Share(tensor, WHOLE)
+            yield name, WeightPart(tensor, WHOLE)
         for layer, parts in enumerate(self._layers):
             for segment in self.segments:
                 for prefix, part in zip(("self_attn.", "mlp."), parts, strict=True):
-                    own = part.segment(segment.index)
+                    own = part.segment(segment.number)
                     for name, tensor in own.weights(f"model.layers.{layer}.{prefix}") if own is not None else ():
-                        yield name, Share(tensor, cut(self.config, segment, name))
+                        yield name, WeightPart(tensor, cut(self.config, segment, name))
         place = self._head.place()
         if place is not None:
-            yield "lm_head.weight", Share(place[0], (place[1],))
+            yield "lm_head.weight", WeightPart(place[0], (place[1],))
 
     def num_bytes(self) -> int:
         """Returns the bytes of this rank's weights; what segments share counts once."""
-        return sum({id(share.tensor): share.tensor.nbytes for _, share in self.shares()}.values())
+        return sum({id(part.tensor): part.tensor.nbytes for _, part in self.shares()}.values())
 
     def linears(self, segment: Segment) -> Iterator[tuple[str, Linear]]:
         """Yields the layers of a segment that adapters may change, each with the prefix of its weights' names."""
         for layer, parts in enumerate(self._layers):
             for prefix, part in zip(("self_attn.", "mlp."), parts, strict=True):
-                own = part.segment(segment.index)
+                own = part.segment(segment.number)
                 if own is not None:
                     yield from own.linears(f"model.layers.{layer}.{prefix}")
 
     def experts(self) -> list[ExpertsMLP]:
         """Returns of each layer with experts one segment: all choose the same."""
-        first = [mlp.segment(self.segments[0].index) for _, mlp in self._layers]
+        first = [mlp.segment(self.segments[0].number) for _, mlp in self._layers]
         return [mlp for mlp in first if isinstance(mlp, ExpertsMLP)]
 
     def load(self, weights: Iterable[Stored]) -> None:
         """Copies this rank's parts of each weight to their places."""
-        places: dict[str, list[Share]] = {}
+        places: dict[str, list[WeightPart]] = {}
         for name, own in self.shares():
             places.setdefault(name, []).append(own)
         for stored in weights:
@@ -161,14 +161,14 @@ class RankedDecoder:
         own: dict[int, SegmentLayer] = {}
         for place, segment in enumerate(segments, layer * len(segments)):
             shape = self._places[place].shape
-            own[segment.index] = make_attention(config, layer, shape, place=place, out_bias=False, dtype=dtype)
+            own[segment.number] = make_attention(config, layer, shape, place=place, out_bias=False, dtype=dtype)
         return self._summed(own, "o_proj", has_bias=config.out_bias)
 
     def _mlp(self, layer: int) -> Segments:
         config, experts, dtype = self.config, self.config.experts_of(layer), self._dtype
         own: dict[int, SegmentLayer] = {}
         routers = None if experts is None else make_routers(config, experts, dtype)
-        for index in (segment.index for segment in self.segments):
+        for index in (segment.number for segment in self.segments):
             if experts is None or routers is None:
                 size = len(share(config.intermediate_size, index))
                 own[index] = make_mlp(config, size, dtype, down_bias=False)

@@ -45,7 +45,7 @@ def _ancestors(pid: int) -> list[int]:
 def server(request, tmp_path_factory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("model")
     model = write(folder, "llama", vocab_size=VOCAB_SIZE, bos_token_id=BOS, eos_token_id=EOS)
-    make_byte_tokenizer().backend.save(str(folder / "tokenizer.json"))
+    make_byte_tokenizer()._backend.save(str(folder / "tokenizer.json"))
     write_adapter(model, folder / "adapter")
     settings = ("--tensor-parallel-size", "2", "--engine", request.param, "--dtype", "float32", "--num-threads", "1")
     limits = ("--grammar-compile-timeout-s", "120", "--context-length", "512")

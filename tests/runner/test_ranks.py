@@ -6,14 +6,17 @@ import random
 import pytest
 import torch
 from rank_threads import ranks_in_threads
-from runner_driver import Running, step
+from runner_driver import Running, folder_source, step
 from tiny_adapters import write_adapter
 from tiny_models import greedy, logprobs, write
 
+from tureen.config import Config
 from tureen.contract.runner import Batch, Row
 from tureen.contract.types import LogprobSpec
+from tureen.errors import StartupError
 from tureen.models.segments import NUM_SEGMENTS, cut, segments_of, why_not
 from tureen.runner import loading
+from tureen.runner.load import load_runner
 
 CLOSE = 1e-4
 SPEC = LogprobSpec(prompt_start=0, top=256)
@@ -139,3 +142,21 @@ def test_what_cannot_be_shared_out_is_refused_with_what_can(tmp_path, changes, n
     write(tmp_path, "llama", **changes)
     config = loading.describe(json.loads((tmp_path / "config.json").read_text()))
     assert why in why_not(config, num_ranks)
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"tensor_parallel_size": 2, "kernels": "native"}, "kernels"),
+        ({"tensor_parallel_size": 2, "attention_backend": "native"}, "attention_backend"),
+        ({"tensor_parallel_size": 2, "model_impl": "transformers"}, "model_impl"),
+        ({"kernels": "tree", "kv_disk": "pages"}, "kv_disk"),
+        ({"tensor_parallel_size": 8}, "tensor_parallel_size"),
+    ],
+)
+def test_settings_that_do_not_go_with_ranks_are_refused_by_name(tmp_path, settings, field):
+    write(tmp_path, "llama")
+    with pytest.raises(StartupError) as caught:
+        load_runner(folder_source(tmp_path), Config(device="cpu", **settings))
+    assert caught.value.field == field
+    assert f"--{field.replace('_', '-')}" in caught.value.message

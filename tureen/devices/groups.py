@@ -1,4 +1,4 @@
-"""Exchanges tensors between the processes that compute one model together, by DISTRIBUTED."""
+"""Exchanges tensors between the processes that compute one model together, by torch.distributed."""
 
 from __future__ import annotations
 

@@ -155,6 +155,7 @@ BLOCKS = {
         "tureen engine MODEL --listen 0.0.0.0:700": PEER,
         "pip install 'tureen[ray]'": PEER,
         "tureen serve --api-workers 2 &": OPEN,
+        "tureen serve --tensor-parallel-size 2": START,
         "tureen bench --growth     # a few minute": LONG,
     },
     "security.md": {

@@ -174,7 +174,7 @@ class TorchForwardFactory:
             "backend": f"torch {torch.__version__}",
             "attention": self._attention.__name__,
             "dtype": dtype_name(self._dtype),
-            "device": torch.cuda.get_devicedtype_name() if is_gpu else torch.backends.cpu.get_cpu_capability(),
+            "device": torch.cuda.get_device_name() if is_gpu else torch.backends.cpu.get_cpu_capability(),
             "threads": 0 if is_gpu else self._device.num_threads,
             "ropes": rope_facts(self.model, self._capacity.context_len),
         }

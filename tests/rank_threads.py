@@ -38,13 +38,15 @@ def ranks_in_threads(
         for inbox in inboxes:
             inbox.put(batch)
 
+    loads = threading.Lock()
     with tempfile.TemporaryDirectory() as met:
 
         def make(rank: int) -> ModelRunner:
             group = RankGroup(rank, num_ranks)
-            runner = _runner(folder, group, tell if rank == 0 else None, Config(**settings))
-            for number, adapter in enumerate(adapters, 1):
-                runner.call("load_adapter", number=number, path=str(adapter))
+            with loads:  # in processes they do not meet; some parts of torch do not load in several threads at once
+                runner = _runner(folder, group, tell if rank == 0 else None, Config(**settings))
+                for number, adapter in enumerate(adapters, 1):
+                    runner.call("load_adapter", number=number, path=str(adapter))
             group.join(f"{met}/ranks", CPU, LIMIT_S)
             return runner
 

@@ -275,7 +275,9 @@ def test_serve_says_nothing_and_reads_no_table_where_all_flags_are_its_own(capsy
 
 def test_all_bad_flags_are_named_at_once_each_with_its_own_fix(capsys):
     with pytest.raises(SystemExit) as ended:
-        cli.main(["serve", "--prot", "1", "--pp-size", "8", "--engine", "thred", "--zzz", "--root-path", "/x", "--port"])
+        cli.main(
+            ["serve", "--prot", "1", "--pp-size", "8", "--engine", "thred", "--zzz", "--root-path", "/x", "--port"]
+        )
     assert ended.value.code == 2
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(": ", 1)[1].split(" ")[0] for line in lines] == [

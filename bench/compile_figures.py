@@ -33,7 +33,7 @@ import xgrammar
 
 from tureen import config, config_sources
 from tureen.constraining.compiler import Compiler
-from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, find_backend, language_of
+from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, find_backend, language_of, practise
 from tureen.grammar.closing import ClosingCompiler
 from tureen.kernels.cpu import native
 from tureen.weights.source import load_tokenizer, resolve_model
@@ -61,6 +61,7 @@ def vocabulary_and_encode() -> tuple[Vocabulary, Callable[[str], list[int]]]:
 def readers(vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> dict[str, Callable[[str], None]]:
     """By name: each compiles a schema, or raises."""
     backend: Any = find_backend("llguidance")(vocabulary, encode)
+    practise()  # as before the server's workers are forked
 
     closings = ClosingCompiler(vocabulary, native.load())
 

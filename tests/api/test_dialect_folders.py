@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from app_under_test import App
+from page_diffs import apply_diff
 
 import tureen.dialects
 from tureen.http.dialect import dialects
@@ -20,81 +21,13 @@ DOCS_TOOL = Path(__file__).resolve().parents[2] / "tools" / "docs.py"
 
 PACKAGE = Path(tureen.dialects.__file__).parents[1]
 
-DIALECT = '''
-from pathlib import Path
-from typing import Annotated, Any
-
-import msgspec
-from msgspec import Meta
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-
-from tureen.requests.body import convert, offered, read_json
-from tureen.http.dialect import BodyPart, BodySection, Dialect, Docs, Entry, GenerateForm, CompatRoute, client_name
-from tureen.requests.drafts import Options, one_prompt, plan_of
-from tureen.requests.generation import Run
-from tureen.requests.planning import Names, make_sampling
-from tureen.requests.prompts import Prompt
-from tureen.requests.tokenising import tokenize
-from tureen.requests.verdicts import read_tables
-
-TABLE = read_tables(Path(__file__).with_name("fields.toml"))["body"]
-
-
-class ToyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of `POST /toy`."""
-
-    toy_prompt: Annotated[str, Meta(description="What the toy reads.")]
-    most: Annotated[int, Meta(ge=1, description="Most tokens that the toy writes.")] = 4
-
-
-async def respond(given: dict[str, Any], request: Request, state: Any) -> JSONResponse:
-    body = convert(offered(given, ToyBody.__struct_fields__, TABLE), ToyBody, table=TABLE)
-    sampling = make_sampling({"max_new_tokens": body.most, "temperature": 0.0}, state.context, Names())
-    [ids] = await tokenize([body.toy_prompt], ["toy_prompt"], state.context)
-    draft = one_prompt(Prompt(ids), "toy_prompt", sampling, Options(), owner=client_name(request))
-    async for event in Run(state, plan_of(draft, state)).events():
-        output = event.output
-    return JSONResponse({"toy": output.text})
-
-
-def routes(state: Any) -> list[Entry]:
-    async def toy(request: Request) -> JSONResponse:
-        return await respond(read_json(None, await request.body()), request, state)
-
-    about = Docs("Toy", "Play.", (ToyBody,), {"toy_prompt": "say:a"})
-    return [Entry("/toy", toy, access="user", methods=["POST"], docs=about)]
-
-
-DIALECT = Dialect(
-    order=1000,
-    routes=routes,
-    compat=(CompatRoute("Toy", "/toy", (BodyPart(ToyBody, TABLE),)),),
-    sections=(BodySection("`POST /toy`", "Play.", ToyBody),),
-    generate=GenerateForm(("toy_prompt",), ToyBody, respond),
-)
-'''
-FIELDS = """
-[body.differs]
-most = "4 unless given"
-
-[body.told]
-blanket = "toys are never cold"
-
-[body.refused]
-teddy = { nothing = false, why = "there is no bear here; leave it out" }
-"""
-
 
 @pytest.fixture
 def toy_folder(tmp_path, monkeypatch) -> Path:
-    """A folder like those of the dialects, found beside them while a test runs."""
-    folder = tmp_path / "toy"
-    folder.mkdir()
-    (folder / "__init__.py").touch()
-    (folder / "dialect.py").write_text(DIALECT, encoding="utf-8")
-    (folder / "fields.toml").write_text(FIELDS, encoding="utf-8")
-    monkeypatch.setattr(tureen.dialects, "__path__", [*tureen.dialects.__path__, str(tmp_path)])
+    """The folder of docs/adding-a-dialect.md, found beside those of the dialects while a test runs."""
+    apply_diff("adding-a-dialect.md", tmp_path)
+    folder = tmp_path / "tureen" / "dialects"
+    monkeypatch.setattr(tureen.dialects, "__path__", [*tureen.dialects.__path__, str(folder)])
     yield folder
     for name in [name for name in sys.modules if name.startswith("tureen.dialects.toy")]:
         monkeypatch.delitem(sys.modules, name)

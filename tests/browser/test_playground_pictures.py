@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import shape_drawings
-from driving import answers, say, set_fields
+from driving import answers, say, set_fields, wait_state
 from server_process import ServerProcess
 
 from tureen.log import no_progress
@@ -56,6 +56,7 @@ QUESTION = "Describe this image in a very short sentence."
 def test_a_picture_is_seen_by_the_model(page, kind):
     shown = give(page, kind)
     say(page, QUESTION)
+    wait_state(page, "done")
     assert answers(page) == [shown]
     assert page.locator("article.user .pictures img").count() == 1
     assert page.locator(".preview").count() == 0
@@ -71,6 +72,7 @@ def test_a_picture_that_was_removed_is_not_sent(page):
 def test_a_picture_stays_with_its_message_after_a_reload(page, seeing):
     shown = give(page, "drop", 1)
     say(page, QUESTION)
+    wait_state(page, "done")
     page.reload()
     page.wait_for_selector("article.user .pictures img")
     assert answers(page) == [shown]

@@ -54,3 +54,12 @@ def test_a_streamed_chat_that_is_tried_shows_the_text_put_together(browser, serv
         chat.get_by_text("[DONE]").wait_for()
         whole = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).json()
         assert chat.get_by_label("text of the answer").inner_text() == whole["choices"][0]["message"]["content"]
+
+
+def test_code_within_descriptions_is_shown_as_code(browser, server):
+    with opened(browser, f"{server.url}/docs", width=400) as page:
+        page.wait_for_selector("main details")
+        assert "null" in page.locator("#about code").all_inner_texts()
+        page.locator("#find").fill("temperature")
+        page.locator("main details details:visible > summary").first.click()
+        assert "`" not in page.locator("body").inner_text()

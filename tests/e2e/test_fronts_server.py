@@ -36,7 +36,8 @@ def server(default_model_source, tmp_path_factory) -> Iterator[ServerProcess]:
     keys.write_text(f"alice {KEYS['alice']}\nbob {KEYS['bob']} max_requests={MOST}\n")
     keys.chmod(0o600)
     settings = ["--api-key-file", str(keys), "--admin-api-key", "boss", "--responses-store", str(folder / "kept")]
-    with ServerProcess("--api-workers", str(NUM_FRONTS), *settings) as running:
+    patient = "--drain-timeout-s", str(PATIENCE_S)
+    with ServerProcess("--api-workers", str(NUM_FRONTS), *patient, *settings) as running:
         yield running.wait_ready()
 
 

@@ -20,7 +20,8 @@ STREAMS = streams(200)
 
 @pytest.fixture(scope="module")
 def server(default_model_source) -> Iterator[ServerProcess]:
-    with ServerProcess("--replicas", "2", "--grammar-compile-timeout-s", "120") as running:
+    patient = "--grammar-compile-timeout-s", "120", "--freeze-grace-s", str(PATIENCE_S)
+    with ServerProcess("--replicas", "2", *patient) as running:
         running.wait_ready()
         assert len(engines(running)) == 2
         body = {"lora_name": "late", "lora_path": str(ADAPTERS / "whisper")}

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -47,3 +52,17 @@ def test_unseen_drawings_are_named_by_their_colour(named):
 def test_unseen_drawings_are_named_by_colour_and_shape(named):
     wrong = [(shown, said) for shown, said in named if said != shown]
     assert len(wrong) <= MOST_WRONG, wrong
+
+
+def test_the_picture_of_the_page_is_seen_from_a_file_and_in_the_request(seeing_server):
+    page = (Path(__file__).parents[2] / "docs" / "media.md").read_text(encoding="utf-8")
+    first, second = (
+        block.replace("http://127.0.0.1:30000", seeing_server.url).replace("curl ", "curl -sS ")
+        for block in re.findall(r"^```\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+        if "shape.png" in block
+    )
+    draw = first[first.index("python -c") :].replace("python -c", f"{sys.executable} -c")
+    folder = Path(f"/proc/{seeing_server.process.pid}/cwd").resolve()
+    for script in (draw, second):
+        done = subprocess.run(["bash", "-ec", script], cwd=folder, capture_output=True, text=True, check=True)
+        assert "circle" in json.loads(done.stdout)["text"]

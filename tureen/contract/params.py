@@ -53,7 +53,7 @@ LogitBias = Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS)]
 GROUP = "x-group"
 """The name in /openapi.json of the group to which a parameter belongs."""
 LENGTH = {GROUP: "Length and end"}
-DRAWING = {GROUP: "Drawing"}
+SAMPLING = {GROUP: "Sampling"}
 PENALTIES = {GROUP: "Penalties"}
 CONSTRAINING = {GROUP: "Constraint"}
 WORDS = {GROUP: "Tokens and words"}
@@ -112,7 +112,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ] = ()
     temperature: Annotated[
-        float, Meta(ge=0, description="0 = greedy; higher = more varied.", extra_json_schema=DRAWING)
+        float, Meta(ge=0, description="0 = greedy; higher = more varied.", extra_json_schema=SAMPLING)
     ] = 1.0
     top_p: Annotated[
         float,
@@ -120,7 +120,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             gt=0,
             le=1,
             description="Keep the smallest set of tokens whose probability reaches top_p.",
-            extra_json_schema=DRAWING,
+            extra_json_schema=SAMPLING,
         ),
     ] = 1.0
     top_k: Annotated[
@@ -129,11 +129,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ge=-1,
             le=INT64_MAX,
             description="Keep the k most probable tokens; -1 = all. 0 is refused.",
-            extra_json_schema=DRAWING,
+            extra_json_schema=SAMPLING,
         ),
     ] = -1
     min_p: Annotated[
-        float, Meta(ge=0, le=1, description="Keep tokens with p >= min_p * p_max.", extra_json_schema=DRAWING)
+        float, Meta(ge=0, le=1, description="Keep tokens with p >= min_p * p_max.", extra_json_schema=SAMPLING)
     ] = 0.0
     typical_p: Annotated[
         float,
@@ -142,7 +142,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             le=1,
             description="Of what the other cuts keep: the fewest tokens that reach this probability, those whose "
             "surprise is nearest the expected one (locally typical sampling).",
-            extra_json_schema=DRAWING,
+            extra_json_schema=SAMPLING,
         ),
     ] = 1.0
     frequency_penalty: Annotated[
@@ -191,7 +191,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ge=1,
             le=MAX_N,
             description="Samples per prompt, up to --max-n; sample i has sampling_seed + i.",
-            extra_json_schema=DRAWING,
+            extra_json_schema=SAMPLING,
         ),
     ] = 1
     json_schema: Annotated[
@@ -286,7 +286,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = None
     sampling_seed: Annotated[
         Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)] | None,
-        Meta(description="Same request, same seed, same tokens. Default: random, reported.", extra_json_schema=DRAWING),
+        Meta(
+            description="Same request, same seed, same tokens. Default: random, reported.", extra_json_schema=SAMPLING
+        ),
     ] = msgspec.field(default=None)
     stream_interval: Annotated[
         Annotated[int, Meta(ge=1, le=INT64_MAX)] | None,

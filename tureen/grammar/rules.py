@@ -40,26 +40,28 @@ MAX_REWRITTEN = 100_000
 def parts(expression: Expression) -> tuple[Expression, ...]:
     """Returns the expressions that an expression is directly made of."""
     kind = type(expression)
+    if kind is Chain or kind is Choice:
+        return expression.items  # type: ignore[union-attr]  # mypy does not narrow by `kind`, which is much quicker
     if kind is Text or kind is Chars or kind is RuleCall:
         return ()
-    if isinstance(expression, Chain) or isinstance(expression, Choice):  # noqa: SIM101 (thrice as quick)
-        return expression.items
     if isinstance(expression, Both):
         return (expression.first, expression.second)
     assert isinstance(expression, Repeat | Terminal | Not)
     return (expression.item,)
 
 
-def calls(expression: Expression) -> Iterator[str]:
-    """Yields the names of the rules that an expression calls."""
+def calls(expression: Expression) -> list[str]:
+    """Returns the names of the rules that an expression calls, as often as it does."""
+    names: list[str] = []
     rest = [expression]
     while rest:
         part = rest.pop()
         kind = type(part)
         if kind is RuleCall:
-            yield part.name  # type: ignore[union-attr]  # mypy does not narrow by `kind`, which is much quicker
+            names.append(part.name)  # type: ignore[union-attr]  # mypy does not narrow by `kind`, which is much quicker
         elif kind is not Text and kind is not Chars and kind is not Terminal:
             rest += parts(part)
+    return names
 
 
 def is_nothing(expression: Expression) -> bool:

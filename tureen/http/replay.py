@@ -38,7 +38,7 @@ def routes(state: ServerState) -> list[Entry]:
         return RecordedResponse(recording, recording.after(request.headers.get("last-event-id")))
 
     docs = Docs(
-        "native",
+        "Generate",
         "Go on with an event stream whose connection was lost, from the event after Last-Event-ID.",
         stream="text/event-stream",
         headers={"Last-Event-ID": "The id of the last event that arrived. Default: from the first event on."},

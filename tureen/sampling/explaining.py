@@ -101,8 +101,8 @@ class Tracer:
         stages: dict[int, list[StageView]] = {row: [] for row in rows}
         for state in self._states:
             self._view(state, np.arange(len(state.rows)), candidates, batch, stages)
-        self._view(last, index, candidates, batch, stages)
-        self._add_draws(last, index, candidates, batch, stages)
+        at_one = self._view(last, index, candidates, batch, stages)
+        self._add_draws(last, index, candidates, batch, stages, at_one)
         return {
             row: _explanation(tokens[row], positions[row], self._draws.get(row), candidates[row], stages[row])
             for row in rows
@@ -115,21 +115,25 @@ class Tracer:
         candidates: Mapping[int, Sequence[int]],
         batch: Sequence[Slot],
         stages: Mapping[int, list[StageView]],
+        at_one: Spans,
     ) -> None:
-        """Adds what follows the logits, of the rows that were drawn. places: where the rows stand in the logits."""
+        """Adds what follows the logits, of the rows that were drawn. places: where the rows stand in the logits;
+        at_one: their spans at temperature 1, which most are drawn at."""
         drawn = [place for place, row in enumerate(last.rows) if row in self._draws]
         if not drawn:
             return
         rows = [last.rows[place] for place in drawn]
         temperatures = processors.temperature([batch[row].params for row in rows])
         softmaxes = Softmaxes(last.logits, places[drawn], last.peaks.values[drawn], temperatures)
-        plain = [place for place, row in enumerate(rows) if self._draws[row].cuts is None]
-        if plain:
-            spans = self._arithmetic.spans(softmaxes.of(plain), _padded([candidates[rows[place]] for place in plain]))
-            for index, place in enumerate(plain):
-                row = rows[place]
-                own = Spans(*(values[index] for values in spans))
-                stages[row] += _uncut(batch[row].params, len(candidates[row]), own)
+        uncut = [place for place, row in enumerate(rows) if self._draws[row].cuts is None]
+        heated = [place for place in uncut if temperatures[place] != 1.0]
+        spans = {place: _of_row(at_one, drawn[place]) for place in uncut if temperatures[place] == 1.0}
+        if heated:
+            own = self._arithmetic.spans(softmaxes.of(heated), _padded([candidates[rows[place]] for place in heated]))
+            spans |= {place: _of_row(own, index) for index, place in enumerate(heated)}
+        for place, of_row in spans.items():
+            row = rows[place]
+            stages[row] += _uncut(batch[row].params, len(candidates[row]), of_row)
         for place, row in enumerate(rows):
             cuts = self._draws[row].cuts
             if cuts is not None:
@@ -157,8 +161,9 @@ class Tracer:
         candidates: Mapping[int, Sequence[int]],
         batch: Sequence[Slot],
         stages: Mapping[int, list[StageView]],
-    ) -> None:
-        """Adds the view of one state to the stages of its rows. places: where they stand in its logits."""
+    ) -> Spans:
+        """Adds the view of one state to the stages of its rows. Returns their spans at temperature 1. places: where
+        they stand in its logits."""
         ids = _padded([candidates.get(row, (0,)) for row in state.rows])
         softmaxes = Softmaxes(state.logits, places, state.peaks.values, np.ones(len(places)))
         spans = self._arithmetic.spans(softmaxes, ids)
@@ -173,6 +178,11 @@ class Tracer:
                 shown = tuple([value if is_finite else None for value, is_finite in zip(values, known, strict=True)])
                 value = _value(batch[row].params, name)
                 stages[row].append(StageView(name, tuple(shares[:width]), value, shown[:width]))
+        return spans
+
+
+def _of_row(spans: Spans, place: int) -> Spans:
+    return Spans(*(values[place] for values in spans))
 
 
 def _uncut(params: SamplingParams, count: int, spans: Spans) -> Iterator[StageView]:

@@ -12,6 +12,8 @@ function make(tag, attributes, ...children) {
   return node;
 }
 
+const prose = (text = "") => text.split("`").map((part, index) => (index % 2 ? make("code", { textContent: part }) : part)); // `code` as Markdown has it
+
 const named = (schema) => (schema.$ref ? spec.components.schemas[schema.$ref.split("/").pop()] : schema);
 
 function typeOf(schema) {
@@ -45,11 +47,11 @@ function fieldTable(schema, prefix, seen) {
     const isRequired = (schema.required || []).includes(name);
     const standing = isRequired ? "required" : "default" in field ? JSON.stringify(field.default) : "";
     const shown = standing.length > 60 ? "{…}" : standing;
-    rows.push(make("tr", {}, make("td", {}, make("code", { textContent: prefix + name })), make("td", { textContent: typeOf(field) }), make("td", {}, make("code", { textContent: shown })), make("td", { textContent: field.description || "" })));
+    rows.push(make("tr", {}, make("td", {}, make("code", { textContent: prefix + name })), make("td", { textContent: typeOf(field) }), make("td", {}, make("code", { textContent: shown })), make("td", {}, ...prose(field.description))));
     for (const inner of objectsIn(field, seen)) nested.push([`${prefix}${name}.`, inner]);
   }
   const head = make("tr", {}, ...["field", "type and bounds", "default", "meaning"].map((text) => make("th", { textContent: text })));
-  const parts = [make("p", { textContent: schema.description || "" })];
+  const parts = [make("p", {}, ...prose(schema.description))];
   if (rows.length) parts.push(wide(make("table", {}, head, ...rows)));
   for (const [path, inner] of nested) parts.push(make("h3", { textContent: path.slice(0, -1) }), ...fieldTable(inner, path, seen));
   return parts;
@@ -131,7 +133,7 @@ function detailsOf(method, path, operation) {
   const access = operation.security.length ? ("admin_key" in operation.security[0] ? "Needs the admin key." : "Needs an API key, where the server has any.") : "Open to everybody.";
   const answers = Object.keys(operation.responses["200"].content).join(" or, as a stream, ");
   parts.push(make("p", { textContent: `${access} Answers ${answers}.` }));
-  for (const one of operation.parameters || []) parts.push(make("p", {}, make("code", { textContent: one.name }), ` (${one.in}) ${one.description || ""}`));
+  for (const one of operation.parameters || []) parts.push(make("p", {}, make("code", { textContent: one.name }), ` (${one.in}) `, ...prose(one.description)));
   const content = operation.requestBody && operation.requestBody.content["application/json"];
   if (content) {
     const bodies = content.schema.anyOf || [content.schema];
@@ -141,7 +143,7 @@ function detailsOf(method, path, operation) {
     }
   }
   const errors = Object.entries(operation.responses).filter(([status]) => status >= 400);
-  parts.push(make("h3", { textContent: "Errors" }), make("table", {}, ...errors.map(([status, one]) => make("tr", {}, make("td", { textContent: status }), make("td", { textContent: one.description })))));
+  parts.push(make("h3", { textContent: "Errors" }), make("table", {}, ...errors.map(([status, one]) => make("tr", {}, make("td", { textContent: status }), make("td", {}, ...prose(one.description))))));
   return [...trial(method, path, operation), ...parts];
 }
 
@@ -169,7 +171,7 @@ function show() {
       found.push([node, wordsOf(path, operation)]);
     }
   }
-  byId("about").textContent = spec.info.description;
+  byId("about").replaceChildren(...prose(spec.info.description));
   byId("routes").replaceChildren(...groups.values());
   byId("find").oninput = () => {
     const wanted = byId("find").value.trim().toLowerCase();

@@ -3,7 +3,7 @@
 import { button, make } from "./dom.js";
 
 const LARGEST = 2 ** 53; // bounds beyond are those of the number's format
-const FIRST_GROUP = "Drawing"; // of the groups that are declared; it is open
+const FIRST_GROUP = "Sampling"; // of the groups that are declared; it is open
 const SLIDER_STEPS = 100;
 
 /** Returns the parameters: [{name, group, type, bounds, default, meaning}], in the order of the document. */

@@ -57,15 +57,16 @@ class Facts:
         if level > MAX_DEPTH:
             raise self._too_deep()
         flags, deepest, get = 0, 0, self._known.get
+        kind = type(expression)
         for part in parts(expression):
             known = get(id(part)) or self._look(part, level + 1)
             flags |= known
             if known > deepest:  # of two that are as deep, their flags make no difference
                 deepest = known
         flags %= _LEVEL
-        if isinstance(expression, Both | Not):
+        if kind is Both or kind is Not:
             flags |= COMBINED
-        elif isinstance(expression, Terminal):
+        elif kind is Terminal:
             flags |= MARKED
         elif is_nothing(expression):
             flags |= DEAD

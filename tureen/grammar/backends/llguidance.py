@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 import llguidance
 import numpy as np
@@ -215,14 +216,14 @@ class _Rules:
 
     def text(self, expression: Expression) -> str:
         """Returns the text of a part of a rule."""
+        if isinstance(expression, RuleCall):
+            return self._names[expression.name]
+        if isinstance(expression, Chain):
+            return f"({' '.join([self.text(item) for item in expression.items])})" if expression.items else '""'
+        if isinstance(expression, Choice):
+            text = self._choice(expression.items)
+            return self.shared.setdefault(text, f"t{len(self.shared)}") if _are_calls(expression.items) else text
         match expression:
-            case RuleCall(name):
-                return self._names[name]
-            case Chain(items):
-                return f"({' '.join([self.text(item) for item in items])})" if items else '""'
-            case Choice(items):
-                text = self._choice(items)
-                return self.shared.setdefault(text, f"t{len(self.shared)}") if _are_calls(items) else text
             case Repeat(Chain(items), least, most) if items:
                 return self.text(expression.item) + count(least, most)
             case Repeat(item, least, most):
@@ -241,6 +242,12 @@ def _plain_terminal(expression: Expression) -> str:
     """A terminal's definition. Raises ValueError where a pattern cannot say it."""
     if isinstance(expression, Text):
         return json.dumps(expression.text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return _pattern_terminal(expression)
+
+
+@lru_cache(256)
+def _pattern_terminal(expression: Expression) -> str:
+    """A pattern, written once: those of strings, of keys and of numbers are in nearly every schema."""
     return f"/{pattern(expression)}/" if expression != Chain(()) else '""'
 
 

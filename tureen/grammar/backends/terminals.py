@@ -218,15 +218,14 @@ class TerminalLifting:
             if lifted is None:
                 lifted = self._lifted_marks[id(expression)] = self._terminal(expression.item, marked=True)
             return lifted
-        match expression:
-            case RuleCall(name):
-                return self._calls[name]
-            case Chain(items):
-                return Chain(tuple(self._lifted_run(items)))
-            case Choice(items):
-                return Choice(tuple([self._lift(item) for item in items]))
-            case Repeat(item, least, most):
-                return Repeat(self._lift(item), least, most)
+        if isinstance(expression, RuleCall):
+            return self._calls[expression.name]
+        if isinstance(expression, Chain):
+            return Chain(tuple(self._lifted_run(expression.items)))
+        if isinstance(expression, Choice):
+            return Choice(tuple([self._lift(item) for item in expression.items]))
+        if isinstance(expression, Repeat):
+            return Repeat(self._lift(expression.item), expression.least, expression.most)
         raise GrammarError("only what is regular can be excluded or combined")
 
     def _is_firm(self, expression: Expression) -> bool:

@@ -49,7 +49,7 @@ def parse(text: str) -> Any:
     if len(text) > MAX_CHARACTERS:
         raise SchemaError(f"json_schema is too large: {len(text)} characters; at most {MAX_CHARACTERS}")
     try:
-        value = json.loads(text, parse_float=_exact, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
+        value = DECODER.decode(text)
     except RecursionError:
         raise SchemaError(f"json_schema is nested too deep; at most {MAX_DEPTH} levels") from None
     except ValueError as error:
@@ -75,6 +75,9 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key in keys if keys.count(key) > 1)
         raise SchemaError(f"json_schema has the key {echo(twice)} twice in one object")
     return value
+
+
+DECODER = json.JSONDecoder(parse_float=_exact, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
 
 
 def _check_surrogates(value: Any) -> None:

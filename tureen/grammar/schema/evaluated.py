@@ -61,7 +61,8 @@ class Evaluated:
         """Returns the cases of a schema as a whole. Raises GrammarError."""
         if isinstance(schema, bool):
             return {EvaluatedParts(): self._reader.node(schema, scope)} if schema else {}
-        with self._reader.inside(schema):
+        self._reader.go_inside(schema)
+        try:
             scope = self._reader.enter(schema, scope)
             known = {self._seen(schema, scope): self._reader.own(schema, scope)}
             for cases in self._in_place(schema, scope):
@@ -71,6 +72,8 @@ class Evaluated:
                     inside = self._reader.later(schema[keyword], scope)
                     known = self._joined(self._closed(keyword, seen, node, inside) for seen, node in known.items())
             return known
+        finally:
+            self._reader.come_out()
 
     def _seen(self, schema: dict[str, Any], scope: Scope) -> EvaluatedParts:
         contains = schema.get("contains")

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
+from functools import cache
 
 from tureen.errors import echo
 from tureen.grammar.expression import NOTHING, Expression, GrammarError, Terminal, Text
@@ -116,6 +117,8 @@ class NumberSet:
 
     def encoded(self) -> Expression:
         """Returns the JSON texts: a Terminal, or NOTHING where there are none. Raises GrammarError."""
+        if self is EVERY_NUMBER or self is EVERY_INTEGER:
+            return _every(is_integer=self is EVERY_INTEGER)
         texts: list[Expression] = [Text(_text(value)) for value in self.points]
         numbers = choice(texts + [part.expression() for part in self.ranges])
         return numbers if numbers == NOTHING else Terminal(numbers)
@@ -124,6 +127,13 @@ class NumberSet:
 EVERY_NUMBER = NumberSet(ranges=(ALL,))
 EVERY_INTEGER = NumberSet(ranges=(Range(steps=frozenset([ONE])),))
 NO_NUMBER = NumberSet()
+
+
+@cache
+def _every(*, is_integer: bool) -> Expression:
+    """The texts of all integers, or of all numbers: nearly every schema has one of them."""
+    (part,) = EVERY_INTEGER.ranges if is_integer else EVERY_NUMBER.ranges
+    return Terminal(part.expression())
 
 
 def _made(points: Iterable[Number], ranges: Iterable[Range]) -> NumberSet:

@@ -87,9 +87,13 @@ class Own:
         return self._unenforced.attempt(make, otherwise, Origin(keyword, schema))
 
     def _count(self, keyword: str, schema: dict[str, Any]) -> int:
+        if keyword not in schema:
+            return 0
         return self._attempt(keyword, schema, lambda: count(schema, keyword), None) or 0
 
     def _most(self, keyword: str, schema: dict[str, Any]) -> int | None:
+        if keyword not in schema:
+            return None
         return self._attempt(keyword, schema, lambda: most(schema, keyword), None)
 
     def _typed(self, schema: dict[str, Any], scope: Scope, types: set[str] | None) -> ValueShape:

@@ -6,7 +6,6 @@ A JSON value holds values: what works on arrays and objects is called by, and ca
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from tureen.grammar.expression import Expression, RuleCall
@@ -59,7 +58,9 @@ class SubschemaReader(Protocol):
 
     def enter(self, schema: Schema, scope: Scope) -> Scope: ...
 
-    def inside(self, schema: Schema) -> AbstractContextManager[None]: ...
+    def go_inside(self, schema: Schema) -> None: ...
+
+    def come_out(self) -> None: ...
 
     def target(self, keyword: str, schema: dict[str, Any], scope: Scope) -> Schema: ...
 

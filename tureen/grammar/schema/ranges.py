@@ -115,7 +115,8 @@ class Range:
     @property
     def as_read(self) -> Range:
         """Returns the numbers that are in it for readers of decimals and for readers of doubles alike."""
-        return replace(self, low=_as_read(self.low, True), high=_as_read(self.high, False))
+        low, high = _as_read(self.low, True), _as_read(self.high, False)
+        return self if low is self.low and high is self.high else replace(self, low=low, high=high)
 
     def is_empty(self) -> bool:
         """Returns exactly whether it is empty, also where no number of it has a text. Raises GrammarError where that

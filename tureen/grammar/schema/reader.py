@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -93,13 +92,16 @@ class SchemaReader:
 
     def _build(self, schema: dict[str, Any], scope: Scope) -> ValueSet:
         check(schema, self._document)
-        with self.inside(schema):
+        self.go_inside(schema)
+        try:
             for keyword in ("unevaluatedProperties", "unevaluatedItems"):
                 if keyword in schema:
                     node = self._with_unevaluated(keyword, schema, scope)
                     if node is not None:
                         return node
             return self._algebra.all_of((self.own(schema, scope), *self._in_place(schema, scope)))
+        finally:
+            self.come_out()
 
     def _with_unevaluated(self, keyword: str, schema: dict[str, Any], scope: Scope) -> ValueSet | None:
         """Returns the values of a schema with such a keyword; None where it cannot be enforced."""
@@ -107,20 +109,19 @@ class SchemaReader:
         with self._unenforced.at(origin):
             return self._unenforced.attempt(lambda: self._evaluated.node(schema, scope), None)
 
-    @contextmanager
-    def inside(self, schema: Schema) -> Iterator[None]:
-        """Counts how deep schemas about the same value are inside one another. Raises GrammarError where it is too
-        deep."""
+    def go_inside(self, schema: Schema) -> None:
+        """Counts how deep schemas about the same value are inside one another; `come_out` must follow. Raises
+        GrammarError where it is too deep."""
         if self._depth >= MAX_IN_PLACE:
             raise SchemaError(
                 f"schemas inside one another about the same value at {self._document.where(schema)};"
                 f" at most {MAX_IN_PLACE} levels"
             )
         self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
+
+    def come_out(self) -> None:
+        """Ends what `go_inside` began."""
+        self._depth -= 1
 
     def _in_place(self, schema: dict[str, Any], scope: Scope) -> Iterator[ValueSet]:
         """The values that each combinator and reference of the schema allows."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from json.encoder import encode_basestring
 
 from tureen.errors import echo
 from tureen.grammar import regex, regular
@@ -332,7 +333,7 @@ def _choice_encoded(parts: list[Expression]) -> Expression:
 def _text(text: str) -> Text:
     if _has_surrogate(text):
         raise GrammarError(f"{echo(text)} holds half of a surrogate pair (\\ud800 to \\udfff)")
-    return Text(json.dumps(text, ensure_ascii=False)[1:-1])
+    return Text(encode_basestring(text)[1:-1])
 
 
 def _both_encoded(first: Expression, second: Expression, depth: int) -> Expression:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from tureen.grammar.expression import GrammarError, SchemaError, Unenforced
@@ -42,14 +42,9 @@ class UnenforcedKeywords:
         self._hopeless: set[tuple[str, int]] = set()  # also noted of what no guard can do
         self.origin = Origin("", document.root)  # of what is being worked out
 
-    @contextmanager
-    def at(self, origin: Origin) -> Iterator[None]:
+    def at(self, origin: Origin) -> Meanwhile:
         """Names the keyword because of which something is left out meanwhile."""
-        before, self.origin = self.origin, origin
-        try:
-            yield
-        finally:
-            self.origin = before
+        return Meanwhile(self, origin)
 
     def note(self, why: str, origin: Origin | None = None, holder: Hashable | None = None) -> None:
         """Notes that a keyword, without one that which is being worked out, is left out. Raises SchemaError if
@@ -105,6 +100,22 @@ class UnenforcedKeywords:
             pointer = self._document.pointer(schema)
             listed.append(Unenforced(keyword, places.get(id(schema), pointer), pointer, why))
         return tuple(listed)
+
+
+class Meanwhile:
+    """Names a keyword as that which is being worked out, from where it is entered until it is left."""
+
+    __slots__ = ("_other", "_unenforced")
+
+    def __init__(self, unenforced: UnenforcedKeywords, origin: Origin) -> None:
+        self._unenforced = unenforced
+        self._other = origin  # the one that is not named now
+
+    def __enter__(self) -> None:
+        self._unenforced.origin, self._other = self._other, self._unenforced.origin
+
+    def __exit__(self, *_: object) -> None:
+        self._unenforced.origin, self._other = self._other, self._unenforced.origin
 
 
 def _places(document: Document) -> dict[int, str]:

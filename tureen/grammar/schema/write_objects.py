@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from contextlib import suppress
+from json.encoder import encode_basestring
 
 from tureen.grammar.expression import EMPTY, NOTHING, Chain, Expression, GrammarError, RuleCall, Terminal, Text
 from tureen.grammar.regular import strings_of
@@ -28,7 +28,7 @@ def write_object(writer: RuleWriter, shape: ObjectShape) -> Expression:
     for key, (is_required, node) in shape.named.items():
         value = writer.value(node)
         if value != NOTHING:
-            name = json.dumps(key, ensure_ascii=False)
+            name = encode_basestring(key)
             members.append((is_required, chain((Terminal(Text(name + COLON.text)), value))))
         elif is_required:
             return NOTHING

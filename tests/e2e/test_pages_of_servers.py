@@ -1,0 +1,253 @@
+"""The blocks of pages that start a server with settings of their own, or change it, do what the pages say."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from server_process import ServerProcess
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+ROOT = Path(__file__).parents[2]
+JSON = {"content-type": "application/json"}
+
+
+def block_with(page: str, words: str) -> str:
+    """The only block of a page of docs/, or of the README, with these words."""
+    path = ROOT / page if page == "README.md" else ROOT / "docs" / page
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (block,) = [block for block in blocks if words in block]
+    return block
+
+
+def run(script: str, folder: Path, **env: str) -> str:
+    """Runs lines of a shell, in which `tureen` is this one. Returns what they print."""
+    bin_folder = Path(sys.executable).parent
+    env = os.environ | {"PATH": f"{bin_folder}:{os.environ['PATH']}", "no_proxy": "*"} | env
+    done = subprocess.run(["bash", "-ec", script], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def flags_of(block: str) -> list[str]:
+    """The flags with which a block starts its server."""
+    [line] = re.findall(r"^tureen serve(.*?)(?: &|  #.*)?$", block, re.MULTILINE)
+    return shlex.split(line)
+
+
+def commands(block: str, server: ServerProcess) -> list[str]:
+    """The curl commands of a block, each with what is said about it, for this server."""
+    joined = block.replace("\\\n", " ").replace("http://127.0.0.1:30000", server.url)
+    return re.findall(r"^curl .*(?:\n#.*)?", joined, re.MULTILINE)
+
+
+def status_of(command: str, folder: Path) -> int:
+    command = command.partition("\n")[0].partition("  #")[0].removeprefix("curl ").replace("-i ", "")
+    return int(run(f"curl -s -o answer -w '%{{http_code}}' {command}", folder))
+
+
+def checks_statuses(block: str, server: ServerProcess, folder: Path) -> None:
+    """Each command of a block is answered with the status that stands in its comment, 200 where there is none."""
+    for command in commands(block, server):
+        said = re.search(r"# (\d{3})\b", command)
+        assert status_of(command, folder) == (int(said[1]) if said else 200), command
+
+
+@pytest.fixture(scope="module")
+def operated(default_model_source, tmp_path_factory) -> Iterator[ServerProcess]:
+    """A server that this file alone asks, with what several pages start one with."""
+    blocks = [
+        block_with("streams.md", "--resume-grace"),
+        block_with("operations.md", "--log-format json\n"),
+        block_with("processors.md", "tureen serve"),
+    ]
+    folder = tmp_path_factory.mktemp("operated")
+    with ServerProcess(*(flag for block in blocks for flag in flags_of(block)), cwd=folder) as running:
+        yield running.wait_ready()
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("operations.md", "/v1/loads"),
+        ("operations.md", "/release_memory_occupation"),
+        ("operations.md", '"output_dir": "traces"'),
+        ("security.md", "Host: [::1].evil.example"),
+        ("security.md", '["a"] * 1000'),
+    ],
+)
+def test_the_commands_of_an_operator_are_answered_as_the_page_says(operated, page, words, tmp_path):
+    checks_statuses(block_with(page, words), operated, tmp_path)
+
+
+def test_a_request_is_a_line_of_json_with_the_fields_on_the_page(operated):
+    httpx.post(f"{operated.url}/v1/completions", json={"prompt": "Paris is", "max_tokens": 4}, timeout=120)
+    shown = json.loads(block_with("operations.md", "--log-format json\n").partition("# ")[2])
+    written = [json.loads(line) for line in operated.lines if "/v1/completions" in line]
+    assert set(shown) == set(written[-1])
+
+
+def test_a_lost_stream_is_taken_up_behind_the_event_that_the_client_has(operated, tmp_path):
+    begin, resume = commands(block_with("streams.md", "--resume-grace"), operated)
+    first = run(f"({begin.partition(chr(10))[0]}) 2> {tmp_path}/cut | head -9 || true", tmp_path)
+    last = re.findall(r"^id: (\S+)$", first, re.MULTILINE)[-1]
+    rest = run(re.sub(r"Last-Event-ID: \S+'", f"Last-Event-ID: {last}'", resume), tmp_path)
+    texts = [json.loads(data)["text"] for data in re.findall(r"^data: (\{.*)$", first + rest, re.MULTILINE)]
+    assert len(texts) > 3
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    assert "[DONE]" in rest
+
+
+def test_the_processor_on_the_page_lets_only_digits_pass(operated):
+    space: dict[str, Any] = {}
+    exec(block_with("processors.md", "class OnlyDigits"), space)
+    ids = httpx.post(f"{operated.url}/tokenize", json={"prompt": "0123456789"}, timeout=60).json()["tokens"]
+    body = {
+        "text": "A number:",
+        "custom_logit_processor": space["OnlyDigits"].to_str(),
+        "sampling_params": {"max_new_tokens": 6, "custom_params": {"digit_ids": sorted(set(ids))}},
+    }
+    answer = httpx.post(f"{operated.url}/generate", json=body, timeout=240)
+    assert re.fullmatch(r"\d{6}", answer.json()["text"]), answer.text
+
+
+def test_a_key_opens_what_the_page_says(default_model_source, tmp_path):
+    block = block_with("security.md", "--admin-api-key s3cret")
+    run(block.partition("tureen serve")[0], tmp_path)
+    (tmp_path / "keys").write_text(block_with("security.md", "# NAME KEY"))
+    with ServerProcess(*flags_of(block), cwd=tmp_path) as server:
+        checks_statuses(block, server.wait_ready(), tmp_path)
+        bob = {"authorization": "Bearer Zr7uQ9pLx3Vn6Tb4"}
+        assert httpx.get(f"{server.url}/v1/models", headers=bob).status_code == 200
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl")
+def test_a_client_with_a_certificate_is_answered_and_a_certificate_can_be_revoked(default_model_source, tmp_path):
+    block = block_with("security.md", "openssl req -x509")
+    make, _, rest = block.partition("tureen serve")
+    run(make, tmp_path)
+    with ServerProcess(*flags_of(block), cwd=tmp_path) as server:
+        port = re.search(r"https://\S+:(\d+)", server.wait_started().output)[1]
+        ask = rest.partition("\n")[2].replace("localhost:30000", f"localhost:{port}")
+        assert json.loads(run(ask.replace("curl ", "curl -sS --retry 9 --retry-all-errors "), tmp_path))["text"]
+    run(block_with("security.md", "-gencrl -out crl.pem"), tmp_path)
+    assert "Serial Number" in run("openssl crl -in crl.pem -noout -text", tmp_path)
+
+
+def test_a_client_with_quotas_is_answered_and_what_it_used_is_a_table(default_model_source, tmp_path):
+    first, second = block_with("quotas.md", "max_requests=4 weight=0.5"), block_with("quotas.md", "--usage-db usage.db")
+    run(first.partition("tureen serve")[0], tmp_path)
+    with ServerProcess(*flags_of(second), "--admin-api-key", "ADMIN-KEY", cwd=tmp_path) as server:
+        [ask] = commands(first, server.wait_ready())
+        answer = run(ask.replace("curl -i", "curl -si"), tmp_path)
+        assert re.match(r"HTTP/1\.1 200 ", answer)
+        [usage] = commands(second, server)
+        heading, *rows = run(usage.replace("curl ", "curl -s "), tmp_path).splitlines()
+    assert heading.startswith("day,")
+    assert [row for row in rows if ",batch," in row], rows
+
+
+def test_a_unix_socket_is_asked_by_its_path(default_model_source, tmp_path):
+    block = block_with("command-line.md", "--uds").replace("/run/user/1000", str(tmp_path))
+    with ServerProcess(*flags_of(block), command=("serve",)) as server:
+        server.wait_started()
+        assert json.loads(run(block.partition("\n")[2], tmp_path))["data"]
+
+
+def test_two_fronts_answer_and_are_listed(default_model_source, tmp_path):
+    block = block_with("scaling.md", "--api-workers 2 &")
+    with ServerProcess(*flags_of(block)) as server:
+        [status] = commands(block, server.wait_ready())
+        assert len(json.loads(run(status.replace("curl ", "curl -s "), tmp_path))["fronts"]) == 2
+
+
+def test_a_template_of_the_page_is_that_of_chats(default_model_source, tmp_path):
+    (tmp_path / "mine.json").write_text(block_with("chat.md", '"name": "my_model"'))
+    with ServerProcess("--chat-template", str(tmp_path / "mine.json")) as server:
+        body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+        answer = httpx.post(f"{server.wait_ready().url}/v1/chat/completions", json=body, timeout=120).json()
+    assert "Paris" in answer["choices"][0]["message"]["content"]
+
+
+def test_a_request_is_the_same_among_others(server, tmp_path):
+    block = block_with("reproducibility.md", "cmp alone among").replace("http://127.0.0.1:30000", server.url)
+    assert run(block, tmp_path).splitlines()[-1] == "the same"
+    assert len(json.loads((tmp_path / "among").read_text().partition(":")[2])) == 64
+
+
+def test_a_request_is_the_same_where_the_engine_is_killed_in_between(default_model_source, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    printed = run(block_with("reproducibility.md", "cmp whole killed").replace("30001", port), tmp_path)
+    assert "the same" in printed.splitlines()
+    assert re.search(r"^sglang:engine_replacements_total\S* 1\.0$", printed, re.MULTILINE)
+
+
+def test_settings_come_from_flags_variables_and_files(tmp_path):
+    block = block_with("settings.md", "TUREEN_CONTEXT_LENGTH")
+    shown = run(block.replace("tureen serve", "tureen config show --changed"), tmp_path)
+    assert len(re.findall(r"context.length\W+4096", shown)) == 3, shown
+
+
+def test_settings_are_shown_with_where_they_come_from(tmp_path):
+    (tmp_path / "tureen.toml").write_text("context-length = 2048\n")
+    shown = run(block_with("command-line.md", "tureen config show"), tmp_path)
+    assert "8000" in shown
+    assert "2048" in shown
+
+
+def test_flags_are_completed_searched_and_translated(tmp_path):
+    completion = block_with("command-line.md", "tureen completion bash").replace("~", str(tmp_path))
+    (tmp_path / ".config" / "fish" / "completions").mkdir(parents=True)
+    assert "tureen" in run(f"{completion}\ncomplete -p tureen", tmp_path)
+    assert "tureen" in next(tmp_path.rglob("tureen.fish")).read_text()
+    _, *lines = block_with("command-line.md", "tureen migrate").splitlines()
+    shown = run("\n".join(lines), tmp_path)
+    assert "--kv-cache-dtype" in shown
+    assert "tureen serve" in shown
+
+
+def test_the_commands_of_the_readme_answer(server, tmp_path):
+    lines = [line for line in block_with("README.md", "pip install .").splitlines() if line.startswith("tureen ")]
+    wanted = {"generate": r"\w{3}", "check": "tok/s of a prompt", "models": "LlamaForCausalLM"}
+    for word, shown in wanted.items():
+        [line] = [line for line in lines if line.startswith(f"tureen {word}")]
+        assert re.search(shown, run(line, tmp_path)), line
+    assert "LlamaForCausalLM" in run(block_with("models.md", "tureen models").splitlines()[0], tmp_path)
+
+
+def test_the_programs_of_the_pages_print_answers(server, tmp_path):
+    for page, words, shown in (
+        ("README.md", "import tureen", "Paris"),
+        ("clients.md", "from openai import OpenAI", "ChatCompletion"),
+        ("sessions.md", "import requests", r"\w"),
+    ):
+        program = re.sub(r"http://(127\.0\.0\.1|localhost):30000", server.url, block_with(page, words))
+        (tmp_path / "program.py").write_text(program)
+        assert re.search(shown, run(f"{sys.executable} program.py", tmp_path)), page
+
+
+@pytest.mark.parametrize("words", ['"triggers": ["<function="], "structures"', '"at_least_one": true'])
+def test_a_structural_tag_of_the_page_is_followed(server, words):
+    tag = block_with("structured-outputs.md", words)
+    params = {"structural_tag": tag, "temperature": 0, "max_new_tokens": 60}
+    body = {"text": "The call is <function=weather>{}</function>. The call is", "sampling_params": params}
+    answer = httpx.post(f"{server.url}/generate", json=body, timeout=240)
+    assert answer.status_code == 200, answer.text
+    for inside in re.findall(r"<function=weather>(.*?)</function>", answer.json()["text"], re.DOTALL):
+        assert isinstance(json.loads(inside), dict)
+    if "at_least_one" in words:
+        assert answer.json()["text"].startswith("<function=weather>")

@@ -365,6 +365,8 @@ def engine_mode(config: Config) -> str:
     """Returns `thread` or `process`: where the engine will run. Looks for the device without importing torch."""
     if config.engine != "auto":
         return config.engine
+    if config.tensor_parallel_size > 1:
+        return "process"
     on_cuda = config.device == "cuda" or (config.device == "auto" and may_have_cuda())
     return "process" if on_cuda else "thread"
 

@@ -255,7 +255,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     drain_timeout_s: Annotated[float, _meta("server", "Running requests may go on so long after SIGTERM.", ge=0)] = 30.0
     engine: Annotated[
         Literal["auto", "thread", "process"],
-        _meta("server", "Run the engine in a thread or a child process. auto = process on cuda, else thread."),
+        _meta(
+            "server",
+            "Run the engine in a thread or a child process. auto = process on cuda and with ranks, else thread.",
+        ),
     ] = "auto"
     replicas: Annotated[
         Annotated[int, Meta(ge=1, le=64)] | Annotated[str, Meta(pattern="^(tcp|ray)://.")],

@@ -41,7 +41,7 @@ def _ancestors(pid: int) -> list[int]:
     return parents
 
 
-@pytest.fixture(scope="module", params=["process", "thread"])
+@pytest.fixture(scope="module", params=["auto"])
 def server(request, tmp_path_factory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("model")
     model = write(folder, "llama", vocab_size=VOCAB_SIZE, bos_token_id=BOS, eos_token_id=EOS)

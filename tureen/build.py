@@ -134,8 +134,10 @@ def _settings_with_torch(config: Config) -> Iterator[Reason]:
         yield Reason("--device cuda", "device")
     if config.model_impl == "transformers":
         yield Reason("--model-impl transformers", "model_impl", ("torch", "transformers"))
-    if config.kernels == "torch":
-        yield Reason("--kernels torch", "kernels")
+    if config.kernels in ("torch", "tree"):
+        yield Reason(f"--kernels {config.kernels}", "kernels")
+    if config.tensor_parallel_size > 1:
+        yield Reason(f"--tensor-parallel-size {config.tensor_parallel_size}", "tensor_parallel_size")
     if config.attention_backend not in (AUTO, NATIVE):
         yield Reason(f"--attention-backend {config.attention_backend}", "attention_backend")
     if config.dtype == "float16":
@@ -260,6 +262,7 @@ def _text_engine(
     )
     if runner.processors is not None:
         engine.preparing.client_code.allow(runner.processors)
+    engine.preparing.check = runner.check
     budget = MemoryBudget(int((1 - FRONT_SHARE) * helper_bytes(config)))
     engine.preparing.grammars.share(budget)
     engine.preparing.client_code.share(budget)
@@ -364,6 +367,8 @@ def engine_mode(config: Config) -> str:
     """Returns `thread` or `process`: where the engine will run. Looks for the device without importing torch."""
     if config.engine != "auto":
         return config.engine
+    if config.tensor_parallel_size > 1:
+        return "process"
     on_cuda = config.device == "cuda" or (config.device == "auto" and may_have_cuda())
     return "process" if on_cuda else "thread"
 

@@ -121,9 +121,23 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         bool, _meta("model", "Keep weights that --quantization made for native kernels in --download-dir, for later.")
     ] = True
     kernels: Annotated[
-        Literal["auto", "native", "torch"],
-        _meta("model", "What computes on a CPU: native = tureen's own kernels. auto = native where they were built."),
+        Literal["auto", "native", "torch", "tree"],
+        _meta(
+            "model",
+            "What computes on a CPU: native = tureen's own kernels. auto = native where they were built. tree = torch, "
+            "in the order of --tensor-parallel-size: the same tokens with one rank as with several.",
+        ),
     ] = "auto"
+    tensor_parallel_size: Annotated[
+        int,
+        _meta(
+            "model RANKS",
+            "Processes that compute the model together, by torch, each a part of every layer: 1, 2, 4 or 8; on GPUs "
+            "each has its own: docs/scaling.md.",
+            ge=1,
+            le=8,
+        ),
+    ] = 1
     attention_backend: Annotated[
         str,
         _meta(
@@ -241,7 +255,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     drain_timeout_s: Annotated[float, _meta("server", "Running requests may go on so long after SIGTERM.", ge=0)] = 30.0
     engine: Annotated[
         Literal["auto", "thread", "process"],
-        _meta("server", "Run the engine in a thread or a child process. auto = process on cuda, else thread."),
+        _meta(
+            "server",
+            "Run the engine in a thread or a child process. auto = process on cuda and with ranks, else thread.",
+        ),
     ] = "auto"
     replicas: Annotated[
         Annotated[int, Meta(ge=1, le=64)] | Annotated[str, Meta(pattern="^(tcp|ray)://.")],

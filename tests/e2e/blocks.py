@@ -167,6 +167,7 @@ BLOCKS = {
         "tureen engine smollm2:135m --listen 127.": "not run: tests/e2e/test_remote_replicas_server.py starts the same",
         "tureen engine MODEL --listen 0.0.0.0:700": PEER,
         "pip install 'tureen[ray]'": PEER,
+        "tureen serve --tensor-parallel-size 2": START,
         "tureen serve --api-workers 2 &": "tests/e2e/test_pages_of_servers.py",
         "tureen bench --growth     # a few minute": LONG,
     },

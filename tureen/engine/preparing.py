@@ -3,7 +3,7 @@ encoded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
 from tureen.engine.client_code import ClientCode
@@ -32,6 +32,7 @@ class Preparing:
         self.unready: tuple[Sized, ...] = grammars.waiting, client_code.waiting, self.replays.waiting
         """The sequences that wait for other processes, or for `replays.advance`. Pictures are encoded in steps."""
         self.busy: tuple[Sized, ...] = self.unready  # what goes on without a step: `Engine.prepare` looks at it often
+        self.check: Callable[[], None] | None = None  # raises when a process that the runner needs is lost
         self.restoring: Restoring | None = None  # where pages are kept outside the KV cache
         self._context_len = context_len
 
@@ -48,9 +49,14 @@ class Preparing:
 
     @property
     def helpers_down(self) -> tuple[str, ...] | None:
-        """Names the helper processes that are being replaced; None where there are no helpers."""
+        """Names the helper processes that are being replaced; None where there are no helpers.
+
+        Raises what `check` raises: without those processes the engine is lost.
+        """
+        if self.check is not None:
+            self.check()
         supervisors = [place.supervisor for place in (self.grammars, self.client_code) if place.has_helpers]
-        return helpers_down(*supervisors) if any(supervisors) else None
+        return helpers_down(*supervisors) if any(supervisors) or self.check is not None else None
 
     def begin(self, sequence: Sequence) -> bool:
         """Takes a sequence that has arrived. Returns whether it can be queued at once.

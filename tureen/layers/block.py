@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -11,6 +12,9 @@ from tureen.layers.experts import ExpertsMLP
 from tureen.layers.linear import Linear
 from tureen.layers.mlp import GatedMLP
 from tureen.layers.norm import RMSNorm
+
+if TYPE_CHECKING:
+    from tureen.layers.segments import Segments
 
 
 class Block:
@@ -22,7 +26,11 @@ class Block:
     """
 
     def __init__(
-        self, attention: Attention, mlp: GatedMLP | ExpertsMLP, norms: dict[str, RMSNorm], scale: float
+        self,
+        attention: Attention | Segments,
+        mlp: GatedMLP | ExpertsMLP | Segments,
+        norms: dict[str, RMSNorm],
+        scale: float,
     ) -> None:
         self._attention = attention
         self._mlp = mlp

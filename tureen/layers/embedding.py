@@ -49,10 +49,7 @@ class Head:
         self.weight = torch.empty(0 if tied else vocab_size, hidden_size, dtype=dtype)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        logits = kernel.linear(hidden, self.weight).float()
-        if self._scale != 1.0:
-            logits = logits.mul_(self._scale)
-        return logits if self._softcap is None else tanh(logits.div_(self._softcap)).mul_(self._softcap)
+        return scaled_logits(kernel.linear(hidden, self.weight).float(), self._scale, self._softcap)
 
     def weights(self, name: str) -> Iterator[tuple[str, Tensor]]:
         if self._tied is None:
@@ -60,3 +57,10 @@ class Head:
 
     def finish(self) -> None:
         self.weight = kernel.pack(self.weight if self._tied is None else self._tied.weight)
+
+
+def scaled_logits(logits: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """Returns logits times `scale`, and c * tanh(logit / c) of them for a softcap of c; they are changed in place."""
+    if scale != 1.0:
+        logits = logits.mul_(scale)
+    return logits if softcap is None else tanh(logits.div_(softcap)).mul_(softcap)

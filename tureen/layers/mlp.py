@@ -12,11 +12,16 @@ from tureen.layers.linear import Linear
 
 
 class GatedMLP:
-    """Computes down(activation(gate(x)) * up(x))."""
+    """Computes down(activation(gate(x)) * up(x)).
 
-    def __init__(self, hidden_size: int, size: int, activation: str, *, bias: bool, dtype: torch.dtype) -> None:
+    bias: of gate and up; down_bias: of down.
+    """
+
+    def __init__(
+        self, hidden_size: int, size: int, activation: str, *, bias: bool, down_bias: bool, dtype: torch.dtype
+    ) -> None:
         self._gate_up = Linear(hidden_size, {"gate_proj": size, "up_proj": size}, bias=bias, dtype=dtype)
-        self._down = Linear(size, {"down_proj": hidden_size}, bias=bias, dtype=dtype)
+        self._down = Linear(size, {"down_proj": hidden_size}, bias=down_bias, dtype=dtype)
         self._activation = GATED[activation]
 
     def __call__(self, x: Tensor) -> Tensor:

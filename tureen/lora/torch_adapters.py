@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -61,6 +61,11 @@ class StepAdapters:
             for name, size in linear.parts.items():
                 self._places[f"{prefix}{name}"] = adapters, linear, first
                 first += size
+
+    @property
+    def modules(self) -> Collection[str]:
+        """The modules that adapters may change, by the names of `ModelConfig.weights`."""
+        return self._places.keys()
 
     def load(self, number: int, adapter: Adapter) -> None:
         """Lays an adapter out for the layers. number: one that was never used before."""

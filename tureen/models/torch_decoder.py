@@ -98,7 +98,7 @@ class DecoderModel:
         for block in self._blocks:
             block.finish()
         self._head.finish()
-        self._tables = [RopeTable(rope, self.config.head_dim, context_len, device) for rope in _ropes(self.config)]
+        self._tables = rope_tables(self.config, context_len, device)
 
 
 def layer_shape(config: ModelConfig, layer: int) -> LayerShape:
@@ -113,44 +113,73 @@ def layer_shape(config: ModelConfig, layer: int) -> LayerShape:
     )
 
 
+def rope_tables(config: ModelConfig, context_len: int, device: torch.device) -> list[RopeTable]:
+    """Makes the tables of the different ropes of the model's layers."""
+    return [RopeTable(rope, config.head_dim, context_len, device) for rope in _ropes(config)]
+
+
 def _ropes(config: ModelConfig) -> list[RopeConfig]:
     """Returns the different ropes of the model's layers, each once."""
     return [rope for rope in dict.fromkeys(config.ropes) if rope is not None]
 
 
 def _block(config: ModelConfig, layer: int, dtype: torch.dtype) -> Block:
+    attention = make_attention(
+        config, layer, layer_shape(config, layer), place=layer, out_bias=config.out_bias, dtype=dtype
+    )
+    experts = config.experts_of(layer)
+    mlp: GatedMLP | ExpertsMLP
+    if experts is None:
+        mlp = make_mlp(config, config.intermediate_size, dtype, down_bias=config.mlp_bias)
+    else:
+        mlp = make_experts(config, experts, dtype, *make_routers(config, experts, dtype))
+    return Block(attention, mlp, make_norms(config), config.residual_scale)
+
+
+def make_attention(
+    config: ModelConfig, layer: int, shape: LayerShape, *, place: int, out_bias: bool, dtype: torch.dtype
+) -> Attention:
+    """Makes a layer's attention, of all heads or of some. place: its index in the attention backend."""
     rope = config.ropes[layer]
     attention = Attention(
-        layer,
+        place,
         config.hidden_size,
-        layer_shape(config, layer),
+        shape,
         rope=None if rope is None else _ropes(config).index(rope),
         qkv_bias=config.qkv_bias,
-        out_bias=config.out_bias,
+        out_bias=out_bias,
         dtype=dtype,
     )
     if config.qk_norm:
         attention.normalise_heads(*(RMSNorm(config.head_dim, config.norm_eps) for _ in range(2)))
-    experts = config.experts_of(layer)
-    mlp = _mlp(config, config.intermediate_size, dtype) if experts is None else _experts(config, experts, dtype)
-    norms = {name: RMSNorm(config.hidden_size, config.norm_eps) for name in config.layer_norms}
-    return Block(attention, mlp, norms, config.residual_scale)
+    return attention
 
 
-def _mlp(config: ModelConfig, size: int, dtype: torch.dtype) -> GatedMLP:
-    return GatedMLP(config.hidden_size, size, config.activation, bias=config.mlp_bias, dtype=dtype)
+def make_norms(config: ModelConfig) -> dict[str, RMSNorm]:
+    """Makes the norms of a layer by their names; see Block."""
+    return {name: RMSNorm(config.hidden_size, config.norm_eps) for name in config.layer_norms}
 
 
-def _experts(config: ModelConfig, experts: Experts, dtype: torch.dtype) -> ExpertsMLP:
-    hidden = config.hidden_size
+def make_mlp(config: ModelConfig, size: int, dtype: torch.dtype, *, down_bias: bool) -> GatedMLP:
+    """Makes an mlp of this intermediate size."""
+    activation = config.activation
+    return GatedMLP(config.hidden_size, size, activation, bias=config.mlp_bias, down_bias=down_bias, dtype=dtype)
+
+
+def make_routers(config: ModelConfig, experts: Experts, dtype: torch.dtype) -> tuple[Linear, Linear | None]:
+    """Makes the router of a layer's experts, and the gate of the one that every token uses, if there is one."""
+    router = Linear(config.hidden_size, {"gate": experts.count}, bias=False, dtype=dtype)
+    if not experts.shared_size:
+        return router, None
+    return router, Linear(config.hidden_size, {"shared_expert_gate": 1}, bias=False, dtype=dtype)
+
+
+def make_experts(
+    config: ModelConfig, experts: Experts, dtype: torch.dtype, router: Linear, shared_gate: Linear | None
+) -> ExpertsMLP:
+    """Makes a layer's experts, whose weights the router and the gate give."""
+    plain = [make_mlp(config, experts.size, dtype, down_bias=config.mlp_bias) for _ in range(experts.count)]
     shared = None
-    if experts.shared_size:
-        gate = Linear(hidden, {"shared_expert_gate": 1}, bias=False, dtype=dtype)
-        shared = _mlp(config, experts.shared_size, dtype), gate
-    return ExpertsMLP(
-        Linear(hidden, {"gate": experts.count}, bias=False, dtype=dtype),
-        [_mlp(config, experts.size, dtype) for _ in range(experts.count)],
-        num_chosen=experts.num_chosen,
-        is_normalised=experts.is_normalised,
-        shared=shared,
-    )
+    if shared_gate is not None:
+        shared = make_mlp(config, experts.shared_size, dtype, down_bias=config.mlp_bias), shared_gate
+    return ExpertsMLP(router, plain, num_chosen=experts.num_chosen, is_normalised=experts.is_normalised, shared=shared)

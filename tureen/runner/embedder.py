@@ -27,7 +27,10 @@ PREFIX = "bert."
 """Stands before the encoder's names in a checkpoint that holds more than the encoder."""
 ITEM_BYTES = {"auto": 4, "float32": 4, "bfloat16": 2, "float16": 2}
 """--dtype -> bytes of a weight."""
-NOT_FOR_EMBEDDINGS = ("lora_paths", "quantization", "kv_cache_dtype", "max_total_tokens", "model_impl", "load_format")
+NOT_FOR_EMBEDDINGS = (
+    "lora_paths", "quantization", "kv_cache_dtype", "max_total_tokens", "model_impl", "load_format",
+    "tensor_parallel_size",
+)  # fmt: skip
 """Settings of models that write text only."""
 
 
@@ -99,8 +102,8 @@ def why_not_native(config: Config, device_type: str) -> str:
     """Says what keeps the native kernels from computing; empty where they can."""
     if device_type != "cpu":
         return "--device cuda"
-    if config.kernels == "torch":
-        return "--kernels torch"
+    if config.kernels in ("torch", "tree"):
+        return f"--kernels {config.kernels}"
     if config.dtype not in ("auto", "float32"):
         return f"--dtype {config.dtype}, for a model that makes embeddings,"
     return "" if native.is_built() else "an installation without native CPU kernels"

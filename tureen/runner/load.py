@@ -27,11 +27,15 @@ def load_runner(
     """Loads a model that is on disk, for the device and the kernels that the settings ask for. `shared`: where native
     kernels find or leave weights that other engines use, too. Raises StartupError."""
     device = resolve_device(config.device, config.num_threads)
+    if uses_ranks(config):
+        _refuse_beside_ranks(config)
     if config.model_impl == "transformers":
         log.warning("--model-impl transformers: the slow path; tureen models lists the architectures with a fast one")
         return _load("tureen.runner.transformers_forward", source, config, device, progress)
     encoder = load_encoder(source, model_config(source), config, device, progress)
-    if _uses_native(config, device):
+    if uses_ranks(config):
+        runner = _load("tureen.runner.ranks", source, config, device, progress)
+    elif _uses_native(config, device):
         runner = _load("tureen.runner.native", source, config, device, progress, shared)
     else:
         runner = _load("tureen.runner.torch_forward", source, config, device, progress)
@@ -42,6 +46,26 @@ def load_runner(
 def _load(name: str, *parts: Any) -> ModelRunner:
     runner: ModelRunner = importlib.import_module(name).load_runner(*parts)
     return runner
+
+
+def uses_ranks(config: Config) -> bool:
+    """Says whether several processes compute the model, or one in their order."""
+    return config.tensor_parallel_size > 1 or config.kernels == "tree"
+
+
+def _refuse_beside_ranks(config: Config) -> None:
+    """Raises StartupError for a setting that does not go with ranks, or with their order."""
+    ranks = f"--tensor-parallel-size {config.tensor_parallel_size}"
+    ranks = ranks if config.tensor_parallel_size > 1 else "--kernels tree"
+    for field, is_there, why in (
+        ("kernels", config.kernels == "native", "the native kernels compute in one process"),
+        ("attention_backend", config.attention_backend == NATIVE, "it belongs to the native kernels"),
+        ("model_impl", config.model_impl == "transformers", "the model's own code in transformers is not split"),
+        ("kv_disk", config.kv_disk is not None, "each rank has a part of every page"),
+    ):
+        if is_there:
+            flag = f"--{field.replace('_', '-')} {getattr(config, field)}"
+            raise StartupError(f"{flag} with {ranks}: {why}; leave one of the two out", field=field)
 
 
 def _uses_native(config: Config, device: DeviceInfo) -> bool:

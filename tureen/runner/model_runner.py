@@ -61,6 +61,7 @@ class ModelRunner:
         self._sampler = sampler
         self._capacity = capacity
         self.encoder: Encoder | None = None  # where the model sees
+        self.check: Callable[[], None] | None = None  # raises when a process that belongs to the runner is lost
         self._model = model
         self._parts = parts
         self._adapters: dict[int, Adapter] = {}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tureen.attention.base import AttentionBackend, AttentionNeeds
+from tureen.attention.base import AttentionBackend, AttentionNeeds, ModelInput
 from tureen.attention.choice import find_backend
 from tureen.config import Config
 from tureen.contract.runner import Batch, Capacity
@@ -36,14 +36,24 @@ from tureen.runner.trace import TraceOptions
 from tureen.sampling.torch_arithmetic import TorchArithmetic
 from tureen.weights.source import ModelSource, model_config
 
+if TYPE_CHECKING:
+    from tureen.lora.torch_segments import SegmentAdapters
+    from tureen.models.torch_ranked import RankedDecoder
+
 
 class TorchForward:
     """A Forward: a model in torch, its attention and the device that they are on."""
 
     def __init__(
-        self, model: DecoderModel, attention: AttentionBackend, page_size: int, device: DeviceInfo, dtype: torch.dtype
+        self,
+        model: DecoderModel | RankedDecoder,
+        adapters: StepAdapters | SegmentAdapters,
+        attention: AttentionBackend,
+        page_size: int,
+        device: DeviceInfo,
+        dtype: torch.dtype,
     ) -> None:
-        self.dtype = _name(dtype)
+        self.dtype = dtype_name(dtype)
         self.activations = ""
         self.device_name = device.name
         self._model = model
@@ -52,14 +62,11 @@ class TorchForward:
         self._vocab_size = model.config.vocab_size
         self._device = torch.device(device.name)
         self._arithmetic = TorchArithmetic(self._device)
-        self._adapters = StepAdapters(model.linears())
+        self._adapters = adapters
 
     @torch.inference_mode()
     def run(self, batch: Batch, *, best_only: bool = False) -> ForwardOutput:
-        inputs = make_input(batch, self._page_size, self._device)
-        self._attention.plan(inputs)
-        self._adapters.select([row.adapter for row in batch.rows for _ in row.token_ids], self._device)
-        states = self._model.forward(inputs, self._attention)
+        inputs, states = self._states(batch)
         hidden = tuple(self._model.last_hidden(states[list(tokens)]).cpu().numpy() for tokens in hidden_ranges(batch))
         scored = self._scored(states, score_pieces(batch, self._vocab_size))
         if inputs.sampled is None:
@@ -68,6 +75,13 @@ class TorchForward:
         if best_only:
             return ForwardOutput(self._arithmetic.greedy(logits, ()), scored=scored, hidden=hidden)
         return ForwardOutput((), logits, self._arithmetic.peaks(logits), scored, hidden)
+
+    def _states(self, batch: Batch) -> tuple[ModelInput, Tensor]:
+        """Computes a step's hidden states before the final norm."""
+        inputs = make_input(batch, self._page_size, self._device)
+        self._attention.plan(inputs)
+        self._adapters.select([row.adapter for row in batch.rows for _ in row.token_ids], self._device)
+        return inputs, self._model.forward(inputs, self._attention)
 
     def _scored(self, states: Tensor, pieces: list[range]) -> Iterator[Tensor]:
         for piece in pieces:
@@ -118,7 +132,9 @@ class TorchForwardFactory:
         self._progress = progress
 
     def load(self, source: ModelSource, config: Config) -> DecoderModel:
-        loading.require_memory(_weight_bytes(self.model, self._dtype, self._device), _name(self._dtype), self._device)
+        loading.require_memory(
+            _weight_bytes(self.model, self._dtype, self._device), dtype_name(self._dtype), self._device
+        )
         place = torch.device(self._device.name)
         with place:
             model = DecoderModel(self.model, self._dtype)
@@ -136,7 +152,8 @@ class TorchForwardFactory:
     def assemble(self, weights: DecoderModel, cache: torch_pool.KvPool) -> TorchForward:
         layers = [layer_shape(self.model, layer) for layer in range(self.model.num_layers)]
         attention = self._attention.make_backend(layers, cache.keys, cache.values)
-        return TorchForward(weights, attention, self._capacity.page_size, self._device, self._dtype)
+        adapters = StepAdapters(weights.linears())
+        return TorchForward(weights, adapters, attention, self._capacity.page_size, self._device, self._dtype)
 
     def value(self, weights: DecoderModel, name: str) -> NDArray[np.float32]:
         values: NDArray[np.float32] = weights.weight(name).float().cpu().numpy()
@@ -156,7 +173,7 @@ class TorchForwardFactory:
         return {
             "backend": f"torch {torch.__version__}",
             "attention": self._attention.__name__,
-            "dtype": _name(self._dtype),
+            "dtype": dtype_name(self._dtype),
             "device": torch.cuda.get_device_name() if is_gpu else torch.backends.cpu.get_cpu_capability(),
             "threads": 0 if is_gpu else self._device.num_threads,
             "ropes": rope_facts(self.model, self._capacity.context_len),
@@ -174,10 +191,10 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     """Loads a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
     torch.set_num_threads(device.num_threads)
     dtype = default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
-    _refuse_native_settings(config, dtype)
+    refuse_native_settings(config, dtype)
     shape = loading.describe(model_config(source))
     weight_bytes = _weight_bytes(shape, dtype, device)
-    loading.require_memory(weight_bytes, _name(dtype), device)
+    loading.require_memory(weight_bytes, dtype_name(dtype), device)
     token_bytes = torch_pool.bytes_per_token(shape, dtype)
     capacity = plan_capacity(config, shape, token_bytes=token_bytes, weight_bytes=weight_bytes, device=device)
     attention = _find_attention(config, shape, device, dtype)
@@ -190,10 +207,12 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
 def _find_attention(config: Config, model: ModelConfig, device: DeviceInfo, dtype: torch.dtype) -> ModuleType:
     """Finds the attention backend; see find_backend."""
     layers = tuple(layer_shape(model, layer) for layer in range(model.num_layers))
-    return find_backend(config.attention_backend, AttentionNeeds(device.type, _name(dtype), layers, config.page_size))
+    return find_backend(
+        config.attention_backend, AttentionNeeds(device.type, dtype_name(dtype), layers, config.page_size)
+    )
 
 
-def _refuse_native_settings(config: Config, dtype: torch.dtype) -> None:
+def refuse_native_settings(config: Config, dtype: torch.dtype) -> None:
     """Raises StartupError for what only the native kernels can do."""
     if config.quantization is not None:
         raise StartupError(
@@ -207,9 +226,9 @@ def _refuse_native_settings(config: Config, dtype: torch.dtype) -> None:
             "native kernels (--device cpu --kernels native)",
             field="activations",
         )
-    if config.kv_cache_dtype not in ("auto", _name(dtype)):
+    if config.kv_cache_dtype not in ("auto", dtype_name(dtype)):
         raise StartupError(
-            f"--kv-cache-dtype {config.kv_cache_dtype}: torch keeps the KV cache in --dtype, here {_name(dtype)}; "
+            f"--kv-cache-dtype {config.kv_cache_dtype}: torch keeps the KV cache in --dtype, here {dtype_name(dtype)}; "
             "leave it out, or use the native kernels (--device cpu --kernels native)",
             field="kv_cache_dtype",
         )
@@ -224,5 +243,5 @@ def _weight_bytes(shape: ModelConfig, dtype: torch.dtype, device: DeviceInfo) ->
     return total
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tureen.devices.base import DeviceInfo
 from tureen.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from tureen.models.torch_ranked import AttentionPlace
 
 
 class KvPool(NamedTuple):
@@ -39,3 +43,18 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: DeviceInfo) -> Te
     # fresh zeroed memory that nothing has written to: pages nobody has used yet are not resident
     memory = mmap(-1, math.prod(shape) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def shared_bytes_per_token(places: Iterable[AttentionPlace], dtype: torch.dtype) -> int:
+    """Returns the bytes that K and V of one token take in these places of attention."""
+    sizes = {place.stored: place.shape.num_kv_heads * place.shape.head_dim for place in places}
+    return 2 * sum(sizes.values()) * dtype.itemsize
+
+
+def allocate_shared(
+    places: Sequence[AttentionPlace], dtype: torch.dtype, *, num_pages: int, page_size: int, device: DeviceInfo
+) -> KvPool:
+    """Allocates the tensors of a rank's places of attention, by their order; those with the same heads are one."""
+    shapes = {place.stored: (num_pages, page_size, place.shape.num_kv_heads, place.shape.head_dim) for place in places}
+    keys, values = ({stored: _zeros(shape, dtype, device) for stored, shape in shapes.items()} for _ in range(2))
+    return KvPool([keys[place.stored] for place in places], [values[place.stored] for place in places])

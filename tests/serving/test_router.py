@@ -367,8 +367,14 @@ def test_overlapping_restarts_leave_a_replica_as_it_was_and_a_drain_meanwhile_ho
         def restart(self, reason: str) -> None:
             pass
 
+    async def tell() -> None:
+        pass
+
+    async def ask(question: str, replica: Replica) -> bool:
+        return False
+
     async def play(*, is_drained: bool) -> bool:
-        replica = Replica(0, lambda: None)
+        replica = Replica(0, lambda: None, tell, ask)
         replica.client = Client()
         restarts = [asyncio.create_task(replica.restart()) for _ in range(2)]
         await asyncio.sleep(0)

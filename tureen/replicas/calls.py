@@ -76,7 +76,9 @@ class Operations:
         told = "; ".join(f"replica {each.number}: {fault.message}" for each, fault in failed.items())
         if op in FOLLOWED:
             log.error("%s failed, and the replica is restarted in the state of the others: %s", op, told)
-            for replica in failed:
+            for replica, fault in failed.items():
+                if op == "update_weights":
+                    replica.weights_fault = fault.message
                 replica.client.restart_like(done[0].client, f"it could not do what the others did: {op}")
             return
         error = copy.copy(next(iter(failed.values())))

@@ -41,7 +41,7 @@ class Link:
     def __init__(self, owner: Router, other: Router) -> None:
         self.owner, self.other = owner, other
         self.told = []  # each list of facts, once
-        owner.others = self
+        owner.company.others = self
 
     @property
     def facts(self):
@@ -53,7 +53,7 @@ class Link:
             self.other.follow(msgspec.convert(msgspec.to_builtins(self.facts), list[type(self.facts[0])]))
 
     async def any_says(self, question, number) -> bool:
-        return self.other.says(question, number)
+        return self.other.company.says(question, number)
 
     async def follow(self) -> None:
         """What the owner's process does every half second."""
@@ -167,7 +167,7 @@ def test_a_killed_replica_loses_nothing_of_the_streams_of_two_fronts(undisturbed
         async with in_processes(tmp_path) as link:
             streams = Streams(link)
             await streams.begun()
-            held = [router.replicas[number].holds() for router in (link.owner, link.other)]
+            held = [router.replicas[number].num_live > 0 for router in (link.owner, link.other)]
             os.kill(pid_of(link.owner, number), signal.SIGKILL)
             answers = await streams.end()
             await until(lambda: all_well(link.owner) and all_well(link.other))
@@ -354,9 +354,9 @@ def test_weights_are_exchanged_under_streams_of_two_fronts_and_no_output_is_a_mi
 
                 async def call(op, replica=replica, **args):
                     assert op == "update_weights"
-                    assert not link.other.replicas[replica.number].holds()
+                    assert not link.other.replicas[replica.number].num_live
                     assert link.other.replicas[replica.number].is_closed  # it is given nothing, whatever happens
-                    assert not link.owner.replicas[replica.number].holds()
+                    assert not link.owner.replicas[replica.number].num_live
                     exchanged.append(replica.number)
                     return 0
 
@@ -397,7 +397,7 @@ def test_a_request_under_which_three_engines_died_is_ended_and_none_is_called_po
 def test_the_load_of_other_fronts_counts_where_a_replica_is_chosen(tmp_path):
     async def scenario():
         async with in_processes(tmp_path) as link:
-            link.other.hear_loads([500, 0])
+            link.other.company.hear_loads([500, 0])
             streams = Followed(link.other, count=1, prefix="y")
             await streams.begun.wait()
             at = [bool(replica.passages) for replica in link.other.replicas]

@@ -14,6 +14,7 @@ from stepped_replicas import Worlds
 from tureen.contract.params import SamplingParams
 from tureen.contract.types import GenerateRequest
 from tureen.errors import Conflict, NotFound, RequestFailed, Unavailable
+from tureen.replicas.company import Company
 from tureen.replicas.replica import Passage, Replica
 from tureen.serving import healing
 
@@ -367,14 +368,10 @@ def test_overlapping_restarts_leave_a_replica_as_it_was_and_a_drain_meanwhile_ho
         def restart(self, reason: str) -> None:
             pass
 
-    async def tell() -> None:
-        pass
-
-    async def ask(question: str, replica: Replica) -> bool:
-        return False
-
     async def play(*, is_drained: bool) -> bool:
-        replica = Replica(0, lambda: None, tell, ask)
+        replicas = []
+        replica = Replica(0, lambda: None, Company(replicas, {}))
+        replicas.append(replica)
         replica.client = Client()
         restarts = [asyncio.create_task(replica.restart()) for _ in range(2)]
         await asyncio.sleep(0)

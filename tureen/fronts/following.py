@@ -54,6 +54,6 @@ def _joined_client(config: Config, door: str, on_turn: OnTurn) -> ReplicaClient:
 def take(router: Router, op: str, args: dict[str, Any]) -> object:
     """Does what the owner asks of a router."""
     if op == "loads":
-        router.hear_loads(args["loads"])
+        router.company.hear_loads(args["loads"])
         return True
-    return router.says(args["question"], args["replica"])
+    return router.company.says(args["question"], args["replica"])

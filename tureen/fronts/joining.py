@@ -91,12 +91,8 @@ class JoinedClient(HealingClient):
         def make_host(_: int, receive: Callable[[FromEngine], None], lose: Lose) -> JoinedHost:
             return JoinedHost(path, receive, lose)
 
-        super().__init__(
-            make_host,
-            watchdog_timeout_s=config.watchdog_timeout_s,
-            freeze_grace_s=config.freeze_grace_s,
-            streams=JoinedStreams(),
-        )
+        super().__init__(make_host, watchdog_timeout_s=config.watchdog_timeout_s, freeze_grace_s=config.freeze_grace_s)
+        self._streams: JoinedStreams = JoinedStreams()
 
     async def start(self, progress: Progress = no_progress) -> EngineInfo:
         """Joins the engine, which is there. Raises StartupError where it does not let this front in."""

@@ -203,7 +203,7 @@ class Fronts:
         ]
         self._state.common.fronts = self
         if self._state.client.replicas:
-            cast("Router", self._state.client).others = self
+            cast("Router", self._state.client).company.others = self
         self._state.lifecycle.services.append(self)
         self.state = app.state  # as an application has it
 
@@ -352,7 +352,7 @@ class Fronts:
             await self.tell()
             own = [replica.load for replica in router.replicas]
             loads = {front: front.figures.loads or [0] * len(own) for front in self._all}
-            router.hear_loads([sum(of) for of in zip(*loads.values(), strict=True)])
+            router.company.hear_loads([sum(of) for of in zip(*loads.values(), strict=True)])
             for front in self._all:
                 others = [own, *(loads[other] for other in self._all if other is not front)]
                 front.ask("loads", loads=[sum(of) for of in zip(*others, strict=True)])

@@ -59,12 +59,8 @@ class SharedClient(HealingClient):
         def make_host(epoch: int, receive: Callable[[FromEngine], None], lose: Lose) -> ProcessHost:
             return ProcessHost(msgspec.structs.replace(order, epoch=epoch), receive, lose)
 
-        super().__init__(
-            make_host,
-            watchdog_timeout_s=config.watchdog_timeout_s,
-            freeze_grace_s=config.freeze_grace_s,
-            streams=UnblamedStreams(),
-        )
+        super().__init__(make_host, watchdog_timeout_s=config.watchdog_timeout_s, freeze_grace_s=config.freeze_grace_s)
+        self._streams: UnblamedStreams = UnblamedStreams()
 
     def _open(self) -> None:
         super()._open()

@@ -49,6 +49,8 @@ class Operations:
         chosen = self._replicas()
         if op in OF_ANY:
             chosen = [min(chosen, key=lambda each: each.client.health.state != "healthy")]
+        for replica in chosen if op == "update_weights" else ():
+            replica.weights_fault = ""
         outcomes = await asyncio.gather(
             *(each.client.call(op, **_own_args(op, args, each)) for each in chosen), return_exceptions=True
         )

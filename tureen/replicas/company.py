@@ -1,8 +1,13 @@
-"""Declares what a router knows of the routers of other fronts, which use the same engines."""
+"""Has the routers of several fronts over the same engines agree: one owns the engines, tells and asks the others."""
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from tureen.replicas.replica import Passage, Replica
+    from tureen.serving.client import ReplicaFacts
 
 Question = Literal["holds", "needs", "starts"]
 """A question about a replica. `holds`: whether it has requests. `needs`: whether it has any, or some that are between
@@ -19,12 +24,43 @@ class OtherRouters(Protocol):
         """Says whether the answer of any of them is yes."""
 
 
-class NoOthers:
-    """Stands for the others where there is one front, or this one is not the owner."""
+class Company:
+    """The fronts over the same engines, as one of them sees them: alone, unless it is told of others."""
+
+    def __init__(self, replicas: Sequence[Replica], passages: Mapping[str, Passage]) -> None:
+        """replicas: all, as they are there later. passages: requests of this front, by id, those too that are between
+        two replicas."""
+        self.others: OtherRouters | None = None  # where this front owns the engines
+        self._replicas = replicas
+        self._passages = passages
 
     async def tell(self) -> None:
-        """Does nothing."""
+        """Has the others know the facts of now; returns when they do."""
+        if self.others is not None:
+            await self.others.tell()
 
-    async def any_says(self, question: Question, number: int) -> bool:
-        """Returns False."""
-        return False
+    async def ask(self, question: Question, replica: Replica) -> bool:
+        """Asks all fronts. Returns whether any answer is yes."""
+        if self.says(question, replica.number):
+            return True
+        return self.others is not None and await self.others.any_says(question, replica.number)
+
+    def says(self, question: Question, number: int) -> bool:
+        """Answers a question for this front."""
+        replica = self._replicas[number]
+        if question == "starts":
+            return replica.client.is_replacing
+        return replica.num_live > 0 or (
+            question == "needs"
+            and any(each.weights == replica.weights and each.replica is not replica for each in self._passages.values())
+        )
+
+    def follow(self, facts: Sequence[ReplicaFacts]) -> None:
+        """Hears the facts about the replicas from the front that owns them, where it is another one."""
+        for replica, told in zip(self._replicas, facts, strict=bool(facts)):
+            replica.follow(told)
+
+    def hear_loads(self, loads: Sequence[int]) -> None:
+        """Hears how many tokens each replica is to compute for other fronts."""
+        for replica, load in zip(self._replicas, loads, strict=True):
+            replica.load_elsewhere = load

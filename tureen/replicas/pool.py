@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from tureen.errors import StartupError
 from tureen.log import get_logger
-from tureen.replicas.replica import Ask, Replica
+from tureen.replicas.company import Company
+from tureen.replicas.replica import Replica
 from tureen.serving.healing import TICK_S
 
 LOOK_S = 1.0
@@ -55,9 +56,9 @@ class Scaler:
 class Pool:
     """Brings replicas in and out by a scaler's judgement, one at a time."""
 
-    def __init__(self, replicas: Sequence[Replica], scaler: Scaler, ask: Ask) -> None:
+    def __init__(self, replicas: Sequence[Replica], scaler: Scaler, company: Company) -> None:
         self._replicas = replicas
-        self._ask = ask
+        self._company = company
         self._scaler = scaler
         self._tasks: dict[str, asyncio.Task[None]] = {}  # "watch", "change"
         self._num_holds = 0
@@ -119,7 +120,7 @@ class Pool:
         replica = min(running, key=lambda each: (each.health.state == "healthy", each.total_load, -each.number))
         log.info("replica %s is ended: the others can do what it does", replica.label)
         async with replica.away():
-            while await self._ask("holds", replica):
+            while await self._company.ask("holds", replica):
                 await asyncio.sleep(TICK_S)
             await replica.client.suspension.suspend()
         await replica.client.release()

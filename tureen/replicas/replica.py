@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from tureen.contract.types import EngineHealth, EngineStats, GenerateRequest
-from tureen.replicas.company import Question
+from tureen.replicas.company import Company
 from tureen.serving.client import ReplicaFacts
 from tureen.serving.healing import TICK_S, HealingClient, MakeHost, State
 from tureen.serving.process import ProcessHost
@@ -44,10 +44,11 @@ class ReplicaClient(HealingClient):
         freeze_grace_s: float,
         streams: Streams | None = None,
     ) -> None:
-        super().__init__(
-            make_host, watchdog_timeout_s=watchdog_timeout_s, freeze_grace_s=freeze_grace_s, streams=streams
-        )
+        """streams: where other fronts use the engine, too."""
+        super().__init__(make_host, watchdog_timeout_s=watchdog_timeout_s, freeze_grace_s=freeze_grace_s)
         self._on_turn = on_turn
+        if streams is not None:
+            self._streams = streams
 
     def begin(self) -> None:
         """Begins to look for an engine, and goes on until there is one; called in place of `start`."""
@@ -114,26 +115,18 @@ class OpenReplicaClient(ReplicaClient):
         self._host.admit()
 
 
-Ask = Callable[[Question, "Replica"], Awaitable[bool]]
-"""A function that asks all fronts a question about a replica."""
-
-
 class Replica:
     """One engine of several, and what it was given."""
 
-    def __init__(self, number: int, settle: Callable[[], None], tell: Callable[[], Awaitable[None]], ask: Ask) -> None:
-        """settle: has requests of replicas that are drained or not well go on in others. tell: has other fronts know
-        the facts of now."""
+    def __init__(self, number: int, settle: Callable[[], None], company: Company) -> None:
+        """settle: has requests of replicas that are drained or not well go on in others."""
         self.number = number
         self._settle = settle
-        self._tell = tell
-        self._ask = ask
+        self._company = company
         self.client: ReplicaClient
         self._is_drained = False
-        self._is_said_parked = False  # by the front that owns it
-        self.is_closed = False  # that front exchanges its weights
-        self._num_exchanges = 0  # of weights, that have not ended
-        self._num_absences = 0  # restarts and exchanges of weights that have not ended
+        self._told: ReplicaFacts | None = None  # by the front that owns it, where that is another one
+        self._absences: list[bool] = []  # restarts that have not ended, and, True, exchanges of weights
         self.weights = 0  # the number of exchanges that its weights come from
         self.weight_version: str | None = None  # of its weights, while not all replicas have the same
         self.weights_fault = ""  # why it got the newest weights by a restart
@@ -145,12 +138,19 @@ class Replica:
     @property
     def is_drained(self) -> bool:
         """Says whether it is given nothing any more, because an operator drains or restarts it."""
-        return self._is_drained or self._num_absences > 0
+        is_told = self._told is not None and self._told.is_drained
+        return self._is_drained or bool(self._absences) or is_told
 
     @property
     def is_parked(self) -> bool:
         """Says whether it has no engine, because there is too little to compute; or so the owner says."""
-        return self._is_said_parked or self.client.health.state == "unloaded"
+        is_told = self._told is not None and self._told.is_parked
+        return is_told or self.client.health.state == "unloaded"
+
+    @property
+    def is_closed(self) -> bool:
+        """Says whether another front exchanges its weights."""
+        return self._told is not None and self._told.is_exchanging
 
     @property
     def total_load(self) -> int:
@@ -163,7 +163,7 @@ class Replica:
         return ReplicaFacts(
             is_drained=self.is_drained,
             is_parked=self.is_parked,
-            is_exchanging=self._num_exchanges > 0,
+            is_exchanging=any(self._absences),
             weights=self.weights,
             weight_version=self.weight_version,
             failure=self.client.failure,
@@ -172,13 +172,9 @@ class Replica:
 
     def follow(self, facts: ReplicaFacts) -> None:
         """Hears the facts from the front that owns the engines."""
-        self._is_drained, self._is_said_parked, self.is_closed = facts.is_drained, facts.is_parked, facts.is_exchanging
+        self._told = facts
         self.weights, self.weight_version = facts.weights, facts.weight_version
         self.client.follow(facts)
-
-    def holds(self) -> bool:
-        """Says whether it has requests of this front."""
-        return self.client.num_live > 0
 
     @property
     def label(self) -> str:
@@ -218,8 +214,8 @@ class Replica:
             self.client.restart("an operator restarts it")
             while self.client.is_replacing:
                 await asyncio.sleep(TICK_S)
-            await self._tell()
-            while not self.client.is_replacing and await self._ask("starts", self):
+            await self._company.tell()
+            while not self.client.is_replacing and await self._company.ask("starts", self):
                 await asyncio.sleep(TICK_S)
 
     @contextlib.asynccontextmanager
@@ -229,15 +225,13 @@ class Replica:
         for_weights: other fronts give it nothing either where there are no others, since they would not know which
         weights answer.
         """
-        self._num_absences += 1
-        self._num_exchanges += for_weights
+        self._absences.append(for_weights)
         self._settle()
         try:
-            await self._tell()
+            await self._company.tell()
             yield
         finally:
-            self._num_absences -= 1
-            self._num_exchanges -= for_weights
+            self._absences.remove(for_weights)
             self._settle()
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from tureen import errors
 from tureen.contract.types import EngineHealth, EngineInfo, EngineStats, FinishReason, GenerateRequest, OutputDelta
 from tureen.log import Progress, get_logger, no_progress
 from tureen.replicas.calls import Operations
-from tureen.replicas.company import NoOthers, OtherRouters, Question
+from tureen.replicas.company import Company
 from tureen.replicas.placing import PrefixIndex, Standing, choose
 from tureen.replicas.pool import Pool, Scaler
 from tureen.replicas.replica import OnTurn, Passage, Replica, ReplicaClient
@@ -48,11 +48,11 @@ class Router:
 
     def __init__(self) -> None:
         self.replicas: list[Replica] = []
-        self.others: OtherRouters = NoOthers()  # of other fronts, where this one owns the engines
+        self._passages: dict[str, Passage] = {}
+        self.company = Company(self.replicas, self._passages)
         self._index = PrefixIndex(0, 1, 0)
         self._operations = Operations(lambda: (), {})
         self._pool: Pool | None = None
-        self._passages: dict[str, Passage] = {}
         self._num_moved = 0
         self._is_open = False
 
@@ -84,7 +84,7 @@ class Router:
             raise
         self._open([replica.client.info for replica in (first, *others)])
         if scaler is not None:
-            self._pool = Pool(self.replicas, scaler, self._ask)
+            self._pool = Pool(self.replicas, scaler, self.company)
             self._pool.begin()
         return self.info
 
@@ -92,8 +92,7 @@ class Router:
         """Looks for engines that others have started. Returns as soon as one is there; the others are used when they
         are found.
 
-        facts: what the owner says of them, where this front is not the owner. Raises StartupError when none can be
-        had.
+        facts: what the owner says of them, where it is another front. Raises StartupError when none can be had.
         """
         self._make_replicas(clients)
         self.follow(facts)
@@ -108,14 +107,13 @@ class Router:
             await self.close()
             raise
         for replica in self.replicas:
-            if replica.client not in there:
-                replica.client.info = there[0].info  # until it says its own
+            replica.client.info = replica.client.info if replica.client in there else there[0].info  # until it tells
         self._open([client.info for client in there])
         return self.info
 
     def _make_replicas(self, clients: Sequence[MakeClient]) -> None:
         for number, make_client in enumerate(clients):
-            replica = Replica(number, self._settle, self._tell, self._ask)
+            replica = Replica(number, self._settle, self.company)
             replica.client = make_client(partial(self._hear_turn, replica))
             self.replicas.append(replica)
 
@@ -129,31 +127,8 @@ class Router:
 
     def follow(self, facts: Sequence[ReplicaFacts]) -> None:
         """Hears the facts about the replicas from the front that owns them."""
-        for replica, told in zip(self.replicas, facts, strict=bool(facts)):
-            replica.follow(told)
+        self.company.follow(facts)
         self._settle()
-
-    def hear_loads(self, loads: Sequence[int]) -> None:
-        """Hears how many tokens each replica is to compute for other fronts."""
-        for replica, load in zip(self.replicas, loads, strict=True):
-            replica.load_elsewhere = load
-
-    def says(self, question: Question, number: int) -> bool:
-        """Answers a question about a replica for this front."""
-        replica = self.replicas[number]
-        if question == "starts":
-            return replica.client.is_replacing
-        return replica.holds() or (
-            question == "needs"
-            and any(each.weights == replica.weights and each.replica is not replica for each in self._passages.values())
-        )
-
-    async def _tell(self) -> None:
-        await self.others.tell()
-
-    async def _ask(self, question: Question, replica: Replica) -> bool:
-        """Asks all fronts."""
-        return self.says(question, replica.number) or await self.others.any_says(question, replica.number)
 
     def _running(self) -> list[Replica]:
         """Returns the replicas that have an engine, or are to have one again."""
@@ -218,7 +193,7 @@ class Router:
 
     def _place(self, passage: Passage, rest: GenerateRequest) -> Replica:
         """Gives a request to a replica. Raises Unavailable when there is none that takes it."""
-        usable = list(self._usable(passage))
+        usable = _usable(self._running(), passage)
         if not usable:
             raise self._refusal()
         known, size = self._index.num_known(passage.pages), self.info.page_size
@@ -234,26 +209,6 @@ class Router:
         passage.enter(replica, num_uncached, num_uncached + expected)
         self._index.give(number, passage.pages)
         return replica
-
-    def _usable(self, passage: Passage) -> Iterator[Replica]:
-        """Yields the replicas that may be chosen: those in the best state that any is in, and none that is drained
-        unless all are."""
-        ranks = {
-            replica: (replica.is_drained, PREFERENCE[replica.client.health.state])
-            for replica in self.replicas
-            if replica.client.health.state in PREFERENCE and self._may_take(replica, passage)
-        }
-        best = min(ranks.values(), default=None)
-        return (replica for replica, rank in ranks.items() if rank == best)
-
-    def _may_take(self, replica: Replica, passage: Passage) -> bool:
-        """Says whether a replica may be given a request. While another front exchanges its weights, it takes what can
-        go on nowhere else, and is waited for; which weights anything else would get, nobody knows."""
-        if replica.is_parked or not passage.may_be_in(replica):
-            return False
-        if not replica.is_closed:
-            return True
-        return passage.weights is not None and sum(passage.may_be_in(each) for each in self._running()) == 1
 
     def _refusal(self) -> errors.TureenError:
         reasons = "; ".join(f"replica {each.label}: {each.client.health.reason}" for each in self._running())
@@ -283,9 +238,7 @@ class Router:
     def _settle(self) -> None:
         """Has the requests of replicas that are not well, or drained, go on in others, where there are others."""
         well = [each for each in self._running() if not each.is_drained and each.client.health.state == "healthy"]
-        if not well:
-            return
-        for replica in self.replicas:
+        for replica in self.replicas if well else ():
             if replica not in well:
                 leaving = [name for name, passage in replica.passages.items() if passage.may_move_to(well)]
                 replica.client.hand_over(leaving)
@@ -302,16 +255,12 @@ class Router:
     async def call(self, op: str, **args: Any) -> object:
         """Runs a control operation on all replicas, and returns what one engine would: sums, or what is equal in all.
 
-        Raises a TureenError that names the replicas on which it failed; see Operations.
-
-        `roll_weights`, which an engine does not know, is `update_weights` in one replica after the other: see roll.
+        Raises a TureenError that names the replicas on which it failed; see Operations. `roll_weights`, which an engine
+        does not know, is `update_weights` in one replica after the other: see roll.
         """
-        if op in ("update_weights", "roll_weights"):
-            for replica in self.replicas:
-                replica.weights_fault = ""
         if op == "roll_weights":
             async with contextlib.nullcontext() if self._pool is None else self._pool.held():
-                return await roll(self._running(), self._ask, self._index, **args)
+                return await roll(self._running(), self.company, self._index, **args)
         if op in ("flush_cache", "update_weights", "release_memory"):
             for replica in self.replicas:
                 self._index.forget(replica.number)
@@ -342,3 +291,25 @@ class Router:
         if self._pool is not None:
             await self._pool.close()
         await asyncio.gather(*(replica.client.close() for replica in self.replicas), return_exceptions=True)
+
+
+def _usable(replicas: Sequence[Replica], passage: Passage) -> list[Replica]:
+    """Returns the replicas that may be chosen: those in the best state that any is in, and none that is drained unless
+    all are."""
+    ranks = {
+        replica: (replica.is_drained, PREFERENCE[replica.client.health.state])
+        for replica in replicas
+        if replica.client.health.state in PREFERENCE and _may_take(replica, passage, replicas)
+    }
+    best = min(ranks.values(), default=None)
+    return [replica for replica, rank in ranks.items() if rank == best]
+
+
+def _may_take(replica: Replica, passage: Passage, replicas: Sequence[Replica]) -> bool:
+    """Says whether a replica may be given a request. While another front exchanges its weights, it takes what can go on
+    nowhere else, and is waited for; which weights anything else would get, nobody knows."""
+    if not passage.may_be_in(replica):
+        return False
+    if not replica.is_closed:
+        return True
+    return passage.weights is not None and sum(map(passage.may_be_in, replicas)) == 1

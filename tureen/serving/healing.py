@@ -178,12 +178,9 @@ class HealingClient:
     info: EngineInfo
     replicas: Sequence[ReplicaView] = ()
 
-    def __init__(
-        self, make_host: MakeHost, *, watchdog_timeout_s: float, freeze_grace_s: float, streams: Streams | None = None
-    ) -> None:
-        """streams: where other fronts use the engine, too."""
+    def __init__(self, make_host: MakeHost, *, watchdog_timeout_s: float, freeze_grace_s: float) -> None:
         self._make_host = make_host
-        self._streams = streams or Streams()
+        self._streams = Streams()
         self._watchdog = Watchdog(watchdog_timeout_s, freeze_grace_s)
         self._loop = asyncio.get_running_loop()
         self._progress: Progress = no_progress

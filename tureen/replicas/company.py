@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    from tureen.replicas.replica import Passage, Replica
     from tureen.serving.client import ReplicaFacts
 
 Question = Literal["holds", "needs", "starts"]
@@ -27,7 +26,7 @@ class OtherRouters(Protocol):
 class Company:
     """The fronts over the same engines, as one of them sees them: alone, unless it is told of others."""
 
-    def __init__(self, replicas: Sequence[Replica], passages: Mapping[str, Passage]) -> None:
+    def __init__(self, replicas: Sequence[Any], passages: Mapping[str, Any]) -> None:
         """replicas: all, as they are there later. passages: requests of this front, by id, those too that are between
         two replicas."""
         self.others: OtherRouters | None = None  # where this front owns the engines
@@ -39,7 +38,7 @@ class Company:
         if self.others is not None:
             await self.others.tell()
 
-    async def ask(self, question: Question, replica: Replica) -> bool:
+    async def ask(self, question: Question, replica: Any) -> bool:
         """Asks all fronts. Returns whether any answer is yes."""
         if self.says(question, replica.number):
             return True

@@ -48,8 +48,8 @@ class Company:
         """Answers a question for this front."""
         replica = self._replicas[number]
         if question == "starts":
-            return replica.client.is_replacing
-        return replica.num_live > 0 or (
+            return bool(replica.client.is_replacing)
+        return bool(replica.num_live) or (
             question == "needs"
             and any(each.weights == replica.weights and each.replica is not replica for each in self._passages.values())
         )

@@ -270,7 +270,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 1
     api_workers: Annotated[
         int,
-        _meta("server", "Processes that speak HTTP, on one port and over one engine: docs/scaling.md.", ge=1, le=64),
+        _meta(
+            "server", "Processes that speak HTTP, on one port and over the same engines: docs/scaling.md.", ge=1, le=64
+        ),
     ] = 1
     min_replicas: Annotated[
         Positive | None, _meta("server", "Least engines; below --replicas, some are ended when idle.")

@@ -72,7 +72,7 @@ class Growing(Worlds):
         await self.client.start([place.make_client for place in self.places], num_first=1)
         for place in self.places:
             place.client._tasks.pop("watch").cancel()
-        self.pool = Pool(self.client.replicas, Scaler(1, 3, 100))
+        self.pool = Pool(self.client.replicas, Scaler(1, 3, 100), self.client.company)
         return self
 
     async def pass_time(self, seconds):

@@ -23,7 +23,7 @@ from tureen.replicas.engine_command import engine_context
 from tureen.replicas.greeting import Hello
 from tureen.replicas.remote import EngineAddress, parse_address
 from tureen.replicas.router import Router
-from tureen.replicas.start import front_context, remote_clients
+from tureen.replicas.start import front_context, remote_engines
 from tureen.sandbox.framing import HEADER, MAX_MESSAGE_BYTES, framed
 from tureen.serving import healing
 
@@ -316,9 +316,9 @@ def test_outside_this_machine_certificates_must_be_there(authorities, tmp_path):
         engine_context(Config(tls_cert=pair.cert, tls_key=pair.key), EngineAddress("127.0.0.1", 7000))
     assert engine_context(Config(), EngineAddress("::1", 7000)) is None
     with pytest.raises(StartupError, match=r"tcp://10.0.0.1:7000: outside this machine.*--replica-tls-cert"):
-        remote_clients(Config(), "tcp://10.0.0.1:7000", None)
+        remote_engines(Config(), "tcp://10.0.0.1:7000", None)
     with pytest.raises(StartupError, match="tcp://localhost:7000 is there twice"):
-        remote_clients(Config(), "tcp://localhost:7000,tcp://localhost:7000", None)
+        remote_engines(Config(), "tcp://localhost:7000,tcp://localhost:7000", None)
     with pytest.raises(StartupError, match="--replica-tls-key is missing"):
         front_context(Config(replica_tls_cert=pair.cert, replica_tls_ca=ours.cert))
     open_key = tmp_path / "open.pem"

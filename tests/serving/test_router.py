@@ -14,6 +14,7 @@ from stepped_replicas import Worlds
 from tureen.contract.params import SamplingParams
 from tureen.contract.types import GenerateRequest
 from tureen.errors import Conflict, NotFound, RequestFailed, Unavailable
+from tureen.replicas.company import Company
 from tureen.replicas.replica import Passage, Replica
 from tureen.serving import healing
 
@@ -368,7 +369,9 @@ def test_overlapping_restarts_leave_a_replica_as_it_was_and_a_drain_meanwhile_ho
             pass
 
     async def play(*, is_drained: bool) -> bool:
-        replica = Replica(0, lambda: None)
+        replicas = []
+        replica = Replica(0, lambda: None, Company(replicas, {}))
+        replicas.append(replica)
         replica.client = Client()
         restarts = [asyncio.create_task(replica.restart()) for _ in range(2)]
         await asyncio.sleep(0)

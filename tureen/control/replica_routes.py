@@ -76,7 +76,7 @@ def replica_report(replica: ReplicaView) -> dict[str, Any]:
         "drained": replica.is_drained,
         "num_running": stats.num_running,
         "num_waiting": stats.num_queued,
-        "queued_tokens": replica.load,
+        "queued_tokens": replica.total_load,
         "num_replacements": health.num_replacements,
     }
 
@@ -88,7 +88,7 @@ def gauge_replica(replica: ReplicaView, metrics: Metrics) -> None:
         "replica_up": health.state == "healthy",
         "replica_running_reqs": stats.num_running,
         "replica_queue_reqs": stats.num_queued,
-        "replica_queued_tokens": replica.load,
+        "replica_queued_tokens": replica.total_load,
         "replica_replacements": health.num_replacements,
     }
     for name, value in values.items():

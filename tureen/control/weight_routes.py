@@ -121,7 +121,8 @@ def _weight_routes(state: ServerState) -> list[Entry]:
         message = f"The weights are those of {source.name} now."
         if num_paused:
             message += f" {num_paused} paused requests go on with them, computed again from their first token."
-        return JSONResponse({"success": True, "message": message, "num_paused_requests": num_paused})
+        answer = {"success": True, "message": message, "num_paused_requests": num_paused}
+        return JSONResponse(answer | _restarted(state, message))
 
     async def update_version(request: Request) -> Response:
         body = await read_body(request, VersionBody)
@@ -274,6 +275,19 @@ async def _roll(source: ModelSource, body: UpdateBody, state: ServerState, turn:
             return num_paused
 
     return await asyncio.shield(exchange())
+
+
+def _restarted(state: ServerState, message: str) -> dict[str, Any]:
+    """Returns what an answer says of replicas that could not have the weights like the others; nothing where there are
+    none."""
+    faults = {replica.number: replica.weights_fault for replica in state.client.replicas if replica.weights_fault}
+    if not faults:
+        return {}
+    told = "; ".join(f"replica {number}: {fault}" for number, fault in faults.items())
+    return {
+        "message": f"{message} Some replicas could not have them, and are restarted with them: {told}",
+        "restarted_replicas": list(faults),
+    }
 
 
 def _abort_all(state: ServerState) -> None:

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from tureen.config import Config
 from tureen.contract.types import EngineInfo, FromEngine, ToEngine
 from tureen.errors import StartupError
-from tureen.fronts.client import FrontClient
 from tureen.log import Progress, get_logger, no_progress
 from tureen.serving.engine_socket import EngineSocket
-from tureen.serving.healing import Lose
+from tureen.serving.healing import HealingClient, Lose
 from tureen.serving.process import STOPPED, state_of
-from tureen.serving.streams import Streams
+from tureen.serving.unblamed import UnblamedStreams
 from tureen.serving.watchdog import Sign, processor_s
 
 LOOK_S = 0.05
@@ -76,7 +75,7 @@ class JoinedHost:
             self._lose(f"the engine process was not understood: {type(error).__name__}")
 
 
-class JoinedStreams(Streams):
+class JoinedStreams(UnblamedStreams):
     """The streams of a front that hears of the engine only while it has requests there: what others have in it says
     nothing of whether a report is due."""
 
@@ -85,14 +84,14 @@ class JoinedStreams(Streams):
         return bool(self._streams or self._calls)
 
 
-class JoinedClient(FrontClient):
+class JoinedClient(HealingClient):
     """The client of an engine that another front has started."""
 
     def __init__(self, path: str, config: Config) -> None:
         def make_host(_: int, receive: Callable[[FromEngine], None], lose: Lose) -> JoinedHost:
             return JoinedHost(path, receive, lose)
 
-        super().__init__(make_host, config)
+        super().__init__(make_host, watchdog_timeout_s=config.watchdog_timeout_s, freeze_grace_s=config.freeze_grace_s)
         self._streams: JoinedStreams = JoinedStreams()
 
     async def start(self, progress: Progress = no_progress) -> EngineInfo:

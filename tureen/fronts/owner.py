@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from starlette.applications import Starlette
@@ -29,6 +29,9 @@ from tureen.log import LOGGER_NAME, get_logger
 from tureen.metrics import Metrics
 from tureen.requests.other_fronts import Accepting
 from tureen.requests.state import ServerState
+
+if TYPE_CHECKING:
+    from tureen.replicas.router import Router
 
 END_TIMEOUT_S = 8.0
 """Seconds in which a front must have closed its connections and ended."""
@@ -186,6 +189,7 @@ class Fronts:
         self._state: ServerState = app.state.server
         self._folder = folder
         self._told = self._facts()
+        self._telling = asyncio.Lock()
         self._retired: list[Sample] = []  # what fronts that are gone had counted
         self._is_open = False  # all have started
         self._is_closing = False
@@ -198,6 +202,8 @@ class Fronts:
             for number, listener in enumerate(listeners, start=1)
         ]
         self._state.common.fronts = self
+        if self._state.client.replicas:
+            cast("Router", self._state.client).company.others = self
         self._state.lifecycle.services.append(self)
         self.state = app.state  # as an application has it
 
@@ -205,6 +211,8 @@ class Fronts:
         """Starts them; returns when all are ready. Raises StartupError."""
         self._passing = await asyncio.start_unix_server(self._answer, path=str(self._folder / OWNER))
         self._tasks = [asyncio.create_task(self._keep(front)) for front in self._all]
+        if self._state.client.replicas:
+            self._tasks.append(asyncio.create_task(self._look_at_replicas(cast("Router", self._state.client))))
         await asyncio.sleep(0)
         try:
             for front in self._all:
@@ -223,11 +231,21 @@ class Fronts:
         it."""
 
         async def send_told(message: Message) -> None:
-            if message["type"] == "http.response.start" and self._facts() != self._told:
-                await self._tell()
+            if message["type"] == "http.response.start":
+                await self.tell()
             await send(message)
 
         await self._app(scope, receive, send_told if scope["type"] == "http" else send)
+
+    async def tell(self) -> None:
+        """Has the others know what has changed since they were told; returns when they do."""
+        async with self._telling:  # else what was said first could be taken for what was said last
+            if self._facts() != self._told:
+                await self._tell()
+
+    async def any_says(self, question: str, number: int) -> bool:
+        """Says whether any other front answers a question about a replica with yes."""
+        return any(await self._ask_all("question", question=question, replica=number))
 
     @property
     def num_running(self) -> int:
@@ -328,6 +346,18 @@ class Fronts:
                     front.ask("down", reason=failure)
             await asyncio.sleep(LOOK_S)
 
+    async def _look_at_replicas(self, router: Router) -> None:
+        """Has all fronts know, again and again, which replicas are there, and what each has to do for the others."""
+        while True:
+            await self.tell()
+            own = [replica.load for replica in router.replicas]
+            loads = {front: front.figures.loads or [0] * len(own) for front in self._all}
+            router.company.hear_loads([sum(of) for of in zip(*loads.values(), strict=True)])
+            for front in self._all:
+                others = [own, *(loads[other] for other in self._all if other is not front)]
+                front.ask("loads", loads=[sum(of) for of in zip(*others, strict=True)])
+            await asyncio.sleep(LOOK_S)
+
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -340,7 +370,13 @@ class Fronts:
     def _facts(self) -> SharedFacts:
         context = self._state.context
         level = logging.getLogger(LOGGER_NAME).getEffectiveLevel()
-        return SharedFacts(dict(self._state.adapters), context.info.model_path, context.config.weight_version, level)
+        return SharedFacts(
+            dict(self._state.adapters),
+            context.info.model_path,
+            context.config.weight_version,
+            level,
+            [replica.facts for replica in self._state.client.replicas],
+        )
 
     async def _tell(self) -> None:
         """Has all know the facts of now. One that does not say that it does is replaced, and knows them then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import socket
 import tempfile
@@ -14,11 +15,12 @@ from tureen.build import Model
 from tureen.config import Config, is_alone
 from tureen.contract.types import FromEngine
 from tureen.errors import StartupError
-from tureen.fronts.client import FrontClient
 from tureen.log import Progress, no_progress
-from tureen.serving.child import ADMIT, BuildOrder
-from tureen.serving.healing import Lose
+from tureen.serving.child import BuildOrder
+from tureen.serving.client import EngineClient
+from tureen.serving.healing import HealingClient, Lose
 from tureen.serving.process import ProcessHost
+from tureen.serving.unblamed import UnblamedStreams
 
 FACTORY = "tureen.build:make_engine"
 DOOR, OWNER = "engine", "owner"
@@ -32,8 +34,8 @@ def check(config: Config) -> None:
         why, field = "--engine thread: the fronts share an engine in a process of its own; leave --engine out", "engine"
     elif config.models:
         why, field = "several models: only one front knows which are loaded; leave --api-workers out", "models"
-    elif not is_alone(config):
-        why, field = "--replicas: only one front can move requests between engines; leave one of them out", "replicas"
+    elif isinstance(config.replicas, str) and config.replicas.startswith("ray://"):
+        why, field = "--replicas ray://…: only one front knows the actors; leave one of them out", "replicas"
     if why:
         raise StartupError(f"--api-workers {config.api_workers} with {why}", field=field)
 
@@ -47,35 +49,32 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-class SharedClient(FrontClient):
+class SharedClient(HealingClient):
     """The owner's client of an engine in a process that other fronts join, too."""
 
     def __init__(self, factory: str, config: Config, door: str) -> None:
         """door: path of the socket at which the others come in."""
         order = BuildOrder(factory, config, door=door)
 
-        def make_host(epoch: int, receive: Callable[[FromEngine], None], lose: Lose) -> SharedHost:
-            return SharedHost(msgspec.structs.replace(order, epoch=epoch), receive, lose)
+        def make_host(epoch: int, receive: Callable[[FromEngine], None], lose: Lose) -> ProcessHost:
+            return ProcessHost(msgspec.structs.replace(order, epoch=epoch), receive, lose)
 
-        super().__init__(make_host, config)
+        super().__init__(make_host, watchdog_timeout_s=config.watchdog_timeout_s, freeze_grace_s=config.freeze_grace_s)
+        self._streams: UnblamedStreams = UnblamedStreams()
 
     def _open(self) -> None:
         super()._open()
-        assert isinstance(self._host, SharedHost)
+        assert isinstance(self._host, ProcessHost)
         self._host.admit()
 
 
-class SharedHost(ProcessHost):
-    """A Host with a door for other fronts."""
-
-    def admit(self) -> None:
-        """Lets them in: the engine is in the state that it is to be in."""
-        self._socket.write(ADMIT)
-
-
-async def connect(config: Config, model: Model, folder: Path, *, progress: Progress = no_progress) -> SharedClient:
-    """Starts the engine, with its door in the folder. Returns its client once it is ready. Raises StartupError."""
-    del model  # the engine's process finds it by itself
+async def connect(config: Config, model: Model, folder: Path, *, progress: Progress = no_progress) -> EngineClient:
+    """Starts the engine, or the engines, with their doors in the folder. Returns their client once they are ready.
+    Raises StartupError."""
+    if not is_alone(config):
+        replicas = importlib.import_module("tureen.replicas.start")
+        several: EngineClient = await replicas.connect(config, model, folder=folder, progress=progress)
+        return several
     client = SharedClient(FACTORY, config, str(folder / DOOR))
     await client.start(progress)
     return client

@@ -9,6 +9,7 @@ import msgspec
 
 from tureen.config import Config
 from tureen.sandbox.framing import HEADER, framed
+from tureen.serving.client import ReplicaFacts
 
 
 class SharedFacts(msgspec.Struct, frozen=True):
@@ -18,6 +19,7 @@ class SharedFacts(msgspec.Struct, frozen=True):
     model_path: str
     weight_version: str
     log_level: int  # of logging
+    replicas: list[ReplicaFacts] = []  # where there are several
 
 
 class Order(msgspec.Struct, frozen=True, tag="order"):
@@ -60,6 +62,7 @@ class Figures(msgspec.Struct, frozen=True):
 
     num_running: int
     samples: list[Sample] = []
+    loads: list[int] = []  # tokens that each replica is to compute for it
 
 
 class Wire:

@@ -12,12 +12,12 @@ import socket
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tureen.build import find_model, media_loader
-from tureen.config import Config
+from tureen.config import Config, is_alone
 from tureen.errors import TureenError
 from tureen.front.app import build_app
 from tureen.fronts.entrance import Entrance
@@ -32,6 +32,9 @@ from tureen.requests.state import ServerState
 from tureen.sandbox.budget import helper_bytes
 from tureen.server import SWITCH_INTERVAL_S, fastest_event_loop
 from tureen.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tureen.replicas.router import Router
 
 FIGURES_S = 1.0
 """Seconds between two reports of what the front has counted."""
@@ -77,7 +80,7 @@ class FrontServer(Server):
 class OrderTaker:
     """Does what the owner asks."""
 
-    def __init__(self, wire: Wire, client: JoinedClient, state: ServerState, server: FrontServer) -> None:
+    def __init__(self, wire: Wire, client: JoinedClient | Router, state: ServerState, server: FrontServer) -> None:
         self._wire = wire
         self._client = client
         self._state = state
@@ -102,7 +105,8 @@ class OrderTaker:
         metrics, health = self._state.metrics, self._state.client.health
         metrics.raise_to("num_resumed_requests", health.num_resumed)
         metrics.raise_to("num_grammar_unverified", self._state.helpers.num_unverified)
-        figures = Figures(self._state.common.num_running, samples_of(metrics))
+        loads = [replica.load for replica in self._router.replicas] if self._router else []
+        figures = Figures(self._state.common.num_running, samples_of(metrics), loads)
         self._wire.send(Answer(0, msgspec.to_builtins(figures)))
 
     def take(self, facts: SharedFacts) -> None:
@@ -110,6 +114,13 @@ class OrderTaker:
         logging.getLogger(LOGGER_NAME).setLevel(facts.log_level)
         self._state.adapters = facts.adapters
         self._state.serve_weights(path=facts.model_path, version=facts.weight_version)
+        if self._router is not None:
+            self._router.follow(facts.replicas)
+
+    @property
+    def _router(self) -> Router | None:
+        """The client, where there are several engines."""
+        return None if isinstance(self._client, JoinedClient) else self._client
 
     def _do(self, op: str, args: dict[str, Any]) -> object:
         match op:
@@ -119,8 +130,10 @@ class OrderTaker:
                 return self._state.common.abort(args["rid"], args["reason"], owner=args["owner"])
             case "figures":
                 self.tell()
-            case "down":
+            case "down" if isinstance(self._client, JoinedClient):
                 self._client.expect_none(args["reason"])
+            case "loads" | "question" if self._router is not None:
+                return importlib.import_module("tureen.fronts.following").take(self._router, op, args)
             case "drain":
                 self._state.lifecycle.drain()
                 self._period_s = DRAINING_S
@@ -140,11 +153,11 @@ async def _run(control: socket.socket, listener: socket.socket) -> None:
     set_up_logging(order.config.log_level, order.config.log_format)
     logging.getLogger("tureen.stats").setLevel(logging.WARNING)  # the owner reports on the engine
     folder, config = Path(order.folder), own_config(order.config)
-    client = JoinedClient(str(folder / DOOR), config)
+    client: JoinedClient | Router | None = None
     try:
         module, name = order.factory.split(":")
         tokenizer, media = await asyncio.to_thread(getattr(importlib.import_module(module), name), config)
-        await client.start()
+        client = await _join(config, folder, order.facts)
         app = build_app(client, tokenizer, config, media=media)
         state: ServerState = app.state.server
         state.number_from((order.number << NUMBERS) + 1)
@@ -152,7 +165,8 @@ async def _run(control: socket.socket, listener: socket.socket) -> None:
         server = FrontServer(entrance, config, lambda: tasks.append(asyncio.create_task(worker.report())))
     except TureenError as error:
         wire.send(Unable(error.message))
-        await client.close()
+        if client is not None:
+            await client.close()
         return
     worker = OrderTaker(wire, client, state, server)
     worker.take(order.facts)
@@ -160,6 +174,16 @@ async def _run(control: socket.socket, listener: socket.socket) -> None:
     tasks = [asyncio.create_task(worker.listen())]
     await server.serve(sockets=[listener])
     await client.close()
+
+
+async def _join(config: Config, folder: Path, facts: SharedFacts) -> JoinedClient | Router:
+    """Returns the client of the engine, or of all, that the owner has. Raises StartupError."""
+    if not is_alone(config):
+        router: Router = await importlib.import_module("tureen.fronts.following").join(config, folder, facts.replicas)
+        return router
+    client = JoinedClient(str(folder / DOOR), config)
+    await client.start()
+    return client
 
 
 def main(control: int, listener: int) -> None:

@@ -3,5 +3,5 @@ lost. Imported only where there are several.
 
 Imports: build, config, contract, devices, engine, errors, extras, fleet, http, log, sandbox, serving,
 terminal, weights; asyncio, cryptography, msgspec, ray.
-Imported by: bench.
+Imported by: bench, fronts.
 """

@@ -49,6 +49,8 @@ class Operations:
         chosen = self._replicas()
         if op in OF_ANY:
             chosen = [min(chosen, key=lambda each: each.client.health.state != "healthy")]
+        for replica in chosen if op == "update_weights" else ():
+            replica.weights_fault = ""
         outcomes = await asyncio.gather(
             *(each.client.call(op, **_own_args(op, args, each)) for each in chosen), return_exceptions=True
         )
@@ -76,7 +78,9 @@ class Operations:
         told = "; ".join(f"replica {each.number}: {fault.message}" for each, fault in failed.items())
         if op in FOLLOWED:
             log.error("%s failed, and the replica is restarted in the state of the others: %s", op, told)
-            for replica in failed:
+            for replica, fault in failed.items():
+                if op == "update_weights":
+                    replica.weights_fault = fault.message
                 replica.client.restart_like(done[0].client, f"it could not do what the others did: {op}")
             return
         error = copy.copy(next(iter(failed.values())))

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from tureen.errors import StartupError
 from tureen.log import get_logger
+from tureen.replicas.company import Company
 from tureen.replicas.replica import Replica
 from tureen.serving.healing import TICK_S
 
@@ -55,8 +56,9 @@ class Scaler:
 class Pool:
     """Brings replicas in and out by a scaler's judgement, one at a time."""
 
-    def __init__(self, replicas: Sequence[Replica], scaler: Scaler) -> None:
+    def __init__(self, replicas: Sequence[Replica], scaler: Scaler, company: Company) -> None:
         self._replicas = replicas
+        self._company = company
         self._scaler = scaler
         self._tasks: dict[str, asyncio.Task[None]] = {}  # "watch", "change"
         self._num_holds = 0
@@ -90,7 +92,7 @@ class Pool:
     def look(self, seconds: float) -> None:
         """Judges the load of so many seconds. Begins a change, unless one is under way, or none may be."""
         running = [each for each in self._replicas if not each.is_parked]
-        change = self._scaler.judge(seconds, sum(each.load for each in running), len(running))
+        change = self._scaler.judge(seconds, sum(each.total_load for each in running), len(running))
         if not change or "change" in self._tasks or self._num_holds:
             return
         making = self._grow(running) if change > 0 else self._shrink(running)
@@ -115,10 +117,10 @@ class Pool:
 
     async def _shrink(self, running: Sequence[Replica]) -> None:
         """Has the requests of a replica go on in others, waits for those that cannot, and ends it."""
-        replica = min(running, key=lambda each: (each.health.state == "healthy", each.load, -each.number))
+        replica = min(running, key=lambda each: (each.health.state == "healthy", each.total_load, -each.number))
         log.info("replica %s is ended: the others can do what it does", replica.label)
-        with replica.away():
-            while replica.num_live:
+        async with replica.away():
+            while await self._company.ask("holds", replica):
                 await asyncio.sleep(TICK_S)
             await replica.client.suspension.suspend()
         await replica.client.release()

@@ -20,13 +20,18 @@ from tureen.log import get_logger
 from tureen.replicas.greeting import MAX_GREETING_BYTES, RESTART, GreetingRefusal, ModelDigests, Welcome, hello
 from tureen.replicas.replica import OnTurn, ReplicaClient
 from tureen.sandbox.framing import MAX_MESSAGE_BYTES, framed
+from tureen.serving.client import ReplicaFacts
 from tureen.serving.engine_socket import EngineSocket, read_frame
 from tureen.serving.healing import Host, Lose
+from tureen.serving.streams import Streams
 from tureen.serving.watchdog import Sign
 
 ADDRESS = re.compile(r"(?:tcp://)?(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\[\]:/@\s]+)):(?P<port>\d{1,5})/?")
 CONNECT_S = 10.0
 """Seconds for a connection, its handshake and the first words."""
+
+LOOK_S = 0.05
+"""Seconds between two looks at what the owner of an engine says of it."""
 
 KEEPALIVE_S, KEEPALIVE_PROBES = 5, 3
 """Seconds of silence after which the kernel asks whether the other machine is there, and how often it does."""
@@ -78,9 +83,10 @@ class RemoteEngine:
     """An engine elsewhere: how it is reached, and what it must be. All connections to it share it."""
 
     def __init__(
-        self, find: Callable[[], Awaitable[EngineAddress]], digests: ModelDigests, context: ssl.SSLContext | None
+        self, find: Callable[[], Awaitable[EngineAddress]], digests: ModelDigests | None, context: ssl.SSLContext | None
     ) -> None:
-        """find: returns where the engine listens now; raises OSError. context: of TLS; None = without."""
+        """find: returns where the engine listens now; raises OSError. digests: None where another front sees to it that
+        the engine is what it must be, and says which one is. context: of TLS; None = without."""
         self.find = find
         self.digests = digests
         self.context = context
@@ -143,7 +149,8 @@ class RemoteHost:
             raise errors.StartupError(f"{self._address}: it has closed the connection at once{hint}") from None
         if isinstance(answer, GreetingRefusal):
             raise errors.StartupError(f"{self._address} refuses this server: {answer.message}")
-        for name, own in msgspec.structs.asdict(self._place.digests).items():
+        expected = {} if self._place.digests is None else msgspec.structs.asdict(self._place.digests)
+        for name, own in expected.items():
             other = getattr(answer, name)
             if other != own:
                 raise errors.StartupError(
@@ -160,6 +167,11 @@ class RemoteHost:
 
     def sign(self) -> Sign:
         return Sign(self._socket.ask(), 0.0)
+
+    @property
+    def has_ended(self) -> bool:
+        """Says whether the connection is there no more."""
+        return self._reading is None or self._reading.done()
 
     async def close(self, *, at_once: bool) -> None:
         """Closes the connection. The engine ends what it does for this front, and stays."""
@@ -189,13 +201,33 @@ class RemoteClient(ReplicaClient):
     """The client of a replica elsewhere. An engine that was there before the connection broke has kept its state."""
 
     def __init__(
-        self, place: RemoteEngine, on_turn: OnTurn, *, watchdog_timeout_s: float, freeze_grace_s: float
+        self,
+        place: RemoteEngine,
+        on_turn: OnTurn,
+        *,
+        watchdog_timeout_s: float,
+        freeze_grace_s: float,
+        streams: Streams | None = None,
     ) -> None:
         def make_host(epoch: int, receive: Callable[[FromEngine], None], lose: Lose) -> RemoteHost:
             return RemoteHost(place, receive, lose)
 
-        super().__init__(make_host, on_turn, watchdog_timeout_s=watchdog_timeout_s, freeze_grace_s=freeze_grace_s)
+        super().__init__(
+            make_host,
+            on_turn,
+            watchdog_timeout_s=watchdog_timeout_s,
+            freeze_grace_s=freeze_grace_s,
+            streams=streams,
+        )
         self._place = place
+
+    @property
+    def engine_id(self) -> str:  # type: ignore[override]
+        return self._place.engine_id
+
+    def follow(self, facts: ReplicaFacts) -> None:
+        self._place.engine_id = facts.engine_id
+        super().follow(facts)
 
     def restart(self, reason: str) -> None:
         if self._host is not None:
@@ -204,9 +236,37 @@ class RemoteClient(ReplicaClient):
 
     async def _restore(self, host: Host, info: EngineInfo) -> None:
         assert isinstance(host, RemoteHost)
-        if host.engine_id != self._place.engine_id:
+        if self._place.digests is None:
+            await self._wait_until_known(host)
+        elif host.engine_id != self._place.engine_id:
             await super()._restore(host, info)
             self._place.engine_id = host.engine_id
+
+    async def _wait_until_known(self, host: RemoteHost) -> None:
+        """Waits until the front that owns the engine says that it is in the state that it is to be in."""
+        while host.engine_id != self._place.engine_id:
+            if host.has_ended:
+                raise errors.StartupError("the connection has ended before the engine was in its state")
+            await asyncio.sleep(LOOK_S)
+
+
+async def why_absent(place: RemoteEngine) -> str:
+    """Returns why an engine cannot be reached; "" where it can. Raises StartupError where the wrong one is there."""
+
+    def hear(_: FromEngine) -> None:
+        """Does nothing: it is only looked at."""
+
+    def lose(reason: str, *, is_suspicious: bool = True) -> None:
+        """Does nothing."""
+
+    host = RemoteHost(place, hear, lose)
+    try:
+        await host.start()
+    except OSError as error:
+        return str(error)
+    finally:
+        await host.close(at_once=True)
+    return ""
 
 
 def _tls_fault(address: EngineAddress, error: ssl.SSLError) -> str:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from tureen.contract.types import EngineHealth, EngineStats, GenerateRequest
+from tureen.replicas.company import Company
+from tureen.serving.client import ReplicaFacts
 from tureen.serving.healing import TICK_S, HealingClient, MakeHost, State
-from tureen.serving.streams import Live, Watch
+from tureen.serving.process import ProcessHost
+from tureen.serving.streams import Live, Streams, Watch
 
 STAYS_AFTER = 1
 """Number of times that an engine may die under a request before it stays with the replica it is on: what kills engine
@@ -29,11 +32,37 @@ OnTurn = Callable[[State, State], None]
 class ReplicaClient(HealingClient):
     """The client of one replica. It tells of each state that its engine comes into, and hands requests over."""
 
+    engine_id = ""
+    """Tells an engine elsewhere that is in the state that it is to be in from others."""
+
     def __init__(
-        self, make_host: MakeHost, on_turn: OnTurn, *, watchdog_timeout_s: float, freeze_grace_s: float
+        self,
+        make_host: MakeHost,
+        on_turn: OnTurn,
+        *,
+        watchdog_timeout_s: float,
+        freeze_grace_s: float,
+        streams: Streams | None = None,
     ) -> None:
+        """streams: where other fronts use the engine, too."""
         super().__init__(make_host, watchdog_timeout_s=watchdog_timeout_s, freeze_grace_s=freeze_grace_s)
         self._on_turn = on_turn
+        if streams is not None:
+            self._streams = streams
+
+    def begin(self) -> None:
+        """Begins to look for an engine, and goes on until there is one; called in place of `start`."""
+        self._tasks["replace"] = asyncio.create_task(self._find_first())
+        self._tasks["watch"] = asyncio.create_task(self._watch())
+
+    async def _find_first(self) -> None:
+        await self._restart()
+        self._health = msgspec.structs.replace(self._health, num_replacements=0)
+
+    def follow(self, facts: ReplicaFacts) -> None:
+        """Hears what the front that starts the engine says of it."""
+        if facts.failure is not None and self._is_starting:
+            self._give_up(facts.failure)
 
     def hand_over(self, request_ids: Sequence[str]) -> None:
         """Ends the streams of these requests with Moved."""
@@ -77,31 +106,75 @@ class ReplicaClient(HealingClient):
         self._on_turn(before, state)
 
 
+class OpenReplicaClient(ReplicaClient):
+    """The client of a replica whose engine other fronts use, too: they come in at its door."""
+
+    def _open(self) -> None:
+        super()._open()
+        assert isinstance(self._host, ProcessHost)
+        self._host.admit()
+
+
 class Replica:
     """One engine of several, and what it was given."""
 
-    def __init__(self, number: int, settle: Callable[[], None]) -> None:
+    def __init__(self, number: int, settle: Callable[[], None], company: Company) -> None:
         """settle: has requests of replicas that are drained or not well go on in others."""
         self.number = number
         self._settle = settle
+        self._company = company
         self.client: ReplicaClient
         self._is_drained = False
-        self._num_absences = 0  # restarts and exchanges of weights that have not ended
+        self._told: ReplicaFacts | None = None  # by the front that owns it, where that is another one
+        self._absences: list[bool] = []  # restarts that have not ended, and, True, exchanges of weights
         self.weights = 0  # the number of exchanges that its weights come from
         self.weight_version: str | None = None  # of its weights, while not all replicas have the same
+        self.weights_fault = ""  # why it got the newest weights by a restart
         self.passages: dict[str, Passage] = {}  # by the ids that its engine knows
-        self.load = 0  # tokens that it is to compute
+        self.load = 0  # tokens that it is to compute for this front
+        self.load_elsewhere = 0  # the same for other fronts, as they said last
         self.num_given = 0  # tokens that it was ever given to compute
 
     @property
     def is_drained(self) -> bool:
         """Says whether it is given nothing any more, because an operator drains or restarts it."""
-        return self._is_drained or self._num_absences > 0
+        is_told = self._told is not None and self._told.is_drained
+        return self._is_drained or bool(self._absences) or is_told
 
     @property
     def is_parked(self) -> bool:
-        """Says whether it has no engine, because there is too little to compute."""
-        return self.client.health.state == "unloaded"
+        """Says whether it has no engine, because there is too little to compute; or so the owner says."""
+        is_told = self._told is not None and self._told.is_parked
+        return is_told or self.client.health.state == "unloaded"
+
+    @property
+    def is_closed(self) -> bool:
+        """Says whether another front exchanges its weights."""
+        return self._told is not None and self._told.is_exchanging
+
+    @property
+    def total_load(self) -> int:
+        """The number of tokens that it is to compute, for all fronts."""
+        return self.load + self.load_elsewhere
+
+    @property
+    def facts(self) -> ReplicaFacts:
+        """The facts that all fronts are to know."""
+        return ReplicaFacts(
+            is_drained=self.is_drained,
+            is_parked=self.is_parked,
+            is_exchanging=any(self._absences),
+            weights=self.weights,
+            weight_version=self.weight_version,
+            failure=self.client.failure,
+            engine_id=self.client.engine_id,
+        )
+
+    def follow(self, facts: ReplicaFacts) -> None:
+        """Hears the facts from the front that owns the engines."""
+        self._told = facts
+        self.weights, self.weight_version = facts.weights, facts.weight_version
+        self.client.follow(facts)
 
     @property
     def label(self) -> str:
@@ -137,20 +210,28 @@ class Replica:
     async def restart(self) -> None:
         """Ends the engine and starts it again, in the state that it had. Returns when it is there, or could not be
         started. Its requests go on in others, or wait where there are none."""
-        with self.away():
+        async with self.away():
             self.client.restart("an operator restarts it")
             while self.client.is_replacing:
                 await asyncio.sleep(TICK_S)
+            await self._company.tell()
+            while not self.client.is_replacing and await self._company.ask("starts", self):
+                await asyncio.sleep(TICK_S)
 
-    @contextlib.contextmanager
-    def away(self) -> Iterator[None]:
-        """Gives it nothing meanwhile, where there are others; what it has goes on in them, where it may."""
-        self._num_absences += 1
+    @contextlib.asynccontextmanager
+    async def away(self, *, for_weights: bool = False) -> AsyncIterator[None]:
+        """Gives it nothing meanwhile, where there are others; what it has goes on in them, where it may.
+
+        for_weights: other fronts give it nothing either where there are no others, since they would not know which
+        weights answer.
+        """
+        self._absences.append(for_weights)
         self._settle()
         try:
+            await self._company.tell()
             yield
         finally:
-            self._num_absences -= 1
+            self._absences.remove(for_weights)
             self._settle()
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from tureen.errors import Conflict, TureenError
 from tureen.log import get_logger
+from tureen.replicas.company import Company
 from tureen.replicas.placing import PrefixIndex
-from tureen.replicas.replica import Passage, Replica
+from tureen.replicas.replica import Replica
 from tureen.serving.healing import TICK_S
 
 log = get_logger("replicas")
@@ -17,7 +18,7 @@ log = get_logger("replicas")
 
 async def roll(
     replicas: Sequence[Replica],
-    passages: Mapping[str, Passage],
+    company: Company,
     index: PrefixIndex,
     *,
     version: str | None,
@@ -26,8 +27,8 @@ async def roll(
     """Gives all replicas other weights: one at a time gets no requests, and those that it has go on in replicas with
     the old weights, or end there. An output never goes on with other weights than it began with.
 
-    passages: all requests, by id, those too that are between two replicas. version: name of the new weights, None =
-    that of the old ones. source: where the weights are, as the engine's operation `update_weights` takes it.
+    company: the fronts that may need a replica. version: name of the new weights, None = that of the old ones. source:
+    where the weights are, as the engine's operation `update_weights` takes it.
 
     Returns 0: no request is computed again. Raises Conflict where there is no replica to answer meanwhile, or
     generation is paused; and what the first replica says when it cannot have the weights: then nothing has changed. A
@@ -37,16 +38,19 @@ async def roll(
         raise Conflict("rolling needs two replicas that take requests: undrain one, or leave rolling out", code="busy")
     if any(replica.stats.is_paused for replica in replicas):
         raise Conflict("generation is paused, so no request would end: continue it, or leave rolling out", code="busy")
+    for replica in replicas:
+        replica.weights_fault = ""
     new = max(replica.weights for replica in replicas) + 1
     first: Replica | None = None
-    for replica in sorted(replicas, key=lambda each: not each.is_drained):
-        with replica.away():
+    for replica in sorted(replicas, key=lambda each: (not each.is_drained, each.health.state != "healthy")):
+        async with replica.away(for_weights=True):
             try:
-                await _exchange(replica, replicas, passages, source)
+                await _exchange(replica, replicas, company, source)
             except TureenError as fault:
                 if first is None:
                     raise
                 log.error("replica %s gets the weights by a restart: %s", replica.label, fault.message)
+                replica.weights_fault = fault.message
                 replica.client.restart_like(first.client, "it could not have the weights that the others have")
             index.forget(replica.number)
             replica.weights, replica.weight_version = new, version
@@ -57,20 +61,11 @@ async def roll(
     return 0
 
 
-async def _exchange(
-    replica: Replica, replicas: Sequence[Replica], passages: Mapping[str, Passage], source: Mapping[str, Any]
-) -> None:
+async def _exchange(replica: Replica, replicas: Sequence[Replica], company: Company, source: Mapping[str, Any]) -> None:
     """Waits until nobody needs the weights of a replica, and exchanges them. Raises what the engine does."""
     is_last = sum(other.weights == replica.weights for other in replicas) == 1
-
-    def is_needed() -> bool:
-        return replica.num_live > 0 or (
-            is_last
-            and any(each.weights == replica.weights and each.replica is not replica for each in passages.values())
-        )
-
     while True:
-        while is_needed():
+        while await company.ask("needs" if is_last else "holds", replica):
             await asyncio.sleep(TICK_S)
         try:
             await replica.client.call("update_weights", **source)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,17 +16,22 @@ from tureen import errors
 from tureen.contract.types import EngineHealth, EngineInfo, EngineStats, FinishReason, GenerateRequest, OutputDelta
 from tureen.log import Progress, get_logger, no_progress
 from tureen.replicas.calls import Operations
+from tureen.replicas.company import Company
 from tureen.replicas.placing import PrefixIndex, Standing, choose
 from tureen.replicas.pool import Pool, Scaler
 from tureen.replicas.replica import OnTurn, Passage, Replica, ReplicaClient
 from tureen.replicas.rolling import roll
 from tureen.replicas.totals import info_of, sum_health, sum_stats
+from tureen.serving.client import ReplicaFacts
 from tureen.serving.healing import State
 from tureen.serving.repeats import must_repeat
 from tureen.serving.streams import Interval, Moved, Watch
 
 EXPECTED_TOKENS = 256
 """Output tokens that a request is expected to have at most, when loads are compared."""
+
+LOOK_S = 0.05
+"""Seconds between two looks at whether any engine is there."""
 
 PREFERENCE: dict[str, int] = {"healthy": 0, "suspect": 1, "replacing": 2}
 """States of an engine in which requests can be given to it; first the one that answers soonest."""
@@ -43,10 +48,11 @@ class Router:
 
     def __init__(self) -> None:
         self.replicas: list[Replica] = []
+        self._passages: dict[str, Passage] = {}
+        self.company = Company(self.replicas, self._passages)
         self._index = PrefixIndex(0, 1, 0)
         self._operations = Operations(lambda: (), {})
         self._pool: Pool | None = None
-        self._passages: dict[str, Passage] = {}
         self._num_moved = 0
         self._is_open = False
 
@@ -63,10 +69,7 @@ class Router:
 
         num_first: how many are started now, all without it; `scaler` decides about the others. Raises StartupError.
         """
-        for number, make_client in enumerate(clients):
-            replica = Replica(number, self._settle)
-            replica.client = make_client(partial(self._hear_turn, replica))
-            self.replicas.append(replica)
+        self._make_replicas(clients)
         first, *others = self.replicas[:num_first]
         for later in self.replicas[1 + len(others) :]:
             later.client.park()
@@ -79,16 +82,53 @@ class Router:
         except BaseException:
             await self.close()
             raise
-        infos = [replica.client.info for replica in (first, *others)]
+        self._open([replica.client.info for replica in (first, *others)])
+        if scaler is not None:
+            self._pool = Pool(self.replicas, scaler, self.company)
+            self._pool.begin()
+        return self.info
+
+    async def join(self, clients: Sequence[MakeClient], facts: Sequence[ReplicaFacts] = ()) -> EngineInfo:
+        """Looks for engines that others have started. Returns as soon as one is there; the others are used when they
+        are found.
+
+        facts: what the owner says of them, where it is another front. Raises StartupError when none can be had.
+        """
+        self._make_replicas(clients)
+        self.follow(facts)
+        for replica in self.replicas:
+            replica.client.begin()
+        try:
+            while not (there := [each.client for each in self.replicas if each.client.health.state == "healthy"]):
+                if self.failure is not None:
+                    raise errors.StartupError(self.failure)
+                await asyncio.sleep(LOOK_S)
+        except BaseException:
+            await self.close()
+            raise
+        for replica in self.replicas:
+            replica.client.info = replica.client.info if replica.client in there else there[0].info  # until it tells
+        self._open([client.info for client in there])
+        return self.info
+
+    def _make_replicas(self, clients: Sequence[MakeClient]) -> None:
+        for number, make_client in enumerate(clients):
+            replica = Replica(number, self._settle, self.company)
+            replica.client = make_client(partial(self._hear_turn, replica))
+            self.replicas.append(replica)
+
+    def _open(self, infos: Sequence[EngineInfo]) -> None:
+        """Takes requests from now on. infos: of the engines that are there."""
         self.info = info_of(infos)
         least = min(info.max_total_tokens for info in infos)
         self._index = PrefixIndex(len(self.replicas), self.info.page_size, least // self.info.page_size)
         self._operations = Operations(self._running, self.info.adapters)
         self._is_open = True
-        if scaler is not None:
-            self._pool = Pool(self.replicas, scaler)
-            self._pool.begin()
-        return self.info
+
+    def follow(self, facts: Sequence[ReplicaFacts]) -> None:
+        """Hears the facts about the replicas from the front that owns them."""
+        self.company.follow(facts)
+        self._settle()
 
     def _running(self) -> list[Replica]:
         """Returns the replicas that have an engine, or are to have one again."""
@@ -153,14 +193,14 @@ class Router:
 
     def _place(self, passage: Passage, rest: GenerateRequest) -> Replica:
         """Gives a request to a replica. Raises Unavailable when there is none that takes it."""
-        usable = list(self._usable(passage))
+        usable = _usable(self._running(), passage)
         if not usable:
             raise self._refusal()
         known, size = self._index.num_known(passage.pages), self.info.page_size
         num_prompt = len(rest.token_ids) + len(rest.resumed)
         expected = min(rest.max_new_tokens - len(rest.resumed), EXPECTED_TOKENS)
         standings = [
-            Standing(replica.number, replica.load, replica.num_given, known[replica.number]) for replica in usable
+            Standing(replica.number, replica.total_load, replica.num_given, known[replica.number]) for replica in usable
         ]
         best = max(standing.num_known for standing in standings)
         number = choose(standings, num_prompt - best * size + expected)
@@ -169,17 +209,6 @@ class Router:
         passage.enter(replica, num_uncached, num_uncached + expected)
         self._index.give(number, passage.pages)
         return replica
-
-    def _usable(self, passage: Passage) -> Iterator[Replica]:
-        """Yields the replicas that may be chosen: those in the best state that any is in, and none that is drained
-        unless all are."""
-        ranks = {
-            replica: (replica.is_drained, PREFERENCE[replica.client.health.state])
-            for replica in self.replicas
-            if replica.client.health.state in PREFERENCE and passage.may_be_in(replica)
-        }
-        best = min(ranks.values(), default=None)
-        return (replica for replica, rank in ranks.items() if rank == best)
 
     def _refusal(self) -> errors.TureenError:
         reasons = "; ".join(f"replica {each.label}: {each.client.health.reason}" for each in self._running())
@@ -196,7 +225,7 @@ class Router:
         """Hears that an engine has come into another state: has requests go where they are answered soonest."""
         if not self._is_open:
             return
-        if state == "healthy" and before == "unloaded":
+        if state == "healthy" and before != "suspect":
             self.info = info_of([each.client.info for each in self._running()])
         if state == "unloaded":
             self._index.forget(replica.number)
@@ -208,10 +237,8 @@ class Router:
 
     def _settle(self) -> None:
         """Has the requests of replicas that are not well, or drained, go on in others, where there are others."""
-        well = [each for each in self.replicas if not each.is_drained and each.client.health.state == "healthy"]
-        if not well:
-            return
-        for replica in self.replicas:
+        well = [each for each in self._running() if not each.is_drained and each.client.health.state == "healthy"]
+        for replica in self.replicas if well else ():
             if replica not in well:
                 leaving = [name for name, passage in replica.passages.items() if passage.may_move_to(well)]
                 replica.client.hand_over(leaving)
@@ -228,13 +255,12 @@ class Router:
     async def call(self, op: str, **args: Any) -> object:
         """Runs a control operation on all replicas, and returns what one engine would: sums, or what is equal in all.
 
-        Raises a TureenError that names the replicas on which it failed; see Operations.
-
-        `roll_weights`, which an engine does not know, is `update_weights` in one replica after the other: see roll.
+        Raises a TureenError that names the replicas on which it failed; see Operations. `roll_weights`, which an engine
+        does not know, is `update_weights` in one replica after the other: see roll.
         """
         if op == "roll_weights":
             async with contextlib.nullcontext() if self._pool is None else self._pool.held():
-                return await roll(self._running(), self._passages, self._index, **args)
+                return await roll(self._running(), self.company, self._index, **args)
         if op in ("flush_cache", "update_weights", "release_memory"):
             for replica in self.replicas:
                 self._index.forget(replica.number)
@@ -265,3 +291,25 @@ class Router:
         if self._pool is not None:
             await self._pool.close()
         await asyncio.gather(*(replica.client.close() for replica in self.replicas), return_exceptions=True)
+
+
+def _usable(replicas: Sequence[Replica], passage: Passage) -> list[Replica]:
+    """Returns the replicas that may be chosen: those in the best state that any is in, and none that is drained unless
+    all are."""
+    ranks = {
+        replica: (replica.is_drained, PREFERENCE[replica.client.health.state])
+        for replica in replicas
+        if replica.client.health.state in PREFERENCE and _may_take(replica, passage, replicas)
+    }
+    best = min(ranks.values(), default=None)
+    return [replica for replica, rank in ranks.items() if rank == best]
+
+
+def _may_take(replica: Replica, passage: Passage, replicas: Sequence[Replica]) -> bool:
+    """Says whether a replica may be given a request. While another front exchanges its weights, it takes what can go on
+    nowhere else, and is waited for; which weights anything else would get, nobody knows."""
+    if not passage.may_be_in(replica):
+        return False
+    if not replica.is_closed:
+        return True
+    return passage.weights is not None and sum(map(passage.may_be_in, replicas)) == 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
@@ -22,12 +23,13 @@ from tureen.log import Progress, get_logger, no_progress
 from tureen.replicas.greeting import ModelDigests, digests_of
 from tureen.replicas.pool import Scaler
 from tureen.replicas.ray_address import SCHEME, parse_cluster
-from tureen.replicas.remote import EngineAddress, RemoteClient, RemoteEngine, parse_address
-from tureen.replicas.replica import OnTurn, ReplicaClient
+from tureen.replicas.remote import EngineAddress, RemoteClient, RemoteEngine, parse_address, why_absent
+from tureen.replicas.replica import OnTurn, OpenReplicaClient, ReplicaClient
 from tureen.replicas.router import MakeClient, Router
 from tureen.sandbox.budget import helper_bytes
 from tureen.serving.child import BuildOrder
 from tureen.serving.process import ProcessHost
+from tureen.serving.unblamed import UnblamedStreams
 
 MOST = 64
 """Most replicas of a server."""
@@ -38,9 +40,14 @@ MIB = 1 << 20
 log = get_logger("replicas")
 
 
-async def connect(config: Config, model: Model, *, progress: Progress = no_progress) -> Router:
-    """Starts the engines of `config.replicas`, or connects to them. Returns the client over all once they are ready.
-    Raises StartupError."""
+async def connect(
+    config: Config, model: Model, *, progress: Progress = no_progress, folder: Path | None = None
+) -> Router:
+    """Starts the engines of `config.replicas`, or connects to them. Returns the client over all once they are ready; of
+    engines elsewhere, once one is. Raises StartupError.
+
+    folder: of the doors at which other fronts come in.
+    """
     router = Router()
     num_first = first_of(config)
     if isinstance(config.replicas, str) and config.replicas.startswith(SCHEME):
@@ -49,12 +56,16 @@ async def connect(config: Config, model: Model, *, progress: Progress = no_progr
         ray_engines = importlib.import_module("tureen.replicas.ray_engines")
         clients = ray_engines.ray_clients(config, config.replicas, model)  # what Ray starts ends with its thread
     elif isinstance(config.replicas, str):
-        clients = await asyncio.to_thread(remote_clients, config, config.replicas, model)
+        places = remote_engines(config, config.replicas, await asyncio.to_thread(digests_of, model))
+        await _look_for(places)
+        await router.join(remote_clients(config, places))
+        return router
     else:
         check(config)
         most = max(config.replicas, config.max_replicas or 1)
         own = await asyncio.to_thread(own_config, config, model, most)
-        clients = [partial(make_client, own, FACTORY)] * most
+        doors = [None if folder is None else door_of(folder, number) for number in range(most)]
+        clients = [partial(make_client, own, FACTORY, door=door) for door in doors]
     await router.start(clients, progress, num_first=num_first, scaler=scaler_of(config))
     return router
 
@@ -93,8 +104,8 @@ def _count(config: Config) -> int | None:
     return parse_cluster(config.replicas).num_engines if config.replicas.startswith(SCHEME) else None
 
 
-def remote_clients(config: Config, addresses: str, model: Model) -> list[MakeClient]:
-    """Returns functions that make the clients of engines elsewhere. Raises StartupError."""
+def remote_engines(config: Config, addresses: str, digests: ModelDigests | None) -> list[RemoteEngine]:
+    """Returns the engines elsewhere that an operator names. digests: see RemoteEngine. Raises StartupError."""
     places = [parse_address(text, "--replicas") for text in addresses.split(",")]
     context = front_context(config)
     for number, place in enumerate(places):
@@ -106,22 +117,38 @@ def remote_clients(config: Config, addresses: str, model: Model) -> list[MakeCli
                 "--replica-tls-key and --replica-tls-ca",
                 field="replicas",
             )
-    digests = digests_of(model)
-    return [partial(_remote_client, config, place, digests, context) for place in places]
+
+    def finder(place: EngineAddress) -> Callable[[], Awaitable[EngineAddress]]:
+        async def find() -> EngineAddress:
+            return place
+
+        return find
+
+    return [RemoteEngine(finder(place), digests, context) for place in places]
 
 
-def _remote_client(
-    config: Config, address: EngineAddress, digests: ModelDigests, context: ssl.SSLContext | None, on_turn: OnTurn
-) -> ReplicaClient:
-    async def find() -> EngineAddress:
-        return address
+async def _look_for(places: Sequence[RemoteEngine]) -> None:
+    """Raises StartupError where one of the engines is a wrong one, or none is there."""
+    faults = [fault for fault in await asyncio.gather(*map(why_absent, places)) if fault]
+    if len(faults) == len(places):
+        raise StartupError(f"--replicas: no engine is there: {'; '.join(faults)}", field="replicas")
+    for fault in faults:
+        log.warning("an engine is not there, and is used when it comes: %s", fault)
 
-    return RemoteClient(
-        RemoteEngine(find, digests, context),
-        on_turn,
-        watchdog_timeout_s=config.watchdog_timeout_s,
-        freeze_grace_s=config.freeze_grace_s,
-    )
+
+def remote_clients(config: Config, places: Sequence[RemoteEngine]) -> list[MakeClient]:
+    """Returns functions that make the clients of engines elsewhere."""
+
+    def make(place: RemoteEngine, on_turn: OnTurn) -> ReplicaClient:
+        return RemoteClient(
+            place,
+            on_turn,
+            watchdog_timeout_s=config.watchdog_timeout_s,
+            freeze_grace_s=config.freeze_grace_s,
+            streams=UnblamedStreams() if config.api_workers > 1 else None,
+        )
+
+    return [partial(make, place) for place in places]
 
 
 def front_context(config: Config) -> ssl.SSLContext | None:
@@ -153,14 +180,24 @@ def with_room(config: Config) -> Config:
     return msgspec.structs.replace(config, max_queued_requests=config.max_queued_requests + FROM_OTHERS)
 
 
-def make_client(config: Config, factory: str, on_turn: OnTurn) -> ReplicaClient:
-    """Makes the client of one replica. `factory`: "module:function" that makes its engine."""
+def door_of(folder: Path, number: int) -> str:
+    """Returns the path of the door of a replica's engine."""
+    return str(folder / f"engine-{number}")
+
+
+def make_client(config: Config, factory: str, on_turn: OnTurn, *, door: str | None = None) -> ReplicaClient:
+    """Makes the client of one replica. factory: "module:function" that makes its engine. door: see BuildOrder."""
 
     def make_host(epoch: int, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> ProcessHost:
-        return ProcessHost(BuildOrder(factory, config, epoch), receive, lose)
+        return ProcessHost(BuildOrder(factory, config, epoch, door=door or ""), receive, lose)
 
-    return ReplicaClient(
-        make_host, on_turn, watchdog_timeout_s=config.watchdog_timeout_s, freeze_grace_s=config.freeze_grace_s
+    kind = ReplicaClient if door is None else OpenReplicaClient
+    return kind(
+        make_host,
+        on_turn,
+        watchdog_timeout_s=config.watchdog_timeout_s,
+        freeze_grace_s=config.freeze_grace_s,
+        streams=None if door is None else UnblamedStreams(),
     )
 
 

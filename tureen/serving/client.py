@@ -5,15 +5,29 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from tureen.contract.types import EngineHealth, EngineInfo, EngineStats, GenerateRequest, OutputDelta
 from tureen.serving.streams import Interval, Watch
+
+
+class ReplicaFacts(msgspec.Struct, frozen=True):
+    """The facts about one of several engines that all fronts are to know."""
+
+    is_drained: bool
+    is_parked: bool  # it has no engine
+    is_exchanging: bool  # its weights: what has none yet is not given to it, whatever becomes of the others
+    weights: int  # the number of exchanges that its weights come from
+    weight_version: str | None  # of its weights, while not all replicas have the same
+    failure: str | None  # why no engine is to be expected
+    engine_id: str  # of an engine elsewhere that is in the state that it is to be in
 
 
 class ReplicaView(Protocol):
     """One of several engines, as an operator sees it."""
 
     number: int
-    load: int  # tokens that it is to compute
+    weights_fault: str  # why it got the newest weights by a restart; "" = it did not
 
     @property
     def health(self) -> EngineHealth: ...
@@ -25,8 +39,16 @@ class ReplicaView(Protocol):
     def num_live(self) -> int: ...
 
     @property
+    def total_load(self) -> int:
+        """The number of tokens that it is to compute, for all fronts."""
+
+    @property
     def is_drained(self) -> bool:
         """Says whether it is given nothing any more."""
+
+    @property
+    def facts(self) -> ReplicaFacts:
+        """The facts that other fronts are to know."""
 
     async def call(self, op: str, **args: Any) -> object:
         """Runs an operation of its engine that changes nothing."""

@@ -16,7 +16,7 @@ import msgspec
 from tureen.config import Config
 from tureen.contract.types import Close, FromEngine, ToEngine
 from tureen.log import get_logger
-from tureen.serving.child import BuildOrder
+from tureen.serving.child import ADMIT, BuildOrder
 from tureen.serving.engine_socket import EngineSocket
 from tureen.serving.healing import HealingClient
 from tureen.serving.watchdog import Sign, processor_s
@@ -65,6 +65,10 @@ class ProcessHost:
 
     def send(self, message: ToEngine) -> None:
         self._socket.send(message)
+
+    def admit(self) -> None:
+        """Lets other fronts in at the engine's door: it is in the state that it is to be in."""
+        self._socket.write(ADMIT)
 
     def sign(self) -> Sign:
         assert self._child is not None

@@ -1,0 +1,58 @@
+"""Streams of a server with several fronts, each followed on a connection of its own."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+
+import httpx
+from followers import PATIENCE_S
+
+GONE = -1
+"""The status of a stream that broke off."""
+
+
+class Stream:
+    """A stream that is followed in a thread, on a connection of its own."""
+
+    def __init__(self, client: Callable[[], httpx.Client], body: dict) -> None:
+        self.begun = threading.Event()
+        self.ids: list[int] = []
+        self.finish: dict | None = None
+        self.status = 0
+        self._client = client
+        self._event_id = self._name = ""
+        self._thread = threading.Thread(target=self._run, args=(body | {"stream": True},), daemon=True)
+        self._thread.start()
+
+    def join(self) -> Stream:
+        self._thread.join(PATIENCE_S)
+        return self
+
+    def resume(self) -> Stream:
+        with self._client() as http:
+            headers = {"last-event-id": self._event_id}
+            with http.stream("GET", f"/generate/{self._name}/events", headers=headers) as response:
+                self._read(response)
+        return self
+
+    def _run(self, body: dict) -> None:
+        try:
+            with self._client() as http, http.stream("POST", "/generate", json=body) as response:
+                self._name = response.headers["x-request-id"]
+                self._read(response)
+        except httpx.RemoteProtocolError:
+            self.status = GONE
+        finally:
+            self.begun.set()
+
+    def _read(self, response: httpx.Response) -> None:
+        self.status = response.status_code
+        for line in response.iter_lines():
+            if line.startswith("id: "):
+                self._event_id = line.removeprefix("id: ")
+            elif line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                self.ids, self.finish = event["output_ids"], event["meta_info"]["finish_reason"]
+                self.begun.set()

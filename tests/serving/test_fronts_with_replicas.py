@@ -1,0 +1,459 @@
+"""Routers of two fronts over the same engines: one owns them, and says what the other is to know. Whatever becomes of
+an engine, no stream of either loses a token."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import fake_engine
+import msgspec
+import pytest
+from fake_engine import COMPILING_IN, make_request
+from patience import until
+from remote_engines import GRACE_S, Followed, Wire, start_engine
+from resumable_requests import request
+
+from tureen.config import Config
+from tureen.errors import StartupError
+from tureen.fronts import following
+from tureen.fronts.following import clients_of
+from tureen.grammar.base import GrammarSpec
+from tureen.replicas.greeting import ModelDigests
+from tureen.replicas.router import Router
+from tureen.replicas.start import door_of, make_client, remote_clients, remote_engines
+from tureen.serving import healing
+from tureen.serving.client import ReplicaFacts
+
+TESTS = str(Path(fake_engine.__file__).parent)
+DIGESTS = ModelDigests("w" * 16, "t" * 16)
+SETTINGS = Config(api_workers=2, log_level="error", watchdog_timeout_s=GRACE_S, freeze_grace_s=GRACE_S)
+
+
+class Link:
+    """What the owner's process and the other front's say to each other, without processes."""
+
+    def __init__(self, owner: Router, other: Router) -> None:
+        self.owner, self.other = owner, other
+        self.told = []  # each list of facts, once
+        owner.company.others = self
+
+    @property
+    def facts(self):
+        return [replica.facts for replica in self.owner.replicas]
+
+    async def tell(self) -> None:
+        if self.told[-1:] != [self.facts]:
+            self.told.append(self.facts)
+            self.other.follow(msgspec.convert(msgspec.to_builtins(self.facts), list[type(self.facts[0])]))
+
+    async def any_says(self, question, number) -> bool:
+        return self.other.company.says(question, number)
+
+    async def follow(self) -> None:
+        """What the owner's process does every half second."""
+        while True:
+            await self.tell()
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def linked(owner, other):
+    link = Link(owner, other)
+    following_task = asyncio.create_task(link.follow())
+    try:
+        yield link
+    finally:
+        following_task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def in_processes(tmp_path, factory="make_slow_engine"):
+    """Two engines with doors, the owner's router and another front's."""
+    owner, other = Router(), Router()
+    doors = [door_of(tmp_path, number) for number in range(2)]
+    try:
+        await owner.start([partial(make_client, SETTINGS, f"fake_engine:{factory}", door=door) for door in doors])
+        await other.join(clients_of(SETTINGS, tmp_path, 2), [replica.facts for replica in owner.replicas])
+        await until(lambda: all_well(other))
+        async with linked(owner, other) as link:
+            yield link
+    finally:
+        await other.close()
+        await owner.close()
+
+
+@contextlib.asynccontextmanager
+async def elsewhere():
+    """Two engines behind sockets, the owner's router and another front's; each has wires of its own to them."""
+    servers = [await start_engine(digests=DIGESTS) for _ in range(2)]
+    wires, routers = [], [Router(), Router()]
+    owner, other = routers
+    try:
+        await asyncio.gather(*(server.engine.start() for server in servers))
+        for router, digests in ((owner, DIGESTS), (other, None)):
+            own = [await Wire(server.address).start() for server in servers]
+            wires.append(own)
+            addresses = ",".join(str(wire.address) for wire in own)
+            clients = remote_clients(SETTINGS, remote_engines(SETTINGS, addresses, digests))
+            await router.join(clients, [each.facts for each in owner.replicas] if router is other else ())
+            await until(lambda router=router: all_well(router))
+        async with linked(owner, other) as link:
+            yield link, servers, wires
+    finally:
+        for router in routers:
+            await router.close()
+        for wire in (wire for own in wires for wire in own):
+            await wire.close()
+        for server in servers:
+            await server.close()
+
+
+def all_well(router) -> bool:
+    return all(replica.health.state == "healthy" for replica in router.replicas)
+
+
+def pid_of(router, number) -> int:
+    return router.replicas[number].client._host.pid
+
+
+class Streams:
+    """Four streams of each front."""
+
+    def __init__(self, link) -> None:
+        self.of = [Followed(router, count=4, prefix="x") for router in (link.owner, link.other)]
+
+    async def begun(self) -> None:
+        for followed in self.of:
+            await followed.begun.wait()
+
+    async def end(self):
+        return [ids for followed in self.of for ids in await followed.end()]
+
+
+@pytest.fixture(autouse=True)
+def engines_find_the_tests(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", TESTS)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    async def scenario():
+        async with in_processes(tmp_path_factory.mktemp("doors")) as link:
+            return await Streams(link).end()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", TESTS)
+        return asyncio.run(scenario())
+
+
+def play(scenario, *args):
+    return asyncio.run(scenario(*args))
+
+
+def test_requests_of_the_same_name_are_two_requests(undisturbed):
+    assert undisturbed[:4] == undisturbed[4:]
+    assert [len(ids) for ids in undisturbed] == [120] * 8
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_killed_replica_loses_nothing_of_the_streams_of_two_fronts(undisturbed, tmp_path, number):
+    async def scenario():
+        async with in_processes(tmp_path) as link:
+            streams = Streams(link)
+            await streams.begun()
+            held = [router.replicas[number].num_live > 0 for router in (link.owner, link.other)]
+            os.kill(pid_of(link.owner, number), signal.SIGKILL)
+            answers = await streams.end()
+            await until(lambda: all_well(link.owner) and all_well(link.other))
+            return answers, held, [router.health.num_resumed > 0 for router in (link.owner, link.other)]
+
+    assert play(scenario) == (undisturbed, [True, True], [True, True])
+
+
+def test_a_stopped_replica_loses_nothing_and_what_it_says_when_it_thaws_is_not_heard(undisturbed, tmp_path):
+    async def scenario():
+        async with in_processes(tmp_path) as link:
+            streams = Streams(link)
+            await streams.begun()
+            pid = pid_of(link.owner, 0)
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                answers = await streams.end()
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await until(lambda: all_well(link.owner) and all_well(link.other))
+            return answers, await Streams(link).end()
+
+    assert play(scenario) == (undisturbed, undisturbed)
+
+
+def test_a_replica_that_the_owner_drains_gets_nothing_of_any_front(undisturbed, tmp_path):
+    async def scenario():
+        async with in_processes(tmp_path) as link:
+            streams = Streams(link)
+            await streams.begun()
+            link.owner.replicas[1].drain(is_drained=True)
+            await link.tell()
+            await until(lambda: not link.other.replicas[1].passages)
+            answers = await streams.end()
+            again = await Streams(link).end()
+            given = [router.replicas[1].num_given for router in (link.owner, link.other)]
+            await Streams(link).end()
+            assert given == [router.replicas[1].num_given for router in (link.owner, link.other)]
+            link.owner.replicas[1].drain(is_drained=False)
+            await link.tell()
+            await Streams(link).end()
+            assert all(
+                router.replicas[1].num_given > before
+                for router, before in zip((link.owner, link.other), given, strict=True)
+            )
+            return answers, again
+
+    assert play(scenario) == (undisturbed, undisturbed)
+
+
+def test_restarting_one_after_the_other_is_noticed_by_no_stream_of_any_front(undisturbed, tmp_path):
+    async def scenario():
+        async with in_processes(tmp_path) as link:
+            streams = Streams(link)
+            await streams.begun()
+            before = [pid_of(link.owner, number) for number in range(2)]
+            for number in range(2):
+                await link.owner.replicas[number].restart()
+                assert link.other.replicas[number].health.state == "healthy"  # the operator is answered after that
+            assert not {*before} & {pid_of(link.owner, number) for number in range(2)}
+            assert not any(each.num_deaths for router in (link.owner, link.other) for each in router._passages.values())
+            return await streams.end()
+
+    assert play(scenario) == undisturbed
+
+
+def test_a_front_that_leaves_takes_only_its_own_requests_along(undisturbed, tmp_path):
+    async def scenario():
+        async with in_processes(tmp_path) as link:
+            streams = Streams(link)
+            await streams.begun()
+            for replica in link.other.replicas:
+                await replica.client._host.close(at_once=True)
+            answers = await streams.of[0].end()
+            for task in streams.of[1]._tasks:
+                task.cancel()
+            await asyncio.gather(*streams.of[1]._tasks, return_exceptions=True)
+            await until(lambda: not link.owner.stats.num_running)
+            return answers
+
+    assert play(scenario) == undisturbed[:4]
+
+
+@pytest.mark.parametrize("front", ["owner", "other"])
+def test_a_replica_that_dies_while_a_grammar_compiles_has_it_compiled_by_the_other(tmp_path, monkeypatch, front):
+    monkeypatch.setenv(COMPILING_IN, str(tmp_path))
+    asked = request("json", grammar=GrammarSpec("json_schema", '{"enum": ["abcdefgh", "abcxyz"]}'))
+    said = []
+
+    async def follow(router):
+        async for delta in router.generate(asked):
+            said.append(delta.text)
+
+    async def scenario():
+        async with in_processes(tmp_path, "make_slow_compiling_engine") as link:
+            pids = {pid_of(link.owner, number) for number in range(2)}
+            following = asyncio.create_task(follow(getattr(link, front)))
+            compiling = await compiles(pids)
+            os.kill(compiling, signal.SIGKILL)
+            await compiles(pids - {compiling})
+            assert not said
+            (tmp_path / "go").touch()
+            await following
+
+    async def compiles(pids):
+        def where():
+            return [pid for pid in pids if (tmp_path / f"compiling-{pid}").exists()]
+
+        await until(where)
+        return where()[0]
+
+    asyncio.run(scenario())
+    assert json.loads("".join(said)) in ("abcdefgh", "abcxyz")
+
+
+def test_a_partition_between_one_front_and_one_replica_is_noticed_by_no_stream():
+    async def scenario():
+        async with elsewhere() as (link, _, wires):
+            calm = await Streams(link).end()
+            streams = Streams(link)
+            await streams.begun()
+            wires[1][0].hold()  # nothing passes between the other front and engine 0, and no connection ends
+            answers = await streams.end()
+            states = [router.replicas[0].health.state for router in (link.owner, link.other)]
+            assert states[0] == "healthy"
+            assert states[1] != "healthy"
+            wires[1][0].let_go()
+            await until(lambda: all_well(link.other))
+            return calm, answers, await Streams(link).end()
+
+    calm, cut, again = play(scenario)
+    assert cut == again == calm
+
+
+def test_a_killed_engine_elsewhere_loses_nothing_of_the_streams_of_two_fronts():
+    async def scenario():
+        async with elsewhere() as (link, servers, _):
+            calm = await Streams(link).end()
+            streams = Streams(link)
+            await streams.begun()
+            os.kill(servers[0].engine._host.pid, signal.SIGKILL)
+            answers = await streams.end()
+            await until(lambda: all_well(link.owner) and all_well(link.other))
+            return calm, answers
+
+    calm, answers = play(scenario)
+    assert answers == calm
+
+
+def test_a_new_engine_elsewhere_is_used_by_no_front_before_the_owner_has_brought_it_to_its_state():
+    async def scenario():
+        async with elsewhere() as (link, _, _):
+            restored = []
+            client = link.owner.replicas[0].client
+            may_go_on = asyncio.Event()
+            restore = client._streams.restore
+
+            async def slowly(send, info):
+                await may_go_on.wait()
+                await restore(send, info)
+                restored.append(0)
+
+            client._streams.restore = slowly
+            restarting = asyncio.create_task(link.owner.replicas[0].restart())
+            other = link.other.replicas[0].client
+            await until(lambda: other.health.state == "replacing" and other._host is not None and other._ready.done())
+            assert await Streams(link).end()
+            assert (restored, link.other.replicas[0].num_given) == ([], 0) or other.health.state != "healthy"
+            assert other.health.state == "replacing"
+            may_go_on.set()
+            await restarting
+            assert (restored, other.health.state) == ([0], "healthy")
+
+    play(scenario)
+
+
+def test_weights_are_exchanged_under_streams_of_two_fronts_and_no_output_is_a_mixture(tmp_path):
+    """The fake engine's output depends on prompt and seed alone, so what is looked at is who computes when."""
+
+    async def scenario():
+        async with in_processes(tmp_path) as link:
+            exchanged = []
+            for replica in link.owner.replicas:
+
+                async def call(op, replica=replica, **args):
+                    assert op == "update_weights"
+                    assert not link.other.replicas[replica.number].num_live
+                    assert link.other.replicas[replica.number].is_closed  # it is given nothing, whatever happens
+                    assert not link.owner.replicas[replica.number].num_live
+                    exchanged.append(replica.number)
+                    return 0
+
+                replica.client.call = call
+            streams = Streams(link)
+            await streams.begun()
+            await link.owner.call("roll_weights", version="step-2", name="n", path="p", format="f", load_format=None)
+            await link.tell()
+            assert [replica.weights for replica in link.other.replicas] == [1, 1]
+            assert not any(replica.is_closed or replica.is_drained for replica in link.other.replicas)
+            named = {facts[0].weight_version for facts in link.told}
+            return exchanged, named, await streams.end()
+
+    exchanged, named, answers = play(scenario)
+    assert exchanged == [0, 1]
+    assert named == {None, "step-2"}
+    assert [len(ids) for ids in answers] == [120] * 8
+
+
+def test_a_request_under_which_three_engines_died_is_ended_and_none_is_called_poison(tmp_path, monkeypatch):
+    async def scenario():
+        async with in_processes(tmp_path) as link:
+            monkeypatch.setattr(healing, "FIRST_DELAY_S", 0)
+            deadly = make_request("deadly", "x", max_new_tokens=200, cache_salt="die")
+
+            async def follow():
+                async for _ in link.other.generate(deadly):
+                    pass
+
+            with pytest.raises(Exception, match="send it again") as ended:
+                await follow()
+            await until(lambda: all_well(link.owner) and all_well(link.other))
+            return ended.value.code, link.other.health.num_poison, [len(ids) for ids in await Streams(link).end()]
+
+    assert play(scenario) == ("engine_dead", 0, [120] * 8)
+
+
+def test_the_load_of_other_fronts_counts_where_a_replica_is_chosen(tmp_path):
+    async def scenario():
+        async with in_processes(tmp_path) as link:
+            link.other.company.hear_loads([500, 0])
+            streams = Followed(link.other, count=1, prefix="y")
+            await streams.begun.wait()
+            at = [bool(replica.passages) for replica in link.other.replicas]
+            await streams.end()
+            return at
+
+    assert play(scenario) == [False, True]
+
+
+def test_streams_that_wait_for_a_replica_that_cannot_be_started_end_at_every_front(tmp_path):
+    async def scenario():
+        async with in_processes(tmp_path) as link:
+            streams = Streams(link)
+            await streams.begun()
+            for replica in link.owner.replicas:
+                replica.client._make_host = partial(_hopeless, link)
+            for number in range(2):
+                os.kill(pid_of(link.owner, number), signal.SIGKILL)
+            outcomes = await asyncio.gather(
+                *(task for followed in streams.of for task in followed._tasks), return_exceptions=True
+            )
+            return {getattr(outcome, "code", outcome) for outcome in outcomes}
+
+    assert play(scenario) == {"engine_dead"}
+
+
+def _hopeless(link, *_):
+    class Host:
+        can_be_killed = True
+
+        async def start(self):
+            raise OSError(12, "Cannot allocate memory")
+
+        async def close(self, *, at_once):
+            pass
+
+        def sign(self):
+            raise AssertionError("it never began")
+
+    return Host()
+
+
+def test_a_front_that_finds_no_engine_at_its_start_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(following, "WAIT_S", 0.01)
+    nobody = ReplicaFacts(
+        is_drained=False,
+        is_parked=False,
+        is_exchanging=False,
+        weights=0,
+        weight_version=None,
+        failure=None,
+        engine_id="",
+    )
+
+    async def scenario():
+        with pytest.raises(StartupError, match="no engine answers within"):
+            await following.join(SETTINGS, tmp_path, [nobody, nobody])
+
+    play(scenario)

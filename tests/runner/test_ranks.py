@@ -151,6 +151,7 @@ def test_what_cannot_be_shared_out_is_refused_with_what_can(tmp_path, changes, n
         ({"tensor_parallel_size": 2, "attention_backend": "native"}, "attention_backend"),
         ({"tensor_parallel_size": 2, "model_impl": "transformers"}, "model_impl"),
         ({"kernels": "tree", "kv_disk": "pages"}, "kv_disk"),
+        ({"tensor_parallel_size": 2, "engine": "thread"}, "engine"),
         ({"tensor_parallel_size": 8}, "tensor_parallel_size"),
     ],
 )

@@ -14,7 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from tureen.config import Config, asks_for_traces
+from tureen.config import Config
+from tureen.config_facts import asks_for_traces
 from tureen.control import (
     admin,
     expert_routes,

@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 from tureen.build import Model
-from tureen.config import Config, is_alone
+from tureen.config import Config
+from tureen.config_facts import is_alone
 from tureen.contract.types import FromEngine
 from tureen.errors import StartupError
 from tureen.log import Progress, no_progress

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tureen.build import find_model, media_loader
-from tureen.config import Config, is_alone
+from tureen.config import Config
+from tureen.config_facts import is_alone
 from tureen.errors import TureenError
 from tureen.front.app import build_app
 from tureen.fronts.entrance import Entrance

@@ -55,13 +55,14 @@ def uses_ranks(config: Config) -> bool:
 
 def _refuse_beside_ranks(config: Config) -> None:
     """Raises StartupError for a setting that does not go with ranks, or with their order."""
-    ranks = f"--tensor-parallel-size {config.tensor_parallel_size}"
-    ranks = ranks if config.tensor_parallel_size > 1 else "--kernels tree"
+    has_ranks = config.tensor_parallel_size > 1
+    ranks = f"--tensor-parallel-size {config.tensor_parallel_size}" if has_ranks else "--kernels tree"
     for field, is_there, why in (
         ("kernels", config.kernels == "native", "the native kernels compute in one process"),
         ("attention_backend", config.attention_backend == NATIVE, "it belongs to the native kernels"),
         ("model_impl", config.model_impl == "transformers", "the model's own code in transformers is not split"),
         ("kv_disk", config.kv_disk is not None, "each rank has a part of every page"),
+        ("engine", has_ranks and config.engine == "thread", "with a lost rank the engine ends, and a thread cannot"),
     ):
         if is_there:
             flag = f"--{field.replace('_', '-')} {getattr(config, field)}"

@@ -1,0 +1,31 @@
+"""Tells what follows from several settings, or from settings and variables of other projects.
+
+Imports: config.
+Imported by: front, fronts, offline, server.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tureen.config import Config
+
+OTLP_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+def asks_for_traces(config: Config) -> bool:
+    """Says whether --otlp-endpoint or OpenTelemetry's own variables ask for traces.
+
+    Source: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
+    """
+    if config.otlp_endpoint is not None:
+        return True
+    exporter = os.environ.get("OTEL_TRACES_EXPORTER", "")
+    if exporter not in ("", "otlp") or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    return bool(exporter) or any(map(os.environ.get, OTLP_ENDPOINTS))
+
+
+def is_alone(config: Config) -> bool:
+    """Says whether one engine serves the model, and no other will."""
+    return config.replicas == 1 and (config.max_replicas or 1) == 1

@@ -193,6 +193,19 @@ def test_connections_for_a_front_that_does_not_get_to_run_are_the_owners_until_i
     play(scenario)
 
 
+def test_the_owner_knows_what_the_engine_has_of_fronts_that_speak_and_of_no_others(play, monkeypatch):
+    async def scenario(state, fronts, started, opening):
+        await started[0].order()
+        started[0].say(UP)
+        await opening
+        started[0].say(Answer(0, msgspec.to_builtins(Figures(3, [], 2))))
+        await until(lambda: fronts.num_asked == 2)
+        monkeypatch.setattr(owner, "SILENT_S", -1.0)
+        assert fronts.num_asked == 0
+
+    play(scenario)
+
+
 def test_a_front_that_starts_is_told_what_has_changed_before_it_serves(play):
     async def scenario(state, fronts, started, opening):
         order = await started[0].order()

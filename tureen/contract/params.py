@@ -286,7 +286,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = None
     sampling_seed: Annotated[
         Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)] | None,
-        Meta(description="Same request, same seed, same tokens. Default: random, reported.", extra_json_schema=SAMPLING),
+        Meta(
+            description="Same request, same seed, same tokens. Default: random, reported.", extra_json_schema=SAMPLING
+        ),
     ] = msgspec.field(default=None)
     stream_interval: Annotated[
         Annotated[int, Meta(ge=1, le=INT64_MAX)] | None,

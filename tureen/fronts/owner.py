@@ -234,6 +234,11 @@ class Fronts:
         """Requests of the other fronts that have not ended, as they said last."""
         return sum(front.figures.num_running for front in self._all if front.is_up)
 
+    @property
+    def num_asked(self) -> int:
+        """Requests that the engine has of the other fronts, as those that speak said last."""
+        return sum(front.figures.num_asked for front in self._all if not front.is_away)
+
     async def abort(self, rid: str | None, *, owner: str | None) -> int:
         """Aborts requests of the other fronts, as Common.abort does. Returns how many there were."""
         return sum(count or 0 for count in await self._ask_all("abort", rid=rid, reason="client", owner=owner))

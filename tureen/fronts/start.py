@@ -19,6 +19,7 @@ from tureen.log import Progress, no_progress
 from tureen.serving.child import ADMIT, BuildOrder
 from tureen.serving.healing import Lose
 from tureen.serving.process import ProcessHost
+from tureen.serving.streams import Streams
 
 FACTORY = "tureen.build:make_engine"
 DOOR, OWNER = "engine", "owner"
@@ -47,6 +48,18 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+class SharedStreams(Streams):
+    """The streams of the front that sees to the engine for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_elsewhere: Callable[[], int] = lambda: 0  # returns how many requests the engine has of other fronts
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.is_busy or self.num_elsewhere() > 0
+
+
 class SharedClient(FrontClient):
     """The owner's client of an engine in a process that other fronts join, too."""
 
@@ -58,6 +71,12 @@ class SharedClient(FrontClient):
             return SharedHost(msgspec.structs.replace(order, epoch=epoch), receive, lose)
 
         super().__init__(make_host, config)
+        self._streams: SharedStreams = SharedStreams()
+
+    def watch_for(self, num_elsewhere: Callable[[], int]) -> None:
+        """Takes the engine for hung also when nothing comes of the requests of other fronts. num_elsewhere: returns
+        how many of them it has."""
+        self._streams.num_elsewhere = num_elsewhere
 
     def _open(self) -> None:
         super()._open()

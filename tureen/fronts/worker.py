@@ -101,7 +101,7 @@ class OrderTaker:
         metrics, health = self._state.metrics, self._state.client.health
         metrics.raise_to("num_resumed_requests", health.num_resumed)
         metrics.raise_to("num_grammar_unverified", self._state.helpers.num_unverified)
-        figures = Figures(self._state.common.num_running, samples_of(metrics))
+        figures = Figures(self._state.common.num_running, samples_of(metrics), self._client.num_asked)
         self._wire.send(Answer(0, msgspec.to_builtins(figures)))
 
     def take(self, facts: SharedFacts) -> None:

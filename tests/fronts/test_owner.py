@@ -211,7 +211,7 @@ def test_a_front_that_starts_is_told_what_has_changed_before_it_serves(play):
         order = await started[0].order()
         assert order.facts.weight_version == "default"
         state.serve_weights(version="step-2")
-        telling = asyncio.create_task(fronts._tell())
+        telling = asyncio.create_task(fronts.tell())
         asked = await started[0].asked()
         assert (asked.number, asked.op, asked.args["facts"]["weight_version"]) == (0, "facts", "step-2")
         await telling  # nobody waits for a front that does not serve yet
@@ -229,7 +229,7 @@ def test_a_front_that_does_not_say_that_it_was_told_is_replaced_by_one_that_know
         started[0].say(UP)
         await opening
         state.serve_weights(version="step-2")
-        await fronts._tell()
+        await fronts.tell()
         assert (await started[0].asked()).op == "facts"
         await until(lambda: len(started) == 2)
         assert started[0].has_ended.is_set()

@@ -224,7 +224,7 @@ class Fronts:
 
         async def send_told(message: Message) -> None:
             if message["type"] == "http.response.start" and self._facts() != self._told:
-                await self._tell()
+                await self.tell()
             await send(message)
 
         await self._app(scope, receive, send_told if scope["type"] == "http" else send)
@@ -242,6 +242,18 @@ class Fronts:
     async def abort(self, rid: str | None, *, owner: str | None) -> int:
         """Aborts requests of the other fronts, as Common.abort does. Returns how many there were."""
         return sum(count or 0 for count in await self._ask_all("abort", rid=rid, reason="client", owner=owner))
+
+    async def tell(self) -> None:
+        """Has all know the facts of now. One that does not say that it does is replaced, and knows them then."""
+        facts = self._facts()
+        futures = {front: front.tell(facts) for front in self._all}
+        if futures:
+            await asyncio.wait(futures.values(), timeout=ASK_TIMEOUT_S)
+        for front, future in futures.items():
+            if not future.done():
+                log.error("front %d does not answer: it is ended, and another one starts", front.order.number)
+                front.kill()
+        self._told = facts
 
     def abort_all(self, reason: str) -> int:
         """Aborts all requests of the other fronts, without waiting. Returns how many there were, as they said last."""
@@ -346,18 +358,6 @@ class Fronts:
         context = self._state.context
         level = logging.getLogger(LOGGER_NAME).getEffectiveLevel()
         return SharedFacts(dict(self._state.adapters), context.info.model_path, context.config.weight_version, level)
-
-    async def _tell(self) -> None:
-        """Has all know the facts of now. One that does not say that it does is replaced, and knows them then."""
-        facts = self._facts()
-        futures = {front: front.tell(facts) for front in self._all}
-        if futures:
-            await asyncio.wait(futures.values(), timeout=ASK_TIMEOUT_S)
-        for front, future in futures.items():
-            if not future.done():
-                log.error("front %d does not answer: it is ended, and another one starts", front.order.number)
-                front.kill()
-        self._told = facts
 
     async def _ask_all(self, op: str, **args: Any) -> list[Any]:
         """Returns what each front answers; None of one that is gone, or does not answer. Nobody waits for one that has

@@ -206,6 +206,22 @@ def test_the_owner_knows_what_the_engine_has_of_fronts_that_speak_and_of_no_othe
     play(scenario)
 
 
+def test_what_a_front_said_before_it_heard_of_the_end_does_not_say_that_nothing_runs_there(play):
+    async def scenario(state, fronts, started, opening):
+        await started[0].order()
+        started[0].say(UP)
+        await opening
+        fronts.drain()
+        started[0].say(Answer(0, msgspec.to_builtins(Figures(0, [("said", {}, 1.0)]))))
+        await until(lambda: fronts._all[0].figures.samples)
+        assert fronts.num_running
+        asked = await started[0].asked()
+        started[0].say(Answer(asked.number, True))
+        await until(lambda: not fronts.num_running)
+
+    play(scenario)
+
+
 def test_a_front_that_starts_is_told_what_has_changed_before_it_serves(play):
     async def scenario(state, fronts, started, opening):
         order = await started[0].order()

@@ -193,6 +193,7 @@ class Fronts:
         self._passing: asyncio.Server | None = None
         self._calls: set[asyncio.Task[None]] = set()
         self._told_failure: str | None = None  # of the engine
+        self._draining: list[asyncio.Future[Any]] = []  # done where a front takes no new requests
         self._all = [
             FrontProcess(Order(config, number, str(folder), factory, self._told), listener)
             for number, listener in enumerate(listeners, start=1)
@@ -231,8 +232,10 @@ class Fronts:
 
     @property
     def num_running(self) -> int:
-        """Requests of the other fronts that have not ended, as they said last."""
-        return sum(front.figures.num_running for front in self._all if front.is_up)
+        """Requests of the other fronts that have not ended, as they said last. One that is still to hear that it drains
+        may have taken another."""
+        told = sum(front.figures.num_running for front in self._all if front.is_up)
+        return told + sum(not future.done() for future in self._draining)
 
     @property
     def num_asked(self) -> int:
@@ -291,10 +294,7 @@ class Fronts:
 
     def drain(self) -> None:
         """Has the others take no new requests."""
-        for front in self._all:
-            if front.is_up:
-                front.figures = Figures(1, front.figures.samples)  # until it has said
-                front.ask("drain")
+        self._draining = [front.ask("drain") for front in self._all]
 
     async def close(self) -> None:
         """Ends the others."""

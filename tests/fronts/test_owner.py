@@ -66,8 +66,11 @@ class PlayedServer:
 
     def __init__(self) -> None:
         self.covered: list[socket.socket] = []
+        self.faults: list[OSError] = []
 
     async def cover(self, listener: socket.socket) -> None:
+        if self.faults:
+            raise self.faults.pop()
         self.covered.append(listener)
 
     async def uncover(self, listener: socket.socket) -> None:
@@ -164,6 +167,7 @@ def test_connections_for_a_front_that_is_not_there_are_the_owners_until_it_is(pl
         started[0].say(UP)
         await opening
         server = PlayedServer()
+        server.faults.append(OSError(24, "Too many open files"))
         fronts.share_with(server)
         started[0].kill()
         await until(lambda: server.covered)

@@ -333,8 +333,9 @@ class Fronts:
         while True:
             for front in self._all:
                 if front.is_away and not front.is_covered and front.listener.family != socket.AF_UNIX:
-                    front.is_covered = True
-                    await server.cover(front.listener)
+                    with contextlib.suppress(OSError):  # no descriptor is left; there may be one at the next look
+                        await server.cover(front.listener)
+                        front.is_covered = True
                 elif front.is_covered and not front.is_away:
                     await server.uncover(front.listener)
                     front.is_covered = False

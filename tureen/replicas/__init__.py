@@ -2,6 +2,6 @@
 lost. Imported only where there are several.
 
 Imports: build, config, contract, devices, engine, errors, extras, files, fleet, http, log, sandbox, serving,
-terminal; asyncio, cryptography, msgspec, ray.
+terminal, weights; asyncio, cryptography, msgspec, ray.
 Imported by: bench.
 """

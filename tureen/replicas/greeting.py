@@ -4,6 +4,7 @@ for something else."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -69,14 +70,19 @@ class ModelDigests(msgspec.Struct, frozen=True):
 
 
 def digests_of(model: Model) -> ModelDigests:
-    """Returns a model's digests. Of weights, sizes and parts of the files count, because reading all of them takes
+    """Returns a model's digests."""
+    tokenizer = hashlib.sha256(model.tokenizer.backend.to_str().encode())
+    return ModelDigests(weights_digest(model.source.files), tokenizer.hexdigest()[:16])
+
+
+def weights_digest(files: Iterable[Path]) -> str:
+    """Returns the digest of the weights in these files. Sizes and parts of them count, because reading all takes
     minutes."""
     weights = hashlib.sha256()
-    for file in model.source.files:
+    for file in files:
         if file.suffix in WEIGHTS or file.name == "config.json":
             weights.update(_parts(file))
-    tokenizer = hashlib.sha256(model.tokenizer.backend.to_str().encode())
-    return ModelDigests(weights.hexdigest()[:16], tokenizer.hexdigest()[:16])
+    return weights.hexdigest()[:16]
 
 
 def _parts(path: Path) -> bytes:

@@ -143,12 +143,15 @@ class RemoteHost:
             raise errors.StartupError(f"{self._address}: it has closed the connection at once{hint}") from None
         if isinstance(answer, GreetingRefusal):
             raise errors.StartupError(f"{self._address} refuses this server: {answer.message}")
+        if answer.engine_id == self._place.engine_id:
+            return answer  # it is what it was, or has the weights that this server gave it
         for name, own in msgspec.structs.asdict(self._place.digests).items():
             other = getattr(answer, name)
             if other != own:
                 raise errors.StartupError(
                     f"{self._address} has another model: the digest of its {name} is {other}, here it is {own}; give "
-                    "both the same --model-path and --tokenizer-path"
+                    "both the same --model-path and --tokenizer-path, and start an engine again that was given other "
+                    "weights"
                 )
         return answer
 

@@ -179,6 +179,9 @@ async def _load_for_fronts(
         listeners = fronts.more_listeners(listener, config.api_workers - 1)
         owner = importlib.import_module("tureen.fronts.owner").Fronts(config, folder, listeners, loaded.app)
         await owner.open()
+        if is_alone(config):
+            client: Any = loaded.client
+            client.watch_for(lambda: owner.num_asked)
     except BaseException:
         await loaded.client.close()
         raise

@@ -255,6 +255,18 @@ def test_what_has_begun_ends_with_the_old_weights_and_what_waits_begins_with_the
     app.check_idle()
 
 
+def test_other_fronts_know_of_the_weights_before_any_request_goes_on_with_them(torch_app, models, monkeypatch):
+    class OtherFronts:
+        async def tell(self) -> None:
+            torch_app.ops.append(f"tell {torch_app.state.context.config.weight_version}")
+
+    monkeypatch.setattr(torch_app.state.common, "fronts", OtherFronts())
+    torch_app.ops.clear()
+    answer = torch_app.post("/update_weights_from_disk", model_path=str(models[0] / "blue"), weight_version="b")
+    assert answer.status_code == 200
+    assert torch_app.ops[-3:] == ["update_weights", "tell b", "let_go"]
+
+
 def test_all_requests_are_aborted_first_when_that_is_asked_for(app, models):
     root, oracles = models
 

@@ -93,6 +93,16 @@ def test_requests_of_the_same_name_are_told_apart_and_the_owners_stay_its_own(ho
     assert second.hear() == (OutputDelta("1/7:a/b", text="two"),)
 
 
+def test_the_requests_of_a_front_that_is_not_understood_end_and_its_connection_does(house):
+    _, get, visit = house
+    visitor = visit()
+    visitor.submit("7:name")
+    name = get().request.id
+    framing.send(visitor._socket, b"no message")
+    assert get().request_id == name
+    assert framing.receive(visitor._socket, framing.ANY_SIZE) is None
+
+
 def test_nothing_of_a_front_that_was_slow_stays_when_it_leaves():
     ours, theirs = socket.socketpair()
     guest = Guest(1, ours)

@@ -66,8 +66,11 @@ class PlayedServer:
 
     def __init__(self) -> None:
         self.covered: list[socket.socket] = []
+        self.faults: list[OSError] = []
 
     async def cover(self, listener: socket.socket) -> None:
+        if self.faults:
+            raise self.faults.pop()
         self.covered.append(listener)
 
     async def uncover(self, listener: socket.socket) -> None:
@@ -164,6 +167,7 @@ def test_connections_for_a_front_that_is_not_there_are_the_owners_until_it_is(pl
         started[0].say(UP)
         await opening
         server = PlayedServer()
+        server.faults.append(OSError(24, "Too many open files"))
         fronts.share_with(server)
         started[0].kill()
         await until(lambda: server.covered)
@@ -193,12 +197,41 @@ def test_connections_for_a_front_that_does_not_get_to_run_are_the_owners_until_i
     play(scenario)
 
 
+def test_the_owner_knows_what_the_engine_has_of_fronts_that_speak_and_of_no_others(play, monkeypatch):
+    async def scenario(state, fronts, started, opening):
+        await started[0].order()
+        started[0].say(UP)
+        await opening
+        started[0].say(Answer(0, msgspec.to_builtins(Figures(3, [], 2))))
+        await until(lambda: fronts.num_asked == 2)
+        monkeypatch.setattr(owner, "SILENT_S", -1.0)
+        assert fronts.num_asked == 0
+
+    play(scenario)
+
+
+def test_what_a_front_said_before_it_heard_of_the_end_does_not_say_that_nothing_runs_there(play):
+    async def scenario(state, fronts, started, opening):
+        await started[0].order()
+        started[0].say(UP)
+        await opening
+        fronts.drain()
+        started[0].say(Answer(0, msgspec.to_builtins(Figures(0, [("said", {}, 1.0)]))))
+        await until(lambda: fronts._all[0].figures.samples)
+        assert fronts.num_running
+        asked = await started[0].asked()
+        started[0].say(Answer(asked.number, True))
+        await until(lambda: not fronts.num_running)
+
+    play(scenario)
+
+
 def test_a_front_that_starts_is_told_what_has_changed_before_it_serves(play):
     async def scenario(state, fronts, started, opening):
         order = await started[0].order()
         assert order.facts.weight_version == "default"
         state.serve_weights(version="step-2")
-        telling = asyncio.create_task(fronts._tell())
+        telling = asyncio.create_task(fronts.tell())
         asked = await started[0].asked()
         assert (asked.number, asked.op, asked.args["facts"]["weight_version"]) == (0, "facts", "step-2")
         await telling  # nobody waits for a front that does not serve yet
@@ -216,7 +249,7 @@ def test_a_front_that_does_not_say_that_it_was_told_is_replaced_by_one_that_know
         started[0].say(UP)
         await opening
         state.serve_weights(version="step-2")
-        await fronts._tell()
+        await fronts.tell()
         assert (await started[0].asked()).op == "facts"
         await until(lambda: len(started) == 2)
         assert started[0].has_ended.is_set()

@@ -144,7 +144,7 @@ class World(Hosts):
     async def finish(self, limit=3000):
         """Turns until nobody waits."""
         await self.settle()
-        while self.client._streams.is_waiting:
+        while self.client._streams.is_busy:
             await self.turns(1)
             limit -= 1
             assert limit, "somebody waits for ever"

@@ -76,10 +76,47 @@ def test_a_front_without_requests_takes_no_engine_for_hung_that_works_for_others
     async def scenario():
         world = await FrontWorld("joined").start()
         world.host.receive(StepReport((), msgspec.structs.replace(EngineStats(), num_running=3)))
-        for _ in range(round(2 * TIMEOUT_S / TICK_S)):
-            world.client.look(TICK_S)
+        look(world)
         assert world.client.health.state == "healthy"
         assert len(world.hosts) == 1
+        await world.close()
+
+    asyncio.run(scenario())
+
+
+def look(world):
+    """Twice as long as an engine may take for a step."""
+    for _ in range(round(2 * TIMEOUT_S / TICK_S)):
+        world.client.look(TICK_S)
+
+
+@pytest.mark.parametrize("num_asked", [0, 1])
+def test_an_engine_that_hangs_on_another_fronts_first_request_is_replaced_by_the_owner(num_asked):
+    async def scenario():
+        world = await FrontWorld("owner").start()
+        world.client.watch_for(lambda: num_asked)
+        world.host.receive(StepReport((), EngineStats()))  # it was idle when it spoke last
+        look(world)
+        assert world.client.health.state == ("replacing" if num_asked else "healthy")
+        await world.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_front_leaves_it_to_the_owner_to_end_an_engine_that_hangs_and_counts_its_death_once():
+    async def scenario():
+        world = await FrontWorld("joined").start()
+        world.submit(request("waits"))
+        await world.settle()
+        assert world.client.num_asked == 1
+        for _ in range(POISON_AFTER - 1):
+            look(world)
+            assert world.client.health.state == "healthy"
+            world.host.lose("it was ended")
+            await world.settle()
+            assert not world.tasks["waits"].done()
+        await world.finish()
+        assert world.answer("waits")["error"] is None
         await world.close()
 
     asyncio.run(scenario())

@@ -30,7 +30,7 @@ async def run(*, lost_after=(), look=None):
     for count in lost_after:
         await world.turns(count - turns)
         turns = count
-        if not world.client._streams.is_waiting:
+        if not world.client._streams.is_busy:
             break
         world.host.lose("it was killed")
     await world.finish()
@@ -533,3 +533,18 @@ def test_what_is_compared_here_is_there(undisturbed):
     assert [len(one) for one in undisturbed["all-states"]["states"]] == [4 * HIDDEN_SIZE] * (3 + 13)
     assert len(undisturbed["pooled"]["states"]) == 1
     assert undisturbed["sample-2"]["text"] != undisturbed["seeded"]["text"]
+
+
+def test_an_engine_without_work_is_not_hung_because_nobody_takes_an_output_that_has_ended():
+    async def scenario():
+        world = await World().start()
+        output = world.client.generate(requests()[0])
+        begun = asyncio.ensure_future(anext(output))
+        while not begun.done() or world.client.num_live:
+            await world.turns(1)
+        look(world, 3 * TIMEOUT_S)
+        assert world.client.health.state == "healthy"
+        await output.aclose()
+        await world.close()
+
+    asyncio.run(scenario())

@@ -17,13 +17,14 @@ import tiny_gguf
 import tiny_models
 from fake_engine import make_request
 from patience import until, wait_until
-from remote_engines import Followed
+from remote_engines import DIGESTS, Followed
 
 from tureen.build import find_model
 from tureen.config import Config
 from tureen.errors import StartupError
 from tureen.replicas.pool import Scaler
 from tureen.replicas.ray_address import RayCluster, parse_cluster
+from tureen.replicas.remote import RemoteEngine
 from tureen.replicas.router import Router
 from tureen.serving import healing
 
@@ -148,3 +149,34 @@ def test_a_cluster_that_is_none_is_refused(wrong):
 
 def test_a_cluster_is_read_with_what_each_engine_takes():
     assert parse_cluster("ray://head:6379?n=8&num_gpus=1") == RayCluster("head:6379", 8, 1, 1)
+
+
+class PlacelessActor:
+    """An actor that Ray finds no place for."""
+
+    address = property(lambda self: self)
+
+    def remote(self) -> asyncio.Future[tuple[str, int]]:
+        return asyncio.get_running_loop().create_future()
+
+
+def test_engines_that_wait_for_a_place_keep_no_thread_from_others(monkeypatch):
+    before = process_state.read()
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    from tureen.replicas import ray_engines
+
+    process_state.restore(before)  # Ray sets variables as it is imported
+
+    async def scenario():
+        places = [RemoteEngine(None, DIGESTS, None) for _ in range(64)]
+        for place in places:
+            ray_engines.RayClient(PlacelessActor, place, lambda *_: None, Config())
+        finding = [asyncio.create_task(place.find()) for place in places]
+        assert await asyncio.to_thread(lambda: "free") == "free"
+        for task in finding:
+            task.cancel()
+        monkeypatch.setattr(ray_engines, "PLACE_S", 0.001)
+        with pytest.raises(OSError, match="no place for the actor"):
+            await places[0].find()
+
+    asyncio.run(scenario())

@@ -20,7 +20,7 @@ from tureen.config import Config
 from tureen.errors import NotFound, StartupError
 from tureen.replicas import engine_server, greeting
 from tureen.replicas.engine_command import engine_context
-from tureen.replicas.greeting import Hello
+from tureen.replicas.greeting import Hello, weights_digest
 from tureen.replicas.remote import EngineAddress, parse_address
 from tureen.replicas.router import Router
 from tureen.replicas.start import front_context, remote_engines
@@ -132,6 +132,46 @@ def test_operations_reach_all_and_a_front_that_comes_back_does_not_repeat_them()
             wires[0].is_cut = False
             await until(lambda: states(router) == ["healthy"] * 2, "it is back")
             assert not servers[0].engine.stats.is_paused, "nobody has paused it again"
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_takes_requests_again_when_a_server_that_held_them_back_is_gone():
+    async def scenario():
+        async with served(1, num_fronts=2) as (servers, routers, _):
+            alone = await Followed(routers[0], 1).end()
+            assert await routers[0].call("hold") == 0
+            waiting = Followed(routers[1], 1, prefix="s")
+            await routers[0].close()
+            assert await waiting.end() == alone
+            assert len(servers[0]._fronts) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_does_not_know_the_weights_which_an_engine_was_given_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"other weights")
+    given = msgspec.structs.replace(DIGESTS, weights=weights_digest(sorted(tmp_path.iterdir())))
+
+    async def scenario():
+        async with served(1, through_wires=True) as ([server], [router], [wire]):
+            source = {"number": 2, "path": str(tmp_path)}
+            await router.call("update_weights", **source)
+            wire.cut()
+            await until(lambda: states(router) == ["replacing"], "it is noticed")
+            wire.is_cut = False
+            await until(lambda: states(router) == ["healthy"], "who gave them comes back")
+            late = Router()
+            with pytest.raises(StartupError, match="another model: the digest of its weights"):
+                await late.start([make_client(place_of(server.address))])
+            with_them = Router()
+            await with_them.start([make_client(place_of(server.address, digests=given))])
+            await with_them.close()
+            await router.replicas[0].restart()
+            again = Router()
+            with pytest.raises(StartupError, match="another model"):  # it has been given them again
+                await again.start([make_client(place_of(server.address))])
 
     asyncio.run(scenario())
 

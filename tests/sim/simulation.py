@@ -282,9 +282,7 @@ class Simulation:
 
     def _is_quiet(self) -> bool:
         are_idle = all(
-            around.client.health.state == "healthy"
-            and around.hosts[-1].is_idle
-            and not around.client._streams.is_waiting
+            around.client.health.state == "healthy" and around.hosts[-1].is_idle and not around.client._streams.is_busy
             for around in self.arounds
         )
         return are_idle and not self.state.recordings._running

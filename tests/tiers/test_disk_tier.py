@@ -329,3 +329,19 @@ def test_any_conversations_any_quota_and_any_restarts_give_the_same_tokens(tmp_p
                 if paths and rng.random() < 0.3:
                     with rng.choice(paths).open("r+b") as file:
                         file.write(b"?")
+
+
+def test_what_others_computed_on_top_of_a_page_that_failed_does_not_stay_on_the_disk(tmp_path):
+    world = KeptWorld(tmp_path, page_size=PAGE_SIZE)
+    cache, files = world.engine.cache, world.tier._files
+    namespace, tokens = ("", ""), PROMPT[: 3 * PAGE_SIZE]
+    first = cache.open(namespace, [], PAGE_SIZE, headroom=0)
+    cache.publish(first, tokens, PAGE_SIZE)
+    second = cache.open(namespace, list(first.nodes), len(tokens), headroom=0)
+    cache.publish(second, tokens, len(tokens))
+    keys = world.tier._keys.of_nodes(second.nodes)
+    cache.close(second)
+    wait_until(lambda: all(map(files.has, keys)), "they are saved")
+    cache.close(first, distrust_from=0)
+    wait_until(lambda: not any(map(files.has, keys)), "they are gone")
+    world.check()

@@ -261,6 +261,8 @@ async def _install(
         if body.keep_pause:
             await state.client.call("pause", mode="retract")
         state.serve_weights(path=body.model_path, version=body.weight_version)
+        if state.common.fronts is not None:
+            await state.common.fronts.tell()  # before requests go on, and answers say what computed them
     return num_paused
 
 

@@ -76,12 +76,12 @@ class JoinedHost:
 
 
 class JoinedStreams(UnblamedStreams):
-    """The streams of a front that hears of the engine only while it has requests there: what others have in it says
-    nothing of whether a report is due."""
+    """The streams of a front that did not start the engine: who did says when it is hung, and ends it. Else requests
+    would be sent to the same engine again, and called the cause of more deaths than there were."""
 
     @property
     def is_waiting(self) -> bool:
-        return bool(self._streams or self._calls)
+        return False
 
 
 class JoinedClient(HealingClient):
@@ -101,6 +101,11 @@ class JoinedClient(HealingClient):
                 return await super().start(progress)
         except TimeoutError:
             raise StartupError(f"the engine does not answer within {WAIT_S:g} s") from None
+
+    @property
+    def num_asked(self) -> int:
+        """The requests that the engine has of this front."""
+        return len(self._streams.submitted)
 
     def expect_none(self, reason: str) -> None:
         """Ends the streams that wait for an engine: whoever starts it has given up. One that comes later is used."""

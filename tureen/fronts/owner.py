@@ -197,6 +197,7 @@ class Fronts:
         self._passing: asyncio.Server | None = None
         self._calls: set[asyncio.Task[None]] = set()
         self._told_failure: str | None = None  # of the engine
+        self._draining: list[asyncio.Future[Any]] = []  # done where a front takes no new requests
         self._all = [
             FrontProcess(Order(config, number, str(folder), factory, self._told), listener)
             for number, listener in enumerate(listeners, start=1)
@@ -249,8 +250,15 @@ class Fronts:
 
     @property
     def num_running(self) -> int:
-        """Requests of the other fronts that have not ended, as they said last."""
-        return sum(front.figures.num_running for front in self._all if front.is_up)
+        """Requests of the other fronts that have not ended, as they said last. One that is still to hear that it drains
+        may have taken another."""
+        told = sum(front.figures.num_running for front in self._all if front.is_up)
+        return told + sum(not future.done() for future in self._draining)
+
+    @property
+    def num_asked(self) -> int:
+        """Requests that the engine has of the other fronts, as those that speak said last."""
+        return sum(front.figures.num_asked for front in self._all if not front.is_away)
 
     async def abort(self, rid: str | None, *, owner: str | None) -> int:
         """Aborts requests of the other fronts, as Common.abort does. Returns how many there were."""
@@ -292,10 +300,7 @@ class Fronts:
 
     def drain(self) -> None:
         """Has the others take no new requests."""
-        for front in self._all:
-            if front.is_up:
-                front.figures = Figures(1, front.figures.samples)  # until it has said
-                front.ask("drain")
+        self._draining = [front.ask("drain") for front in self._all]
 
     async def close(self) -> None:
         """Ends the others."""
@@ -334,8 +339,9 @@ class Fronts:
         while True:
             for front in self._all:
                 if front.is_away and not front.is_covered and front.listener.family != socket.AF_UNIX:
-                    front.is_covered = True
-                    await server.cover(front.listener)
+                    with contextlib.suppress(OSError):  # no descriptor is left; there may be one at the next look
+                        await server.cover(front.listener)
+                        front.is_covered = True
                 elif front.is_covered and not front.is_away:
                     await server.uncover(front.listener)
                     front.is_covered = False
@@ -351,7 +357,7 @@ class Fronts:
         while True:
             await self.tell()
             own = [replica.load for replica in router.replicas]
-            loads = {front: front.figures.loads or [0] * len(own) for front in self._all}
+            loads = {front: (not front.is_away and front.figures.loads) or [0] * len(own) for front in self._all}
             router.company.hear_loads([sum(of) for of in zip(*loads.values(), strict=True)])
             for front in self._all:
                 others = [own, *(loads[other] for other in self._all if other is not front)]

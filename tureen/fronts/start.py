@@ -63,6 +63,11 @@ class SharedClient(HealingClient):
         super().__init__(make_host, watchdog_timeout_s=config.watchdog_timeout_s, freeze_grace_s=config.freeze_grace_s)
         self._streams: UnblamedStreams = UnblamedStreams()
 
+    def watch_for(self, num_elsewhere: Callable[[], int]) -> None:
+        """Takes the engine for hung also when nothing comes of the requests of other fronts. num_elsewhere: returns
+        how many of them it has."""
+        self._streams.num_elsewhere = num_elsewhere
+
     def _open(self) -> None:
         super()._open()
         assert isinstance(self._host, ProcessHost)

@@ -58,10 +58,11 @@ Sample = tuple[str, dict[str, str], float]
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """The figures of a front: requests that run, and its counters."""
+    """The figures of a front: requests that run, those of them that the engine has, and its counters."""
 
     num_running: int
     samples: list[Sample] = []
+    num_asked: int = 0
     loads: list[int] = []  # tokens that each replica is to compute for it
 
 

@@ -106,8 +106,12 @@ class OrderTaker:
         metrics, health = self._state.metrics, self._state.client.health
         metrics.raise_to("num_resumed_requests", health.num_resumed)
         metrics.raise_to("num_grammar_unverified", self._state.helpers.num_unverified)
-        loads = [replica.load for replica in self._router.replicas] if self._router else []
-        figures = Figures(self._state.common.num_running, samples_of(metrics), loads)
+        figures = Figures(
+            self._state.common.num_running,
+            samples_of(metrics),
+            num_asked=0 if self._router else self._client.num_asked,
+            loads=[replica.load for replica in self._router.replicas] if self._router else [],
+        )
         self._wire.send(Answer(0, msgspec.to_builtins(figures)))
 
     def take(self, facts: SharedFacts) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import ssl
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -44,6 +46,7 @@ from tureen.serving.healing import MakeHost, State
 from tureen.serving.journal import Journal
 from tureen.serving.pixels import PixelReceiver, ToChild
 from tureen.serving.streams import Streams
+from tureen.weights.source import open_model, weights_digest
 
 MAX_FRONTS = 64
 MAX_UNSENT_BYTES = 64 << 20
@@ -121,7 +124,7 @@ class EngineServer:
             watchdog_timeout_s=watchdog_timeout_s,
             freeze_grace_s=freeze_grace_s,
         )
-        self._digests = digests
+        self._digests_at_start = self._digests = digests
         self._engine_id = secrets.token_hex(8)
         self._fronts: dict[int, Front] = {}
         self._num_fronts = 0  # ever
@@ -229,8 +232,21 @@ class EngineServer:
         """Notes which adapters are loaded, for fronts that come later."""
         self._adapters = dict(adapters)
 
+    async def note_weights(self, path: str) -> None:
+        """Notes which weights the engine has now: a server that comes with others is to hear of it."""
+        weights = ""  # that nobody has, where the files have gone meanwhile
+        with contextlib.suppress(OSError, errors.StartupError):
+            weights = await asyncio.to_thread(lambda: weights_digest(open_model(Path(path))))
+        self._digests = msgspec.structs.replace(self._digests, weights=weights)
+
+    async def let_go(self) -> None:
+        """Ends a hold on new requests whose front has left without ending it."""
+        with contextlib.suppress(errors.TureenError):  # another engine comes, without it
+            await self.engine.call("let_go")
+
     def restart(self) -> None:
         """Replaces the engine by one without what operators did to it."""
+        self._digests = self._digests_at_start
         self._engine_id, self._adapters, self._is_asked = secrets.token_hex(8), None, True
         self.engine.forget_calls()
         self.engine.restart("an operator restarts it")
@@ -246,6 +262,7 @@ class Front:
         self._writer = writer
         self._live: set[str] = set()
         self._calls: set[asyncio.Task[None]] = set()
+        self._has_hold = False  # on new requests, which it is to end
         self._pixel_receiver = PixelReceiver()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToChild)
@@ -301,13 +318,19 @@ class Front:
         self._live.clear()
         for task in self._calls:
             task.cancel()
+        if self._has_hold:
+            self._letting_go = asyncio.create_task(self._server.let_go())
 
     async def _call(self, call: ControlCall) -> None:
+        if call.op in ("hold", "let_go"):
+            self._has_hold = call.op == "hold"
         try:
             value = await self._server.engine.call(call.op, **call.args)
         except errors.TureenError as error:
             self.say(CallResult(call.number, error=failed(error)))
             return
+        if call.op == "update_weights":
+            await self._server.note_weights(call.args["path"])
         if call.op in ("load_adapter", "unload_adapter") and isinstance(value, dict):
             self._server.note_adapters(value)
         self.say(CallResult(call.number, value))

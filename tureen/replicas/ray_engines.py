@@ -89,7 +89,10 @@ class RayClient(RemoteClient):
         """Returns where the actor listens; makes it where there is none. Raises OSError."""
         try:
             self._actor = self._actor or self._actor_type()
-            host, port = await asyncio.to_thread(ray.get, self._actor.address.remote(), timeout=PLACE_S)
+            async with asyncio.timeout(PLACE_S):
+                host, port = await self._actor.address.remote()
+        except TimeoutError:
+            raise OSError(f"Ray has found no place for the actor within {PLACE_S:g} s") from None
         except RayError as error:
             raise OSError(f"the Ray actor is not there: {str(error).strip().splitlines()[-1]}") from None
         return EngineAddress(host, port, ENGINE_NAME)

@@ -149,13 +149,16 @@ class RemoteHost:
             raise errors.StartupError(f"{self._address}: it has closed the connection at once{hint}") from None
         if isinstance(answer, GreetingRefusal):
             raise errors.StartupError(f"{self._address} refuses this server: {answer.message}")
+        if answer.engine_id == self._place.engine_id:
+            return answer  # it is what it was, or has the weights that this server gave it
         expected = {} if self._place.digests is None else msgspec.structs.asdict(self._place.digests)
         for name, own in expected.items():
             other = getattr(answer, name)
             if other != own:
                 raise errors.StartupError(
                     f"{self._address} has another model: the digest of its {name} is {other}, here it is {own}; give "
-                    "both the same --model-path and --tokenizer-path"
+                    "both the same --model-path and --tokenizer-path, and start an engine again that was given other "
+                    "weights"
                 )
         return answer
 

@@ -17,6 +17,7 @@ from tureen.serving.client import ReplicaFacts
 from tureen.serving.healing import TICK_S, HealingClient, MakeHost, State
 from tureen.serving.process import ProcessHost
 from tureen.serving.streams import Live, Streams, Watch
+from tureen.serving.unblamed import UnblamedStreams
 
 STAYS_AFTER = 1
 """Number of times that an engine may die under a request before it stays with the replica it is on: what kills engine
@@ -114,6 +115,12 @@ class OpenReplicaClient(ReplicaClient):
         assert isinstance(self._host, ProcessHost)
         self._host.admit()
 
+    def watch_for(self, num_elsewhere: Callable[[], int]) -> None:
+        """Takes the engine for hung also when nothing comes of the requests of other fronts. num_elsewhere: returns
+        how many tokens it is to compute for them."""
+        assert isinstance(self._streams, UnblamedStreams)
+        self._streams.num_elsewhere = num_elsewhere
+
 
 class Replica:
     """One engine of several, and what it was given."""
@@ -134,6 +141,12 @@ class Replica:
         self.load = 0  # tokens that it is to compute for this front
         self.load_elsewhere = 0  # the same for other fronts, as they said last
         self.num_given = 0  # tokens that it was ever given to compute
+
+    def drive_by(self, client: ReplicaClient) -> None:
+        """Has its engine driven by a client."""
+        self.client = client
+        if isinstance(client, OpenReplicaClient):
+            client.watch_for(lambda: self.load_elsewhere)
 
     @property
     def is_drained(self) -> bool:

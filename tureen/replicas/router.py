@@ -114,7 +114,7 @@ class Router:
     def _make_replicas(self, clients: Sequence[MakeClient]) -> None:
         for number, make_client in enumerate(clients):
             replica = Replica(number, self._settle, self.company)
-            replica.client = make_client(partial(self._hear_turn, replica))
+            replica.drive_by(make_client(partial(self._hear_turn, replica)))
             self.replicas.append(replica)
 
     def _open(self, infos: Sequence[EngineInfo]) -> None:

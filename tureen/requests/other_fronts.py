@@ -28,6 +28,9 @@ class OtherFronts(Protocol):
     async def abort(self, rid: str | None, *, owner: str | None) -> int:
         """Aborts requests of theirs, as Common.abort does. Returns how many there were."""
 
+    async def tell(self) -> None:
+        """Has them know what operators have changed here, before anything goes on with it."""
+
     def abort_all(self, reason: str) -> int:
         """Aborts all requests of theirs. Returns how many there were."""
 

@@ -75,8 +75,8 @@ class Guest:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
-        with self._news:
+        with self._news:  # nobody sends now: the descriptor's number may be another connection's at once
+            self._connection.close()
             self._is_closed = True
             self._news.notify()
 
@@ -172,6 +172,17 @@ class Door:
             threading.Thread(target=self._serve, args=(guest,), name="front", daemon=True).start()
 
     def _serve(self, guest: Guest) -> None:
+        try:
+            self._listen_to(guest)
+        except Exception:  # an edge: a front that is not understood has left
+            log.exception("a front was not understood: it is cut off")
+        del self._guests[str(guest.number)]
+        for request_id in tuple(guest.request_ids):
+            self._put(Abort(guest.id_of(request_id)))
+        guest.close()
+
+    def _listen_to(self, guest: Guest) -> None:
+        """Gives the engine what a front asks, until it leaves."""
         decoder, pixel_receiver = msgspec.msgpack.Decoder(ToChild), PixelReceiver()
         while (payload := guest.receive()) is not None:
             if not payload:  # a ping
@@ -188,7 +199,3 @@ class Door:
                 )
             elif isinstance(message, Abort) and message.request_id in guest.request_ids:
                 self._put(msgspec.structs.replace(message, request_id=guest.id_of(message.request_id)))
-        del self._guests[str(guest.number)]
-        for request_id in tuple(guest.request_ids):
-            self._put(Abort(guest.id_of(request_id)))
-        guest.close()

@@ -243,19 +243,19 @@ class Streams:
         return self._stats if self._is_heard else msgspec.structs.replace(self._stats, num_queued=len(self._streams))
 
     @property
-    def is_waiting(self) -> bool:
-        """Says whether somebody waits for the engine, be it another front."""
-        return bool(self._streams or self._calls or (self._is_heard and self._stats.num_running))
+    def is_busy(self) -> bool:
+        """Says whether the engine has, or is to get, anything to do. What has ended and nobody has taken is nothing."""
+        return bool(self._calls or self.num_live)
 
     @property
-    def is_busy(self) -> bool:
-        """Says whether the engine has, or is to get, anything to do."""
-        return bool(self._calls or self.num_live)
+    def is_waiting(self) -> bool:
+        """Says whether the engine is hung when nothing comes of it."""
+        return self.is_busy
 
     @property
     def has_use(self) -> bool:
         """Says whether the engine did something for somebody, or was asked to."""
-        return self.is_waiting or self.num_reports > self._reports_before
+        return self.is_busy or self.is_waiting or self.num_reports > self._reports_before
 
     async def generate(
         self, request: GenerateRequest, interval: Interval = 1, watch: Watch | None = None

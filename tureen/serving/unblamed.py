@@ -1,9 +1,10 @@
 """The streams of a front that shares its engine with others: which of all fronts' requests kills engines is not known
-here. Imported only where there are several fronts."""
+here. Imported only where there are several fronts or engines."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from tureen import errors
 from tureen.serving.streams import Streams
@@ -16,6 +17,11 @@ class UnblamedStreams(Streams):
     def __init__(self) -> None:
         super().__init__()
         self._deaths: Counter[str] = Counter()  # of engines, by the request that they had
+        self.num_elsewhere: Callable[[], int] = lambda: 0  # returns how much the engine has to do for other fronts
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.is_busy or self.num_elsewhere() > 0
 
     def cut(self, reason: str, *, is_suspicious: bool) -> None:
         submitted = self.submitted

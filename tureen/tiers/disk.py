@@ -17,7 +17,7 @@ from tureen.cache.radix import Namespace, RadixNode
 from tureen.contract.runner import PageMemory
 from tureen.contract.types import KvDiskStats
 from tureen.log import get_logger
-from tureen.tiers.keys import PageKeys
+from tureen.tiers.keys import PageKeys, follow
 from tureen.tiers.page_files import DamagedPage, NoPage, PageFiles
 
 CLOSE_S = 5.0
@@ -208,5 +208,9 @@ class DiskTier:
         self._files.touch(reversed(keys))
 
     def _remove(self, nodes: Sequence[RadixNode], first: int) -> None:
-        for key in self._keys.of_nodes(nodes)[first:]:
+        """Removes a page and all that others have computed on top of it, as far as the tree knew."""
+        below = list(zip(self._keys.of_nodes(nodes[: first + 1])[first:], nodes[first:], strict=False))
+        while below:
+            key, node = below.pop()
             self._files.remove(key)
+            below += [(follow(key, child.key), child) for child in node.children.values()]

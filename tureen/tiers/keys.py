@@ -34,7 +34,7 @@ class PageKeys:
         keys: list[bytes] = []
         for node in nodes:
             if keys:
-                keys.append(_follow(keys[-1], node.key))
+                keys.append(follow(keys[-1], node.key))
             elif (first := self._first(node.key[:WIDTH], node.key[WIDTH:])) is not None:
                 keys.append(first)
             else:
@@ -47,7 +47,7 @@ class PageKeys:
         """Returns the key of page number `index` of these tokens, whose earlier pages have `keys`; None for an adapter
         that is not known."""
         chunk = token_ids[index * page_size : (index + 1) * page_size]
-        return _follow(keys[-1], chunk) if index else self._first(namespace, chunk)
+        return follow(keys[-1], chunk) if index else self._first(namespace, chunk)
 
     def _first(self, namespace: Sequence[int | str], chunk: Sequence[int | str]) -> bytes | None:
         salt, adapter = map(str, namespace)
@@ -56,8 +56,9 @@ class PageKeys:
             return None
         parts = (self._identity, salt.encode("utf-8", "surrogatepass"), digest)
         root = hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest()
-        return _follow(root, chunk)
+        return follow(root, chunk)
 
 
-def _follow(before: bytes, chunk: Key | Sequence[int | str]) -> bytes:
+def follow(before: bytes, chunk: Key | Sequence[int | str]) -> bytes:
+    """Returns the key of the page with these tokens behind the page that has the key `before`."""
     return hashlib.sha256(before + struct.pack(f"<{len(chunk)}q", *chunk)).digest()

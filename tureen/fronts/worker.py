@@ -109,7 +109,7 @@ class OrderTaker:
         figures = Figures(
             self._state.common.num_running,
             samples_of(metrics),
-            num_asked=0 if self._router else self._client.num_asked,
+            num_asked=self._client.num_asked if isinstance(self._client, JoinedClient) else 0,
             loads=[replica.load for replica in self._router.replicas] if self._router else [],
         )
         self._wire.send(Answer(0, msgspec.to_builtins(figures)))

@@ -104,7 +104,7 @@ class RemoteHost:
         self._lose = lose
         self._socket = EngineSocket(self._hear, max_bytes=MAX_MESSAGE_BYTES)
         self._reading: asyncio.Task[None] | None = None
-        self._address = ""
+        self._address = self._weights = ""
         self.engine_id = ""
 
     async def start(self) -> None:
@@ -129,7 +129,7 @@ class RemoteHost:
             raise errors.StartupError(_tls_fault(address, error)) from None
         except OSError as error:
             raise OSError(f"{address}: {error.strerror or error}; start it there: tureen engine --listen") from None
-        self.engine_id = welcome.engine_id
+        self.engine_id, self._weights = welcome.engine_id, welcome.weights
         self._reading = asyncio.create_task(self._read(reader))
 
     async def _read_welcome(self, reader: asyncio.StreamReader) -> Welcome:
@@ -186,7 +186,7 @@ class RemoteHost:
 
     def _hear(self, message: FromEngine) -> None:
         if isinstance(message, EngineReady):  # times of files on another machine tell nothing; there are digests
-            message = EngineReady(msgspec.structs.replace(message.info, files=(), weights=self._place.digests.weights))
+            message = EngineReady(msgspec.structs.replace(message.info, files=(), weights=self._weights))
         self._receive(message)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:

@@ -12,8 +12,17 @@ import msgspec
 
 from tureen.batches.contents import Contents, make_folder
 from tureen.batches.records import MAX_BATCHES, MAX_FILES, MAX_UNENDED, BatchRecord, Page, StoredFile
-from tureen.errors import Conflict, InvalidRequest, NotFound, PayloadTooLarge, TooManyRequests, echo
-from tureen.storage.database import Database, Schema
+from tureen.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    PayloadTooLarge,
+    StartupError,
+    TooManyRequests,
+    TureenError,
+    echo,
+)
+from tureen.storage.database import Damaged, Database, Schema
 
 R = TypeVar("R", StoredFile, BatchRecord)
 
@@ -46,10 +55,14 @@ class Store:
         self._database = Database(str(folder / "batches.sqlite"), SCHEMA)
         self._max_client_bytes = max_client_bytes
         self._held: Counter[str] = Counter()  # bytes that each client keeps, or is about to
-        files = self._database.run_now(_all_files)
+        try:
+            files = self._database.run_now(_all_files)
+            self.unended = self._database.run_now(_unended)  # when the server started
+        except TureenError as error:
+            self._database.close()
+            raise StartupError(f"{FLAG} {path}: {error.message}") from None
         for file in files:
             self._held[file.client] += file.num_bytes
-        self.unended = self._database.run_now(_unended)  # when the server started
         unfinished = {file_id for batch in self.unended for file_id in (batch.output_id, batch.error_id)}
         self.contents.prune({file.id for file in files} | unfinished)
 
@@ -247,4 +260,7 @@ def _page(
 
 def _decoded(kind: type[R], rows: sqlite3.Cursor | Sequence[tuple[bytes]]) -> Iterator[R]:
     for (record,) in rows:
-        yield msgspec.json.decode(record, type=kind)
+        try:
+            yield msgspec.json.decode(record, type=kind)
+        except msgspec.DecodeError as error:
+            raise Damaged(str(error)) from None

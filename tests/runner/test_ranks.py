@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ from tiny_models import greedy, logprobs, write
 from tureen.config import Config
 from tureen.contract.runner import Batch, Row
 from tureen.contract.types import LogprobSpec
+from tureen.devices.groups import RankGroup
 from tureen.errors import StartupError
 from tureen.models.segments import NUM_SEGMENTS, cut, segments_of, why_not
 from tureen.runner import loading
 from tureen.runner.load import load_runner
+from tureen.runner.ranks import Ranks
 
 CLOSE = 1e-4
 SPEC = LogprobSpec(prompt_start=0, top=256)
@@ -161,3 +164,12 @@ def test_settings_that_do_not_go_with_ranks_are_refused_by_name(tmp_path, settin
         load_runner(folder_source(tmp_path), Config(device="cpu", **settings))
     assert caught.value.field == field
     assert f"--{field.replace('_', '-')}" in caught.value.message
+
+
+def test_the_file_in_which_ranks_meet_is_there_until_they_end():
+    # one that reads it after the others have met would wait for it until its time is over
+    ranks = Ranks(RankGroup(0, 2))
+    torch.distributed.FileStore(ranks.store_path, 2).set("address", "here")
+    assert torch.distributed.FileStore(ranks.store_path, 2).get("address") == b"here"
+    ranks.close()
+    assert not Path(ranks.store_path).parent.exists()

@@ -69,6 +69,9 @@ class Ranks:
         self._group = group
         self._children: list[subprocess.Popen[bytes]] = []
         self._connections: list[socket.socket] = []
+        # Kept as long as they run: a rank may read the file after others have met, and NCCL does at the first exchange.
+        self._folder = tempfile.TemporaryDirectory(prefix="tureen-ranks-")
+        self.store_path = str(Path(self._folder.name) / "ranks")
 
     def start(self, order: RankOrder) -> None:
         """Starts them; each gets the order with its own rank. Raises OSError."""
@@ -116,6 +119,7 @@ class Ranks:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
+        self._folder.cleanup()
 
     def _start(self, order: RankOrder) -> None:
         ours, theirs = socket.socketpair()
@@ -207,7 +211,7 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     group = RankGroup(0, size)
     ranks = Ranks(group)
     factory = RankFactory(device, dtype, shape, capacity, attention, group, progress=progress, tell=ranks.tell)
-    with contextlib.ExitStack() as undo, tempfile.TemporaryDirectory(prefix="tureen-ranks-") as folder:
+    with contextlib.ExitStack() as undo:
         undo.callback(ranks.close)
         order = RankOrder(
             rank=0,
@@ -218,7 +222,7 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
             device=device.type,
             num_threads=device.num_threads,
             capacity=capacity,
-            store_path=str(Path(folder) / "ranks"),
+            store_path=ranks.store_path,
         )
         ranks.start(order)
         parts = ForwardParts(factory, source, config)

@@ -154,6 +154,7 @@ async function answer(conversation, node) {
     announce(node.state === "failed" ? node.error : `The answer is complete: ${node.figures.completion ?? 0} tokens`, { shown: false });
   }
   save(conversation);
+  flush();
 }
 
 function requestAnswer(parent, { conversation = state.current, made = making(conversation, explain.get()) } = {}) {

@@ -24,6 +24,7 @@ async function transact(mode, work, instead) {
   return new Promise((resolve, reject) => {
     const transaction = base.transaction(TABLE, mode);
     const request = work(transaction.objectStore(TABLE));
+    if (mode === "readwrite") transaction.commit(); // now: one that waits for its page to say no more is lost with the page
     transaction.oncomplete = () => resolve(request.result);
     transaction.onabort = () => reject(transaction.error);
   });

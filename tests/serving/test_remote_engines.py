@@ -20,12 +20,13 @@ from tureen.config import Config
 from tureen.errors import NotFound, StartupError
 from tureen.replicas import engine_server, greeting
 from tureen.replicas.engine_command import engine_context
-from tureen.replicas.greeting import Hello, weights_digest
+from tureen.replicas.greeting import Hello
 from tureen.replicas.remote import EngineAddress, parse_address
 from tureen.replicas.router import Router
 from tureen.replicas.start import front_context, remote_engines
 from tureen.sandbox.framing import HEADER, MAX_MESSAGE_BYTES, framed
 from tureen.serving import healing
+from tureen.weights.source import open_model, weights_digest
 
 TESTS = str(Path(fake_engine.__file__).parent)
 
@@ -152,7 +153,7 @@ def test_an_engine_takes_requests_again_when_a_server_that_held_them_back_is_gon
 def test_a_server_that_does_not_know_the_weights_which_an_engine_was_given_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"other weights")
-    given = msgspec.structs.replace(DIGESTS, weights=weights_digest(sorted(tmp_path.iterdir())))
+    given = msgspec.structs.replace(DIGESTS, weights=weights_digest(open_model(tmp_path)))
 
     async def scenario():
         async with served(1, through_wires=True) as ([server], [router], [wire]):

@@ -329,7 +329,7 @@ class Front:
         except errors.TureenError as error:
             self.say(CallResult(call.number, error=failed(error)))
             return
-        if call.op == "update_weights":
+        if call.op == "update_weights" and "path" in call.args:
             await self._server.note_weights(call.args["path"])
         if call.op in ("load_adapter", "unload_adapter") and isinstance(value, dict):
             self._server.note_adapters(value)

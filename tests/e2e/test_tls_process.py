@@ -33,7 +33,7 @@ def test_with_tls_and_keys_it_shows_https_and_no_secret_and_survives_the_signal(
     with ServerProcess(*arguments, env={"TUREEN_API_KEY": KEY, "TUREEN_ADMIN_API_KEY": ADMIN_KEY}) as server:
         wait_until(lambda: "load" in server.output or "ready at" in server.output, "the loading")
         server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: "ready at" in server.output or server.process.poll() is not None, "the start")
+        wait_until(lambda: "curl " in server.output or server.process.poll() is not None, "the start")
         (url,) = re.findall(r"ready at (https://\S+)", server.output)
         assert f"curl {url}/generate --cacert CA.pem --cert CLIENT.pem --key CLIENT.key.pem -H 'Auth" in server.output
         context = ssl.create_default_context(cafile=ca.cert)

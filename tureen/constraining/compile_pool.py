@@ -74,7 +74,7 @@ class Task:
 
 
 class CompilePool:
-    """The workers; one at least waits in advance."""
+    """The workers; one at least waits in advance while none compiles."""
 
     def __init__(self, setup: bytes, max_tasks: int) -> None:
         """Does not wait. Raises OSError, RuntimeError where the system has nothing to do so with."""

@@ -227,6 +227,7 @@ class _Encoder:
         self._known: dict[int, int] = {}  # by id
         self._rewritten: list[Expression] = []  # so that no other one gets their ids
         self._numbers: dict[tuple[int, ...] | str, int] = {}  # of nodes as they are written, of texts
+        self._calls: dict[str, int] = {}  # by rule
 
     def number(self, node: Expression) -> int:
         """Returns the number of a node; those of its parts are lower."""
@@ -238,11 +239,17 @@ class _Encoder:
     def _added(self, node: Expression) -> int:
         kind = type(node)
         if isinstance(node, RuleCall):
-            return self._add(CALL, (self._rules[node.name],))
+            number = self._calls.get(node.name)
+            if number is None:
+                number = self._calls[node.name] = self._add(CALL, (self._rules[node.name],))
+            return number
         if isinstance(node, Terminal):
             return self.number(node.item)
         if isinstance(node, Chain) or isinstance(node, Choice):  # noqa: SIM101 (thrice as quick)
-            numbers = [self.number(item) for item in reversed(node.items)]
+            known, numbers = self._known, []
+            for item in reversed(node.items):
+                number = known.get(id(item))
+                numbers.append(self.number(item) if number is None else number)
             return self._add(KINDS[kind], numbers[::-1])
         if isinstance(node, Chars):
             return self._add(CHARS, [point for span in node.ranges for point in span])

@@ -59,6 +59,8 @@ def calls(expression: Expression) -> list[str]:
         kind = type(part)
         if kind is RuleCall:
             names.append(part.name)  # type: ignore[union-attr]  # mypy does not narrow by `kind`, which is much quicker
+        elif kind is Chain or kind is Choice:
+            rest += part.items  # type: ignore[union-attr]  # the same
         elif kind is not Text and kind is not Chars and kind is not Terminal:
             rest += parts(part)
     return names
@@ -172,22 +174,24 @@ def can_be_empty(expression: Expression, empty: set[str] | frozenset[str] = froz
 def can_end(expression: Expression, ending: set[str]) -> bool:
     """Returns whether some string matches, where one does for exactly these rules. Of Both and Not it is taken for
     granted."""
-    if type(expression) is Text:
-        return True
-    if isinstance(expression, RuleCall):
-        return expression.name in ending
-    if isinstance(expression, Terminal):
-        return expression.is_live or can_end(expression.item, ending)
     if isinstance(expression, Chain):
-        for item in expression.items:  # noqa: SIM110 (a generator takes twice the time)
-            if not can_end(item, ending):
+        for item in expression.items:
+            kind = type(item)
+            if kind is RuleCall:  # as most
+                if item.name not in ending:  # type: ignore[union-attr]  # mypy does not narrow by `kind`
+                    return False
+            elif kind is not Text and not can_end(item, ending):
                 return False
         return True
+    if isinstance(expression, Terminal):
+        return expression.is_live or type(expression.item) is Text or can_end(expression.item, ending)
+    if isinstance(expression, Repeat):
+        return expression.least == 0 or can_end(expression.item, ending)
+    if isinstance(expression, RuleCall):
+        return expression.name in ending
     if isinstance(expression, Choice):
         return any(can_end(item, ending) for item in expression.items)
-    if isinstance(expression, Chars):
-        return bool(expression.ranges)
-    return not isinstance(expression, Repeat) or expression.least == 0 or can_end(expression.item, ending)
+    return not isinstance(expression, Chars) or bool(expression.ranges)
 
 
 def holding(

@@ -56,10 +56,13 @@ class Facts:
     def _of_parts(self, expression: Expression, level: int) -> int:
         if level > MAX_DEPTH:
             raise self._too_deep()
-        flags, deepest, get = 0, 0, self._known.get
+        flags, deepest, all_known = 0, 0, self._known
         kind = type(expression)
         for part in parts(expression):
-            known = get(id(part)) or self._look(part, level + 1)
+            if type(part) is RuleCall:  # each is a part of its own
+                known = all_known[id(part)] = _LEVEL | CALLS
+            else:
+                known = all_known.get(id(part)) or self._look(part, level + 1)
             flags |= known
             if known > deepest:  # of two that are as deep, their flags make no difference
                 deepest = known

@@ -192,7 +192,7 @@ def lark(language: Language) -> str:
         try:
             lines.append(f"{name}: {_plain_terminal(item)}")
         except ValueError:  # there is something in it that no pattern says
-            mixed: set[int] = set()
+            mixed: dict[int, bool] = {}
             _mixed(item, mixed)
             lines.append(f"{name}: {_terminal(item, mixed)}")
     return "\n".join(lines) + "\n"
@@ -219,7 +219,7 @@ class _Rules:
         if isinstance(expression, RuleCall):
             return self._names[expression.name]
         if isinstance(expression, Chain):
-            return f"({' '.join([self.text(item) for item in expression.items])})" if expression.items else '""'
+            return f"({' '.join(self._texts(expression.items))})" if expression.items else '""'
         if isinstance(expression, Choice):
             text = self._choice(expression.items)
             return self.shared.setdefault(text, f"t{len(self.shared)}") if _are_calls(expression.items) else text
@@ -231,7 +231,11 @@ class _Rules:
         raise TypeError(f"not over terminals: {type(expression).__name__}")
 
     def _choice(self, items: Sequence[Expression]) -> str:
-        return f"({' | '.join([self.text(item) for item in items])})"
+        return f"({' | '.join(self._texts(items))})"
+
+    def _texts(self, items: Sequence[Expression]) -> list[str]:
+        names = self._names
+        return [names[item.name] if isinstance(item, RuleCall) else self.text(item) for item in items]
 
 
 def _are_calls(items: Sequence[Expression]) -> bool:
@@ -251,9 +255,9 @@ def _pattern_terminal(expression: Expression) -> str:
     return f"/{pattern(expression)}/" if expression != Chain(()) else '""'
 
 
-def _terminal(expression: Expression, mixed: set[int]) -> str:
+def _terminal(expression: Expression, mixed: dict[int, bool]) -> str:
     """A terminal's definition. `&` and `~` can only be written outside of patterns."""
-    if id(expression) not in mixed:
+    if not mixed[id(expression)]:
         return _plain_terminal(expression)
     match expression:
         case Both(first, second):
@@ -271,10 +275,10 @@ def _terminal(expression: Expression, mixed: set[int]) -> str:
     raise GrammarError(f"only what is regular can be combined with & or excluded: {type(expression).__name__}")
 
 
-def _mixed(expression: Expression, mixed: set[int]) -> bool:
-    """Find, by id, the parts that hold Both or Not."""
-    inside = [_mixed(part, mixed) for part in parts(expression)]
-    if any(inside) or isinstance(expression, Both | Not):
-        mixed.add(id(expression))
-        return True
-    return False
+def _mixed(expression: Expression, mixed: dict[int, bool]) -> bool:
+    """Tells of a part and those in it, by id, whether they hold Both or Not; each is looked at once."""
+    is_mixed = mixed.get(id(expression))
+    if is_mixed is None:
+        inside = [_mixed(part, mixed) for part in parts(expression)]
+        is_mixed = mixed[id(expression)] = any(inside) or isinstance(expression, Both | Not)
+    return is_mixed

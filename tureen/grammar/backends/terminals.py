@@ -246,6 +246,10 @@ class TerminalLifting:
         lifted_items: list[Expression] = []
         loose: list[Expression] = []
         for item in items:
+            lifted = self._lifted_marks.get(id(item))
+            if lifted is not None and not loose:  # as most
+                lifted_items.append(lifted)
+                continue
             if not self._is_firm(item):
                 loose.append(item)
                 continue

@@ -222,14 +222,26 @@ public:
         ways_.clear();
         places_.push_back({0, pc, -1});
         for (size_t at = 0; at < places_.size() && places_.size() < MAX_WALK; at++) {  // grows
-            Place place = places_[at];
-            const int32_t set = program_.code[place.pc].x;
-            if (only_[set] >= 0) {
-                int32_t node = trie_.child(place.node, uint8_t(only_[set]));
-                if (node >= 0) step(pc, place, node, equations);
-                continue;
+            const Place place = places_[at];
+            const auto [op, set, next] = program_.code[place.pc];
+            bool is_token = false, is_followed = false;
+            auto step = [&](int32_t node) {  // whatever its byte, the same comes behind it
+                if (trie_.token[node] >= 0 && !is_token) {
+                    is_token = true;
+                    add_way(pc, next, place.frame, equations);
+                }
+                if (trie_.end[node] == node + 1) return;
+                if (!is_followed) follow(next, place.frame);
+                is_followed = true;
+                for (const auto& [to, frame] : followers_) {
+                    if (places_.size() < MAX_WALK) places_.push_back({node, to, frame});
+                }
+            };
+            if (only_[set] < 0) {
+                trie_.each_child(place.node, program_.sets[set], step);
+            } else if (const int32_t node = trie_.child(place.node, uint8_t(only_[set])); node >= 0) {
+                step(node);
             }
-            trie_.each_child(place.node, program_.sets[set], [&](int32_t node) { step(pc, place, node, equations); });
         }
     }
 
@@ -241,18 +253,16 @@ private:
         int32_t rule, count, ret, below;
     };
 
-    // The byte of a node comes.
-    void step(int32_t pc, Place place, int32_t node, Equations& equations) {
-        int32_t next = program_.code[place.pc].y;
-        if (trie_.token[node] >= 0) add_way(pc, next, place.frame, equations);
-        if (trie_.end[node] == node + 1) return;
-        if (program_.code[next].op == BYTES) {  // as most
-            if (places_.size() < MAX_WALK) places_.push_back({node, next, place.frame});
+    // Finds the instructions of a byte that are reached from one without a byte.
+    void follow(int32_t pc, int32_t frame) {
+        followers_.clear();
+        if (program_.code[pc].op == BYTES) {  // as most
+            followers_.push_back({pc, frame});
             return;
         }
         reached_.clear();
         round_++;
-        reach(node, next, place.frame, 0);
+        reach(pc, frame, 0);
     }
 
     void add_way(int32_t pc, int32_t next, int32_t frame, Equations& equations) {
@@ -280,45 +290,44 @@ private:
         if (ways_.emplace(cost, terms).second) equations.add(pc, cost, terms.data(), terms.size());
     }
 
-    // Adds the places that are reached from an instruction without a byte.
-    void reach(int32_t node, int32_t pc, int32_t frame, int depth) {
-        if (depth > MAX_SILENT || places_.size() >= MAX_WALK) return;
+    void reach(int32_t pc, int32_t frame, int depth) {
+        if (depth > MAX_SILENT || places_.size() + followers_.size() >= MAX_WALK) return;
         const std::pair<int32_t, int32_t> here{pc, frame};
         if (marks_[size_t(pc)] == round_ && std::find(reached_.begin(), reached_.end(), here) != reached_.end()) return;
         marks_[size_t(pc)] = round_;
         reached_.push_back(here);
         const Instruction& i = program_.code[pc];
         switch (i.op) {
-            case BYTES: places_.push_back({node, pc, frame}); return;
+            case BYTES: followers_.push_back(here); return;
             case SPLIT:
                 for (int32_t at = i.x; at < i.x + i.y; at++) {
                     int32_t to = program_.targets[at];
                     const bool is_longer = bytes_[to] > bytes_[pc];
                     if (is_longer && (program_.skips[pc] || component_[to] == component_[pc])) continue;
-                    reach(node, to, frame, depth + 1);
+                    reach(to, frame, depth + 1);
                 }
                 return;
-            case CALL: reach(node, program_.rules[i.x].entry, pushed({i.x, 0, i.y, frame}), depth + 1); return;
+            case CALL: reach(program_.rules[i.x].entry, pushed({i.x, 0, i.y, frame}), depth + 1); return;
             case LOOP:
                 if (frame >= 0 && frames_[frame].count < program_.rules[i.x].least) {
-                    reach(node, program_.rules[i.x].body, frame, depth + 1);
+                    reach(program_.rules[i.x].body, frame, depth + 1);
                     return;
                 }
                 [[fallthrough]];
             case RET:
                 if (frame < 0) return;  // what follows is not known here
-                reach(node, frames_[frame].ret, frames_[frame].below, depth + 1);
+                reach(frames_[frame].ret, frames_[frame].below, depth + 1);
                 return;
             case NEXT: {
                 if (frame < 0) return;
                 Frame again = frames_[frame];
                 again.count++;
-                reach(node, program_.rules[i.x].entry, pushed(again), depth + 1);
+                reach(program_.rules[i.x].entry, pushed(again), depth + 1);
                 return;
             }
             case COUNT: {
                 Frame again = frames_[frame];
-                if (again.count++ < program_.rules[i.x].most) reach(node, i.y, pushed(again), depth + 1);
+                if (again.count++ < program_.rules[i.x].most) reach(i.y, pushed(again), depth + 1);
                 return;
             }
         }
@@ -338,7 +347,7 @@ private:
     std::vector<int32_t> only_;  // by set: its byte, where it has one only
     std::vector<Place> places_;
     std::vector<Frame> frames_;
-    std::vector<std::pair<int32_t, int32_t>> reached_;
+    std::vector<std::pair<int32_t, int32_t>> reached_, followers_;  // instructions, and their frames
     std::vector<uint32_t> marks_;  // by instruction: the round in which it was last reached
     uint32_t round_ = 0;
     std::map<std::tuple<int32_t, int32_t, int32_t, int32_t>, int32_t> frame_ids_;

@@ -297,23 +297,46 @@ void add_sequences(int32_t first, int32_t last, std::vector<Sequence>& sequences
 
 }  // namespace
 
-int32_t Emitter::emit_chars(const std::vector<int32_t>& ranges, int32_t next) {
+// The bytes of the characters of some ranges: how they branch, whatever follows.
+CharBytes::CharBytes(const std::vector<int32_t>& ranges) {
     std::vector<Sequence> sequences;
     for (size_t at = 0; at + 1 < ranges.size(); at += 2) add_sequences(ranges[at], ranges[at + 1], sequences);
     // Sequences in order: those with the same first byte stand together, and no first bytes overlap otherwise.
     std::function<int32_t(size_t, size_t, size_t)> of = [&](size_t from, size_t to, size_t at) {
-        std::map<int32_t, ByteSet> by_next;
+        std::vector<Branch> branches;
         for (size_t last; from < to; from = last) {
             Span span = sequences[from][at];
             for (last = from + 1; last < to && sequences[last][at].first == span.first; last++) {}
-            int32_t pc = sequences[from].size() == at + 1 ? next : of(from, last, at + 1);
-            for (int value = span.first; value <= span.last; value++) put(by_next[pc], uint8_t(value));
+            const int32_t then = sequences[from].size() == at + 1 ? -1 : of(from, last, at + 1);
+            auto same = std::find_if(branches.begin(), branches.end(), [&](auto& one) { return one.then == then; });
+            if (same == branches.end()) same = branches.insert(same, {{}, -1, then});
+            for (int value = span.first; value <= span.last; value++) put(same->set, uint8_t(value));
         }
-        std::vector<int32_t> targets;
-        for (auto& [pc, set] : by_next) targets.push_back(bytes(set, pc));
-        return any_of(targets);
+        const auto known = std::find(places.begin(), places.end(), branches);
+        if (known != places.end()) return int32_t(known - places.begin());
+        places.push_back(branches);
+        return int32_t(places.size()) - 1;
     };
-    return of(0, sequences.size(), 0);
+    of(0, sequences.size(), 0);
+}
+
+int32_t Emitter::emit_chars(const std::vector<int32_t>& ranges, int32_t next) {
+    auto known = char_bytes_.find(ranges);
+    if (known == char_bytes_.end()) known = char_bytes_.emplace(ranges, CharBytes(ranges)).first;
+    std::vector<int32_t> pcs, targets;
+    std::vector<std::pair<int32_t, CharBytes::Branch*>> ordered;
+    for (auto& branches : known->second.places) {
+        ordered.clear();
+        targets.clear();
+        for (auto& branch : branches) ordered.emplace_back(branch.then < 0 ? next : pcs[size_t(branch.then)], &branch);
+        std::sort(ordered.begin(), ordered.end());
+        for (auto& [pc, branch] : ordered) {
+            if (branch->number < 0) branch->number = set_of(branch->set);
+            targets.push_back(bytes(branch->number, pc));
+        }
+        pcs.push_back(any_of(targets));
+    }
+    return pcs.back();
 }
 
 int32_t Emitter::emit_repeat(const TreeNode& node, int32_t next) {

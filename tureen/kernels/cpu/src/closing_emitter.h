@@ -50,6 +50,20 @@ private:
     int shift_ = 64;
 };
 
+struct CharBytes {
+    struct Branch {
+        ByteSet set;
+        int32_t number;  // of the set, or -1 where it has none yet
+        int32_t then;    // a place, or -1: the character is over
+
+        bool operator==(const Branch& other) const { return set == other.set && then == other.then; }
+    };
+
+    explicit CharBytes(const std::vector<int32_t>& ranges);
+
+    std::vector<std::vector<Branch>> places;  // each behind those that it leads to; the last is the beginning
+};
+
 // Writes instructions from the end to the beginning: what follows a part is known when the part is written.
 class Emitter {
 public:
@@ -113,6 +127,7 @@ private:
     std::vector<std::pair<int32_t, int32_t>> to_do_;  // rules, and where they begin
     std::map<int32_t, int32_t> entries_, rule_ids_, shared_;
     std::map<ByteSet, int32_t> set_ids_;
+    std::map<std::vector<int32_t>, CharBytes> char_bytes_;  // by ranges
     std::array<int32_t, 256> byte_ids_;  // of the sets of one byte, or -1
     PairNumbers by_bytes_, by_node_;     // of a set, of a node, and of what follows: an instruction
     std::map<std::vector<int32_t>, int32_t> by_targets_, by_skipped_;

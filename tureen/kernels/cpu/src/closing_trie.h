@@ -25,8 +25,8 @@ struct Trie {
     // The node of this byte below another one, or -1.
     int32_t child(int32_t node, uint8_t value) const {
         if (wide_[node] >= 0) return children_[size_t(wide_[node]) * 256 + value];
-        for (int32_t at = node + 1; at < end[node]; at = end[at]) {
-            if (byte[at] == value) return at;
+        for (int32_t at = node + 1; at < end[node]; at = end[at]) {  // in the order of their bytes
+            if (byte[at] >= value) return byte[at] == value ? at : -1;
         }
         return -1;
     }

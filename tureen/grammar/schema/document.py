@@ -12,7 +12,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 from tureen.errors import echo
 from tureen.grammar.expression import SchemaError
 from tureen.grammar.json_text import exact
-from tureen.grammar.schema.drafts import Draft, declared, modernize
+from tureen.grammar.schema.drafts import MODERNIZED, Draft, declared, modernize
 
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 128
@@ -26,6 +26,7 @@ ONE_INSIDE = (
 )  # fmt: skip
 SEVERAL_INSIDE = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 NAMED_INSIDE = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+INSIDE = frozenset((*ONE_INSIDE, *SEVERAL_INSIDE, *NAMED_INSIDE))
 
 
 @dataclass(eq=False, slots=True)
@@ -214,6 +215,10 @@ class Document:
             self._schemas.append(schema)
             self._path[id(schema)] = path
             resource = self._enter(schema, resource)
+            if schema.keys() != written.keys():
+                self._written[id(schema)] = written
+            if INSIDE.isdisjoint(written):  # as of most
+                continue
             for key in written.keys() & NAMED_INSIDE:
                 inside = written[key]
                 if isinstance(inside, dict):
@@ -224,14 +229,13 @@ class Document:
                 inside = written[key]
                 if isinstance(inside, list):
                     waiting += [(item, resource, (*path, key, str(i))) for i, item in enumerate(inside)]
-            if schema.keys() != written.keys():
-                self._written[id(schema)] = written
 
     def _enter(self, schema: dict[str, Any], resource: Resource) -> Resource:
         """Returns the resource that a schema is in, once its keywords are those of 2020-12."""
         draft = (declared(schema) or resource.draft) if "$id" in schema or "id" in schema else resource.draft
         has_anchor = schema.get("$recursiveAnchor") is True and draft in (None, "2019-09")
-        modernize(schema, draft)
+        if not MODERNIZED.isdisjoint(schema) or schema.get("type") == "any":
+            modernize(schema, draft)
         self._home[id(schema)] = resource = self._identify(schema, resource, draft)
         if "$dynamicRef" in schema:
             self.has_dynamic = True

@@ -37,6 +37,11 @@ SINCE: dict[str, Draft] = {
     **dict.fromkeys(("prefixItems", "$dynamicRef", "$dynamicAnchor"), "2020-12"),
 }
 """The draft that has a keyword first. In those before it is an annotation."""
+MODERNIZED = SINCE.keys() | {
+    "$ref", "id", "nullable", "required", "exclusiveMinimum", "exclusiveMaximum", "items", "additionalItems",
+    "dependencies", "properties", "contentEncoding",
+}  # fmt: skip
+"""A schema with none of these is the same in every draft, but for a "type" that is "any": it need not be modernized."""
 
 
 def declared(schema: Any) -> Draft | None:

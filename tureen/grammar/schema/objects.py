@@ -45,22 +45,23 @@ def meet(algebra: SetAlgebra, first: ObjectShape, second: ObjectShape) -> list[O
 def _named_of_both(algebra: SetAlgebra, first: ObjectShape, second: ObjectShape) -> dict[str, Property] | None:
     """Returns the keys that either shape names, those of `first` first. None: no object, as most shapes that are
     disjoint are so by a key that both require."""
-    named = dict(first.named)
     keys: Iterable[str] = second.named
     if not _leaves_others(algebra, second):
-        keys = dict.fromkeys((*named, *keys))
+        keys = dict.fromkeys((*first.named, *keys))
     required = first.required | second.required
     nodes = {}
-    for key in keys:
+    for key in keys if required else ():
         if key in required:
             nodes[key] = algebra.both(node_of(first, key), node_of(second, key))
             if algebra.is_nothing(nodes[key]):
                 return None
+    named = dict(first.named)
     for key in keys:
         is_required = key in nodes
-        named[key] = Property(
-            is_required, nodes[key] if is_required else algebra.both(node_of(first, key), node_of(second, key))
-        )
+        node = nodes[key] if is_required else algebra.both(node_of(first, key), node_of(second, key))
+        own = named.get(key)
+        if own is None or own.node is not node or own.is_required is not is_required:
+            named[key] = Property(is_required, node)
     return named
 
 
@@ -89,7 +90,7 @@ def complement(algebra: SetAlgebra, shape: ObjectShape) -> list[ObjectShape]:
 
 def is_empty(algebra: SetAlgebra, shape: ObjectShape) -> bool:
     """Returns True only where it is certain that nothing is in it."""
-    required = [shape.named[key].node for key in shape.named if key in shape.required]
+    required = [shape.named[key].node for key in shape.named if key in shape.required] if shape.required else []
     if shape.most is not None and max(shape.least, len(required)) > shape.most:
         return True
     is_closed = all(keys.node is algebra.nothing for keys in shape.free)
@@ -185,9 +186,11 @@ def _free(algebra: SetAlgebra, first: ObjectShape, second: ObjectShape) -> tuple
 
 
 def _with_required(algebra: SetAlgebra, shape: ObjectShape, keys: PropertySet, hidden: list[str]) -> list[ObjectShape]:
-    """One of `hidden`, which the shape names, is there with such a value; or a free key."""
+    """One of `hidden`, which the shape names, is there with such a value; or a free key. Not those that are visibly
+    empty."""
     shapes = [shape if keys in shape.needed else replace(shape, needed=(*shape.needed, keys))]
     for key in hidden:
         node = algebra.both(shape.named[key].node, keys.node)
-        shapes.append(replace(shape, named={**shape.named, key: Property(True, node)}))
+        if not algebra.is_nothing(node):
+            shapes.append(replace(shape, named={**shape.named, key: Property(True, node)}))
     return shapes

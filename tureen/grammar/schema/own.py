@@ -41,6 +41,7 @@ OBJECT_KEYWORDS = frozenset((
     "properties", "patternProperties", "additionalProperties", "required", "propertyNames", "minProperties",
     "maxProperties",
 ))  # fmt: skip
+BESIDE_TYPES = OWN_KEYWORDS - {"type"}
 OPEN_KEYWORDS = frozenset(("additionalProperties", "patternProperties", "propertyNames"))
 NUMBER_KEYWORDS: dict[str, Callable[[Any], NumberSet]] = {
     "minimum": lambda value: NumberSet.between(least=value),
@@ -62,12 +63,18 @@ class Own:
         self._node = node
         self._unenforced = unenforced
         self._values: dict[Hashable, ValueSet] = {}
+        self._of_types: dict[frozenset[str], ValueShape] = {}  # all values of some types
 
     def read(self, schema: dict[str, Any], scope: Scope) -> ValueShape:
         """Returns the values that the keywords allow, without what cannot be enforced, which is noted. Raises
         SchemaError."""
         names = schema.get("type")
-        types = {names} if isinstance(names, str) else None if names is None else set(names)
+        types = None if names is None else frozenset([names] if isinstance(names, str) else names)
+        if types is not None and BESIDE_TYPES.isdisjoint(schema):  # as of most
+            known = self._of_types.get(types)
+            if known is None:
+                known = self._of_types[types] = self._typed(schema, scope, types)
+            return known
         shape = self._typed(schema, scope, types)
         for keyword in ("const", "enum"):
             if keyword in schema:
@@ -96,7 +103,7 @@ class Own:
             return None
         return self._attempt(keyword, schema, lambda: most(schema, keyword), None)
 
-    def _typed(self, schema: dict[str, Any], scope: Scope, types: set[str] | None) -> ValueShape:
+    def _typed(self, schema: dict[str, Any], scope: Scope, types: frozenset[str] | None) -> ValueShape:
         empty = self._algebra.no_shape
         plain = (NULL if types is None or "null" in types else 0) | (
             TRUE | FALSE if types is None or "boolean" in types else 0
@@ -120,7 +127,7 @@ class Own:
             numbers.loose | strings.loose | arrays_.loose | objects_.loose,
         )
 
-    def _numbers(self, schema: dict[str, Any], types: set[str] | None) -> ValueShape:
+    def _numbers(self, schema: dict[str, Any], types: frozenset[str] | None) -> ValueShape:
         is_integer = types is not None and "number" not in types
         numbers, loose = NumberSet.integers() if is_integer else NumberSet.anything(), 0
         for keyword, read in NUMBER_KEYWORDS.items():

@@ -61,8 +61,7 @@ class SchemaReader:
         """Returns the values that the schema allows without its combinators and references."""
         if OWN_KEYWORDS.isdisjoint(schema):
             return self._algebra.anything
-        with self._unenforced.at(Origin("", schema)):
-            return self._algebra.leaf(partial(self._read_own, schema, scope))
+        return ValueSet("leaf", Origin("", schema), (), partial(self._read_own, schema, scope))
 
     def _read_own(self, schema: dict[str, Any], scope: Scope) -> ValueShape:
         try:
@@ -94,6 +93,8 @@ class SchemaReader:
         check(schema, self._document)
         self.go_inside(schema)
         try:
+            if COMBINED.isdisjoint(schema):  # as of most
+                return self.own(schema, scope)
             for keyword in ("unevaluatedProperties", "unevaluatedItems"):
                 if keyword in schema:
                     node = self._with_unevaluated(keyword, schema, scope)
@@ -199,3 +200,4 @@ IN_PLACE: Mapping[str, Callable[[SchemaReader, str, dict[str, Any], Scope], Valu
     "dependentRequired": SchemaReader._dependent,
     "dependentSchemas": SchemaReader._dependent,
 }
+COMBINED = frozenset((*IN_PLACE, "unevaluatedProperties", "unevaluatedItems"))

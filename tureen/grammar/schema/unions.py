@@ -55,11 +55,10 @@ class Unions(Generic[S]):
             self.joined[self.name] += 1
             traits = self._traits(shape)
             few, many, leaves_others = traits
-            if leaves_others:
-                is_covered = any(its.many <= many and covers(other, shape) for other, its in kept)
+            for other, its in kept:
+                if (its.many <= many if leaves_others else its.few <= few) and covers(other, shape):
+                    break
             else:
-                is_covered = any(its.few <= few and covers(other, shape) for other, its in kept)
-            if not is_covered:
                 kept = [
                     (other, its)
                     for other, its in kept

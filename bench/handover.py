@@ -7,6 +7,7 @@ given beside it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -155,7 +156,7 @@ def gaps(flags: list[str]) -> dict[str, float]:
     between = sorted(
         1000 * (after - before)
         for each in times
-        for before, after in zip(each, each[1:], strict=False)
+        for before, after in itertools.pairwise(each)
         if after > began_s and before < ended_s
     )
     return {

@@ -283,7 +283,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, _meta("server", "So many of --replicas compute long prompts for the others: docs/scaling.md.", ge=0)
     ] = 0
     prefill_min_tokens: Annotated[
-        int, _meta("server TOKENS", "Tokens of a prompt, not cached, from which it is long.", ge=1)
+        int,
+        _meta("server TOKENS", "Tokens of a prompt, not cached, from which it is long: see --prefill-replicas.", ge=1),
     ] = 256
     replica_tls_cert: Annotated[
         str | None, _meta("access FILE", "PEM file with the certificate that engines on other machines are shown.")

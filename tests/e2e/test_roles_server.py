@@ -55,15 +55,26 @@ def _streams() -> dict[str, dict]:
     }
 
 
-STREAMS = _streams()
-LONG = {"long": {"text": _prompt("Hana", 110), "sampling_params": {"temperature": 0, "max_new_tokens": 40}}}
+def _lasting_streams() -> dict[str, dict]:
+    """Streams of one prompt, which begin together and go on for a while."""
+    body = {"text": _prompt("Jo", 15), "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
+    seeded = body["sampling_params"] | {"temperature": 0.8, "sampling_seed": 3}
+    return {
+        "lasting": body | {"sampling_params": body["sampling_params"] | {"temperature": 0}},
+        "lasting-samples": body | {"sampling_params": seeded | {"n": 2}},
+        "lasting-scores": body | {"sampling_params": seeded, "return_logprob": True},
+    }
+
+
+STREAMS, LASTING = _streams(), _lasting_streams()
+LONG = {"long": {"text": _prompt("Hana", 60), "sampling_params": {"temperature": 0, "max_new_tokens": 40}}}
 
 
 @pytest.fixture(scope="module")
 def without_roles(default_model_source) -> dict[str, list[tuple]]:
     with ServerProcess() as server:
         server.wait_ready()
-        return follow_all(server, STREAMS | LONG)
+        return follow_all(server, STREAMS | LASTING | LONG)
 
 
 def replicas(server: ServerProcess) -> list[dict]:
@@ -98,9 +109,8 @@ def test_the_client_hears_how_much_was_cached_before_anybody_computed(server):
 
 
 def test_the_one_that_answers_may_be_killed(server, without_roles):
-    changed = {name: body | {"cache_salt": "answering"} for name, body in STREAMS.items()}
-    killed = follow_all(server, changed, lambda: os.kill(engines(server)[1], signal.SIGKILL))
-    assert killed == {name: without_roles[name] for name in STREAMS}
+    killed = follow_all(server, LASTING, lambda: os.kill(engines(server)[1], signal.SIGKILL))
+    assert killed == {name: without_roles[name] for name in LASTING}
     wait_until(lambda: states(server) == ["healthy", "healthy"], "it is replaced")
 
 

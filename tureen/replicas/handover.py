@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from tureen.contract.params import SamplingParams
 from tureen.contract.types import GenerateRequest
 from tureen.errors import TureenError
@@ -130,20 +132,18 @@ def _num_reusable(request: GenerateRequest) -> int:
 
 def _prompt_of(request: GenerateRequest, num_tokens: int) -> GenerateRequest:
     """Returns the request that computes the first tokens of another one's prompt, and draws nothing."""
-    return GenerateRequest(
-        id=request.id,
+    return msgspec.structs.replace(
+        request,
         token_ids=request.token_ids if request.media else request.token_ids[:num_tokens],  # no picture is cut
         params=SamplingParams(),
         max_new_tokens=0,
-        seed=0,
-        cache_salt=request.cache_salt,
-        client=request.client,
-        client_weight=request.client_weight,
-        adapter=request.adapter,
-        media=request.media,
-        priority=request.priority,
-        when_idle=request.when_idle,
-        deadline_ms=request.deadline_ms,
-        ttft_deadline_ms=request.ttft_deadline_ms,
+        logprobs=None,
+        hidden_states="none",
+        explain=False,
+        timed=False,
+        processor="",
+        banned=None,
+        grammar=None,
+        later=None,
         awaits_saving=True,
     )

@@ -11,7 +11,7 @@ from tureen.contract.types import EngineHealth, EngineInfo, EngineStats, Generat
 from tureen.serving.streams import Interval, Watch
 
 Role = Literal["prefill", "decode", "both"]
-"""What an engine of several is for: to compute long prompts, whose pages others read; to answer; both."""
+"""The work of one engine of several: it computes long prompts, whose pages others read; it answers; or both."""
 
 
 class ReplicaFacts(msgspec.Struct, frozen=True):

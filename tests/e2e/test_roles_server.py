@@ -130,6 +130,17 @@ def test_the_one_for_prompts_may_be_killed_while_it_computes(server, without_rol
     wait_until(lambda: states(server) == ["healthy", "healthy"], "it is replaced")
 
 
+def test_each_of_several_fronts_hands_over(tmp_path, without_roles):
+    flags = ("--replicas", "2", "--prefill-replicas", "1", "--prefill-min-tokens", LEAST, "--api-workers", "2")
+    with ServerProcess(*flags, "--kv-disk", str(tmp_path / "kv"), "--num-threads", "1") as server:
+        server.wait_ready()
+        fewer = {name: STREAMS[name] for name in ("greedy", "warm", "samples", "scores")}
+        answers = follow_all(server, fewer)
+        assert answers == {name: without_roles[name] for name in fewer}
+        num_prompt = sum(output[2][2] for outputs in answers.values() for output in outputs)
+        wait_until(lambda: replicas(server)[0]["prompt_tokens"] > 0.8 * num_prompt, "all figures")
+
+
 def _engine(role: str, folder: Path) -> ServerProcess:
     flags = ["--listen", "127.0.0.1:0", "--role", role, "--kv-disk", str(folder), "--num-threads", "1"]
     return ServerProcess(command=["engine", *flags])

@@ -90,10 +90,10 @@ class Preparing:
         self.restoring.advance()
         return self.restoring.take_saved()
 
-    def saved_first(self, sequence: Sequence, end: OutputDelta) -> OutputDelta | None:
-        """Returns a sequence's last delta; None where `restore` returns it later, because its pages are to be saved
-        before anybody hears of its end."""
-        if not sequence.request.awaits_saving or self.restoring is None:
+    def saved_first(self, end: OutputDelta) -> OutputDelta | None:
+        """Returns the last delta of a sequence whose pages are to be saved before anybody hears of its end; None where
+        `restore` returns it later."""
+        if self.restoring is None:
             return end
         self.restoring.put_off.append((end, self.restoring.tier.mark()))
         return None

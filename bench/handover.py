@@ -26,7 +26,7 @@ import httpx
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4000)
 NUM_ROUNDS = 3
 NUM_OUTPUT = 4
-STREAMS, STREAM_TOKENS, LONG_PROMPT = 4, 900, 4000
+STREAMS, STREAM_TOKENS, LONG_PROMPT = 4, 3000, 4000
 PATIENCE_S = 900
 SETTLE_S = 0.5
 """Seconds after an answer in which its pages are saved."""
@@ -122,7 +122,9 @@ def by_length(flags: list[str]) -> list[dict[str, float]]:
     return rows
 
 
-def _follow(url: str, prompt: list[int], times: list[float], has_begun: threading.Semaphore) -> None:
+def _follow(
+    url: str, prompt: list[int], times: list[float], has_begun: threading.Semaphore, is_over: threading.Event
+) -> None:
     body = _body(prompt, STREAM_TOKENS) | {"stream": True}
     with httpx.stream("POST", f"{url}/generate", json=body, timeout=PATIENCE_S) as response:
         for line in response.iter_lines():
@@ -130,18 +132,24 @@ def _follow(url: str, prompt: list[int], times: list[float], has_begun: threadin
                 times.append(time.monotonic())
                 if len(times) == 20:
                     has_begun.release()
+                if is_over.is_set():
+                    return
 
 
-def gaps(flags: list[str]) -> dict[str, float]:
-    """Returns the gaps between tokens of streams while a long prompt is answered, in milliseconds."""
-    rng = random.Random(2)
+def gaps(flags: list[str], seed: int) -> dict[str, float]:
+    """Returns the gaps between tokens of streams while a long prompt is answered, in milliseconds.
+
+    seed: of prompts that no run before had.
+    """
+    rng = random.Random(seed)
     with BenchServer(*flags) as server:
         server.ask(_prompt(rng, 600))
         server.ask(_prompt(rng, 600))
         times: list[list[float]] = [[] for _ in range(STREAMS)]
-        has_begun = threading.Semaphore(0)
+        has_begun, is_over = threading.Semaphore(0), threading.Event()
         threads = [
-            threading.Thread(target=_follow, args=(server.url, _prompt(rng, 24), each, has_begun)) for each in times
+            threading.Thread(target=_follow, args=(server.url, _prompt(rng, 24), each, has_begun, is_over))
+            for each in times
         ]
         for thread in threads:
             thread.start()
@@ -150,7 +158,7 @@ def gaps(flags: list[str]) -> dict[str, float]:
         began_s = time.monotonic()
         server.client.post("/generate", json=_body(_prompt(rng, LONG_PROMPT), NUM_OUTPUT)).raise_for_status()
         ended_s = time.monotonic()
-        have_ended = [each[-1] < ended_s for each in times]
+        is_over.set()
         for thread in threads:
             thread.join()
     between = sorted(
@@ -165,7 +173,7 @@ def gaps(flags: list[str]) -> dict[str, float]:
         "longest_ms": between[-1],
         "long_prompt_s": ended_s - began_s,
         "tokens_meanwhile": len(between),
-        "streams_that_ended_before": sum(have_ended),
+        "streams_that_ended_before": sum(len(each) == STREAM_TOKENS and each[-1] < ended_s for each in times),
     }
 
 
@@ -175,8 +183,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         kept = [*model, "--kv-disk", f"{folder}/kv"]
         result["by_length"] = by_length(kept)
-        result["gaps_without_roles"] = [gaps(kept) for _ in range(NUM_ROUNDS)]
-        result["gaps_with_roles"] = [gaps([*kept, "--prefill-replicas", "1"]) for _ in range(NUM_ROUNDS)]
+        result["gaps_without_roles"] = [gaps(kept, 2 + number) for number in range(NUM_ROUNDS)]
+        roles = [*kept, "--prefill-replicas", "1"]
+        result["gaps_with_roles"] = [gaps(roles, 20 + number) for number in range(NUM_ROUNDS)]
     result["load_after"] = os.getloadavg()
     out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -126,6 +126,7 @@ BLOCKS = {
     },
     "performance.md": {
         "tureen check": LONG,
+        "make gpu-check": LONG,
         "python bench/accuracy.py MODEL.gguf ours": LONG,
         "python bench/first_answers.py http://127": LONG,
     },

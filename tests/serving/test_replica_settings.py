@@ -52,9 +52,10 @@ def test_replicas_in_threads_or_on_one_gpu_are_refused(wrong):
         check(Config(model_path="m", replicas=2, **wrong))
 
 
-def test_several_models_with_replicas_are_refused():
-    config = Config(model_path="m", replicas=2, models=({"model_path": "a"}, {"model_path": "b"}))
-    with pytest.raises(StartupError, match="--replicas 2 with 2 models"):
+@pytest.mark.parametrize("setting", ["replicas", "prefill_replicas"])
+def test_several_models_with_replicas_are_refused(setting):
+    config = Config(model_path="m", **{setting: 2}, models=({"model_path": "a"}, {"model_path": "b"}))
+    with pytest.raises(StartupError, match=f"--{setting.replace('_', '-')} 2 with 2 models"):
         each_model(config)
 
 

@@ -128,8 +128,8 @@ private:
     std::map<int32_t, int32_t> entries_, rule_ids_, shared_;
     std::map<ByteSet, int32_t> set_ids_;
     std::map<std::vector<int32_t>, CharBytes> char_bytes_;  // by ranges
-    std::array<int32_t, 256> byte_ids_;  // of the sets of one byte, or -1
-    PairNumbers by_bytes_, by_node_;     // of a set, of a node, and of what follows: an instruction
+    std::array<int32_t, 256> byte_ids_;                     // of the sets of one byte, or -1
+    PairNumbers by_bytes_, by_node_;                        // of a set, of a node, and of what follows: an instruction
     std::map<std::vector<int32_t>, int32_t> by_targets_, by_skipped_;
     std::map<std::tuple<int32_t, int32_t, int32_t>, int32_t> counted_;
     std::map<std::pair<int32_t, bool>, Regular> regular_;  // and whether it is flat

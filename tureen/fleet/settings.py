@@ -39,11 +39,10 @@ def each_model(config: Config) -> list[Config]:
     Raises StartupError naming the model and the setting.
     """
     if config.replicas != 1 or config.prefill_replicas:
-        name = "prefill_replicas" if config.prefill_replicas else "replicas"
         raise StartupError(
-            f"--{name.replace('_', '-')} {getattr(config, name)} with {len(config.models)} models: replicas are of one "
-            "model; serve the one that needs them by a server of its own",
-            field=name,
+            f"{len(config.models)} models with --replicas or --prefill-replicas: replicas are of one model; serve the "
+            "one that needs them by a server of its own",
+            field="replicas",
         )
     return [one_model(config, table, f"models[{index}]") for index, table in enumerate(config.models)]
 

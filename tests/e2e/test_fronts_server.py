@@ -34,7 +34,7 @@ def server(default_model_source, tmp_path_factory) -> Iterator[ServerProcess]:
     keys.write_text(f"alice {KEYS['alice']}\nbob {KEYS['bob']} max_requests={MOST}\n")
     keys.chmod(0o600)
     settings = ["--api-key-file", str(keys), "--admin-api-key", "boss", "--responses-store", str(folder / "kept")]
-    patient = "--drain-timeout-s", str(PATIENCE_S)
+    patient = "--drain-timeout-s", str(PATIENCE_S), "--freeze-grace-s", str(PATIENCE_S)
     with ServerProcess("--api-workers", str(NUM_FRONTS), *patient, *settings) as running:
         yield running.wait_ready()
 

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import threading
+from types import SimpleNamespace
 
 import httpx
 import msgspec
@@ -237,6 +238,54 @@ def test_a_front_that_starts_is_told_what_has_changed_before_it_serves(play):
         await telling  # nobody waits for a front that does not serve yet
         started[0].say(UP)
         await opening
+
+    play(scenario)
+
+
+def test_a_front_that_starts_while_the_server_drains_is_told_before_it_serves_and_not_replaced(play):
+    async def scenario(state, fronts, started, opening):
+        await started[0].order()
+        fronts.drain()
+        asked = await started[0].asked()
+        assert (asked.number, asked.op) == (0, "drain")
+        assert not fronts.num_running  # nobody waits for one that does not serve
+        started[0].say(UP)
+        await opening
+        started[0].kill()
+        await fronts._tasks[0]
+        assert len(started) == 1
+
+    play(scenario)
+
+
+def test_a_front_that_stays_silent_for_longer_than_the_grace_is_replaced(play, monkeypatch):
+    async def scenario(state, fronts, started, opening):
+        await started[0].order()
+        started[0].say(UP)
+        await opening
+        fronts.share_with(PlayedServer())
+        monkeypatch.setattr(owner, "SILENT_S", -1.0)  # as if it had said nothing for long
+        fronts._grace_s = 0.0
+        await until(lambda: len(started) == 2)
+        assert started[0].has_ended.is_set()
+
+    play(scenario)
+
+
+def test_the_time_in_which_the_owner_itself_stood_still_is_nobodys_silence(play, monkeypatch):
+    async def scenario(state, fronts, started, opening):
+        await started[0].order()
+        started[0].say(UP)
+        await opening
+        clock = [0.0]
+        monkeypatch.setattr(owner, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+        fronts._all[0].heard_s, fronts._grace_s = 0.0, 5.0
+        fronts.share_with(PlayedServer())
+        await until(lambda: len(fronts._tasks) == 2)
+        clock[0] = 1000.0
+        await until(lambda: fronts._all[0].is_covered)
+        assert fronts._all[0].silent_s <= 2 * owner.LOOK_S
+        assert not started[0].has_ended.is_set()
 
     play(scenario)
 

@@ -153,6 +153,6 @@ def _allowed(name: str) -> str:
 
 def _bounds(number: msgspec.inspect.IntType | msgspec.inspect.FloatType) -> str:
     names = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-    given = {words: bound for name, words in names.items() if (bound := getattr(number, name)) is not None}
-    bounds = [f"{words} {bound if isinstance(bound, int) else f'{bound:g}'}" for words, bound in given.items()]
+    limits = {words: bound for name, words in names.items() if (bound := getattr(number, name)) is not None}
+    bounds = [f"{words} {bound if isinstance(bound, int) else f'{bound:g}'}" for words, bound in limits.items()]
     return f" of {' and '.join(bounds)}" if bounds else ""

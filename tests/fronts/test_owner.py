@@ -112,8 +112,8 @@ def play(monkeypatch, tmp_path, faults):
                 await fronts.close()
                 await asyncio.gather(opening, return_exceptions=True)
 
-    def play(scenario):
-        with App() as app:
+    def play(scenario, **settings):
+        with App(**settings) as app:
             app.run(run(app, scenario))
 
     return play
@@ -265,11 +265,10 @@ def test_a_front_that_stays_silent_for_longer_than_the_grace_is_replaced(play, m
         await opening
         fronts.share_with(PlayedServer())
         monkeypatch.setattr(owner, "SILENT_S", -1.0)  # as if it had said nothing for long
-        fronts._grace_s = 0.0
         await until(lambda: len(started) == 2)
         assert started[0].has_ended.is_set()
 
-    play(scenario)
+    play(scenario, freeze_grace_s=0.0)
 
 
 def test_the_time_in_which_the_owner_itself_stood_still_is_nobodys_silence(play, monkeypatch):
@@ -279,7 +278,7 @@ def test_the_time_in_which_the_owner_itself_stood_still_is_nobodys_silence(play,
         await opening
         clock = [0.0]
         monkeypatch.setattr(owner, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-        fronts._all[0].heard_s, fronts._grace_s = 0.0, 5.0
+        fronts._all[0].heard_s = 0.0
         fronts.share_with(PlayedServer())
         await until(lambda: len(fronts._tasks) == 2)
         clock[0] = 1000.0
@@ -287,7 +286,7 @@ def test_the_time_in_which_the_owner_itself_stood_still_is_nobodys_silence(play,
         assert fronts._all[0].silent_s <= 2 * owner.LOOK_S
         assert not started[0].has_ended.is_set()
 
-    play(scenario)
+    play(scenario, freeze_grace_s=5.0)
 
 
 def test_a_front_that_does_not_say_that_it_was_told_is_replaced_by_one_that_knows(play, monkeypatch):

@@ -195,18 +195,16 @@ class Fronts:
         self._app = app
         self._state: ServerState = app.state.server
         self._folder = folder
-        self._grace_s = config.freeze_grace_s
         self._told = self._facts()
         self._telling = asyncio.Lock()
         self._retired: list[Sample] = []  # what fronts that are gone had counted
         self._is_open = False  # all have started
-        self._is_draining = False
         self._is_closing = False
         self._tasks: list[asyncio.Task[None]] = []
         self._passing: asyncio.Server | None = None
         self._calls: set[asyncio.Task[None]] = set()
         self._told_failure: str | None = None  # of the engine
-        self._draining: list[asyncio.Future[Any]] = []  # done where a front takes no new requests
+        self._draining: list[asyncio.Future[Any]] | None = None  # once it drains: done where a front knows
         self._all = [
             FrontProcess(Order(config, number, str(folder), factory, self._told), listener)
             for number, listener in enumerate(listeners, start=1)
@@ -262,7 +260,7 @@ class Fronts:
         """Requests of the other fronts that have not ended, as they said last. One that is still to hear that it drains
         may have taken another."""
         told = sum(front.figures.num_running for front in self._all if front.is_up)
-        return told + sum(not future.done() for future in self._draining)
+        return told + sum(not future.done() for future in self._draining or ())
 
     @property
     def num_asked(self) -> int:
@@ -309,7 +307,6 @@ class Fronts:
 
     def drain(self) -> None:
         """Has the others take no new requests. One that ends now is not replaced."""
-        self._is_draining = True
         self._draining = [front.drain() for front in self._all]
 
     async def close(self) -> None:
@@ -331,7 +328,7 @@ class Fronts:
             began_s = loop.time()
             await front.run(self._facts)
             fault = front.fault
-            if self._is_closing or self._is_draining or (fault and not self._is_open):
+            if self._is_closing or self._draining is not None or (fault and not self._is_open):
                 return
             if fault:
                 log.error("front %d: %s", front.order.number, fault)
@@ -370,7 +367,7 @@ class Fronts:
         """Ends fronts that have not spoken for --freeze-grace-s, after so many seconds in which they could have."""
         for front in self._all:
             front.silent_s = front.silent_s + seconds if front.is_up and front.is_away else 0.0
-            if front.silent_s > self._grace_s:
+            if front.silent_s > self._state.context.config.freeze_grace_s:
                 log.error("front %d is stopped, or does not get to run: another one starts", front.order.number)
                 front.kill()
 

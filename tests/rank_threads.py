@@ -1,7 +1,11 @@
-"""The ranks of one model as threads of this process, which exchange tensors by gloo as processes do."""
+"""The ranks of one model as threads of this process, which exchange tensors by gloo as processes do.
+
+On a GPU (TUREEN_TEST_DEVICE=cuda) all share the first one, which NCCL does not allow: so they meet by gloo there too.
+"""
 
 from __future__ import annotations
 
+import os
 import queue
 import tempfile
 import threading
@@ -24,6 +28,7 @@ from tureen.sampling.torch_arithmetic import TorchArithmetic
 from tureen.weights.source import model_config
 
 CPU = DeviceInfo("cpu", "cpu", 1)
+DEVICE = DeviceInfo("cuda", "cuda:0", 1) if os.environ.get("TUREEN_TEST_DEVICE") == "cuda" else CPU
 LIMIT_S = 600.0
 
 
@@ -79,7 +84,7 @@ def _runner(folder: Path, group: RankGroup, tell, config: Config) -> ModelRunner
         context_len=shape.context_len,
         hidden_size=shape.hidden_size,
     )
-    attention = find_attention(config, shape, CPU, dtype)
-    parts = ForwardParts(RankFactory(CPU, dtype, shape, capacity, attention, group, tell=tell), source, config)
-    sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(torch.device("cpu")))
+    attention = find_attention(config, shape, DEVICE, dtype)
+    parts = ForwardParts(RankFactory(DEVICE, dtype, shape, capacity, attention, group, tell=tell), source, config)
+    sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(torch.device(DEVICE.name)))
     return ModelRunner(parts.assemble(), sampler, capacity, shape, parts)

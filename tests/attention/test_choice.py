@@ -19,7 +19,7 @@ from tureen.kernels.cpu import native
 from tureen.runner.load import load_runner
 
 NEEDS = AttentionNeeds("cpu", "float32", (LayerShape(4, 2, 16, 0.25, None),), 16)
-PLAIN = {"dtype": "float32", "max_total_tokens": 1024, "num_threads": 1}
+PLAIN = {"device": "cpu", "dtype": "float32", "max_total_tokens": 1024, "num_threads": 1}
 TOY = '''
     from tureen.attention.reference import ReferenceAttention
     ATTENTION_BACKENDS = ("toy",)

@@ -138,6 +138,15 @@ def test_random_weights_are_those_of_the_config_and_the_same_at_every_start():
         assert (values == 1).all() if "norm" in name else 0.019 < values.std() < 0.021
 
 
+def test_large_random_weights_are_soon_there_and_no_row_is_like_another(monkeypatch):
+    monkeypatch.setattr(loading, "MOST_DRAWN", 61)
+    (stored,) = loading.random_weights({"large.weight": (20, 64)})
+    values = to_float32(stored)
+    assert values.shape == (20, 64)
+    assert len(np.unique(values)) == 61
+    assert len(np.unique(values, axis=0)) == 20
+
+
 def test_untouched_pages_of_the_pool_take_no_memory():
     def resident():
         with open("/proc/self/statm") as statm:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache, partial
 from types import ModuleType
@@ -21,6 +22,7 @@ from tureen.weights.stored import Stored, iter_stored, local_name, to_float32
 GIB = 1 << 30
 DUMMY_SEED = 0
 DUMMY_DEVIATION = 0.02
+MOST_DRAWN = (1 << 20) - 3  # random weights of a matrix, which larger ones repeat: 8 billion take minutes to draw
 
 
 def describe(hf: Mapping[str, Any]) -> ModelConfig:
@@ -167,8 +169,9 @@ def random_weights(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Stored]:
     """Yields random weights of these shapes, the same at every start; norms multiply by 1."""
     generator = np.random.default_rng(DUMMY_SEED)
     for name, shape in shapes.items():
-        values = np.ones(shape, np.float32)
+        size = math.prod(shape)
+        values = np.ones(min(size, MOST_DRAWN), np.float32)
         if not name.endswith("norm.weight"):
             generator.standard_normal(dtype=np.float32, out=values)
             values *= DUMMY_DEVIATION
-        yield Stored(name, shape, "F32", values.reshape(-1).view(np.uint8))
+        yield Stored(name, shape, "F32", np.resize(values, size).view(np.uint8))

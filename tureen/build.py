@@ -266,11 +266,11 @@ def _text_engine(
     budget = MemoryBudget(int((1 - FRONT_SHARE) * helper_bytes(config)))
     engine.preparing.grammars.share(budget)
     engine.preparing.client_code.share(budget)
-    kv_identity = ""
+    kept: dict[str, str] = {}
     if config.kv_disk is not None:
         from tureen.tiers.attach import attach  # noqa: PLC0415 - few servers keep pages
 
-        kv_identity = attach(engine, runner, config, tokenizer.all_token_bytes())
+        kept = attach(engine, runner, config, tokenizer.all_token_bytes())
     _load_adapters(engine, config.lora_paths, model_name=config.served_model_name or source.name)
     seconds = time.monotonic() - started
     adapters = engine.adapters.paths()
@@ -278,7 +278,7 @@ def _text_engine(
         config, source, hf_config, runner, eos_token_ids, tokenizer, load_seconds=seconds, adapters=adapters
     )
     weights = weights_digest(source) if config.sessions_db is not None else ""
-    return engine, msgspec.structs.replace(info, kv_identity=kv_identity, weights=weights)
+    return engine, msgspec.structs.replace(info, weights=weights, **kept)
 
 
 def _load_adapters(engine: Engine, settings: tuple[str, ...], *, model_name: str) -> None:

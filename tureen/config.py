@@ -268,10 +268,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = 1
     api_workers: Annotated[
-        int,
-        _meta(
-            "server", "Processes that speak HTTP, on one port and over the same engines: docs/scaling.md.", ge=1, le=64
-        ),
+        int, _meta("server", "Processes that speak HTTP, over the same engines: docs/scaling.md.", ge=1, le=64)
     ] = 1
     min_replicas: Annotated[
         Positive | None, _meta("server", "Least engines; below --replicas, some are ended when idle.")
@@ -282,6 +279,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     replica_target_tokens: Annotated[
         int, _meta("server TOKENS", "Tokens to compute of each engine above which one more is started.", ge=1)
     ] = 16384
+    prefill_replicas: Annotated[
+        int, _meta("server", "So many of --replicas compute long prompts for the others: docs/scaling.md.", ge=0)
+    ] = 0
+    prefill_min_tokens: Annotated[
+        int,
+        _meta("server TOKENS", "Tokens of a prompt, not cached, from which it is long: see --prefill-replicas.", ge=1),
+    ] = 256
     replica_tls_cert: Annotated[
         str | None, _meta("access FILE", "PEM file with the certificate that engines on other machines are shown.")
     ] = None
@@ -461,11 +465,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         bool, _meta("scheduling", "Honour the requests' priority: higher first; lower is preempted first.")
     ] = False
     kv_disk: Annotated[
-        str | None,
-        _meta(
-            "scheduling PATH",
-            "Folder in which pages of the KV cache are kept; made where there is none. Default: none.",
-        ),
+        str | None, _meta("scheduling PATH", "Folder that keeps pages of the KV cache; made where there is none.")
     ] = None
     kv_disk_size: Annotated[int, _meta("scheduling BYTES", "Most bytes of KV pages in --kv-disk.", ge=1)] = 10 << 30
     disable_radix_cache: Annotated[bool, _meta("scheduling", "Do not reuse the KV cache of equal prefixes.")] = False

@@ -28,4 +28,4 @@ def asks_for_traces(config: Config) -> bool:
 
 def is_alone(config: Config) -> bool:
     """Says whether one engine serves the model, and no other will."""
-    return config.replicas == 1 and (config.max_replicas or 1) == 1
+    return config.replicas == 1 and (config.max_replicas or 1) == 1 and not config.prefill_replicas

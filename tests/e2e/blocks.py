@@ -125,6 +125,7 @@ BLOCKS = {
     },
     "performance.md": {
         "tureen check": LONG,
+        "make gpu-check": LONG,
         "python bench/accuracy.py MODEL.gguf ours": LONG,
         "python bench/first_answers.py http://127": LONG,
     },
@@ -163,6 +164,7 @@ BLOCKS = {
         "curl -X POST http://127.0.0.1:30000/repl": "tests/e2e/test_pages_of_weights.py",
         "curl -X POST http://127.0.0.1:30000/upda": "tests/e2e/test_pages_of_weights.py",
         "tureen serve --min-replicas 1 --max-repl": START,
+        "tureen serve --replicas 2 --prefill-repl": START,
         "tureen engine smollm2:135m --listen 127.": "not run: tests/e2e/test_remote_replicas_server.py starts the same",
         "tureen engine MODEL --listen 0.0.0.0:700": PEER,
         "pip install 'tureen[ray]'": PEER,

@@ -11,7 +11,7 @@ from tureen.config import Config
 from tureen.devices import cpu
 from tureen.errors import StartupError
 from tureen.fleet.settings import each_model
-from tureen.replicas.start import check, own_config
+from tureen.replicas.start import check, check_roles, own_config, role_of
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,32 @@ def test_replicas_in_threads_or_on_one_gpu_are_refused(wrong):
         check(Config(model_path="m", replicas=2, **wrong))
 
 
-def test_several_models_with_replicas_are_refused():
-    config = Config(model_path="m", replicas=2, models=({"model_path": "a"}, {"model_path": "b"}))
-    with pytest.raises(StartupError, match="--replicas 2 with 2 models"):
+@pytest.mark.parametrize("setting", ["replicas", "prefill_replicas"])
+def test_several_models_with_replicas_are_refused(setting):
+    config = Config(model_path="m", **{setting: 2}, models=({"model_path": "a"}, {"model_path": "b"}))
+    with pytest.raises(StartupError, match=f"--{setting.replace('_', '-')} 2 with 2 models"):
         each_model(config)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"replicas": 1, "kv_disk": "kv"}, "--replicas 1: one at least must answer"),
+        ({"replicas": 2, "prefill_replicas": 2, "kv_disk": "kv"}, "--replicas 2: one at least must answer"),
+        ({"replicas": 2}, "no --kv-disk"),
+        ({"replicas": 2, "max_replicas": 3, "kv_disk": "kv"}, "a role needs a replica that stays"),
+        ({"replicas": "tcp://a:1,tcp://b:1", "kv_disk": "kv"}, "tureen engine --role"),
+    ],
+)
+def test_roles_that_cannot_be_kept_to_are_refused(wrong, why):
+    with pytest.raises(StartupError, match=why) as refused:
+        check_roles(Config(model_path="m", **{"prefill_replicas": 1} | wrong))
+    assert refused.value.field == "prefill_replicas"
+
+
+def test_the_first_replicas_compute_prompts_and_all_are_alike_where_none_is_to():
+    config = Config(model_path="m", replicas=3, prefill_replicas=1, kv_disk="kv")
+    check_roles(config)
+    assert [role_of(config, number) for number in range(3)] == ["prefill", "decode", "decode"]
+    check_roles(Config(model_path="m", replicas=3))
+    assert role_of(Config(model_path="m", replicas=3), 0) == "both"

@@ -17,6 +17,7 @@ from tureen.engine.engine import Engine
 from tureen.engine.loop import Loop
 from tureen.log import Progress, no_progress
 from tureen.replicas.replica import OnTurn, ReplicaClient
+from tureen.serving.client import Role
 from tureen.serving.healing import HealingClient
 from tureen.serving.watchdog import Sign
 
@@ -89,11 +90,12 @@ class Surroundings:
         self.client = HealingClient(self._make_host, watchdog_timeout_s=WATCHDOG_S, freeze_grace_s=FREEZE_GRACE_S)
         return self.client
 
-    def connect_replica(self, on_turn: OnTurn) -> ReplicaClient:
+    def connect_replica(self, role: Role, on_turn: OnTurn) -> ReplicaClient:
         """Returns the client of one replica; see Router.start."""
         self.client = ReplicaClient(
             self._make_host, on_turn, watchdog_timeout_s=WATCHDOG_S, freeze_grace_s=FREEZE_GRACE_S
         )
+        self.client.role = role
         return self.client
 
     def _make_host(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from app_under_test import parse_metrics
@@ -27,6 +28,7 @@ from tureen.log import Progress
 from tureen.replicas.router import Router
 from tureen.replicas.start import FROM_OTHERS
 from tureen.runner.fake import POISON, WIDTH, FakeRunner
+from tureen.serving.client import Role
 
 REFUSALS = frozenset({"queue_full", "tokens_per_minute", "too_many_requests", "too_many_sessions"})
 LOST = frozenset({"engine_dead", "engine_lost", "poison"})
@@ -89,10 +91,11 @@ class Simulation:
     unmetered = frozenset({"duplicate_rid", "tokens_per_minute", "too_many_requests"})
     """Codes of what is refused before it is counted as a request of the model."""
 
-    def __init__(self, seed: int, num_replicas: int = 1) -> None:
+    def __init__(self, seed: int, num_replicas: int = 1, roles: tuple[Role, ...] = ()) -> None:
         rng = random.Random(f"plan {seed}")
         self.seed = seed
         self.num_replicas = num_replicas
+        self.roles = roles or ("both",) * num_replicas
         self.clock = Clock()
         self.tally = Tally()
         self.has_closed = False
@@ -181,6 +184,7 @@ class Simulation:
             max_running_requests=rows,
             eos_token_ids=(EOS,),
             bos_token_id=257,
+            kv_folder="there is none: what is handed over is computed again",
         )
         return engine, info
 
@@ -191,8 +195,9 @@ class Simulation:
         ]
         self.client: Any
         if self.num_replicas > 1:
-            self.client = Router()
-            await self.client.start([around.connect_replica for around in self.arounds])
+            self.client = Router(prefill_min_tokens=8)
+            makers = zip(self.arounds, self.roles, strict=True)
+            await self.client.start([partial(around.connect_replica, role) for around, role in makers])
         else:
             self.client = self.arounds[0].connect()
             await self.client.start()

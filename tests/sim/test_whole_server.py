@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 from simulation import Simulation
 
-NUM_SEEDS, NUM_REPLICATED = 300, 200
+NUM_SEEDS, NUM_REPLICATED, NUM_ROLED = 300, 200, 100
 
 
 def pytest_generate_tests(metafunc):
@@ -22,6 +22,12 @@ def test_whatever_happens_every_answer_is_right_and_nothing_is_left_of_anybody(s
 @pytest.mark.parametrize("replicated", range(NUM_REPLICATED))
 def test_so_it_is_with_several_replicas(replicated):
     Simulation(replicated, num_replicas=2 + replicated % 2).run()
+
+
+@pytest.mark.parametrize("roled", range(NUM_ROLED))
+def test_so_it_is_with_replicas_that_have_roles(roled):
+    roles = [("prefill", "decode"), ("prefill", "decode", "both"), ("prefill", "prefill", "decode")][roled % 3]
+    Simulation(roled, len(roles), roles).run()
 
 
 def test_one_seed_is_one_history():

@@ -345,3 +345,64 @@ def test_what_others_computed_on_top_of_a_page_that_failed_does_not_stay_on_the_
     cache.close(first, distrust_from=0)
     wait_until(lambda: not any(map(files.has, keys)), "they are gone")
     world.check()
+
+
+def _prompt_only():
+    return msgspec.structs.replace(make_request("prompt", PROMPT[:40], max_new_tokens=0), awaits_saving=True)
+
+
+def test_a_prompt_that_others_are_to_read_ends_when_its_pages_are_on_the_disk(tmp_path):
+    gate = threading.Event()
+    with KeptWorld(tmp_path) as world:
+        world.tier._to_save.put(gate.wait)  # the disk is slow
+        world.engine.add(_prompt_only())
+        world.engine.step()
+        world.engine.step()
+        assert world.engine.is_preparing
+        world.engine.prepare()
+        assert not world.engine.has_work
+        gate.set()
+        wait_until(lambda: (world.engine.prepare(), world.engine.has_work)[1], "its end")
+        [delta] = world.engine.step()
+        assert (delta.id, delta.token_ids, delta.finish.type) == ("prompt", (), "length")
+        assert not world.engine.is_preparing
+        with KeptWorld(tmp_path) as other:
+            assert other.answer(_request()) == (_tokens(_request()), 40)
+
+
+def test_its_pages_are_saved_while_the_rest_of_it_is_computed(tmp_path):
+    with KeptWorld(tmp_path, token_budget=8) as world:
+        world.engine.add(_prompt_only())
+        world.engine.step()
+        world.engine.step()
+        world.saved()
+        assert world.tier.stats.total_saved == 4
+
+
+def test_it_ends_though_the_disk_is_full(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with KeptWorld(tmp_path) as world:
+        monkeypatch.setattr(PageFiles, "write", refuse)
+        world.engine.add(_prompt_only())
+        world.engine.step()
+        world.engine.step()
+        wait_until(lambda: (world.engine.prepare(), world.engine.has_work)[1], "its end")
+        assert [delta.finish.type for delta in world.engine.step()] == ["length"]
+
+
+def test_it_ends_at_once_where_no_pages_are_kept():
+    world = World()
+    world.engine.add(_prompt_only())
+    deltas = [delta for _ in range(2) for delta in world.engine.step()]
+    assert [delta.finish.type for delta in deltas] == ["length"]
+
+
+def test_a_folder_is_told_from_others_by_all_who_use_it(tmp_path):
+    def folder_id(name):
+        return PageFiles(tmp_path / name, page_bytes=10, max_bytes=10_000).folder_id
+
+    assert len(folder_id("one")) == 16
+    assert folder_id("one") == folder_id("one")
+    assert folder_id("one") != folder_id("two")

@@ -12,9 +12,11 @@ from tureen.cache.radix import Namespace, RadixNode, RadixTree
 class PageTable:
     """The pages of one running sequence, in order. Changed by its CacheManager only."""
 
-    __slots__ = ("is_open", "is_public", "namespace", "nodes", "num_matched", "pages", "room")
+    __slots__ = ("is_open", "is_public", "namespace", "nodes", "num_matched", "pages", "room", "saves_early")
 
-    def __init__(self, namespace: Namespace, nodes: list[RadixNode], *, is_public: bool) -> None:
+    def __init__(
+        self, namespace: Namespace, nodes: list[RadixNode], *, is_public: bool, saves_early: bool = False
+    ) -> None:
         self.namespace = namespace
         self.nodes = nodes  # the tree nodes of the first pages: found at first, published later
         self.num_matched = len(nodes)
@@ -22,6 +24,7 @@ class PageTable:
         self.room = 0  # tokens that the pages have room for, once it has grown
         self.is_open = True
         self.is_public = is_public  # its full pages go into the tree as they are computed
+        self.saves_early = saves_early  # and to the lower tier then
 
     def replace(self, index: int, page: int) -> None:
         """Puts another page in place of that at `index`."""
@@ -70,12 +73,19 @@ class CacheManager:
         return self.tree.match(namespace, token_ids, max_tokens // self.page_size)
 
     def open(
-        self, namespace: Namespace, nodes: list[RadixNode], num_tokens: int, *, headroom: int, is_public: bool = True
+        self,
+        namespace: Namespace,
+        nodes: list[RadixNode],
+        num_tokens: int,
+        *,
+        headroom: int,
+        is_public: bool = True,
+        saves_early: bool = False,
     ) -> PageTable | None:
         """Makes a page table that starts with the matched `nodes` and has pages for `num_tokens`.
 
         is_public: whether its pages are published. Those of a sequence with embeddings of its client are not: the token
-        ids do not tell what the pages hold.
+        ids do not tell what the pages hold. saves_early: whether they are saved as they are published, not at the end.
 
         Returns None when that would leave fewer than `headroom` pages available; then nothing has changed but the LRU
         order.
@@ -86,7 +96,7 @@ class CacheManager:
             for node in reversed(nodes):
                 self.tree.unlock(node)
             return None
-        table = PageTable(namespace, nodes, is_public=self._prefix_cache and is_public)
+        table = PageTable(namespace, nodes, is_public=self._prefix_cache and is_public, saves_early=saves_early)
         self._open[table] = None
         self.grow(table, num_tokens)
         return table
@@ -124,6 +134,8 @@ class CacheManager:
                 self.pool.give_back(page)
                 table.replace(index, node.page)
             table.nodes.append(node)
+            if table.saves_early and self.tier is not None and index + 1 == num_computed // self.page_size:
+                self.tier.save(tuple(table.nodes))
 
     def close(self, table: PageTable, *, distrust_from: int | None = None) -> None:
         """Gives all pages of the table back. Published ones stay in the tree as evictable.

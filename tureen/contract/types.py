@@ -102,6 +102,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     when_idle: bool = False  # runs only in steps in which no request without this mark can run
     deadline_ms: int | None = None  # wall clock from arrival
     ttft_deadline_ms: int | None = None
+    awaits_saving: bool = False  # it ends when its full pages are kept outside the KV cache, for other engines
     resumed: tuple[int, ...] = ()
     """Output tokens that another engine made and the client has already. The output continues after them.
 
@@ -301,6 +302,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[tuple[str, int, int], ...] = ()  # that the weights came from: name, bytes, time of the last change
     weights: str = ""  # digest of their files, where durable sessions are kept
     kv_identity: str = ""  # digest of all that KV pages depend on, where they are kept on a disk
+    kv_folder: str = ""  # tells the folder in which they are kept from others
 
 
 # What the front sends to the engine's loop ...

@@ -73,10 +73,13 @@ def replica_report(replica: ReplicaView) -> dict[str, Any]:
         "replica": replica.number,
         "engine": health.state,
         "reason": health.reason,
+        "role": replica.role,
         "drained": replica.is_drained,
         "num_running": stats.num_running,
         "num_waiting": stats.num_queued,
         "queued_tokens": replica.total_load,
+        "prompt_tokens": stats.total_prompt_tokens,
+        "cached_tokens": stats.total_cached_tokens,
         "num_replacements": health.num_replacements,
     }
 

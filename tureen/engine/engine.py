@@ -189,11 +189,10 @@ class Engine:
         for sequence in self.preparing.replays.advance():
             self._totals.forced_tokens += max(0, sequence.num_output - len(sequence.request.resumed))
             self._begin(sequence)
-        self.preparing.restore()
+        self._ended += self.preparing.restore()
 
     def step(self) -> list[OutputDelta]:
-        """Schedules, runs and commits one step; returns the new pieces of outputs. Raises RequestFailed when the runner
-        seems to be broken for good."""
+        """Runs one step; returns the new pieces of outputs. Raises RequestFailed when the runner is broken for good."""
         deltas, self._ended = self._ended, []
         if not self._may_step:
             return deltas
@@ -278,7 +277,8 @@ class Engine:
             sequence.ended = finish.reached(sequence, context_len=self._limits.context_len)
         self.cache.publish(sequence.table, sequence.token_ids, sequence.num_computed)
         if sequence.ended is not None and not sequence.needs_run:
-            return self._end(sequence, sequence.ended)
+            end = self._end(sequence, sequence.ended)
+            return self.preparing.saved_first(end) if sequence.request.awaits_saving else end
         return self._delta(sequence)
 
     def _append_drawn(self, sequence: Sequence, result: RowOutput) -> None:

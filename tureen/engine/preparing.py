@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
+from tureen.contract.types import OutputDelta
 from tureen.engine.client_code import ClientCode
 from tureen.engine.encoders import EncodedSequence, Encoders
 from tureen.engine.grammars import Grammars
@@ -40,7 +41,7 @@ class Preparing:
         """Has pages loaded that are kept outside the KV cache, before their sequence is queued."""
         self.restoring = restoring
         self.unready = (*self.unready, restoring.waiting)
-        self.busy = (*self.unready, restoring.loads)
+        self.busy = (*self.unready, restoring.loads, restoring.put_off)
 
     @property
     def num_sequences(self) -> int:
@@ -81,10 +82,21 @@ class Preparing:
             return False
         return self.restoring is None or not self.restoring.must_wait(sequence)
 
-    def restore(self) -> None:
-        """Publishes the pages that are loaded, and queues the sequences that waited for them."""
-        if self.restoring is not None:
-            self.restoring.advance()
+    def restore(self) -> list[OutputDelta]:
+        """Publishes the pages that are loaded, and queues the sequences that waited for them. Returns the last deltas
+        that were put off until pages were saved, and need not wait any longer."""
+        if self.restoring is None:
+            return []
+        self.restoring.advance()
+        return self.restoring.take_saved()
+
+    def saved_first(self, end: OutputDelta) -> OutputDelta | None:
+        """Returns the last delta of a sequence whose pages are to be saved before anybody hears of its end; None where
+        `restore` returns it later."""
+        if self.restoring is None:
+            return end
+        self.restoring.put_off.append((end, self.restoring.tier.mark()))
+        return None
 
     def encoded(self, queued: Iterable[Sequence], *, after_step: bool) -> Iterator[EncodedSequence]:
         """Spends some time on pictures, or on pages that all wait for. Yields the sequences that may be queued, with

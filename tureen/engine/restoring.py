@@ -3,12 +3,13 @@ pool, which then stand in the prefix cache as if they had been computed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import NamedTuple, Protocol
 
 from tureen.cache.manager import LowerTier, PageTable
 from tureen.cache.radix import Namespace, RadixNode
-from tureen.contract.types import KvDiskStats
+from tureen.contract.types import KvDiskStats, OutputDelta
 from tureen.engine.scheduler import Scheduler
 from tureen.engine.sequence import Sequence
 
@@ -42,6 +43,9 @@ class Tier(LowerTier, Protocol):
     def load(self, keys: Items[bytes], pages: Items[int]) -> Load:
         """Loads pages into places of the KV cache that nobody uses until it is done."""
 
+    def mark(self) -> Callable[[], bool]:
+        """Returns a function that says whether all that was to be saved so far is saved, or lost."""
+
 
 class Restored(NamedTuple):
     """A load, the pages that it fills, and the tokens that these will hold."""
@@ -54,12 +58,14 @@ class Restored(NamedTuple):
 
 class Restoring:
     """Loads what is found of prompts in a tier. `waiting`: the sequences that wait, each for its load or for one that
-    another has begun. `loads`: those that have not been taken over, also where nobody waits any more."""
+    another has begun. `loads`: those that have not been taken over, also where nobody waits any more. `put_off`: last
+    deltas that wait until pages are saved, each with a function that says so."""
 
     def __init__(self, tier: Tier, scheduler: Scheduler) -> None:
         self.tier = tier
         self.waiting: dict[Sequence, Restored] = {}
         self.loads: list[Restored] = []
+        self.put_off: list[tuple[OutputDelta, Callable[[], bool]]] = []
         self._cache = scheduler.cache
         self._scheduler = scheduler
         scheduler.cache.tier = tier
@@ -99,6 +105,15 @@ class Restoring:
                 del self.waiting[sequence]
                 if rank == 0 or not self.must_wait(sequence):  # others may have more pages there
                     self._scheduler.queue.add(sequence)
+
+    def take_saved(self) -> list[OutputDelta]:
+        """Returns the deltas that need not wait any longer."""
+        if not self.put_off:
+            return []
+        are_saved = [is_saved() for _, is_saved in self.put_off]  # each is asked once: it may become true meanwhile
+        saved = [end for (end, _), is_saved in zip(self.put_off, are_saved, strict=True) if is_saved]
+        self.put_off[:] = [each for each, is_saved in zip(self.put_off, are_saved, strict=True) if not is_saved]
+        return saved
 
     def wait(self) -> None:
         """Waits a little for a load, where one holds the pages that all others wait for."""

@@ -192,6 +192,7 @@ class Scheduler:
                     sequence.num_tokens,
                     headroom=headroom,
                     is_public=not sequence.request.embeds,
+                    saves_early=sequence.request.awaits_saving,
                 )
                 if table is not None:
                     return table

@@ -38,11 +38,12 @@ def each_model(config: Config) -> list[Config]:
 
     Raises StartupError naming the model and the setting.
     """
-    if config.replicas != 1:
+    if config.replicas != 1 or config.prefill_replicas:
+        name = "prefill_replicas" if config.prefill_replicas else "replicas"
         raise StartupError(
-            f"--replicas {config.replicas} with {len(config.models)} models: replicas are of one model; serve the one "
-            "that needs them by a server of its own",
-            field="replicas",
+            f"--{name.replace('_', '-')} {getattr(config, name)} with {len(config.models)} models: replicas are of one "
+            "model; serve the one that needs them by a server of its own",
+            field=name,
         )
     return [one_model(config, table, f"models[{index}]") for index, table in enumerate(config.models)]
 

@@ -15,14 +15,14 @@ from tureen.errors import StartupError
 from tureen.fronts.joining import WAIT_S, JoinedHost, JoinedStreams
 from tureen.replicas.replica import OnTurn, ReplicaClient
 from tureen.replicas.router import MakeClient, Router
-from tureen.replicas.start import door_of, remote_clients, remote_engines
-from tureen.serving.client import ReplicaFacts
+from tureen.replicas.start import door_of, remote_clients, remote_engines, role_of
+from tureen.serving.client import ReplicaFacts, Role
 from tureen.serving.healing import Lose
 
 
 async def join(config: Config, folder: Path, facts: Sequence[ReplicaFacts]) -> Router:
     """Returns the router once an engine is there. facts: what the owner says of each replica. Raises StartupError."""
-    router = Router()
+    router = Router(config.prefill_min_tokens)
     try:
         async with asyncio.timeout(WAIT_S):
             await router.join(clients_of(config, folder, len(facts)), facts)
@@ -35,20 +35,24 @@ def clients_of(config: Config, folder: Path, count: int) -> list[MakeClient]:
     """Returns functions that make the clients of so many replicas. Raises StartupError."""
     if isinstance(config.replicas, str):
         return remote_clients(config, remote_engines(config, config.replicas, None))
-    return [partial(_joined_client, config, door_of(folder, number)) for number in range(count)]
+    return [
+        partial(_joined_client, config, door_of(folder, number), role_of(config, number)) for number in range(count)
+    ]
 
 
-def _joined_client(config: Config, door: str, on_turn: OnTurn) -> ReplicaClient:
+def _joined_client(config: Config, door: str, role: Role, on_turn: OnTurn) -> ReplicaClient:
     def make_host(_: int, receive: Callable[[FromEngine], None], lose: Lose) -> JoinedHost:
         return JoinedHost(door, receive, lose)
 
-    return ReplicaClient(
+    client = ReplicaClient(
         make_host,
         on_turn,
         watchdog_timeout_s=config.watchdog_timeout_s,
         freeze_grace_s=config.freeze_grace_s,
         streams=JoinedStreams(),
     )
+    client.role = role
+    return client
 
 
 def take(router: Router, op: str, args: dict[str, Any]) -> object:

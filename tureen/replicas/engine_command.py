@@ -18,17 +18,23 @@ from tureen.replicas.greeting import digests_of
 from tureen.replicas.remote import EngineAddress, parse_address
 from tureen.replicas.start import FACTORY, with_room
 from tureen.serving.child import BuildOrder
+from tureen.serving.client import Role
 from tureen.serving.process import ProcessHost
 from tureen.terminal import PhaseDisplay
 
 log = get_logger("replicas")
 
 
-def serve_engine(config: Config, listen: str) -> int:
+def serve_engine(config: Config, listen: str, role: Role) -> int:
     """Serves fronts until a signal. Raises StartupError."""
+    if role != "both" and config.kv_disk is None:
+        raise StartupError(
+            f"--role {role} without --kv-disk, the folder in which prompts are handed over; give all engines the same",
+            field="kv_disk",
+        )
     set_up_logging(config.log_level, config.log_format)
     address = parse_address(listen, "--listen")
-    return asyncio.run(_serve(config, address, engine_context(config, address)))
+    return asyncio.run(_serve(config, address, engine_context(config, address), role))
 
 
 def engine_context(config: Config, address: EngineAddress) -> ssl.SSLContext | None:
@@ -47,12 +53,12 @@ def engine_context(config: Config, address: EngineAddress) -> ssl.SSLContext | N
     return context
 
 
-async def _serve(config: Config, address: EngineAddress, context: ssl.SSLContext | None) -> int:
+async def _serve(config: Config, address: EngineAddress, context: ssl.SSLContext | None, role: Role) -> int:
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     with PhaseDisplay() as display:
-        server = await start_engine(config, address, context, display)
+        server = await start_engine(config, address, context, display, role)
         await server.engine.start(display)
     log.info("the engine is ready; it takes requests of servers at %s", server.address)
     await stopped.wait()
@@ -61,7 +67,7 @@ async def _serve(config: Config, address: EngineAddress, context: ssl.SSLContext
 
 
 async def start_engine(
-    config: Config, address: EngineAddress, context: ssl.SSLContext | None, progress: Progress
+    config: Config, address: EngineAddress, context: ssl.SSLContext | None, progress: Progress, role: Role = "both"
 ) -> EngineServer:
     """Finds the model and listens. The engine is to be started after that. Raises StartupError."""
     model = await asyncio.to_thread(find_model, config, progress=progress)
@@ -72,7 +78,7 @@ async def start_engine(
         return ProcessHost(BuildOrder(FACTORY, own, epoch), receive, lose)
 
     server = EngineServer(
-        make_host, digests, watchdog_timeout_s=config.watchdog_timeout_s, freeze_grace_s=config.freeze_grace_s
+        make_host, digests, role, watchdog_timeout_s=config.watchdog_timeout_s, freeze_grace_s=config.freeze_grace_s
     )
     try:
         await server.listen(address, context)

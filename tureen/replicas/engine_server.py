@@ -42,6 +42,7 @@ from tureen.replicas.remote import CONNECT_S, EngineAddress, keep_alive
 from tureen.replicas.replica import ReplicaClient
 from tureen.sandbox.framing import MAX_MESSAGE_BYTES, framed
 from tureen.serving.child import PING
+from tureen.serving.client import Role
 from tureen.serving.engine_socket import read_frame
 from tureen.serving.healing import MakeHost, State
 from tureen.serving.journal import Journal
@@ -116,7 +117,13 @@ class EngineServer:
     """One engine, and the fronts that are connected to it."""
 
     def __init__(
-        self, make_host: MakeHost, digests: ModelDigests, *, watchdog_timeout_s: float, freeze_grace_s: float
+        self,
+        make_host: MakeHost,
+        digests: ModelDigests,
+        role: Role = "both",
+        *,
+        watchdog_timeout_s: float,
+        freeze_grace_s: float,
     ) -> None:
         self.engine = SharedEngine(
             make_host,
@@ -126,6 +133,7 @@ class EngineServer:
             freeze_grace_s=freeze_grace_s,
         )
         self._digests_at_start = self._digests = digests
+        self._role = role
         self._engine_id = secrets.token_hex(8)
         self._fronts: dict[int, Front] = {}
         self._num_fronts = 0  # ever
@@ -163,7 +171,9 @@ class EngineServer:
                 hello = msgspec.msgpack.decode(await read_frame(reader, MAX_GREETING_BYTES), type=Hello)
             fault = self._fault_of(hello)
             answer = (
-                GreetingRefusal(fault) if fault else Welcome(self._engine_id, *msgspec.structs.astuple(self._digests))
+                GreetingRefusal(fault)
+                if fault
+                else Welcome(self._engine_id, role=self._role, **msgspec.structs.asdict(self._digests))
             )
             writer.write(framed(msgspec.msgpack.encode(answer)))
             if fault:

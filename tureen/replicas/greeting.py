@@ -11,10 +11,11 @@ import msgspec
 from tureen import __version__
 from tureen.build import Model
 from tureen.contract.types import FromEngine
+from tureen.serving.client import Role
 from tureen.serving.pixels import ToChild
 from tureen.weights.source import weights_digest
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Counts changes of this file that the other messages do not show."""
 
 RESTART = "restart_engine"
@@ -36,6 +37,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     engine_id: str  # equal as long as the engine keeps what operators did to it
     weights: str
     tokenizer: str
+    role: Role
 
 
 class GreetingRefusal(msgspec.Struct, frozen=True, tag="refusal"):

@@ -20,7 +20,7 @@ from tureen.log import get_logger
 from tureen.replicas.greeting import MAX_GREETING_BYTES, RESTART, GreetingRefusal, ModelDigests, Welcome, hello
 from tureen.replicas.replica import OnTurn, ReplicaClient
 from tureen.sandbox.framing import MAX_MESSAGE_BYTES, framed
-from tureen.serving.client import ReplicaFacts
+from tureen.serving.client import ReplicaFacts, Role
 from tureen.serving.engine_socket import EngineSocket, read_frame
 from tureen.serving.healing import Host, Lose
 from tureen.serving.streams import Streams
@@ -91,6 +91,7 @@ class RemoteEngine:
         self.digests = digests
         self.context = context
         self.engine_id = ""  # of the engine that is in the state that this front knows
+        self.role: Role = "both"  # as it said last
 
 
 class RemoteHost:
@@ -129,7 +130,7 @@ class RemoteHost:
             raise errors.StartupError(_tls_fault(address, error)) from None
         except OSError as error:
             raise OSError(f"{address}: {error.strerror or error}; start it there: tureen engine --listen") from None
-        self.engine_id, self._weights = welcome.engine_id, welcome.weights
+        self.engine_id, self._weights, self._place.role = welcome.engine_id, welcome.weights, welcome.role
         self._reading = asyncio.create_task(self._read(reader))
 
     async def _read_welcome(self, reader: asyncio.StreamReader) -> Welcome:
@@ -227,6 +228,10 @@ class RemoteClient(ReplicaClient):
     @property
     def engine_id(self) -> str:  # type: ignore[override]
         return self._place.engine_id
+
+    @property
+    def role(self) -> Role:  # type: ignore[override]
+        return self._place.role
 
     def follow(self, facts: ReplicaFacts) -> None:
         self._place.engine_id = facts.engine_id

@@ -13,7 +13,7 @@ import msgspec
 
 from tureen.contract.types import EngineHealth, EngineStats, GenerateRequest
 from tureen.replicas.company import Company
-from tureen.serving.client import ReplicaFacts
+from tureen.serving.client import ReplicaFacts, Role
 from tureen.serving.healing import TICK_S, HealingClient, MakeHost, State
 from tureen.serving.process import ProcessHost
 from tureen.serving.streams import Live, Streams, Watch
@@ -35,6 +35,8 @@ class ReplicaClient(HealingClient):
 
     engine_id = ""
     """Tells an engine elsewhere that is in the state that it is to be in from others."""
+
+    role: Role = "both"
 
     def __init__(
         self,
@@ -195,6 +197,10 @@ class Replica:
         return str(self.number)
 
     @property
+    def role(self) -> Role:
+        return self.client.role
+
+    @property
     def hardware(self) -> str:
         """Names device, instruction set and formats of numbers: what its output depends on beside the weights."""
         info = self.client.info
@@ -260,6 +266,7 @@ class Passage:
         self.has_ended = False
         self.abort_reason: str | None = None
         self.num_moves = 0
+        self.num_saved = 0  # of its pages that were computed for it elsewhere, and can be read by its replica
         self.weights: int | None = None  # those of the replica whose output was sent; None before any was
         self.hardware: list[str] = []  # that has computed what was sent
         self.num_deaths = 0  # of engines under it

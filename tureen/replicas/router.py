@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,8 +17,9 @@ from tureen import errors
 from tureen.contract.types import EngineHealth, EngineInfo, EngineStats, FinishReason, GenerateRequest, OutputDelta
 from tureen.log import Progress, get_logger, no_progress
 from tureen.replicas.calls import Operations
+from tureen.replicas.choosing import place
 from tureen.replicas.company import Company
-from tureen.replicas.placing import PrefixIndex, Standing, choose
+from tureen.replicas.placing import PrefixIndex
 from tureen.replicas.pool import Pool, Scaler
 from tureen.replicas.replica import OnTurn, Passage, Replica, ReplicaClient
 from tureen.replicas.rolling import roll
@@ -27,14 +29,11 @@ from tureen.serving.healing import State
 from tureen.serving.repeats import must_repeat
 from tureen.serving.streams import Interval, Moved, Watch
 
-EXPECTED_TOKENS = 256
-"""Output tokens that a request is expected to have at most, when loads are compared."""
+if TYPE_CHECKING:
+    from tureen.replicas.handover import Handover
 
 LOOK_S = 0.05
 """Seconds between two looks at whether any engine is there."""
-
-PREFERENCE: dict[str, int] = {"healthy": 0, "suspect": 1, "replacing": 2}
-"""States of an engine in which requests can be given to it; first the one that answers soonest."""
 
 MakeClient = Callable[[OnTurn], ReplicaClient]
 
@@ -46,7 +45,8 @@ class Router:
 
     info: EngineInfo
 
-    def __init__(self) -> None:
+    def __init__(self, prefill_min_tokens: int = 1) -> None:
+        """prefill_min_tokens: see Handover, which there is where replicas have roles."""
         self.replicas: list[Replica] = []
         self._passages: dict[str, Passage] = {}
         self.company = Company(self.replicas, self._passages)
@@ -54,6 +54,8 @@ class Router:
         self._operations = Operations(lambda: (), {})
         self._pool: Pool | None = None
         self._num_moved = 0
+        self._handover: Handover | None = None
+        self._prefill_min_tokens = prefill_min_tokens
         self._is_open = False
 
     async def start(
@@ -79,10 +81,10 @@ class Router:
             for fault in results:
                 if isinstance(fault, BaseException):
                     raise fault
+            self._open([replica.client.info for replica in (first, *others)])
         except BaseException:
             await self.close()
             raise
-        self._open([replica.client.info for replica in (first, *others)])
         if scaler is not None:
             self._pool = Pool(self.replicas, scaler, self.company)
             self._pool.begin()
@@ -103,12 +105,14 @@ class Router:
                 if self.failure is not None:
                     raise errors.StartupError(self.failure)
                 await asyncio.sleep(LOOK_S)
+            for replica in self.replicas:
+                replica.client.info = (
+                    replica.client.info if replica.client in there else there[0].info
+                )  # until it tells
+            self._open([client.info for client in there])
         except BaseException:
             await self.close()
             raise
-        for replica in self.replicas:
-            replica.client.info = replica.client.info if replica.client in there else there[0].info  # until it tells
-        self._open([client.info for client in there])
         return self.info
 
     def _make_replicas(self, clients: Sequence[MakeClient]) -> None:
@@ -123,7 +127,18 @@ class Router:
         least = min(info.max_total_tokens for info in infos)
         self._index = PrefixIndex(len(self.replicas), self.info.page_size, least // self.info.page_size)
         self._operations = Operations(self._running, self.info.adapters)
+        if fault := self._meet():
+            raise errors.StartupError(fault, field="replicas")
         self._is_open = True
+
+    def _meet(self) -> str:
+        """Heeds the roles that replicas have. Returns why they cannot be kept to; "" where they can."""
+        if all(each.role == "both" for each in self.replicas):
+            return ""
+        handover = importlib.import_module("tureen.replicas.handover")
+        least = self._prefill_min_tokens
+        self._handover = handover.Handover(self._running, self._index, self.info.page_size, least)
+        return str(handover.fault_of(self.replicas))
 
     def follow(self, facts: Sequence[ReplicaFacts]) -> None:
         """Hears the facts about the replicas from the front that owns them."""
@@ -148,6 +163,8 @@ class Router:
         passage = self._passages[request.id] = Passage(request, watch, self._index.pages_of(request))
         del request
         try:
+            if self._handover is not None:
+                await self._handover.prepare(passage)
             while not passage.has_ended:
                 async with contextlib.aclosing(self._attempt(passage, interval)) as deltas:
                     async for delta in deltas:
@@ -167,7 +184,9 @@ class Router:
             yield OutputDelta(passage.live.request.id, usage=passage.live.usage, finish=rest)
             return
         is_repeated = bool(passage.num_moves) and must_repeat(rest)
-        replica = self._place(passage, rest)
+        replica = place(passage, rest, self._running(), self._index, self.info.page_size)
+        if replica is None:
+            raise _refusal(self._running(), self.health.retry_after_s)
         rest = passage.continued(rest) if passage.num_moves else rest
         heard, hardware = passage.heard_of(replica), passage.hardware_with(replica)
         watch = None if is_repeated else heard  # who hears of a token twice pays for it twice
@@ -191,31 +210,6 @@ class Router:
         finally:
             passage.leave()
 
-    def _place(self, passage: Passage, rest: GenerateRequest) -> Replica:
-        """Gives a request to a replica. Raises Unavailable when there is none that takes it."""
-        usable = _usable(self._running(), passage)
-        if not usable:
-            raise self._refusal()
-        known, size = self._index.num_known(passage.pages), self.info.page_size
-        num_prompt = len(rest.token_ids) + len(rest.resumed)
-        expected = min(rest.max_new_tokens - len(rest.resumed), EXPECTED_TOKENS)
-        standings = [
-            Standing(replica.number, replica.total_load, replica.num_given, known[replica.number]) for replica in usable
-        ]
-        best = max(standing.num_known for standing in standings)
-        number = choose(standings, num_prompt - best * size + expected)
-        replica = self.replicas[number]
-        num_uncached = num_prompt - known[number] * size
-        passage.enter(replica, num_uncached, num_uncached + expected)
-        self._index.give(number, passage.pages)
-        return replica
-
-    def _refusal(self) -> errors.TureenError:
-        reasons = "; ".join(f"replica {each.label}: {each.client.health.reason}" for each in self._running())
-        return errors.Unavailable(
-            f"no replica takes requests ({reasons})", code="engine_dead", retry_after_s=self.health.retry_after_s
-        )
-
     def _remember(self, passage: Passage, replica: Replica) -> None:
         """Notes what a request that has ended leaves in the cache of its replica."""
         if len(passage.live.token_ids) >= self.info.page_size:
@@ -227,6 +221,8 @@ class Router:
             return
         if state == "healthy" and before != "suspect":
             self.info = info_of([each.client.info for each in self._running()])
+            if fault := self._meet():
+                log.error("%s", fault)
         if state == "unloaded":
             self._index.forget(replica.number)
         if state == "replacing" and before != "replacing":
@@ -293,23 +289,6 @@ class Router:
         await asyncio.gather(*(replica.client.close() for replica in self.replicas), return_exceptions=True)
 
 
-def _usable(replicas: Sequence[Replica], passage: Passage) -> list[Replica]:
-    """Returns the replicas that may be chosen: those in the best state that any is in, and none that is drained unless
-    all are."""
-    ranks = {
-        replica: (replica.is_drained, PREFERENCE[replica.client.health.state])
-        for replica in replicas
-        if replica.client.health.state in PREFERENCE and _may_take(replica, passage, replicas)
-    }
-    best = min(ranks.values(), default=None)
-    return [replica for replica, rank in ranks.items() if rank == best]
-
-
-def _may_take(replica: Replica, passage: Passage, replicas: Sequence[Replica]) -> bool:
-    """Says whether a replica may be given a request. While another front exchanges its weights, it takes what can go on
-    nowhere else, and is waited for; which weights anything else would get, nobody knows."""
-    if not passage.may_be_in(replica):
-        return False
-    if not replica.is_closed:
-        return True
-    return passage.weights is not None and sum(map(passage.may_be_in, replicas)) == 1
+def _refusal(replicas: Sequence[Replica], retry_after_s: int) -> errors.TureenError:
+    reasons = "; ".join(f"replica {each.label}: {each.client.health.reason}" for each in replicas)
+    return errors.Unavailable(f"no replica takes requests ({reasons})", code="engine_dead", retry_after_s=retry_after_s)

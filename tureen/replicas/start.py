@@ -28,6 +28,7 @@ from tureen.replicas.replica import OnTurn, OpenReplicaClient, ReplicaClient
 from tureen.replicas.router import MakeClient, Router
 from tureen.sandbox.budget import helper_bytes
 from tureen.serving.child import BuildOrder
+from tureen.serving.client import Role
 from tureen.serving.process import ProcessHost
 from tureen.serving.unblamed import UnblamedStreams
 
@@ -48,7 +49,8 @@ async def connect(
 
     folder: of the doors at which other fronts come in.
     """
-    router = Router()
+    check_roles(config)
+    router = Router(config.prefill_min_tokens)
     num_first = first_of(config)
     if isinstance(config.replicas, str) and config.replicas.startswith(SCHEME):
         require(f"--replicas {SCHEME}…", "ray", "cryptography", field="replicas")
@@ -65,9 +67,29 @@ async def connect(
         most = max(config.replicas, config.max_replicas or 1)
         own = await asyncio.to_thread(own_config, config, model, most)
         doors = [None if folder is None else door_of(folder, number) for number in range(most)]
-        clients = [partial(make_client, own, FACTORY, door=door) for door in doors]
+        clients = [
+            partial(make_client, own, FACTORY, door=door, role=role_of(config, number))
+            for number, door in enumerate(doors)
+        ]
     await router.start(clients, progress, num_first=num_first, scaler=scaler_of(config))
     return router
+
+
+def check_roles(config: Config) -> None:
+    """Raises StartupError for --prefill-replicas where it cannot be kept to."""
+    why = ""
+    if isinstance(config.replicas, str):
+        why = (
+            f"--replicas {config.replicas}: engines elsewhere have their roles from tureen engine --role; leave it out"
+        )
+    elif config.min_replicas or config.max_replicas:
+        why = "--min-replicas or --max-replicas: a role needs a replica that stays; give --replicas alone"
+    elif config.prefill_replicas >= config.replicas:
+        why = f"--replicas {config.replicas}: one at least must answer; raise --replicas"
+    elif config.kv_disk is None:
+        why = "no --kv-disk, the folder in which prompts are handed over; give one"
+    if config.prefill_replicas and why:
+        raise StartupError(f"--prefill-replicas {config.prefill_replicas} with {why}", field="prefill_replicas")
 
 
 def first_of(config: Config) -> int | None:
@@ -185,20 +207,31 @@ def door_of(folder: Path, number: int) -> str:
     return str(folder / f"engine-{number}")
 
 
-def make_client(config: Config, factory: str, on_turn: OnTurn, *, door: str | None = None) -> ReplicaClient:
+def role_of(config: Config, number: int) -> Role:
+    """Returns the role of a replica in a process of this machine."""
+    if not config.prefill_replicas:
+        return "both"
+    return "prefill" if number < config.prefill_replicas else "decode"
+
+
+def make_client(
+    config: Config, factory: str, on_turn: OnTurn, *, door: str | None = None, role: Role = "both"
+) -> ReplicaClient:
     """Makes the client of one replica. factory: "module:function" that makes its engine. door: see BuildOrder."""
 
     def make_host(epoch: int, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> ProcessHost:
         return ProcessHost(BuildOrder(factory, config, epoch, door=door or ""), receive, lose)
 
     kind = ReplicaClient if door is None else OpenReplicaClient
-    return kind(
+    client = kind(
         make_host,
         on_turn,
         watchdog_timeout_s=config.watchdog_timeout_s,
         freeze_grace_s=config.freeze_grace_s,
         streams=None if door is None else UnblamedStreams(),
     )
+    client.role = role
+    return client
 
 
 def check(config: Config) -> None:

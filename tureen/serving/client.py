@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from tureen.contract.types import EngineHealth, EngineInfo, EngineStats, GenerateRequest, OutputDelta
 from tureen.serving.streams import Interval, Watch
+
+Role = Literal["prefill", "decode", "both"]
+"""The work of one engine of several: it computes long prompts, whose pages others read; it answers; or both."""
 
 
 class ReplicaFacts(msgspec.Struct, frozen=True):
@@ -28,6 +31,9 @@ class ReplicaView(Protocol):
 
     number: int
     weights_fault: str  # why it got the newest weights by a restart; "" = it did not
+
+    @property
+    def role(self) -> Role: ...
 
     @property
     def health(self) -> EngineHealth: ...

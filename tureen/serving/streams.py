@@ -107,6 +107,10 @@ class Live:
         self._num_states += len(delta.hidden_states)
         return delta
 
+    def note_cached(self, num_tokens: int) -> None:
+        """Notes how many tokens of the prompt were cached, before an engine computed it for others."""
+        self._cached_tokens = num_tokens
+
     def rest(self, now_s: float) -> GenerateRequest | FinishReason:
         """Returns the request that is left for another engine; or the finish reason, where nothing is left to do.
 

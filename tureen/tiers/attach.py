@@ -17,8 +17,8 @@ from tureen.tiers.identity import FileDigests, Identity, folder_digest
 from tureen.tiers.page_files import PageFiles, check_own
 
 
-def attach(engine: Engine, runner: Runner, config: Config, tokens: Iterable[bytes]) -> str:
-    """Has the engine keep pages in --kv-disk. Returns the digest of all that they depend on but tokens, as hex.
+def attach(engine: Engine, runner: Runner, config: Config, tokens: Iterable[bytes]) -> dict[str, str]:
+    """Has the engine keep pages in --kv-disk. Returns what EngineInfo says of them.
 
     `tokens`: the bytes of each token of the vocabulary. Raises StartupError.
     """
@@ -43,7 +43,7 @@ def attach(engine: Engine, runner: Runner, config: Config, tokens: Iterable[byte
 
     engine.adapters.heed = add_adapter
     engine.preparing.restore_from(Restoring(tier, engine.scheduler))
-    return identity.now().hex()
+    return {"kv_identity": identity.now().hex(), "kv_folder": files.folder_id}
 
 
 def _make(folder: Path) -> Path:

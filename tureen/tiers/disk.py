@@ -158,6 +158,12 @@ class DiskTier:
         self._to_load.put(load)
         return load
 
+    def mark(self) -> Callable[[], bool]:
+        """Returns a function that says whether all that was to be saved so far is saved, or lost."""
+        saved = threading.Event()
+        self._to_save.put(saved.set)
+        return saved.is_set
+
     def close(self) -> None:
         """Saves what waits, for a while, and ends the threads."""
         self._to_save.put(None)

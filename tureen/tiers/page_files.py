@@ -27,6 +27,8 @@ KEY_BYTES: Final = 32
 PREFIX_BYTES: Final = len(HEAD) + KEY_BYTES + 32
 LEFT_SHARE: Final = 0.9
 """Share of the quota that is left where pages had to go: the folder is read through then."""
+USAGE_BYTES, ID_BYTES = 8, 8
+"""Bytes of the file `usage`: how many bytes the pages have, and what tells the folder from others."""
 PART: Final = ".part"
 FOLDER_NAME: Final = re.compile("[0-9a-f]{2}")
 PAGE_NAME: Final = re.compile("[0-9a-f]{64}")
@@ -64,8 +66,8 @@ class PageFiles:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             check_own(folder, folder.lstat())
-            with self._usage():
-                pass  # it can be written
+            with self._usage():  # it can be written
+                self.folder_id = _id_of(folder / "usage")
         except OSError as error:
             raise StartupError(f"--kv-disk {folder}: cannot use it: {error.strerror}", field="kv_disk") from None
 
@@ -161,13 +163,13 @@ class PageFiles:
         descriptor = os.open(self._folder / "usage", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            before = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+            before = int.from_bytes(os.pread(descriptor, USAGE_BYTES, 0), "little")
             usage = _FolderUse(before)
             try:
                 yield usage
             finally:
                 if usage.num_bytes != before:
-                    os.pwrite(descriptor, max(0, usage.num_bytes).to_bytes(8, "little"), 0)
+                    os.pwrite(descriptor, max(0, usage.num_bytes).to_bytes(USAGE_BYTES, "little"), 0)
         finally:
             os.close(descriptor)
 
@@ -224,6 +226,20 @@ def check_own(folder: Path, status: os.stat_result) -> None:
         raise StartupError(
             f"--kv-disk: {folder}: others on this machine may read or change it; run chmod 700 on it", field="kv_disk"
         )
+
+
+def _id_of(usage: Path) -> str:
+    """Returns what tells a folder from others, and is the same for all who share it. To be called by one at a time.
+    Raises OSError."""
+    descriptor = os.open(usage, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        number = os.pread(descriptor, ID_BYTES, USAGE_BYTES)
+        if len(number) < ID_BYTES:
+            number = os.urandom(ID_BYTES)
+            os.pwrite(descriptor, number, USAGE_BYTES)
+    finally:
+        os.close(descriptor)
+    return number.hex()
 
 
 def _sum(key: bytes, page: memoryview) -> bytes:

@@ -156,7 +156,7 @@ def test_an_abbreviated_flag_is_not_taken_for_the_whole_one():
 
 @pytest.mark.parametrize(("name", "words"), [("quantization", ("int4", "int8")), ("dtype", ("auto", "float32"))])
 def test_a_word_that_a_setting_does_not_know_is_answered_with_those_it_does(name, words):
-    with pytest.raises(StartupError, match=f"--{name}`; it may be ") as refused:
+    with pytest.raises(StartupError, match=f"--{name} 'nonsense': it may be ") as refused:
         load({}, environment={f"TUREEN_{name.upper()}": "nonsense"})
     assert all(word in str(refused.value) for word in words)
 
@@ -167,6 +167,22 @@ def test_a_setting_out_of_range_is_one_line_and_status_1(capsys):
     assert printed.startswith("tureen: ")
     assert "--port" in printed
     assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "allowed"),
+    [
+        ("port", "abc", "a whole number of at least 0 and at most 65535"),
+        ("port", "-1", "a whole number of at least 0 and at most 65535"),
+        ("context-length", "1.5", "a whole number of at least 1"),
+        ("mem-fraction-static", "much", "a number of more than 0 and less than 1"),
+        ("disable-radix-cache", "perhaps", "true, false"),
+    ],
+)
+def test_a_value_that_a_setting_cannot_have_is_named_with_what_it_may_be(flag, value, allowed):
+    with pytest.raises(StartupError) as refused:
+        load({}, environment={f"TUREEN_{flag.upper().replace('-', '_')}": value})
+    assert str(refused.value) == f"setting in the environment: --{flag} '{value}': it may be {allowed}"
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:30000", "https://models.example", "unix:/run/tureen.sock"])

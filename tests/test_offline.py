@@ -7,6 +7,7 @@ import threading
 
 import httpx
 import pytest
+from patience import wait_until
 
 import tureen
 from tureen.errors import InvalidRequest, NotFound, StartupError, Unavailable
@@ -94,7 +95,7 @@ def test_it_can_be_shut_down_twice_and_leaves_no_thread(default_model_source):
     engine.shutdown()
     engine.shutdown()
     left.close()
-    assert set(threading.enumerate()) <= before
+    wait_until(lambda: set(threading.enumerate()) <= before, "the end of all threads")
     for late in (engine.generate, engine.flush_cache):
         with pytest.raises(Unavailable, match="shut down"):
             late()
@@ -106,7 +107,7 @@ def test_a_wrong_setting_or_model_leaves_no_thread():
         tureen.Engine(page_size=0)
     with pytest.raises(StartupError):
         tureen.Engine(model_path="/nowhere/at/all")
-    assert set(threading.enumerate()) <= before
+    wait_until(lambda: set(threading.enumerate()) <= before, "the end of all threads")
 
 
 def test_hidden_states_and_embeddings_are_those_of_http(engine):

@@ -301,7 +301,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 300.0
     freeze_grace_s: Annotated[
         float,
-        _meta("server", "An engine process that is stopped or does not get to run is replaced after so long.", ge=0),
+        _meta("server", "An engine or front that is stopped or does not get to run is replaced after so long.", ge=0),
     ] = 30.0
     max_sessions: Annotated[int, _meta("server", "Most sessions open at once; one client may have half.", ge=1)] = 1024
     session_timeout_s: Annotated[float, _meta("server", "A session that is unused so long is closed.", gt=0)] = 3600.0

@@ -47,7 +47,7 @@ def origins(
             try:
                 merged[name] = converted(name, value), source
             except msgspec.ValidationError as error:
-                faults.append(f"setting {source}: {_told(name, error)}")
+                faults.append(f"setting {source}: {_told(name, value, error)}")
     if faults:
         raise StartupError("\n".join(faults))
     return merged
@@ -98,13 +98,16 @@ def fault_of(name: str, value: Any) -> str:
     try:
         converted(name, value)
     except msgspec.ValidationError as error:
-        return _told(name, error).replace(f" - at `--{name.replace('_', '-')}`", "")
+        allowed = _allowed(name)
+        return f"it may be {allowed}" if allowed else str(error).replace(f" - at `$.{name}`", "")
     return ""
 
 
-def _told(name: str, error: msgspec.ValidationError) -> str:
-    fault = str(error).replace(f"`$.{name}", f"`--{name.replace('_', '-')}")
-    return f"{fault}{_allowed(str(error)) or _meant(name)}"
+def _told(name: str, value: Any, error: msgspec.ValidationError) -> str:
+    flag, allowed = f"--{name.replace('_', '-')}", _allowed(name)
+    if allowed:
+        return f"{flag} {echo(value)}: it may be {allowed}"
+    return f"{str(error).replace(f'`$.{name}', f'`{flag}')}{_meant(name)}"
 
 
 def converted(name: str, value: Any) -> Any:
@@ -123,16 +126,33 @@ def _meant(name: str) -> str:
     return f"; did you mean {near[0].replace('_', '-')}?" if near else ""
 
 
-def _allowed(fault: str) -> str:
-    """Returns the allowed words of the setting that a fault of msgspec's names; empty where there are none."""
-    for field in fields():
-        if f"`$.{field.name}`" in fault:
-            kind = msgspec.inspect.type_info(field.type)
-            while isinstance(kind, msgspec.inspect.Metadata):
-                kind = kind.type
-            kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
-            words = [word for part in kinds if isinstance(part, msgspec.inspect.LiteralType) for word in part.values]
-            has_numbers = any(isinstance(part, msgspec.inspect.IntType) for part in kinds)
-            words += ["a whole number"] if words and has_numbers else []
-            return f"; it may be {', '.join(map(str, words))}" if words else ""
-    return ""
+def _allowed(name: str) -> str:
+    """Returns what a setting may be, where that are words and numbers; else "", as for what is no setting."""
+    kinds = [msgspec.inspect.type_info(field.type) for field in fields() if field.name == name]
+    parts: list[str] = []
+    while kinds:
+        match kinds.pop(0):
+            case msgspec.inspect.Metadata(type=kind):
+                kinds.insert(0, kind)
+            case msgspec.inspect.UnionType(types=types):
+                kinds += types
+            case msgspec.inspect.LiteralType(values=words):
+                parts += map(str, words)
+            case msgspec.inspect.BoolType():
+                parts += ["true", "false"]
+            case msgspec.inspect.IntType() as number:
+                parts.append(f"a whole number{_bounds(number)}")
+            case msgspec.inspect.FloatType() as number:
+                parts.append(f"a number{_bounds(number)}")
+            case msgspec.inspect.NoneType():
+                pass  # said by leaving it out
+            case _:
+                return ""
+    return ", ".join(parts)
+
+
+def _bounds(number: msgspec.inspect.IntType | msgspec.inspect.FloatType) -> str:
+    names = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    limits = {words: bound for name, words in names.items() if (bound := getattr(number, name)) is not None}
+    bounds = [f"{words} {bound if isinstance(bound, int) else f'{bound:g}'}" for words, bound in limits.items()]
+    return f" of {' and '.join(bounds)}" if bounds else ""

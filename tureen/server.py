@@ -17,6 +17,7 @@ import signal
 import socket
 import ssl
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -64,7 +65,11 @@ def serve(config: Config) -> int:
     _check_access(config)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server takes it; the engine's process never does
     with asyncio.Runner(loop_factory=fastest_event_loop()) as runner:
-        return runner.run(_serve(config))
+        try:
+            return runner.run(_serve(config))
+        except KeyboardInterrupt:
+            threading.excepthook = lambda _: None  # the next one may close the loop while uvloop's thread ends it
+            raise
 
 
 def _check_access(config: Config) -> None:

@@ -581,11 +581,14 @@ def test_the_request_goes_on_for_the_second_when_the_first_leaves_and_ends_when_
 
         with _connect(server, body, **{"Idempotency-Key": "k"}):
             wait_until(lambda: server.stats.num_running == 1, "the start")
+            httpx.post(f"{server.url}/pause_generation", json={"mode": "in_place"})  # however late the second comes
             found = []
             post = threading.Thread(target=lambda: found.append(send("k")))
             post.start()
             recording = next(iter(server.app.state.server.recordings._running))
             wait_until(lambda: recording._num_listeners == 2, "the second")
+        wait_until(lambda: recording._num_listeners == 1, "the first has left")
+        httpx.post(f"{server.url}/continue_generation", json={})
         post.join()
         assert '"completion_tokens":60' in found[0].text
         assert found[0].headers["idempotent-replayed"] == "true"
@@ -596,7 +599,7 @@ def test_the_request_goes_on_for_the_second_when_the_first_leaves_and_ends_when_
         ):
             wait_until(lambda: server.stats.num_running == 1, "the start")
         wait_until(lambda: _is_idle(server), "the abort")
-        assert server.metric("num_aborted_requests_total") == 1
+        wait_until(lambda: server.metric("num_aborted_requests_total") == 1, "it is counted")
         again = send("new")
         assert (again.status_code, "idempotent-replayed" in again.headers) == (200, False)
 

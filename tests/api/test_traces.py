@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from app_under_test import App
@@ -19,6 +21,8 @@ from tureen import extras
 from tureen.config import Config
 from tureen.contract.types import OutputDelta, StepTimes, Timeline
 from tureen.errors import StartupError
+from tureen.fronts.entrance import Entrance
+from tureen.fronts.passing import answer_passed
 from tureen.http import tracing
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -233,6 +237,30 @@ def test_the_standard_variables_turn_it_off(collector, monkeypatch, off):
 def test_an_endpoint_that_is_no_address_is_refused_with_one(endpoint):
     with pytest.raises(StartupError, match=r"--otlp-endpoint .*such as http://127\.0\.0\.1:4318"):
         tracing.check_tracing(Config(otlp_endpoint=endpoint))
+
+
+def test_a_call_that_another_front_answers_is_no_span_of_this_one(collector, tmp_path):
+    """The one that answers it has a span of it: else one call of a client were two of a server."""
+
+    async def owner(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 202, "headers": []})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def ask(app: App, path: str) -> list[int]:
+        async def answer(reader: Any, writer: Any) -> None:
+            await answer_passed(owner, reader, writer)
+
+        front = httpx.ASGITransport(Entrance(app.app, app.config, path))
+        async with await asyncio.start_unix_server(answer, path), httpx.AsyncClient(transport=front) as client:
+            answers = [
+                await client.post("http://127.0.0.1/generate", json={"text": "say:a"} | more)
+                for more in ({"session_params": {"id": "elsewhere", "rid": None}}, {})
+            ]
+        return [answer.status_code for answer in answers]
+
+    with App(otlp_endpoint=collector.url) as app:
+        assert app.run(ask(app, str(tmp_path / "owner"))) == [202, 200]
+    assert one(collector.spans(), "POST /generate").attributes["http.response.status_code"] == 200
 
 
 def test_a_missing_extra_is_an_error_for_the_flag_and_a_warning_for_variables(monkeypatch, caplog):

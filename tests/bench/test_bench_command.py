@@ -155,4 +155,4 @@ def test_a_started_server_does_not_outlive_a_benchmark_that_is_told_to_end(free_
     with pytest.raises(TureenError, match="SIGTERM"):
         run(_options("--url", f"http://127.0.0.1:{free_port}", "--start", f'{sys.executable} -c "{script}"'))
     ender.join()
-    assert listener(free_port) is None
+    wait_until(lambda: listener(free_port) is None, "its end")

@@ -2,6 +2,7 @@
 
 import pytest
 from byte_tokenizer import make_byte_tokenizer
+from work import counted
 
 from tureen.bench import growth, overhead, processors, steps
 from tureen.config import Config
@@ -21,6 +22,21 @@ def test_the_share_of_http_is_measured_against_the_same_request_without_it(monke
     for spread in (found.http_ms, found.direct_ms):
         assert 0 < spread.p50 <= spread.p99 <= spread.max
     assert found.added_p50_ms == pytest.approx(found.http_ms.p50 - found.direct_ms.p50, abs=0.0011)
+
+
+def test_a_request_over_http_is_more_work_than_the_same_request_without_it(monkeypatch):
+    """By the calls and lines of Python that run in the event loop, in place of the time that they take here."""
+
+    async def work_of(ask):
+        with counted() as work:
+            await ask()
+        return float(work.on_loop)
+
+    monkeypatch.setattr(overhead, "REQUESTS", 3)
+    monkeypatch.setattr(overhead, "WARM_UP", 1)
+    monkeypatch.setattr(overhead, "_timed", work_of)
+    found = overhead.http_overhead(make_byte_tokenizer())
+    assert found.http_ms.p50 > 2 * found.direct_ms.p50 > 0
 
 
 def test_the_share_of_a_jailed_processor_is_measured_against_the_same_step_without_it(monkeypatch):

@@ -68,7 +68,7 @@ def test_a_started_server_is_stopped_with_all_its_children(free_port):
     assert len(members) == 2
     server.stop()
     wait_until(lambda: not any(memory(pid) and memory(pid).resident for pid in members), "the end of all")
-    assert listener(port) is None
+    wait_until(lambda: listener(port) is None, "the end of its socket")
 
 
 def test_a_command_that_cannot_be_run_is_named():

@@ -8,6 +8,7 @@ import pytest
 from app_under_test import LiveServer
 from cut_wire import CutWire
 from driving import constrain, say, set_fields, tokens, wait_state
+from patience import PATIENCE_S, wait_until
 from server_process import ServerProcess
 
 COUNT = "Count from one to fifty."
@@ -38,14 +39,17 @@ def begun(show, wire):
 
 def test_what_is_sent_while_the_page_still_loads_is_sent_when_it_has(browser, real_server):
     page = browser.new_page()
+    page.set_default_timeout(PATIENCE_S * 1000)
     faults, held = [], []
     page.on("pageerror", lambda error: faults.append(error))
     page.route("**/v1/models", lambda route: held.append(route))
-    page.goto(f"{real_server.url}/", wait_until="load")
+    with page.expect_request("**/v1/models"):
+        page.goto(f"{real_server.url}/", wait_until="load")
     page.fill("#message", COUNT)
     page.keyboard.press("Enter")
     page.keyboard.press("Alt+v")
     assert not page.locator("article").count()
+    wait_until(lambda: page.title() and held, "the question that is held")  # asking the page lets its routes run
     for route in held:
         route.continue_()
     wait_state(page, "done")

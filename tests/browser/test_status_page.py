@@ -136,6 +136,23 @@ def test_a_key_is_asked_for_and_kept_for_this_tab_only(browser):
         page.get_by_role("heading", name="fake-model").wait_for()
 
 
+def test_use_is_saved_as_csv_and_what_the_server_refuses_is_said_and_not_saved(browser):
+    with LiveServer(admin_api_key="b0ss") as server, opened(browser, f"{server.url}/status") as page:
+        page.get_by_label("API key").fill("b0ss")
+        page.get_by_label("API key").press("Enter")
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Save as CSV").click()
+        assert saved.value.path().read_text().startswith("day,client,")
+        downloads: list[Any] = []
+        page.on("download", lambda one: downloads.append(one))
+        page.locator("#pause").click()
+        refusal = {"error": {"message": "the admin key is needed"}}
+        page.route("**/usage?format=csv", lambda route: route.fulfill(status=403, json=refusal))
+        page.get_by_role("button", name="Save as CSV").click()
+        page.get_by_text("The use was not saved: the admin key is needed").wait_for()
+        assert downloads == []
+
+
 def test_what_a_client_calls_its_request_is_shown_as_text(browser):
     name = "<img src=x onerror=alert(1)>"
     with LiveServer(slow=True) as server:

@@ -3,7 +3,6 @@ the test that runs it, or why none does."""
 
 SHOWN = "not run: it shows, and has no command"
 START = "not run: it starts a server with a setting, which tests/e2e and tests/api start in the same way"
-OPEN = "not run: no test runs it yet"
 CLUSTER = (
     "not run: it needs containers or a cluster; tests/e2e/test_deployments.py and test_helm_chart.py start its command"
 )
@@ -104,7 +103,7 @@ BLOCKS = {
         "vllm serve MODEL --port 8000 --max-model": PEER,
     },
     "models-by-name.md": {
-        "tureen pull smollm2:135m": OPEN,
+        "tureen pull smollm2:135m": "tests/e2e/test_pages_of_commands.py",
         "$ tureen show smollm2:135m": "tests/e2e/test_pages_of_commands.py",
     },
     "models.md": {
@@ -116,13 +115,13 @@ BLOCKS = {
     },
     "operations.md": {
         "curl http://127.0.0.1:30000/v1/loads": "tests/e2e/test_pages_of_servers.py",
-        "curl http://127.0.0.1:30000/update_weigh": OPEN,
+        "curl http://127.0.0.1:30000/update_weigh": "tests/e2e/test_pages_of_weights.py",
         "curl -X POST http://127.0.0.1:30000/rele": "tests/e2e/test_pages_of_servers.py",
         "curl http://127.0.0.1:30000/health": SHOWN,
         "curl http://127.0.0.1:30000/start_profil": "tests/e2e/test_pages_of_servers.py",
         "pip install 'tureen[otel]'": "not run: it needs a collector; tests/api/test_traces.py has one",
         "tureen serve --log-format json": "tests/e2e/test_pages_of_servers.py",
-        "1:30000/start_expert_distribution_record": OPEN,
+        "1:30000/start_expert_distribution_record": "tests/e2e/test_pages_of_weights.py",
     },
     "performance.md": {
         "tureen check": LONG,
@@ -162,8 +161,8 @@ BLOCKS = {
     },
     "scaling.md": {
         "tureen serve --replicas 2 &": "not run: it kills by name; tests/e2e/test_replicas_server.py kills an engine",
-        "curl -X POST http://127.0.0.1:30000/repl": OPEN,
-        "curl -X POST http://127.0.0.1:30000/upda": OPEN,
+        "curl -X POST http://127.0.0.1:30000/repl": "tests/e2e/test_pages_of_weights.py",
+        "curl -X POST http://127.0.0.1:30000/upda": "tests/e2e/test_pages_of_weights.py",
         "tureen serve --min-replicas 1 --max-repl": START,
         "tureen serve --replicas 2 --prefill-repl": START,
         "tureen engine smollm2:135m --listen 127.": "not run: tests/e2e/test_remote_replicas_server.py starts the same",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-from server_process import ServerProcess, command_line
+from patience import PATIENCE_S, wait_until
+from server_process import ServerProcess, command_line, metric
 
-PATIENCE_S = 240
 BEGUN_EVENTS = 5
 TEXT = "Once upon a time there was a small town by the sea. "
 
@@ -129,18 +131,6 @@ def states(server: ServerProcess) -> list[str]:
     return [replica["engine"] for replica in model["replicas"]]
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """There is nothing to wait on but the answers themselves."""
-    limit = threading.Event()
-    timer = threading.Timer(PATIENCE_S, limit.set)
-    timer.start()
-    try:
-        while not condition():
-            assert not limit.is_set(), what
-    finally:
-        timer.cancel()
-
-
 def health(server: ServerProcess) -> tuple[int, str]:
     response = httpx.get(f"{server.url}/health", timeout=PATIENCE_S)
     return response.status_code, "" if response.status_code == 200 else response.json()["error"]["code"]
@@ -156,6 +146,9 @@ def ask(server: ServerProcess, **body) -> dict:
     return response.json()
 
 
-def wait_gone(server: ServerProcess) -> None:
-    wait_until(lambda: health(server)[0] == 503, "it is noticed")
+def kill_engine(server: ServerProcess) -> None:
+    """Kills it, and waits for the next one. That there was none for a while is nothing that one can count on seeing."""
+    before = metric(server.url, "sglang:engine_replacements_total")
+    os.kill(engine(server), signal.SIGKILL)
+    wait_until(lambda: metric(server.url, "sglang:engine_replacements_total") > before, "it is replaced")
     wait_well(server)

@@ -12,7 +12,7 @@ import sys
 import termios
 import threading
 
-from patience import wait_until
+from patience import PATIENCE_S, wait_until
 
 WHERE_IS_THE_CURSOR, AT_THE_TOP = b"\x1b[6n", b"\x1b[1;1R"
 """A question that every terminal answers, and the answer. Without it the prompt shows no toolbar."""
@@ -80,12 +80,18 @@ class TerminalSession:
 
     def wait_for(self, text: str) -> str:
         """Waits until the text is shown behind what was waited for before; returns what stands between."""
-        wait_until(lambda: text in self.shown[self._read_to :] or self.process.poll() is not None, (text, self))
+        wait_until(lambda: text in self.shown[self._read_to :] or not self._reader.is_alive(), (text, self))
         rest = self.shown[self._read_to :]
         assert text in rest, self.shown
         before, _, _ = rest.partition(text)
         self._read_to += len(before) + len(text)
         return before
+
+    def wait_ended(self) -> int:
+        """Waits until it has ended and all that it has shown was read; returns its status."""
+        status = self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        return status
 
     def __repr__(self) -> str:
         return f"<terminal: {self.shown[-2000:]!r}>"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -198,20 +200,18 @@ def test_control_characters_of_an_answer_are_shown_as_text(tmp_path):
         hostile.shutdown()
 
 
-def servers_of_chats() -> set[int]:
-    """Processes of servers that a chat has started."""
-    commands = {path.parent.name: path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if readable(path)}
-    return {int(number) for number, command in commands.items() if b"tureen-chat-" in command}
+def servers_of_chats(folder: Path) -> set[int]:
+    """Processes of servers that a chat has started whose environment names this folder: others may chat, too."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+            if b"tureen-chat-" in (process / "cmdline").read_bytes():
+                environment = (process / "environ").read_bytes().split(b"\0")
+                found |= {int(process.name)} if f"CHAT_OF={folder}".encode() in environment else set()
+    return found
 
 
-def readable(path: Path) -> bool:
-    try:
-        return bool(path.read_bytes())
-    except OSError:
-        return False  # it has ended meanwhile
-
-
-def test_a_named_model_is_loaded_for_this_chat_and_gone_after_it(server, default_model_source):
+def test_a_named_model_is_loaded_for_this_chat_and_gone_after_it(server, default_model_source, tmp_path):
     command = [
         sys.executable,
         "-m",
@@ -222,17 +222,19 @@ def test_a_named_model_is_loaded_for_this_chat_and_gone_after_it(server, default
         "512",
         *GREEDY,
     ]
-    done = subprocess.run(command, input=QUESTION, capture_output=True, text=True, check=True)
+    env = os.environ | {"CHAT_OF": str(tmp_path)}
+    done = subprocess.run(command, input=QUESTION, capture_output=True, text=True, check=True, env=env)
     assert done.stdout == answer_over_http(server, QUESTION) + "\n"
-    assert not servers_of_chats()
+    assert not servers_of_chats(tmp_path)
 
 
 def test_a_chat_that_is_killed_takes_its_server_along(default_model_source, tmp_path):
-    with TerminalSession("chat", str(default_model_source.path), "--download-dir", str(tmp_path)) as terminal:
+    command, env = ["chat", str(default_model_source.path), "--download-dir", str(tmp_path)], {"CHAT_OF": str(tmp_path)}
+    with TerminalSession(*command, env=env) as terminal:
         terminal.wait_for_prompt()
-        assert len(servers_of_chats()) == 1
+        assert len(servers_of_chats(tmp_path)) == 1
         terminal.process.kill()
-        wait_until(lambda: not servers_of_chats(), "the end of the server")
+        wait_until(lambda: not servers_of_chats(tmp_path), "the end of the server")
 
 
 def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path):

@@ -44,7 +44,7 @@ def test_once_with_nothing_running_ends_at_once(tmp_path):
         terminal.wait_for("ready at unix:")
         terminal.keys(CTRL_C)
         terminal.wait_for("SIGINT: ending; no request was running")
-        assert terminal.process.wait(PATIENCE_S) == 0
+        assert terminal.wait_ended() == 0
         assert "Traceback" not in terminal.shown
     assert not (tmp_path / "s").exists()
 
@@ -59,7 +59,7 @@ def test_once_says_how_long_it_waits_and_twice_leaves(tmp_path):
             terminal.wait_for("finishing 1 requests, at most 600 s; taking no new ones; Ctrl-C again ends them now")
             terminal.keys(CTRL_C)
             terminal.wait_for("second signal: ending now")
-            terminal.process.wait(PATIENCE_S)
+            terminal.wait_ended()
             reader.join(PATIENCE_S)
         assert "Traceback" not in terminal.shown
     assert not (tmp_path / "s").exists()
@@ -72,7 +72,7 @@ def test_while_the_model_is_loaded_it_leaves_without_a_traceback(tmp_path, times
         terminal.wait_for(phase)
         for _ in range(times):
             terminal.keys(CTRL_C)
-        terminal.process.wait(PATIENCE_S)
+        terminal.wait_ended()
         assert "Traceback" not in terminal.shown
         assert "Exception ignored" not in terminal.shown
 

@@ -34,7 +34,7 @@ def server(default_model_source, tmp_path_factory) -> Iterator[ServerProcess]:
     keys.write_text(f"alice {KEYS['alice']}\nbob {KEYS['bob']} max_requests={MOST}\n")
     keys.chmod(0o600)
     settings = ["--api-key-file", str(keys), "--admin-api-key", "boss", "--responses-store", str(folder / "kept")]
-    patient = "--drain-timeout-s", str(PATIENCE_S)
+    patient = "--drain-timeout-s", str(PATIENCE_S), "--freeze-grace-s", str(PATIENCE_S)
     with ServerProcess("--api-workers", str(NUM_FRONTS), *patient, *settings) as running:
         yield running.wait_ready()
 
@@ -188,10 +188,10 @@ def test_a_killed_front_is_replaced_and_the_engine_ends_its_requests_and_no_othe
     counted = metric(server.url, name)
     os.kill(victim["pid"], signal.SIGKILL)
     lost = [stream for stream in streams if stream.join().status == GONE]
-    assert len(lost) == victim["num_running"]
+    assert 0 < len(lost) <= victim["num_running"]  # some may have ended before it was killed
     assert all(stream.ids == alone["output_ids"] for stream in streams if stream not in lost)
     wait_until(lambda: fronts(server)[1]["up"] and fronts(server)[1]["pid"] != victim["pid"], "it is replaced")
-    assert fronts(server)[1]["num_replacements"] == 1
+    assert fronts(server)[1]["num_replacements"] == victim["num_replacements"] + 1
     wait_until(lambda: call(server, "/status").json()["models"][0]["num_running"] == 0, "nothing runs")
     assert metric(server.url, name) >= counted  # what it had counted is not lost
     for stream in begin_on_all(server, LONG | seeded(5)):

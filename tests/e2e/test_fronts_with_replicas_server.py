@@ -3,7 +3,6 @@ run."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -23,7 +22,8 @@ BODY = {"text": TEXT, "sampling_params": PARAMS}
 
 @pytest.fixture(scope="module")
 def server(default_model_source) -> Iterator[ServerProcess]:
-    with ServerProcess("--api-workers", "2", "--replicas", "2") as running:
+    patient = "--freeze-grace-s", str(PATIENCE_S)
+    with ServerProcess("--api-workers", "2", "--replicas", "2", *patient) as running:
         yield running.wait_ready()
 
 
@@ -71,11 +71,15 @@ def test_a_killed_replica_loses_nothing_of_the_streams_of_both_fronts(server, ex
 def test_a_killed_front_takes_its_own_streams_along_and_no_others(server, expected):
     streams = begin(server)
     victim = status(server)["fronts"][1]
+
+    def is_another(front: dict) -> bool:
+        return front["up"] and front["pid"] != victim["pid"]
+
     os.kill(victim["pid"], signal.SIGKILL)
     lost = [stream for stream in streams if stream.join().status == GONE]
-    assert len(lost) == victim["num_running"]
+    assert 0 < len(lost) <= victim["num_running"]  # some may have ended before it was killed
     assert all(stream.ids == expected for stream in streams if stream not in lost)
-    wait_until(lambda: status(server)["fronts"][1]["up"], "it is replaced")
+    wait_until(lambda: is_another(status(server)["fronts"][1]), "it is replaced")
     again = begin(server)
     assert [stream.join().ids for stream in again] == [expected] * len(again)
 
@@ -121,8 +125,8 @@ def test_a_stopped_replica_is_noticed_by_every_front(server, expected):
     try:
         assert [stream.join().ids for stream in streams] == [expected] * len(streams)
     finally:
-        with contextlib.suppress(ProcessLookupError):  # it was replaced: the streams took longer than its grace
-            os.kill(pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
     wait_until(lambda: states(server) == ["healthy", "healthy"], "it answers")
+    assert engines(server)[0] == pid
     again = begin(server)
     assert [stream.join().ids for stream in again] == [expected] * len(again)

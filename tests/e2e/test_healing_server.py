@@ -20,8 +20,8 @@ from followers import (
     engines,
     follow_all,
     health,
+    kill_engine,
     streams,
-    wait_gone,
     wait_until,
     wait_well,
 )
@@ -52,6 +52,8 @@ def server(default_model_source) -> Iterator[ServerProcess]:
         "60",
         "--grammar-compile-timeout-s",
         "120",
+        "--freeze-grace-s",
+        str(PATIENCE_S),
     )
     with ServerProcess(*arguments, env={"PYTHONPATH": folder}) as running:
         running.wait_ready()
@@ -120,9 +122,7 @@ def test_a_stopped_engine_is_suspect_and_goes_on_where_it_was(server, undisturbe
 def test_three_kills_blame_nobody_while_outputs_grow(server, undisturbed):
     def kill() -> None:
         for _ in range(3):
-            os.kill(engine(server), signal.SIGKILL)
-            wait_until(lambda: health(server)[0] == 503, "it is noticed")
-            wait_well(server)
+            kill_engine(server)
 
     assert follow_all(server, STREAMS, kill) == undisturbed
 
@@ -179,4 +179,4 @@ def test_turns_of_a_session_outlive_the_engine(server):
             between()
         return found
 
-    assert turns(lambda: os.kill(engine(server), signal.SIGKILL) or wait_gone(server)) == turns(lambda: None)
+    assert turns(lambda: kill_engine(server)) == turns(lambda: None)

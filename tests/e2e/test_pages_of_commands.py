@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,10 +35,10 @@ def block_with(page: str, word: str) -> str:
     return block
 
 
-def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(script: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs lines of a shell, in which `tureen` is this one."""
     here = Path(sys.executable).parent
-    env = os.environ | {"PATH": f"{here}:{os.environ['PATH']}"}
+    env = os.environ | {"PATH": f"{here}:{os.environ['PATH']}"} | env
     return subprocess.run(["bash", "-ec", script], cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
@@ -126,6 +127,34 @@ def test_a_model_is_shown_with_what_it_needs_and_whether_it_fits(tmp_path):
     )
     assert needs, done.stdout
     assert re.search(r"memory +[\d.]+ GB free of [\d.]+ GB: it fits", done.stdout)
+
+
+def test_a_model_is_pulled_served_and_removed_by_its_name(default_model_source, tmp_path):
+    """In a cache of its own, where pulling finds it whole."""
+    package = default_model_source.path.parent
+    shutil.copytree(package, tmp_path / "cache" / "tureen" / package.parent.name / package.name)
+    own = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_RUNTIME_DIR": str(tmp_path)}
+    lines = block_with("models-by-name.md", "tureen pull").splitlines()
+    place = {line.split()[1]: line for line in lines}
+    assert list(place) == ["pull", "show", "serve", "list", "ps", "stop", "rm"]
+
+    def says(word: str) -> str:
+        done = run(place[word], tmp_path, **own)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    says("pull")
+    assert "97 MB" in says("show")
+    command = shlex.split(place["serve"], comments=True)[1:]
+    with ServerProcess("--port", "0", command=command, env=own) as server:
+        url = server.wait_ready().url
+        assert "smollm2:135m" in says("list")
+        assert url in says("ps")
+        assert says("stop").endswith("stopped\n")
+        assert server.process.wait(TIMEOUT_S) == 0
+    says("rm")
+    assert json.loads(run("tureen list --json", tmp_path, **own).stdout)["models"] == []
+    assert default_model_source.path.exists()
 
 
 def test_a_server_is_listed_and_stopped_by_name(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -99,6 +100,7 @@ def test_a_name_that_is_none_is_a_404_with_those_that_are(several):
 
 
 def test_the_banner_names_all_models(several):
+    wait_until(lambda: "  also " in several.output, "the line below the address")
     [line] = [line for line in several.lines if line.startswith("  also ")]
     assert "embedder, short" in line
 
@@ -208,9 +210,17 @@ def test_models_of_the_same_file_have_its_weights_in_memory_once(server, default
         assert second in check()
         for name in ("linked", default_model_source.path.stem):
             answered(httpx.post(f"{running.url}/models/unload", json={"model": name}, timeout=PATIENCE_S))
-        held = [file for file in Path(f"/proc/{running.process.pid}/fd").iterdir() if "weights" in str(file.readlink())]
-        assert [file.stat().st_blocks for file in held] == [0]
+        assert blocks_of_weights(running) == [0]
         assert generate(running.url, PROMPTS[0], model="linked") == alone[PROMPTS[0]]
+
+
+def blocks_of_weights(running: ServerProcess) -> list[int]:
+    """Of each file of weights that the server holds open, the blocks of memory that it takes."""
+    found = []
+    for file in Path(f"/proc/{running.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            found += [file.stat().st_blocks] if "weights" in str(file.readlink()) else []
+    return found
 
 
 def shared_bytes(running: ServerProcess) -> int:

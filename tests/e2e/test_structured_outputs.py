@@ -455,7 +455,7 @@ def test_an_abort_ends_a_request_whose_constraint_is_being_compiled(server):
         while not waiting.done():
             httpx.post(f"{server.url}/abort_request", json={"rid": "slow"}).raise_for_status()
         assert waiting.result()["meta_info"]["finish_reason"]["type"] == "abort"
-    assert metric(server.url, "sglang:num_grammar_queue_reqs") == 0
+    wait_until(lambda: metric(server.url, "sglang:num_grammar_queue_reqs") == 0, "an empty queue")
 
 
 def test_what_was_compiled_found_and_forced_is_counted(server, alone):

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import threading
+from types import SimpleNamespace
 
 import httpx
 import msgspec
@@ -111,8 +112,8 @@ def play(monkeypatch, tmp_path, faults):
                 await fronts.close()
                 await asyncio.gather(opening, return_exceptions=True)
 
-    def play(scenario):
-        with App() as app:
+    def play(scenario, **settings):
+        with App(**settings) as app:
             app.run(run(app, scenario))
 
     return play
@@ -239,6 +240,53 @@ def test_a_front_that_starts_is_told_what_has_changed_before_it_serves(play):
         await opening
 
     play(scenario)
+
+
+def test_a_front_that_starts_while_the_server_drains_is_told_before_it_serves_and_not_replaced(play):
+    async def scenario(state, fronts, started, opening):
+        await started[0].order()
+        fronts.drain()
+        asked = await started[0].asked()
+        assert (asked.number, asked.op) == (0, "drain")
+        assert not fronts.num_running  # nobody waits for one that does not serve
+        started[0].say(UP)
+        await opening
+        started[0].kill()
+        await fronts._tasks[0]
+        assert len(started) == 1
+
+    play(scenario)
+
+
+def test_a_front_that_stays_silent_for_longer_than_the_grace_is_replaced(play, monkeypatch):
+    async def scenario(state, fronts, started, opening):
+        await started[0].order()
+        started[0].say(UP)
+        await opening
+        fronts.share_with(PlayedServer())
+        monkeypatch.setattr(owner, "SILENT_S", -1.0)  # as if it had said nothing for long
+        await until(lambda: len(started) == 2)
+        assert started[0].has_ended.is_set()
+
+    play(scenario, freeze_grace_s=0.0)
+
+
+def test_the_time_in_which_the_owner_itself_stood_still_is_nobodys_silence(play, monkeypatch):
+    async def scenario(state, fronts, started, opening):
+        await started[0].order()
+        started[0].say(UP)
+        await opening
+        clock = [0.0]
+        monkeypatch.setattr(owner, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+        fronts._all[0].heard_s = 0.0
+        fronts.share_with(PlayedServer())
+        await until(lambda: len(fronts._tasks) == 2)
+        clock[0] = 1000.0
+        await until(lambda: fronts._all[0].is_covered)
+        assert fronts._all[0].silent_s <= 2 * owner.LOOK_S
+        assert not started[0].has_ended.is_set()
+
+    play(scenario, freeze_grace_s=5.0)
 
 
 def test_a_front_that_does_not_say_that_it_was_told_is_replaced_by_one_that_knows(play, monkeypatch):

@@ -93,6 +93,15 @@ def test_what_one_process_has_made_another_finds(shared):
     assert other.end() == 0
 
 
+def test_weights_that_were_there_for_one_who_looked_are_there_when_it_takes_them(shared):
+    """What was reckoned with them, such as the room for the KV cache, is right then."""
+    other = Other(shared, lambda weights: weights.take("origin", kernels, array))
+    assert shared.has("origin")
+    assert other.end() == 0
+    assert Other(shared, lambda weights: weights.free()).end() == 0
+    assert np.array_equal(shared.take("origin", kernels, never)["a"], VALUES)
+
+
 def test_weights_that_are_shared_cannot_be_written_to(shared):
     with pytest.raises(ValueError, match="read-only"):
         shared.take("origin", kernels, array)["a"][0] = 1

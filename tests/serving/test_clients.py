@@ -146,11 +146,12 @@ async def calling(client):
         await client.call("nope")
     answers = await asyncio.gather(*(client.call("stats") for _ in range(20)))
     assert len(answers) == 20
-    task = asyncio.create_task(collect(client, make_request("busy", max_new_tokens=20)))
+    task = asyncio.create_task(collect(client, make_request("busy", max_new_tokens=1000)))
     await until(lambda: client.stats.num_running == 1)
     with pytest.raises(InvalidRequest):
         await client.call("flush_cache")
-    assert (await task)[2].type == "length"
+    client.abort("busy")
+    assert (await task)[2].type == "abort"
 
 
 async def refusing(client):

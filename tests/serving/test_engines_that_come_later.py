@@ -146,11 +146,11 @@ def test_weights_that_were_exchanged_before_an_engine_came_are_its_own_too():
 
         client._streams.restore = restore
         client._give_up("nobody waits for it any longer")
-        await router.call("update_weights", number=7)
+        await router.call("update_weights", number=7, path="/nowhere")
         assert "nobody waits" in router.replicas[1].weights_fault
         await servers[1].engine.start()
         await until(lambda: states(router) == ["healthy", "healthy"])
-        assert asked == [{"number": 7}]
+        assert asked == [{"number": 7, "path": "/nowhere"}]
         await router.close()
         for server in servers:
             await server.close()

@@ -214,7 +214,7 @@ def test_processes_come_under_load_and_go_without_it(monkeypatch):
         await alone
         await until(lambda: states().count("unloaded") == 1, "one less")
         if states()[1] == "unloaded":
-            assert not Path(f"/proc/{pid}").exists()
+            await until(lambda: not Path(f"/proc/{pid}").exists(), "its process has ended")
         before, ids[:] = list(ids), []
         await follow()
         assert ids == before

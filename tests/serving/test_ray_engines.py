@@ -63,13 +63,22 @@ def no_delay(monkeypatch):
 
 
 def actors() -> list[int]:
-    """The processes of the actors, the oldest first."""
+    """The processes of the actors of this cluster, whose processes descend from this one, the oldest first."""
     found = []
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if place.read_bytes().startswith(b"ray::EngineHost"):
+            if place.read_bytes().startswith(b"ray::EngineHost") and os.getpid() in ancestors(int(place.parent.name)):
                 found.append(int(place.parent.name))
     return sorted(found)
+
+
+def ancestors(pid: int) -> list[int]:
+    """Raises OSError where one has ended meanwhile."""
+    found = []
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        found.append(pid)
+    return found
 
 
 @contextlib.asynccontextmanager

@@ -17,7 +17,7 @@ from remote_engines import DIGESTS, Followed, make_client, pid_of, place_of, ser
 from throwaway_ca import Authority
 
 from tureen.config import Config
-from tureen.errors import NotFound, StartupError
+from tureen.errors import NotFound, RequestFailed, StartupError
 from tureen.replicas import engine_server, greeting
 from tureen.replicas.engine_command import engine_context
 from tureen.replicas.greeting import Hello
@@ -133,6 +133,16 @@ def test_operations_reach_all_and_a_front_that_comes_back_does_not_repeat_them()
             wires[0].is_cut = False
             await until(lambda: states(router) == ["healthy"] * 2, "it is back")
             assert not servers[0].engine.stats.is_paused, "nobody has paused it again"
+
+    asyncio.run(scenario())
+
+
+def test_an_operation_that_fails_at_an_engine_in_a_way_that_nobody_expects_is_answered_all_the_same():
+    async def scenario():
+        async with served(1) as (_, (router,), _):
+            with pytest.raises(RequestFailed, match=r"update_weights failed at its engine: KeyError: 'path'"):
+                await router.call("update_weights", number=2)  # which no server does
+            assert type(await router.call("flush_cache")) is int
 
     asyncio.run(scenario())
 

@@ -193,12 +193,25 @@ def test_gathered_tokens_come_by_themselves():
     asyncio.run(scenario())
 
 
+def test_a_front_looks_at_how_busy_it_is_only_while_streams_ask(monkeypatch):
+    monkeypatch.setattr("tureen.serving.gathering.LOOK_S", 0.0)
+
+    async def scenario():
+        gathering = Gathering()
+        for _ in range(2):
+            gathering.judge(0.9)
+            assert gathering.is_wanted()
+            await until(lambda: gathering._timer is None)
+            assert not gathering.is_busy
+
+    asyncio.run(scenario())
+
+
 def test_a_thread_that_computes_is_seen_to_be_busy():
     async def scenario():
         gathering = Gathering()
-        gathering.begin()
-        await busy_until(lambda: gathering.is_busy)
-        await until(lambda: not gathering.is_busy)
+        await busy_until(gathering.is_wanted)
+        await until(lambda: not gathering.is_wanted())
 
     async def busy_until(condition):
         while not condition():

@@ -113,6 +113,14 @@ QuotaMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=3
 test_pages_in_files_against_a_list = QuotaMachine.TestCase
 
 
+def test_a_page_that_two_write_at_once_is_counted_once(tmp_path):
+    """Both have looked before either wrote."""
+    for files in (_files(tmp_path), _files(tmp_path)):
+        assert files.write(_key(1), _page(1)) == 0
+    assert files.num_bytes == sum(path.stat().st_size for path in _all(tmp_path)) == FILE_BYTES
+    assert _read(files, 1) == bytes(_page(1))
+
+
 @pytest.mark.parametrize("at", range(0, FILE_BYTES, 7))
 def test_a_page_with_one_wrong_bit_is_not_there_any_more(tmp_path, at):
     files = _files(tmp_path)

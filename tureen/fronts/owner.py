@@ -63,6 +63,7 @@ class FrontProcess:
         self.is_up = False
         self.is_covered = False  # the owner takes its connections
         self.heard_s = 0.0  # when it spoke last, by the monotonic clock
+        self.silent_s = 0.0  # seconds for which it has been away, as far as the owner itself ran
         self.num_replacements = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._wire: Wire | None = None
@@ -124,6 +125,12 @@ class FrontProcess:
         if self._wire is not None and not self.is_up:
             self._wire.send(Ask(0, "facts", {"facts": msgspec.to_builtins(facts)}))
         return self.ask("facts", facts=msgspec.to_builtins(facts))
+
+    def drain(self) -> asyncio.Future[Any]:
+        """Has it take no new requests: one that starts, from its first moment on."""
+        if self._wire is not None and not self.is_up:
+            self._wire.send(Ask(0, "drain"))
+        return self.ask("drain")
 
     def kill(self) -> None:
         """Ends it at once; `run` hears of it."""
@@ -197,7 +204,7 @@ class Fronts:
         self._passing: asyncio.Server | None = None
         self._calls: set[asyncio.Task[None]] = set()
         self._told_failure: str | None = None  # of the engine
-        self._draining: list[asyncio.Future[Any]] = []  # done where a front takes no new requests
+        self._draining: list[asyncio.Future[Any]] | None = None  # once it drains: done where a front knows
         self._all = [
             FrontProcess(Order(config, number, str(folder), factory, self._told), listener)
             for number, listener in enumerate(listeners, start=1)
@@ -253,7 +260,7 @@ class Fronts:
         """Requests of the other fronts that have not ended, as they said last. One that is still to hear that it drains
         may have taken another."""
         told = sum(front.figures.num_running for front in self._all if front.is_up)
-        return told + sum(not future.done() for future in self._draining)
+        return told + sum(not future.done() for future in self._draining or ())
 
     @property
     def num_asked(self) -> int:
@@ -299,8 +306,8 @@ class Fronts:
         """Does nothing: they have started before the server takes requests."""
 
     def drain(self) -> None:
-        """Has the others take no new requests."""
-        self._draining = [front.ask("drain") for front in self._all]
+        """Has the others take no new requests. One that ends now is not replaced."""
+        self._draining = [front.drain() for front in self._all]
 
     async def close(self) -> None:
         """Ends the others."""
@@ -321,7 +328,7 @@ class Fronts:
             began_s = loop.time()
             await front.run(self._facts)
             fault = front.fault
-            if self._is_closing or (fault and not self._is_open):
+            if self._is_closing or self._draining is not None or (fault and not self._is_open):
                 return
             if fault:
                 log.error("front %d: %s", front.order.number, fault)
@@ -334,9 +341,13 @@ class Fronts:
                 await asyncio.sleep(delay_s)
 
     async def _look(self, server: Accepting) -> None:
-        """Sees to it, again and again, that somebody takes the connections of all fronts, and that all know when no
-        engine is to be expected."""
+        """Sees to it, again and again, that somebody takes the connections of all fronts, that none stays frozen, and
+        that all know when no engine is to be expected."""
+        before_s = time.monotonic()
         while True:
+            now_s = time.monotonic()
+            self._end_frozen(min(now_s - before_s, 2 * LOOK_S))  # more than that it was this process that slept
+            before_s = now_s
             for front in self._all:
                 if front.is_away and not front.is_covered and front.listener.family != socket.AF_UNIX:
                     with contextlib.suppress(OSError):  # no descriptor is left; there may be one at the next look
@@ -351,6 +362,14 @@ class Fronts:
                 for front in self._all:
                     front.ask("down", reason=failure)
             await asyncio.sleep(LOOK_S)
+
+    def _end_frozen(self, seconds: float) -> None:
+        """Ends fronts that have not spoken for --freeze-grace-s, after so many seconds in which they could have."""
+        for front in self._all:
+            front.silent_s = front.silent_s + seconds if front.is_up and front.is_away else 0.0
+            if front.silent_s > self._state.context.config.freeze_grace_s:
+                log.error("front %d is stopped, or does not get to run: another one starts", front.order.number)
+                front.kill()
 
     async def _look_at_replicas(self, router: Router) -> None:
         """Has all fronts know, again and again, which replicas are there, and what each has to do for the others."""

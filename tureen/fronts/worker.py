@@ -142,7 +142,8 @@ class OrderTaker:
             case "drain":
                 self._state.lifecycle.drain()
                 self._period_s = DRAINING_S
-                self.tell()
+                if self._server.started:  # before, its first report says that it does
+                    self.tell()
             case "reload":
                 self._server.reload()
             case "end":

@@ -91,8 +91,9 @@ class Traced:
             _note_status(span, 500)
             raise
         finally:
-            span.set_attribute("tureen.request_id", call.request_id)
-            span.end()
+            if not call.is_elsewhere:  # else the front that answers the call has its span; this one is told to nobody
+                span.set_attribute("tureen.request_id", call.request_id)
+                span.end()
 
     def _begin(self, scope: Scope) -> Span:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}

@@ -9,6 +9,7 @@ import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -335,15 +336,23 @@ class Front:
         if call.op in ("hold", "let_go"):
             self._has_hold = call.op == "hold"
         try:
-            value = await self._server.engine.call(call.op, **call.args)
+            result = CallResult(call.number, await self._value_of(call))
         except errors.TureenError as error:
-            self.say(CallResult(call.number, error=failed(error)))
-            return
-        if call.op == "update_weights" and "path" in call.args:
+            result = CallResult(call.number, error=failed(error))
+        except Exception as error:  # an edge: who has asked is to hear of it, whatever it is
+            log.exception("operation %s failed", call.op)
+            reason = f"the operation {call.op} failed at its engine: {type(error).__name__}: {error}"
+            result = CallResult(call.number, error=failed(errors.RequestFailed(reason)))
+        self.say(result)
+
+    async def _value_of(self, call: ControlCall) -> Any:
+        """Has the engine do what an operator wants, and notes what fronts that come later are to know of it."""
+        value = await self._server.engine.call(call.op, **call.args)
+        if call.op == "update_weights":
             await self._server.note_weights(call.args["path"])
         if call.op in ("load_adapter", "unload_adapter") and isinstance(value, dict):
             self._server.note_adapters(value)
-        self.say(CallResult(call.number, value))
+        return value
 
     def _named(self, request_id: str) -> str:
         return f"{self.number}/{request_id}"

@@ -50,10 +50,14 @@ class SharedWeights:
         self._lock = threading.Lock()
 
     def has(self, origin: str) -> bool:
-        """Says whether the weights of this origin are there. See packed_copy.origin_of."""
+        """Says whether the weights of this origin are there, which then stay until this process takes or frees them.
+        See packed_copy.origin_of."""
         with self._turn():
             header = self._header()
-        return header is not None and header.origin == origin
+            is_there = header is not None and header.origin == origin
+            if is_there:
+                fcntl.lockf(self.descriptor, fcntl.LOCK_SH, 1, USE)
+        return is_there
 
     def take(self, origin: str, kernels: ModuleType, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Returns the weights of this origin by name: those that are there; else what `make` returns, moved there.

@@ -28,10 +28,17 @@ class Gathering:
         self.is_busy = False
         self._waiting: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._is_asked = False  # by a stream since the last look
         self._before_s = self._before_busy_s = 0.0
 
+    def is_wanted(self) -> bool:
+        """Says whether a stream is to gather. As long as streams ask, it looks at how busy this thread is."""
+        self.begin()
+        return self.is_busy
+
     def begin(self) -> None:
-        """Begins to look at how busy this thread is; does nothing where it does already."""
+        """Begins to look at how busy this thread is, until no stream asks any more."""
+        self._is_asked = True
         if self._timer is None:
             self._before_s, self._before_busy_s = time.monotonic(), _busy_s()
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
@@ -52,6 +59,10 @@ class Gathering:
             wake()
 
     def _look(self) -> None:
+        if not self._is_asked:
+            self._timer, self.is_busy = None, False
+            return
+        self._is_asked = False
         now_s, busy_s = time.monotonic(), _busy_s()
         self.judge((busy_s - self._before_busy_s) / (now_s - self._before_s))
         self._before_s, self._before_busy_s = now_s, busy_s

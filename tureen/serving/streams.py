@@ -162,7 +162,7 @@ class _Stream:
         if self._watch is not None:
             self._watch(len(delta.token_ids))
         self.has_ended = delta.finish is not None
-        if self._gathering is not None and self._gathering.is_busy and self._has_begun and not self.has_ended:
+        if self._gathering is not None and self._gathering.is_wanted() and self._has_begun and not self.has_ended:
             self._gather(self._gathering)
         elif self._num_tokens >= self._interval or not self._has_begun or self.has_ended:
             self._wake()

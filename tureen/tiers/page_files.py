@@ -109,12 +109,13 @@ class PageFiles:
             if usage.num_bytes + self.file_bytes > self._max_bytes:
                 num_evicted = self._make_room(usage, self.file_bytes)
             usage.num_bytes += self.file_bytes
+        is_new = False
         try:
-            self._write(path, key, page)
-        except OSError:
-            with suppress(OSError), self._usage() as usage:
-                usage.num_bytes -= self.file_bytes
-            raise
+            is_new = self._write(path, key, page)
+        finally:
+            if not is_new:
+                with suppress(OSError), self._usage() as usage:
+                    usage.num_bytes -= self.file_bytes
         return num_evicted
 
     def touch(self, keys: Iterable[bytes]) -> None:
@@ -137,7 +138,8 @@ class PageFiles:
         name = key.hex()
         return f"{self._folder}/{name[:2]}/{name}"  # not by Path: the engine's thread looks for each page of a prompt
 
-    def _write(self, path: str, key: bytes, page: memoryview) -> None:
+    def _write(self, path: str, key: bytes, page: memoryview) -> bool:
+        """Writes a page; returns False where another writer of it was first. Raises OSError."""
         part = Path(path).with_name(f".{os.getpid()}-{next(self._numbers)}{PART}")
         part.parent.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -147,7 +149,10 @@ class PageFiles:
                     rest = piece
                     while rest:
                         rest = rest[file.write(rest) :]
-            os.rename(part, path)  # others see the whole file or none
+            with self._usage():  # one writer at a time
+                is_new = not os.path.exists(path)
+                os.rename(part, path)  # others see the whole file or none
+            return is_new
         except BaseException:
             part.unlink(missing_ok=True)
             raise

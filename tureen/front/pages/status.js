@@ -205,13 +205,13 @@ function tell(text) {
 async function ask(path) {
   const key = byId("key").value;
   const response = await fetch(path, { headers: key ? { Authorization: `Bearer ${key}` } : {}, cache: "no-store" });
-  if (response.ok) return response.json();
+  if (response.ok) return response;
   const error = await response.json().then((body) => body.error.message, () => response.statusText);
   throw Object.assign(new Error(error), { status: response.status });
 }
 
 async function showUse() {
-  const answer = await ask("usage"), rows = answer.clients.map((one) => line([one.client || "(no name)", ...["requests", "failed", "prompt_tokens", "cached_tokens", "output_tokens"].map((name) => count(one[name]))]));
+  const answer = await (await ask("usage")).json(), rows = answer.clients.map((one) => line([one.client || "(no name)", ...["requests", "failed", "prompt_tokens", "cached_tokens", "output_tokens"].map((name) => count(one[name]))]));
   const link = make("button", { type: "button", textContent: "Save as CSV", onclick: saveUse });
   if (!byId("use")) byId("models").append(make("section", { id: "use", "aria-label": "Clients" }));
   const shown = rows.length ? table("Use by client", ["client", "requests", "failed", "prompt tokens", "cached", "output tokens"], rows) : make("p", { textContent: "None yet." });
@@ -219,10 +219,12 @@ async function showUse() {
 }
 
 async function saveUse() {
-  const key = byId("key").value, response = await fetch("usage?format=csv", { headers: key ? { Authorization: `Bearer ${key}` } : {} });
-  const address = URL.createObjectURL(await response.blob());
-  make("a", { href: address, download: "usage.csv" }).click();
-  URL.revokeObjectURL(address);
+  try {
+    const address = URL.createObjectURL(await (await ask("usage?format=csv")).blob());
+    make("a", { href: address, download: "usage.csv" }).click();
+    URL.revokeObjectURL(address);
+  }
+  catch (error) { byId("use").append(make("p", { role: "alert", textContent: `The use was not saved: ${error.message}` })); }
 }
 
 async function look() {
@@ -230,7 +232,7 @@ async function look() {
   if (isPaused || document.hidden) return;
   const after = known.size ? Math.min(...[...known.values()].map((view) => (view.samples.length ? view.samples[view.samples.length - 1].number : 0))) : 0;
   try {
-    const answer = await ask(`status/live?after=${after}`);
+    const answer = await (await ask(`status/live?after=${after}`)).json();
     show(answer);
     if (answer.is_admin && looks++ % 5 === 0) await showUse();
   }

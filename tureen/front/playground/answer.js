@@ -9,7 +9,8 @@ import { fullBody, MAX_EXPLAINED, parsedTools, routeOf } from "./request.js";
 import { before, hasPictures, messages, prompt } from "./conversation.js";
 
 const explanations = new Map(); // node id -> token index -> explanation; not kept: it can be asked for again
-const promptIds = new Map(); // node id -> token ids of its prompt
+const promptIds = new Map(); // node id -> token ids of its prompt, of those that were used last
+const MOST_PROMPTS = 64;
 
 /** Returns what an answer is to be made with: the conversation's settings as they are now. */
 export function making(conversation, explain = true) {
@@ -75,7 +76,7 @@ function take(chunk, nodeOf, sentAt, onChange) {
   for (const choice of chunk.choices) {
     const node = nodeOf(choice.index);
     const ids = chunk.prompt_token_ids || choice.prompt_token_ids;
-    if (ids && !node.made.kept.length) promptIds.set(node.id, ids);
+    if (ids && !node.made.kept.length) keepPrompt(node.id, ids);
     const delta = choice.delta || { content: choice.text };
     if (node.state === "waiting") node.state = "running";
     node.text += delta.content || "";
@@ -158,16 +159,26 @@ export async function explanationOf(conversation, node, index) {
   return known.get(index) ?? null;
 }
 
+function keepPrompt(id, ids) {
+  promptIds.delete(id); // what is set again comes last
+  promptIds.set(id, ids);
+  if (promptIds.size > MOST_PROMPTS) promptIds.delete(promptIds.keys().next().value);
+}
+
 /** Returns the token ids of the prompt that leads to `node`. */
 export async function promptIdsOf(conversation, node) {
-  if (promptIds.has(node.id)) return promptIds.get(node.id);
+  const known = promptIds.get(node.id);
+  if (known) {
+    keepPrompt(node.id, known);
+    return known;
+  }
   const nodes = before(conversation, node), tools = parsedTools(node.made.tools);
   if (hasPictures(nodes)) return [];
   const body = conversation.mode === "chat"
     ? { messages: messages(nodes, node.made.system), ...(tools.length ? { tools, tool_choice: node.made.toolChoice } : {}) }
     : { prompt: prompt(nodes) };
   const { tokens } = await ask("v1/tokenize", { ...named(node.made.model), ...body });
-  promptIds.set(node.id, tokens);
+  keepPrompt(node.id, tokens);
   return tokens;
 }
 

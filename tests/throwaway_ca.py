@@ -22,6 +22,18 @@ HOUR = datetime.timedelta(hours=1)
 VALID, EXPIRED, FUTURE = (-1, 1), (-2, -1), (1, 2)
 """From when to when something is valid, in hours from now."""
 
+SIGNS = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
+
 
 class Pair(NamedTuple):
     """Files of a certificate and its key."""
@@ -41,8 +53,9 @@ class Authority:
         builder = _builder(self.subject, self._key, valid).add_extension(
             x509.BasicConstraints(ca=True, path_length=None), critical=True
         )
+        builder = builder.add_extension(SIGNS, critical=True)
         parent = issuer or self
-        signed = builder.issuer_name(parent.subject).sign(parent._key, SHA256())
+        signed = parent._sign(builder)
         self.cert = _write(folder / f"{name}.pem", signed.public_bytes(Encoding.PEM))
         parent._serials[self.cert] = signed.serial_number
 
@@ -55,12 +68,17 @@ class Authority:
         if for_server:
             names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        signed = builder.issuer_name(self.subject).sign(self._key, SHA256())
+        signed = self._sign(builder)
         encryption = NoEncryption() if password is None else BestAvailableEncryption(password.encode())
         secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
         cert = _write(self._folder / f"{name}.pem", signed.public_bytes(Encoding.PEM))
         self._serials[cert] = signed.serial_number
         return Pair(cert, _write(self._folder / f"{name}.key.pem", secret))
+
+    def _sign(self, builder: x509.CertificateBuilder) -> x509.Certificate:
+        """Names the key that signs, which Python's default contexts ask for from 3.13 on."""
+        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        return builder.add_extension(signer, critical=False).issuer_name(self.subject).sign(self._key, SHA256())
 
     def revoke(self, *holders: Pair | Authority, name: str = "crl", valid=VALID) -> str:
         """The file of a list that revokes exactly the certificates of `holders`."""
@@ -76,7 +94,8 @@ def _builder(subject, key, valid) -> x509.CertificateBuilder:
     start, end = _times(valid)
     builder = x509.CertificateBuilder().subject_name(subject).public_key(key.public_key())
     builder = builder.serial_number(x509.random_serial_number())
-    return builder.not_valid_before(start).not_valid_after(end)
+    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    return builder.not_valid_before(start).not_valid_after(end).add_extension(own, critical=False)
 
 
 def _times(valid) -> tuple[datetime.datetime, datetime.datetime]:

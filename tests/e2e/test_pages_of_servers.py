@@ -141,6 +141,7 @@ def test_a_client_with_a_certificate_is_answered_and_a_certificate_can_be_revoke
     block = block_with("security.md", "openssl req -x509")
     make, _, rest = block.partition("tureen serve")
     run(make, tmp_path)
+    run("openssl verify -x509_strict -CAfile ca.pem server.pem client.pem", tmp_path)  # as Python does from 3.13 on
     with ServerProcess(*flags_of(block), cwd=tmp_path) as server:
         port = re.search(r"https://\S+:(\d+)", server.wait_started().output)[1]
         ask = rest.partition("\n")[2].replace("localhost:30000", f"localhost:{port}")

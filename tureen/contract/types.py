@@ -20,6 +20,9 @@ Pooling = Literal["mean", "cls"]
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
+EngineRole = Literal["prefill", "decode", "both"]
+"""The work of one engine of several: it computes long prompts, whose pages others read; it answers; or both."""
+
 NO_TOKEN = -1
 """Stands in a prompt's token ids in place of a token that the client gave as an embedding."""
 

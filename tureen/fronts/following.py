@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from tureen.config import Config
-from tureen.contract.types import FromEngine
+from tureen.contract.types import EngineRole, FromEngine
 from tureen.errors import StartupError
 from tureen.fronts.joining import WAIT_S, JoinedHost, JoinedStreams
 from tureen.replicas.replica import OnTurn, ReplicaClient
 from tureen.replicas.router import MakeClient, Router
 from tureen.replicas.start import door_of, remote_clients, remote_engines, role_of
-from tureen.serving.client import ReplicaFacts, Role
+from tureen.serving.client import ReplicaFacts
 from tureen.serving.healing import Lose
 
 
@@ -40,7 +40,7 @@ def clients_of(config: Config, folder: Path, count: int) -> list[MakeClient]:
     ]
 
 
-def _joined_client(config: Config, door: str, role: Role, on_turn: OnTurn) -> ReplicaClient:
+def _joined_client(config: Config, door: str, role: EngineRole, on_turn: OnTurn) -> ReplicaClient:
     def make_host(_: int, receive: Callable[[FromEngine], None], lose: Lose) -> JoinedHost:
         return JoinedHost(door, receive, lose)
 

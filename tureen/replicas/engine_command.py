@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tureen.build import find_model
 from tureen.config import Config
-from tureen.contract.types import FromEngine
+from tureen.contract.types import EngineRole, FromEngine
 from tureen.errors import StartupError
 from tureen.http.tls import load_context
 from tureen.log import Progress, get_logger, set_up_logging
@@ -18,14 +18,13 @@ from tureen.replicas.greeting import digests_of
 from tureen.replicas.remote import EngineAddress, parse_address
 from tureen.replicas.start import FACTORY, with_room
 from tureen.serving.child import BuildOrder
-from tureen.serving.client import Role
 from tureen.serving.process import ProcessHost
 from tureen.terminal import PhaseDisplay
 
 log = get_logger("replicas")
 
 
-def serve_engine(config: Config, listen: str, role: Role) -> int:
+def serve_engine(config: Config, listen: str, role: EngineRole) -> int:
     """Serves fronts until a signal. Raises StartupError."""
     if role != "both" and config.kv_disk is None:
         raise StartupError(
@@ -53,7 +52,7 @@ def engine_context(config: Config, address: EngineAddress) -> ssl.SSLContext | N
     return context
 
 
-async def _serve(config: Config, address: EngineAddress, context: ssl.SSLContext | None, role: Role) -> int:
+async def _serve(config: Config, address: EngineAddress, context: ssl.SSLContext | None, role: EngineRole) -> int:
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -67,7 +66,11 @@ async def _serve(config: Config, address: EngineAddress, context: ssl.SSLContext
 
 
 async def start_engine(
-    config: Config, address: EngineAddress, context: ssl.SSLContext | None, progress: Progress, role: Role = "both"
+    config: Config,
+    address: EngineAddress,
+    context: ssl.SSLContext | None,
+    progress: Progress,
+    role: EngineRole = "both",
 ) -> EngineServer:
     """Finds the model and listens. The engine is to be started after that. Raises StartupError."""
     model = await asyncio.to_thread(find_model, config, progress=progress)

@@ -21,6 +21,7 @@ from tureen.contract.types import (
     ControlCall,
     EngineFailed,
     EngineReady,
+    EngineRole,
     FromEngine,
     OutputDelta,
     StepReport,
@@ -42,7 +43,6 @@ from tureen.replicas.remote import CONNECT_S, EngineAddress, keep_alive
 from tureen.replicas.replica import ReplicaClient
 from tureen.sandbox.framing import MAX_MESSAGE_BYTES, framed
 from tureen.serving.child import PING
-from tureen.serving.client import Role
 from tureen.serving.engine_socket import read_frame
 from tureen.serving.healing import MakeHost, State
 from tureen.serving.journal import Journal
@@ -120,7 +120,7 @@ class EngineServer:
         self,
         make_host: MakeHost,
         digests: ModelDigests,
-        role: Role = "both",
+        role: EngineRole = "both",
         *,
         watchdog_timeout_s: float,
         freeze_grace_s: float,

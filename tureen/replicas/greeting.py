@@ -10,8 +10,7 @@ import msgspec
 
 from tureen import __version__
 from tureen.build import Model
-from tureen.contract.types import FromEngine
-from tureen.serving.client import Role
+from tureen.contract.types import EngineRole, FromEngine
 from tureen.serving.pixels import ToChild
 from tureen.weights.source import weights_digest
 
@@ -37,7 +36,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     engine_id: str  # equal as long as the engine keeps what operators did to it
     weights: str
     tokenizer: str
-    role: Role
+    role: EngineRole
 
 
 class GreetingRefusal(msgspec.Struct, frozen=True, tag="refusal"):

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import msgspec
 
 from tureen import errors
-from tureen.contract.types import ControlCall, EngineInfo, EngineReady, FromEngine, Submit, ToEngine
+from tureen.contract.types import ControlCall, EngineInfo, EngineReady, EngineRole, FromEngine, Submit, ToEngine
 from tureen.log import get_logger
 from tureen.replicas.greeting import MAX_GREETING_BYTES, RESTART, GreetingRefusal, ModelDigests, Welcome, hello
 from tureen.replicas.replica import OnTurn, ReplicaClient
 from tureen.sandbox.framing import MAX_MESSAGE_BYTES, framed
-from tureen.serving.client import ReplicaFacts, Role
+from tureen.serving.client import ReplicaFacts
 from tureen.serving.engine_socket import EngineSocket, read_frame
 from tureen.serving.healing import Host, Lose
 from tureen.serving.streams import Streams
@@ -91,7 +91,7 @@ class RemoteEngine:
         self.digests = digests
         self.context = context
         self.engine_id = ""  # of the engine that is in the state that this front knows
-        self.role: Role = "both"  # as it said last
+        self.role: EngineRole = "both"  # as it said last
 
 
 class RemoteHost:
@@ -230,7 +230,7 @@ class RemoteClient(ReplicaClient):
         return self._place.engine_id
 
     @property
-    def role(self) -> Role:  # type: ignore[override]
+    def role(self) -> EngineRole:  # type: ignore[override]
         return self._place.role
 
     def follow(self, facts: ReplicaFacts) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from tureen.contract.types import EngineHealth, EngineStats, GenerateRequest
+from tureen.contract.types import EngineHealth, EngineRole, EngineStats, GenerateRequest
 from tureen.replicas.company import Company
-from tureen.serving.client import ReplicaFacts, Role
+from tureen.serving.client import ReplicaFacts
 from tureen.serving.healing import TICK_S, HealingClient, MakeHost, State
 from tureen.serving.process import ProcessHost
 from tureen.serving.streams import Live, Streams, Watch
@@ -36,7 +36,7 @@ class ReplicaClient(HealingClient):
     engine_id = ""
     """Tells an engine elsewhere that is in the state that it is to be in from others."""
 
-    role: Role = "both"
+    role: EngineRole = "both"
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class Replica:
         return str(self.number)
 
     @property
-    def role(self) -> Role:
+    def role(self) -> EngineRole:
         return self.client.role
 
     @property

@@ -106,9 +106,8 @@ class Router:
                     raise errors.StartupError(self.failure)
                 await asyncio.sleep(LOOK_S)
             for replica in self.replicas:
-                replica.client.info = (
-                    replica.client.info if replica.client in there else there[0].info
-                )  # until it tells
+                if replica.client not in there:
+                    replica.client.info = there[0].info  # until it tells
             self._open([client.info for client in there])
         except BaseException:
             await self.close()

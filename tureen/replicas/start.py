@@ -13,7 +13,7 @@ import msgspec
 
 from tureen.build import Model, may_load_torch
 from tureen.config import Config
-from tureen.contract.types import FromEngine
+from tureen.contract.types import EngineRole, FromEngine
 from tureen.devices import cpu
 from tureen.devices.base import may_have_cuda
 from tureen.errors import StartupError
@@ -28,7 +28,6 @@ from tureen.replicas.replica import OnTurn, OpenReplicaClient, ReplicaClient
 from tureen.replicas.router import MakeClient, Router
 from tureen.sandbox.budget import helper_bytes
 from tureen.serving.child import BuildOrder
-from tureen.serving.client import Role
 from tureen.serving.process import ProcessHost
 from tureen.serving.unblamed import UnblamedStreams
 
@@ -207,7 +206,7 @@ def door_of(folder: Path, number: int) -> str:
     return str(folder / f"engine-{number}")
 
 
-def role_of(config: Config, number: int) -> Role:
+def role_of(config: Config, number: int) -> EngineRole:
     """Returns the role of a replica in a process of this machine."""
     if not config.prefill_replicas:
         return "both"
@@ -215,7 +214,7 @@ def role_of(config: Config, number: int) -> Role:
 
 
 def make_client(
-    config: Config, factory: str, on_turn: OnTurn, *, door: str | None = None, role: Role = "both"
+    config: Config, factory: str, on_turn: OnTurn, *, door: str | None = None, role: EngineRole = "both"
 ) -> ReplicaClient:
     """Makes the client of one replica. factory: "module:function" that makes its engine. door: see BuildOrder."""
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from tureen.contract.types import EngineHealth, EngineInfo, EngineStats, GenerateRequest, OutputDelta
+from tureen.contract.types import EngineHealth, EngineInfo, EngineRole, EngineStats, GenerateRequest, OutputDelta
 from tureen.serving.streams import Interval, Watch
-
-Role = Literal["prefill", "decode", "both"]
-"""The work of one engine of several: it computes long prompts, whose pages others read; it answers; or both."""
 
 
 class ReplicaFacts(msgspec.Struct, frozen=True):
@@ -33,7 +30,7 @@ class ReplicaView(Protocol):
     weights_fault: str  # why it got the newest weights by a restart; "" = it did not
 
     @property
-    def role(self) -> Role: ...
+    def role(self) -> EngineRole: ...
 
     @property
     def health(self) -> EngineHealth: ...

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from typing import get_args
 
 from tureen.cli.flags import CommandParser, add_config, load_config, tell_unknown_variables
+from tureen.contract.types import EngineRole
 
 HELP = "run an engine for servers on other machines (tureen serve --replicas tcp://HOST:PORT)"
 GROUPS = ("model", "sampling", "scheduling", "logging")
-ROLES = ("prefill", "decode", "both")
 TLS = {
     "--tls-cert": "PEM file with the engine's certificate chain",
     "--tls-key": "PEM file with the private key of --tls-cert",
@@ -23,7 +24,9 @@ def add_flags(parser: CommandParser) -> None:
     """Adds the model, where to listen, and a flag for each setting of an engine."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help="the model, as --model-path names it")
     parser.add_argument("--listen", metavar="HOST:PORT", default="127.0.0.1:7000", help="where servers find it")
-    parser.add_argument("--role", choices=ROLES, default="both", help="what servers give it: docs/scaling.md")
+    parser.add_argument(
+        "--role", choices=get_args(EngineRole), default="both", help="what servers give it: docs/scaling.md"
+    )
     for flag, text in TLS.items():
         parser.add_argument(flag, dest=flag[2:].replace("-", "_"), metavar="FILE", default=argparse.SUPPRESS, help=text)
     add_config(parser, takes_lists=True, groups=GROUPS)

@@ -168,3 +168,16 @@ class World(Hosts):
     async def close(self):
         await self.client.close()
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+
+def answers_undisturbed(requests):
+    """What one engine answers that nothing happens to, by request id."""
+
+    async def scenario():
+        world = await World().start()
+        world.submit(*requests)
+        await world.finish()
+        await world.close()
+        return {name: world.answer(name) for name in world.tasks}
+
+    return asyncio.run(scenario())

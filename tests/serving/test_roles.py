@@ -10,7 +10,7 @@ import pytest
 import resumable_requests
 from fake_engine import make_engine
 from resumable_requests import request
-from stepped_host import World
+from stepped_host import answers_undisturbed
 from stepped_replicas import Worlds
 
 from tureen.contract.types import LogprobSpec
@@ -79,15 +79,7 @@ def requests():
 @pytest.fixture(scope="module")
 def undisturbed():
     """What one engine answers, without a router."""
-
-    async def scenario():
-        world = await World().start()
-        world.submit(*requests())
-        await world.finish()
-        await world.close()
-        return {name: world.answer(name) for name in world.tasks}
-
-    return asyncio.run(scenario())
+    return answers_undisturbed(requests())
 
 
 def outputs(answers):
@@ -203,30 +195,18 @@ def test_outputs_are_the_same_when_the_only_one_that_answers_is_lost(undisturbed
     assert len(worlds.places[1].hosts) == 2
 
 
-def test_without_one_for_prompts_those_that_answer_compute():
+@pytest.mark.parametrize("drained", [0, 1], ids=["prefill", "decode"])
+def test_without_one_of_a_role_the_other_computes_and_answers(drained):
     async def scenario():
         worlds = await RoledWorlds("prefill", "decode").start()
-        drain(0)(worlds)
+        drain(drained)(worlds)
         worlds.submit(request("long", LONG))
         await worlds.finish()
         await worlds.close()
         return worlds
 
     worlds = asyncio.run(scenario())
-    assert (worlds.tokens(0), worlds.tokens(1)) == (0, len(LONG))
-
-
-def test_without_one_that_answers_the_one_for_prompts_does():
-    async def scenario():
-        worlds = await RoledWorlds("prefill", "decode").start()
-        drain(1)(worlds)
-        worlds.submit(request("long", LONG))
-        await worlds.finish()
-        await worlds.close()
-        return worlds
-
-    worlds = asyncio.run(scenario())
-    assert (worlds.tokens(0), worlds.tokens(1)) == (len(LONG), 0)
+    assert (worlds.tokens(drained), worlds.tokens(1 - drained)) == (0, len(LONG))
 
 
 def test_a_request_that_is_aborted_while_its_prompt_is_computed_ends_and_leaves_nothing():

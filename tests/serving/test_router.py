@@ -8,7 +8,7 @@ import pytest
 import resumable_requests
 from fake_engine import make_engine
 from resumable_requests import request
-from stepped_host import World
+from stepped_host import answers_undisturbed
 from stepped_replicas import Worlds
 
 from tureen.contract.params import SamplingParams
@@ -34,15 +34,7 @@ def requests():
 @pytest.fixture(scope="module")
 def undisturbed():
     """What one engine answers, without a router."""
-
-    async def scenario():
-        world = await World().start()
-        world.submit(*requests())
-        await world.finish()
-        await world.close()
-        return {name: world.answer(name) for name in world.tasks}
-
-    return asyncio.run(scenario())
+    return answers_undisturbed(requests())
 
 
 @pytest.fixture(params=["resumed", "repeated"])

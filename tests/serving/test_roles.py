@@ -160,6 +160,12 @@ def test_a_long_prompt_is_computed_by_the_one_for_prompts_and_a_short_one_is_not
     assert [answer["usage"].cached_tokens for answer in answers] == [0, 0]
 
 
+def test_a_replica_that_reads_a_prompt_is_not_taken_for_busy_with_it():
+    asked = request("long", LONG)
+    _, worlds = one_of("prefill", "decode")(asked)
+    assert worlds.client.replicas[1].num_given == len(LONG) - NUM_FULL + asked.max_new_tokens
+
+
 def test_a_prompt_that_the_answering_replica_has_cached_stays_there():
     _, worlds = one_of("prefill", "decode")(request("long", LONG), request("again", LONG + "and more"))
     assert worlds.tokens(0) == NUM_FULL

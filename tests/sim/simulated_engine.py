@@ -12,12 +12,11 @@ from typing import Any
 
 from virtual_time import VirtualLoop
 
-from tureen.contract.types import Close, EngineFailed, EngineInfo, EngineReady, FromEngine, ToEngine
+from tureen.contract.types import Close, EngineFailed, EngineInfo, EngineReady, EngineRole, FromEngine, ToEngine
 from tureen.engine.engine import Engine
 from tureen.engine.loop import Loop
 from tureen.log import Progress, no_progress
 from tureen.replicas.replica import OnTurn, ReplicaClient
-from tureen.serving.client import Role
 from tureen.serving.healing import HealingClient
 from tureen.serving.watchdog import Sign
 
@@ -90,7 +89,7 @@ class Surroundings:
         self.client = HealingClient(self._make_host, watchdog_timeout_s=WATCHDOG_S, freeze_grace_s=FREEZE_GRACE_S)
         return self.client
 
-    def connect_replica(self, role: Role, on_turn: OnTurn) -> ReplicaClient:
+    def connect_replica(self, role: EngineRole, on_turn: OnTurn) -> ReplicaClient:
         """Returns the client of one replica; see Router.start."""
         self.client = ReplicaClient(
             self._make_host, on_turn, watchdog_timeout_s=WATCHDOG_S, freeze_grace_s=FREEZE_GRACE_S

@@ -19,7 +19,7 @@ from virtual_time import Clock, VirtualLoop, virtual_time
 
 from tureen.config import Config
 from tureen.contract.runner import Batch, Capacity, Masks, StepOutput
-from tureen.contract.types import EngineInfo
+from tureen.contract.types import EngineInfo, EngineRole
 from tureen.control.reporter import report_forever
 from tureen.engine.engine import Engine
 from tureen.engine.queue import Schedule
@@ -28,7 +28,6 @@ from tureen.log import Progress
 from tureen.replicas.router import Router
 from tureen.replicas.start import FROM_OTHERS
 from tureen.runner.fake import POISON, WIDTH, FakeRunner
-from tureen.serving.client import Role
 
 REFUSALS = frozenset({"queue_full", "tokens_per_minute", "too_many_requests", "too_many_sessions"})
 LOST = frozenset({"engine_dead", "engine_lost", "poison"})
@@ -91,7 +90,7 @@ class Simulation:
     unmetered = frozenset({"duplicate_rid", "tokens_per_minute", "too_many_requests"})
     """Codes of what is refused before it is counted as a request of the model."""
 
-    def __init__(self, seed: int, num_replicas: int = 1, roles: tuple[Role, ...] = ()) -> None:
+    def __init__(self, seed: int, num_replicas: int = 1, roles: tuple[EngineRole, ...] = ()) -> None:
         rng = random.Random(f"plan {seed}")
         self.seed = seed
         self.num_replicas = num_replicas

@@ -6,25 +6,31 @@ On a GPU (TUREEN_TEST_DEVICE=cuda) all share the first one, which NCCL does not 
 from __future__ import annotations
 
 import os
-import queue
-import tempfile
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import torch
 from runner_driver import folder_source
 
 from tureen.config import Config
-from tureen.contract.runner import Batch, Capacity
+from tureen.contract.runner import Capacity
 from tureen.devices.base import DeviceInfo
 from tureen.devices.groups import RankGroup
+from tureen.models.config import ModelConfig
 from tureen.runner import loading
 from tureen.runner.model_runner import ModelRunner, make_sampler
 from tureen.runner.parts import ForwardParts
-from tureen.runner.rank_forward import RankFactory, RankForward, find_attention
+from tureen.runner.rank_child import obey
+from tureen.runner.rank_forward import RankFactory, Tell, find_attention
+from tureen.runner.rank_orders import RankCall, RankStep, ToRank
+from tureen.runner.ranks import RankedRunner, Ranks
+from tureen.sampling.sampler import Sampler
 from tureen.sampling.torch_arithmetic import TorchArithmetic
+from tureen.sandbox import framing
 from tureen.weights.source import model_config
 
 CPU = DeviceInfo("cpu", "cpu", 1)
@@ -32,51 +38,89 @@ DEVICE = DeviceInfo("cuda", "cuda:0", 1) if os.environ.get("TUREEN_TEST_DEVICE")
 LIMIT_S = 600.0
 
 
-@contextmanager
-def ranks_in_threads(
-    folder: Path, num_ranks: int, adapters: tuple[Path, ...] = (), **settings
-) -> Iterator[ModelRunner]:
-    """The runner of rank 0. `adapters`: numbered from 1."""
-    inboxes: list[queue.SimpleQueue[Batch | None]] = [queue.SimpleQueue() for _ in range(num_ranks - 1)]
+class RankThreads(Ranks):
+    """The other ranks, which are threads: they get the messages that processes get."""
 
-    def tell(batch: Batch) -> None:
-        for inbox in inboxes:
-            inbox.put(batch)
+    def __init__(self, group: RankGroup, make: Callable[[RankGroup], ModelRunner]) -> None:
+        super().__init__(group)
+        self.operations: list[str] = []  # done by the others, in their order
+        self._make = make
+        self._loads = threading.Lock()  # some parts of torch do not load in several threads at once
+        self._threads: list[threading.Thread] = []
 
-    loads = threading.Lock()
-    with tempfile.TemporaryDirectory() as met:
+    def start_threads(self) -> None:
+        for rank in range(1, self._group.size):
+            ours, theirs = socket.socketpair()
+            self._connections.append(ours)
+            self._threads.append(threading.Thread(target=self._follow, args=(rank, theirs), daemon=True))
+            self._threads[-1].start()
 
-        def make(rank: int) -> ModelRunner:
-            group = RankGroup(rank, num_ranks)
-            with loads:  # in processes they do not meet; some parts of torch do not load in several threads at once
-                runner = _runner(folder, group, tell if rank == 0 else None, Config(**settings))
-                for number, adapter in enumerate(adapters, 1):
-                    runner.call("load_adapter", number=number, path=str(adapter))
-            group.join(f"{met}/ranks", CPU, LIMIT_S)
-            return runner
-
-        def follow(rank: int) -> None:
-            forward = make(rank).forward
-            assert isinstance(forward, RankForward)
-            while (batch := inboxes[rank - 1].get()) is not None:
-                forward.follow(batch)
-
-        threads = [threading.Thread(target=follow, args=(rank,), daemon=True) for rank in range(1, num_ranks)]
-        for thread in threads:
-            thread.start()
-        yield make(0)
-        for inbox in inboxes:
-            inbox.put(None)
-        for thread in threads:
+    def close(self) -> None:
+        super().close()
+        for thread in self._threads:
             thread.join(LIMIT_S)
             assert not thread.is_alive()
 
+    def _follow(self, rank: int, connection: socket.socket) -> None:
+        group = RankGroup(rank, self._group.size)
+        decoder = msgspec.msgpack.Decoder(ToRank)
+        with connection:
+            with self._loads:
+                runner = self._make(group)
+            group.join(self.store_path, CPU, LIMIT_S)
+            try:
+                while (payload := framing.receive(connection, framing.ANY_SIZE)) is not None:
+                    self._obey(runner, decoder.decode(payload), connection)
+            except BaseException:
+                self._lose(f"rank {rank} failed")
+                raise
 
-def _runner(folder: Path, group: RankGroup, tell, config: Config) -> ModelRunner:
-    source = folder_source(folder)
+    def _obey(self, runner: ModelRunner, message: RankStep | RankCall, connection: socket.socket) -> None:
+        if isinstance(message, RankStep):
+            obey(runner, message, connection)
+            return
+        self.operations.append(message.op)
+        with self._loads:
+            obey(runner, message, connection)
+
+
+@contextmanager
+def ranks_in_threads(
+    folder: Path, num_ranks: int, adapters: tuple[Path, ...] = (), **settings
+) -> Iterator[RankedRunner]:
+    """The runner of rank 0. `adapters`: numbered from 1."""
+    source, config = folder_source(folder), Config(**settings)
     shape = loading.describe(model_config(source))
-    dtype = getattr(torch, config.dtype)
-    capacity = Capacity(
+    capacity = _capacity(config, shape)
+
+    def parts(group: RankGroup, tell: Tell | None = None) -> ForwardParts:
+        dtype = getattr(torch, config.dtype)
+        attention = find_attention(config, shape, DEVICE, dtype)
+        return ForwardParts(RankFactory(DEVICE, dtype, shape, capacity, attention, group, tell=tell), source, config)
+
+    def sampler() -> Sampler:
+        return make_sampler(config, shape.vocab_size, TorchArithmetic(torch.device(DEVICE.name)))
+
+    def make_other(group: RankGroup) -> ModelRunner:
+        own = parts(group)
+        return ModelRunner(own.assemble(), sampler(), capacity, shape, own)
+
+    group = RankGroup(0, num_ranks)
+    ranks = RankThreads(group, make_other)
+    own = parts(group, ranks.tell)
+    ranks.start_threads()
+    group.join(ranks.store_path, CPU, LIMIT_S)
+    runner = RankedRunner(own, sampler(), capacity, shape, ranks)
+    try:
+        for number, adapter in enumerate(adapters, 1):
+            runner.call("load_adapter", number=number, path=str(adapter))
+        yield runner
+    finally:
+        runner.close()
+
+
+def _capacity(config: Config, shape: ModelConfig) -> Capacity:
+    return Capacity(
         num_pages=64,
         page_size=config.page_size,
         max_rows=16,
@@ -84,7 +128,3 @@ def _runner(folder: Path, group: RankGroup, tell, config: Config) -> ModelRunner
         context_len=shape.context_len,
         hidden_size=shape.hidden_size,
     )
-    attention = find_attention(config, shape, DEVICE, dtype)
-    parts = ForwardParts(RankFactory(DEVICE, dtype, shape, capacity, attention, group, tell=tell), source, config)
-    sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(torch.device(DEVICE.name)))
-    return ModelRunner(parts.assemble(), sampler, capacity, shape, parts)

@@ -25,6 +25,7 @@ from tureen.fronts import following
 from tureen.fronts.following import clients_of
 from tureen.grammar.base import GrammarSpec
 from tureen.replicas.greeting import ModelDigests
+from tureen.replicas.pool import Pool, Scaler
 from tureen.replicas.router import Router
 from tureen.replicas.start import door_of, make_client, remote_clients, remote_engines
 from tureen.serving import healing
@@ -73,12 +74,13 @@ async def linked(owner, other):
 
 
 @contextlib.asynccontextmanager
-async def in_processes(tmp_path, factory="make_slow_engine"):
-    """Two engines with doors, the owner's router and another front's."""
+async def in_processes(tmp_path, factory="make_slow_engine", num_first=2):
+    """Two engines with doors, of which so many are started; the owner's router and another front's."""
     owner, other = Router(), Router()
     doors = [door_of(tmp_path, number) for number in range(2)]
     try:
-        await owner.start([partial(make_client, SETTINGS, f"fake_engine:{factory}", door=door) for door in doors])
+        clients = [partial(make_client, SETTINGS, f"fake_engine:{factory}", door=door) for door in doors]
+        await owner.start(clients, num_first=num_first)
         await other.join(clients_of(SETTINGS, tmp_path, 2), [replica.facts for replica in owner.replicas])
         await until(lambda: all_well(other))
         async with linked(owner, other) as link:
@@ -115,7 +117,7 @@ async def elsewhere():
 
 
 def all_well(router) -> bool:
-    return all(replica.health.state == "healthy" for replica in router.replicas)
+    return all(replica.health.state == "healthy" for replica in router.replicas if not replica.is_parked)
 
 
 def pid_of(router, number) -> int:
@@ -232,6 +234,29 @@ def test_restarting_one_after_the_other_is_noticed_by_no_stream_of_any_front(und
             return await streams.end()
 
     assert play(scenario) == undisturbed
+
+
+def test_a_replica_that_comes_and_goes_is_used_by_every_front_and_no_stream_loses_a_token(undisturbed, tmp_path):
+    async def scenario():
+        async with in_processes(tmp_path, num_first=1) as link:
+            late = [router.replicas[1] for router in (link.owner, link.other)]
+            pool = Pool(link.owner.replicas, Scaler(1, 2, 1), link.owner.company)
+            assert [replica.is_parked for replica in late] == [True, True]
+            streams = Streams(link)
+            await streams.begun()
+            await pool._grow(link.owner.replicas[:1])
+            await until(lambda: not late[1].is_parked and late[1].health.state == "healthy")
+            more = [Followed(router, count=4, prefix="y") for router in (link.owner, link.other)]
+            for followed in more:
+                await followed.begun.wait()
+            held = [replica.num_live > 0 for replica in late]
+            await pool._shrink(link.owner.replicas[1:])
+            await link.tell()
+            assert [replica.is_parked for replica in late] == [True, True]
+            answers = await streams.end()
+            return held, answers, [ids for followed in more for ids in await followed.end()], await Streams(link).end()
+
+    assert play(scenario) == ([True, True], undisturbed, undisturbed, undisturbed)
 
 
 def test_a_front_that_leaves_takes_only_its_own_requests_along(undisturbed, tmp_path):

@@ -54,13 +54,17 @@ def main(descriptor: int) -> None:
     _reply(connection)
     group.join(order.store_path, device, order.config.watchdog_timeout_s)
     while True:
-        message = inbox.get()
-        if isinstance(message, RankStep):
-            forward = runner.forward
-            assert isinstance(forward, RankForward)
-            forward.follow(message.batch)
-        else:
-            _call(runner, message, connection)
+        obey(runner, inbox.get(), connection)
+
+
+def obey(runner: ModelRunner, message: ToRank, connection: socket.socket) -> None:
+    """Does what rank 0 says; a call is answered."""
+    if isinstance(message, RankStep):
+        forward = runner.forward
+        assert isinstance(forward, RankForward)
+        forward.follow(message.batch)
+    else:
+        _call(runner, message, connection)
 
 
 def _device(order: RankOrder) -> DeviceInfo:

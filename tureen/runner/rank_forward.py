@@ -39,13 +39,17 @@ class RankForward(TorchForward):
 
     def run(self, batch: Batch, *, best_only: bool = False) -> ForwardOutput:
         """Computes a step on rank 0, and has the others do so."""
-        for _ in self._unread:  # the others have computed them
-            pass
+        self.read_rest()
         if self.tell is not None:
             self.tell(Batch(batch.rows))
         output: ForwardOutput = super().run(batch, best_only=best_only)
         self._unread = output.scored
         return output
+
+    def read_rest(self) -> None:
+        """Takes from the other ranks what nobody has asked for of the last step: they wait to hand it over."""
+        for _ in self._unread:
+            pass
 
     @torch.inference_mode()
     def follow(self, batch: Batch) -> None:

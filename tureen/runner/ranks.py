@@ -29,7 +29,7 @@ from tureen.runner import loading, torch_pool
 from tureen.runner.kv_pool import plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler
 from tureen.runner.parts import ForwardParts
-from tureen.runner.rank_forward import RankFactory, find_attention, places_of, weight_bytes
+from tureen.runner.rank_forward import RankFactory, RankForward, find_attention, places_of, weight_bytes
 from tureen.runner.rank_orders import RankCall, RankOrder, RankReply, RankStep, ToRank
 from tureen.runner.torch_forward import refuse_native_settings
 from tureen.sampling.sampler import Sampler
@@ -185,6 +185,8 @@ class RankedRunner(ModelRunner):
         if op in REFUSED:
             raise InvalidRequest(f"--tensor-parallel-size: this server cannot {REFUSED[op]}", code="not_supported")
         self._ranks.check()
+        if isinstance(self._forward, RankForward):
+            self._forward.read_rest()
         value = super().call(op, **args)
         if op in SHARED:
             self._ranks.call(op, args)

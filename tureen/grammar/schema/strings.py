@@ -29,7 +29,8 @@ from tureen.grammar.expression import (
     Terminal,
     Text,
 )
-from tureen.grammar.rules import calls, is_nothing, replaced
+from tureen.grammar.heads import are_apart
+from tureen.grammar.rules import calls, can_be_empty, is_nothing, replaced
 from tureen.grammar.schema.digits import chain, choice
 
 MAX_NESTING = 200
@@ -88,6 +89,10 @@ class StringSet:
 
     def complement(self) -> StringSet:
         """Returns all other strings."""
+        return self._complement
+
+    @cached_property
+    def _complement(self) -> StringSet:
         return StringSet(negated(self.expression))
 
     def minus(self, other: StringSet) -> StringSet:
@@ -109,6 +114,8 @@ class StringSet:
             if left_out is not None:
                 return tuple(value for value in values if value not in left_out and not _has_surrogate(value))
         texts = [value for value in values if not _has_surrogate(value)]
+        if self.expression == ANYTHING:
+            return tuple(texts)
         try:
             return tuple(filter(self._matcher.matches, texts))
         except GrammarError:  # it may be what all the questions before have taken
@@ -124,7 +131,7 @@ class StringSet:
 
     @cached_property
     def _is_empty(self) -> bool:
-        return regular.is_empty(self.expression)
+        return not can_be_empty(self.expression) and regular.is_empty(self.expression)
 
     @cached_property
     def is_endless(self) -> bool:
@@ -180,7 +187,31 @@ def both(first: Expression, second: Expression) -> Expression:
             bounded = _of_length(other, least, most)
             if bounded is not None:
                 return bounded
+        case (Not() as others, values) | (values, Not() as others):
+            return _left(values, others)
+    return _common(first, second)
+
+
+def _common(first: Expression, second: Expression) -> Expression:
+    """Returns the intersection, without the alternatives that begin otherwise than all that they are met with."""
+    for expression, other in ((first, second), (second, first)):
+        common = [item for item in _alternatives(expression) if not are_apart(item, other)]
+        if len(common) < len(_alternatives(expression)):
+            return both(choice(common), other)
     return Both(first, second)
+
+
+def _left(values: Expression, others: Not) -> Expression:
+    """Returns the intersection with a complement: the alternatives that begin otherwise stay as they are."""
+    common = [item for item in _alternatives(values) if not are_apart(item, others.item)]
+    if len(common) == len(_alternatives(values)):
+        return Both(values, others)
+    kept = choice(item for item in _alternatives(values) if are_apart(item, others.item))
+    return either(kept, both(choice(common), others)) if common else kept
+
+
+def _alternatives(expression: Expression) -> tuple[Expression, ...]:
+    return expression.items if isinstance(expression, Choice) else (expression,)
 
 
 def _of_length(expression: Expression, least: int, most: int | None) -> Expression | None:
@@ -252,8 +283,7 @@ def either(first: Expression, second: Expression) -> Expression:
     """Returns the union, with what is plain to see made simple."""
     if ANYTHING in (first, second):
         return ANYTHING
-    items = [item for each in (first, second) for item in (each.items if isinstance(each, Choice) else (each,))]
-    return choice(items)
+    return choice((*_alternatives(first), *_alternatives(second)))
 
 
 def negated(item: Expression) -> Expression:

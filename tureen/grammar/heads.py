@@ -1,0 +1,94 @@
+"""The first characters of strings tell most expressions apart that have none in common, without their automata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from tureen.grammar.alphabet import Ranges
+from tureen.grammar.expression import Both, Chain, Chars, Choice, Expression, Not, Repeat, Terminal, Text
+
+HEAD_CHARS = 6  # that are looked at
+OTHER = 128  # the bit of all characters that are not ASCII
+
+
+class FirstChars(NamedTuple):
+    """The strings of an expression begin with these, though not all of these need occur."""
+
+    chars: tuple[int, ...]  # by position: the characters that may stand there, one bit each
+    least: int  # characters; more than HEAD_CHARS are not counted
+    most: int
+
+
+OF_ANYTHING = FirstChars(((2 << OTHER) - 1,) * HEAD_CHARS, 0, HEAD_CHARS)
+OF_NOTHING = FirstChars((), HEAD_CHARS, 0)
+
+
+def are_apart(first: Expression, second: Expression) -> bool:
+    """Returns True only where the first characters tell that no string is matched by both."""
+    ours, theirs = _head(first), _head(second)
+    least = max(ours.least, theirs.least)
+    if least > min(ours.most, theirs.most):
+        return True
+    return any(not our & their for our, their in zip(ours.chars[:least], theirs.chars, strict=False))
+
+
+@lru_cache(1024)
+def _head(expression: Expression) -> FirstChars:
+    return _head_of(expression)
+
+
+def _head_of(node: Expression) -> FirstChars:
+    match node:
+        case Text(text):
+            chars = tuple([1 << min(ord(char), OTHER) for char in text[:HEAD_CHARS]])
+            return FirstChars(chars, len(chars), len(chars))
+        case Chars(ranges):
+            return FirstChars((_bits(ranges),), 1, 1) if ranges else OF_NOTHING
+        case Chain(items):
+            return _in_turn(map(_head_of, items))
+        case Choice(items):
+            return _any_of([_head_of(item) for item in items])
+        case Repeat(item, least, most):
+            head = _head_of(item)
+            times = HEAD_CHARS if most is None else min(most, HEAD_CHARS)
+            return _in_turn([head] * min(least, times) + [head._replace(least=0)] * (times - min(least, times)))
+        case Both(first, second):
+            return _head_of(second if isinstance(first, Not) else first)
+        case Terminal(item):
+            return _head_of(item)
+    return OF_ANYTHING
+
+
+def _in_turn(heads: Iterable[FirstChars]) -> FirstChars:
+    """The head of strings one after the other."""
+    chars = [0] * HEAD_CHARS
+    starts = {0}  # where the next one may begin
+    for head in heads:
+        for start in starts:
+            for at, bits in enumerate(head.chars[: HEAD_CHARS - start], start):
+                chars[at] |= bits
+        starts = {min(start + size, HEAD_CHARS) for start in starts for size in range(head.least, head.most + 1)}
+        if not starts:
+            return OF_NOTHING
+        if min(starts) == HEAD_CHARS:
+            break
+    return FirstChars(tuple(chars), min(starts), max(starts))
+
+
+def _any_of(heads: Sequence[FirstChars]) -> FirstChars:
+    if not heads:
+        return OF_NOTHING
+    chars = [0] * HEAD_CHARS
+    for head in heads:
+        for at, bits in enumerate(head.chars):
+            chars[at] |= bits
+    return FirstChars(tuple(chars), min(head.least for head in heads), max(head.most for head in heads))
+
+
+def _bits(ranges: Ranges) -> int:
+    bits = 0
+    for first, last in ranges:
+        bits |= (2 << min(last, OTHER)) - (1 << min(first, OTHER))
+    return bits

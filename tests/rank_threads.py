@@ -23,7 +23,7 @@ from tureen.devices.groups import RankGroup
 from tureen.runner import loading
 from tureen.runner.model_runner import ModelRunner, make_sampler
 from tureen.runner.parts import ForwardParts
-from tureen.runner.rank_forward import RankFactory, RankForward, find_attention
+from tureen.runner.rank_forward import RankForward, factory_of
 from tureen.sampling.torch_arithmetic import TorchArithmetic
 from tureen.weights.source import model_config
 
@@ -84,7 +84,8 @@ def _runner(folder: Path, group: RankGroup, tell, config: Config) -> ModelRunner
         context_len=shape.context_len,
         hidden_size=shape.hidden_size,
     )
-    attention = find_attention(config, shape, DEVICE, dtype)
-    parts = ForwardParts(RankFactory(DEVICE, dtype, shape, capacity, attention, group, tell=tell), source, config)
+    factory = factory_of(config)
+    attention = factory.find_attention(config, shape, DEVICE, dtype)
+    parts = ForwardParts(factory(DEVICE, dtype, shape, capacity, attention, group, tell=tell), source, config)
     sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(torch.device(DEVICE.name)))
     return ModelRunner(parts.assemble(), sampler, capacity, shape, parts)

@@ -25,12 +25,15 @@ install: $(STAMP) ## create .venv and install tureen into it
 define make_venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"tureen needs Python 3.11 or later, {sys.executable} is {v[0]}.{v[1]}: make PYTHON=python3.11 …")'
 @test -x $(BIN)/python || { echo 'installing into $(VENV): about a minute, docs/first-run.md has figures'; $(PYTHON) -m venv $(VENV); }
-@$(SHOWN) $(PIP) install --constraint constraints.txt $$($(BIN)/python tools/build_requires.py)
+@$(SHOWN) $(PIP) install --constraint constraints.txt $$($(BIN)/python tools/requires.py)
 endef
 
+# The packages are fetched while the kernels compile.
 $(STAMP): pyproject.toml constraints.txt
 	$(make_venv)
-	@$(SHOWN) $(INSTALL) --verbose --config-settings=cmake.define.TUREEN_ISAS=$(ISAS) --editable .
+	@$(BIN)/python tools/requires.py --run > $(VENV)/requires.txt
+	@$(SHOWN) sh -c '$(PIP) install --constraint constraints.txt --requirement $(VENV)/requires.txt & packages=$$!; \
+		$(INSTALL) --no-deps --verbose --config-settings=cmake.define.TUREEN_ISAS=$(ISAS) --editable . && wait $$packages'
 	@$(BIN)/python -c 'from tureen.kernels.cpu import native; native.load() or print(native.MISSING)'
 	@$(BIN)/python -m compileall -q tureen  # where PYTHONDONTWRITEBYTECODE is set, every start would compile
 	@touch $@

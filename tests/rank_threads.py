@@ -25,7 +25,7 @@ from tureen.runner import loading
 from tureen.runner.model_runner import ModelRunner, make_sampler
 from tureen.runner.parts import ForwardParts
 from tureen.runner.rank_child import obey
-from tureen.runner.rank_forward import RankFactory, Tell, find_attention
+from tureen.runner.rank_forward import Tell, factory_of
 from tureen.runner.rank_orders import RankCall, RankStep, ToRank
 from tureen.runner.ranks import RankedRunner, Ranks
 from tureen.sampling.sampler import Sampler
@@ -41,8 +41,8 @@ LIMIT_S = 600.0
 class RankThreads(Ranks):
     """The other ranks, which are threads: they get the messages that processes get."""
 
-    def __init__(self, group: RankGroup, make: Callable[[RankGroup], ModelRunner]) -> None:
-        super().__init__(group)
+    def __init__(self, group: RankGroup, field: str, make: Callable[[RankGroup], ModelRunner]) -> None:
+        super().__init__(group, field)
         self.operations: list[str] = []  # done by the others, in their order
         self._make = make
         self._loads = threading.Lock()  # some parts of torch do not load in several threads at once
@@ -91,12 +91,12 @@ def ranks_in_threads(
     """The runner of rank 0. `adapters`: numbered from 1."""
     source, config = folder_source(folder), Config(**settings)
     shape = loading.describe(model_config(source))
-    capacity = _capacity(config, shape)
+    capacity, factory = _capacity(config, shape), factory_of(config)
 
     def parts(group: RankGroup, tell: Tell | None = None) -> ForwardParts:
         dtype = getattr(torch, config.dtype)
-        attention = find_attention(config, shape, DEVICE, dtype)
-        return ForwardParts(RankFactory(DEVICE, dtype, shape, capacity, attention, group, tell=tell), source, config)
+        attention = factory.find_attention(config, shape, DEVICE, dtype)
+        return ForwardParts(factory(DEVICE, dtype, shape, capacity, attention, group, tell=tell), source, config)
 
     def sampler() -> Sampler:
         return make_sampler(config, shape.vocab_size, TorchArithmetic(torch.device(DEVICE.name)))
@@ -106,11 +106,11 @@ def ranks_in_threads(
         return ModelRunner(own.assemble(), sampler(), capacity, shape, own)
 
     group = RankGroup(0, num_ranks)
-    ranks = RankThreads(group, make_other)
+    ranks = RankThreads(group, factory.field, make_other)
     own = parts(group, ranks.tell)
     ranks.start_threads()
     group.join(ranks.store_path, CPU, LIMIT_S)
-    runner = RankedRunner(own, sampler(), capacity, shape, ranks)
+    runner = RankedRunner(own, sampler(), capacity, shape, ranks, factory)
     try:
         for number, adapter in enumerate(adapters, 1):
             runner.call("load_adapter", number=number, path=str(adapter))

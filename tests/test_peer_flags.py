@@ -245,6 +245,8 @@ def test_defaults_that_differ_are_those_of_the_peer_s_own_list(name):
         (["--max-model-len", "512"], {"context_length": 512}, "here: --max-model-len 512 is --context-length 512"),
         (["--nnodes", "1"], {}, "without effect here: --nnodes 1 (a server has one device)"),
         (["--tp", "2"], {"tensor_parallel_size": 2}, "here: --tp 2 is --tensor-parallel-size 2"),
+        (["--pp-size", "3"], {"pipeline_parallel_size": 3}, "here: --pp-size 3 is --pipeline-parallel-size 3"),
+        (["-pp", "3"], {"pipeline_parallel_size": 3}, "here: -pp 3 is --pipeline-parallel-size 3"),
         (["--enforce-eager", "--trust-remote-code"], {}, "without effect here: --enforce-eager ("),
         (["--attention-backend", "flashinfer"], {}, "without effect here: --attention-backend flashinfer"),
         (["--dtype", "half"], {"dtype": "float16"}, "--dtype half is --dtype float16"),
@@ -275,13 +277,11 @@ def test_serve_says_nothing_and_reads_no_table_where_all_flags_are_its_own(capsy
 
 def test_all_bad_flags_are_named_at_once_each_with_its_own_fix(capsys):
     with pytest.raises(SystemExit) as ended:
-        cli.main(
-            ["serve", "--prot", "1", "--pp-size", "8", "--engine", "thred", "--zzz", "--root-path", "/x", "--port"]
-        )
+        cli.main(["serve", "--prot", "1", "--nnodes", "8", "--engine", "thred", "--zzz", "--root-path", "/x", "--port"])
     assert ended.value.code == 2
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(": ", 1)[1].split(" ")[0] for line in lines] == [
-        "unknown", "--pp-size", "--engine", "unknown", "--root-path", "--port",
+        "unknown", "--nnodes", "--engine", "unknown", "--root-path", "--port",
     ]  # fmt: skip
     assert lines[0].endswith("unknown argument --prot; did you mean --port?")
     assert "CUDA_VISIBLE_DEVICES" in lines[1] or "start a server on each" in lines[1]
@@ -319,12 +319,14 @@ def test_flags_with_two_meanings_are_those_that_are_documented():
 
 
 def test_migrate_prints_a_reason_a_line_and_the_command_last(capsys):
-    status = cli.main(["migrate", "--", "vllm", "serve", "m", "--enforce-eager", "--max-model-len", "9", "-pp", "2"])
+    status = cli.main(
+        ["migrate", "--", "vllm", "serve", "m", "--enforce-eager", "--max-model-len", "9", "--nnodes", "2"]
+    )
     *reasons, command = capsys.readouterr().out.splitlines()
     assert status == 1
     assert command == "tureen serve m --context-length 9 --host 0.0.0.0 --port 8000"
     assert all(line.startswith("# ") for line in reasons)
-    for part in ("--enforce-eager is left out", "--max-model-len 9 is --context-length 9", "NOT HERE: -pp 2"):
+    for part in ("--enforce-eager is left out", "--max-model-len 9 is --context-length 9", "NOT HERE: --nnodes 2"):
         assert [line for line in reasons if part in line]
 
 

@@ -138,6 +138,8 @@ def _settings_with_torch(config: Config) -> Iterator[Reason]:
         yield Reason(f"--kernels {config.kernels}", "kernels")
     if config.tensor_parallel_size > 1:
         yield Reason(f"--tensor-parallel-size {config.tensor_parallel_size}", "tensor_parallel_size")
+    if config.pipeline_parallel_size > 1:
+        yield Reason(f"--pipeline-parallel-size {config.pipeline_parallel_size}", "pipeline_parallel_size")
     if config.attention_backend not in (AUTO, NATIVE):
         yield Reason(f"--attention-backend {config.attention_backend}", "attention_backend")
     if config.dtype == "float16":
@@ -367,7 +369,7 @@ def engine_mode(config: Config) -> str:
     """Returns `thread` or `process`: where the engine will run. Looks for the device without importing torch."""
     if config.engine != "auto":
         return config.engine
-    if config.tensor_parallel_size > 1:
+    if config.tensor_parallel_size > 1 or config.pipeline_parallel_size > 1:
         return "process"
     on_cuda = config.device == "cuda" or (config.device == "auto" and may_have_cuda())
     return "process" if on_cuda else "thread"

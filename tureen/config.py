@@ -128,14 +128,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = "auto"
     tensor_parallel_size: Annotated[
-        int,
-        _meta(
-            "model RANKS",
-            "Processes that compute the model together, by torch, each a part of every layer: 1, 2, 4 or 8; on GPUs "
-            "each has its own: docs/scaling.md.",
-            ge=1,
-            le=8,
-        ),
+        int, _meta("model RANKS", "Processes that compute every layer together, by torch: 1, 2, 4 or 8.", ge=1, le=8)
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int, _meta("model RANKS", "Processes that compute some of the layers each, by torch: room, no speed.", ge=1)
     ] = 1
     attention_backend: Annotated[
         str,

@@ -169,6 +169,7 @@ BLOCKS = {
         "tureen engine MODEL --listen 0.0.0.0:700": PEER,
         "pip install 'tureen[ray]'": PEER,
         "tureen serve --tensor-parallel-size 2": START,
+        "tureen serve --pipeline-parallel-size 2": START,
         "tureen serve --api-workers 2 &": "tests/e2e/test_pages_of_servers.py",
         "tureen bench --growth     # a few minute": LONG,
     },

@@ -168,7 +168,7 @@ def test_settings_that_do_not_go_with_ranks_are_refused_by_name(tmp_path, settin
 
 def test_the_file_in_which_ranks_meet_is_there_until_they_end():
     # one that reads it after the others have met would wait for it until its time is over
-    ranks = Ranks(RankGroup(0, 2))
+    ranks = Ranks(RankGroup(0, 2), "tensor_parallel_size")
     torch.distributed.FileStore(ranks.store_path, 2).set("address", "here")
     assert torch.distributed.FileStore(ranks.store_path, 2).get("address") == b"here"
     ranks.close()

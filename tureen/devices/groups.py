@@ -57,6 +57,16 @@ class RankGroup:
         self._backend.gather([gathered] if gathered else [], [own], options).wait()
         return gathered
 
+    def send(self, own: Tensor, rank: int) -> None:
+        """Sends a tensor to another rank, which calls `receive`. Raises RuntimeError when that is lost."""
+        self._backend.send([own.contiguous()], rank, 0).wait()
+
+    def receive(self, place: Tensor, rank: int) -> Tensor:
+        """Fills `place`, and returns it, with what another rank sends: a tensor of its shape and type. Raises as
+        `send`."""
+        self._backend.recv([place], rank, 0).wait()
+        return place
+
     def abort(self) -> None:
         """Lets whoever waits for another rank fail: that rank is lost. May be called in any thread."""
         if self._backend is not None:

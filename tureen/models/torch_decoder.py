@@ -22,14 +22,65 @@ from tureen.weights.stored import Stored
 from tureen.weights.tensors import as_tensor
 
 
-class DecoderModel:
-    """A decoder-only language model. It is built on torch's default device; weights are undefined until they are
+class DecoderLayers:
+    """Consecutive layers of a decoder. They are built on torch's default device; weights are undefined until they are
     loaded."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, layers: range, dtype: torch.dtype) -> None:
         self.config = config
+        self._blocks = {layer: _block(config, layer, place, dtype) for place, layer in enumerate(layers)}
+        self._tables: list[RopeTable] = []
+
+    def weights(self) -> dict[str, Tensor]:
+        """Returns the tensor that its values go into for every name in `config.weights()` that is here."""
+        return {name: tensor for prefix, part in self._parts() for name, tensor in part.weights(prefix)}
+
+    def num_bytes(self) -> int:
+        """Returns the bytes of the weights."""
+        return sum(tensor.nbytes for tensor in self.weights().values())
+
+    def linears(self) -> Iterator[tuple[str, Linear]]:
+        """Yields the layers that adapters may change, each with the prefix of its weights' names."""
+        for index, block in self._blocks.items():
+            yield from block.linears(f"model.layers.{index}.")
+
+    def experts(self) -> list[ExpertsMLP]:
+        """Returns the mlps that are made of experts, in the order of their layers."""
+        return [block.experts for block in self._blocks.values() if block.experts is not None]
+
+    def load(self, weights: Iterable[Stored]) -> None:
+        """Copies each weight that is wanted here to its place."""
+        places = self.weights()
+        for stored in weights:
+            if stored.name in places:
+                places[stored.name].copy_(as_tensor(stored))
+
+    def finish(self, context_len: int, device: torch.device) -> None:
+        """Lays the weights out for the device and makes the rope tables, once all weights are there."""
+        for block in self._blocks.values():
+            block.finish()
+        self._tables = rope_tables(self.config, context_len, device)
+
+    def _compute(self, x: Tensor, inputs: ModelInput, attention: AttentionBackend) -> Tensor:
+        """Computes the layers for x [tokens, hidden_size], which is changed in place and returned."""
+        step = Step(attention, tuple(table.at(inputs.positions) for table in self._tables))
+        for block in self._blocks.values():
+            x = block(x, step)
+        return x
+
+    def _parts(self) -> Iterator[tuple[str, Embedding | Block | RMSNorm | Head]]:
+        """Yields each part with the prefix of its weights' names."""
+        for index, block in self._blocks.items():
+            yield f"model.layers.{index}.", block
+
+
+class DecoderModel(DecoderLayers):
+    """A decoder-only language model."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, layers: range | None = None) -> None:
+        """layers: those that are computed here; None = all."""
+        super().__init__(config, range(config.num_layers) if layers is None else layers, dtype)
         self._embedding = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, scale=config.embedding_scale)
-        self._blocks = [_block(config, layer, dtype) for layer in range(config.num_layers)]
         self._norm = RMSNorm(config.hidden_size, config.norm_eps)
         tied = self._embedding if config.tie_embeddings else None
         self._head = Head(
@@ -40,19 +91,15 @@ class DecoderModel:
             scale=config.logit_scale,
             softcap=config.logit_softcap,
         )
-        self._tables: list[RopeTable] = []
 
     def forward(self, inputs: ModelInput, attention: AttentionBackend) -> Tensor:
         """Returns hidden states [tokens, hidden_size] before the final norm. `attention.plan(inputs)` has been
         called."""
-        step = Step(attention, tuple(table.at(inputs.positions) for table in self._tables))
         x = self._embedding(inputs.token_ids)
         if inputs.embedded is not None:
             places, vectors = inputs.embedded
             x[places] = vectors.to(x.dtype)
-        for block in self._blocks:
-            x = block(x, step)
-        return x
+        return self._compute(x, inputs, attention)
 
     def last_hidden(self, hidden: Tensor) -> Tensor:
         """Applies the final norm to rows of `forward`'s result: float32 [rows, hidden_size]."""
@@ -62,43 +109,19 @@ class DecoderModel:
         """Computes the logits of rows of `forward`'s result: float32 [rows, vocab_size]."""
         return self._head(self._norm(hidden))
 
-    def weights(self) -> dict[str, Tensor]:
-        """Returns the tensor that its values go into for every name in `config.weights()`."""
-        return {name: tensor for prefix, part in self._parts() for name, tensor in part.weights(prefix)}
-
     def weight(self, name: str) -> Tensor:
         """Returns the values of one of `config.weights()`, also after they were laid out for the device."""
         return next(dict(part.weights(prefix))[name] for prefix, part in self._parts() if name.startswith(prefix))
 
+    def finish(self, context_len: int, device: torch.device) -> None:
+        super().finish(context_len, device)
+        self._head.finish()
+
     def _parts(self) -> Iterator[tuple[str, Embedding | Block | RMSNorm | Head]]:
-        """Yields each part with the prefix of its weights' names."""
         yield "model.embed_tokens", self._embedding
-        for index, block in enumerate(self._blocks):
-            yield f"model.layers.{index}.", block
+        yield from super()._parts()
         yield "model.norm", self._norm
         yield "lm_head", self._head
-
-    def linears(self) -> Iterator[tuple[str, Linear]]:
-        """Yields the layers that adapters may change, each with the prefix of its weights' names."""
-        for index, block in enumerate(self._blocks):
-            yield from block.linears(f"model.layers.{index}.")
-
-    def experts(self) -> list[ExpertsMLP]:
-        """Returns the mlps that are made of experts, in the order of their layers."""
-        return [block.experts for block in self._blocks if block.experts is not None]
-
-    def load(self, weights: Iterable[Stored]) -> None:
-        """Copies each weight to its place."""
-        places = self.weights()
-        for stored in weights:
-            places[stored.name].copy_(as_tensor(stored))
-
-    def finish(self, context_len: int, device: torch.device) -> None:
-        """Lays the weights out for the device and makes the rope tables, once all weights are there."""
-        for block in self._blocks:
-            block.finish()
-        self._head.finish()
-        self._tables = rope_tables(self.config, context_len, device)
 
 
 def layer_shape(config: ModelConfig, layer: int) -> LayerShape:
@@ -123,9 +146,9 @@ def _ropes(config: ModelConfig) -> list[RopeConfig]:
     return [rope for rope in dict.fromkeys(config.ropes) if rope is not None]
 
 
-def _block(config: ModelConfig, layer: int, dtype: torch.dtype) -> Block:
+def _block(config: ModelConfig, layer: int, place: int, dtype: torch.dtype) -> Block:
     attention = make_attention(
-        config, layer, layer_shape(config, layer), place=layer, out_bias=config.out_bias, dtype=dtype
+        config, layer, layer_shape(config, layer), place=place, out_bias=config.out_bias, dtype=dtype
     )
     experts = config.experts_of(layer)
     mlp: GatedMLP | ExpertsMLP

@@ -29,7 +29,7 @@ ITEM_BYTES = {"auto": 4, "float32": 4, "bfloat16": 2, "float16": 2}
 """--dtype -> bytes of a weight."""
 NOT_FOR_EMBEDDINGS = (
     "lora_paths", "quantization", "kv_cache_dtype", "max_total_tokens", "model_impl", "load_format",
-    "tensor_parallel_size",
+    "tensor_parallel_size", "pipeline_parallel_size",
 )  # fmt: skip
 """Settings of models that write text only."""
 

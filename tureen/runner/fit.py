@@ -68,7 +68,9 @@ def _context_of(config: Config, model: ModelConfig) -> int:
 
 def _native_sizes(source: ModelSource, config: Config, model: ModelConfig) -> tuple[int, int]:
     """Returns the bytes of the weights as loaded, and of a token in the KV cache."""
-    is_torch = config.kernels in ("torch", "tree") or config.tensor_parallel_size > 1
+    is_torch = (
+        config.kernels in ("torch", "tree") or max(config.tensor_parallel_size, config.pipeline_parallel_size) > 1
+    )
     kernels = None if is_torch else kernels_module.load()
     if kernels is None:
         width = 2 if config.dtype in ("bfloat16", "float16") else 4

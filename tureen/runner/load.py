@@ -50,14 +50,21 @@ def _load(name: str, *parts: Any) -> ModelRunner:
 
 def uses_ranks(config: Config) -> bool:
     """Says whether several processes compute the model, or one in their order."""
-    return config.tensor_parallel_size > 1 or config.kernels == "tree"
+    return _has_ranks(config) or config.kernels == "tree"
+
+
+def _has_ranks(config: Config) -> bool:
+    return config.tensor_parallel_size > 1 or config.pipeline_parallel_size > 1
 
 
 def _refuse_beside_ranks(config: Config) -> None:
     """Raises StartupError for a setting that does not go with ranks, or with their order."""
-    has_ranks = config.tensor_parallel_size > 1
+    has_ranks, has_stages = _has_ranks(config), config.pipeline_parallel_size > 1
     ranks = f"--tensor-parallel-size {config.tensor_parallel_size}" if has_ranks else "--kernels tree"
+    ranks = f"--pipeline-parallel-size {config.pipeline_parallel_size}" if has_stages else ranks
     for field, is_there, why in (
+        ("tensor_parallel_size", has_stages and config.tensor_parallel_size > 1, "a rank has some of the layers whole"),
+        ("kernels", has_stages and config.kernels == "tree", "that is the order of --tensor-parallel-size"),
         ("kernels", config.kernels == "native", "the native kernels compute in one process"),
         ("attention_backend", config.attention_backend == NATIVE, "it belongs to the native kernels"),
         ("model_impl", config.model_impl == "transformers", "the model's own code in transformers is not split"),

@@ -24,7 +24,7 @@ from tureen.models.config import ModelConfig
 from tureen.runner import loading
 from tureen.runner.model_runner import ModelRunner
 from tureen.runner.parts import ForwardParts
-from tureen.runner.rank_forward import RankFactory, RankForward, find_attention
+from tureen.runner.rank_forward import RankForward, factory_of
 from tureen.runner.rank_orders import RankCall, RankOrder, RankReply, RankStep, ToRank
 from tureen.sampling.custom import CustomProcessors
 from tureen.sampling.sampler import Sampler
@@ -45,7 +45,8 @@ def main(descriptor: int) -> None:
     inbox: queue.SimpleQueue[ToRank] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, inbox), name="rank 0", daemon=True).start()
     set_up_logging(order.config.log_level, order.config.log_format)
-    device, group = _device(order), RankGroup(order.rank, order.config.tensor_parallel_size)
+    num_ranks = getattr(order.config, factory_of(order.config).field)
+    device, group = _device(order), RankGroup(order.rank, num_ranks)
     try:
         runner = _load(order, device, group)
     except TureenError as error:
@@ -82,9 +83,9 @@ def _load(order: RankOrder, device: DeviceInfo, group: RankGroup) -> ModelRunner
     source = ModelSource(order.name, Path(order.path), order.format)
     shape = loading.describe(model_config(source))
     dtype = default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
-    attention = find_attention(config, shape, device, dtype)
-    factory = RankFactory(device, dtype, shape, order.capacity, attention, group)
-    parts = ForwardParts(factory, source, config)
+    factory = factory_of(config)
+    attention = factory.find_attention(config, shape, device, dtype)
+    parts = ForwardParts(factory(device, dtype, shape, order.capacity, attention, group), source, config)
     return ModelRunner(parts.assemble(), _no_sampler(device, shape, order.capacity), order.capacity, shape, parts)
 
 

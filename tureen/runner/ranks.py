@@ -24,12 +24,11 @@ from tureen.devices.groups import RankGroup
 from tureen.errors import InvalidRequest, StartupError
 from tureen.log import Progress, get_logger
 from tureen.models.config import ModelConfig
-from tureen.models.segments import why_not
-from tureen.runner import loading, torch_pool
+from tureen.runner import loading
 from tureen.runner.kv_pool import plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler
 from tureen.runner.parts import ForwardParts
-from tureen.runner.rank_forward import RankFactory, RankForward, find_attention, places_of, weight_bytes
+from tureen.runner.rank_forward import RankFactory, RankForward, factory_of
 from tureen.runner.rank_orders import RankCall, RankOrder, RankReply, RankStep, ToRank
 from tureen.runner.torch_forward import refuse_native_settings
 from tureen.sampling.sampler import Sampler
@@ -41,7 +40,7 @@ SHARED = frozenset({"load_adapter", "unload_adapter", "update_weights", "release
 """Operations of a runner that each rank does."""
 
 REFUSED = {
-    "weight": "give out weights: no rank has all of one",
+    "weight": "give out weights: each rank has a part of them",
     "page_memory": "keep pages of the KV cache: each rank has a part of them",
     "kv_facts": "keep pages of the KV cache: each rank has a part of them",
 }
@@ -61,7 +60,9 @@ class RankLost(Exception):
 class Ranks:
     """The processes of the ranks 1, 2, …, as rank 0 sees them."""
 
-    def __init__(self, group: RankGroup) -> None:
+    def __init__(self, group: RankGroup, field: str) -> None:
+        """field: the setting of their number."""
+        self._field = field
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(RankReply)
         self._has_ended = threading.Event()
@@ -83,7 +84,7 @@ class Ranks:
         for number, connection in enumerate(self._connections, 1):
             reply = self._receive(connection)
             if reply.error:
-                raise StartupError(f"rank {number}: {reply.error}", field="tensor_parallel_size")
+                raise StartupError(f"rank {number}: {reply.error}", field=self._field)
 
     def tell(self, batch: Batch) -> None:
         """Has them compute a step. Raises RankLost."""
@@ -167,9 +168,17 @@ class RankedRunner(ModelRunner):
     """The runner of an engine whose model is computed by several ranks, of which this is rank 0."""
 
     def __init__(
-        self, parts: ForwardParts, sampler: Sampler, capacity: Capacity, model: ModelConfig, ranks: Ranks
+        self,
+        parts: ForwardParts,
+        sampler: Sampler,
+        capacity: Capacity,
+        model: ModelConfig,
+        ranks: Ranks,
+        factory: type[RankFactory],
     ) -> None:
         super().__init__(parts.assemble(), sampler, capacity, model, parts)
+        self._refused = REFUSED | factory.refused
+        self._flag = _flag(factory)
         self._ranks = ranks
         self.check = ranks.check
 
@@ -182,8 +191,8 @@ class RankedRunner(ModelRunner):
             raise self._ranks.explain(error) from error
 
     def call(self, op: str, **args: object) -> object:
-        if op in REFUSED:
-            raise InvalidRequest(f"--tensor-parallel-size: this server cannot {REFUSED[op]}", code="not_supported")
+        if op in self._refused:
+            raise InvalidRequest(f"{self._flag}: this server cannot {self._refused[op]}", code="not_supported")
         self._ranks.check()
         if isinstance(self._forward, RankForward):
             self._forward.read_rest()
@@ -199,20 +208,21 @@ class RankedRunner(ModelRunner):
 
 def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> ModelRunner:
     """Loads a model that is on disk into as many ranks as the settings say. Raises StartupError."""
-    size, shape = config.tensor_parallel_size, loading.describe(model_config(source))
-    fault = why_not(shape, size)
+    kind, shape = factory_of(config), loading.describe(model_config(source))
+    size = getattr(config, kind.field)
+    fault = kind.why_not(shape, size)
     if fault:
-        raise StartupError(f"--tensor-parallel-size {size}: {fault}", field="tensor_parallel_size")
-    _require_devices(device, size)
+        raise StartupError(f"{_flag(kind)} {size}: {fault}", field=kind.field)
+    _require_devices(device, kind, size)
     device = _with_threads(device, config)
     torch.set_num_threads(device.num_threads)
     dtype = default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
     refuse_native_settings(config, dtype)
-    attention = find_attention(config, shape, device, dtype)
+    attention = kind.find_attention(config, shape, device, dtype)
     capacity = _capacity(config, shape, device, dtype)
     group = RankGroup(0, size)
-    ranks = Ranks(group)
-    factory = RankFactory(device, dtype, shape, capacity, attention, group, progress=progress, tell=ranks.tell)
+    ranks = Ranks(group, kind.field)
+    factory = kind(device, dtype, shape, capacity, attention, group, progress=progress, tell=ranks.tell)
     with contextlib.ExitStack() as undo:
         undo.callback(ranks.close)
         order = RankOrder(
@@ -232,20 +242,25 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
         group.join(order.store_path, device, config.watchdog_timeout_s)
         sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(torch.device(device.name)))
         undo.pop_all()
-    return RankedRunner(parts, sampler, capacity, shape, ranks)
+    return RankedRunner(parts, sampler, capacity, shape, ranks, kind)
 
 
-def _require_devices(device: DeviceInfo, size: int) -> None:
+def _flag(kind: type[RankFactory]) -> str:
+    return f"--{kind.field.replace('_', '-')}"
+
+
+def _require_devices(device: DeviceInfo, kind: type[RankFactory], size: int) -> None:
     if device.type == "cuda" and torch.cuda.device_count() < size:
         raise StartupError(
-            f"--tensor-parallel-size {size}: each rank needs a GPU, and there are {torch.cuda.device_count()}; use no "
+            f"{_flag(kind)} {size}: each rank needs a GPU, and there are {torch.cuda.device_count()}; use no "
             "more, or --device cpu",
-            field="tensor_parallel_size",
+            field=kind.field,
         )
 
 
 def _with_threads(device: DeviceInfo, config: Config) -> DeviceInfo:
-    """Returns the device with the threads of one rank: as asked for, else its part of them."""
+    """Returns the device with the threads of one rank: as asked for, else its part of them, or all where ranks wait for
+    each other."""
     if config.num_threads is not None or device.type == "cuda":
         return device
     return msgspec.structs.replace(device, num_threads=max(1, device.num_threads // config.tensor_parallel_size))
@@ -253,9 +268,11 @@ def _with_threads(device: DeviceInfo, config: Config) -> DeviceInfo:
 
 def _capacity(config: Config, shape: ModelConfig, device: DeviceInfo, dtype: torch.dtype) -> Capacity:
     """Plans the KV cache: on a CPU all ranks share its memory, GPUs have each their own."""
-    size = config.tensor_parallel_size
-    token_bytes = [torch_pool.shared_bytes_per_token(places_of(shape, rank, size), dtype) for rank in range(size)]
-    weights = [weight_bytes(shape, dtype, device, RankGroup(rank, size)) for rank in range(size)]
+    kind = factory_of(config)
+    size = getattr(config, kind.field)
+    groups = [RankGroup(rank, size) for rank in range(size)]
+    token_bytes = [kind.token_bytes(shape, dtype, group) for group in groups]
+    weights = [kind.weight_bytes(shape, dtype, device, group) for group in groups]
     taken = max if device.type == "cuda" else sum
     loading.require_memory(taken(weights), "all ranks together" if taken is sum else "one rank", device)
     return plan_capacity(config, shape, token_bytes=taken(token_bytes), weight_bytes=taken(weights), device=device)

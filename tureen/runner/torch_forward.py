@@ -146,8 +146,9 @@ class TorchForwardFactory:
         return model
 
     def make_cache(self) -> torch_pool.KvPool:
-        pages = {"num_pages": self._capacity.num_pages, "page_size": self._capacity.page_size}
-        return torch_pool.allocate(self.model, self._dtype, **pages, device=self._device)
+        sizes = {"num_pages": self._capacity.num_pages, "page_size": self._capacity.page_size}
+        sizes["num_layers"] = self.model.num_layers
+        return torch_pool.allocate(self.model, self._dtype, **sizes, device=self._device)
 
     def assemble(self, weights: DecoderModel, cache: torch_pool.KvPool) -> TorchForward:
         layers = [layer_shape(self.model, layer) for layer in range(self.model.num_layers)]
@@ -193,18 +194,18 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     dtype = default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
     refuse_native_settings(config, dtype)
     shape = loading.describe(model_config(source))
-    weight_bytes = _weight_bytes(shape, dtype, device)
-    loading.require_memory(weight_bytes, dtype_name(dtype), device)
+    num_bytes = _weight_bytes(shape, dtype, device)
+    loading.require_memory(num_bytes, dtype_name(dtype), device)
     token_bytes = torch_pool.bytes_per_token(shape, dtype)
-    capacity = plan_capacity(config, shape, token_bytes=token_bytes, weight_bytes=weight_bytes, device=device)
-    attention = _find_attention(config, shape, device, dtype)
+    capacity = plan_capacity(config, shape, token_bytes=token_bytes, weight_bytes=num_bytes, device=device)
+    attention = find_attention(config, shape, device, dtype)
     factory = TorchForwardFactory(device, dtype, shape, capacity, attention, progress)
     parts = ForwardParts(factory, source, config)
     sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(torch.device(device.name)))
     return ModelRunner(parts.assemble(), sampler, capacity, shape, parts)
 
 
-def _find_attention(config: Config, model: ModelConfig, device: DeviceInfo, dtype: torch.dtype) -> ModuleType:
+def find_attention(config: Config, model: ModelConfig, device: DeviceInfo, dtype: torch.dtype) -> ModuleType:
     """Finds the attention backend; see find_backend."""
     layers = tuple(layer_shape(model, layer) for layer in range(model.num_layers))
     return find_backend(
@@ -236,11 +237,15 @@ def refuse_native_settings(config: Config, dtype: torch.dtype) -> None:
 
 def _weight_bytes(shape: ModelConfig, dtype: torch.dtype, device: DeviceInfo) -> int:
     with torch.device("meta"):
-        weights = DecoderModel(shape, dtype).weights()
-    total = sum(tensor.nbytes for tensor in weights.values())
-    if shape.tie_embeddings and device.type == "cpu":
-        total += shape.vocab_size * shape.hidden_size * dtype.itemsize  # the head keeps its own layout
-    return total
+        model = DecoderModel(shape, dtype)
+    return model.num_bytes() + head_copy_bytes(shape, dtype, device)
+
+
+def head_copy_bytes(shape: ModelConfig, dtype: torch.dtype, device: DeviceInfo) -> int:
+    """Returns the bytes of a head beside the embedding whose weights it has: on a CPU it keeps its own layout."""
+    if not shape.tie_embeddings or device.type != "cpu":
+        return 0
+    return shape.vocab_size * shape.hidden_size * dtype.itemsize
 
 
 def dtype_name(dtype: torch.dtype) -> str:

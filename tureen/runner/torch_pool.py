@@ -30,10 +30,12 @@ def bytes_per_token(model: ModelConfig, dtype: torch.dtype) -> int:
     return 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
 
 
-def allocate(model: ModelConfig, dtype: torch.dtype, *, num_pages: int, page_size: int, device: DeviceInfo) -> KvPool:
-    """Allocates the tensors of all layers on the device."""
+def allocate(
+    model: ModelConfig, dtype: torch.dtype, *, num_layers: int, num_pages: int, page_size: int, device: DeviceInfo
+) -> KvPool:
+    """Allocates the tensors of so many layers on the device."""
     shape = (num_pages, page_size, model.num_kv_heads, model.head_dim)
-    tensors = [_zeros(shape, dtype, device) for _ in range(2 * model.num_layers)]
+    tensors = [_zeros(shape, dtype, device) for _ in range(2 * num_layers)]
     return KvPool(tensors[::2], tensors[1::2])
 
 

@@ -153,9 +153,8 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     described = _describe(model.config, shapes[0])
     token_bytes = torch_pool.bytes_per_token(described, dtype)
     capacity = plan_capacity(config, described, token_bytes=token_bytes, weight_bytes=0, device=device)
-    pool = torch_pool.allocate(
-        described, dtype, num_pages=capacity.num_pages, page_size=capacity.page_size, device=device
-    )
+    sizes = {"num_layers": described.num_layers, "num_pages": capacity.num_pages, "page_size": capacity.page_size}
+    pool = torch_pool.allocate(described, dtype, **sizes, device=device)
     needs = AttentionNeeds(device.type, forward.dtype, tuple(shapes), config.page_size)
     backend = find_backend(config.attention_backend, needs)
     forward.attention = backend.make_backend(shapes, pool.keys, pool.values)

@@ -1,8 +1,8 @@
 """Composition root: makes tokenizer, engine and client from a Config. Only this file knows which concrete classes are
 in use.
 
-Imports: attention, config, constraining, contract, devices, engine, errors, extras, fetching, grammar, kernels, log,
-media, registry, runner, sandbox, serving, text, tiers, weights; msgspec.
+Imports: attention, config, config_facts, constraining, contract, devices, engine, errors, extras, fetching, grammar,
+kernels, log, media, registry, runner, sandbox, serving, text, tiers, weights; msgspec.
 Imported by: bench, fleet, fronts, offline, replicas, server.
 """
 
@@ -17,6 +17,7 @@ import msgspec
 
 from tureen.attention.choice import AUTO, NATIVE
 from tureen.config import Config, cache_dir
+from tureen.config_facts import has_ranks
 from tureen.constraining.compiler import Compiler
 from tureen.constraining.kept_grammars import KeptGrammars
 from tureen.contract.types import EngineInfo
@@ -369,7 +370,7 @@ def engine_mode(config: Config) -> str:
     """Returns `thread` or `process`: where the engine will run. Looks for the device without importing torch."""
     if config.engine != "auto":
         return config.engine
-    if config.tensor_parallel_size > 1 or config.pipeline_parallel_size > 1:
+    if has_ranks(config):
         return "process"
     on_cuda = config.device == "cuda" or (config.device == "auto" and may_have_cuda())
     return "process" if on_cuda else "thread"

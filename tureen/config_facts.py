@@ -1,7 +1,7 @@
 """Tells what follows from several settings, or from settings and variables of other projects.
 
 Imports: config.
-Imported by: front, fronts, offline, server.
+Imported by: build, front, fronts, offline, runner, server.
 """
 
 from __future__ import annotations
@@ -29,3 +29,8 @@ def asks_for_traces(config: Config) -> bool:
 def is_alone(config: Config) -> bool:
     """Says whether one engine serves the model, and no other will."""
     return config.replicas == 1 and (config.max_replicas or 1) == 1 and not config.prefill_replicas
+
+
+def has_ranks(config: Config) -> bool:
+    """Says whether several processes compute one model."""
+    return config.tensor_parallel_size > 1 or config.pipeline_parallel_size > 1

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from tureen.config import Config
+from tureen.config_facts import has_ranks
 from tureen.devices import cpu
 from tureen.kernels.cpu import native as kernels_module
 from tureen.models.config import ModelConfig
@@ -68,9 +69,7 @@ def _context_of(config: Config, model: ModelConfig) -> int:
 
 def _native_sizes(source: ModelSource, config: Config, model: ModelConfig) -> tuple[int, int]:
     """Returns the bytes of the weights as loaded, and of a token in the KV cache."""
-    is_torch = (
-        config.kernels in ("torch", "tree") or max(config.tensor_parallel_size, config.pipeline_parallel_size) > 1
-    )
+    is_torch = config.kernels in ("torch", "tree") or has_ranks(config)
     kernels = None if is_torch else kernels_module.load()
     if kernels is None:
         width = 2 if config.dtype in ("bfloat16", "float16") else 4

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tureen.attention.choice import AUTO, NATIVE
 from tureen.config import Config
+from tureen.config_facts import has_ranks
 from tureen.devices.base import DeviceInfo, resolve_device
 from tureen.errors import StartupError
 from tureen.kernels.cpu import native
@@ -50,17 +51,13 @@ def _load(name: str, *parts: Any) -> ModelRunner:
 
 def uses_ranks(config: Config) -> bool:
     """Says whether several processes compute the model, or one in their order."""
-    return _has_ranks(config) or config.kernels == "tree"
-
-
-def _has_ranks(config: Config) -> bool:
-    return config.tensor_parallel_size > 1 or config.pipeline_parallel_size > 1
+    return has_ranks(config) or config.kernels == "tree"
 
 
 def _refuse_beside_ranks(config: Config) -> None:
     """Raises StartupError for a setting that does not go with ranks, or with their order."""
-    has_ranks, has_stages = _has_ranks(config), config.pipeline_parallel_size > 1
-    ranks = f"--tensor-parallel-size {config.tensor_parallel_size}" if has_ranks else "--kernels tree"
+    has_stages = config.pipeline_parallel_size > 1
+    ranks = f"--tensor-parallel-size {config.tensor_parallel_size}" if has_ranks(config) else "--kernels tree"
     ranks = f"--pipeline-parallel-size {config.pipeline_parallel_size}" if has_stages else ranks
     for field, is_there, why in (
         ("tensor_parallel_size", has_stages and config.tensor_parallel_size > 1, "a rank has some of the layers whole"),
@@ -69,7 +66,7 @@ def _refuse_beside_ranks(config: Config) -> None:
         ("attention_backend", config.attention_backend == NATIVE, "it belongs to the native kernels"),
         ("model_impl", config.model_impl == "transformers", "the model's own code in transformers is not split"),
         ("kv_disk", config.kv_disk is not None, "each rank has a part of every page"),
-        ("engine", has_ranks and config.engine == "thread", "with a lost rank the engine ends, and a thread cannot"),
+        ("engine", has_ranks(config) and config.engine == "thread", "the engine ends with a rank, a thread cannot"),
     ):
         if is_there:
             flag = f"--{field.replace('_', '-')} {getattr(config, field)}"

@@ -146,8 +146,8 @@ class TorchForwardFactory:
         return model
 
     def make_cache(self) -> torch_pool.KvPool:
-        sizes = {"num_pages": self._capacity.num_pages, "page_size": self._capacity.page_size}
-        sizes["num_layers"] = self.model.num_layers
+        capacity, num_layers = self._capacity, self.model.num_layers
+        sizes = {"num_layers": num_layers, "num_pages": capacity.num_pages, "page_size": capacity.page_size}
         return torch_pool.allocate(self.model, self._dtype, **sizes, device=self._device)
 
     def assemble(self, weights: DecoderModel, cache: torch_pool.KvPool) -> TorchForward:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from tureen.contract.types import LogprobSpec
 from tureen.weights.source import ModelSource
 
 GREEDY = SamplingParams(temperature=0.0)
+SPEC = LogprobSpec(prompt_start=0, top=256)
+PROMPT = [random.Random(7).randrange(250) for _ in range(61)]
 
 
 def folder_source(folder: Path) -> ModelSource:
@@ -81,3 +84,24 @@ def generate(runner, sequence: Running, count: int, *, chunk: int = 1 << 20, sco
     while len(sequence.output) < count and not sequence.errors:
         step(runner, [sequence], [chunk], score=score)
     return sequence.output
+
+
+def computed(runner) -> Running:
+    """What came of `PROMPT` in chunks, with its log-probabilities, and of tokens drawn beside another sequence."""
+    first = Running(0, PROMPT, range(0, 6), logprobs=SPEC)
+    other = Running(1, PROMPT[:9], range(6, 12), logprobs=SPEC)
+    step(runner, [first], [23], score=True)
+    while len(first.output) < 6:
+        step(runner, [other, first], [5, 23], score=True)
+    return first
+
+
+def hidden_states(runner):
+    """Those of tokens of `PROMPT`, from the third on."""
+    row = Row(2, tuple(PROMPT[:7]), 0, (12,), sample=False, hidden_from=2)
+    return runner.run(Batch((row,))).rows[0].hidden_states
+
+
+def distance(report, expected) -> float:
+    """How far log-probabilities are from those of an oracle."""
+    return max(abs(value - expected[token]) for value, token in report.top)

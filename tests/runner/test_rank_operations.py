@@ -1,27 +1,36 @@
-"""What an operator does to an engine over two ranks: every answer is that of one rank to which the same was done."""
+"""What an operator does to an engine over two ranks: every answer is that of an engine without other ranks, to which
+the same was done."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
 from rank_threads import ranks_in_threads
 from real_app import write_model
+from runner_driver import folder_source
 from tiny_adapters import write_adapter
 
+from tureen.config import Config
 from tureen.contract.params import SamplingParams
 from tureen.contract.types import GenerateRequest, LogprobSpec
 from tureen.engine.engine import Engine
 from tureen.errors import Conflict, InvalidRequest, NotFound
 from tureen.runner import forward
+from tureen.runner.load import load_runner
+from tureen.runner.model_runner import ModelRunner
 from tureen.sampling.sampler import Sampler
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPT = tuple(b"Once there was a king of Poland")
 LENGTH = 6
+SETTINGS = {"dtype": "float32", "page_size": 4}
 
 
 @pytest.fixture(scope="module")
@@ -34,19 +43,10 @@ def folders(tmp_path_factory) -> Path:
     return root
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Operated:
-    """An engine over so many ranks; its answers one after the other."""
+    """An engine and its answers, one after the other."""
 
-    def __init__(self, runner) -> None:
-        self.ranks = runner._ranks
+    def __init__(self, runner: ModelRunner) -> None:
         self.engine = Engine(runner, make_byte_tokenizer(), eos_token_ids=(EOS,), token_budget=16)
         self.call = self.engine.call
         self.answers: list[tuple[tuple[int, ...], int]] = []  # tokens; how many of the prompt were cached
@@ -82,21 +82,39 @@ class Operated:
         return self.call("update_weights", name="new", path=str(folder), format="safetensors", load_format=None)
 
 
-def over_ranks(folder: Path, do) -> tuple[list, list[str]]:
-    """Does the same over one rank and over two. Returns the answers, which must be equal, and what the second rank
-    did."""
-    answers, operations = [], []
-    for num_ranks in (1, 2):
-        with ranks_in_threads(folder, num_ranks, dtype="float32", page_size=4) as runner:
+Operation = Callable[[Operated], None]
+
+
+@pytest.fixture(params=["tensor_parallel_size", "pipeline_parallel_size"])
+def over_ranks(request) -> Callable[[Path, Operation], tuple[list, list[str]]]:
+    """Does the same without other ranks and with a second one, which has a part of every layer, or some of the layers.
+    Returns the answers, which must be equal, and what the second rank did."""
+    has_stages = request.param == "pipeline_parallel_size"
+
+    def compare(folder: Path, do: Operation) -> tuple[list, list[str]]:
+        with one_process(folder) if has_stages else ranks_in_threads(folder, 1, **SETTINGS) as runner:
+            undisturbed = Operated(runner)
+            do(undisturbed)
+        with ranks_in_threads(folder, 2, **SETTINGS, **({request.param: 2} if has_stages else {})) as runner:
             operated = Operated(runner)
             do(operated)
-            answers.append(operated.answers)
-            operations = operated.ranks.operations
-    assert answers[1] == answers[0]
-    return answers[1], operations
+            operations = runner._ranks.operations
+        assert operated.answers == undisturbed.answers
+        return operated.answers, operations
+
+    return compare
 
 
-def test_new_weights_reach_all_ranks_and_those_of_another_shape_none(folders):
+@contextmanager
+def one_process(folder: Path) -> Iterator[ModelRunner]:
+    """The model by torch; stages compute with its bits."""
+    config = Config(device="cpu", kernels="torch", num_threads=1, max_total_tokens=256, **SETTINGS)
+    runner = load_runner(folder_source(folder), config)
+    yield runner
+    runner.close()
+
+
+def test_new_weights_reach_all_ranks_and_those_of_another_shape_none(over_ranks, folders):
     def do(operated: Operated) -> None:
         operated.ask()
         with pytest.raises(InvalidRequest, match="intermediate_size"):
@@ -114,7 +132,7 @@ def test_new_weights_reach_all_ranks_and_those_of_another_shape_none(folders):
     assert operations == ["update_weights", "update_weights"]
 
 
-def test_what_is_paused_goes_on_with_the_weights_that_all_ranks_have_then(folders):
+def test_what_is_paused_goes_on_with_the_weights_that_all_ranks_have_then(over_ranks, folders):
     def do(operated: Operated) -> None:
         for mode in ("in_place", "retract"):
             for folder in ("second", "first"):
@@ -139,7 +157,7 @@ def test_what_is_paused_goes_on_with_the_weights_that_all_ranks_have_then(folder
 
 
 @pytest.mark.parametrize("tags", [["weights"], ["kv_cache"], ["weights", "kv_cache"]])
-def test_memory_that_was_given_back_comes_back_on_all_ranks(folders, tags):
+def test_memory_that_was_given_back_comes_back_on_all_ranks(over_ranks, folders, tags):
     def do(operated: Operated) -> None:
         operated.call("load_adapter", name="red", path=str(folders / "adapter"))
         operated.ask(), operated.ask("red")
@@ -155,7 +173,7 @@ def test_memory_that_was_given_back_comes_back_on_all_ranks(folders, tags):
     assert operations == ["load_adapter", "release_memory", "resume_memory"]
 
 
-def test_weights_whose_files_have_changed_do_not_come_back_on_any_rank_and_others_do(folders, tmp_path):
+def test_weights_whose_files_have_changed_do_not_come_back_on_any_rank_and_others_do(over_ranks, folders, tmp_path):
     for number in (1, 2):
         shutil.copytree(folders / "first", tmp_path / str(number))
     numbers = iter((1, 2))
@@ -174,7 +192,7 @@ def test_weights_whose_files_have_changed_do_not_come_back_on_any_rank_and_other
     assert operations == ["update_weights", "release_memory", "update_weights"]
 
 
-def test_an_adapter_that_was_unloaded_is_gone_from_all_ranks_and_its_folder_can_be_loaded_again(folders):
+def test_an_adapter_that_was_unloaded_is_gone_from_all_ranks_and_its_folder_can_be_loaded_again(over_ranks, folders):
     def do(operated: Operated) -> None:
         operated.call("load_adapter", name="red", path=str(folders / "adapter"))
         operated.ask("red")
@@ -195,7 +213,7 @@ def test_an_adapter_that_was_unloaded_is_gone_from_all_ranks_and_its_folder_can_
     assert operations == ["load_adapter", "unload_adapter", "load_adapter"]
 
 
-def test_a_flush_leaves_nothing_cached_and_the_same_tokens(folders):
+def test_a_flush_leaves_nothing_cached_and_the_same_tokens(over_ranks, folders):
     def do(operated: Operated) -> None:
         operated.ask()
         operated.ask()
@@ -208,7 +226,7 @@ def test_a_flush_leaves_nothing_cached_and_the_same_tokens(folders):
     assert operations == ["forget"]
 
 
-def test_a_request_whose_scores_cannot_be_made_leaves_no_rank_waiting(folders, monkeypatch):
+def test_a_request_whose_scores_cannot_be_made_leaves_no_rank_waiting(over_ranks, folders, monkeypatch):
     def do(operated: Operated) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(forward, "SCORE_LOGITS", 4 * VOCAB_SIZE)

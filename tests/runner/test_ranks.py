@@ -1,19 +1,17 @@
 """One model over several ranks: the same bits however many there are, and the model that transformers has."""
 
 import json
-import random
 from pathlib import Path
 
 import pytest
 import torch
 from rank_threads import ranks_in_threads
-from runner_driver import Running, folder_source, step
+from runner_driver import PROMPT, SPEC, Running, computed, distance, folder_source, hidden_states
 from tiny_adapters import write_adapter
 from tiny_models import greedy, logprobs, write
 
 from tureen.config import Config
 from tureen.contract.runner import Batch, Row
-from tureen.contract.types import LogprobSpec
 from tureen.devices.groups import RankGroup
 from tureen.errors import StartupError
 from tureen.models.segments import NUM_SEGMENTS, cut, segments_of, why_not
@@ -21,9 +19,9 @@ from tureen.runner import loading
 from tureen.runner.load import load_runner
 from tureen.runner.ranks import Ranks
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CLOSE = 1e-4
-SPEC = LogprobSpec(prompt_start=0, top=256)
-PROMPT = [random.Random(7).randrange(250) for _ in range(61)]
 MODELS = {
     "llama": {},
     "llama-biases": {"vocab_size": 251},
@@ -36,38 +34,10 @@ MODELS = {
 """With more keys of their config: a vocabulary that no number of ranks divides, and SmolLM2's heads."""
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module", params=MODELS)
 def model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     return folder, write(folder, request.param, **MODELS[request.param])
-
-
-def distance(report, expected):
-    return max(abs(value - expected[token]) for value, token in report.top)
-
-
-def computed(runner):
-    """All that a step can be asked for: a chunked prompt with its log-probabilities, tokens drawn beside another
-    sequence."""
-    first = Running(0, PROMPT, range(0, 6), logprobs=SPEC)
-    other = Running(1, PROMPT[:9], range(6, 12), logprobs=SPEC)
-    step(runner, [first], [23], score=True)
-    while len(first.output) < 6:
-        step(runner, [other, first], [5, 23], score=True)
-    return first
-
-
-def hidden_states(runner):
-    row = Row(2, tuple(PROMPT[:7]), 0, (12,), sample=False, hidden_from=2)
-    return runner.run(Batch((row,))).rows[0].hidden_states
 
 
 def test_logits_and_states_are_equal_to_the_last_bit_with_one_two_and_four_ranks_and_close_to_transformers(model):

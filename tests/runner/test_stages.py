@@ -1,18 +1,16 @@
 """One model whose layers are shared out among stages: the bits of one process, and the model that transformers has."""
 
 import json
-import random
 
 import pytest
 import torch
-from rank_threads import CPU, ranks_in_threads
-from runner_driver import Running, folder_source, step
+from rank_threads import CPU, DEVICE, ranks_in_threads
+from runner_driver import PROMPT, SPEC, Running, computed, distance, folder_source, hidden_states
 from tiny_adapters import write_adapter
 from tiny_models import greedy, logprobs, write
 
 from tureen.config import Config
 from tureen.contract.runner import Batch, Row
-from tureen.contract.types import LogprobSpec
 from tureen.devices.groups import RankGroup
 from tureen.errors import StartupError
 from tureen.models.stages import layers_of, why_not
@@ -20,9 +18,12 @@ from tureen.runner import loading
 from tureen.runner.load import load_runner
 from tureen.runner.stage_forward import StageFactory
 
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(DEVICE.type == "cuda", reason="threads of one GPU meet by gloo, which sends tensors of a CPU"),
+]
+
 CLOSE = 1e-4
-SPEC = LogprobSpec(prompt_start=0, top=256)
-PROMPT = [random.Random(7).randrange(250) for _ in range(61)]
 MODELS = {
     "llama": {"num_hidden_layers": 5},
     "smollm3": {},
@@ -32,44 +33,25 @@ MODELS = {
 """With more keys of their config: untied and tied heads, layers of several kinds, with experts and without."""
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def alone(folder, **settings):
     """The model in one process, by torch."""
     config = Config(device="cpu", kernels="torch", num_threads=1, max_total_tokens=1024, **settings)
     return load_runner(folder_source(folder), config)
 
 
-def computed(runner):
-    """All that a step can be asked for: a chunked prompt with its log-probabilities, tokens drawn beside another
-    sequence, hidden states."""
-    first = Running(0, PROMPT, range(0, 6), logprobs=SPEC)
-    other = Running(1, PROMPT[:9], range(6, 12), logprobs=SPEC)
-    step(runner, [first], [23], score=True)
-    while len(first.output) < 6:
-        step(runner, [other, first], [5, 23], score=True)
-    row = Row(2, tuple(PROMPT[:7]), 0, (12,), sample=False, hidden_from=2)
-    states = runner.run(Batch((row,))).rows[0].hidden_states
-    return first, (first.output, first.output_logprobs, first.prompt_logprobs, other.output_logprobs, states)
-
-
-def distance(report, expected):
-    return max(abs(value - expected[token]) for value, token in report.top)
+def everything(runner):
+    first = computed(runner)
+    states = hidden_states(runner)
+    return first, (first.output, first.output_logprobs, first.prompt_logprobs, states)
 
 
 @pytest.mark.parametrize("variant", MODELS)
 def test_logits_and_states_are_those_of_one_process_to_the_last_bit_and_close_to_transformers(tmp_path, variant):
     oracle = write(tmp_path, variant, **MODELS[variant])
-    first, expected = computed(alone(tmp_path, dtype="float32"))
+    first, expected = everything(alone(tmp_path, dtype="float32"))
     for num_stages in (2, 3):
         with ranks_in_threads(tmp_path, num_stages, dtype="float32", pipeline_parallel_size=num_stages) as runner:
-            assert computed(runner)[1] == expected
+            assert everything(runner)[1] == expected
     assert first.output == greedy(oracle, PROMPT, 6, draft=first.output)
     reports = first.prompt_logprobs + first.output_logprobs
     rows = logprobs(oracle, first.token_ids[:-1])
@@ -78,9 +60,9 @@ def test_logits_and_states_are_those_of_one_process_to_the_last_bit_and_close_to
 
 def test_bits_are_those_of_one_process_in_sixteen_bits_too(tmp_path):
     write(tmp_path, "qwen3")
-    expected = computed(alone(tmp_path, dtype="bfloat16"))[1]
+    expected = everything(alone(tmp_path, dtype="bfloat16"))[1]
     with ranks_in_threads(tmp_path, 2, dtype="bfloat16", pipeline_parallel_size=2) as runner:
-        assert computed(runner)[1] == expected
+        assert everything(runner)[1] == expected
 
 
 def test_adapters_give_what_they_give_in_one_process(tmp_path):

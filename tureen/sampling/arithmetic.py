@@ -67,13 +67,37 @@ class Ranking(NamedTuple):
     totals: Values  # [r]: sums of the weights over the whole vocabulary
 
 
+Sums = Any
+"""Running sums of the weights of some rows, in a form of the arithmetic's own."""
+
+
+class NotedDraw(NamedTuple):
+    """Tokens drawn from r rows, and in what."""
+
+    token_ids: Ids  # [r]
+    totals: Values  # [r]: of the weights of the whole vocabulary
+    sums: Sums
+
+
 class Spans(NamedTuple):
     """Shares of some tokens in the draws of r rows, in weights: a token is drawn from `starts` on, up to `weights`
     more."""
 
     starts: Values  # [r, k]: sum of the weights of the tokens with lower ids
     weights: Values  # [r, k]
-    totals: Values  # [r]: of the whole vocabulary
+
+
+Saved = tuple[Ids | None, Any]
+"""Tokens of a row, None = all, and the logits that they had before a stage, in a form of the arithmetic's own."""
+
+
+class TracedRow(NamedTuple):
+    """The way of a row of logits through its stages."""
+
+    candidates: Sequence[int]  # the best tokens of the last state, the token itself, then the best of the others
+    states: Sequence[tuple[tuple[float | None, ...], tuple[float, ...]]]
+    """The candidates' logits, None = -inf, and their probabilities at temperature 1: before all stages, and after each
+    of them."""
 
 
 class Arithmetic(Protocol):
@@ -110,11 +134,29 @@ class Arithmetic(Protocol):
         """Draws a token for each of the r rows by inverse CDF: in the order of ids, the first whose running probability
         exceeds its uniform. uniforms and result are [r]."""
 
-    def spans(self, softmaxes: Softmaxes, token_ids: Ids) -> Spans:
-        """Returns where `draw` draws the tokens token_ids [r, k]."""
+    def draw_noting(self, softmaxes: Softmaxes, uniforms: Values) -> NotedDraw:
+        """Draws the same tokens as `draw`, and returns what it takes to say where."""
 
-    def logits_at(self, logits: Logits, rows: Ids, token_ids: Ids) -> Values:
-        """Returns the logits at token_ids [r, k] of r of the rows: [r, k]."""
+    def spans(self, softmaxes: Softmaxes, sums: Sums, token_ids: Ids) -> Spans:
+        """Returns where `draw_noting`, which gave the sums, draws the tokens token_ids [r, k]."""
+
+    def saved(self, logits: Logits, rows: Sequence[int], token_ids: Sequence[Ids | None]) -> list[Saved]:
+        """Returns the logits of some tokens of each of the rows, or of all tokens, as they are now."""
+
+    def trace(
+        self,
+        logits: Logits,
+        rows: Ids,
+        histories: Sequence[Sequence[Saved]],
+        token_ids: Ids,
+        totals: Values,
+        width: int,
+    ) -> list[TracedRow]:
+        """Returns the ways of r rows through their stages, of which `histories` has what each saved before it.
+
+        token_ids [r] are those to be shown beside the `width` best of each state. totals [r]: sums of the weights at
+        temperature 1 of rows without a stage, where they are known, else NaN.
+        """
 
     def rank(self, softmaxes: Softmaxes, width: int) -> Ranking:
         """Returns the `width` most probable tokens of each row, or as many as there are."""

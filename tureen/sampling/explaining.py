@@ -5,15 +5,27 @@ A row that is not explained costs nothing here, and one that is draws the same t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tureen.contract.params import SamplingParams
 from tureen.contract.types import Explanation, StageView
 from tureen.sampling import processors
-from tureen.sampling.arithmetic import Arithmetic, Ids, Logits, Peaks, Ranking, Softmaxes, Spans, Values
+from tureen.sampling.arithmetic import (
+    Arithmetic,
+    Ids,
+    Logits,
+    NotedDraw,
+    Peaks,
+    Ranking,
+    Saved,
+    Softmaxes,
+    TracedRow,
+    Values,
+)
 from tureen.sampling.filtered import CutDraw, WatchCut
 from tureen.sampling.slots import Slot
 
@@ -26,15 +38,6 @@ MODEL, PROCESSOR, GRAMMAR, TEMPERATURE, TYPICAL, DRAW = (
 """Names of the stages that are not functions of processors.py under their parameter's name."""
 
 
-class State(NamedTuple):
-    """Some rows of logits as they were between two stages."""
-
-    logits: Logits
-    rows: Sequence[int]  # of the batch, one for each row of these logits
-    peaks: Peaks
-    names: Sequence[str]  # the stage that each row has behind it
-
-
 class Cuts(NamedTuple):
     """The cuts of one row as they acted."""
 
@@ -44,11 +47,11 @@ class Cuts(NamedTuple):
     draw: CutDraw
 
 
-class RowDraw(NamedTuple):
-    """The draw of one row: its random number, and its cuts, where there are any."""
+class PlainDraw(NamedTuple):
+    """Rows that were drawn from their whole softmax."""
 
-    uniform: float
-    cuts: Cuts | None = None
+    softmaxes: Softmaxes
+    noted: NotedDraw
 
 
 class Tracer:
@@ -57,34 +60,40 @@ class Tracer:
     def __init__(self, arithmetic: Arithmetic, logits: Logits, rows: Sequence[int]) -> None:
         self._arithmetic = arithmetic
         self._logits = logits
-        self._names = dict.fromkeys(rows, MODEL)  # the last stage of each row
-        self._states: list[State] = []
-        self._draws: dict[int, RowDraw] = {}
+        self._names: dict[int, list[str]] = {row: [MODEL] for row in rows}  # of the stages of each row
+        self._saved: dict[int, list[Saved]] = {row: [] for row in rows}  # what they changed
+        self._uniforms: dict[int, float] = {}  # random numbers of the rows that are drawn
+        self._plain: PlainDraw | None = None
+        self._cuts: dict[int, Cuts] = {}
 
-    def before(self, stage: str, rows: Collection[int]) -> None:
-        """Keeps the logits of rows that a stage is going to change."""
-        changing = [row for row in rows if row in self._names]
-        if not changing:
-            return
-        kept = self._arithmetic.copy(self._logits, changing)
-        self._states.append(State(kept, changing, self._arithmetic.peaks(kept), [self._names[row] for row in changing]))
-        self._names.update(dict.fromkeys(changing, stage))
+    def before(self, stage: str, changes: Mapping[int, Ids | None]) -> None:
+        """Keeps the logits that a stage is going to change, by row."""
+        changing = [row for row in changes if row in self._names]
+        kept = self._arithmetic.saved(self._logits, changing, [changes[row] for row in changing])
+        for row, saved in zip(changing, kept, strict=True):
+            self._names[row].append(stage)
+            self._saved[row].append(saved)
 
-    def drawing(self, rows: Sequence[int], uniforms: Values, params: Sequence[SamplingParams]) -> WatchCut:
-        """Takes the random numbers [r] and the parameters of rows that are drawn. Returns what hears of their cuts."""
-        numbers = zip(rows, uniforms.tolist(), strict=True)
-        self._draws.update({row: RowDraw(uniform) for row, uniform in numbers if row in self._names})
+    def draw(self, softmaxes: Softmaxes, uniforms: Values) -> Ids:
+        """Draws the tokens of rows without cuts, as `Arithmetic.draw` does."""
+        noted = self._arithmetic.draw_noting(softmaxes, uniforms)
+        self._note_uniforms(softmaxes.rows.tolist(), uniforms)
+        self._plain = PlainDraw(softmaxes, noted)
+        return noted.token_ids
 
-        def watch(places: Sequence[int], ranking: Ranking, draw: CutDraw) -> None:
-            indices = [index for index, place in enumerate(places) if rows[place] in self._draws]
+    def watch(self, rows: Sequence[int], uniforms: Values, params: Sequence[SamplingParams]) -> WatchCut:
+        """Takes the random numbers [r] and the parameters of rows with cuts. Returns what hears of their draws."""
+        self._note_uniforms(rows, uniforms)
+
+        def note(places: Sequence[int], ranking: Ranking, draw: CutDraw) -> None:
+            indices = [index for index, place in enumerate(places) if rows[place] in self._names]
             own = Ranking(ranking.token_ids[indices], ranking.weights[indices], ranking.totals[indices])
             kept = _kept(own, [params[places[index]] for index in indices])
             for index, token_ids, total, of_row in zip(indices, own.token_ids, own.totals.tolist(), kept, strict=True):
-                row = rows[places[index]]
-                cuts = Cuts(token_ids, total, of_row, CutDraw(*(values[index] for values in draw)))
-                self._draws[row] = self._draws[row]._replace(cuts=cuts)
+                of_draw = CutDraw(*(values[index] for values in draw))
+                self._cuts[rows[places[index]]] = Cuts(token_ids, total, of_row, of_draw)
 
-        return watch
+        return note
 
     def explain(
         self, peaks: Peaks, batch: Sequence[Slot], positions: Sequence[int], tokens: Mapping[int, int]
@@ -94,126 +103,107 @@ class Tracer:
         rows = [row for row in self._names if row in tokens]
         if not rows:
             return {}
-        index = np.array(rows, dtype=np.int64)
-        names = [self._names[row] for row in rows]
-        last = State(self._logits, rows, Peaks(peaks.values[index], peaks.token_ids[index]), names)
-        candidates = self._candidates(last, index, tokens)
-        stages: dict[int, list[StageView]] = {row: [] for row in rows}
-        for state in self._states:
-            self._view(state, np.arange(len(state.rows)), candidates, batch, stages)
-        at_one = self._view(last, index, candidates, batch, stages)
-        self._add_draws(last, index, candidates, batch, stages, at_one)
+        totals = self._totals(batch)
+        traced = self._arithmetic.trace(
+            self._logits,
+            np.array(rows, dtype=np.int64),
+            [self._saved[row] for row in rows],
+            np.array([tokens[row] for row in rows], dtype=np.int64),
+            np.array([totals.get(row, np.nan) for row in rows]),
+            min(CANDIDATES, self._logits.shape[1]),
+        )
+        ways = dict(zip(rows, traced, strict=True))
+        stages = {row: self._changes(row, way, batch[row].params) for row, way in ways.items()}
+        self._add_plain_draws(batch, ways, stages)
+        self._add_cut_draws(peaks, batch, ways, stages)
         return {
-            row: _explanation(tokens[row], positions[row], self._draws.get(row), candidates[row], stages[row])
-            for row in rows
+            row: Explanation(
+                token_id=tokens[row],
+                position=positions[row],
+                chosen_by="draw" if row in self._uniforms else "best",
+                random=self._uniforms.get(row),
+                candidates=tuple(ways[row].candidates),
+                stages=tuple(of_row),
+            )
+            for row, of_row in stages.items()
         }
 
-    def _add_draws(
-        self,
-        last: State,
-        places: Ids,
-        candidates: Mapping[int, Sequence[int]],
-        batch: Sequence[Slot],
-        stages: Mapping[int, list[StageView]],
-        at_one: Spans,
+    def _note_uniforms(self, rows: Sequence[int], uniforms: Values) -> None:
+        self._uniforms.update(zip(rows, uniforms.tolist(), strict=True))
+
+    def _totals(self, batch: Sequence[Slot]) -> dict[int, float]:
+        """Returns sums of weights that drawing has shown already: of rows that were drawn at temperature 1."""
+        totals = {row: cuts.total for row, cuts in self._cuts.items()}
+        if self._plain is not None:
+            totals |= zip(self._plain.softmaxes.rows.tolist(), self._plain.noted.totals.tolist(), strict=True)
+        return {row: total for row, total in totals.items() if batch[row].params.temperature == 1.0}
+
+    def _changes(self, row: int, way: TracedRow, params: SamplingParams) -> list[StageView]:
+        """Returns the stages that change logits, the model before them."""
+        return [
+            StageView(name, probabilities, _value(params, name), logits)
+            for name, (logits, probabilities) in zip(self._names[row], way.states, strict=True)
+        ]
+
+    def _add_plain_draws(
+        self, batch: Sequence[Slot], ways: Mapping[int, TracedRow], stages: Mapping[int, list[StageView]]
     ) -> None:
-        """Adds what follows the logits, of the rows that were drawn. places: where the rows stand in the logits;
-        at_one: their spans at temperature 1, which most are drawn at."""
-        drawn = [place for place, row in enumerate(last.rows) if row in self._draws]
-        if not drawn:
+        """Adds what follows the logits of rows without cuts."""
+        if self._plain is None:
             return
-        rows = [last.rows[place] for place in drawn]
-        temperatures = processors.temperature([batch[row].params for row in rows])
-        softmaxes = Softmaxes(last.logits, places[drawn], last.peaks.values[drawn], temperatures)
-        uncut = [place for place, row in enumerate(rows) if self._draws[row].cuts is None]
-        heated = [place for place in uncut if temperatures[place] != 1.0]
-        spans = {place: _of_row(at_one, drawn[place]) for place in uncut if temperatures[place] == 1.0}
-        if heated:
-            own = self._arithmetic.spans(softmaxes.of(heated), _padded([candidates[rows[place]] for place in heated]))
-            spans |= {place: _of_row(own, index) for index, place in enumerate(heated)}
-        for place, of_row in spans.items():
-            row = rows[place]
-            stages[row] += _uncut(batch[row].params, len(candidates[row]), of_row)
-        for place, row in enumerate(rows):
-            cuts = self._draws[row].cuts
-            if cuts is not None:
-                logits = np.array([-np.inf if logit is None else logit for logit in stages[row][-1].logits])
-                weights = np.exp((logits - softmaxes.peaks[place]) / softmaxes.temperatures[place])
-                stages[row] += _cut(batch[row].params, candidates[row], weights, cuts)
+        softmaxes, noted = self._plain
+        rows = softmaxes.rows.tolist()
+        ids = _padded([ways[row].candidates if row in ways else (0,) for row in rows])
+        spans, totals = self._arithmetic.spans(softmaxes, noted.sums, ids), noted.totals[:, None]
+        shares = spans.weights / totals, spans.starts / totals, (spans.starts + spans.weights) / totals
+        for row, *of_row in zip(rows, *(values.tolist() for values in shares), strict=True):
+            if row in ways:
+                own, starts, ends = (values[: len(ways[row].candidates)] for values in of_row)
+                if batch[row].params.temperature != 1.0:
+                    stages[row].append(StageView(TEMPERATURE, tuple(own), batch[row].params.temperature))
+                stages[row].append(_draw_view(own, starts, ends))
 
-    def _candidates(self, last: State, index: Ids, tokens: Mapping[int, int]) -> dict[int, list[int]]:
-        """Returns the tokens that each row shows, those that were best at the end first, each once."""
-        shown: dict[int, dict[int, None]] = {}
-        width = CANDIDATES
-        for row, best in zip(last.rows, self._arithmetic.best(self._logits, index, width).tolist(), strict=True):
-            shown[row] = dict.fromkeys((*best, tokens[row]))
-        for state in self._states:
-            own = np.arange(len(state.rows))
-            for row, best in zip(state.rows, self._arithmetic.best(state.logits, own, width).tolist(), strict=True):
-                if row in shown:
-                    shown[row].update(dict.fromkeys(best))
-        return {row: list(ids) for row, ids in shown.items()}
-
-    def _view(
-        self,
-        state: State,
-        places: Ids,
-        candidates: Mapping[int, Sequence[int]],
-        batch: Sequence[Slot],
-        stages: Mapping[int, list[StageView]],
-    ) -> Spans:
-        """Adds the view of one state to the stages of its rows. Returns their spans at temperature 1. places: where
-        they stand in its logits."""
-        ids = _padded([candidates.get(row, (0,)) for row in state.rows])
-        softmaxes = Softmaxes(state.logits, places, state.peaks.values, np.ones(len(places)))
-        spans = self._arithmetic.spans(softmaxes, ids)
-        probabilities = (spans.weights / spans.totals[:, None]).tolist()
-        logits = self._arithmetic.logits_at(state.logits, places, ids)
-        finite = np.isfinite(logits).tolist()
-        for row, name, shares, values, known in zip(
-            state.rows, state.names, probabilities, logits.tolist(), finite, strict=True
-        ):
-            if row in stages:
-                width = len(candidates[row])
-                shown = tuple([value if is_finite else None for value, is_finite in zip(values, known, strict=True)])
-                value = _value(batch[row].params, name)
-                stages[row].append(StageView(name, tuple(shares[:width]), value, shown[:width]))
-        return spans
+    def _add_cut_draws(
+        self, peaks: Peaks, batch: Sequence[Slot], ways: Mapping[int, TracedRow], stages: Mapping[int, list[StageView]]
+    ) -> None:
+        """Adds what follows the logits of rows with cuts."""
+        rows = list(self._cuts)
+        if not rows:
+            return
+        temperatures = processors.temperature([batch[row].params for row in rows])[:, None]
+        logits = [[-np.inf if logit is None else logit for logit in stages[row][-1].logits] for row in rows]
+        weights = np.exp((_padded(logits) - peaks.values[rows, None]) / temperatures).tolist()
+        for row, of_row in zip(rows, weights, strict=True):
+            stages[row] += _cut(batch[row].params, ways[row].candidates, of_row, self._cuts[row])
 
 
-def _of_row(spans: Spans, place: int) -> Spans:
-    return Spans(*(values[place] for values in spans))
-
-
-def _uncut(params: SamplingParams, count: int, spans: Spans) -> Iterator[StageView]:
-    """Yields the stages behind the logits of a row without cuts. `spans`: at its temperature, of `count` candidates."""
-    weights, starts, total = spans.weights[:count], spans.starts[:count], float(spans.totals)
-    if params.temperature != 1.0:
-        yield StageView(TEMPERATURE, tuple((weights / total).tolist()), params.temperature)
-    yield _draw_view(starts, weights, total)
-
-
-def _cut(params: SamplingParams, candidates: Sequence[int], weights: Values, cuts: Cuts) -> Iterator[StageView]:
+def _cut(params: SamplingParams, candidates: Sequence[int], weights: list[float], cuts: Cuts) -> Iterator[StageView]:
     """Yields the stages behind the logits of a row with cuts, each together with those before it. weights: of the
     candidates, at its temperature."""
     if params.temperature != 1.0:
-        yield StageView(TEMPERATURE, tuple((weights / cuts.total).tolist()), params.temperature)
-    ids, most = np.array(candidates), max((num_left for _, num_left, _ in cuts.kept), default=0)
-    is_ranked = cuts.ranked[:most, None] == ids
-    ranks = np.where(is_ranked.any(axis=0), is_ranked.argmax(axis=0), most) if most else ids
+        shares = [weight / cuts.total for weight in weights[: len(candidates)]]
+        yield StageView(TEMPERATURE, tuple(shares), params.temperature)
+    most = max((num_left for _, num_left, _ in cuts.kept), default=0)
+    places = {token_id: place for place, token_id in enumerate(cuts.ranked[:most].tolist())}
+    ranks = [places.get(token_id, most) for token_id in candidates]
     for name, num_left, total in cuts.kept:
-        shares = np.where(ranks < num_left, weights, 0.0) / total
-        yield StageView(name, tuple(shares.tolist()), _value(params, name), num_kept=num_left)
-    starts, weights, total = cuts.draw.spans_of(ids)
+        shares = [weight / total if rank < num_left else 0.0 for weight, rank in zip(weights, ranks, strict=False)]
+        yield StageView(name, tuple(shares), _value(params, name), num_kept=num_left)
+    starts, left, total = cuts.draw.spans_of(np.array(candidates))
+    shares = (left / total).tolist()
     if params.typical_p < 1.0:
         num_kept = int(np.count_nonzero(cuts.draw.weights))
-        yield StageView(TYPICAL, tuple((weights / total).tolist()), params.typical_p, num_kept=num_kept)
-    yield _draw_view(starts, weights, total)
+        yield StageView(TYPICAL, tuple(shares), params.typical_p, num_kept=num_kept)
+    yield _draw_view(shares, (starts / total).tolist(), ((starts + left) / total).tolist())
 
 
-def _draw_view(starts: Values, weights: Values, total: float) -> StageView:
-    begin, end = _of_possible(starts / total, weights), _of_possible((starts + weights) / total, weights)
-    return StageView(DRAW, tuple((weights / total).tolist()), starts=begin, ends=end)
+def _draw_view(shares: Sequence[float], starts: Sequence[float], ends: Sequence[float]) -> StageView:
+    """Returns the view of the draw: tokens that have no share begin and end nowhere."""
+    begin, end = (
+        tuple([value if share > 0 else None for value, share in zip(values, shares, strict=True)])
+        for values in (starts, ends)
+    )
+    return StageView(DRAW, tuple(shares), starts=begin, ends=end)
 
 
 def _kept(ranking: Ranking, params: Sequence[SamplingParams]) -> list[list[tuple[str, int, float]]]:
@@ -228,33 +218,13 @@ def _kept(ranking: Ranking, params: Sequence[SamplingParams]) -> list[list[tuple
     return kept
 
 
-def _of_possible(values: Values, weights: Values) -> tuple[float | None, ...]:
-    """Returns the values of tokens that have a weight, None of the others."""
-    return tuple(
-        [value if weight > 0 else None for value, weight in zip(values.tolist(), weights.tolist(), strict=True)]
-    )
-
-
-def _explanation(
-    token_id: int, position: int, noted: RowDraw | None, candidates: Sequence[int], stages: Sequence[StageView]
-) -> Explanation:
-    return Explanation(
-        token_id=token_id,
-        position=position,
-        chosen_by="best" if noted is None else "draw",
-        random=None if noted is None else noted.uniform,
-        candidates=tuple(candidates),
-        stages=tuple(stages),
-    )
-
-
 def _value(params: SamplingParams, name: str) -> float | None:
     """Returns the parameter that has the stage's name, where it is a number."""
     value: Any = getattr(params, name, None)
     return value if isinstance(value, float | int) else None
 
 
-def _padded(lists: Sequence[Sequence[int]]) -> Ids:
-    """Returns token ids as an array, shorter lists filled up with token 0."""
+def _padded(lists: Sequence[Sequence[float]]) -> NDArray[Any]:
+    """Returns lists of numbers as an array, shorter ones filled up with their first."""
     width = max(map(len, lists))
-    return np.array([[*ids, *[0] * (width - len(ids))] for ids in lists], dtype=np.int64)
+    return np.array([[*values, *[values[0]] * (width - len(values))] for values in lists])

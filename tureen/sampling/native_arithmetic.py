@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,20 @@ from numpy.typing import NDArray
 
 from tureen.grammar import Mask
 from tureen.kernels.cpu import native
-from tureen.sampling.arithmetic import Change, Ids, Operation, Peaks, Ranking, Softmaxes, Spans, Values
+from tureen.sampling.arithmetic import (
+    Change,
+    Ids,
+    NotedDraw,
+    Operation,
+    Peaks,
+    Ranking,
+    Saved,
+    Softmaxes,
+    Spans,
+    Sums,
+    TracedRow,
+    Values,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -54,12 +68,29 @@ class NativeArithmetic:
         drawn: Ids = self._kernels.draw(self._pool, *softmaxes, uniforms)
         return drawn
 
-    def spans(self, softmaxes: Softmaxes, token_ids: Ids) -> Spans:
-        return Spans(*self._kernels.spans(self._pool, *softmaxes, token_ids))
+    def draw_noting(self, softmaxes: Softmaxes, uniforms: Values) -> NotedDraw:
+        return NotedDraw(*self._kernels.draw_noting(self._pool, *softmaxes, uniforms))
 
-    def logits_at(self, logits: Array, rows: Ids, token_ids: Ids) -> Values:
-        values: Values = logits[rows[:, None], token_ids].astype(np.float64)
-        return values
+    def spans(self, softmaxes: Softmaxes, sums: Sums, token_ids: Ids) -> Spans:
+        return Spans(*self._kernels.spans(self._pool, *softmaxes, sums, token_ids))
+
+    def saved(self, logits: Array, rows: Sequence[int], token_ids: Sequence[Ids | None]) -> list[Saved]:
+        return [
+            (ids, logits[row].copy() if ids is None else logits[row].take(ids))
+            for row, ids in zip(rows, token_ids, strict=True)
+        ]
+
+    def trace(
+        self,
+        logits: Array,
+        rows: Ids,
+        histories: Sequence[Sequence[Saved]],
+        token_ids: Ids,
+        totals: Values,
+        width: int,
+    ) -> list[TracedRow]:
+        traced = self._kernels.trace(self._pool, logits, rows, histories, token_ids, totals, width)
+        return list(starmap(TracedRow, traced))
 
     def rank(self, softmaxes: Softmaxes, width: int) -> Ranking:
         return Ranking(*self._kernels.rank(self._pool, *softmaxes, width))

@@ -21,7 +21,7 @@ the host what is to be done; where the logits are, an Arithmetic does it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,8 +33,8 @@ from tureen.sampling.arithmetic import Arithmetic, Change, Ids, Logits, Operatio
 from tureen.sampling.slots import Slot, TokenCounts
 
 Applies = Callable[[SamplingParams], bool]
-Before = Callable[[str, Collection[int]], None]
-"""Hears of a stage, by its parameter's name, and of the rows that it is going to change."""
+Before = Callable[[str, Mapping[int, Ids | None]], None]
+"""Hears of a stage, by its parameter's name, and which tokens of which rows it is going to change; None = all."""
 NO_COUNTS = TokenCounts(())
 NO_CHANGE: Change = np.zeros(0, dtype=np.int64), np.zeros(0)
 
@@ -241,7 +241,7 @@ def run_logit_stages(
 ) -> bool:
     """Changes logits [rows, vocab] in place. Returns False when no row uses any stage.
 
-    before: is called with each stage's name and the rows that it is going to change.
+    before: is called with each stage's name and what it is going to change.
     """
     rows_of: dict[int, list[int]] = {}
     for row, slot in enumerate(slots):
@@ -252,7 +252,7 @@ def run_logit_stages(
         changes = {row: stage.run(User(slots[row], num_outputs[row], logits.shape[1])) for row in rows_of[place]}
         changed = {row: change for row, change in changes.items() if len(change[0])}
         if changed and before is not None:
-            before(stage.run.__name__, changed)
+            before(stage.run.__name__, {row: token_ids for row, (token_ids, _) in changed.items()})
         if changed:
             arithmetic.change(logits, stage.operation, list(changed), list(changed.values()))
     return bool(rows_of)

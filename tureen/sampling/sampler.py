@@ -189,12 +189,12 @@ class Sampler:
         if any(slot.custom is not None for slot in batch):
             states = [None if row in failures else slot.custom for row, slot in enumerate(batch)]
             if before is not None:
-                before(PROCESSOR, [row for row, state in enumerate(states) if state is not None])
+                before(PROCESSOR, {row: None for row, state in enumerate(states) if state is not None})
             failures |= self._custom.apply(self._arithmetic, logits, peaks, states)
         constrained = [row for row, slot in enumerate(slots) if slot in masks and row not in failures]
         if constrained:
             if before is not None:
-                before(GRAMMAR, constrained)
+                before(GRAMMAR, dict.fromkeys(constrained))
             self._arithmetic.forbid(logits, peaks, constrained, [masks[slots[row]] for row in constrained])
             failures |= {row: NOTHING_TO_DRAW for row in constrained if peaks.values[row] == -math.inf}
         return peaks, failures
@@ -219,11 +219,13 @@ class Sampler:
             params = [batch[row].params for row in group]
             softmaxes = _softmaxes(logits, peaks, group, processors.temperature(params))
             uniforms = random.uniform([batch[row].state.seed for row in group], [positions[row] for row in group])
-            watch = None if tracer is None else tracer.drawing(group, uniforms, params)
             if group is cut:
+                watch = None if tracer is None else tracer.watch(group, uniforms, params)
                 drawn = draw_filtered(self._arithmetic, softmaxes, params, uniforms, watch)
-            else:
+            elif tracer is None:
                 drawn = self._arithmetic.draw(softmaxes, uniforms)
+            else:
+                drawn = tracer.draw(softmaxes, uniforms)
             tokens |= zip(group, drawn.tolist(), strict=True)
         return tokens
 

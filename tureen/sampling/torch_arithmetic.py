@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,15 @@ from tureen.sampling.arithmetic import (
     NOTHING_ALLOWED,
     Change,
     Ids,
+    NotedDraw,
     Operation,
     Peaks,
     Ranking,
+    Saved,
     Softmaxes,
     Spans,
+    Sums,
+    TracedRow,
     Values,
 )
 from tureen.sampling.probability import (
@@ -89,14 +95,56 @@ class TorchArithmetic:
         return _on_host(draw(weights, self._sent(uniforms)))
 
     @torch.inference_mode()
-    def spans(self, softmaxes: Softmaxes, token_ids: Ids) -> Spans:
+    def draw_noting(self, softmaxes: Softmaxes, uniforms: Values) -> NotedDraw:
         _, weights = self._weights(softmaxes)
-        starts, chosen = spans(weights, self._sent(token_ids))
-        return Spans(_on_host(starts), _on_host(chosen), _on_host(weights.totals))
+        return NotedDraw(_on_host(draw(weights, self._sent(uniforms))), _on_host(weights.totals), weights)
 
     @torch.inference_mode()
-    def logits_at(self, logits: Tensor, rows: Ids, token_ids: Ids) -> Values:
-        return _on_host(self._taken(logits, rows).gather(1, self._sent(token_ids)).double())
+    def spans(self, softmaxes: Softmaxes, sums: Sums, token_ids: Ids) -> Spans:
+        return Spans(*map(_on_host, spans(sums, self._sent(token_ids))))
+
+    @torch.inference_mode()
+    def saved(self, logits: Tensor, rows: Sequence[int], token_ids: Sequence[Ids | None]) -> list[Saved]:
+        return [
+            (ids, logits[row].clone() if ids is None else logits[row, self._sent(ids)])
+            for row, ids in zip(rows, token_ids, strict=True)
+        ]
+
+    @torch.inference_mode()
+    def trace(
+        self,
+        logits: Tensor,
+        rows: Ids,
+        histories: Sequence[Sequence[Saved]],
+        token_ids: Ids,
+        totals: Values,
+        width: int,
+    ) -> list[TracedRow]:
+        states = [self._taken(logits, rows)]  # the last one first; of a row with fewer stages the first one repeats
+        for back in range(max(map(len, histories))):
+            states.append(states[-1].clone())
+            for place, history in enumerate(histories):
+                if back < len(history):
+                    ids, values = history[-1 - back]
+                    states[-1][place, slice(None) if ids is None else self._sent(ids)] = values
+        best = [_on_host(_best(state, width)).tolist() for state in states]
+        candidates = [
+            list(dict.fromkeys((*best[0][place], token, *chain(*(of_state[place] for of_state in best[:0:-1])))))
+            for place, token in enumerate(token_ids.tolist())
+        ]
+        longest = max(map(len, candidates))
+        padded = self._sent(np.array([[*ids, *[0] * (longest - len(ids))] for ids in candidates], dtype=np.int64))
+        shown = [_shown(state, padded) for state in reversed(states)]
+        return [
+            TracedRow(
+                ids,
+                [
+                    (tuple([x if x > -math.inf else None for x in own[place][: len(ids)]]), tuple(p[place][: len(ids)]))
+                    for own, p in shown[len(shown) - 1 - len(history) :]
+                ],
+            )
+            for place, (ids, history) in enumerate(zip(candidates, histories, strict=True))
+        ]
 
     @torch.inference_mode()
     def rank(self, softmaxes: Softmaxes, width: int) -> Ranking:
@@ -154,6 +202,13 @@ def _changed(operation: Operation, old: Tensor, value: Tensor) -> Tensor:
     if operation is Operation.WEAKEN:
         return torch.where(old > 0, old / value, old * value).clamp(max=FLOAT32_MAX)
     return torch.full_like(old, -torch.inf)
+
+
+def _shown(logits: Tensor, token_ids: Tensor) -> tuple[list[list[float]], list[list[float]]]:
+    """Returns the logits [r, vocab] at token_ids [r, k], and their probabilities at temperature 1."""
+    weights = softmax_weights(logits, logits.amax(dim=1), torch.ones(len(logits), device=logits.device))
+    chosen = weights.blocks.flatten(1).gather(1, token_ids) / weights.totals[:, None]
+    return logits.gather(1, token_ids).double().tolist(), chosen.tolist()
 
 
 def _best(logits: Tensor, width: int) -> Tensor:

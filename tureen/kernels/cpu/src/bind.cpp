@@ -29,6 +29,7 @@ NB_MODULE(_native, m) {
     tureen::bind_linear(m);
     tureen::bind_attention(m);
     tureen::bind_sampling(m);
+    tureen::bind_tracing(m);
     tureen::bind_tape(m);
     tureen::bind_bench(m);
     tureen::bind_pool(m);

@@ -8,6 +8,7 @@ namespace tureen {
 void bind_linear(nanobind::module_& m);     // Pool, Matrix, pack, linear; and the row kernels, for tests
 void bind_attention(nanobind::module_& m);  // KvCache; store, load, attend, for tests
 void bind_sampling(nanobind::module_& m);
+void bind_tracing(nanobind::module_& m);
 void bind_tape(nanobind::module_& m);
 void bind_bench(nanobind::module_& m);  // the memory's speed
 void bind_pool(nanobind::module_& m);   // for tests of the pool

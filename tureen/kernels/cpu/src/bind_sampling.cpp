@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
-#include <cstring>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <tuple>
@@ -15,8 +13,10 @@
 #include <vector>
 
 #include "bind.h"
+#include "bind_rows.h"
 #include "kernels.h"
 #include "pool.h"
+#include "ranking.h"
 #include "sampling.h"
 
 namespace nb = nanobind;
@@ -25,77 +25,14 @@ namespace tureen {
 
 namespace {
 
-using Logits = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Mask = Vector<uint32_t>;
-using Tokens = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Result = nb::ndarray<nb::numpy, T>;
+using Sums = nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-constexpr double WEIGHT_COST = 10.0;  // of a weight, in logits that are searched for the peak
 constexpr double RANK_COST = 8.0;
-constexpr double SHORT_WORK = 5e5;  // logits searched in some 30 microseconds
 
 constexpr int64_t NOT_SOUND = -1, NOTHING_ALLOWED = -2;  // in place of a token
 
 enum class Operation : int { ADD, WEAKEN, FORBID };
-
-// body(i) for i < count, each by one thread. Short work is done here at once: threads may have to be woken for it, and
-// the interpreter may be taken by another thread for much longer.
-template <class Body>
-void share(Pool& pool, int64_t count, double work_each, const Body& body) {
-    if (double(count) * work_each < SHORT_WORK) {
-        for (int64_t i = 0; i < count; i++) body(i);
-        return;
-    }
-    nb::gil_scoped_release released;
-    if (count == 1) {
-        body(0);
-        return;
-    }
-    int64_t threads = pool.threads();
-    pool.run([&](int thread) {
-        for (int64_t i = thread; i < count; i += threads) body(i);
-    });
-}
-
-template <class T>
-class Table {  // an array [rows, columns] that becomes Python's
-public:
-    Table(size_t rows, size_t columns)
-        : rows_(rows), columns_(columns), data_(new T[std::max<size_t>(1, rows * columns)]) {}
-
-    T* operator[](int64_t row) { return data_.get() + size_t(row) * columns_; }
-
-    // [rows, columns]
-    Result<T> give() { return give_as({rows_, columns_}); }
-
-    // [rows * columns]
-    Result<T> give_column() { return give_as({rows_ * columns_}); }
-
-private:
-    Result<T> give_as(std::initializer_list<size_t> shape) {
-        T* data = data_.release();
-        nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
-        return Result<T>(data, shape, owner);
-    }
-
-    size_t rows_, columns_;
-    std::unique_ptr<T[]> data_;
-};
-
-int width_of(const Logits& logits) {
-    if (logits.shape(1) < 1 || logits.shape(1) > INT32_MAX) throw nb::value_error("a row needs 1 to 2^31 - 1 logits");
-    return int(logits.shape(1));
-}
-
-const int64_t* checked_rows(const Logits& logits, const Vector<int64_t>& rows) {
-    for (size_t i = 0; i < rows.shape(0); i++) {
-        if (rows.data()[i] < 0 || rows.data()[i] >= int64_t(logits.shape(0))) throw nb::index_error("no such row");
-    }
-    return rows.data();
-}
 
 // Rows whose softmax is wanted: peaks [rows] are the largest logits, temperatures [rows] more than 0.
 struct Softmaxes {
@@ -114,11 +51,12 @@ struct Softmaxes {
     const float* row(int64_t i) const { return logits_ + rows_[i] * n; }
     double peak(int64_t i) const { return peaks_[i]; }
     double scale(int64_t i) const { return std::min(1.0 / temperatures_[i], DBL_MAX); }
+    size_t num_blocks() const { return (size_t(n) + WEIGHT_BLOCK - 1) / WEIGHT_BLOCK; }
 
     // Sums of the weights of every 256 tokens, until the next call on this thread.
     const std::vector<double>& sums(int64_t i) const {
         static thread_local std::vector<double> sums;
-        sums.resize((size_t(n) + WEIGHT_BLOCK - 1) / WEIGHT_BLOCK);
+        sums.resize(num_blocks());
         kernels().sampling->weight_sums(row(i), n, peak(i), scale(i), sums.data());
         return sums;
     }
@@ -154,76 +92,13 @@ int64_t first_above(const double* weights, int64_t count, double target, double*
     return last;
 }
 
-int64_t draw(const Softmaxes& softmaxes, int64_t i, double uniform) {
-    const std::vector<double>& sums = softmaxes.sums(i);
+int64_t draw(const Softmaxes& softmaxes, int64_t i, const std::vector<double>& sums, double uniform) {
     double target = uniform * total_of(sums), before = 0.0;
     int64_t begin = first_above(sums.data(), int64_t(sums.size()), target, &before) * WEIGHT_BLOCK;
     int count = int(std::min<int64_t>(WEIGHT_BLOCK, softmaxes.n - begin));
     double weights[WEIGHT_BLOCK];
     kernels().sampling->weights(softmaxes.row(i) + begin, count, softmaxes.peak(i), softmaxes.scale(i), weights);
     return begin + first_above(weights, count, target, &before);
-}
-
-// Integers whose ascending order is that of the ranking: the higher logit first, then the lower index.
-uint64_t rank_key(const float* logits, int64_t index) {
-    float with_one_zero = logits[index] + 0.0f;
-    uint32_t bits;
-    std::memcpy(&bits, &with_one_zero, sizeof bits);
-    uint32_t descending = bits >> 31 ? bits : ~bits & 0x7fffffffu;
-    return uint64_t(descending) << 32 | uint64_t(index);
-}
-
-// Keys of tokens among which are the `width` best, and few others; none where it is better to sort all.
-void find_candidates(const float* logits, int n, int width, std::vector<uint64_t>& keys) {
-    static thread_local std::vector<float> peaks, ordered;
-    keys.clear();
-    peaks.resize((size_t(n) + PEAK_BLOCK - 1) / PEAK_BLOCK);
-    if (size_t(width) * 2 > peaks.size()) return;
-    kernels().sampling->block_peaks(logits, n, peaks.data());
-    ordered = peaks;
-    std::nth_element(ordered.begin(), ordered.begin() + (width - 1), ordered.end(), std::greater<float>());
-    float least = ordered[width - 1];  // as many blocks have a logit that is not less
-    for (size_t b = 0; b < peaks.size(); b++) {
-        if (!(peaks[b] >= least)) continue;
-        int64_t end = std::min<int64_t>(n, int64_t(b + 1) * PEAK_BLOCK);
-        for (int64_t i = int64_t(b) * PEAK_BLOCK; i < end; i++) {
-            if (logits[i] >= least) keys.push_back(rank_key(logits, i));
-        }
-    }
-    if (keys.size() < size_t(width)) keys.clear();  // NaN was passed over
-}
-
-// By their upper halves, 11 bits at a time; keys with equal ones stay in the order they have.
-void radix_sort(std::vector<uint64_t>& keys) {
-    constexpr int BITS = 11, BUCKETS = 1 << BITS, ROUNDS = 3;
-    auto bucket = [](uint64_t key, int round) { return key >> (32 + round * BITS) & (BUCKETS - 1); };
-    static thread_local std::vector<uint64_t> sorted;
-    sorted.resize(keys.size());
-    uint32_t places[ROUNDS][BUCKETS] = {};
-    for (uint64_t key : keys) {
-        for (int round = 0; round < ROUNDS; round++) places[round][bucket(key, round)]++;
-    }
-    for (int round = 0; round < ROUNDS; round++) {
-        uint32_t begin = 0;
-        for (uint32_t& place : places[round]) begin += std::exchange(place, begin);
-        for (uint64_t key : keys) sorted[places[round][bucket(key, round)]++] = key;
-        keys.swap(sorted);
-    }
-}
-
-// The `width` best tokens of a row, best first.
-void best_tokens(const float* logits, int n, int width, int64_t* out) {
-    static thread_local std::vector<uint64_t> keys;
-    find_candidates(logits, n, width, keys);
-    if (keys.empty()) {
-        keys.resize(size_t(n));
-        for (int64_t i = 0; i < n; i++) keys[size_t(i)] = rank_key(logits, i);
-        radix_sort(keys);
-    } else {
-        if (keys.size() > 2 * size_t(width)) std::nth_element(keys.begin(), keys.begin() + width, keys.end());
-        std::sort(keys.begin(), keys.begin() + std::min(keys.size(), 2 * size_t(width)));
-    }
-    for (int i = 0; i < width; i++) out[i] = int64_t(keys[i] & 0xffffffffu);
 }
 
 int clamp_width(int64_t width, int n) {
@@ -313,39 +188,54 @@ Result<int64_t> bind_draw(Pool& pool, Logits logits, Vector<int64_t> rows, Vecto
     if (uniforms.shape(0) != rows.shape(0)) throw nb::value_error("rows and uniform numbers must be as many");
     Table<int64_t> tokens(rows.shape(0), 1);
     share(pool, softmaxes.count, WEIGHT_COST * softmaxes.n,
-          [&](int64_t i) { *tokens[i] = draw(softmaxes, i, uniforms.data()[i]); });
+          [&](int64_t i) { *tokens[i] = draw(softmaxes, i, softmaxes.sums(i), uniforms.data()[i]); });
     return tokens.give_column();
 }
 
+nb::tuple bind_draw_noting(Pool& pool, Logits logits, Vector<int64_t> rows, Vector<float> peaks,
+                           Vector<double> temperatures, Vector<double> uniforms) {
+    Softmaxes softmaxes(logits, rows, peaks, temperatures);
+    if (uniforms.shape(0) != rows.shape(0)) throw nb::value_error("rows and uniform numbers must be as many");
+    Table<int64_t> tokens(rows.shape(0), 1);
+    Table<double> totals(rows.shape(0), 1), noted(rows.shape(0), softmaxes.num_blocks());
+    share(pool, softmaxes.count, WEIGHT_COST * softmaxes.n, [&](int64_t i) {
+        const std::vector<double>& sums = softmaxes.sums(i);
+        *tokens[i] = draw(softmaxes, i, sums, uniforms.data()[i]);
+        *totals[i] = total_of(sums);
+        std::copy(sums.begin(), sums.end(), noted[i]);
+    });
+    return nb::make_tuple(tokens.give_column(), totals.give_column(), noted.give());
+}
+
 // Where `draw` draws a token: the sum of the weights before it; and its own weight.
-std::pair<double, double> span_of(const Softmaxes& softmaxes, int64_t i, const std::vector<double>& sums,
-                                  int64_t token) {
+std::pair<double, double> span_of(const Softmaxes& softmaxes, int64_t i, const double* sums, int64_t token) {
     int64_t block = token / WEIGHT_BLOCK, begin = block * WEIGHT_BLOCK;
     int count = int(std::min<int64_t>(WEIGHT_BLOCK, softmaxes.n - begin));
     double before = 0.0, weights[WEIGHT_BLOCK];
-    for (int64_t b = 0; b < block; b++) before += sums[size_t(b)];
+    for (int64_t b = 0; b < block; b++) before += sums[b];
     kernels().sampling->weights(softmaxes.row(i) + begin, count, softmaxes.peak(i), softmaxes.scale(i), weights);
     for (int64_t j = 0; j < token - begin; j++) before += weights[j];
     return {before, weights[token - begin]};
 }
 
 nb::tuple bind_spans(Pool& pool, Logits logits, Vector<int64_t> rows, Vector<float> peaks, Vector<double> temperatures,
-                     Tokens token_ids) {
+                     Sums noted, Tokens token_ids) {
     Softmaxes softmaxes(logits, rows, peaks, temperatures);
+    if (noted.shape(0) != rows.shape(0) || noted.shape(1) != softmaxes.num_blocks())
+        throw nb::value_error("there must be sums of each row, one for every 256 tokens");
     if (token_ids.shape(0) != rows.shape(0)) throw nb::value_error("rows and lists of tokens must be as many");
     size_t columns = token_ids.shape(1);
     const int64_t* ids = token_ids.data();
     for (size_t i = 0; i < rows.shape(0) * columns; i++) {
         if (ids[i] < 0 || ids[i] >= softmaxes.n) throw nb::index_error("no such token");
     }
-    Table<double> starts(rows.shape(0), columns), weights(rows.shape(0), columns), totals(rows.shape(0), 1);
-    share(pool, softmaxes.count, WEIGHT_COST * softmaxes.n, [&](int64_t i) {
-        const std::vector<double>& sums = softmaxes.sums(i);
-        *totals[i] = total_of(sums);
+    Table<double> starts(rows.shape(0), columns), weights(rows.shape(0), columns);
+    share(pool, softmaxes.count, WEIGHT_COST * WEIGHT_BLOCK * double(columns), [&](int64_t i) {
+        const double* sums = noted.data() + size_t(i) * noted.shape(1);
         for (size_t j = 0; j < columns; j++)
             std::tie(starts[i][j], weights[i][j]) = span_of(softmaxes, i, sums, ids[size_t(i) * columns + j]);
     });
-    return nb::make_tuple(starts.give(), weights.give(), totals.give_column());
+    return nb::make_tuple(starts.give(), weights.give());
 }
 
 Result<int64_t> bind_best(Pool& pool, Logits logits, Vector<int64_t> rows, int64_t width) {
@@ -400,11 +290,14 @@ void bind_sampling(nb::module_& m) {
     m.def("draw", bind_draw, nb::arg("pool"), logits, nb::arg("rows"), nb::arg("peaks"), nb::arg("temperatures"),
           nb::arg("uniforms"),
           "[k] int64: in token order, the first whose running weight exceeds uniform * total of its row.");
+    m.def("draw_noting", bind_draw_noting, nb::arg("pool"), logits, nb::arg("rows"), nb::arg("peaks"),
+          nb::arg("temperatures"), nb::arg("uniforms"),
+          "`draw`, `totals`, and the sums of the weights of every 256 tokens [k, blocks] float64, in which it looked.");
     m.def(
         "spans", bind_spans, nb::arg("pool"), logits, nb::arg("rows"), nb::arg("peaks"), nb::arg("temperatures"),
-        nb::arg("token_ids"),
-        "Where `draw` draws token_ids [k, t]: the sums of the weights before them [k, t] float64, their weights [k, t] "
-        "float64, and `totals`.");
+        nb::arg("sums"), nb::arg("token_ids"),
+        "Where `draw_noting`, which gave the sums, draws token_ids [k, t]: the sums of the weights before them [k, t] "
+        "float64, and their weights [k, t] float64.");
     m.def("best", bind_best, nb::arg("pool"), logits, nb::arg("rows"), nb::arg("width"),
           "[k, width] int64: the tokens with the largest logits, best first, lower ids first among equals.");
     m.def("rank", bind_rank, nb::arg("pool"), logits, nb::arg("rows"), nb::arg("peaks"), nb::arg("temperatures"),

@@ -134,7 +134,7 @@ constexpr Reciprocals make_reciprocals() {
 
 constexpr Reciprocals SERIES = make_reciprocals();
 
-// exp(x) for x <= 0, off by at most 2 units in the last place; NaN of NaN. x = n ln 2 + r with |r| <= ln(2) / 2, and
+// exp(x) for x <= 700, off by at most 2 units in the last place; NaN of NaN. x = n ln 2 + r with |r| <= ln(2) / 2, and
 // the series of exp(r) is cut where its terms are less than a unit in the last place.
 inline double exp_of(double x) {
     double bounded = x < LEAST_EXPONENT ? LEAST_EXPONENT : x;
@@ -179,6 +179,17 @@ void weight_sums(const float* logits, int n, double peak, double scale, double* 
     }
 }
 
+void fold_blocks(const double* weights, int n, double* sums) {
+    alignas(64) double block[WEIGHT_BLOCK];
+    for (int begin = 0; begin < n; begin += WEIGHT_BLOCK) {
+        int count = n - begin < WEIGHT_BLOCK ? n - begin : WEIGHT_BLOCK;
+        for (int i = 0; i < count; i++) block[i] = weights[begin + i];
+        for (int i = count; i < WEIGHT_BLOCK; i++) block[i] = 0.0;
+        fold<WEIGHT_BLOCK / 2>(block);
+        sums[begin / WEIGHT_BLOCK] = block[0];
+    }
+}
+
 void block_peaks(const float* logits, int n, float* out) {
     constexpr int LANES = 16;
     int whole = n / PEAK_BLOCK;
@@ -204,7 +215,7 @@ void block_peaks(const float* logits, int n, float* out) {
 }  // namespace
 
 extern const SamplingKernels sampling_kernels;
-const SamplingKernels sampling_kernels{peak, forbid, weights, weight_sums, block_peaks};
+const SamplingKernels sampling_kernels{peak, forbid, weights, weight_sums, fold_blocks, block_peaks};
 
 }  // namespace VARIANT
 }  // namespace tureen

@@ -16,10 +16,13 @@ struct SamplingKernels {
     // out[i] = logits[i] where the mask has a bit, else -infinity. out may be logits.
     void (*forbid)(const float* logits, const uint32_t* mask, int n, float* out);
     // Softmax without its sum: out[i] = exp((logits[i] - peak) * scale), 0 where that is less than exp(-708). A logit
-    // that equals the peak weighs exactly 1. An element does not depend on its place.
+    // that equals the peak weighs exactly 1; one above it may exceed it by 700 / scale. An element does not depend on
+    // its place.
     void (*weights)(const float* logits, int n, double peak, double scale, double* out);
     // The sums [ceil(n / 256)] of the weights of every 256 logits, each the same tree of additions.
     void (*weight_sums)(const float* logits, int n, double peak, double scale, double* sums);
+    // These sums of weights [n] that are known.
+    void (*fold_blocks)(const double* weights, int n, double* sums);
     // The largest [ceil(n / 64)] of every 64 logits; NaN is passed over.
     void (*block_peaks)(const float* logits, int n, float* out);
 };

@@ -1,15 +1,17 @@
 """Measures what explained tokens cost of whole steps.
 
-`python bench/explained.py OUT.json [COMMAND …]`: starts a server of the default model with one thread, by the command
-where there is one, and asks for the same 16 outputs in turns, explained and not. What is compared is the server's
-processor time, of all its threads, requests and their JSON included, so that a busy machine disturbs it little.
+`python bench/explained.py OUT.json [NAME=COMMAND …]`: starts a server of the default model with one thread, or one by
+each command, and asks for the same 16 outputs in turns, explained and not. What is compared is the server's processor
+time, of all its threads, requests and their JSON included, so that a busy machine disturbs it little.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -34,7 +36,7 @@ PARAMS: dict[str, dict[str, Any]] = {
         "repetition_penalty": 1.1,
     },
 }
-NUM_SEQUENCES, NUM_OUTPUT, NUM_ROUNDS = 16, 48, int(os.environ.get("ROUNDS", "7"))
+NUM_SEQUENCES, NUM_OUTPUT, NUM_ROUNDS = 16, 32, 8
 SUBJECTS = (
     "rivers", "bread", "the moon", "glass", "bees", "winter", "bridges", "salt", "maps", "clocks", "paper", "wolves",
     "copper", "tides", "gardens", "ink",
@@ -89,33 +91,46 @@ class BenchServer:
         return ids
 
 
-def measure(server: BenchServer, params: dict[str, Any]) -> dict[str, Any]:
-    """Returns the milliseconds of a step with and without explanations, round by round, and their ratios."""
-    _, outputs = server.ask(params, explain=True)  # the prompts are in the prefix cache from now on
-    plain, explained = [], []
+def measure(servers: dict[str, BenchServer], params: dict[str, Any]) -> dict[str, Any]:
+    """Returns for each server the milliseconds of a step with and without explanations, and how they compare."""
+    outputs: list[list[int]] = []
+    for server in servers.values():
+        _, outputs = server.ask(params, explain=True)  # the prompts are in the prefix cache from now on
+    steps: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in servers}
     for number in range(NUM_ROUNDS):
-        for is_explained in (False, True) if number % 2 else (True, False):
-            step_ms, again = server.ask(params, explain=is_explained)
-            assert again == outputs
-            (explained if is_explained else plain).append(round(step_ms, 3))
+        for name, server in servers.items():
+            for is_explained in (False, True) if number % 2 else (True, False):
+                step_ms, again = server.ask(params, explain=is_explained)
+                assert again == outputs
+                steps[name][is_explained].append(round(step_ms, 3))
+    return {name: compared(*of_server) for name, of_server in steps.items()}
+
+
+def compared(plain: list[float], explained: list[float]) -> dict[str, Any]:
+    """Returns what explanations add to a step, of which there are as many with them as without."""
     ratios = [above / below for above, below in zip(explained, plain, strict=True)]
     return {
+        "median_of_ratios": round(statistics.median(ratios), 4),
         "ratio_of_medians": round(statistics.median(explained) / statistics.median(plain), 4),
         "ratio_of_least": round(min(explained) / min(plain), 4),
-        "median_of_ratios": round(statistics.median(ratios), 4),
-        "added_ms": round(statistics.median(explained) - statistics.median(plain), 3),
         "plain_step_ms": plain,
         "explained_step_ms": explained,
     }
 
 
 def main() -> None:
-    out, command = Path(sys.argv[1]), sys.argv[2:] or [sys.executable, "-m", "tureen", "serve"]
+    out, commands = Path(sys.argv[1]), sys.argv[2:] or [f"now={sys.executable} -m tureen serve"]
     result: dict[str, Any] = {"cores": os.cpu_count(), "load_before": os.getloadavg()}
-    with BenchServer(command) as server:
+    with contextlib.ExitStack() as stack:
+        servers = {}
+        for command in commands:
+            name, _, line = command.partition("=")
+            servers[name] = stack.enter_context(BenchServer(shlex.split(line)))
         for name, params in PARAMS.items():
-            result[name] = measure(server, params)
-            print(name, {key: value for key, value in result[name].items() if not isinstance(value, list)}, flush=True)
+            result[name] = measure(servers, params)
+            for server, figures in result[name].items():
+                print(name, server, {key: value for key, value in figures.items() if not isinstance(value, list)})
+            sys.stdout.flush()
     result["load_after"] = os.getloadavg()
     out.write_text(json.dumps(result, indent=1) + "\n")
 

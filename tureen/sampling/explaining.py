@@ -5,7 +5,7 @@ A row that is not explained costs nothing here, and one that is draws the same t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ from tureen.sampling.arithmetic import (
     TracedRow,
     Values,
 )
-from tureen.sampling.filtered import CutDraw, WatchCut
+from tureen.sampling.filtered import CutDraw, WatchCut, find
 from tureen.sampling.slots import Slot
 
 CANDIDATES = 8
@@ -38,12 +38,14 @@ MODEL, PROCESSOR, GRAMMAR, TEMPERATURE, TYPICAL, DRAW = (
 """Names of the stages that are not functions of processors.py under their parameter's name."""
 
 
-class Cuts(NamedTuple):
-    """The cuts of one row as they acted."""
+class CutDraws(NamedTuple):
+    """Rows that were drawn from what cuts had left, and the cuts as they acted."""
 
-    ranked: Ids  # [w]: the tokens, best first
-    total: float  # of the weights of the whole vocabulary
-    kept: Sequence[tuple[str, int, float]]  # of each cut: its parameter, how many tokens are left, their weights' sum
+    rows: Sequence[int]
+    ranking: Ranking
+    kept: Sequence[Sequence[tuple[str, int, float]]]
+    """For each row, of each cut: its parameter, how many tokens are left, their weights' sum."""
+
     draw: CutDraw
 
 
@@ -64,7 +66,7 @@ class Tracer:
         self._saved: dict[int, list[Saved]] = {row: [] for row in rows}  # what they changed
         self._uniforms: dict[int, float] = {}  # random numbers of the rows that are drawn
         self._plain: PlainDraw | None = None
-        self._cuts: dict[int, Cuts] = {}
+        self._cuts: list[CutDraws] = []
 
     def before(self, stage: str, changes: Mapping[int, Ids | None]) -> None:
         """Keeps the logits that a stage is going to change, by row."""
@@ -87,11 +89,11 @@ class Tracer:
 
         def note(places: Sequence[int], ranking: Ranking, draw: CutDraw) -> None:
             indices = [index for index, place in enumerate(places) if rows[place] in self._names]
-            own = Ranking(ranking.token_ids[indices], ranking.weights[indices], ranking.totals[indices])
-            kept = _kept(own, [params[places[index]] for index in indices])
-            for index, token_ids, total, of_row in zip(indices, own.token_ids, own.totals.tolist(), kept, strict=True):
-                of_draw = CutDraw(*(values[index] for values in draw))
-                self._cuts[rows[places[index]]] = Cuts(token_ids, total, of_row, of_draw)
+            if indices:
+                own = Ranking(ranking.token_ids[indices], ranking.weights[indices], ranking.totals[indices])
+                kept = _kept(own, [params[places[index]] for index in indices])
+                of_draw = CutDraw(draw.token_ids[indices], draw.weights[indices], draw.ends[indices])
+                self._cuts.append(CutDraws([rows[places[index]] for index in indices], own, kept, of_draw))
 
         return note
 
@@ -115,7 +117,8 @@ class Tracer:
         ways = dict(zip(rows, traced, strict=True))
         stages = {row: self._changes(row, way, batch[row].params) for row, way in ways.items()}
         self._add_plain_draws(batch, ways, stages)
-        self._add_cut_draws(peaks, batch, ways, stages)
+        for cuts in self._cuts:
+            _add_cut_draws(cuts, peaks, batch, ways, stages)
         return {
             row: Explanation(
                 token_id=tokens[row],
@@ -133,7 +136,9 @@ class Tracer:
 
     def _totals(self, batch: Sequence[Slot]) -> dict[int, float]:
         """Returns sums of weights that drawing has shown already: of rows that were drawn at temperature 1."""
-        totals = {row: cuts.total for row, cuts in self._cuts.items()}
+        totals: dict[int, float] = {}
+        for cuts in self._cuts:
+            totals |= zip(cuts.rows, cuts.ranking.totals.tolist(), strict=True)
         if self._plain is not None:
             totals |= zip(self._plain.softmaxes.rows.tolist(), self._plain.noted.totals.tolist(), strict=True)
         return {row: total for row, total in totals.items() if batch[row].params.temperature == 1.0}
@@ -163,38 +168,45 @@ class Tracer:
                     stages[row].append(StageView(TEMPERATURE, tuple(own), batch[row].params.temperature))
                 stages[row].append(_draw_view(own, starts, ends))
 
-    def _add_cut_draws(
-        self, peaks: Peaks, batch: Sequence[Slot], ways: Mapping[int, TracedRow], stages: Mapping[int, list[StageView]]
-    ) -> None:
-        """Adds what follows the logits of rows with cuts."""
-        rows = list(self._cuts)
-        if not rows:
-            return
-        temperatures = processors.temperature([batch[row].params for row in rows])[:, None]
-        logits = [[-np.inf if logit is None else logit for logit in stages[row][-1].logits] for row in rows]
-        weights = np.exp((_padded(logits) - peaks.values[rows, None]) / temperatures).tolist()
-        for row, of_row in zip(rows, weights, strict=True):
-            stages[row] += _cut(batch[row].params, ways[row].candidates, of_row, self._cuts[row])
+
+def _add_cut_draws(
+    cuts: CutDraws,
+    peaks: Peaks,
+    batch: Sequence[Slot],
+    ways: Mapping[int, TracedRow],
+    stages: Mapping[int, list[StageView]],
+) -> None:
+    """Adds what follows the logits of rows with cuts."""
+    params, totals = [batch[row].params for row in cuts.rows], cuts.ranking.totals[:, None]
+    ids = _padded([ways[row].candidates for row in cuts.rows])
+    logits = _padded([[-np.inf if x is None else x for x in stages[row][-1].logits] for row in cuts.rows])
+    weights = np.exp((logits - peaks.values[cuts.rows, None]) / processors.temperature(params)[:, None])
+    starts, left = cuts.draw.spans_of(ids)
+    ends, whole = starts + left, cuts.draw.ends[:, -1:]
+    columns = (weights, weights / totals, _ranks(cuts, ids), left / whole, starts / whole, ends / whole)
+    num_kept = np.count_nonzero(cuts.draw.weights, axis=1).tolist()
+    for place, of_row in enumerate(zip(*(values.tolist() for values in columns), strict=True)):
+        row, own = cuts.rows[place], params[place]
+        of_weights, heated, ranks, *shares = (values[: len(ways[row].candidates)] for values in of_row)
+        if own.temperature != 1.0:
+            stages[row].append(StageView(TEMPERATURE, tuple(heated), own.temperature))
+        for name, num_left, total in cuts.kept[place]:
+            kept = [w / total if rank < num_left else 0.0 for w, rank in zip(of_weights, ranks, strict=True)]
+            stages[row].append(StageView(name, tuple(kept), _value(own, name), num_kept=num_left))
+        if own.typical_p < 1.0:
+            stages[row].append(StageView(TYPICAL, tuple(shares[0]), own.typical_p, num_kept=num_kept[place]))
+        stages[row].append(_draw_view(*shares))
 
 
-def _cut(params: SamplingParams, candidates: Sequence[int], weights: list[float], cuts: Cuts) -> Iterator[StageView]:
-    """Yields the stages behind the logits of a row with cuts, each together with those before it. weights: of the
-    candidates, at its temperature."""
-    if params.temperature != 1.0:
-        shares = [weight / cuts.total for weight in weights[: len(candidates)]]
-        yield StageView(TEMPERATURE, tuple(shares), params.temperature)
-    most = max((num_left for _, num_left, _ in cuts.kept), default=0)
-    places = {token_id: place for place, token_id in enumerate(cuts.ranked[:most].tolist())}
-    ranks = [places.get(token_id, most) for token_id in candidates]
-    for name, num_left, total in cuts.kept:
-        shares = [weight / total if rank < num_left else 0.0 for weight, rank in zip(weights, ranks, strict=False)]
-        yield StageView(name, tuple(shares), _value(params, name), num_kept=num_left)
-    starts, left, total = cuts.draw.spans_of(np.array(candidates))
-    shares = (left / total).tolist()
-    if params.typical_p < 1.0:
-        num_kept = int(np.count_nonzero(cuts.draw.weights))
-        yield StageView(TYPICAL, tuple(shares), params.typical_p, num_kept=num_kept)
-    yield _draw_view(shares, (starts / total).tolist(), ((starts + left) / total).tolist())
+def _ranks(cuts: CutDraws, token_ids: Ids) -> Ids:
+    """Returns the places of tokens [r, k] in the ranking; for those that no cut has left, the number of places that any
+    has."""
+    most = max((num_left for of_row in cuts.kept for _, num_left, _ in of_row), default=1)
+    ranked = cuts.ranking.token_ids[:, :most]
+    order = np.argsort(ranked, axis=1)
+    places, is_there = find(np.take_along_axis(ranked, order, axis=1), token_ids)
+    ranks: Ids = np.where(is_there, np.take_along_axis(order, places, axis=1), most)
+    return ranks
 
 
 def _draw_view(shares: Sequence[float], starts: Sequence[float], ends: Sequence[float]) -> StageView:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tureen.contract.params import SamplingParams
 from tureen.sampling.arithmetic import Arithmetic, Ids, Ranking, Softmaxes, Values
@@ -19,21 +20,31 @@ RANKED_TOGETHER = 1 << 16  # tokens; what is computed of them stays in a cache
 
 
 class CutDraw(NamedTuple):
-    """The tokens that rows were drawn from, in the order of ids; weights are zero where a cut has dropped them.
-
-    [r, w], and [w] of one row.
-    """
+    """The tokens that rows were drawn from, in the order of ids: [r, w]; weights are zero where a cut has dropped
+    them."""
 
     token_ids: Ids
     weights: Values
     ends: Values  # running sums of the weights
 
-    def spans_of(self, token_ids: Ids) -> tuple[Values, Values, float]:
-        """Returns, of one row, the sums of the weights before some of the tokens [k], their weights [k], and the sum of
-        all. The weight of a token that is not there is 0."""
-        places = np.minimum(np.searchsorted(self.token_ids, token_ids), len(self.token_ids) - 1)
-        weights = np.where(self.token_ids[places] == token_ids, self.weights[places], 0.0)
-        return np.where(places > 0, self.ends[places - 1], 0.0), weights, float(self.ends[-1])
+    def spans_of(self, token_ids: Ids) -> tuple[Values, Values]:
+        """Returns the sums of the weights before some of the tokens [r, k], and their weights. The weight of a token
+        that is not there is 0."""
+        places, is_there = find(self.token_ids, token_ids)
+        weights = np.where(is_there, np.take_along_axis(self.weights, places, axis=1), 0.0)
+        before = np.take_along_axis(self.ends, np.maximum(places - 1, 0), axis=1)
+        return np.where(places > 0, before, 0.0), weights
+
+
+def find(ordered: Ids, token_ids: Ids) -> tuple[Ids, NDArray[np.bool_]]:
+    """Returns the places of tokens [r, k] in rows of ascending tokens [r, w], and whether they are there; if not, they
+    have the place of another."""
+    num_rows, width = ordered.shape
+    rows = np.arange(num_rows)[:, None]
+    beyond = rows << 32  # the tokens of a row come after those of the rows before it
+    found = np.searchsorted((ordered + beyond).ravel(), token_ids + beyond) - rows * width
+    places: Ids = np.minimum(found, width - 1)
+    return places, np.take_along_axis(ordered, places, axis=1) == token_ids
 
 
 WatchCut = Callable[[Sequence[int], Ranking, CutDraw], None]

@@ -25,10 +25,10 @@ import httpx
 PARAMS: dict[str, dict[str, Any]] = {
     "temperature 1": {"temperature": 1.0},
     "greedy": {"temperature": 0.0},
-    "temperature 0.7": {"temperature": 0.7},
     "temperature 0.7, top_p": {"temperature": 0.7, "top_p": 0.9},
-    "that, two penalties": {"temperature": 0.7, "top_p": 0.9, "frequency_penalty": 0.3, "presence_penalty": 0.2},
-    "that, three": {
+    "temperature 0.7": {"temperature": 0.7},
+    "temperature 0.7, top_p, two penalties": {"temperature": 0.7, "top_p": 0.9, "frequency_penalty": 0.3, "presence_penalty": 0.2},
+    "temperature 0.7, top_p, three penalties": {
         "temperature": 0.7,
         "top_p": 0.9,
         "frequency_penalty": 0.3,
@@ -36,7 +36,7 @@ PARAMS: dict[str, dict[str, Any]] = {
         "repetition_penalty": 1.1,
     },
 }
-NUM_SEQUENCES, NUM_OUTPUT, NUM_ROUNDS = 16, 32, 8
+NUM_SEQUENCES, NUM_OUTPUT, NUM_ROUNDS = 16, 24, 12
 SUBJECTS = (
     "rivers", "bread", "the moon", "glass", "bees", "winter", "bridges", "salt", "maps", "clocks", "paper", "wolves",
     "copper", "tides", "gardens", "ink",

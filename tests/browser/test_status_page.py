@@ -60,6 +60,9 @@ def test_it_shows_the_figures_with_a_number_beside_each_plot(browser, server):
             assert plot.locator(".number b").first.inner_text()
         assert page.locator("dt", has_text="Running").locator("xpath=../dd").inner_text() == "2"
         assert page.get_by_role("region", name="Requests that have not ended").locator("tbody tr").count() == 2
+        for name in ("Prompt tokens", "Output tokens"):  # both run: what they have so far is in the table below
+            fact = page.locator("dt", has_text=name)
+            assert (fact.inner_text(), fact.locator("xpath=../dd").inner_text()) == (f"{name}, ended", "0")
         errors = page.get_by_role("region", name="Errors by HTTP status")
         assert errors.locator("tbody td").all_inner_texts()[:2] == ["400", "1"]
 
@@ -174,6 +177,8 @@ def test_a_server_that_ends_is_told_and_its_successor_is_shown_from_its_start(br
 
 def test_the_pictures_of_the_documentation_can_be_taken(browser, real_server, request, tmp_path):
     folder = IMAGES if request.config.getoption("--write-images", default=False) else tmp_path
+    ended = {"text": BEGINNING + "There was", "sampling_params": {"max_new_tokens": 40, "ignore_eos": True}}
+    httpx.post(f"{real_server.url}/generate", json=ended, timeout=PATIENCE_S).raise_for_status()
     asking = [
         threading.Thread(
             target=_ask,
@@ -189,6 +194,8 @@ def test_the_pictures_of_the_documentation_can_be_taken(browser, real_server, re
             page.wait_for_selector("polyline")
             wait_until(lambda: page.locator("polyline").first.get_attribute("points").count(",") > 3, "a plot")
             page.wait_for_selector(".tree div")
+            written = page.locator("dt", has_text="Output tokens").locator("xpath=../dd")
+            wait_until(lambda: written.inner_text() == "40", "the tokens of the request that has ended")
             page.locator("#pause").click()
             page.screenshot(path=folder / f"status{name}.png", full_page=True)
         assert (folder / f"status{name}.png").stat().st_size < 300_000

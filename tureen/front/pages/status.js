@@ -16,7 +16,7 @@ const PLOTS = [
 ];
 const FACTS = [
   ["Running", "sglang:num_running_reqs"], ["Waiting", "sglang:num_queue_reqs"], ["Waiting for a grammar", "sglang:num_grammar_queue_reqs"],
-  ["Prompt tokens", "sglang:prompt_tokens_total"], ["Of these, cached", "sglang:cached_tokens_total"], ["Output tokens", "sglang:generation_tokens_total"],
+  ["Prompt tokens, ended", "sglang:prompt_tokens_total"], ["Of these, cached", "sglang:cached_tokens_total"], ["Output tokens, ended", "sglang:generation_tokens_total"],
   ["Ended by a stop", 'sglang:num_requests_total{finish_reason="stop"}'], ["Ended at their length", 'sglang:num_requests_total{finish_reason="length"}'],
   ["Aborted", 'sglang:num_requests_total{finish_reason="abort"}'], ["Failed", 'sglang:num_requests_total{finish_reason="error"}'],
   ["Preempted", "sglang:num_retracted_requests_total"], ["Engines replaced", "sglang:engine_replacements_total"],

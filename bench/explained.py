@@ -27,7 +27,12 @@ PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature 0.7, top_p": {"temperature": 0.7, "top_p": 0.9},
     "temperature 0.7": {"temperature": 0.7},
-    "temperature 0.7, top_p, two penalties": {"temperature": 0.7, "top_p": 0.9, "frequency_penalty": 0.3, "presence_penalty": 0.2},
+    "temperature 0.7, top_p, two penalties": {
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "frequency_penalty": 0.3,
+        "presence_penalty": 0.2,
+    },
     "temperature 0.7, top_p, three penalties": {
         "temperature": 0.7,
         "top_p": 0.9,

@@ -42,8 +42,8 @@ def find(ordered: Ids, token_ids: Ids) -> tuple[Ids, NDArray[np.bool_]]:
     num_rows, width = ordered.shape
     rows = np.arange(num_rows)[:, None]
     beyond = rows << 32  # the tokens of a row come after those of the rows before it
-    found = np.searchsorted((ordered + beyond).ravel(), token_ids + beyond) - rows * width
-    places: Ids = np.minimum(found, width - 1)
+    ends = np.searchsorted((ordered + beyond).ravel(), token_ids + beyond) - rows * width
+    places: Ids = np.minimum(ends, width - 1)
     return places, np.take_along_axis(ordered, places, axis=1) == token_ids
 
 

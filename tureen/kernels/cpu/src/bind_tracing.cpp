@@ -35,7 +35,8 @@ Saved checked(const std::optional<Vector<int64_t>>& token_ids, const Vector<floa
 nb::tuple logits_of(const float* logits, size_t count) {
     nb::tuple shown = nb::steal<nb::tuple>(PyTuple_New(Py_ssize_t(count)));
     for (size_t i = 0; i < count; i++) {
-        nb::object value = std::isfinite(logits[i]) ? nb::object(nb::float_(double(logits[i]))) : nb::object(nb::none());
+        nb::object value =
+            std::isfinite(logits[i]) ? nb::object(nb::float_(double(logits[i]))) : nb::object(nb::none());
         PyTuple_SET_ITEM(shown.ptr(), Py_ssize_t(i), value.release().ptr());
     }
     return shown;
@@ -72,8 +73,8 @@ nb::list bind_trace(Pool& pool, Logits logits, Vector<int64_t> rows, std::vector
         size_t columns = of_row.candidates.size();
         for (int64_t token : of_row.candidates) candidates.append(token);
         for (size_t s = 0; s < of_row.logits.size(); s += columns)
-            states.append(nb::make_tuple(logits_of(&of_row.logits[s], columns),
-                                         numbers_of(&of_row.probabilities[s], columns)));
+            states.append(
+                nb::make_tuple(logits_of(&of_row.logits[s], columns), numbers_of(&of_row.probabilities[s], columns)));
         shown.append(nb::make_tuple(candidates, states));
     }
     return shown;

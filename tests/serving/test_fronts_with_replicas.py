@@ -422,7 +422,7 @@ def test_a_request_under_which_three_engines_died_is_ended_and_none_is_called_po
 def test_the_load_of_other_fronts_counts_where_a_replica_is_chosen(tmp_path):
     async def scenario():
         async with in_processes(tmp_path) as link:
-            link.other.company.hear_loads([500, 0])
+            link.other.company.hear_others([500, 0], [])
             streams = Followed(link.other, count=1, prefix="y")
             await streams.begun.wait()
             at = [bool(replica.passages) for replica in link.other.replicas]
@@ -430,6 +430,26 @@ def test_the_load_of_other_fronts_counts_where_a_replica_is_chosen(tmp_path):
             return at
 
     assert play(scenario) == [False, True]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_prompt_that_one_front_has_given_to_a_replica_is_found_there_by_another(tmp_path, is_told):
+    """Without being told the other front takes the replica that was given less."""
+    prompt = "one page is sixteen tokens: this prompt has more than four of them"
+
+    async def scenario():
+        async with in_processes(tmp_path) as link:
+            company = link.owner.company
+            company.prefixes.share()
+            for number, router in enumerate((link.owner, link.other)):
+                router.replicas[1 - number].num_given = 1000
+                async for _ in router.generate(make_request(f"r{number}", prompt + "!" * number)):
+                    chosen = next((each.number for each in router.replicas if each.passages), None)
+                if is_told:
+                    link.other.company.hear_others([0, 0], [company.prefixes.take_news()])
+            return chosen
+
+    assert play(scenario) == (0 if is_told else 1)
 
 
 def test_streams_that_wait_for_a_replica_that_cannot_be_started_end_at_every_front(tmp_path):

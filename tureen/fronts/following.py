@@ -28,6 +28,7 @@ async def join(config: Config, folder: Path, facts: Sequence[ReplicaFacts]) -> R
             await router.join(clients_of(config, folder, len(facts)), facts)
     except TimeoutError:
         raise StartupError(f"no engine answers within {WAIT_S:g} s") from None
+    router.company.prefixes.share()
     return router
 
 
@@ -57,7 +58,7 @@ def _joined_client(config: Config, door: str, role: EngineRole, on_turn: OnTurn)
 
 def take(router: Router, op: str, args: dict[str, Any]) -> object:
     """Does what the owner asks of a router."""
-    if op == "loads":
-        router.company.hear_loads(args["loads"])
+    if op == "others":
+        router.company.hear_others(args["loads"], args["news"])
         return True
     return router.company.says(args["question"], args["replica"])

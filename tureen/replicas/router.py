@@ -123,6 +123,7 @@ class Router:
         self.info = info_of(infos)
         least = min(info.max_total_tokens for info in infos)
         self._index = PrefixIndex(len(self.replicas), self.info.page_size, least // self.info.page_size)
+        self.company.prefixes = self._index
         self._operations = Operations(self._running, self.info.adapters)
         if fault := self._meet():
             raise errors.StartupError(fault, field="replicas")

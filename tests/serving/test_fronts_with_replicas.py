@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 
 import fake_engine
-import msgspec
 import pytest
 from fake_engine import COMPILING_IN, make_request
+from linked_fronts import Streams, all_well, linked
 from patience import until
 from remote_engines import GRACE_S, Followed, Wire, start_engine
 from resumable_requests import request
@@ -34,43 +34,6 @@ from tureen.serving.client import ReplicaFacts
 TESTS = str(Path(fake_engine.__file__).parent)
 DIGESTS = ModelDigests("w" * 16, "t" * 16)
 SETTINGS = Config(api_workers=2, log_level="error", watchdog_timeout_s=GRACE_S, freeze_grace_s=GRACE_S)
-
-
-class Link:
-    """What the owner's process and the other front's say to each other, without processes."""
-
-    def __init__(self, owner: Router, other: Router) -> None:
-        self.owner, self.other = owner, other
-        self.told = []  # each list of facts, once
-        owner.company.others = self
-
-    @property
-    def facts(self):
-        return [replica.facts for replica in self.owner.replicas]
-
-    async def tell(self) -> None:
-        if self.told[-1:] != [self.facts]:
-            self.told.append(self.facts)
-            self.other.follow(msgspec.convert(msgspec.to_builtins(self.facts), list[type(self.facts[0])]))
-
-    async def any_says(self, question, number) -> bool:
-        return self.other.company.says(question, number)
-
-    async def follow(self) -> None:
-        """What the owner's process does every half second."""
-        while True:
-            await self.tell()
-            await asyncio.sleep(0.01)
-
-
-@contextlib.asynccontextmanager
-async def linked(owner, other):
-    link = Link(owner, other)
-    following_task = asyncio.create_task(link.follow())
-    try:
-        yield link
-    finally:
-        following_task.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -116,26 +79,8 @@ async def elsewhere():
             await server.close()
 
 
-def all_well(router) -> bool:
-    return all(replica.health.state == "healthy" for replica in router.replicas if not replica.is_parked)
-
-
 def pid_of(router, number) -> int:
     return router.replicas[number].client._host.pid
-
-
-class Streams:
-    """Four streams of each front."""
-
-    def __init__(self, link) -> None:
-        self.of = [Followed(router, count=4, prefix="x") for router in (link.owner, link.other)]
-
-    async def begun(self) -> None:
-        for followed in self.of:
-            await followed.begun.wait()
-
-    async def end(self):
-        return [ids for followed in self.of for ids in await followed.end()]
 
 
 @pytest.fixture(autouse=True)

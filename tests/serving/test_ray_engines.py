@@ -16,13 +16,15 @@ import pytest
 import tiny_gguf
 import tiny_models
 from fake_engine import make_request
+from linked_fronts import Streams, all_well, linked
 from patience import until, wait_until
 from remote_engines import DIGESTS, Followed
 
 from tureen.build import find_model
 from tureen.config import Config
 from tureen.errors import StartupError
-from tureen.replicas.pool import Scaler
+from tureen.fronts.following import clients_of
+from tureen.replicas.pool import Pool, Scaler
 from tureen.replicas.ray_address import RayCluster, parse_cluster
 from tureen.replicas.remote import RemoteEngine
 from tureen.replicas.router import Router
@@ -82,16 +84,31 @@ def ancestors(pid: int) -> list[int]:
 
 
 @contextlib.asynccontextmanager
-async def served(config, count=2, **how):
+async def served(config, count=2, folder=None, **how):
     from tureen.replicas.ray_engines import ray_clients
 
     router = Router()
     try:
-        clients = await asyncio.to_thread(ray_clients, config, f"{ONE}&n={count}", find_model(config))
+        clients = await asyncio.to_thread(ray_clients, config, f"{ONE}&n={count}", find_model(config), folder)
         await router.start(clients, **how)
         yield router
     finally:
         await router.close()
+
+
+@contextlib.asynccontextmanager
+async def served_by_two_fronts(config, folder, count=2, **how):
+    """So many actors of at most two, the owner's router and another front's."""
+    shared = msgspec.structs.replace(config, api_workers=2, replicas=f"{ONE}&n={count}", max_replicas=2)
+    other = Router()
+    try:
+        async with served(shared, count, folder, num_first=count, **how) as owner:
+            await other.join(clients_of(shared, folder, 2), [replica.facts for replica in owner.replicas])
+            await until(lambda: all_well(other))
+            async with linked(owner, other) as link:
+                yield link
+    finally:
+        await other.close()
 
 
 def states(router):
@@ -143,6 +160,70 @@ def test_actors_come_under_load_and_go_without_it(cluster, config, monkeypatch):
                 async for _ in router.generate(make_request("one", max_new_tokens=450)):
                     pass
             await until(lambda: states(router).count("unloaded") == 1, "one less")
+            await until(lambda: len(actors()) == 1, "its actor is gone")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.ray
+def test_two_fronts_follow_actors_that_end_and_no_stream_of_either_loses_a_token(cluster, config, tmp_path):
+    async def scenario():
+        async with served_by_two_fronts(config, tmp_path) as link:
+            alone = await Streams(link, tokens=400).end()
+            assert min(map(len, alone)) > 0
+
+            for end in (kill, end_by_ray):
+                streams = Streams(link, tokens=400)
+                await streams.begun()
+                assert all(replica.num_live for router in (link.owner, link.other) for replica in router.replicas)
+                before = addresses(link.owner)
+                end(link.owner)
+                assert await streams.end() == alone
+                await until(lambda: all_well(link.owner) and all_well(link.other), "both have the new one")
+                assert len({*before} - {*addresses(link.owner)}) == 1
+                assert addresses(link.other) == addresses(link.owner)
+                assert await Streams(link, tokens=400).end() == alone
+
+            streams = Streams(link, tokens=400)
+            await streams.begun()
+            link.owner.replicas[0].drain(is_drained=True)
+            await link.tell()
+            await until(lambda: not link.other.replicas[0].passages, "its requests go on elsewhere")
+            assert await streams.end() == alone
+            given = [router.replicas[0].num_given for router in (link.owner, link.other)]
+            assert await Streams(link, tokens=400).end() == alone
+            assert given == [router.replicas[0].num_given for router in (link.owner, link.other)]
+
+    def addresses(router):
+        return [replica.client.address for replica in router.replicas]
+
+    def kill(_):
+        os.kill(actors()[0], signal.SIGKILL)
+
+    def end_by_ray(owner):
+        cluster.kill(owner.replicas[1].client._actor, no_restart=False)
+
+    asyncio.run(scenario())
+    wait_until(lambda: actors() == [], "they end with their server")
+
+
+@pytest.mark.ray
+def test_an_actor_that_comes_and_goes_is_used_by_both_fronts(cluster, config, tmp_path):
+    async def scenario():
+        async with served_by_two_fronts(config, tmp_path, count=1) as link:
+            late = [router.replicas[1] for router in (link.owner, link.other)]
+            assert [replica.is_parked for replica in late] == [True, True]
+            alone = await Streams(link, tokens=400).end()
+            pool = Pool(link.owner.replicas, Scaler(1, 2, 1), link.owner.company)
+            await pool._grow(link.owner.replicas[:1])
+            await until(lambda: not late[1].is_parked and all_well(link.other), "the other front has it")
+            streams = Streams(link, tokens=400)
+            await streams.begun()
+            assert [replica.num_live > 0 for replica in late] == [True, True]
+            await pool._shrink(link.owner.replicas[1:])
+            await link.tell()
+            assert [replica.is_parked for replica in late] == [True, True]
+            assert await streams.end() == alone
             await until(lambda: len(actors()) == 1, "its actor is gone")
 
     asyncio.run(scenario())

@@ -8,8 +8,10 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 from pathlib import Path
 
+import httpx
 import msgspec
 import process_state
 import pytest
@@ -17,7 +19,7 @@ import tiny_gguf
 import tiny_models
 from fake_engine import make_request
 from linked_fronts import Streams, all_well, linked
-from patience import until, wait_until
+from patience import PATIENCE_S, until, wait_until
 from remote_engines import DIGESTS, Followed
 
 from tureen.build import find_model
@@ -30,7 +32,14 @@ from tureen.replicas.remote import RemoteEngine
 from tureen.replicas.router import Router
 from tureen.serving import healing
 
+sys.path.append(str(Path(__file__).parents[1] / "e2e"))
+from followers import states as states_of
+from front_streams import GONE, begin, status
+from server_process import ServerProcess
+
 ONE = "ray://local?num_cpus=1"
+JOINING: dict[str, str] = {}
+"""Variables of a process that is to join the cluster."""
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +56,7 @@ def cluster():
             ray.shutdown()
             if attempt == 2:
                 pytest.skip(f"Ray does not start here: {error}")
+    JOINING.update({name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH")})
     process_state.restore(before)  # Ray sets variables for processes that it starts later, which is none here
     yield ray
     ray.shutdown()
@@ -239,6 +249,40 @@ def test_a_cluster_that_is_none_is_refused(wrong):
 
 def test_a_cluster_is_read_with_what_each_engine_takes():
     assert parse_cluster("ray://head:6379?n=8&num_gpus=1") == RayCluster("head:6379", 8, 1, 1)
+
+
+@pytest.mark.ray
+@pytest.mark.e2e
+def test_a_server_with_two_fronts_goes_on_when_an_actor_or_a_front_is_killed(cluster, default_model_source):
+    where = f"ray://{cluster.get_runtime_context().gcs_address}?n=2"
+    how = "--api-workers", "2", "--replicas", where, "--num-threads", "1", "--freeze-grace-s", str(PATIENCE_S)
+    params = {"max_new_tokens": 250, "ignore_eos": True, "temperature": 0}
+    body = {"text": "Once upon a time", "sampling_params": params}
+    with ServerProcess(*how, env=JOINING) as server:
+        server.wait_ready()
+        expected = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).json()["output_ids"]
+        assert len(expected) == 250
+
+        streams = begin(server, body)
+        os.kill(actors()[0], signal.SIGKILL)
+        assert [stream.join().ids for stream in streams] == [expected] * len(streams)
+        wait_until(lambda: states_of(server) == ["healthy", "healthy"], "Ray has made it anew")
+
+        streams = begin(server, body)
+        victim = status(server)["fronts"][1]
+        os.kill(victim["pid"], signal.SIGKILL)
+        lost = [stream for stream in streams if stream.join().status == GONE]
+        assert 0 < len(lost) <= victim["num_running"]
+        assert all(stream.ids == expected for stream in streams if stream not in lost)
+        wait_until(lambda: is_another(status(server)["fronts"][1], victim), "it is replaced")
+
+        streams = begin(server, body)
+        assert [stream.join().ids for stream in streams] == [expected] * len(streams)
+    wait_until(lambda: actors() == [], "they end with their server")
+
+
+def is_another(front, victim) -> bool:
+    return front["up"] and front["pid"] != victim["pid"]
 
 
 class PlacelessActor:

@@ -121,6 +121,16 @@ async def served_by_two_fronts(config, folder, count=2, **how):
         await other.close()
 
 
+async def streams_everywhere(link) -> Streams:
+    """Streams of both fronts, of which both actors have some."""
+    while True:
+        streams = Streams(link, tokens=400)
+        await streams.begun()
+        if all(replica.num_live for router in (link.owner, link.other) for replica in router.replicas):
+            return streams
+        await streams.end()
+
+
 def states(router):
     return [replica.health.state for replica in router.replicas]
 
@@ -183,9 +193,7 @@ def test_two_fronts_follow_actors_that_end_and_no_stream_of_either_loses_a_token
             assert min(map(len, alone)) > 0
 
             for end in (kill, end_by_ray):
-                streams = Streams(link, tokens=400)
-                await streams.begun()
-                assert all(replica.num_live for router in (link.owner, link.other) for replica in router.replicas)
+                streams = await streams_everywhere(link)
                 before = addresses(link.owner)
                 end(link.owner)
                 assert await streams.end() == alone
@@ -194,8 +202,7 @@ def test_two_fronts_follow_actors_that_end_and_no_stream_of_either_loses_a_token
                 assert addresses(link.other) == addresses(link.owner)
                 assert await Streams(link, tokens=400).end() == alone
 
-            streams = Streams(link, tokens=400)
-            await streams.begun()
+            streams = await streams_everywhere(link)
             link.owner.replicas[0].drain(is_drained=True)
             await link.tell()
             await until(lambda: not link.other.replicas[0].passages, "its requests go on elsewhere")
@@ -227,9 +234,7 @@ def test_an_actor_that_comes_and_goes_is_used_by_both_fronts(cluster, config, tm
             pool = Pool(link.owner.replicas, Scaler(1, 2, 1), link.owner.company)
             await pool._grow(link.owner.replicas[:1])
             await until(lambda: not late[1].is_parked and all_well(link.other), "the other front has it")
-            streams = Streams(link, tokens=400)
-            await streams.begun()
-            assert [replica.num_live > 0 for replica in late] == [True, True]
+            streams = await streams_everywhere(link)
             await pool._shrink(link.owner.replicas[1:])
             await link.tell()
             assert [replica.is_parked for replica in late] == [True, True]
@@ -256,12 +261,12 @@ def test_a_cluster_is_read_with_what_each_engine_takes():
 def test_a_server_with_two_fronts_goes_on_when_an_actor_or_a_front_is_killed(cluster, default_model_source):
     where = f"ray://{cluster.get_runtime_context().gcs_address}?n=2"
     how = "--api-workers", "2", "--replicas", where, "--num-threads", "1", "--freeze-grace-s", str(PATIENCE_S)
-    params = {"max_new_tokens": 250, "ignore_eos": True, "temperature": 0}
+    params = {"max_new_tokens": 120, "ignore_eos": True, "temperature": 0}
     body = {"text": "Once upon a time", "sampling_params": params}
     with ServerProcess(*how, env=JOINING) as server:
         server.wait_ready()
         expected = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).json()["output_ids"]
-        assert len(expected) == 250
+        assert len(expected) == 120
 
         streams = begin(server, body)
         os.kill(actors()[0], signal.SIGKILL)

@@ -19,12 +19,19 @@ from world import World, expected, make_request, with_media
 from tureen.contract.types import LogprobSpec
 from tureen.engine.restoring import Restoring
 from tureen.runner.fake import WIDTH
+from tureen.tiers import disk_thread
 from tureen.tiers.disk import DiskTier
 from tureen.tiers.page_files import PREFIX_BYTES, PageFiles
 
 PAGE_SIZE = 4
 FILE_BYTES = PREFIX_BYTES + PAGE_SIZE * WIDTH
 PROMPT = tuple(range(1, 42))  # ten pages and a token
+
+
+@pytest.fixture(autouse=True)
+def no_pace(monkeypatch):
+    """No disk is too slow."""
+    monkeypatch.setattr(disk_thread, "STUCK_S", PATIENCE_S)
 
 
 class KeptWorld(World):
@@ -66,9 +73,7 @@ class KeptWorld(World):
 
     def saved(self):
         """Waits until all that was to be saved so far is."""
-        saved = threading.Event()
-        self.tier._to_save.put(saved.set)
-        assert saved.wait(PATIENCE_S)
+        wait_until(self.tier.mark(), "all is saved")
 
     def __enter__(self):
         return self
@@ -354,7 +359,7 @@ def _prompt_only():
 def test_a_prompt_that_others_are_to_read_ends_when_its_pages_are_on_the_disk(tmp_path):
     gate = threading.Event()
     with KeptWorld(tmp_path) as world:
-        world.tier._to_save.put(gate.wait)  # the disk is slow
+        world.tier._saving.give(gate.wait)  # the disk is slow
         world.engine.add(_prompt_only())
         world.engine.step()
         world.engine.step()
@@ -406,3 +411,65 @@ def test_a_folder_is_told_from_others_by_all_who_use_it(tmp_path):
     assert len(folder_id("one")) == 16
     assert folder_id("one") == folder_id("one")
     assert folder_id("one") != folder_id("two")
+
+
+@pytest.fixture
+def hung_disk(monkeypatch):
+    """Has one call of the disk not return before the end of the test, and others after it. Returns what is called with
+    the world and the call's name."""
+    gates = []
+
+    def hang(world, name):
+        gate, real = threading.Event(), getattr(world.tier._files, name)
+        gates.append(gate)
+        setattr(world.tier._files, name, lambda *args: (gate.wait(), real(*args))[1])
+        monkeypatch.setattr(disk_thread, "STUCK_S", 0.01)
+        return gate
+
+    yield hang
+    for gate in gates:
+        gate.set()
+
+
+@pytest.mark.parametrize("call", ["has", "read"])
+def test_prompts_are_computed_while_the_disk_hangs_and_read_once_it_answers(tmp_path, hung_disk, monkeypatch, call):
+    _fill(tmp_path)
+    with KeptWorld(tmp_path) as world:
+        gate = hung_disk(world, call)
+        for number in range(3):
+            assert world.answer(_request(f"r{number}"))[0] == _tokens(_request())
+            _flush(world)
+        world.check()
+        assert world.tier.stats.total_loaded == 0
+        gate.set()
+        monkeypatch.setattr(disk_thread, "STUCK_S", PATIENCE_S)
+        assert world.tier._look.wait(PATIENCE_S)
+        assert world.tier._loading.mark().wait(PATIENCE_S)
+        assert world.answer(_request("again")) == (_tokens(_request()), 40)
+
+
+def test_a_page_that_a_hung_disk_brings_at_last_is_not_written_to_a_place_that_others_have(tmp_path, hung_disk):
+    """The places of a load that was given up are used again at once."""
+    _fill(tmp_path)
+    other = _request("other", range(50, 91))
+    with KeptWorld(tmp_path, num_pages=16) as world:
+        gate = hung_disk(world, "read")
+        assert world.answer(_request())[0] == _tokens(_request())
+        _flush(world)
+        world.add(other)
+        world.step()
+        gate.set()
+        assert world.tier._loading.mark().wait(PATIENCE_S)
+        world.drain()
+        assert world.answers["other"].token_ids == _tokens(other)
+        world.check()
+
+
+def test_a_prompt_that_others_are_to_read_ends_though_the_disk_hangs(tmp_path, hung_disk):
+    with KeptWorld(tmp_path) as world:
+        hung_disk(world, "write")
+        world.engine.add(_prompt_only())
+        world.engine.step()
+        world.engine.step()
+        wait_until(lambda: (world.engine.prepare(), world.engine.has_work)[1], "its end")
+        assert [delta.finish.type for delta in world.engine.step()] == ["length"]

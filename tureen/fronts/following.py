@@ -4,6 +4,7 @@ several."""
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,11 @@ from tureen.config import Config
 from tureen.contract.types import EngineRole, FromEngine
 from tureen.errors import StartupError
 from tureen.fronts.joining import WAIT_S, JoinedHost, JoinedStreams
+from tureen.replicas.ray_address import SCHEME
+from tureen.replicas.remote import LOOK_S, EngineAddress, RemoteEngine, parse_address
 from tureen.replicas.replica import OnTurn, ReplicaClient
 from tureen.replicas.router import MakeClient, Router
-from tureen.replicas.start import door_of, remote_clients, remote_engines, role_of
+from tureen.replicas.start import door_of, front_context, remote_clients, remote_engines, role_of
 from tureen.serving.client import ReplicaFacts
 from tureen.serving.healing import Lose
 
@@ -34,11 +37,30 @@ async def join(config: Config, folder: Path, facts: Sequence[ReplicaFacts]) -> R
 
 def clients_of(config: Config, folder: Path, count: int) -> list[MakeClient]:
     """Returns functions that make the clients of so many replicas. Raises StartupError."""
-    if isinstance(config.replicas, str):
-        return remote_clients(config, remote_engines(config, config.replicas, None))
-    return [
-        partial(_joined_client, config, door_of(folder, number), role_of(config, number)) for number in range(count)
-    ]
+    if not isinstance(config.replicas, str):
+        return [
+            partial(_joined_client, config, door_of(folder, number), role_of(config, number)) for number in range(count)
+        ]
+    if config.replicas.startswith(SCHEME):
+        return remote_clients(config, _engines_in_actors(config, folder, count))
+    return remote_clients(config, remote_engines(config, config.replicas, None))
+
+
+def _engines_in_actors(config: Config, folder: Path, count: int) -> list[RemoteEngine]:
+    """Returns so many engines that are where the owner says. folder: of this front's certificate."""
+    cluster_ca = importlib.import_module("tureen.replicas.cluster_ca")
+    context = front_context(cluster_ca.with_files(config, folder, "replica_"))
+
+    def make() -> RemoteEngine:
+        async def find() -> EngineAddress:
+            while not engine.address:
+                await asyncio.sleep(LOOK_S)
+            return parse_address(engine.address, "--replicas")._replace(name=cluster_ca.ENGINE_NAME)
+
+        engine = RemoteEngine(find, None, context)
+        return engine
+
+    return [make() for _ in range(count)]
 
 
 def _joined_client(config: Config, door: str, role: EngineRole, on_turn: OnTurn) -> ReplicaClient:

@@ -36,6 +36,9 @@ class ReplicaClient(HealingClient):
     engine_id = ""
     """Tells an engine elsewhere that is in the state that it is to be in from others."""
 
+    address = ""
+    """Tells other fronts where an engine in an actor is; "" = nowhere now, or it is in no actor."""
+
     role: EngineRole = "both"
 
     def __init__(
@@ -183,6 +186,7 @@ class Replica:
             weight_version=self.weight_version,
             failure=self.client.failure,
             engine_id=self.client.engine_id,
+            address=self.client.address,
         )
 
     def follow(self, facts: ReplicaFacts) -> None:

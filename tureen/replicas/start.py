@@ -46,7 +46,7 @@ async def connect(
     """Starts the engines of `config.replicas`, or connects to them. Returns the client over all once they are ready; of
     engines elsewhere, once one is. Raises StartupError.
 
-    folder: of the doors at which other fronts come in.
+    folder: of the doors at which other fronts come in, or of their certificate.
     """
     check_roles(config)
     router = Router(config.prefill_min_tokens)
@@ -55,7 +55,8 @@ async def connect(
         require(f"--replicas {SCHEME}…", "ray", "cryptography", field="replicas")
         parse_cluster(config.replicas)
         ray_engines = importlib.import_module("tureen.replicas.ray_engines")
-        clients = ray_engines.ray_clients(config, config.replicas, model)  # what Ray starts ends with its thread
+        # called here: what Ray starts ends with the thread that did
+        clients = ray_engines.ray_clients(config, config.replicas, model, folder)
     elif isinstance(config.replicas, str):
         places = remote_engines(config, config.replicas, await asyncio.to_thread(digests_of, model))
         await _look_for(places)

@@ -137,6 +137,19 @@ def test_sessions_whose_turns_come_to_any_of_four_fronts_find_as_many_pages():
     assert silent.run(silent.by_prefix)[0] <= 0.65
 
 
+def test_who_has_forgotten_a_prompt_learns_all_of_it_with_its_next_page():
+    first, second = (PrefixIndex(1, PAGE, 100) for _ in range(2))
+    first.share()
+    first.give(0, [1, 2, 3])
+    second.hear(first.take_news())
+    second.forget(0)
+    first.give(0, [1, 2, 3])
+    assert first.take_news() == [[]]
+    first.give(0, [1, 2, 3, 4])
+    second.hear(first.take_news())
+    assert second.num_known([1, 2, 3, 4]) == [4]
+
+
 def test_pages_have_the_same_names_in_every_process():
     told = []
     for seed in ("1", "2"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,9 @@ from tureen.replicas.router import MakeClient, Router
 from tureen.replicas.start import door_of, front_context, remote_clients, remote_engines, role_of
 from tureen.serving.client import ReplicaFacts
 from tureen.serving.healing import Lose
+
+MOVE_S = 5.0
+"""Seconds in which an address that was tried is not tried again: the owner may be about to tell another."""
 
 
 async def join(config: Config, folder: Path, facts: Sequence[ReplicaFacts]) -> Router:
@@ -52,9 +56,13 @@ def _engines_in_actors(config: Config, folder: Path, count: int) -> list[RemoteE
     context = front_context(cluster_ca.with_files(config, folder, "replica_"))
 
     def make() -> RemoteEngine:
+        tried, tried_s = "", 0.0
+
         async def find() -> EngineAddress:
-            while not engine.address:
+            nonlocal tried, tried_s
+            while not engine.address or (engine.address == tried and time.monotonic() < tried_s + MOVE_S):
                 await asyncio.sleep(LOOK_S)
+            tried, tried_s = engine.address, time.monotonic()
             return parse_address(engine.address, "--replicas")._replace(name=cluster_ca.ENGINE_NAME)
 
         engine = RemoteEngine(find, None, context)

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -46,6 +47,8 @@ STEADY_S = 10.0
 LOOK_S = 0.5
 """Seconds between two looks at whether the others are there."""
 
+MOST_NEWS = 8  # reports of a front that wait to be passed on; of more the last
+
 SILENT_S = 3.0
 """Seconds without a word after which the owner takes a front's connections; it should speak each second."""
 
@@ -61,7 +64,7 @@ class FrontProcess:
         self.order = order
         self.listener = listener
         self.figures = Figures(0)
-        self.news: list[list[list[int]]] = []  # that the other fronts are to hear
+        self.news: deque[list[list[int]]] = deque(maxlen=MOST_NEWS)  # that the other fronts are to hear
         self.is_up = False
         self.is_covered = False  # the owner takes its connections
         self.heard_s = 0.0  # when it spoke last, by the monotonic clock
@@ -136,7 +139,8 @@ class FrontProcess:
 
     def take_news(self) -> list[list[list[int]]]:
         """Returns what it has said of prefixes since the last call."""
-        news, self.news = self.news, []
+        news = list(self.news)
+        self.news.clear()
         return news
 
     def kill(self) -> None:
@@ -396,7 +400,8 @@ class Fronts:
             for front in self._all:
                 others = [other for other in self._all if other is not front]
                 sums = [sum(of) for of in zip(own, *(loads[other] for other in others), strict=True)]
-                front.ask("others", loads=sums, news=[own_news, *chain(*(news[other] for other in others))])
+                told = [] if front.is_away else [own_news, *chain(*(news[other] for other in others))]
+                front.ask("others", loads=sums, news=told)
             await asyncio.sleep(LOOK_S)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

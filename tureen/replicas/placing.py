@@ -87,9 +87,9 @@ class PrefixIndex:
 
     def give(self, number: int, pages: Sequence[int]) -> None:
         """Notes that a replica has these pages from now on. The last pages of a prompt go before its first."""
-        new = self._add(number, reversed(pages))
-        if self._news:
-            self._news[number] += new
+        is_news = self._add(number, reversed(pages))
+        if self._news and is_news:
+            self._news[number].extend(reversed(pages))  # all of them: who has forgotten the first could use no other
 
     def share(self) -> None:
         """Notes from now on what the indices of other fronts do not know."""
@@ -107,20 +107,20 @@ class PrefixIndex:
         for number, pages in enumerate(news):
             self._add(number, pages)
 
-    def _add(self, number: int, pages: Iterable[int]) -> list[int]:
-        """Makes these pages the newest of a replica, the last of them above all. Returns those that it did not have."""
+    def _add(self, number: int, pages: Iterable[int]) -> bool:
+        """Makes these pages the newest of a replica, the last of them above all. Returns whether any is new to it."""
         own, bit = self._pages[number], 1 << number
-        new = []
+        is_new = False
         for page in pages:
             if page in own:
                 own.move_to_end(page)
             else:
                 own[page] = None
                 self._holders[page] = self._holders.get(page, 0) | bit
-                new.append(page)
+                is_new = True
         while len(own) > self._most_pages:
             self._drop(own.popitem(last=False)[0], bit)
-        return new
+        return is_new
 
     def forget(self, number: int) -> None:
         """Notes that a replica has nothing any more."""

@@ -149,7 +149,6 @@ def _join(cluster: RayCluster, text: str) -> None:
     try:
         if cluster.where == "local":
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            os.environ.setdefault("RAY_AUTH_MODE", "token")  # its ports are open to the network
             ray.init(include_dashboard=False, _node_ip_address=LOOPBACK, logging_level=logging.WARNING)
         else:
             ray.init(address=cluster.where, logging_level=logging.WARNING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -53,7 +54,8 @@ async def connect(
     num_first = first_of(config)
     if isinstance(config.replicas, str) and config.replicas.startswith(SCHEME):
         require(f"--replicas {SCHEME}…", "ray", "cryptography", field="replicas")
-        parse_cluster(config.replicas)
+        if parse_cluster(config.replicas).where == "local":
+            os.environ.setdefault("RAY_AUTH_MODE", "token")  # its ports are open to the network; Ray reads it once
         ray_engines = importlib.import_module("tureen.replicas.ray_engines")
         # called here: what Ray starts ends with the thread that did
         clients = ray_engines.ray_clients(config, config.replicas, model, folder)

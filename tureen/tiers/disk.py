@@ -16,13 +16,14 @@ from tureen.cache.radix import Namespace, RadixNode
 from tureen.contract.runner import PageMemory
 from tureen.contract.types import KvDiskStats
 from tureen.log import get_logger
-from tureen.tiers import disk_thread
-from tureen.tiers.disk_thread import DiskThread
+from tureen.tiers.disk_thread import DiskThread, beat
 from tureen.tiers.keys import PageKeys, follow
 from tureen.tiers.page_files import DamagedPage, NoPage, PageFiles
 
 CLOSE_S = 5.0
 """Time that the pages which wait to be saved have when the engine ends."""
+LOOK_S = 2.0
+"""Time that the engine waits for a look at the folder; what was found by then is read."""
 MAX_WAITING = 1024  # prefixes that wait to be saved; more are lost
 LOWER_BY = 10  # the saving thread's priority
 
@@ -38,14 +39,14 @@ class PageLoad:
         self.pages = pages
         self.num_loaded = 0
         self._thread = thread
-        self._is_cancelled = False
+        self._cancelled = threading.Event()
         self._writing = threading.Lock()  # held while a page is filled, never while the disk is waited for
         self._done = threading.Event()
 
     @property
     def is_done(self) -> bool:
         """Whether it has ended, or is not to be waited for since the disk does not answer."""
-        return self._done.is_set() or self._thread.is_stuck
+        return self._done.is_set() or self._thread.is_stuck()
 
     def wait(self, seconds: float) -> None:
         """Waits for its end, at most so long."""
@@ -54,16 +55,18 @@ class PageLoad:
     def cancel(self) -> None:
         """Loads no more of it. Returns when nothing is written to its pages any more."""
         with self._writing:
-            self._is_cancelled = True
+            self._cancelled.set()
 
     def run(self, memory: PageMemory, files: PageFiles, buffer: memoryview, totals: _Totals) -> None:
         """Loads the pages, up to the first that is not there."""
         try:
             for key, page in zip(self.keys, self.pages, strict=True):
+                if self._cancelled.is_set():
+                    break
                 files.read(key, buffer)
-                self._thread.beat()
+                beat()
                 with self._writing:
-                    if self._is_cancelled:
+                    if self._cancelled.is_set():
                         break
                     memory.write(page, buffer)
                     self.num_loaded += 1
@@ -147,10 +150,11 @@ class DiskTier:
     def find(
         self, namespace: Namespace, nodes: Sequence[RadixNode], token_ids: Sequence[int], max_pages: int
     ) -> list[bytes]:
-        """Returns the keys of the pages on the disk that follow `nodes`, up to page number `max_pages`; none while the
-        disk does not answer."""
+        """Returns the keys of the pages on the disk that follow `nodes`, up to page number `max_pages`; what was found
+        in LOOK_S, and none while an earlier look is not done or the disk does not answer."""
         keys = self._keys.of_nodes(nodes)
-        if len(keys) != len(nodes) or not self._look.is_set() or self._loading.is_stuck:
+        is_away = self._looking.is_stuck() or self._loading.is_stuck()
+        if len(keys) != len(nodes) or is_away or not self._look.is_set():
             return []
 
         def look() -> None:
@@ -162,9 +166,7 @@ class DiskTier:
 
         self._looking.give(look)
         self._look = self._looking.mark()
-        if not self._look.wait(disk_thread.STUCK_S):
-            log.warning("the disk of --kv-disk does not answer; prompts are computed until it does")
-            return []
+        self._look.wait(LOOK_S)
         return keys[len(nodes) :]
 
     def load(self, keys: Sequence[bytes], pages: Sequence[int]) -> PageLoad:
@@ -176,12 +178,12 @@ class DiskTier:
     def mark(self) -> Callable[[], bool]:
         """Returns a function that says whether all that was to be saved so far is saved, or lost."""
         saved = self._saving.mark()
-        return lambda: saved.is_set() or self._saving.is_stuck
+        return lambda: saved.is_set() or self._saving.is_stuck()
 
     def close(self) -> None:
         """Saves what waits, for a while, and ends the threads."""
         for thread in (self._saving, self._loading, self._looking):
-            thread.close(CLOSE_S)
+            thread.end(CLOSE_S)
 
     def _to_save(self, job: Callable[[], None]) -> None:
         """Has a job done that changes what is on the disk."""
@@ -202,7 +204,6 @@ class DiskTier:
         """Raises OSError."""
         keys = self._keys.of_nodes(nodes)
         for index, key in enumerate(keys):
-            self._saving.beat()
             if self._files.has(key):
                 continue
             data = self._memory.read(nodes[index].page)

@@ -17,22 +17,27 @@ STUCK_S = 5.0
 log = get_logger("kv-disk")
 
 
-class DiskThread:
-    """Does jobs in order. A job that touches the disk several times calls `beat` in between."""
+class DiskThread(threading.Thread):
+    """Does jobs in order. A job calls `beat` whenever the disk has answered."""
 
     def __init__(self, name: str, *, lower_by: int = 0) -> None:
         """name: of the thread. lower_by: what its priority is lowered by."""
+        super().__init__(name=name, daemon=True)
         self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._alive_s: float | None = None  # when its job last went on; None where it has none
+        self._answered_s: float | None = None  # when the disk last answered its job; None where it has none
+        self._has_told = False  # that the disk does not answer
         self._lower_by = lower_by
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self.start()
 
-    @property
     def is_stuck(self) -> bool:
-        """Whether its job waits for a disk that does not answer."""
-        alive_s = self._alive_s
-        return alive_s is not None and time.monotonic() - alive_s > STUCK_S
+        """Says whether its job waits for a disk that does not answer. The log says so once."""
+        answered_s = self._answered_s
+        if answered_s is None or time.monotonic() - answered_s <= STUCK_S:
+            return False
+        if not self._has_told:
+            self._has_told = True
+            log.warning("the disk of --kv-disk does not answer (%s); prompts are computed until it does", self.name)
+        return True
 
     @property
     def num_waiting(self) -> int:
@@ -49,25 +54,37 @@ class DiskThread:
         self._jobs.put(done.set)
         return done
 
-    def beat(self) -> None:
-        """Hears from the job that it goes on."""
-        self._alive_s = time.monotonic()
-
-    def close(self, seconds: float) -> None:
+    def end(self, seconds: float) -> None:
         """Does the jobs that wait, for at most so long, and ends."""
         self._jobs.put(None)
-        if not self.is_stuck:
-            self._thread.join(seconds)
+        if not self.is_stuck():
+            self.join(seconds)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Does the jobs."""
         if self._lower_by:
             thread = threading.get_native_id()
             with suppress(OSError, AttributeError):
                 os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + self._lower_by)
         while (job := self._jobs.get()) is not None:
-            self.beat()
+            self._answered_s = time.monotonic()
             try:
                 job()
             except Exception:  # an edge: whoever gave the job is elsewhere
                 log.exception("a job of the KV pages on the disk failed")
-            self._alive_s = None
+            self.note_answer()
+            self._answered_s = None
+
+    def note_answer(self) -> None:
+        """Notes that the disk has answered."""
+        self._answered_s = time.monotonic()
+        if self._has_told:
+            self._has_told = False
+            log.warning("the disk of --kv-disk answers again (%s)", self.name)
+
+
+def beat() -> None:
+    """Hears from a job that the disk has answered."""
+    thread = threading.current_thread()
+    if isinstance(thread, DiskThread):
+        thread.note_answer()

@@ -91,10 +91,10 @@ def _pruned(language: Language) -> tuple[Language, Facts]:
     facts = Facts(language)
     rules = {name: _settled(rule, facts) for name, rule in language.rules.items()}
     start = _settled(language.start, facts)
-    ending = holding(rules, can_end)
+    is_settled = start is language.start and all(map(is_, rules.values(), language.rules.values()))
+    ending = set(rules) if language.is_live and is_settled else holding(rules, can_end)
     if not can_end(start, ending):
         raise GrammarError("no text at all fits: the parts of the grammar contradict each other")
-    is_settled = start is language.start and all(map(is_, rules.values(), language.rules.values()))
     has_nothing = any(facts.has(item, DEAD) for item in (language.start, *language.rules.values()))
     if is_settled and not has_nothing and len(ending) == len(rules):
         return language, facts

@@ -26,7 +26,7 @@ ALLOWED = {
     ("fake_engine.py", "make_hanging_engine.slow_run"): "a hang that ends, so that its thread does",
     ("api/test_media_fields.py", "test_the_time_to_load_counts_against_the_deadline.slow"): "time is what it spends",
     ("api/test_media_fields.py", "_hold_up.slow"): "time is what it spends, or for ever",
-    ("serving/test_fronts_with_replicas.py", "Link.follow"): "what the owner's process does again and again",
+    ("serving/linked_fronts.py", "Link.follow"): "what the owner's process does again and again",
     ("bench/conftest.py", "FakeServer._stream"): "time is what a benchmark measures: never less than this",
     (
         "bench/test_bench_drive.py",

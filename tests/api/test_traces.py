@@ -20,6 +20,7 @@ from opentelemetry.semconv.attributes import error_attributes, http_attributes, 
 from tureen import extras
 from tureen.config import Config
 from tureen.contract.types import OutputDelta, StepTimes, Timeline
+from tureen.engine.times import RequestTimes
 from tureen.errors import StartupError
 from tureen.fronts.entrance import Entrance
 from tureen.fronts.passing import answer_passed
@@ -154,6 +155,21 @@ def test_attributes_have_the_names_of_the_conventions_and_the_numbers_of_the_ans
     sent = {name: attributes[f"gen_ai.request.{name}"] for name in ("temperature", "top_p", "seed", "max_tokens")}
     assert sent == {"temperature": 0.5, "top_p": 0.9, "seed": 7, "max_tokens": 6}
     assert attributes["gen_ai.response.time_to_first_chunk"] > 0
+
+
+def test_an_engine_that_computed_the_prompt_for_another_has_its_own_span(collector, monkeypatch):
+    """Both are below the output, in the order of their work."""
+    prompt = Timeline(1, 0, 0, 9, 1, (StepTimes(2, 8, 64),))
+    end = RequestTimes.end
+    monkeypatch.setattr(RequestTimes, "end", lambda self: msgspec.structs.replace(end(self), prompt=prompt))
+    traced(collector, CHAT, otlp_endpoint=collector.url)
+    spans = collector.spans()
+    output = one(spans, "chat fake-model")
+    first, second = sorted((span for span in spans if span.name == "engine"), key=lambda span: span.began)
+    assert {first.parent, second.parent} == {output.id}
+    parts = {span.name: (span.began, span.ended) for span in spans if span.parent == first.id}
+    assert parts == {"queue": (1, 2), "prefill": (2, 9)}
+    assert {span.name for span in spans if span.parent == second.id} == {"queue", "prefill", "decode"}
 
 
 def test_a_constrained_output_waits_for_its_grammar_and_every_sample_has_its_spans(collector):

@@ -8,9 +8,12 @@ from collections.abc import Callable
 
 import httpx
 from followers import PATIENCE_S
+from server_process import ServerProcess
 
 GONE = -1
 """The status of a stream that broke off."""
+
+NUM_STREAMS = 8
 
 
 class Stream:
@@ -56,3 +59,23 @@ class Stream:
                 event = json.loads(line.removeprefix("data: "))
                 self.ids, self.finish = event["output_ids"], event["meta_info"]["finish_reason"]
                 self.begun.set()
+
+
+def status(server: ServerProcess) -> dict:
+    return httpx.get(f"{server.url}/status", timeout=PATIENCE_S).json()
+
+
+def begin(server: ServerProcess, body: dict) -> list[Stream]:
+    """Streams of a server with replicas, eight at least, of which each front and each engine has some."""
+    begun: list[Stream] = []
+
+    def are_spread() -> bool:
+        now = status(server)
+        everywhere = [*now["fronts"], *now["models"][0]["replicas"]]
+        return len(begun) >= NUM_STREAMS and all(each["num_running"] for each in everywhere)
+
+    while not are_spread():
+        begun += [Stream(lambda: httpx.Client(base_url=server.url, timeout=PATIENCE_S), body) for _ in range(4)]
+        for stream in begun:
+            assert stream.begun.wait(PATIENCE_S)
+    return begun

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from followers import PATIENCE_S, TEXT, engines, states, wait_until
-from front_streams import GONE, Stream
+from front_streams import GONE, NUM_STREAMS, Stream, begin, status
 from server_process import ServerProcess, metric
 
 pytestmark = pytest.mark.e2e
 
-NUM_STREAMS = 8
 PARAMS = {"max_new_tokens": 250, "temperature": 0.8, "ignore_eos": True, "sampling_seed": 5}
 BODY = {"text": TEXT, "sampling_params": PARAMS}
 
@@ -32,36 +31,16 @@ def expected(server) -> list[int]:
     return httpx.post(f"{server.url}/generate", json=BODY, timeout=PATIENCE_S).json()["output_ids"]
 
 
-def status(server) -> dict:
-    return httpx.get(f"{server.url}/status", timeout=PATIENCE_S).json()
-
-
 def operate(server, path: str, **body) -> dict:
     answer = httpx.post(f"{server.url}{path}", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-def begin(server) -> list[Stream]:
-    """Streams, eight at least, of which each front and each engine has some."""
-    begun: list[Stream] = []
-
-    def are_spread() -> bool:
-        now = status(server)
-        everywhere = [*now["fronts"], *now["models"][0]["replicas"]]
-        return len(begun) >= NUM_STREAMS and all(each["num_running"] for each in everywhere)
-
-    while not are_spread():
-        begun += [Stream(lambda: httpx.Client(base_url=server.url, timeout=PATIENCE_S), BODY) for _ in range(4)]
-        for stream in begun:
-            assert stream.begun.wait(PATIENCE_S)
-    return begun
-
-
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_killed_replica_loses_nothing_of_the_streams_of_both_fronts(server, expected, number):
     before = metric(server.url, "sglang:engine_replacements_total")
-    streams = begin(server)
+    streams = begin(server, BODY)
     os.kill(engines(server)[number], signal.SIGKILL)
     assert [stream.join().ids for stream in streams] == [expected] * len(streams)
     wait_until(lambda: states(server) == ["healthy", "healthy"], "it is replaced")
@@ -69,7 +48,7 @@ def test_a_killed_replica_loses_nothing_of_the_streams_of_both_fronts(server, ex
 
 
 def test_a_killed_front_takes_its_own_streams_along_and_no_others(server, expected):
-    streams = begin(server)
+    streams = begin(server, BODY)
     victim = status(server)["fronts"][1]
 
     def is_another(front: dict) -> bool:
@@ -80,12 +59,12 @@ def test_a_killed_front_takes_its_own_streams_along_and_no_others(server, expect
     assert 0 < len(lost) <= victim["num_running"]  # some may have ended before it was killed
     assert all(stream.ids == expected for stream in streams if stream not in lost)
     wait_until(lambda: is_another(status(server)["fronts"][1]), "it is replaced")
-    again = begin(server)
+    again = begin(server, BODY)
     assert [stream.join().ids for stream in again] == [expected] * len(again)
 
 
 def test_a_drained_replica_is_given_nothing_by_any_front(server, expected):
-    streams = begin(server)
+    streams = begin(server, BODY)
     assert operate(server, "/replicas/drain", replica=1)["drained"] is True
     wait_until(lambda: status(server)["models"][0]["replicas"][1]["num_running"] == 0, "its requests go on elsewhere")
     more = [Stream(lambda: httpx.Client(base_url=server.url, timeout=PATIENCE_S), BODY) for _ in range(NUM_STREAMS)]
@@ -98,7 +77,7 @@ def test_a_drained_replica_is_given_nothing_by_any_front(server, expected):
 
 def test_all_replicas_are_restarted_one_after_the_other_under_streams_of_both_fronts(server, expected):
     before = engines(server)
-    streams = begin(server)
+    streams = begin(server, BODY)
     for number in (0, 1):
         assert operate(server, "/replicas/restart", replica=number)["engine"] == "healthy"
     assert [stream.join().ids for stream in streams] == [expected] * len(streams)
@@ -107,11 +86,11 @@ def test_all_replicas_are_restarted_one_after_the_other_under_streams_of_both_fr
 
 def test_weights_are_exchanged_under_streams_of_both_fronts(server, expected):
     path = httpx.get(f"{server.url}/get_model_info", timeout=PATIENCE_S).json()["model_path"]
-    streams = begin(server)
+    streams = begin(server, BODY)
     answer = operate(server, "/update_weights_from_disk", model_path=path, weight_version="again", rolling=True)
     assert "restarted_replicas" not in answer
     assert [stream.join().ids for stream in streams] == [expected] * len(streams)
-    again = begin(server)
+    again = begin(server, BODY)
     assert [stream.join().ids for stream in again] == [expected] * len(again)
     short = BODY | {"sampling_params": PARAMS | {"max_new_tokens": 1}}
     answers = [httpx.post(f"{server.url}/generate", json=short, timeout=PATIENCE_S).json() for _ in range(NUM_STREAMS)]
@@ -119,7 +98,7 @@ def test_weights_are_exchanged_under_streams_of_both_fronts(server, expected):
 
 
 def test_a_stopped_replica_is_noticed_by_every_front(server, expected):
-    streams = begin(server)
+    streams = begin(server, BODY)
     pid = engines(server)[0]
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -128,5 +107,5 @@ def test_a_stopped_replica_is_noticed_by_every_front(server, expected):
         os.kill(pid, signal.SIGCONT)
     wait_until(lambda: states(server) == ["healthy", "healthy"], "it answers")
     assert engines(server)[0] == pid
-    again = begin(server)
+    again = begin(server, BODY)
     assert [stream.join().ids for stream in again] == [expected] * len(again)

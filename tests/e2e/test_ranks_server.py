@@ -3,6 +3,8 @@ run. Each rank has a part of every layer, or some of the layers."""
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 import signal
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import tiny_llava
 from byte_tokenizer import BOS, EOS, VOCAB_SIZE, make_byte_tokenizer
 from followers import PATIENCE_S, follow_all, streams, wait_until, wait_well
 from server_process import ServerProcess, command_line, metric
@@ -28,19 +31,26 @@ def flag(request) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(flag, tmp_path_factory) -> Iterator[ServerProcess]:
-    """A model with three layers, which has an adapter with the name `late`."""
+def folder(tmp_path_factory) -> Path:
+    """A model with three layers, and an adapter of it."""
     folder = tmp_path_factory.mktemp("model")
     model = write(folder, "llama", num_hidden_layers=3, vocab_size=VOCAB_SIZE, bos_token_id=BOS, eos_token_id=EOS)
     make_byte_tokenizer()._backend.save(str(folder / "tokenizer.json"))
     write_adapter(model, folder / "adapter")
+    return folder
+
+
+def start(folder: Path, flag: str, *more: str) -> ServerProcess:
+    """Returns a server, soon to be ready, of which the adapter has the name `late`."""
     limits = ("--grammar-compile-timeout-s", "120", "--context-length", "512", "--dtype", "float32")
-    ranks = (flag, str(NUM_RANKS[flag]), "--num-threads", "1")
-    with ServerProcess("--model-path", str(folder), *ranks, *limits) as running:
-        running.wait_ready()
-        body = {"lora_name": "late", "lora_path": str(folder / "adapter")}
-        assert httpx.post(f"{running.url}/load_lora_adapter", json=body, timeout=PATIENCE_S).status_code == 200
-        yield running
+    ranks = (flag, str(NUM_RANKS[flag]), "--num-threads", "1", "--lora-paths", f"late={folder / 'adapter'}")
+    return ServerProcess("--model-path", str(folder), *ranks, *limits, *more)
+
+
+@pytest.fixture(scope="module")
+def server(flag, folder) -> Iterator[ServerProcess]:
+    with start(folder, flag) as running:
+        yield running.wait_ready()
 
 
 def test_a_rank_that_is_killed_loses_nothing_of_eight_streams(server):
@@ -70,6 +80,38 @@ def test_what_no_rank_has_all_of_is_refused_by_name(server, flag):
         response = httpx.post(f"{server.url}/{path}", json=body, timeout=PATIENCE_S)
         assert response.status_code == 400
         assert flag in response.text
+
+
+def test_replicas_have_ranks_of_their_own_and_go_on_with_what_one_of_them_had(server, flag, folder):
+    undisturbed = follow_all(server, STREAMS)
+    with start(folder, flag, "--replicas", "2") as replicas:
+        replicas.wait_ready()
+        there = ranks(replicas)
+        assert len(there) == 2 * (NUM_RANKS[flag] - 1)
+        assert follow_all(replicas, STREAMS, lambda: os.kill(min(there), signal.SIGKILL)) == undisturbed
+        assert metric(replicas.url, "sglang:num_resumed_requests_total") > 0
+
+
+def test_a_model_that_sees_says_over_stages_what_it_says_in_one_process(tmp_path):
+    tiny_llava.write(tmp_path, "llava-clip")
+    tiny_llava.write_tokenizer(tmp_path)
+    picture = io.BytesIO()
+    tiny_llava.picture(60, 40).save(picture, "PNG")
+    body = {
+        "text": "<image>a",
+        "image_data": base64.b64encode(picture.getvalue()).decode(),
+        "sampling_params": {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True},
+        "return_logprob": True,
+    }
+    said = []
+    for flags in (("--kernels", "torch"), ("--pipeline-parallel-size", "2")):
+        alike = ("--dtype", "float32", "--num-threads", "1", "--device", "cpu", "--context-length", "128")
+        with ServerProcess("--model-path", str(tmp_path), *flags, *alike) as running:
+            running.wait_ready()
+            answer = httpx.post(f"{running.url}/generate", json=body, timeout=PATIENCE_S)
+            assert answer.status_code == 200, answer.text
+            said.append(answer.json()["meta_info"]["output_token_logprobs"])
+    assert said[0] == said[1]
 
 
 def test_no_rank_outlives_a_server_that_is_killed(server):

@@ -17,7 +17,6 @@ from tureen.fronts.worker import own_config
     [
         ({"engine": "thread"}, "engine", "leave --engine out"),
         ({"models": ({"model_path": "a"}, {"model_path": "b"})}, "models", "leave --api-workers out"),
-        ({"replicas": "ray://auto?n=2"}, "replicas", "leave one of them out"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_by_name(settings, field, words):
@@ -33,6 +32,7 @@ def test_an_engine_in_a_process_is_what_fronts_share():
     check(Config(api_workers=2, engine="process"))
     check(Config(api_workers=2, replicas=2))
     check(Config(api_workers=2, replicas="tcp://127.0.0.1:7000,tcp://127.0.0.1:7001"))
+    check(Config(api_workers=2, replicas="ray://auto?n=2"))
 
 
 def test_only_the_owner_has_the_file_of_what_clients_use_and_it_answers_all():

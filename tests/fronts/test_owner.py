@@ -4,6 +4,7 @@ while one is not there."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -21,6 +22,8 @@ from tureen.fronts import owner
 from tureen.fronts.owner import Fronts
 from tureen.fronts.wire import Answer, Ask, Figures, Order, Wire
 from tureen.log import LOGGER_NAME
+from tureen.replicas.company import Company
+from tureen.replicas.placing import PrefixIndex
 
 UP = Answer(0, msgspec.to_builtins(Figures(0)))
 
@@ -86,7 +89,8 @@ def faults() -> list[OSError]:
 
 @pytest.fixture
 def play(monkeypatch, tmp_path, faults):
-    """A function that runs a scenario with the application, its only other front, and the processes of that."""
+    """A function that runs a scenario with the application, the owner's view of its other fronts, of which there is one
+    unless it says otherwise, and their processes."""
     started: list[PlayedProcess] = []
 
     def start(command, pass_fds):
@@ -99,12 +103,13 @@ def play(monkeypatch, tmp_path, faults):
     monkeypatch.setattr(owner, "FIRST_DELAY_S", 0)
     monkeypatch.setattr(owner, "LOOK_S", 0.001)
 
-    async def run(app, scenario):
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            fronts = Fronts(app.config, tmp_path, [listener], app.app)
+    async def run(app, scenario, num_others):
+        with contextlib.ExitStack() as stack:
+            listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(num_others)]
+            fronts = Fronts(app.config, tmp_path, listeners, app.app)
             opening = asyncio.create_task(fronts.open())
             try:
-                await until(lambda: started or opening.done())
+                await until(lambda: len(started) == num_others or opening.done())
                 await scenario(app.state, fronts, started, opening)
             finally:
                 for process in started:
@@ -112,9 +117,9 @@ def play(monkeypatch, tmp_path, faults):
                 await fronts.close()
                 await asyncio.gather(opening, return_exceptions=True)
 
-    def play(scenario, **settings):
+    def play(scenario, num_others=1, **settings):
         with App(**settings) as app:
-            app.run(run(app, scenario))
+            app.run(run(app, scenario, num_others))
 
     return play
 
@@ -209,6 +214,42 @@ def test_the_owner_knows_what_the_engine_has_of_fronts_that_speak_and_of_no_othe
         assert fronts.num_asked == 0
 
     play(scenario)
+
+
+def test_each_front_hears_what_all_others_have_given_to_each_replica_and_it_hears_it_once(play):
+    replicas = [SimpleNamespace(load=load, load_elsewhere=0) for load in (5, 7)]
+    router = SimpleNamespace(replicas=replicas, company=Company(replicas, {}))
+    router.company.prefixes = PrefixIndex(2, 16, 100)
+    router.company.prefixes.share()
+
+    async def heard(process) -> list:
+        """The next that it is asked and that has news in it."""
+        while True:
+            asked = await process.asked()
+            process.say(Answer(asked.number, True))
+            if asked.op == "others" and any(any(pages) for news in asked.args["news"] for pages in news):
+                return [asked.args["loads"], [news for news in asked.args["news"] if any(news)]]
+
+    async def scenario(state, fronts, started, opening):
+        for process in started:
+            await process.order()
+            process.say(UP)
+        await opening
+        router.company.prefixes.give(0, [1, 2])
+        first = Figures(0, loads=[10, 0], news=[[], [4, 3]])
+        started[0].say(Answer(0, msgspec.to_builtins(first)))
+        await until(lambda: fronts._all[0].news)
+        looking = asyncio.create_task(fronts._look_at_replicas(router))
+        assert await heard(started[0]) == [[5, 7], [[[2, 1], []]]]
+        assert await heard(started[1]) == [[15, 7], [[[2, 1], []], [[], [4, 3]]]]
+        assert router.company.prefixes.num_known([1, 2]) == [2, 0]
+        assert router.company.prefixes.num_known([3, 4]) == [0, 2]
+        assert [replica.load_elsewhere for replica in replicas] == [10, 0]
+        router.company.prefixes.give(1, [9])
+        assert (await heard(started[1]))[1] == [[[], [9]]]
+        looking.cancel()
+
+    play(scenario, num_others=2)
 
 
 def test_what_a_front_said_before_it_heard_of_the_end_does_not_say_that_nothing_runs_there(play):

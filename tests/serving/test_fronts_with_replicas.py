@@ -15,8 +15,9 @@ import fake_engine
 import msgspec
 import pytest
 from fake_engine import COMPILING_IN, make_request
+from linked_fronts import Streams, all_well, linked
 from patience import until
-from remote_engines import GRACE_S, Followed, Wire, start_engine
+from remote_engines import GRACE_S, HERE, Followed, Wire, start_engine
 from resumable_requests import request
 
 from tureen.config import Config
@@ -24,6 +25,8 @@ from tureen.errors import StartupError
 from tureen.fronts import following
 from tureen.fronts.following import clients_of
 from tureen.grammar.base import GrammarSpec
+from tureen.replicas.cluster_ca import ENGINE_NAME, ClusterAuthority, with_files, write_files
+from tureen.replicas.engine_command import engine_context
 from tureen.replicas.greeting import ModelDigests
 from tureen.replicas.pool import Pool, Scaler
 from tureen.replicas.router import Router
@@ -34,43 +37,15 @@ from tureen.serving.client import ReplicaFacts
 TESTS = str(Path(fake_engine.__file__).parent)
 DIGESTS = ModelDigests("w" * 16, "t" * 16)
 SETTINGS = Config(api_workers=2, log_level="error", watchdog_timeout_s=GRACE_S, freeze_grace_s=GRACE_S)
-
-
-class Link:
-    """What the owner's process and the other front's say to each other, without processes."""
-
-    def __init__(self, owner: Router, other: Router) -> None:
-        self.owner, self.other = owner, other
-        self.told = []  # each list of facts, once
-        owner.company.others = self
-
-    @property
-    def facts(self):
-        return [replica.facts for replica in self.owner.replicas]
-
-    async def tell(self) -> None:
-        if self.told[-1:] != [self.facts]:
-            self.told.append(self.facts)
-            self.other.follow(msgspec.convert(msgspec.to_builtins(self.facts), list[type(self.facts[0])]))
-
-    async def any_says(self, question, number) -> bool:
-        return self.other.company.says(question, number)
-
-    async def follow(self) -> None:
-        """What the owner's process does every half second."""
-        while True:
-            await self.tell()
-            await asyncio.sleep(0.01)
-
-
-@contextlib.asynccontextmanager
-async def linked(owner, other):
-    link = Link(owner, other)
-    following_task = asyncio.create_task(link.follow())
-    try:
-        yield link
-    finally:
-        following_task.cancel()
+NOBODY = ReplicaFacts(
+    is_drained=False,
+    is_parked=False,
+    is_exchanging=False,
+    weights=0,
+    weight_version=None,
+    failure=None,
+    engine_id="",
+)
 
 
 @contextlib.asynccontextmanager
@@ -116,26 +91,8 @@ async def elsewhere():
             await server.close()
 
 
-def all_well(router) -> bool:
-    return all(replica.health.state == "healthy" for replica in router.replicas if not replica.is_parked)
-
-
 def pid_of(router, number) -> int:
     return router.replicas[number].client._host.pid
-
-
-class Streams:
-    """Four streams of each front."""
-
-    def __init__(self, link) -> None:
-        self.of = [Followed(router, count=4, prefix="x") for router in (link.owner, link.other)]
-
-    async def begun(self) -> None:
-        for followed in self.of:
-            await followed.begun.wait()
-
-    async def end(self):
-        return [ids for followed in self.of for ids in await followed.end()]
 
 
 @pytest.fixture(autouse=True)
@@ -369,6 +326,51 @@ def test_a_new_engine_elsewhere_is_used_by_no_front_before_the_owner_has_brought
     play(scenario)
 
 
+def engine_at(server) -> ReplicaFacts:
+    return msgspec.structs.replace(NOBODY, engine_id=server._engine_id, address=str(server.address))
+
+
+def test_a_front_goes_with_an_engine_to_wherever_its_owner_says_that_it_is(undisturbed, tmp_path):
+    """As with an engine in a Ray actor, which is made anew elsewhere while the first one still answers."""
+    authority = ClusterAuthority()
+    for name in (ENGINE_NAME, "front"):
+        (tmp_path / name).mkdir()
+        write_files(authority.issue(name), tmp_path / name)
+    settings = msgspec.structs.replace(SETTINGS, replicas="ray://auto?n=1")
+    context = engine_context(with_files(Config(), tmp_path / ENGINE_NAME), HERE)
+
+    async def scenario():
+        servers = [await start_engine(digests=DIGESTS, context=context) for _ in range(2)]
+        router = Router()
+        try:
+            await asyncio.gather(*(server.engine.start() for server in servers))
+            joining = asyncio.create_task(router.join(clients_of(settings, tmp_path / "front", 1), [NOBODY]))
+            await until(lambda: router.replicas, "it looks for one")
+            router.follow([engine_at(servers[0])])
+            await joining
+            streams = Followed(router, count=4, prefix="x")
+            await streams.begun.wait()
+            router.follow([engine_at(servers[1])])
+            answers = await streams.end()
+            await until(lambda: not servers[0]._fronts, "it has left")
+
+            streams = Followed(router, count=4, prefix="x")
+            await streams.begun.wait()
+            router.follow([NOBODY])
+            await servers[1].close()
+            await until(lambda: router.replicas[0].health.state == "replacing", "the engine is gone")
+            servers[1] = await start_engine(digests=DIGESTS, context=context)
+            await servers[1].engine.start()
+            router.follow([engine_at(servers[1])])
+            return answers, await streams.end(), router.health.num_replacements
+        finally:
+            await router.close()
+            for server in servers:
+                await server.close()
+
+    assert play(scenario) == (undisturbed[:4], undisturbed[:4], 2)
+
+
 def test_weights_are_exchanged_under_streams_of_two_fronts_and_no_output_is_a_mixture(tmp_path):
     """The fake engine's output depends on prompt and seed alone, so what is looked at is who computes when."""
 
@@ -422,7 +424,7 @@ def test_a_request_under_which_three_engines_died_is_ended_and_none_is_called_po
 def test_the_load_of_other_fronts_counts_where_a_replica_is_chosen(tmp_path):
     async def scenario():
         async with in_processes(tmp_path) as link:
-            link.other.company.hear_loads([500, 0])
+            link.other.company.hear_others([500, 0], [])
             streams = Followed(link.other, count=1, prefix="y")
             await streams.begun.wait()
             at = [bool(replica.passages) for replica in link.other.replicas]
@@ -430,6 +432,26 @@ def test_the_load_of_other_fronts_counts_where_a_replica_is_chosen(tmp_path):
             return at
 
     assert play(scenario) == [False, True]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_prompt_that_one_front_has_given_to_a_replica_is_found_there_by_another(tmp_path, is_told):
+    """Without being told the other front takes the replica that was given less."""
+    prompt = "one page is sixteen tokens: this prompt has more than four of them"
+
+    async def scenario():
+        async with in_processes(tmp_path) as link:
+            company = link.owner.company
+            company.prefixes.share()
+            for number, router in enumerate((link.owner, link.other)):
+                router.replicas[1 - number].num_given = 1000
+                async for _ in router.generate(make_request(f"r{number}", prompt + "!" * number)):
+                    chosen = next((each.number for each in router.replicas if each.passages), None)
+                if is_told:
+                    link.other.company.hear_others([0, 0], [company.prefixes.take_news()])
+            return chosen
+
+    assert play(scenario) == (0 if is_told else 1)
 
 
 def test_streams_that_wait_for_a_replica_that_cannot_be_started_end_at_every_front(tmp_path):
@@ -467,18 +489,9 @@ def _hopeless(link, *_):
 
 def test_a_front_that_finds_no_engine_at_its_start_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(following, "WAIT_S", 0.01)
-    nobody = ReplicaFacts(
-        is_drained=False,
-        is_parked=False,
-        is_exchanging=False,
-        weights=0,
-        weight_version=None,
-        failure=None,
-        engine_id="",
-    )
 
     async def scenario():
         with pytest.raises(StartupError, match="no engine answers within"):
-            await following.join(SETTINGS, tmp_path, [nobody, nobody])
+            await following.join(SETTINGS, tmp_path, [NOBODY, NOBODY])
 
     play(scenario)

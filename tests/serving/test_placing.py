@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import random
+import subprocess
+import sys
 from collections import OrderedDict
 
 import msgspec
@@ -44,16 +47,20 @@ class SimulatedReplica:
 
 
 class Simulation:
-    """Sessions of some turns each, on popular system prompts. A page is a number that no other text has."""
+    """Sessions of some turns each, on popular system prompts. A page is a number that no other text has. A turn comes
+    to any of the fronts, which tell each other every second where they have sent what, unless they are `silent`."""
 
-    def __init__(self, num_replicas, seed=1):
+    def __init__(self, num_replicas, seed=1, num_fronts=1, *, silent=False):
         self.dice = random.Random(seed)
         self.numbers = itertools.count()
         self.replicas = [SimulatedReplica() for _ in range(num_replicas)]
-        self.index = PrefixIndex(num_replicas, PAGE, CACHE_PAGES)
+        self.indices = [PrefixIndex(num_replicas, PAGE, CACHE_PAGES) for _ in range(num_fronts)]
+        self.told_s = 0.0 if num_fronts > 1 and not silent else float("inf")
+        for index in self.indices:
+            index.share()
         self.loads, self.given = [0.0] * num_replicas, [0.0] * num_replicas
         self.num_found = self.num_asked = 0
-        self.running = []  # (when it ends, number, replica, cost, pages that it leaves)
+        self.running = []  # (when it ends, number, front's index, replica, cost, pages that it leaves)
 
     def text(self, least, most):
         return tuple(itertools.islice(self.numbers, self.dice.randrange(least, most)))
@@ -70,9 +77,15 @@ class Simulation:
 
     def end_until(self, now_s):
         while self.running and self.running[0][0] <= now_s:
-            _, _, place, cost, pages = heapq.heappop(self.running)
+            _, _, index, place, cost, pages = heapq.heappop(self.running)
             self.loads[place] -= cost
-            self.index.give(place, pages)
+            index.give(place, pages)
+        if now_s > self.told_s + 1:
+            self.told_s = now_s
+            news = [(index, index.take_news()) for index in self.indices]
+            for index, (told_by, pages) in itertools.product(self.indices, news):
+                if index is not told_by:
+                    index.hear(pages)
 
     def run(self, pick, sessions_a_replica=120):
         """The share of prompt pages that were cached, and the work of the busiest replica over the mean."""
@@ -88,15 +101,17 @@ class Simulation:
             now_s, number, history, num_turns = heapq.heappop(arrivals)
             self.end_until(now_s)
             prompt, answer = history + self.text(1, 4), self.text(1, 7)
-            known = self.index.num_known(prompt)
+            index = self.dice.choice(self.indices) if len(self.indices) > 1 else self.indices[0]
+            known = index.num_known(prompt)
             costs = [len(prompt) - depth + EXPECTED_PAGES for depth in known]
             place = pick(known, costs)
-            self.index.give(place, prompt)
+            index.give(place, prompt)
             self.loads[place] += costs[place]
             self.given[place] += costs[place]
             num_found, end_s = self.replicas[place].run(prompt, answer, now_s)
             self.num_found, self.num_asked = self.num_found + num_found, self.num_asked + len(prompt)
-            heapq.heappush(self.running, (end_s, next(self.numbers), place, costs[place], prompt + answer))
+            left = (index, place, costs[place], prompt + answer)
+            heapq.heappush(self.running, (end_s, next(self.numbers), *left))
             if num_turns > 1:
                 again_s = end_s + self.dice.expovariate(0.1)
                 heapq.heappush(arrivals, (again_s, number, prompt + answer, num_turns - 1))
@@ -110,6 +125,44 @@ def test_sessions_find_their_pages_and_no_replica_is_much_busier_than_the_mean(n
     share, busiest = simulation.run(simulation.by_prefix, sessions)
     assert share >= 0.8
     assert busiest <= 1.15
+
+
+def test_sessions_whose_turns_come_to_any_of_four_fronts_find_as_many_pages():
+    """The turns are seconds apart, and so is the news."""
+    simulation = Simulation(8, num_fronts=4)
+    share, busiest = simulation.run(simulation.by_prefix)
+    assert share >= 0.8
+    assert busiest <= 1.15
+    silent = Simulation(8, num_fronts=4, silent=True)
+    assert silent.run(silent.by_prefix)[0] <= 0.65
+
+
+def test_who_has_forgotten_a_prompt_learns_all_of_it_with_its_next_page():
+    first, second = (PrefixIndex(1, PAGE, 100) for _ in range(2))
+    first.share()
+    first.give(0, [1, 2, 3])
+    second.hear(first.take_news())
+    second.forget(0)
+    first.give(0, [1, 2, 3])
+    assert first.take_news() == [[]]
+    first.give(0, [1, 2, 3, 4])
+    second.hear(first.take_news())
+    assert second.num_known([1, 2, 3, 4]) == [4]
+
+
+def test_pages_have_the_same_names_in_every_process():
+    told = []
+    for seed in ("1", "2"):
+        code = "from test_placing import *; print(PrefixIndex(1, 4, 9).pages_of(named_request()))"
+        path = os.pathsep.join(sys.path)
+        command = [sys.executable, "-c", code]
+        told.append(subprocess.check_output(command, env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": path}))
+    assert told[0] == told[1]
+    assert len(told[0]) > 20
+
+
+def named_request():
+    return msgspec.structs.replace(make_request("r", "abcdefghij"), cache_salt="mine", adapter="whisper")
 
 
 def test_without_the_index_far_fewer_pages_are_found():

@@ -8,27 +8,38 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 from pathlib import Path
 
+import httpx
 import msgspec
 import process_state
 import pytest
 import tiny_gguf
 import tiny_models
 from fake_engine import make_request
-from patience import until, wait_until
+from linked_fronts import Streams, all_well, linked
+from patience import PATIENCE_S, until, wait_until
 from remote_engines import DIGESTS, Followed
 
 from tureen.build import find_model
 from tureen.config import Config
 from tureen.errors import StartupError
-from tureen.replicas.pool import Scaler
+from tureen.fronts.following import clients_of
+from tureen.replicas.pool import Pool, Scaler
 from tureen.replicas.ray_address import RayCluster, parse_cluster
 from tureen.replicas.remote import RemoteEngine
 from tureen.replicas.router import Router
 from tureen.serving import healing
 
+sys.path.append(str(Path(__file__).parents[1] / "e2e"))
+from followers import states as states_of
+from front_streams import GONE, begin, status
+from server_process import ServerProcess
+
 ONE = "ray://local?num_cpus=1"
+JOINING: dict[str, str] = {}
+"""Variables of a process that is to join the cluster."""
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +56,7 @@ def cluster():
             ray.shutdown()
             if attempt == 2:
                 pytest.skip(f"Ray does not start here: {error}")
+    JOINING.update({name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH")})
     process_state.restore(before)  # Ray sets variables for processes that it starts later, which is none here
     yield ray
     ray.shutdown()
@@ -82,16 +94,41 @@ def ancestors(pid: int) -> list[int]:
 
 
 @contextlib.asynccontextmanager
-async def served(config, count=2, **how):
+async def served(config, count=2, folder=None, **how):
     from tureen.replicas.ray_engines import ray_clients
 
     router = Router()
     try:
-        clients = await asyncio.to_thread(ray_clients, config, f"{ONE}&n={count}", find_model(config))
+        clients = await asyncio.to_thread(ray_clients, config, f"{ONE}&n={count}", find_model(config), folder)
         await router.start(clients, **how)
         yield router
     finally:
         await router.close()
+
+
+@contextlib.asynccontextmanager
+async def served_by_two_fronts(config, folder, count=2, **how):
+    """So many actors of at most two, the owner's router and another front's."""
+    shared = msgspec.structs.replace(config, api_workers=2, replicas=f"{ONE}&n={count}", max_replicas=2)
+    other = Router()
+    try:
+        async with served(shared, count, folder, num_first=count, **how) as owner:
+            await other.join(clients_of(shared, folder, 2), [replica.facts for replica in owner.replicas])
+            await until(lambda: all_well(other))
+            async with linked(owner, other) as link:
+                yield link
+    finally:
+        await other.close()
+
+
+async def streams_everywhere(link) -> Streams:
+    """Streams of both fronts, of which both actors have some."""
+    while True:
+        streams = Streams(link, tokens=400)
+        await streams.begun()
+        if all(replica.num_live for router in (link.owner, link.other) for replica in router.replicas):
+            return streams
+        await streams.end()
 
 
 def states(router):
@@ -148,6 +185,65 @@ def test_actors_come_under_load_and_go_without_it(cluster, config, monkeypatch):
     asyncio.run(scenario())
 
 
+@pytest.mark.ray
+def test_two_fronts_follow_actors_that_end_and_no_stream_of_either_loses_a_token(cluster, config, tmp_path):
+    async def scenario():
+        async with served_by_two_fronts(config, tmp_path) as link:
+            alone = await Streams(link, tokens=400).end()
+            assert min(map(len, alone)) > 0
+
+            for end in (kill, end_by_ray):
+                streams = await streams_everywhere(link)
+                before = addresses(link.owner)
+                end(link.owner)
+                assert await streams.end() == alone
+                await until(lambda: all_well(link.owner) and all_well(link.other), "both have the new one")
+                assert len({*before} - {*addresses(link.owner)}) == 1
+                assert addresses(link.other) == addresses(link.owner)
+                assert await Streams(link, tokens=400).end() == alone
+
+            streams = await streams_everywhere(link)
+            link.owner.replicas[0].drain(is_drained=True)
+            await link.tell()
+            await until(lambda: not link.other.replicas[0].passages, "its requests go on elsewhere")
+            assert await streams.end() == alone
+            given = [router.replicas[0].num_given for router in (link.owner, link.other)]
+            assert await Streams(link, tokens=400).end() == alone
+            assert given == [router.replicas[0].num_given for router in (link.owner, link.other)]
+
+    def addresses(router):
+        return [replica.client.address for replica in router.replicas]
+
+    def kill(_):
+        os.kill(actors()[0], signal.SIGKILL)
+
+    def end_by_ray(owner):
+        cluster.kill(owner.replicas[1].client._actor, no_restart=False)
+
+    asyncio.run(scenario())
+    wait_until(lambda: actors() == [], "they end with their server")
+
+
+@pytest.mark.ray
+def test_an_actor_that_comes_and_goes_is_used_by_both_fronts(cluster, config, tmp_path):
+    async def scenario():
+        async with served_by_two_fronts(config, tmp_path, count=1) as link:
+            late = [router.replicas[1] for router in (link.owner, link.other)]
+            assert [replica.is_parked for replica in late] == [True, True]
+            alone = await Streams(link, tokens=400).end()
+            pool = Pool(link.owner.replicas, Scaler(1, 2, 1), link.owner.company)
+            await pool._grow(link.owner.replicas[:1])
+            await until(lambda: not late[1].is_parked and all_well(link.other), "the other front has it")
+            streams = await streams_everywhere(link)
+            await pool._shrink(link.owner.replicas[1:])
+            await link.tell()
+            assert [replica.is_parked for replica in late] == [True, True]
+            assert await streams.end() == alone
+            await until(lambda: len(actors()) == 1, "its actor is gone")
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     "wrong", ["ray://", "ray://auto?n=0", "ray://auto?n=65", "ray://auto?n=x", "ray://auto/a", "ray://auto?gpus=1"]
 )
@@ -158,6 +254,40 @@ def test_a_cluster_that_is_none_is_refused(wrong):
 
 def test_a_cluster_is_read_with_what_each_engine_takes():
     assert parse_cluster("ray://head:6379?n=8&num_gpus=1") == RayCluster("head:6379", 8, 1, 1)
+
+
+@pytest.mark.ray
+@pytest.mark.e2e
+def test_a_server_with_two_fronts_goes_on_when_an_actor_or_a_front_is_killed(cluster, default_model_source):
+    where = f"ray://{cluster.get_runtime_context().gcs_address}?n=2"
+    how = "--api-workers", "2", "--replicas", where, "--num-threads", "1", "--freeze-grace-s", str(PATIENCE_S)
+    params = {"max_new_tokens": 250, "ignore_eos": True, "temperature": 0}
+    body = {"text": "Once upon a time", "sampling_params": params}
+    with ServerProcess(*how, env=JOINING) as server:
+        server.wait_ready()
+        expected = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).json()["output_ids"]
+        assert len(expected) == 250
+
+        streams = begin(server, body)
+        os.kill(actors()[0], signal.SIGKILL)
+        assert [stream.join().ids for stream in streams] == [expected] * len(streams)
+        wait_until(lambda: states_of(server) == ["healthy", "healthy"], "Ray has made it anew")
+
+        streams = begin(server, body)
+        victim = status(server)["fronts"][1]
+        os.kill(victim["pid"], signal.SIGKILL)
+        lost = [stream for stream in streams if stream.join().status == GONE]
+        assert 0 < len(lost) <= victim["num_running"]
+        assert all(stream.ids == expected for stream in streams if stream not in lost)
+        wait_until(lambda: is_another(status(server)["fronts"][1], victim), "it is replaced")
+
+        streams = begin(server, body)
+        assert [stream.join().ids for stream in streams] == [expected] * len(streams)
+    wait_until(lambda: actors() == [], "they end with their server")
+
+
+def is_another(front, victim) -> bool:
+    return front["up"] and front["pid"] != victim["pid"]
 
 
 class PlacelessActor:
@@ -189,3 +319,19 @@ def test_engines_that_wait_for_a_place_keep_no_thread_from_others(monkeypatch):
             await places[0].find()
 
     asyncio.run(scenario())
+
+
+def test_a_server_starts_a_cluster_of_its_own_which_asks_for_a_token(cluster, config, tmp_path):
+    """As on a machine that has never had one. Ray may fail to start where it is too busy: it is tried twice, and only
+    where it has started for the other tests."""
+    flags = "--model-path", config.model_path, "--device", "cpu", "--num-threads", "1", "--replicas", ONE
+    for attempt in (1, 2):
+        with ServerProcess(*flags, env={"HOME": str(tmp_path)}) as server:
+            wait_until(lambda: "ready at" in server.output or server.process.poll() is not None, "a start")
+            if server.process.poll() is not None and attempt == 1:
+                continue
+            body = {"text": "a", "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}
+            answer = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S)
+            assert len(answer.json()["output_ids"]) == 4
+            break
+    assert (tmp_path / ".ray" / "auth_token").stat().st_size

@@ -160,6 +160,19 @@ def test_a_long_prompt_is_computed_by_the_one_for_prompts_and_a_short_one_is_not
     assert [answer["usage"].cached_tokens for answer in answers] == [0, 0]
 
 
+@pytest.mark.parametrize("is_timed", [True, False])
+def test_the_times_of_a_request_have_those_of_the_engine_that_computed_its_prompt(is_timed):
+    _, worlds = one_of("prefill", "decode")(request("long", LONG, timed=is_timed), request("short", "abc", timed=True))
+    times, short = (worlds.deltas[name][-1].timeline for name in ("long", "short"))
+    if is_timed:
+        assert sum(step.num_tokens for step in times.prompt.steps) == NUM_FULL
+        assert times.prompt.drawn_ns == 0
+        assert times.prompt.ended_ns <= times.received_ns
+    else:
+        assert times is None
+    assert short.prompt is None
+
+
 def test_a_replica_that_reads_a_prompt_is_not_taken_for_busy_with_it():
     asked = request("long", LONG)
     _, worlds = one_of("prefill", "decode")(asked)

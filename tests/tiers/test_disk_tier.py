@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -19,12 +20,20 @@ from world import World, expected, make_request, with_media
 from tureen.contract.types import LogprobSpec
 from tureen.engine.restoring import Restoring
 from tureen.runner.fake import WIDTH
+from tureen.tiers import disk, disk_thread
 from tureen.tiers.disk import DiskTier
 from tureen.tiers.page_files import PREFIX_BYTES, PageFiles
 
 PAGE_SIZE = 4
 FILE_BYTES = PREFIX_BYTES + PAGE_SIZE * WIDTH
 PROMPT = tuple(range(1, 42))  # ten pages and a token
+
+
+@pytest.fixture(autouse=True)
+def no_pace(monkeypatch):
+    """No disk is too slow."""
+    monkeypatch.setattr(disk_thread, "STUCK_S", PATIENCE_S)
+    monkeypatch.setattr(disk, "LOOK_S", PATIENCE_S)
 
 
 class KeptWorld(World):
@@ -66,9 +75,7 @@ class KeptWorld(World):
 
     def saved(self):
         """Waits until all that was to be saved so far is."""
-        saved = threading.Event()
-        self.tier._to_save.put(saved.set)
-        assert saved.wait(PATIENCE_S)
+        wait_until(self.tier.mark(), "all is saved")
 
     def __enter__(self):
         return self
@@ -251,11 +258,11 @@ def test_what_happens_while_pages_are_loaded_leaves_nothing_wrong(tmp_path, act)
         world.add(_request("loading"))
         load = world.restoring.loads[0].load
         opener = threading.Thread(
-            target=lambda: (wait_until(lambda: load._is_cancelled, "the end of the load"), gate.set())
+            target=lambda: (wait_until(load._cancelled.is_set, "the end of the load"), gate.set())
         )
         opener.start()
         act(world)
-        load._is_cancelled = True
+        load.cancel()
         opener.join()
         world.drain()
         weights = world.runner._weights
@@ -354,7 +361,7 @@ def _prompt_only():
 def test_a_prompt_that_others_are_to_read_ends_when_its_pages_are_on_the_disk(tmp_path):
     gate = threading.Event()
     with KeptWorld(tmp_path) as world:
-        world.tier._to_save.put(gate.wait)  # the disk is slow
+        world.tier._saving.give(gate.wait)  # the disk is slow
         world.engine.add(_prompt_only())
         world.engine.step()
         world.engine.step()
@@ -406,3 +413,115 @@ def test_a_folder_is_told_from_others_by_all_who_use_it(tmp_path):
     assert len(folder_id("one")) == 16
     assert folder_id("one") == folder_id("one")
     assert folder_id("one") != folder_id("two")
+
+
+class HungDisk:
+    """One call of a world's disk does not return before it is told to, nor do those after it."""
+
+    def __init__(self, world, call, monkeypatch):
+        self.has_begun, self.answers = threading.Event(), threading.Event()
+        self._world, self._monkeypatch = world, monkeypatch
+        real = getattr(world.tier._files, call)
+
+        def hang(*args):
+            if not self.answers.is_set():
+                disk_thread.STUCK_S = 0.01
+                self.has_begun.set()
+                self.answers.wait()
+            return real(*args)
+
+        monkeypatch.setattr(world.tier._files, call, hang)
+
+    def answer(self):
+        """Returns when all that waited for the disk is done."""
+        self.answers.set()
+        for thread in (self._world.tier._looking, self._world.tier._loading, self._world.tier._saving):
+            assert thread.mark().wait(PATIENCE_S)
+        self._monkeypatch.setattr(disk_thread, "STUCK_S", PATIENCE_S)
+
+
+@pytest.fixture
+def hung_disk(monkeypatch):
+    """Makes disks hang; at the end of the test they answer."""
+    hung = []
+
+    def hang(world, call):
+        hung.append(HungDisk(world, call, monkeypatch))
+        return hung[-1]
+
+    yield hang
+    for each in hung:
+        each.answers.set()
+
+
+@pytest.mark.parametrize("call", ["has", "read"])
+def test_prompts_are_computed_while_the_disk_hangs_and_read_once_it_answers(
+    tmp_path, hung_disk, monkeypatch, caplog, call
+):
+    _fill(tmp_path)
+    with KeptWorld(tmp_path) as world:
+        hung = hung_disk(world, call)
+        if call == "has":
+            monkeypatch.setattr(disk, "LOOK_S", 0.01)
+        for number in range(3):
+            assert world.answer(_request(f"r{number}"))[0] == _tokens(_request())
+            _flush(world)
+        assert hung.has_begun.is_set()
+        world.check()
+        assert world.tier.stats.total_loaded == 0
+        assert caplog.text.count("does not answer (kv-look)" if call == "has" else "does not answer (kv-load)") == 1
+        hung.answer()
+        assert "answers again" in caplog.text
+        monkeypatch.setattr(disk, "LOOK_S", PATIENCE_S)
+        assert world.answer(_request("again")) == (_tokens(_request()), 40)
+
+
+def test_a_page_that_a_hung_disk_brings_at_last_is_not_written_to_a_place_that_others_have(tmp_path, hung_disk):
+    """The places of a load that was given up are used again at once."""
+    _fill(tmp_path)
+    other = _request("other", range(50, 91))
+    with KeptWorld(tmp_path, num_pages=16) as world:
+        hung = hung_disk(world, "read")
+        assert world.answer(_request())[0] == _tokens(_request())
+        assert hung.has_begun.is_set()
+        _flush(world)
+        world.add(other)
+        world.step()
+        hung.answer()
+        world.drain()
+        assert world.answers["other"].token_ids == _tokens(other)
+        world.check()
+
+
+def test_a_prompt_that_others_are_to_read_ends_though_the_disk_hangs(tmp_path, hung_disk):
+    with KeptWorld(tmp_path) as world:
+        hung = hung_disk(world, "write")
+        world.engine.add(_prompt_only())
+        world.engine.step()
+        world.engine.step()
+        wait_until(lambda: (world.engine.prepare(), world.engine.has_work)[1], "its end")
+        assert hung.has_begun.is_set()
+        assert [delta.finish.type for delta in world.engine.step()] == ["length"]
+
+
+def test_a_disk_that_is_slow_and_answers_is_waited_for(tmp_path, monkeypatch):
+    """Each answer in time counts, however long all of them take together."""
+    now_s = [0.0]
+    monkeypatch.setattr(disk_thread, "STUCK_S", 5.0)
+    monkeypatch.setattr(disk_thread, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    files = PageFiles(tmp_path, page_bytes=8, max_bytes=10 * FILE_BYTES)
+    thread = disk_thread.DiskThread("slow")
+    seen = []
+
+    def job():
+        for number in range(4):
+            now_s[0] += 4
+            seen.append(thread.is_stuck())
+            files.has(bytes([number]) * 32)
+        now_s[0] += 6
+        seen.append(thread.is_stuck())
+
+    thread.give(job)
+    assert thread.mark().wait(PATIENCE_S)
+    thread.end(PATIENCE_S)
+    assert seen == [False, False, False, False, True]

@@ -199,6 +199,7 @@ class Timeline(msgspec.Struct, frozen=True, array_like=True):
     ended_ns: int
     num_steps: int
     steps: tuple[StepTimes, ...]  # the first of them
+    prompt: Timeline | None = None  # of the engine that computed the prompt for this one, if any did
 
 
 class OutputDelta(msgspec.Struct, frozen=True, array_like=True):

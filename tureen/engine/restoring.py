@@ -17,7 +17,8 @@ WAIT_S = 0.001
 
 
 class Load(Protocol):
-    """Pages on their way into the KV cache. `num_loaded` of them, from the first on, are there once `is_done`."""
+    """Pages on their way into the KV cache. `num_loaded` of them, from the first on, are there once it has ended or is
+    cancelled."""
 
     num_loaded: int
 
@@ -25,10 +26,11 @@ class Load(Protocol):
         """Waits for its end, at most so long."""
 
     @property
-    def is_done(self) -> bool: ...
+    def is_done(self) -> bool:
+        """Whether it has ended, or will not."""
 
     def cancel(self) -> None:
-        """Loads no more of it. Returns when nothing is written to its pages any more."""
+        """Loads no more of it, and does not wait for the disk. Nothing is written to its pages any more."""
 
 
 class Tier(LowerTier, Protocol):
@@ -99,6 +101,7 @@ class Restoring:
     def advance(self) -> None:
         """Publishes the pages that are loaded, and queues the sequences that waited for them."""
         for restored in [restored for restored in self.loads if restored.load.is_done]:
+            restored.load.cancel()  # it may wait for a disk that does not answer
             self._finish(restored, restored.load.num_loaded)
             waited = [sequence for sequence, load in self.waiting.items() if load is restored]
             for rank, sequence in enumerate(waited):

@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -45,6 +47,8 @@ STEADY_S = 10.0
 LOOK_S = 0.5
 """Seconds between two looks at whether the others are there."""
 
+MOST_NEWS = 8  # reports of a front that wait to be passed on; of more the last
+
 SILENT_S = 3.0
 """Seconds without a word after which the owner takes a front's connections; it should speak each second."""
 
@@ -60,6 +64,7 @@ class FrontProcess:
         self.order = order
         self.listener = listener
         self.figures = Figures(0)
+        self.news: deque[list[list[int]]] = deque(maxlen=MOST_NEWS)  # that the other fronts are to hear
         self.is_up = False
         self.is_covered = False  # the owner takes its connections
         self.heard_s = 0.0  # when it spoke last, by the monotonic clock
@@ -132,6 +137,12 @@ class FrontProcess:
             self._wire.send(Ask(0, "drain"))
         return self.ask("drain")
 
+    def take_news(self) -> list[list[list[int]]]:
+        """Returns what it has said of prefixes since the last call."""
+        news = list(self.news)
+        self.news.clear()
+        return news
+
     def kill(self) -> None:
         """Ends it at once; `run` hears of it."""
         if self._process is not None:
@@ -165,6 +176,8 @@ class FrontProcess:
         match message:
             case Answer(0, value):
                 self.figures = msgspec.convert(value, Figures)
+                if self.figures.news:
+                    self.news.append(self.figures.news)
                 if not self.is_up:
                     self.is_up = True
                     self.is_ready.set_result(None)
@@ -211,7 +224,9 @@ class Fronts:
         ]
         self._state.common.fronts = self
         if self._state.client.replicas:
-            cast("Router", self._state.client).company.others = self
+            company = cast("Router", self._state.client).company
+            company.others = self
+            company.prefixes.share()
         self._state.lifecycle.services.append(self)
         self.state = app.state  # as an application has it
 
@@ -372,15 +387,21 @@ class Fronts:
                 front.kill()
 
     async def _look_at_replicas(self, router: Router) -> None:
-        """Has all fronts know, again and again, which replicas are there, and what each has to do for the others."""
+        """Has all fronts know, again and again, which replicas are there, what each has to do for the others, and what
+        they have given to it."""
+        company = router.company
         while True:
             await self.tell()
             own = [replica.load for replica in router.replicas]
             loads = {front: (not front.is_away and front.figures.loads) or [0] * len(own) for front in self._all}
-            router.company.hear_loads([sum(of) for of in zip(*loads.values(), strict=True)])
+            news = {front: front.take_news() for front in self._all}
+            own_news = company.prefixes.take_news()
+            company.hear_others([sum(of) for of in zip(*loads.values(), strict=True)], chain(*news.values()))
             for front in self._all:
-                others = [own, *(loads[other] for other in self._all if other is not front)]
-                front.ask("loads", loads=[sum(of) for of in zip(*others, strict=True)])
+                others = [other for other in self._all if other is not front]
+                sums = [sum(of) for of in zip(own, *(loads[other] for other in others), strict=True)]
+                told = [] if front.is_away else [own_news, *chain(*(news[other] for other in others))]
+                front.ask("others", loads=sums, news=told)
             await asyncio.sleep(LOOK_S)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

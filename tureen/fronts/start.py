@@ -35,8 +35,6 @@ def check(config: Config) -> None:
         why, field = "--engine thread: the fronts share an engine in a process of its own; leave --engine out", "engine"
     elif config.models:
         why, field = "several models: only one front knows which are loaded; leave --api-workers out", "models"
-    elif isinstance(config.replicas, str) and config.replicas.startswith("ray://"):
-        why, field = "--replicas ray://…: only one front knows the actors; leave one of them out", "replicas"
     if why:
         raise StartupError(f"--api-workers {config.api_workers} with {why}", field=field)
 

@@ -64,6 +64,7 @@ class Figures(msgspec.Struct, frozen=True):
     samples: list[Sample] = []
     num_asked: int = 0
     loads: list[int] = []  # tokens that each replica is to compute for it
+    news: list[list[int]] = []  # pages that it has given to each replica since it told the last
 
 
 class Wire:

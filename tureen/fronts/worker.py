@@ -111,6 +111,7 @@ class OrderTaker:
             samples_of(metrics),
             num_asked=self._client.num_asked if isinstance(self._client, JoinedClient) else 0,
             loads=[replica.load for replica in self._router.replicas] if self._router else [],
+            news=self._router.company.prefixes.take_news() if self._router else [],
         )
         self._wire.send(Answer(0, msgspec.to_builtins(figures)))
 
@@ -137,7 +138,7 @@ class OrderTaker:
                 self.tell()
             case "down" if isinstance(self._client, JoinedClient):
                 self._client.expect_none(args["reason"])
-            case "loads" | "question" if self._router is not None:
+            case "others" | "question" if self._router is not None:
                 return importlib.import_module("tureen.fronts.following").take(self._router, op, args)
             case "drain":
                 self._state.lifecycle.drain()

@@ -8,12 +8,12 @@ docs/decisions/0053-answers-that-always-close.md says how it is done.
 from __future__ import annotations
 
 import contextlib
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tureen.grammar.backends.tokens import packed
 from tureen.grammar.base import CompiledGrammar, Grammar, Mask, Vocabulary
@@ -33,16 +33,17 @@ from tureen.grammar.expression import (
     Text,
 )
 from tureen.grammar.guard.guarded import GuardedCompiled
-from tureen.grammar.rules import SOMETHING, can_be_empty, chain, choice, parts, repeat
+from tureen.grammar.rules import SOMETHING, can_be_empty, chain, choice, repeat
 
 WORD_ZONE, SENTENCE_ZONE = 8, 32
 """Tokens to spare, at most, from which on no further word, or no further sentence, is begun. Of a short output these
 are ..."""
 WORD_SHARE, SENTENCE_SHARE = 8, 4  # ... no more than these parts: an eighth, a quarter
 
-TEXT, CHARS, CHAIN, CHOICE, REPEAT, BOTH, NOT, CALL = range(8)
-KINDS: dict[type, int] = {Chain: CHAIN, Choice: CHOICE, Repeat: REPEAT, Both: BOTH, Not: NOT}
-
+KINDS: dict[type, int] = {
+    kind: number for number, kind in enumerate((Terminal, Text, Chars, Chain, Choice, Repeat, Both, Not, RuleCall), -1)
+}
+"""Of expressions, as the native code has them; a terminal is written as its item."""
 
 AT_A_WORD = 2  # of what the native code says of a mask
 
@@ -82,7 +83,7 @@ class ClosingCompiler:
         if self._native is None:
             return b""
         try:
-            program: bytes = self._native.closing_program(np.frombuffer(encoded(language), dtype=np.int32), self._trie)
+            program: bytes = self._native.closing_program(encoded(language, self._native), self._trie)
         except RuntimeError:
             return b""
         return program
@@ -191,12 +192,19 @@ def _following() -> Iterator[None]:
         raise GrammarError(f"its ends could not be followed: {error}") from None
 
 
-def encoded(language: Language) -> array[int]:
-    """Returns a language as the native code reads it: its rules' nodes, the start, then the nodes, parts first."""
-    encoder = _Encoder({name: number for number, name in enumerate(language.rules)})
-    rules = [encoder.number(rule) for rule in language.rules.values()]
-    start = encoder.number(language.start)
-    return array("i", [len(rules), *rules, start]) + encoder.numbers
+def encoded(language: Language, kernels: ModuleType) -> NDArray[np.int32]:
+    """Returns a language as the native code reads it: its rules' nodes, the start, then the nodes, parts first. Raises
+    RuntimeError where it is nested too deep."""
+    tree = kernels.closing_tree(dict(language.rules), language.start, KINDS, _rewritten)
+    return np.frombuffer(tree, dtype=np.int32)
+
+
+def _rewritten(both: Both) -> Expression:
+    """Returns an intersection as it is written: without itself where it only leaves out the empty text."""
+    if SOMETHING not in (both.first, both.second):
+        return both
+    item = both.first if both.second == SOMETHING else both.second
+    return both if isinstance(item, Both | Not) else nonempty(item)
 
 
 def nonempty(expression: Expression) -> Expression:
@@ -216,68 +224,3 @@ def nonempty(expression: Expression) -> Expression:
         case Both() | Not():
             return Both(expression, SOMETHING)
     return NOTHING
-
-
-class _Encoder:
-    """Numbers the nodes of trees, each once."""
-
-    def __init__(self, rules: dict[str, int]) -> None:
-        self.numbers = array("i")
-        self._rules = rules
-        self._known: dict[int, int] = {}  # by id
-        self._rewritten: list[Expression] = []  # so that no other one gets their ids
-        self._numbers: dict[tuple[int, ...] | str, int] = {}  # of nodes as they are written, of texts
-        self._calls: dict[str, int] = {}  # by rule
-
-    def number(self, node: Expression) -> int:
-        """Returns the number of a node; those of its parts are lower."""
-        number = self._known.get(id(node))
-        if number is None:
-            number = self._known[id(node)] = self._text(node.text) if type(node) is Text else self._added(node)
-        return number
-
-    def _added(self, node: Expression) -> int:
-        kind = type(node)
-        if isinstance(node, RuleCall):
-            number = self._calls.get(node.name)
-            if number is None:
-                number = self._calls[node.name] = self._add(CALL, (self._rules[node.name],))
-            return number
-        if isinstance(node, Terminal):
-            return self.number(node.item)
-        if isinstance(node, Chain) or isinstance(node, Choice):  # noqa: SIM101 (thrice as quick)
-            known, numbers = self._known, []
-            for item in reversed(node.items):
-                number = known.get(id(item))
-                numbers.append(self.number(item) if number is None else number)
-            return self._add(KINDS[kind], numbers[::-1])
-        if isinstance(node, Chars):
-            return self._add(CHARS, [point for span in node.ranges for point in span])
-        if isinstance(node, Repeat):
-            most = -1 if node.most is None else node.most
-            return self._add(REPEAT, (self.number(node.item), node.least, most))
-        if isinstance(node, Both) and SOMETHING in (node.first, node.second):
-            item = node.first if node.second == SOMETHING else node.second
-            if not isinstance(item, Both | Not):
-                self._rewritten.append(nonempty(item))
-                return self.number(self._rewritten[-1])
-        return self._add(KINDS[kind], [self.number(part) for part in reversed(parts(node))][::-1])
-
-    def _text(self, text: str) -> int:
-        number = self._numbers.get(text)
-        if number is None:
-            try:
-                data = text.encode()
-            except UnicodeEncodeError:  # a surrogate, which no text holds
-                return self._add(CHOICE, ())
-            number = self._numbers[text] = len(self._numbers)
-            self.numbers.extend((TEXT, len(data), *data))
-        return number
-
-    def _add(self, kind: int, numbers: Sequence[int]) -> int:
-        node = (kind, len(numbers), *numbers)
-        number = self._numbers.get(node)
-        if number is None:
-            number = self._numbers[node] = len(self._numbers)
-            self.numbers.extend(node)
-        return number

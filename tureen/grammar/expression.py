@@ -124,3 +124,4 @@ class Language:
     guarded: tuple[Unenforced, ...] = ()  # what the language does not keep, and the guard does
     branches: tuple[Language, ...] = ()  # what the guard asks about values that may be several things
     has_specials: bool = False  # its texts may be written with special tokens
+    is_live: bool = False  # it is known of all rules that something matches, if something does of what is combined

@@ -53,16 +53,14 @@ def parts(expression: Expression) -> tuple[Expression, ...]:
 def calls(expression: Expression) -> list[str]:
     """Returns the names of the rules that an expression calls, as often as it does."""
     names: list[str] = []
-    rest = [expression]
+    rest: list[tuple[Expression, ...]] = [(expression,)]
     while rest:
-        part = rest.pop()
-        kind = type(part)
-        if kind is RuleCall:
-            names.append(part.name)  # type: ignore[union-attr]  # mypy does not narrow by `kind`, which is much quicker
-        elif kind is Chain or kind is Choice:
-            rest += part.items  # type: ignore[union-attr]  # the same
-        elif kind is not Text and kind is not Chars and kind is not Terminal:
-            rest += parts(part)
+        for part in rest.pop():
+            kind = type(part)
+            if kind is RuleCall:
+                names.append(part.name)  # type: ignore[union-attr]  # mypy does not narrow by `kind`: much quicker
+            elif kind is not Text and kind is not Chars and kind is not Terminal:
+                rest.append(parts(part))
     return names
 
 
@@ -80,13 +78,14 @@ def chain(items: Iterable[Expression]) -> Expression:
     """Joins items one after the other: EMPTY is left out, and with NOTHING it is NOTHING."""
     kept: list[Expression] = []
     for item in items:
-        if isinstance(item, Chain):
-            kept += item.items
-        elif isinstance(item, Choice):
-            if not item.items:
-                return NOTHING
+        kind = type(item)
+        if kind is Terminal or kind is RuleCall:  # as most
             kept.append(item)
-        elif not isinstance(item, Text) or item.text:
+        elif kind is Chain:
+            kept += item.items  # type: ignore[union-attr]  # mypy does not narrow by `kind`, which is much quicker
+        elif is_nothing(item):
+            return NOTHING
+        elif kind is not Text or item.text:  # type: ignore[union-attr]  # the same
             kept.append(item)
     return kept[0] if len(kept) == 1 else Chain(tuple(kept)) if kept else EMPTY
 

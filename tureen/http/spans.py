@@ -147,7 +147,8 @@ class RequestSpans:
         if finish == "error":
             span.set_status(Status(StatusCode.ERROR))
         if output.remarks.timeline is not None:
-            self._add_engine(span, output.remarks.timeline)
+            for times in filter(None, (output.remarks.timeline.prompt, output.remarks.timeline)):
+                self._add_engine(span, times)
         span.end(ended_ns)
 
     def _add_engine(self, parent: Span, times: Timeline) -> None:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import datetime
+from pathlib import Path
 
+import msgspec
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from tureen.config import Config
+
 ENGINE_NAME = "tureen-engine"
 """The name that certificates of engines are for, wherever they listen."""
+
+FILES = ("tls_cert", "tls_key", "tls_ca")
+"""Settings that name the files of one side of a connection."""
 
 VALID = datetime.timedelta(days=3650)
 SKEW = datetime.timedelta(days=1)
@@ -29,8 +36,7 @@ class ClusterAuthority:
         self._certificate = builder.sign(self._key, SHA256())
 
     def issue(self, name: str) -> dict[str, bytes]:
-        """Returns a certificate, its key and the authority's certificate, as PEM, by the settings that name such
-        files: tls_cert, tls_key, tls_ca."""
+        """Returns a certificate, its key and the authority's certificate, as PEM, by names of FILES."""
         key = ec.generate_private_key(ec.SECP256R1())
         use = ExtendedKeyUsageOID.SERVER_AUTH if name == ENGINE_NAME else ExtendedKeyUsageOID.CLIENT_AUTH
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -48,3 +54,16 @@ class ClusterAuthority:
         builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self._subject).public_key(key)
         builder = builder.serial_number(x509.random_serial_number())
         return builder.not_valid_before(now - SKEW).not_valid_after(now + VALID)
+
+
+def write_files(contents: dict[str, bytes], folder: Path) -> None:
+    """Writes what `ClusterAuthority.issue` returns to files that nobody else may read."""
+    for name, content in contents.items():
+        path = folder / f"{name}.pem"
+        path.touch(mode=0o600)
+        path.write_bytes(content)
+
+
+def with_files(config: Config, folder: Path, prefix: str = "") -> Config:
+    """Returns settings that name the files which `write_files` has written there. prefix: of the settings' names."""
+    return msgspec.structs.replace(config, **{prefix + name: str(folder / f"{name}.pem") for name in FILES})

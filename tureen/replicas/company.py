@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from tureen.replicas.placing import PrefixIndex
 
 if TYPE_CHECKING:
     from tureen.serving.client import ReplicaFacts
@@ -30,6 +32,7 @@ class Company:
         """replicas: all, as they are there later. passages: requests of this front, by id, those too that are between
         two replicas."""
         self.others: OtherRouters | None = None  # where this front owns the engines
+        self.prefixes = PrefixIndex(0, 1, 0)  # what each replica has cached
         self._replicas = replicas
         self._passages = passages
 
@@ -59,7 +62,9 @@ class Company:
         for replica, told in zip(self._replicas, facts, strict=bool(facts)):
             replica.follow(told)
 
-    def hear_loads(self, loads: Sequence[int]) -> None:
-        """Hears how many tokens each replica is to compute for other fronts."""
+    def hear_others(self, loads: Sequence[int], news: Iterable[Sequence[Sequence[int]]]) -> None:
+        """Hears how many tokens each replica is to compute for other fronts, and what they have given to each."""
         for replica, load in zip(self._replicas, loads, strict=True):
             replica.load_elsewhere = load
+        for pages in news:
+            self.prefixes.hear(pages)

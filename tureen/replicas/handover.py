@@ -79,6 +79,7 @@ class Handover:
                     if delta.finish is not None and delta.finish.type == "length":
                         passage.num_saved = len(pages)
                         passage.live.note_cached(0 if delta.usage is None else delta.usage.cached_tokens)
+                        passage.prompt_times = delta.timeline
         finally:
             passage.leave()
             passage.num_moves += 1  # no other engine gets it under the same id
@@ -140,7 +141,6 @@ def _prompt_of(request: GenerateRequest, num_tokens: int) -> GenerateRequest:
         logprobs=None,
         hidden_states="none",
         explain=False,
-        timed=False,
         processor="",
         banned=None,
         grammar=None,

@@ -5,12 +5,14 @@ Nothing here has a clock or draws a number: the same calls in the same order cho
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import zlib
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tureen.contract.types import GenerateRequest
 
+MOST_NEWS = 16_384  # pages of one replica that other fronts are told of at a time; the newest
 OVERLOAD = 1.25
 """The share of the mean load above which a replica gets no request for the sake of its cache."""
 
@@ -40,7 +42,8 @@ class PrefixIndex:
     """Remembers which pages each replica was given, newest last, no more than its cache holds. It is a hint: nobody
     asks the replicas.
 
-    A page is known by a hash of itself and all pages before it. Two that collide cost a worse choice and nothing else.
+    A page is known by a hash of itself and all pages before it, which is the same in every process. Two that collide
+    cost a worse choice and nothing else.
     """
 
     def __init__(self, num_replicas: int, page_size: int, most_pages: int) -> None:
@@ -49,6 +52,7 @@ class PrefixIndex:
         self._most_pages = most_pages
         self._holders: dict[int, int] = {}  # page -> replicas that have it, one bit each
         self._pages = [OrderedDict[int, None]() for _ in range(num_replicas)]
+        self._news: list[deque[int]] = []  # of each replica, where other fronts are to be told
 
     def __len__(self) -> int:
         """The number of pages, each counted once."""
@@ -59,7 +63,7 @@ class PrefixIndex:
         size, token_ids = self._page_size, request.token_ids + output_ids
         if request.embeds:
             return ()
-        page = hash(request.cache_space)
+        page = zlib.crc32(repr(request.cache_space).encode("utf-8", "backslashreplace"))
         pages = []
         for start in range(0, len(token_ids) - size, size):
             page = hash((page, token_ids[start : start + size]))
@@ -83,15 +87,40 @@ class PrefixIndex:
 
     def give(self, number: int, pages: Sequence[int]) -> None:
         """Notes that a replica has these pages from now on. The last pages of a prompt go before its first."""
+        is_news = self._add(number, reversed(pages))
+        if self._news and is_news:
+            self._news[number].extend(reversed(pages))  # all of them: who has forgotten the first could use no other
+
+    def share(self) -> None:
+        """Notes from now on what the indices of other fronts do not know."""
+        self._news = [deque(maxlen=MOST_NEWS) for _ in self._pages]
+
+    def take_news(self) -> list[list[int]]:
+        """Returns the pages that each replica was given since the last call, for `hear` of other indices."""
+        news = [list(pages) for pages in self._news]
+        for pages in self._news:
+            pages.clear()
+        return news
+
+    def hear(self, news: Sequence[Sequence[int]]) -> None:
+        """Notes what each replica was given by another front."""
+        for number, pages in enumerate(news):
+            self._add(number, pages)
+
+    def _add(self, number: int, pages: Iterable[int]) -> bool:
+        """Makes these pages the newest of a replica, the last of them above all. Returns whether any is new to it."""
         own, bit = self._pages[number], 1 << number
-        for page in reversed(pages):
+        is_new = False
+        for page in pages:
             if page in own:
                 own.move_to_end(page)
             else:
                 own[page] = None
                 self._holders[page] = self._holders.get(page, 0) | bit
+                is_new = True
         while len(own) > self._most_pages:
             self._drop(own.popitem(last=False)[0], bit)
+        return is_new
 
     def forget(self, number: int) -> None:
         """Notes that a replica has nothing any more."""
@@ -99,6 +128,8 @@ class PrefixIndex:
         for page in own:
             self._drop(page, 1 << number)
         own.clear()
+        if self._news:
+            self._news[number].clear()
 
     def _drop(self, page: int, bit: int) -> None:
         holders = self._holders[page] & ~bit

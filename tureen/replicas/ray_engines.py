@@ -19,7 +19,7 @@ from tureen.build import Model
 from tureen.config import Config
 from tureen.errors import StartupError
 from tureen.log import get_logger, no_progress, set_up_logging
-from tureen.replicas.cluster_ca import ENGINE_NAME, ClusterAuthority
+from tureen.replicas.cluster_ca import ENGINE_NAME, ClusterAuthority, with_files, write_files
 from tureen.replicas.engine_command import engine_context, start_engine
 from tureen.replicas.engine_server import EngineServer
 from tureen.replicas.greeting import digests_of
@@ -28,6 +28,7 @@ from tureen.replicas.remote import EngineAddress, RemoteClient, RemoteEngine
 from tureen.replicas.replica import OnTurn
 from tureen.replicas.router import MakeClient
 from tureen.replicas.start import front_context
+from tureen.serving.unblamed import UnblamedStreams
 
 PLACE_S = 300.0
 """Seconds within which an actor must have its place, and know its address."""
@@ -58,7 +59,8 @@ class EngineHost:
     async def _start(self) -> EngineServer:
         set_up_logging(self._config.log_level, self._config.log_format)
         with tempfile.TemporaryDirectory() as folder:
-            own = _with_files(self._config, self._files, Path(folder))
+            write_files(self._files, Path(folder))
+            own = with_files(self._config, Path(folder))
             util: Any = ray.util
             here = EngineAddress(self._host or util.get_node_ip_address(), 0)
             server = await start_engine(own, here, engine_context(own, here), no_progress)
@@ -79,7 +81,11 @@ class RayClient(RemoteClient):
 
     def __init__(self, actor_type: Any, engine: RemoteEngine, on_turn: OnTurn, config: Config) -> None:
         super().__init__(
-            engine, on_turn, watchdog_timeout_s=config.watchdog_timeout_s, freeze_grace_s=config.freeze_grace_s
+            engine,
+            on_turn,
+            watchdog_timeout_s=config.watchdog_timeout_s,
+            freeze_grace_s=config.freeze_grace_s,
+            streams=UnblamedStreams() if config.api_workers > 1 else None,
         )
         self._actor_type = actor_type
         self._actor: Any = None
@@ -87,6 +93,7 @@ class RayClient(RemoteClient):
 
     async def _find(self) -> EngineAddress:
         """Returns where the actor listens; makes it where there is none. Raises OSError."""
+        self._place.address = ""  # other fronts wait, too
         try:
             self._actor = self._actor or self._actor_type()
             async with asyncio.timeout(PLACE_S):
@@ -95,10 +102,13 @@ class RayClient(RemoteClient):
             raise OSError(f"Ray has found no place for the actor within {PLACE_S:g} s") from None
         except RayError as error:
             raise OSError(f"the Ray actor is not there: {str(error).strip().splitlines()[-1]}") from None
-        return EngineAddress(host, port, ENGINE_NAME)
+        address = EngineAddress(host, port, ENGINE_NAME)
+        self._place.address = str(address)
+        return address
 
     async def release(self) -> None:
         """Ends the actor, so that its place is free for others."""
+        self._place.address = ""
         if self._actor is not None:
             actor, self._actor = self._actor, None
             await asyncio.to_thread(ray.kill, actor)
@@ -108,16 +118,17 @@ class RayClient(RemoteClient):
         await self.release()
 
 
-def ray_clients(config: Config, text: str, model: Model) -> list[MakeClient]:
+def ray_clients(config: Config, text: str, model: Model, folder: Path | None = None) -> list[MakeClient]:
     """Joins the cluster, or starts one on this machine. Returns functions that make the clients of as many engines as
-    there may be. Raises StartupError."""
+    there may be. folder: where other fronts find their certificate. Raises StartupError."""
     cluster = parse_cluster(text)
     if not ray.is_initialized():
         _join(cluster, text)
     authority = ClusterAuthority()
-    with tempfile.TemporaryDirectory() as folder:
-        own = _with_files(config, authority.issue("front"), Path(folder), prefix="replica_")
-        context = front_context(own)
+    with tempfile.TemporaryDirectory() as unshared:
+        place = folder or Path(unshared)
+        write_files(authority.issue("front"), place)
+        context = front_context(with_files(config, place, "replica_"))
     alone = msgspec.structs.replace(config, replicas=1, min_replicas=None, max_replicas=None)
     kind = ray.remote(num_cpus=cluster.num_cpus, num_gpus=cluster.num_gpus, max_restarts=-1)(EngineHost)
     host = LOOPBACK if cluster.where == "local" else ""
@@ -145,14 +156,3 @@ def _join(cluster: RayCluster, text: str) -> None:
         raise StartupError(
             f"--replicas {text}: Ray does not start, or is not there: {error}", field="replicas"
         ) from None
-
-
-def _with_files(config: Config, contents: dict[str, bytes], folder: Path, prefix: str = "") -> Config:
-    """Writes files that settings name, and returns these settings. contents: by name of the setting."""
-    paths: dict[str, Any] = {}
-    for name, content in contents.items():
-        path = folder / f"{name}.pem"
-        path.touch(mode=0o600)
-        path.write_bytes(content)
-        paths[prefix + name] = str(path)
-    return msgspec.structs.replace(config, **paths)

@@ -91,6 +91,7 @@ class RemoteEngine:
         self.digests = digests
         self.context = context
         self.engine_id = ""  # of the engine that is in the state that this front knows
+        self.address = ""  # of an actor, as the front that owns it knows or tells; "" = it has none, or is none
         self.role: EngineRole = "both"  # as it said last
 
 
@@ -129,9 +130,23 @@ class RemoteHost:
         except ssl.SSLError as error:
             raise errors.StartupError(_tls_fault(address, error)) from None
         except OSError as error:
-            raise OSError(f"{address}: {error.strerror or error}; start it there: tureen engine --listen") from None
+            hint = "" if address.name else "; start it there: tureen engine --listen"
+            raise OSError(f"{address}: {error.strerror or error}{hint}") from None
+        if self._is_elsewhere:
+            raise OSError(f"{address}: the engine is at {self._place.address} by now")
         self.engine_id, self._weights, self._place.role = welcome.engine_id, welcome.weights, welcome.role
         self._reading = asyncio.create_task(self._read(reader))
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Says whether the owner has told another address than the one that was connected to."""
+        return self._place.address not in ("", self._address)
+
+    def leave_old_address(self) -> None:
+        """Gives the connection up where the owner says that the engine is elsewhere now."""
+        if self._reading is not None and self._is_elsewhere:
+            self._reading.cancel()
+            self._lose(f"the engine is not at {self._address} any more", is_suspicious=False)
 
     async def _read_welcome(self, reader: asyncio.StreamReader) -> Welcome:
         """Raises StartupError where the engine is another one than the front needs."""
@@ -233,8 +248,14 @@ class RemoteClient(ReplicaClient):
     def role(self) -> EngineRole:  # type: ignore[override]
         return self._place.role
 
+    @property
+    def address(self) -> str:  # type: ignore[override]
+        return self._place.address
+
     def follow(self, facts: ReplicaFacts) -> None:
-        self._place.engine_id = facts.engine_id
+        self._place.engine_id, self._place.address = facts.engine_id, facts.address
+        if isinstance(self._host, RemoteHost):
+            self._host.leave_old_address()
         super().follow(facts)
 
     def restart(self, reason: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tureen.contract.types import EngineHealth, EngineRole, EngineStats, GenerateRequest
+from tureen.contract.types import EngineHealth, EngineRole, EngineStats, GenerateRequest, OutputDelta, Timeline
 from tureen.replicas.company import Company
 from tureen.serving.client import ReplicaFacts
 from tureen.serving.healing import TICK_S, HealingClient, MakeHost, State
@@ -35,6 +35,9 @@ class ReplicaClient(HealingClient):
 
     engine_id = ""
     """Tells an engine elsewhere that is in the state that it is to be in from others."""
+
+    address = ""
+    """Tells other fronts where an engine in an actor is; "" = nowhere now, or it is in no actor."""
 
     role: EngineRole = "both"
 
@@ -183,6 +186,7 @@ class Replica:
             weight_version=self.weight_version,
             failure=self.client.failure,
             engine_id=self.client.engine_id,
+            address=self.client.address,
         )
 
     def follow(self, facts: ReplicaFacts) -> None:
@@ -267,6 +271,7 @@ class Passage:
         self.abort_reason: str | None = None
         self.num_moves = 0
         self.num_saved = 0  # of its pages that were computed for it elsewhere, and can be read by its replica
+        self.prompt_times: Timeline | None = None  # of the engine that computed these
         self.weights: int | None = None  # those of the replica whose output was sent; None before any was
         self.hardware: list[str] = []  # that has computed what was sent
         self.num_deaths = 0  # of engines under it
@@ -304,6 +309,15 @@ class Passage:
         if len(hardware) > 1:
             news["hardware"] = tuple(hardware)
         return partial(self.watch, **news) if news else self.watch
+
+    def as_asked(self, delta: OutputDelta) -> OutputDelta:
+        """Returns what an engine sends as the client is to have it: under the request's own id, and with the times of
+        the engine that computed the prompt."""
+        if delta.timeline is not None and self.prompt_times is not None:
+            timeline = msgspec.structs.replace(delta.timeline, prompt=self.prompt_times)
+            delta = msgspec.structs.replace(delta, timeline=timeline)
+        asked_id = self.live.request.id
+        return delta if delta.id == asked_id else msgspec.structs.replace(delta, id=asked_id)
 
     def hardware_with(self, replica: Replica) -> list[str]:
         """Returns the hardware that has computed what was sent, then a replica's, where it is another."""

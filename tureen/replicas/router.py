@@ -11,8 +11,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from tureen import errors
 from tureen.contract.types import EngineHealth, EngineInfo, EngineStats, FinishReason, GenerateRequest, OutputDelta
 from tureen.log import Progress, get_logger, no_progress
@@ -125,6 +123,7 @@ class Router:
         self.info = info_of(infos)
         least = min(info.max_total_tokens for info in infos)
         self._index = PrefixIndex(len(self.replicas), self.info.page_size, least // self.info.page_size)
+        self.company.prefixes = self._index
         self._operations = Operations(self._running, self.info.adapters)
         if fault := self._meet():
             raise errors.StartupError(fault, field="replicas")
@@ -189,7 +188,6 @@ class Router:
         rest = passage.continued(rest) if passage.num_moves else rest
         heard, hardware = passage.heard_of(replica), passage.hardware_with(replica)
         watch = None if is_repeated else heard  # who hears of a token twice pays for it twice
-        request_id = passage.live.request.id
         try:
             async with contextlib.aclosing(replica.client.generate(rest, interval, watch)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
@@ -200,12 +198,12 @@ class Router:
                         continue
                     if is_repeated and heard is not None:
                         heard(len(new.token_ids))
-                    yield new if new.id == request_id else msgspec.structs.replace(new, id=request_id)
+                    yield passage.as_asked(new)
             self._remember(passage, replica)
         except Moved:
             passage.num_moves += 1
             self._num_moved += 1
-            log.info("request %s goes on in another replica than %s", request_id, replica.label)
+            log.info("request %s goes on in another replica than %s", passage.live.request.id, replica.label)
         finally:
             passage.leave()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -46,16 +47,18 @@ async def connect(
     """Starts the engines of `config.replicas`, or connects to them. Returns the client over all once they are ready; of
     engines elsewhere, once one is. Raises StartupError.
 
-    folder: of the doors at which other fronts come in.
+    folder: of the doors at which other fronts come in, or of their certificate.
     """
     check_roles(config)
     router = Router(config.prefill_min_tokens)
     num_first = first_of(config)
     if isinstance(config.replicas, str) and config.replicas.startswith(SCHEME):
         require(f"--replicas {SCHEME}…", "ray", "cryptography", field="replicas")
-        parse_cluster(config.replicas)
+        if parse_cluster(config.replicas).where == "local":
+            os.environ.setdefault("RAY_AUTH_MODE", "token")  # its ports are open to the network; Ray reads it once
         ray_engines = importlib.import_module("tureen.replicas.ray_engines")
-        clients = ray_engines.ray_clients(config, config.replicas, model)  # what Ray starts ends with its thread
+        # called here: what Ray starts ends with the thread that did
+        clients = ray_engines.ray_clients(config, config.replicas, model, folder)
     elif isinstance(config.replicas, str):
         places = remote_engines(config, config.replicas, await asyncio.to_thread(digests_of, model))
         await _look_for(places)

@@ -21,6 +21,7 @@ class ReplicaFacts(msgspec.Struct, frozen=True):
     weight_version: str | None  # of its weights, while not all replicas have the same
     failure: str | None  # why no engine is to be expected
     engine_id: str  # of an engine elsewhere that is in the state that it is to be in
+    address: str = ""  # where an engine in an actor listens; "" = nowhere now, or it is in no actor
 
 
 class ReplicaView(Protocol):

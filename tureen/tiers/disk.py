@@ -1,27 +1,29 @@
-"""Carries KV pages to the disk and back, in two threads beside the engine's.
+"""Carries KV pages to the disk and back, in threads beside the engine's.
 
 Saving holds nothing: a page of the prefix cache is not written to as long as its node is in the tree, so a copy that
 was made before the node is looked at again is the page. A page that was evicted meanwhile is lost, and counted.
+
+A disk that stops answering is noticed, and is not there until it answers: prompts are computed.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
 
 from tureen.cache.radix import Namespace, RadixNode
 from tureen.contract.runner import PageMemory
 from tureen.contract.types import KvDiskStats
 from tureen.log import get_logger
+from tureen.tiers.disk_thread import DiskThread, beat
 from tureen.tiers.keys import PageKeys, follow
 from tureen.tiers.page_files import DamagedPage, NoPage, PageFiles
 
 CLOSE_S = 5.0
 """Time that the pages which wait to be saved have when the engine ends."""
+LOOK_S = 2.0
+"""Time that the engine waits for a look at the folder; what was found by then is read."""
 MAX_WAITING = 1024  # prefixes that wait to be saved; more are lost
 LOWER_BY = 10  # the saving thread's priority
 
@@ -31,16 +33,20 @@ log = get_logger("kv-disk")
 class PageLoad:
     """Pages on their way into the KV cache. `num_loaded` of them, from the first on, are there once `is_done`."""
 
-    def __init__(self, keys: Sequence[bytes], pages: Sequence[int]) -> None:
+    def __init__(self, keys: Sequence[bytes], pages: Sequence[int], thread: DiskThread) -> None:
+        """thread: that is to run it."""
         self.keys = keys
         self.pages = pages
         self.num_loaded = 0
-        self._is_cancelled = False
+        self._thread = thread
+        self._cancelled = threading.Event()
+        self._writing = threading.Lock()  # held while a page is filled, never while the disk is waited for
         self._done = threading.Event()
 
     @property
     def is_done(self) -> bool:
-        return self._done.is_set()
+        """Whether it has ended, or is not to be waited for since the disk does not answer."""
+        return self._done.is_set() or self._thread.is_stuck()
 
     def wait(self, seconds: float) -> None:
         """Waits for its end, at most so long."""
@@ -48,18 +54,22 @@ class PageLoad:
 
     def cancel(self) -> None:
         """Loads no more of it. Returns when nothing is written to its pages any more."""
-        self._is_cancelled = True
-        self._done.wait()
+        with self._writing:
+            self._cancelled.set()
 
     def run(self, memory: PageMemory, files: PageFiles, buffer: memoryview, totals: _Totals) -> None:
         """Loads the pages, up to the first that is not there."""
         try:
             for key, page in zip(self.keys, self.pages, strict=True):
-                if self._is_cancelled:
+                if self._cancelled.is_set():
                     break
                 files.read(key, buffer)
-                memory.write(page, buffer)
-                self.num_loaded += 1
+                beat()
+                with self._writing:
+                    if self._cancelled.is_set():
+                        break
+                    memory.write(page, buffer)
+                    self.num_loaded += 1
         except DamagedPage:
             totals.damaged += 1
             log.warning("a KV page on the disk was damaged and is computed again")
@@ -96,14 +106,13 @@ class DiskTier:
         self._totals = _Totals()
         self._num_bytes = 0
         self._has_warned = False
-        self._to_save: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._to_load: SimpleQueue[PageLoad | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=work, name=name, daemon=True)
-            for name, work in (("kv-save", self._save_all), ("kv-load", self._load_all))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._buffer = memoryview(bytearray(files.page_bytes))  # of what is loaded
+        self._look = threading.Event()  # set once the latest look at the folder is done
+        self._look.set()
+        self._saving = DiskThread("kv-save", lower_by=LOWER_BY)
+        self._loading = DiskThread("kv-load")
+        self._looking = DiskThread("kv-look")
+        self._to_save(files.recount)
 
     @property
     def stats(self) -> KvDiskStats:
@@ -129,64 +138,57 @@ class DiskTier:
 
     def save(self, nodes: Sequence[RadixNode]) -> None:
         """Saves a prefix, in the background: nodes that follow each other from the root on."""
-        if self._to_save.qsize() < MAX_WAITING:
-            self._to_save.put(partial(self._save, nodes))
+        if self._saving.num_waiting < MAX_WAITING:
+            self._to_save(partial(self._save, nodes))
         else:
             self._totals.lost += len(nodes)
 
     def forget(self, nodes: Sequence[RadixNode], first: int) -> None:
         """Removes pages that cannot be trusted: those of `nodes` from the index `first` on."""
-        self._to_save.put(partial(self._remove, nodes, first))
+        self._to_save(partial(self._remove, nodes, first))
 
     def find(
         self, namespace: Namespace, nodes: Sequence[RadixNode], token_ids: Sequence[int], max_pages: int
     ) -> list[bytes]:
-        """Returns the keys of the pages on the disk that follow `nodes`, up to page number `max_pages`."""
+        """Returns the keys of the pages on the disk that follow `nodes`, up to page number `max_pages`; what was found
+        in LOOK_S, and none while an earlier look is not done or the disk does not answer."""
         keys = self._keys.of_nodes(nodes)
-        if len(keys) != len(nodes):
+        is_away = self._looking.is_stuck() or self._loading.is_stuck()
+        if len(keys) != len(nodes) or is_away or not self._look.is_set():
             return []
-        while len(keys) < max_pages:
-            key = self._keys.after(keys, namespace, token_ids, self._page_size, len(keys))
-            if key is None or not self._files.has(key):
-                break
-            keys.append(key)
+
+        def look() -> None:
+            while len(keys) < max_pages:
+                key = self._keys.after(keys, namespace, token_ids, self._page_size, len(keys))
+                if key is None or not self._files.has(key):
+                    break
+                keys.append(key)
+
+        self._looking.give(look)
+        self._look = self._looking.mark()
+        self._look.wait(LOOK_S)
         return keys[len(nodes) :]
 
     def load(self, keys: Sequence[bytes], pages: Sequence[int]) -> PageLoad:
         """Loads pages into places of the KV cache that nobody uses until it is done."""
-        load = PageLoad(keys, pages)
-        self._to_load.put(load)
+        load = PageLoad(keys, pages, self._loading)
+        self._loading.give(partial(load.run, self._memory, self._files, self._buffer, self._totals))
         return load
 
     def mark(self) -> Callable[[], bool]:
         """Returns a function that says whether all that was to be saved so far is saved, or lost."""
-        saved = threading.Event()
-        self._to_save.put(saved.set)
-        return saved.is_set
+        saved = self._saving.mark()
+        return lambda: saved.is_set() or self._saving.is_stuck()
 
     def close(self) -> None:
         """Saves what waits, for a while, and ends the threads."""
-        self._to_save.put(None)
-        self._to_load.put(None)
-        for thread in self._threads:
-            thread.join(CLOSE_S)
+        for thread in (self._saving, self._loading, self._looking):
+            thread.end(CLOSE_S)
 
-    def _load_all(self) -> None:
-        buffer = memoryview(bytearray(self._files.page_bytes))
-        while (load := self._to_load.get()) is not None:
-            load.run(self._memory, self._files, buffer, self._totals)
+    def _to_save(self, job: Callable[[], None]) -> None:
+        """Has a job done that changes what is on the disk."""
 
-    def _save_all(self) -> None:
-        thread = threading.get_native_id()
-        with suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + LOWER_BY)
-        with suppress(OSError):
-            self._files.recount()
-        while True:
-            self._num_bytes = self._files.num_bytes
-            job = self._to_save.get()
-            if job is None:
-                return
+        def do() -> None:
             try:
                 job()
             except OSError as error:
@@ -194,8 +196,9 @@ class DiskTier:
                 if not self._has_warned:
                     log.warning("cannot save KV pages: %s; they are computed again when needed", error.strerror)
                 self._has_warned = True
-            except Exception:
-                log.exception("KV pages could not be saved")
+            self._num_bytes = self._files.num_bytes
+
+        self._saving.give(do)
 
     def _save(self, nodes: Sequence[RadixNode]) -> None:
         """Raises OSError."""

@@ -21,6 +21,7 @@ from typing import Final
 
 from tureen.errors import StartupError
 from tureen.files import open_regular
+from tureen.tiers.disk_thread import beat
 
 HEAD: Final = b"tureen kv page 1"
 KEY_BYTES: Final = 32
@@ -85,7 +86,9 @@ class PageFiles:
 
     def has(self, key: bytes) -> bool:
         """Says whether there is a file of this page; it may still be damaged."""
-        return os.path.exists(self._path(key))
+        is_there = os.path.exists(self._path(key))
+        beat()
+        return is_there
 
     def read(self, key: bytes, into: memoryview) -> None:
         """Reads a page into memory of `page_bytes`. Raises NoPage, DamagedPage; OSError where the disk fails."""
@@ -124,6 +127,7 @@ class PageFiles:
             self._last_ns = max(self._last_ns + 1, time.time_ns())
             with suppress(OSError):
                 os.utime(self._path(key), ns=(self._last_ns, self._last_ns))
+                beat()
 
     def remove(self, key: bytes) -> None:
         """Removes a page, if it is there."""
@@ -187,6 +191,7 @@ class PageFiles:
                 break
             with suppress(OSError):
                 os.unlink(path)
+                beat()
                 num_removed += 1
             usage.num_bytes -= size
         return num_removed
@@ -200,6 +205,7 @@ class PageFiles:
             for entry in os.scandir(folder.path):
                 with suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
+                    beat()
                     if PAGE_NAME.fullmatch(entry.name) and not stat.S_ISDIR(status.st_mode):
                         yield status.st_mtime_ns, status.st_size, entry.path
                     elif PART_NAME.fullmatch(entry.name) and status.st_mtime_ns < stale_ns:

@@ -28,7 +28,7 @@ LANGUAGES = {
 
 
 def tree_of(name):
-    return np.frombuffer(encoded(LANGUAGES[name]), dtype=np.int32)
+    return encoded(LANGUAGES[name], kernels)
 
 
 def follow(program, dice, steps=40):
@@ -92,4 +92,4 @@ LARGE = {
 @pytest.mark.parametrize("name", LARGE)
 def test_what_grows_too_large_is_refused(name):
     with pytest.raises(RuntimeError, match="too"):
-        kernels.closing_program(np.frombuffer(encoded(LARGE[name]), dtype=np.int32), TRIE)
+        kernels.closing_program(encoded(LARGE[name], kernels), TRIE)

@@ -59,8 +59,11 @@ class Facts:
         flags, deepest, all_known = 0, 0, self._known
         kind = type(expression)
         for part in parts(expression):
-            if type(part) is RuleCall:  # each is a part of its own
+            own_kind = type(part)
+            if own_kind is RuleCall:  # each is a part of its own
                 known = all_known[id(part)] = _LEVEL | CALLS
+            elif own_kind is Terminal and type(part.item) is Text:  # type: ignore[union-attr]  # mypy does not narrow
+                known = all_known[id(part)] = 2 * _LEVEL | MARKED
             else:
                 known = all_known.get(id(part)) or self._look(part, level + 1)
             flags |= known

@@ -5,10 +5,9 @@ The language is written as a grammar in llguidance's dialect of Lark.
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from json.encoder import encode_basestring
 
 import llguidance
 import numpy as np
@@ -32,7 +31,7 @@ from tureen.grammar.expression import (
     Terminal,
     Text,
 )
-from tureen.grammar.rules import calls, parts
+from tureen.grammar.rules import parts
 
 LIMITS = llguidance.LLParserLimits(
     max_items_in_row=2_000,
@@ -204,10 +203,9 @@ class _Rules:
 
     def __init__(self, grammar: TerminalGrammar) -> None:
         self.shared: dict[str, str] = {}  # by their texts: the names of these rules
-        uses = Counter(name for rule in (grammar.start, *grammar.rules.values()) for name in calls(rule))
-        self._names = {name: name for name in uses}
+        self._names = {name: name for name in grammar.uses}
         for name in grammar.terminals:
-            if uses[name] > MAX_USES:
+            if grammar.uses[name] > MAX_USES:
                 self._names[name] = self.shared[name] = f"t{len(self.shared)}"
 
     def body(self, expression: Expression) -> str:
@@ -245,7 +243,7 @@ def _are_calls(items: Sequence[Expression]) -> bool:
 def _plain_terminal(expression: Expression) -> str:
     """A terminal's definition. Raises ValueError where a pattern cannot say it."""
     if isinstance(expression, Text):
-        return json.dumps(expression.text, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return encode_basestring(expression.text).replace("\x7f", "\\u007f")
     return _pattern_terminal(expression)
 
 

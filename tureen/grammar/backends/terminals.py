@@ -6,6 +6,7 @@ is certain where they end; where it is not, they are cut up, down to single char
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import is_
@@ -63,6 +64,7 @@ class TerminalGrammar:
     start: Expression
     rules: Mapping[str, Expression]
     terminals: Mapping[str, Expression]
+    uses: Mapping[str, int]  # how often each is called
 
 
 def terminal_grammar(language: Language) -> TerminalGrammar:
@@ -89,10 +91,10 @@ def _pruned(language: Language) -> tuple[Language, Facts]:
     facts = Facts(language)
     rules = {name: _settled(rule, facts) for name, rule in language.rules.items()}
     start = _settled(language.start, facts)
-    ending = holding(rules, can_end)
+    is_settled = start is language.start and all(map(is_, rules.values(), language.rules.values()))
+    ending = set(rules) if language.is_live and is_settled else holding(rules, can_end)
     if not can_end(start, ending):
         raise GrammarError("no text at all fits: the parts of the grammar contradict each other")
-    is_settled = start is language.start and all(map(is_, rules.values(), language.rules.values()))
     has_nothing = any(facts.has(item, DEAD) for item in (language.start, *language.rules.values()))
     if is_settled and not has_nothing and len(ending) == len(rules):
         return language, facts
@@ -160,6 +162,7 @@ class TerminalLifting:
         self._facts = facts
         self._flat = flat_rules(language.rules, MAX_INLINED)
         self._calls = {name: RuleCall(f"r{index}") for index, name in enumerate(language.rules)}
+        self._lifted_calls = {name: call for name, call in self._calls.items() if name not in self._flat}
         self._firm: dict[int, bool] = {}  # by id: it holds a mark, or a call of a rule that is not flat
         self._lifted_marks: dict[int, RuleCall] = {}
         self._terminals: dict[Expression, str] = {}  # by what they match
@@ -173,10 +176,19 @@ class TerminalLifting:
 
     def result(self) -> TerminalGrammar:
         """Returns the language as it is split by now."""
-        by_name = {name: item for item, name in self._terminals.items()}
-        needed = reachable(self._start, self._rules | dict.fromkeys(by_name, EMPTY))
-        rules = {name: rule for name, rule in needed.items() if name not in by_name}
-        return TerminalGrammar(self._start, rules, {name: by_name[name] for name in needed if name in by_name})
+        uses = Counter(calls(self._start))
+        waiting, known = list(uses), set(uses)
+        while waiting:
+            rule = self._rules.get(waiting.pop())
+            if rule is not None:
+                names = calls(rule)
+                uses.update(names)
+                fresh = set(names) - known
+                known |= fresh
+                waiting += fresh
+        rules = {name: rule for name, rule in self._rules.items() if name in uses}
+        terminals = {name: item for item, name in self._terminals.items() if name in uses}
+        return TerminalGrammar(self._start, rules, terminals, uses)
 
     def cut_uncertain(self, grammar: TerminalGrammar) -> bool:
         """Cuts up what a lexer could be wrong about; False if there is nothing."""
@@ -213,29 +225,29 @@ class TerminalLifting:
         return self._lift_firm(expression) if self._is_firm(expression) else self._loose(expression)
 
     def _lift_firm(self, expression: Expression) -> Expression:
+        if isinstance(expression, RuleCall):
+            return self._calls[expression.name]
         if isinstance(expression, Terminal):
             lifted = self._lifted_marks.get(id(expression))
             if lifted is None:
                 lifted = self._lifted_marks[id(expression)] = self._terminal(expression.item, marked=True)
             return lifted
-        if isinstance(expression, RuleCall):
-            return self._calls[expression.name]
         if isinstance(expression, Chain):
             return Chain(tuple(self._lifted_run(expression.items)))
-        if isinstance(expression, Choice):
-            return Choice(tuple([self._lift(item) for item in expression.items]))
         if isinstance(expression, Repeat):
             return Repeat(self._lift(expression.item), expression.least, expression.most)
+        if isinstance(expression, Choice):
+            return Choice(tuple([self._lift(item) for item in expression.items]))
         raise GrammarError("only what is regular can be excluded or combined")
 
     def _is_firm(self, expression: Expression) -> bool:
+        if isinstance(expression, RuleCall):
+            return expression.name not in self._flat
         flags = self._facts.flags(expression)
         if flags & MARKED or not flags & CALLS:
             return bool(flags & MARKED)
         if not self._flat:
             return True
-        if isinstance(expression, RuleCall):
-            return expression.name not in self._flat
         known = self._firm.get(id(expression))
         if known is None:
             known = self._firm[id(expression)] = any(map(self._is_firm, parts(expression)))
@@ -245,8 +257,9 @@ class TerminalLifting:
         """The items of a chain; neighbours that are regular and not marked are one terminal."""
         lifted_items: list[Expression] = []
         loose: list[Expression] = []
+        lifted_calls = self._lifted_calls
         for item in items:
-            lifted = self._lifted_marks.get(id(item))
+            lifted = lifted_calls.get(item.name) if type(item) is RuleCall else self._lifted_marks.get(id(item))
             if lifted is not None and not loose:  # as most
                 lifted_items.append(lifted)
                 continue

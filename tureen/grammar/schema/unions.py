@@ -55,15 +55,17 @@ class Unions(Generic[S]):
             self.joined[self.name] += 1
             traits = self._traits(shape)
             few, many, leaves_others = traits
-            for other, its in kept:
-                if (its.many <= many if leaves_others else its.few <= few) and covers(other, shape):
+            for other, (its_few, its_many, _) in kept:
+                if (its_many <= many if leaves_others else its_few <= few) and covers(other, shape):
                     break
             else:
-                kept = [
-                    (other, its)
-                    for other, its in kept
-                    if not ((many if its.leaves_others else few) <= its.many and covers(shape, other))
+                covered = [
+                    other
+                    for other, (_, its_many, its_leaves) in kept
+                    if (many if its_leaves else few) <= its_many and covers(shape, other)
                 ]
+                if covered:
+                    kept = [entry for entry in kept if not any(entry[0] is other for other in covered)]
                 kept.append((shape, traits))
                 if len(kept) > MAX_ALTERNATIVES:
                     raise self._too_large()

@@ -64,7 +64,7 @@ class SchemaWriter:
                 for name, rule in rules.items()
             }
             rules = reachable(start, rules)
-        return Language(start, rules)
+        return Language(start, rules, is_live=True)
 
     def value(self, node: ValueSet) -> Expression:
         """Returns the texts of a node's values: a call where they hold others."""

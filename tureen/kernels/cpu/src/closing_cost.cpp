@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "closing_emitter.h"
 #include "closing_program.h"
 
 namespace tureen {
@@ -194,6 +195,51 @@ std::vector<int32_t> components(const Program& program) {
     return component;
 }
 
+// Sets of nodes of the trie, each of which leads on: by which bytes they were come to tells them apart. What is behind a
+// byte is the same for all nodes of a set, so they are looked at once.
+class NodeSets {
+public:
+    NodeSets(const Trie& trie, const std::vector<ByteSet>& sets) : trie_(trie), sets_(sets) {}
+
+    struct Step {
+        bool is_token;  // a token ends with the byte
+        int32_t nodes;  // the set that is led to, or -1
+    };
+
+    // From a set of nodes, of which 0 is the root, by a byte of a set.
+    Step after(int32_t nodes, int32_t bytes) {
+        int32_t& number = numbers_.at(nodes, bytes);
+        if (number >= 0) return steps_[size_t(number)];
+        number = int32_t(steps_.size());
+        Step step{false, int32_t(from_.size()) - 1};
+        auto take = [&](int32_t node) {
+            step.is_token |= trie_.token[node] >= 0;
+            const bool leads_on = trie_.end[node] > node + 1;
+            if (leads_on && nodes_.size() < size_t(from_.back()) + MAX_WALK) nodes_.push_back(node);
+        };
+        num_looked_at += from_[size_t(nodes) + 1] - from_[size_t(nodes)];
+        for (int32_t at = from_[size_t(nodes)]; at < from_[size_t(nodes) + 1]; at++) {
+            trie_.each_child(nodes_[size_t(at)], sets_[size_t(bytes)], take);
+        }
+        if (int32_t(nodes_.size()) > from_.back()) {
+            from_.push_back(int32_t(nodes_.size()));
+        } else {
+            step.nodes = -1;
+        }
+        steps_.push_back(step);
+        return step;
+    }
+
+    int64_t num_looked_at = 0;  // nodes so far
+
+private:
+    const Trie& trie_;
+    const std::vector<ByteSet>& sets_;
+    std::vector<int32_t> nodes_{0}, from_{0, 1};  // the nodes of each set, one set behind the other
+    PairNumbers numbers_;                         // of a set of nodes and a set of bytes: a step
+    std::vector<Step> steps_;
+};
+
 // The tokens that may come at an instruction, as far as they do not go round in circles: they leave what leads to
 // itself, or come nearer to its end.
 class Walk {
@@ -201,19 +247,11 @@ public:
     Walk(const Program& program, const Trie& trie, const std::vector<int32_t>& bytes,
          const std::vector<int32_t>& component)
         : program_(program),
-          trie_(trie),
+          nodes_(trie, program.sets),
           bytes_(bytes),
           component_(component),
           seen_(program.code.size(), -1),
-          marks_(program.code.size(), 0) {
-        for (const ByteSet& set : program.sets) {
-            int count = 0, last = -1;
-            for (int byte = 0; byte < 256; byte++) {
-                if (has(set, uint8_t(byte))) count++, last = byte;
-            }
-            only_.push_back(count == 1 ? last : -1);
-        }
-    }
+          marks_(program.code.size(), 0) {}
 
     void add_ways(int32_t pc, Equations& equations) {
         frames_.clear();
@@ -221,33 +259,23 @@ public:
         frame_ids_.clear();
         ways_.clear();
         places_.push_back({0, pc, -1});
-        for (size_t at = 0; at < places_.size() && places_.size() < MAX_WALK; at++) {  // grows
+        const int64_t most = nodes_.num_looked_at + MAX_WALK;
+        for (size_t at = 0; at < places_.size() && nodes_.num_looked_at < most; at++) {  // grows
             const Place place = places_[at];
-            const auto [op, set, next] = program_.code[place.pc];
-            bool is_token = false, is_followed = false;
-            auto step = [&](int32_t node) {  // whatever its byte, the same comes behind it
-                if (trie_.token[node] >= 0 && !is_token) {
-                    is_token = true;
-                    add_way(pc, next, place.frame, equations);
-                }
-                if (trie_.end[node] == node + 1) return;
-                if (!is_followed) follow(next, place.frame);
-                is_followed = true;
-                for (const auto& [to, frame] : followers_) {
-                    if (places_.size() < MAX_WALK) places_.push_back({node, to, frame});
-                }
-            };
-            if (only_[set] < 0) {
-                trie_.each_child(place.node, program_.sets[set], step);
-            } else if (const int32_t node = trie_.child(place.node, uint8_t(only_[set])); node >= 0) {
-                step(node);
+            const Instruction& i = program_.code[place.pc];
+            const auto step = nodes_.after(place.nodes, i.x);
+            if (step.is_token) add_way(pc, i.y, place.frame, equations);
+            if (step.nodes < 0) continue;
+            follow(i.y, place.frame);
+            for (const auto& [to, frame] : followers_) {
+                if (places_.size() < MAX_WALK) places_.push_back({step.nodes, to, frame});
             }
         }
     }
 
 private:
     struct Place {
-        int32_t node, pc, frame;
+        int32_t nodes, pc, frame;
     };
     struct Frame {
         int32_t rule, count, ret, below;
@@ -341,10 +369,9 @@ private:
     }
 
     const Program& program_;
-    const Trie& trie_;
+    NodeSets nodes_;
     const std::vector<int32_t>&bytes_, &component_;
     std::vector<int32_t> seen_;  // by instruction: from which one it is known as the next, without a frame
-    std::vector<int32_t> only_;  // by set: its byte, where it has one only
     std::vector<Place> places_;
     std::vector<Frame> frames_;
     std::vector<std::pair<int32_t, int32_t>> reached_, followers_;  // instructions, and their frames

@@ -1,0 +1,66 @@
+"""Routers of two fronts over the same engines, linked as a server's processes are, and their streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import msgspec
+from remote_engines import Followed
+
+from tureen.replicas.router import Router
+
+
+class Link:
+    """What the owner's process and the other front's say to each other, without processes."""
+
+    def __init__(self, owner: Router, other: Router) -> None:
+        self.owner, self.other = owner, other
+        self.told = []  # each list of facts, once
+        owner.company.others = self
+
+    @property
+    def facts(self):
+        return [replica.facts for replica in self.owner.replicas]
+
+    async def tell(self) -> None:
+        if self.told[-1:] != [self.facts]:
+            self.told.append(self.facts)
+            self.other.follow(msgspec.convert(msgspec.to_builtins(self.facts), list[type(self.facts[0])]))
+
+    async def any_says(self, question, number) -> bool:
+        return self.other.company.says(question, number)
+
+    async def follow(self) -> None:
+        """What the owner's process does every half second."""
+        while True:
+            await self.tell()
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def linked(owner, other):
+    link = Link(owner, other)
+    following_task = asyncio.create_task(link.follow())
+    try:
+        yield link
+    finally:
+        following_task.cancel()
+
+
+def all_well(router) -> bool:
+    return all(replica.health.state == "healthy" for replica in router.replicas if not replica.is_parked)
+
+
+class Streams:
+    """Four streams of each front."""
+
+    def __init__(self, link, tokens=120) -> None:
+        self.of = [Followed(router, count=4, prefix="x", tokens=tokens) for router in (link.owner, link.other)]
+
+    async def begun(self) -> None:
+        for followed in self.of:
+            await followed.begun.wait()
+
+    async def end(self):
+        return [ids for followed in self.of for ids in await followed.end()]

@@ -43,7 +43,7 @@ WORD_SHARE, SENTENCE_SHARE = 8, 4  # ... no more than these parts: an eighth, a 
 KINDS: dict[type, int] = {
     kind: number for number, kind in enumerate((Terminal, Text, Chars, Chain, Choice, Repeat, Both, Not, RuleCall), -1)
 }
-"""Of expressions, as the native code has them; a terminal is written as its item."""
+"""The kinds of expressions, as the native code has them; a terminal is written as its item."""
 
 AT_A_WORD = 2  # of what the native code says of a mask
 

@@ -16,7 +16,6 @@ UNBOUNDED = 10**18  # `most` of a repeat without end, and the length of the long
 WORD_CHARS = 32  # a longer text is cut up, so that its suffixes stay small
 
 EMPTY, NOTHING, ANY, ANYTHING = 0, 1, 2, 3  # the terms every `TermTable` begins with
-UNKNOWN = (0, -1)
 WORD, SET, CHAIN, CHOICE, REPEAT, BOTH, NOT = range(7)
 
 
@@ -38,8 +37,6 @@ class TermTable:
         self.sets: list[frozenset[int]] = []
         self._set_ids: dict[frozenset[int], int] = {}
         self._joined: dict[tuple[int, int], int] = {}
-        self._choices: dict[tuple[int, ...], tuple[int, int]] = {}  # by terms: how many parts, and the term
-        self._intersections: dict[tuple[int, ...], tuple[int, int]] = {}  # the same
         self._work = 0
         self._word_ids: dict[str, int] = {}
         self._make((WORD, -1), True, True, (0, 0))
@@ -161,19 +158,13 @@ class TermTable:
 
     def choice(self, terms: Iterable[int]) -> int:
         """Returns any of the terms."""
-        together = tuple(terms)
-        num_parts, known = self._choices.get(together, UNKNOWN)
-        if known >= 0:
-            self.spend(num_parts)
-            return known
-        parts = self._flat(together, CHOICE)
-        num_parts = len(parts)
-        self.spend(num_parts)
-        term = self._any_of(parts)
-        self._choices[together] = num_parts, term
-        return term
-
-    def _any_of(self, parts: set[int]) -> int:
+        parts: set[int] = set()
+        for term in terms:
+            if self.keys[term][0] == CHOICE:
+                parts.update(self.keys[term][1:])
+            else:
+                parts.add(term)
+        self.spend(len(parts))
         if ANYTHING in parts:
             return ANYTHING
         has_empty = EMPTY in parts
@@ -193,16 +184,6 @@ class TermTable:
             all(self.plain[term] for term in parts),
             (min((low for low, _ in lengths), default=UNBOUNDED), max((high for _, high in lengths), default=0)),
         )
-
-    def _flat(self, terms: tuple[int, ...], kind: int) -> set[int]:
-        """The terms, with their parts in the place of those of a kind."""
-        parts: set[int] = set()
-        for term in terms:
-            if self.keys[term][0] == kind:
-                parts.update(self.keys[term][1:])
-            else:
-                parts.add(term)
-        return parts
 
     def _one_set(self, terms: set[int]) -> set[int]:
         """The character classes among them as one."""
@@ -232,19 +213,13 @@ class TermTable:
 
     def both(self, terms: Iterable[int]) -> int:
         """Returns the term that matches what all of them match."""
-        together = tuple(terms)
-        num_parts, known = self._intersections.get(together, UNKNOWN)
-        if known >= 0:
-            self.spend(num_parts)
-            return known
-        parts = self._flat(together, BOTH)
-        num_parts = len(parts)
-        self.spend(num_parts)
-        term = self._all_of(parts)
-        self._intersections[together] = num_parts, term
-        return term
-
-    def _all_of(self, parts: set[int]) -> int:
+        parts: set[int] = set()
+        for term in terms:
+            if self.keys[term][0] == BOTH:
+                parts.update(self.keys[term][1:])
+            else:
+                parts.add(term)
+        self.spend(len(parts))
         parts = self._narrowed(parts - {ANYTHING})
         if EMPTY in parts:
             return EMPTY if all(self.nullable[term] for term in parts) else NOTHING

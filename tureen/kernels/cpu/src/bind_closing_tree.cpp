@@ -20,7 +20,8 @@ constexpr int TERMINAL = -1;  // the kind of what is written as its item
 // Numbers the nodes of trees, each once.
 class TreeWriter {
 public:
-    TreeWriter(const nb::dict& kinds, const nb::dict& rules, nb::callable rewritten) : rewritten_(std::move(rewritten)) {
+    TreeWriter(const nb::dict& kinds, const nb::dict& rules, nb::callable rewritten)
+        : rewritten_(std::move(rewritten)) {
         for (auto [type, kind] : kinds) kinds_[type.ptr()] = nb::cast<int>(kind);
         for (auto [name, rule] : rules) rules_.emplace(nb::cast<std::string>(name), int32_t(rules_.size()));
     }
@@ -89,7 +90,8 @@ private:
         numbers.push_back(kind);
         numbers.push_back(int32_t(parts.size()));
         for (int32_t part : parts) numbers.push_back(part & mask);
-        std::string key(reinterpret_cast<const char*>(numbers.data() + from), (numbers.size() - from) * sizeof(int32_t));
+        std::string key(reinterpret_cast<const char*>(numbers.data() + from),
+                        (numbers.size() - from) * sizeof(int32_t));
         const auto [known, is_new] = by_numbers_.try_emplace(std::move(key), int32_t(by_numbers_.size()));
         if (!is_new) numbers.resize(from);
         return known->second;
@@ -118,9 +120,10 @@ nb::bytes tree_of(const nb::dict& rules, nb::handle start, const nb::dict& kinds
 }  // namespace
 
 void bind_closing_tree(nb::module_& m) {
-    m.def("closing_tree", &tree_of, "rules"_a, "start"_a, "kinds"_a, "rewritten"_a,
-          "A language as `closing_program` takes it: the rules' nodes, the start, then the nodes, parts first. `kinds`: "
-          "by the class of an expression. `rewritten` says what an intersection is written as.");
+    m.def(
+        "closing_tree", &tree_of, "rules"_a, "start"_a, "kinds"_a, "rewritten"_a,
+        "A language as `closing_program` takes it: the rules' nodes, the start, then the nodes, parts first. `kinds`: "
+        "by the class of an expression. `rewritten` says what an intersection is written as.");
 }
 
 }  // namespace tureen

@@ -195,8 +195,8 @@ std::vector<int32_t> components(const Program& program) {
     return component;
 }
 
-// Sets of nodes of the trie, each of which leads on: by which bytes they were come to tells them apart. What is behind a
-// byte is the same for all nodes of a set, so they are looked at once.
+// Sets of nodes of the trie, each of which leads on: by which bytes they were come to tells them apart. What is behind
+// a byte is the same for all nodes of a set, so they are looked at once.
 class NodeSets {
 public:
     NodeSets(const Trie& trie, const std::vector<ByteSet>& sets) : trie_(trie), sets_(sets) {}

@@ -12,7 +12,7 @@ import pytest
 from tureen import config
 from tureen.cli import command_line as cli
 from tureen.cli.commands import serve as serve_command
-from tureen.cli.flags import load_config, subparsers
+from tureen.cli.flags import load_config, params_of, subparsers
 from tureen.cli.translation import hint
 from tureen.config import Config
 from tureen.config_sources import load
@@ -58,6 +58,11 @@ def test_every_sampling_parameter_that_fits_a_flag_has_one():
     for field in msgspec.structs.fields(SamplingParams):
         if field.name not in left_out:
             assert "--" + field.name.replace("_", "-") in flags_of("generate")
+
+
+def test_a_flag_of_a_parameter_whose_name_begins_with_no_turns_it_on():
+    options = cli.parser().parse_args(["generate", "a", "--no-stop-trim", "--ignore-eos"])
+    assert params_of(options) == {"no_stop_trim": True, "ignore_eos": True}
 
 
 @pytest.mark.parametrize(

@@ -218,9 +218,9 @@ def _add_flag(
 ) -> None:
     text = text.replace("%", "%%")
     if kind is bool:
-        group.add_argument(
-            *flags, dest=dest, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
-        )
+        # of a flag that begins with --no- there is no other that says the opposite
+        action: Any = "store_true" if flags[0].startswith("--no-") else argparse.BooleanOptionalAction
+        group.add_argument(*flags, dest=dest, action=action, default=argparse.SUPPRESS, help=text)
     elif _is_list(kind):
         how: dict[str, Any] = {"action": "extend", "nargs": "+"} if takes_lists else {"action": "append"}
         group.add_argument(*flags, dest=dest, default=argparse.SUPPRESS, metavar=value, help=text, **how)

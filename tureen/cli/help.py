@@ -70,7 +70,7 @@ def _positionals(parser: argparse.ArgumentParser) -> Iterable[str]:
 
 
 def _lines(action: argparse.Action) -> str:
-    names = [name for name in action.option_strings if not name.startswith("--no-")]
+    names = [name for name in action.option_strings if not name.startswith("--no-")] or action.option_strings
     value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else action.dest.upper())
     takes = "" if action.nargs == 0 else f"[={value}]" if action.option_strings and action.nargs == "?" else f" {value}"
     if not names:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 
 import msgspec
+from patience import until
 from remote_engines import Followed
 
 from tureen.replicas.router import Router
@@ -46,6 +47,19 @@ async def linked(owner, other):
         yield link
     finally:
         following_task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def joined(owner, clients):
+    """The owner's router, which has started, and that of another front, which has clients of its own."""
+    other = Router()
+    try:
+        await other.join(clients, [replica.facts for replica in owner.replicas])
+        await until(lambda: all_well(other))
+        async with linked(owner, other) as link:
+            yield link
+    finally:
+        await other.close()
 
 
 def all_well(router) -> bool:

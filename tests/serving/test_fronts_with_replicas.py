@@ -15,8 +15,8 @@ import fake_engine
 import msgspec
 import pytest
 from fake_engine import COMPILING_IN, make_request
-from linked_fronts import Streams, all_well, linked
-from patience import until
+from linked_fronts import Streams, all_well, joined, linked
+from patience import PATIENCE_S, until
 from remote_engines import GRACE_S, HERE, Followed, Wire, start_engine
 from resumable_requests import request
 
@@ -51,17 +51,14 @@ NOBODY = ReplicaFacts(
 @contextlib.asynccontextmanager
 async def in_processes(tmp_path, factory="make_slow_engine", num_first=2):
     """Two engines with doors, of which so many are started; the owner's router and another front's."""
-    owner, other = Router(), Router()
+    owner = Router()
     doors = [door_of(tmp_path, number) for number in range(2)]
     try:
         clients = [partial(make_client, SETTINGS, f"fake_engine:{factory}", door=door) for door in doors]
         await owner.start(clients, num_first=num_first)
-        await other.join(clients_of(SETTINGS, tmp_path, 2), [replica.facts for replica in owner.replicas])
-        await until(lambda: all_well(other))
-        async with linked(owner, other) as link:
+        async with joined(owner, clients_of(SETTINGS, tmp_path, 2)) as link:
             yield link
     finally:
-        await other.close()
         await owner.close()
 
 
@@ -452,6 +449,24 @@ def test_a_prompt_that_one_front_has_given_to_a_replica_is_found_there_by_anothe
             return chosen
 
     assert play(scenario) == (0 if is_told else 1)
+
+
+def test_an_address_that_was_tried_is_not_tried_again_while_the_owner_may_tell_another(tmp_path, monkeypatch):
+    """A front is as fast to come back to where an engine was as it takes to give up on it."""
+    monkeypatch.setattr(following, "MOVE_S", PATIENCE_S)
+    write_files(ClusterAuthority().issue("front"), tmp_path)
+    (engine,) = following._engines_in_actors(SETTINGS, tmp_path, 1)
+
+    async def scenario():
+        engine.address = "tcp://127.0.0.1:7001"
+        first = await engine.find()
+        again = asyncio.create_task(engine.find())
+        await asyncio.sleep(0)  # it has looked once
+        waits = not again.done()
+        engine.address = "tcp://127.0.0.1:7002"
+        return first.port, waits, (await again).port
+
+    assert play(scenario) == (7001, True, 7002)
 
 
 def test_streams_that_wait_for_a_replica_that_cannot_be_started_end_at_every_front(tmp_path):

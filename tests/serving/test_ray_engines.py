@@ -18,7 +18,7 @@ import pytest
 import tiny_gguf
 import tiny_models
 from fake_engine import make_request
-from linked_fronts import Streams, all_well, linked
+from linked_fronts import Streams, all_well, joined
 from patience import PATIENCE_S, until, wait_until
 from remote_engines import DIGESTS, Followed
 
@@ -110,15 +110,11 @@ async def served(config, count=2, folder=None, **how):
 async def served_by_two_fronts(config, folder, count=2, **how):
     """So many actors of at most two, the owner's router and another front's."""
     shared = msgspec.structs.replace(config, api_workers=2, replicas=f"{ONE}&n={count}", max_replicas=2)
-    other = Router()
-    try:
-        async with served(shared, count, folder, num_first=count, **how) as owner:
-            await other.join(clients_of(shared, folder, 2), [replica.facts for replica in owner.replicas])
-            await until(lambda: all_well(other))
-            async with linked(owner, other) as link:
-                yield link
-    finally:
-        await other.close()
+    async with (
+        served(shared, count, folder, num_first=count, **how) as owner,
+        joined(owner, clients_of(shared, folder, 2)) as link,
+    ):
+        yield link
 
 
 async def streams_everywhere(link) -> Streams:
@@ -321,6 +317,8 @@ def test_engines_that_wait_for_a_place_keep_no_thread_from_others(monkeypatch):
     asyncio.run(scenario())
 
 
+@pytest.mark.ray
+@pytest.mark.e2e
 def test_a_server_starts_a_cluster_of_its_own_which_asks_for_a_token(cluster, config, tmp_path):
     """As on a machine that has never had one. Ray may fail to start where it is too busy: it is tried twice, and only
     where it has started for the other tests."""

@@ -47,7 +47,7 @@ STEADY_S = 10.0
 LOOK_S = 0.5
 """Seconds between two looks at whether the others are there."""
 
-MOST_NEWS = 8  # reports of a front that wait to be passed on; of more the last
+MOST_REPORTS = 8  # reports of a front that wait to be passed on; of more the last
 
 SILENT_S = 3.0
 """Seconds without a word after which the owner takes a front's connections; it should speak each second."""
@@ -64,7 +64,7 @@ class FrontProcess:
         self.order = order
         self.listener = listener
         self.figures = Figures(0)
-        self.news: deque[list[list[int]]] = deque(maxlen=MOST_NEWS)  # that the other fronts are to hear
+        self.news: deque[list[list[int]]] = deque(maxlen=MOST_REPORTS)  # that the other fronts are to hear
         self.is_up = False
         self.is_covered = False  # the owner takes its connections
         self.heard_s = 0.0  # when it spoke last, by the monotonic clock

@@ -48,7 +48,7 @@ class Router:
         self.replicas: list[Replica] = []
         self._passages: dict[str, Passage] = {}
         self.company = Company(self.replicas, self._passages)
-        self._index = PrefixIndex(0, 1, 0)
+        self._index = self.company.prefixes
         self._operations = Operations(lambda: (), {})
         self._pool: Pool | None = None
         self._num_moved = 0

@@ -31,7 +31,8 @@ log = get_logger("kv-disk")
 
 
 class PageLoad:
-    """Pages on their way into the KV cache. `num_loaded` of them, from the first on, are there once `is_done`."""
+    """Pages on their way into the KV cache. `num_loaded` of them, from the first on, are there once it has ended or is
+    cancelled."""
 
     def __init__(self, keys: Sequence[bytes], pages: Sequence[int], thread: DiskThread) -> None:
         """thread: that is to run it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import concurrent.futures.thread
 import contextlib
 import errno
 import gc
@@ -117,9 +118,13 @@ def _is_ours(frame: Any) -> bool:
 
 
 def held() -> Counter[str]:
-    """What this process has open, by kind, and its threads."""
+    """What this process has open, by kind, and its threads.
+
+    A pool counts as one thread: how many of those it may have are started depends on how soon each gets free.
+    """
     gc.collect()
-    found = Counter(thread=threading.active_count())
+    queues = concurrent.futures.thread._threads_queues.copy()
+    found = Counter(thread=len({id(queues.get(thread, thread)) for thread in threading.enumerate()}))
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # that of the listing itself
             found[os.readlink(f"/proc/self/fd/{entry}").split(":")[0]] += 1
@@ -128,7 +133,11 @@ def held() -> Counter[str]:
 
 def assert_nothing_left(before: Counter[str]) -> None:
     """Wait until no more is held than before. Less is no fault: what an earlier test left may end meanwhile."""
-    wait_until(lambda: not held() - before, f"the end of what was begun since {dict(before)}")
+    try:
+        wait_until(lambda: not held() - before)
+    except AssertionError:
+        threads = sorted(thread.name for thread in threading.enumerate())
+        raise AssertionError(f"begun and not ended: {dict(held() - before)}; threads: {threads}") from None
 
 
 def children() -> set[int]:

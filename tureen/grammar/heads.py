@@ -1,4 +1,5 @@
-"""The first characters of strings tell most expressions apart that have none in common, without their automata."""
+"""The first and last characters of strings tell most expressions apart that have none in common, without their
+automata."""
 
 from __future__ import annotations
 
@@ -9,12 +10,13 @@ from typing import NamedTuple
 from tureen.grammar.alphabet import Ranges
 from tureen.grammar.expression import Both, Chain, Chars, Choice, Expression, Not, Repeat, Terminal, Text
 
-HEAD_CHARS = 6  # that are looked at
+HEAD_CHARS = 6  # that are looked at, from the beginning or from the end
 OTHER = 128  # the bit of all characters that are not ASCII
 
 
 class FirstChars(NamedTuple):
-    """The strings of an expression begin with these, though not all of these need occur."""
+    """The strings of an expression begin with these, though not all of these need occur. Of strings that are looked at
+    backwards these are the last ones."""
 
     chars: tuple[int, ...]  # by position: the characters that may stand there, one bit each
     least: int  # characters; more than HEAD_CHARS are not counted
@@ -26,38 +28,41 @@ OF_NOTHING = FirstChars((), HEAD_CHARS, 0)
 
 
 def are_apart(first: Expression, second: Expression) -> bool:
-    """Returns True only where the first characters tell that no string is matched by both."""
-    ours, theirs = _head(first), _head(second)
+    """Returns True only where the first or the last characters tell that no string is matched by both."""
+    return any(_differ(_head(first, backwards), _head(second, backwards)) for backwards in (False, True))
+
+
+def _differ(ours: FirstChars, theirs: FirstChars) -> bool:
     least = max(ours.least, theirs.least)
     if least > min(ours.most, theirs.most):
         return True
     return any(not our & their for our, their in zip(ours.chars[:least], theirs.chars, strict=False))
 
 
-@lru_cache(1024)
-def _head(expression: Expression) -> FirstChars:
-    return _head_of(expression)
+@lru_cache(2048)
+def _head(expression: Expression, backwards: bool) -> FirstChars:
+    return _head_of(expression, backwards)
 
 
-def _head_of(node: Expression) -> FirstChars:
+def _head_of(node: Expression, backwards: bool) -> FirstChars:
     match node:
         case Text(text):
-            chars = tuple([1 << min(ord(char), OTHER) for char in text[:HEAD_CHARS]])
+            chars = tuple([1 << min(ord(char), OTHER) for char in (text[::-1] if backwards else text)[:HEAD_CHARS]])
             return FirstChars(chars, len(chars), len(chars))
         case Chars(ranges):
             return FirstChars((_bits(ranges),), 1, 1) if ranges else OF_NOTHING
         case Chain(items):
-            return _in_turn(map(_head_of, items))
+            return _in_turn(_head_of(item, backwards) for item in (reversed(items) if backwards else items))
         case Choice(items):
-            return _any_of([_head_of(item) for item in items])
+            return _any_of([_head_of(item, backwards) for item in items])
         case Repeat(item, least, most):
-            head = _head_of(item)
+            head = _head_of(item, backwards)
             times = HEAD_CHARS if most is None else min(most, HEAD_CHARS)
             return _in_turn([head] * min(least, times) + [head._replace(least=0)] * (times - min(least, times)))
         case Both(first, second):
-            return _head_of(second if isinstance(first, Not) else first)
+            return _head_of(second if isinstance(first, Not) else first, backwards)
         case Terminal(item):
-            return _head_of(item)
+            return _head_of(item, backwards)
     return OF_ANYTHING
 
 

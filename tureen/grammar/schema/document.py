@@ -49,7 +49,8 @@ def parse(text: str) -> Any:
         raise SchemaError(f"json_schema is nested too deep; at most {MAX_DEPTH} levels") from None
     except ValueError as error:
         raise SchemaError(f"json_schema is not valid JSON: {error}") from None
-    _check_depth(value)
+    if text.count("[") + text.count("{") >= MAX_DEPTH:  # of most it is plain to see
+        _check_depth(value)
     if "\\ud" in text.lower():
         _check_surrogates(value)
     return value

@@ -4,10 +4,8 @@ automata."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
-from tureen.grammar.alphabet import Ranges
 from tureen.grammar.expression import Both, Chain, Chars, Choice, Expression, Not, Repeat, Terminal, Text
 
 HEAD_CHARS = 6  # that are looked at, from the beginning or from the end
@@ -26,6 +24,10 @@ class FirstChars(NamedTuple):
 OF_ANYTHING = FirstChars(((2 << OTHER) - 1,) * HEAD_CHARS, 0, HEAD_CHARS)
 OF_NOTHING = FirstChars((), HEAD_CHARS, 0)
 
+MAX_KNOWN = 1024
+KNOWN: dict[tuple[int, bool], tuple[Expression, FirstChars]] = {}
+"""What was found out, by the expression's `id`: it is kept beside, so that no other one has it."""
+
 
 def are_apart(first: Expression, second: Expression) -> bool:
     """Returns True only where the first or the last characters tell that no string is matched by both."""
@@ -39,9 +41,17 @@ def _differ(ours: FirstChars, theirs: FirstChars) -> bool:
     return any(not our & their for our, their in zip(ours.chars[:least], theirs.chars, strict=False))
 
 
-@lru_cache(2048)
 def _head(expression: Expression, backwards: bool) -> FirstChars:
-    return _head_of(expression, backwards)
+    """The head of an expression, which is mostly asked for again: by identity, as to hash a large one takes longer."""
+    if type(expression) is Text:
+        return _head_of(expression, backwards)
+    key = id(expression), backwards
+    known = KNOWN.get(key)
+    if known is None:
+        if len(KNOWN) >= MAX_KNOWN:
+            KNOWN.clear()
+        known = KNOWN[key] = expression, _head_of(expression, backwards)
+    return known[1]
 
 
 def _head_of(node: Expression, backwards: bool) -> FirstChars:
@@ -54,6 +64,8 @@ def _head_of(node: Expression, backwards: bool) -> FirstChars:
         case Chain(items):
             return _in_turn(_head_of(item, backwards) for item in (reversed(items) if backwards else items))
         case Choice(items):
+            if items and all(type(item) is Text for item in items):
+                return _of_texts([item.text for item in items], backwards)  # type: ignore[union-attr]
             return _any_of([_head_of(item, backwards) for item in items])
         case Repeat(item, least, most):
             head = _head_of(item, backwards)
@@ -92,7 +104,18 @@ def _any_of(heads: Sequence[FirstChars]) -> FirstChars:
     return FirstChars(tuple(chars), min(head.least for head in heads), max(head.most for head in heads))
 
 
-def _bits(ranges: Ranges) -> int:
+def _of_texts(texts: Sequence[str], backwards: bool) -> FirstChars:
+    """The same as of a choice, for many single strings."""
+    sizes = [len(text) for text in texts]
+    chars = []
+    for at in range(min(max(sizes), HEAD_CHARS)):
+        place = -1 - at if backwards else at
+        letters = {text[place] for text, size in zip(texts, sizes, strict=True) if size > at}
+        chars.append(_bits([(ord(letter), ord(letter)) for letter in letters]))
+    return FirstChars(tuple(chars), min(min(sizes), HEAD_CHARS), min(max(sizes), HEAD_CHARS))
+
+
+def _bits(ranges: Iterable[tuple[int, int]]) -> int:
     bits = 0
     for first, last in ranges:
         bits |= (2 << min(last, OTHER)) - (1 << min(first, OTHER))

@@ -81,7 +81,11 @@ def test_schemas_that_differ_are_told_apart_however_much_they_are_alike(first, s
 
 def test_the_same_reference_means_what_its_own_resource_has():
     def resource(name, value):
-        return {"$id": f"https://example.org/{name}", "allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"const": value}}}
+        return {
+            "$id": f"https://example.org/{name}",
+            "allOf": [{"$ref": "#/$defs/x"}],
+            "$defs": {"x": {"const": value}},
+        }
 
     language = json_schema(json.dumps({"prefixItems": [resource("a", 1), resource("b", 2)], "minItems": 2}))
     assert [matches(language, text) for text in ("[1, 2]", "[1, 1]", "[2, 2]")] == [True, False, False]

@@ -26,7 +26,7 @@ OF_NOTHING = FirstChars((), HEAD_CHARS, 0)
 
 MAX_KNOWN = 1024
 KNOWN: dict[tuple[int, bool], tuple[Expression, FirstChars]] = {}
-"""What was found out, by the expression's `id`: it is kept beside, so that no other one has it."""
+"""The heads that are known, by the `id` of their expressions, which are kept so that no other one gets it."""
 
 
 def are_apart(first: Expression, second: Expression) -> bool:

@@ -23,6 +23,7 @@ MAX_DEPTH = 128
 
 Schema: TypeAlias = dict[str, Any] | bool
 
+
 @dataclass(eq=False, slots=True)
 class Resource:
     """A schema with an identifier of its own (the whole document is one), and the anchors in it."""

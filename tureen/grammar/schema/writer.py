@@ -114,10 +114,11 @@ class SchemaWriter:
 
     def _body(self, call: RuleCall, shape: ValueShape) -> Expression:
         """Returns the texts of a shape, which the rule of `call` will be."""
-        scalars, inside = self._scalars(shape), (*shape.arrays, *shape.objects)
+        scalars = self._scalars(shape)
+        inside: list[ArrayShape | ObjectShape] = [*shape.arrays, *shape.objects]
         if not scalars and len(inside) == 1:
             return self._once(inside[0], call)
-        return choice((*scalars, *map(self._once, inside)))
+        return choice((*scalars, *(self._once(item) for item in inside)))
 
     def _scalars(self, shape: ValueShape) -> list[Expression]:
         texts: list[Expression] = [word for bit, word in WORDS if shape.plain & bit]

@@ -31,15 +31,37 @@ def test_what_is_written_out_in_each_place_makes_no_more_rules_than_references_t
     assert copied == referred
 
 
-def test_what_is_not_enforced_is_told_of_each_place():
-    tags = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
-    schema = {"properties": {"a": tags, "b": {"properties": {"c": tags}}}, "$defs": {"unused": tags}}
-    told = json_schema(json.dumps(schema)).unenforced
+@pytest.mark.parametrize(
+    ("keyword", "inside"),
+    [
+        ("uniqueItems", {"type": "array", "items": {"type": "string"}, "uniqueItems": True}),
+        ("pattern", {"type": "string", "pattern": r"^(a+) \1$"}),
+    ],
+)
+def test_what_is_not_enforced_is_told_of_each_place(keyword, inside):
+    schema = {"properties": {"a": inside, "b": {"properties": {"c": inside}}}, "$defs": {"unused": inside}}
+    told = sorted(json_schema(json.dumps(schema)).unenforced)
     assert [(item.keyword, item.place, item.schema) for item in told] == [
-        ("uniqueItems", "/a", "#/properties/a"),
-        ("uniqueItems", "/b/c", "#/properties/b/properties/c"),
+        (keyword, "/a", "#/properties/a"),
+        (keyword, "/b/c", "#/properties/b/properties/c"),
     ]
     assert [f"(at '{item.schema}')" in item.why for item in told] == [True, True]
+
+
+def test_what_is_not_enforced_is_told_of_the_alternative_that_says_it():
+    texts = {"type": "string"}
+    schema = {
+        "properties": {"a": {"oneOf": [texts, {"type": "array", "items": texts, "uniqueItems": True}]}, "b": texts}
+    }
+    [told] = json_schema(json.dumps(schema)).unenforced
+    assert (told.keyword, told.place, told.schema) == ("uniqueItems", "/a", "#/properties/a/oneOf/1")
+
+
+def test_a_guard_that_is_sure_in_one_place_is_told_so_whatever_it_is_elsewhere():
+    tags = {"type": "array", "items": {"type": "object"}, "uniqueItems": True}
+    counted = {"type": "array", "items": tags, "contains": tags, "minContains": 2}  # no guard looks into counted items
+    language = json_schema(json.dumps({"properties": {"a": tags, "b": counted}}), guards=True)
+    assert [(item.keyword, item.place) for item in language.guarded] == [("uniqueItems", "/a")]
 
 
 LIKE_EACH_OTHER = [

@@ -11,11 +11,14 @@ from tureen.grammar.schema.places import NAMED_INSIDE, ONE_INSIDE, SEVERAL_INSID
 SAYING_NOTHING = ANNOTATIONS - {"discriminator"}
 """Keywords that do not change which values are valid; what is in "$defs" does so only where a reference leads there."""
 
+GUARDED = frozenset(("uniqueItems", "contains", "minProperties", "maxProperties", "multipleOf"))
+"""Keywords that a guard may enforce, which can do so in one place and not in another: a schema with one is like none."""
+
 Schema = dict[str, Any]
 
 
 class EqualSchemas:
-    """Groups schemas with the same keywords and values but for annotations, in the same resource.
+    """Groups schemas with the same keywords and values but for annotations, in the same resource, without GUARDED ones.
 
     A schema's content has its subschemas' groups in it, not their contents: so all takes O(size of the document).
     """
@@ -40,6 +43,8 @@ class EqualSchemas:
         return self._group_of.get(id(schema)) or (schema,)
 
     def _content(self, schema: Schema) -> tuple[object, ...]:
+        if not GUARDED.isdisjoint(schema):
+            return (id(schema),)
         content = [self._resources[id(schema)]]
         for keyword, value in schema.items():
             if keyword in SAYING_NOTHING:

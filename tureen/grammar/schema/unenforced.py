@@ -99,7 +99,8 @@ class UnenforcedKeywords:
         places = _places(self._document) if self._noted else {}
         for (keyword, number), ((_, schema), why) in self._noted.items():
             where = self._document.where(schema)
-            for like in self._document.all_like(schema) if isinstance(schema, dict) else (schema,):
+            says_it = isinstance(schema, dict) and keyword in schema
+            for like in self._document.all_like(schema) if says_it else (schema,):
                 if like is schema or (id(like) in places and (keyword, id(like)) not in self._noted):
                     pointer = self._document.pointer(like)
                     place = places.get(id(like), pointer)

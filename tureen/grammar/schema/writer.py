@@ -173,9 +173,13 @@ def whole(node: ValueSet) -> ValueSet:
 
 def _origin(node: ValueSet, keyword: str) -> Origin:
     """Returns where a set has a keyword ("": any) from, as far as that is known."""
+    return _known_origin(node, keyword) or Origin(node.origin.keyword or keyword, node.origin.schema)
+
+
+def _known_origin(node: ValueSet, keyword: str) -> Origin | None:
     schema = node.origin.schema
     if keyword and isinstance(schema, dict) and keyword in schema:
         return Origin(keyword, schema)
-    inside = [_origin(part, keyword) for part in node.parts]
-    known = [origin for origin in (node.origin, *inside) if origin.keyword and keyword in ("", origin.keyword)]
-    return known[0] if known else Origin(node.origin.keyword or keyword, schema)
+    if node.origin.keyword and keyword in ("", node.origin.keyword):
+        return node.origin
+    return next(filter(None, (_known_origin(part, keyword) for part in node.parts)), None)

@@ -12,7 +12,7 @@ SAYING_NOTHING = ANNOTATIONS - {"discriminator"}
 """Keywords that do not change which values are valid; what is in "$defs" does so only where a reference leads there."""
 
 GUARDED = frozenset(("uniqueItems", "contains", "minProperties", "maxProperties", "multipleOf"))
-"""Keywords that a guard may enforce, which can do so in one place and not in another: a schema with one is like none."""
+"""Keywords that a guard may enforce, in one place and not in another: a schema with one is like no other."""
 
 Schema = dict[str, Any]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -99,8 +99,10 @@ class UnenforcedKeywords:
         places = _places(self._document) if self._noted else {}
         for (keyword, number), ((_, schema), why) in self._noted.items():
             where = self._document.where(schema)
-            says_it = isinstance(schema, dict) and keyword in schema
-            for like in self._document.all_like(schema) if says_it else (schema,):
+            alike: Sequence[Schema] = (schema,)
+            if isinstance(schema, dict) and keyword in schema:
+                alike = self._document.all_like(schema)
+            for like in alike:
                 if like is schema or (id(like) in places and (keyword, id(like)) not in self._noted):
                     pointer = self._document.pointer(like)
                     place = places.get(id(like), pointer)

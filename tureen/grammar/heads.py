@@ -1,20 +1,20 @@
-"""The first characters of strings tell most expressions apart that have none in common, without their automata."""
+"""The first and last characters of strings tell most expressions apart that have none in common, without their
+automata."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
-from tureen.grammar.alphabet import Ranges
 from tureen.grammar.expression import Both, Chain, Chars, Choice, Expression, Not, Repeat, Terminal, Text
 
-HEAD_CHARS = 6  # that are looked at
+HEAD_CHARS = 6  # that are looked at, from the beginning or from the end
 OTHER = 128  # the bit of all characters that are not ASCII
 
 
 class FirstChars(NamedTuple):
-    """The strings of an expression begin with these, though not all of these need occur."""
+    """The strings of an expression begin with these, though not all of these need occur. Of strings that are looked at
+    backwards these are the last ones."""
 
     chars: tuple[int, ...]  # by position: the characters that may stand there, one bit each
     least: int  # characters; more than HEAD_CHARS are not counted
@@ -24,40 +24,57 @@ class FirstChars(NamedTuple):
 OF_ANYTHING = FirstChars(((2 << OTHER) - 1,) * HEAD_CHARS, 0, HEAD_CHARS)
 OF_NOTHING = FirstChars((), HEAD_CHARS, 0)
 
+MAX_KNOWN = 1024
+KNOWN: dict[tuple[int, bool], tuple[Expression, FirstChars]] = {}
+"""The heads that are known, by the `id` of their expressions, which are kept so that no other one gets it."""
+
 
 def are_apart(first: Expression, second: Expression) -> bool:
-    """Returns True only where the first characters tell that no string is matched by both."""
-    ours, theirs = _head(first), _head(second)
+    """Returns True only where the first or the last characters tell that no string is matched by both."""
+    return any(_differ(_head(first, backwards), _head(second, backwards)) for backwards in (False, True))
+
+
+def _differ(ours: FirstChars, theirs: FirstChars) -> bool:
     least = max(ours.least, theirs.least)
     if least > min(ours.most, theirs.most):
         return True
     return any(not our & their for our, their in zip(ours.chars[:least], theirs.chars, strict=False))
 
 
-@lru_cache(1024)
-def _head(expression: Expression) -> FirstChars:
-    return _head_of(expression)
+def _head(expression: Expression, backwards: bool) -> FirstChars:
+    """The head of an expression, which is mostly asked for again: by identity, as to hash a large one takes longer."""
+    if type(expression) is Text:
+        return _head_of(expression, backwards)
+    key = id(expression), backwards
+    known = KNOWN.get(key)
+    if known is None:
+        if len(KNOWN) >= MAX_KNOWN:
+            KNOWN.clear()
+        known = KNOWN[key] = expression, _head_of(expression, backwards)
+    return known[1]
 
 
-def _head_of(node: Expression) -> FirstChars:
+def _head_of(node: Expression, backwards: bool) -> FirstChars:
     match node:
         case Text(text):
-            chars = tuple([1 << min(ord(char), OTHER) for char in text[:HEAD_CHARS]])
+            chars = tuple([1 << min(ord(char), OTHER) for char in (text[::-1] if backwards else text)[:HEAD_CHARS]])
             return FirstChars(chars, len(chars), len(chars))
         case Chars(ranges):
             return FirstChars((_bits(ranges),), 1, 1) if ranges else OF_NOTHING
         case Chain(items):
-            return _in_turn(map(_head_of, items))
+            return _in_turn(_head_of(item, backwards) for item in (reversed(items) if backwards else items))
         case Choice(items):
-            return _any_of([_head_of(item) for item in items])
+            if items and all(type(item) is Text for item in items):
+                return _of_texts([item.text for item in items], backwards)  # type: ignore[union-attr]
+            return _any_of([_head_of(item, backwards) for item in items])
         case Repeat(item, least, most):
-            head = _head_of(item)
+            head = _head_of(item, backwards)
             times = HEAD_CHARS if most is None else min(most, HEAD_CHARS)
             return _in_turn([head] * min(least, times) + [head._replace(least=0)] * (times - min(least, times)))
         case Both(first, second):
-            return _head_of(second if isinstance(first, Not) else first)
+            return _head_of(second if isinstance(first, Not) else first, backwards)
         case Terminal(item):
-            return _head_of(item)
+            return _head_of(item, backwards)
     return OF_ANYTHING
 
 
@@ -87,7 +104,18 @@ def _any_of(heads: Sequence[FirstChars]) -> FirstChars:
     return FirstChars(tuple(chars), min(head.least for head in heads), max(head.most for head in heads))
 
 
-def _bits(ranges: Ranges) -> int:
+def _of_texts(texts: Sequence[str], backwards: bool) -> FirstChars:
+    """The same as of a choice, for many single strings."""
+    sizes = [len(text) for text in texts]
+    chars = []
+    for at in range(min(max(sizes), HEAD_CHARS)):
+        place = -1 - at if backwards else at
+        letters = {text[place] for text, size in zip(texts, sizes, strict=True) if size > at}
+        chars.append(_bits([(ord(letter), ord(letter)) for letter in letters]))
+    return FirstChars(tuple(chars), min(min(sizes), HEAD_CHARS), min(max(sizes), HEAD_CHARS))
+
+
+def _bits(ranges: Iterable[tuple[int, int]]) -> int:
     bits = 0
     for first, last in ranges:
         bits |= (2 << min(last, OTHER)) - (1 << min(first, OTHER))

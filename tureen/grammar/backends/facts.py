@@ -62,7 +62,8 @@ class Facts:
             own_kind = type(part)
             if own_kind is RuleCall:  # each is a part of its own
                 known = all_known[id(part)] = _LEVEL | CALLS
-            elif own_kind is Terminal and type(part.item) is Text:  # type: ignore[union-attr]  # mypy does not narrow
+            elif own_kind is Terminal and (part.is_live or type(part.item) is Text):  # type: ignore[union-attr]
+                # as most; into what certainly matches something nobody looks
                 known = all_known[id(part)] = 2 * _LEVEL | MARKED
             else:
                 known = all_known.get(id(part)) or self._look(part, level + 1)

@@ -5,7 +5,7 @@ The language is written as a grammar in llguidance's dialect of Lark.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from json.encoder import encode_basestring
 
@@ -49,6 +49,8 @@ NO_FORCING = '%llguidance {"no_forcing": true}'
 END = b"</s>"
 MAX_USES = 4
 """The places in rules that a terminal may have without a rule of its own."""
+MAX_INSIDE = 8
+"""How deep rules are written inside one another, where each stands in one place."""
 
 
 class LlguidanceBackend:
@@ -183,30 +185,38 @@ def too_complex(matcher: llguidance.LLMatcher) -> GrammarError:
 def lark(language: Language) -> str:
     """Returns the language in llguidance's dialect of Lark. Raises GrammarError."""
     grammar = terminal_grammar(language)
-    rules = _Rules(grammar)
+    terminals = {name: _plain_terminal(item) for name, item in grammar.terminals.items()}
+    rules = _Rules(grammar, terminals)
     lines = [NO_FORCING, f"start: {rules.text(grammar.start)}"]
-    lines += [f"{name}: {rules.body(rule)}" for name, rule in grammar.rules.items()]
+    lines += [f"{name}: {rules.body(grammar.rules[name])}" for name in rules.named]  # which grows
     lines += [f"{name}: {body}" for body, name in rules.shared.items()]
-    for name, item in grammar.terminals.items():
-        try:
-            lines.append(f"{name}: {_plain_terminal(item)}")
-        except ValueError:  # there is something in it that no pattern says
+    for name, text in terminals.items():
+        if text is None:
             mixed: dict[int, bool] = {}
-            _mixed(item, mixed)
-            lines.append(f"{name}: {_terminal(item, mixed)}")
+            _mixed(grammar.terminals[name], mixed)
+            lines.append(f"{name}: {_terminal(grammar.terminals[name], mixed)}")
+        elif 1 < grammar.uses[name] <= MAX_USES:
+            lines.append(f"{name}: {text}")
     return "\n".join(lines) + "\n"
 
 
 class _Rules:
-    """Writes rules. What they hold often is a rule of its own, as the library takes each place for a new symbol, and
-    looks through all terminals for each place of one."""
+    """Writes rules. The library takes each place of a name for a new symbol, looks through all terminals for each place
+    of one, and takes its time for each rule: what is held often is a rule of its own, and what is held once is none."""
 
-    def __init__(self, grammar: TerminalGrammar) -> None:
+    def __init__(self, grammar: TerminalGrammar, terminals: Mapping[str, str | None]) -> None:
+        """`terminals`: their patterns; None where no pattern says it."""
         self.shared: dict[str, str] = {}  # by their texts: the names of these rules
-        self._names = {name: name for name in grammar.uses}
-        for name in grammar.terminals:
+        self.named = [name for name in grammar.rules if grammar.uses[name] > 1]  # rules that are to be written
+        self._rules = grammar.rules
+        self._names = {name: name for name in self.named}
+        self._depth = 0
+        self._names |= {name: name if text is None else text for name, text in terminals.items()}
+        for name in terminals:
             if grammar.uses[name] > MAX_USES:
-                self._names[name] = self.shared[name] = f"t{len(self.shared)}"
+                self._names[name] = self.shared.setdefault(self._names[name], f"t{len(self.shared)}")
+            elif grammar.uses[name] > 1:
+                self._names[name] = name
 
     def body(self, expression: Expression) -> str:
         """Returns the text of a whole rule."""
@@ -215,7 +225,7 @@ class _Rules:
     def text(self, expression: Expression) -> str:
         """Returns the text of a part of a rule."""
         if isinstance(expression, RuleCall):
-            return self._names[expression.name]
+            return self._names.get(expression.name) or self._inlined(expression.name)
         if isinstance(expression, Chain):
             return f"({' '.join(self._texts(expression.items))})" if expression.items else '""'
         if isinstance(expression, Choice):
@@ -228,23 +238,37 @@ class _Rules:
                 return f"({self.text(item)}){count(least, most)}"
         raise TypeError(f"not over terminals: {type(expression).__name__}")
 
+    def _inlined(self, name: str) -> str:
+        """Returns the text of a rule that stands in one place only."""
+        if self._depth >= MAX_INSIDE:
+            self._names[name] = name
+            self.named.append(name)
+            return name
+        self._depth += 1
+        text = self.body(self._rules[name])
+        self._depth -= 1
+        return text
+
     def _choice(self, items: Sequence[Expression]) -> str:
         return f"({' | '.join(self._texts(items))})"
 
     def _texts(self, items: Sequence[Expression]) -> list[str]:
-        names = self._names
-        return [names[item.name] if isinstance(item, RuleCall) else self.text(item) for item in items]
+        known = self._names.get
+        return [(known(item.name) if isinstance(item, RuleCall) else None) or self.text(item) for item in items]
 
 
 def _are_calls(items: Sequence[Expression]) -> bool:
     return len(items) > 1 and all(type(item) is RuleCall for item in items)
 
 
-def _plain_terminal(expression: Expression) -> str:
-    """A terminal's definition. Raises ValueError where a pattern cannot say it."""
+def _plain_terminal(expression: Expression) -> str | None:
+    """A terminal's definition; None where no pattern says it."""
     if isinstance(expression, Text):
         return encode_basestring(expression.text).replace("\x7f", "\\u007f")
-    return _pattern_terminal(expression)
+    try:
+        return _pattern_terminal(expression)
+    except ValueError:
+        return None
 
 
 @lru_cache(256)
@@ -256,7 +280,7 @@ def _pattern_terminal(expression: Expression) -> str:
 def _terminal(expression: Expression, mixed: dict[int, bool]) -> str:
     """A terminal's definition. `&` and `~` can only be written outside of patterns."""
     if not mixed[id(expression)]:
-        return _plain_terminal(expression)
+        return _plain_terminal(expression) or _pattern_terminal(expression)
     match expression:
         case Both(first, second):
             return f"({_terminal(first, mixed)} & {_terminal(second, mixed)})"

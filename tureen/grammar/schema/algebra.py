@@ -61,6 +61,7 @@ class Algebra:
             self.any_array,
             partial(arrays.covers, self),
             partial(arrays.meet, self),
+            lambda first, second: bool(arrays.meet(self, first, second)),
             partial(arrays.complement, self),
             lambda _: NO_TRAITS,
         )
@@ -69,6 +70,7 @@ class Algebra:
             self.any_object,
             partial(objects.covers, self),
             partial(objects.meet, self),
+            partial(objects.may_meet, self),
             partial(objects.complement, self),
             partial(objects.traits, self),
         )
@@ -258,8 +260,7 @@ class Algebra:
         return replace(shape, loose=loose & _kinds(shape)) if loose else shape
 
     def exactly_one(self, shapes: list[ValueShape]) -> ValueShape:
-        """Returns the values that are in one of them and no other. Of a type where that cannot be told, those that are
-        in any."""
+        """Returns the values of exactly one of them. Of a type where that cannot be told, those of any."""
         vague = _vague(shapes)
         partial_, loose = _flags(shape.partial for shape in shapes), _flags(shape.loose for shape in shapes)
         if vague:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cache, lru_cache
+from functools import lru_cache
 
 ANNOTATIONS = frozenset({
     # JSON Schema
@@ -26,7 +25,7 @@ def is_annotation(name: str) -> bool:
     return name in ANNOTATIONS or not name.replace("_", "").isalpha() or name.startswith(("x_", "_"))
 
 
-def nearest(name: str, keywords: Iterable[str]) -> str:
+def nearest(name: str, keywords: tuple[str, ...]) -> str:
     """Returns the keyword that a name is a mistake for; "" where none is near.
 
     Letters may be missing, too many, wrong or exchanged: one of six letters, two of ten, three of sixteen; and from
@@ -35,23 +34,26 @@ def nearest(name: str, keywords: Iterable[str]) -> str:
     letters = name.replace("_", "").lower()
     different = frozenset(letters)
     near = []
-    for keyword in keywords:
-        small, their_letters, most = _facts(keyword)
-        # a change makes two letters different, at most
-        if abs(len(letters) - len(small)) <= most and len(different ^ their_letters) <= 2 * most:
+    for keyword, small, their_letters, most in _of_length(len(letters), keywords):
+        if len(different ^ their_letters) <= 2 * most:  # a change makes two letters different, at most
             num = num_changes(letters, small, most)
-            if num <= most and len(keyword) >= LEAST_LETTERS:
+            if num <= most:
                 near.append((num, keyword))
     if near and letters.endswith(min(near)[1].lower()) and min(near)[0] > 1:
         return ""  # with a prefix of somebody's own: "tsAdditionalProperties"
     return min(near, default=(0, ""))[1]
 
 
-@cache
-def _facts(keyword: str) -> tuple[str, frozenset[str], int]:
-    """Returns a keyword in small letters, which these are, and how many changes a mistake may have."""
-    most = sum(len(keyword) >= size for size in (6, 10, 16))  # "cost" is no "const", "allow" no "allOf"
-    return keyword.lower(), frozenset(keyword.lower()), most
+@lru_cache(256)
+def _of_length(length: int, keywords: tuple[str, ...]) -> list[tuple[str, str, frozenset[str], int]]:
+    """Returns the keywords that a mistake of so many letters can be meant for: each as it is, in small letters, these
+    letters, and how many changes a mistake may have."""
+    near = []
+    for keyword in keywords:
+        most = sum(len(keyword) >= size for size in (6, 10, 16))  # "cost" is no "const", "allow" no "allOf"
+        if len(keyword) >= LEAST_LETTERS and abs(length - len(keyword)) <= most:
+            near.append((keyword, keyword.lower(), frozenset(keyword.lower()), most))
+    return near
 
 
 @lru_cache(4096)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -13,20 +14,14 @@ from tureen.errors import echo
 from tureen.grammar.expression import SchemaError
 from tureen.grammar.json_text import exact
 from tureen.grammar.schema.drafts import MODERNIZED, Draft, declared, modernize
+from tureen.grammar.schema.equal_schemas import EqualSchemas
+from tureen.grammar.schema.places import INSIDE, NAMED_INSIDE, ONE_INSIDE, SEVERAL_INSIDE
 
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 128
 """The deepest nesting of the schema's JSON text, a property inside a property being two levels."""
 
 Schema: TypeAlias = dict[str, Any] | bool
-
-ONE_INSIDE = (
-    "additionalProperties", "items", "contains", "propertyNames", "not", "if", "then", "else", "additionalItems",
-    "unevaluatedProperties", "unevaluatedItems",
-)  # fmt: skip
-SEVERAL_INSIDE = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-NAMED_INSIDE = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
-INSIDE = frozenset((*ONE_INSIDE, *SEVERAL_INSIDE, *NAMED_INSIDE))
 
 
 @dataclass(eq=False, slots=True)
@@ -55,7 +50,8 @@ def parse(text: str) -> Any:
         raise SchemaError(f"json_schema is nested too deep; at most {MAX_DEPTH} levels") from None
     except ValueError as error:
         raise SchemaError(f"json_schema is not valid JSON: {error}") from None
-    _check_depth(value)
+    if text.count("[") + text.count("{") >= MAX_DEPTH:  # of most it is plain to see
+        _check_depth(value)
     if "\\ud" in text.lower():
         _check_surrogates(value)
     return value
@@ -116,6 +112,7 @@ class Document:
         self._home: dict[int, Resource] = {}
         self._schemas: list[dict[str, Any]] = []
         self._path: dict[int, tuple[str, ...]] = {}
+        self._equal = EqualSchemas(self._schemas, self._home)
         self._written: dict[int, dict[str, Any]] = {}  # as the document has them, which pointers go by
         self._twice: set[str] = set()  # URIs of several schemas, by which none can be meant
         whole = Resource("", root, declared(root))
@@ -129,6 +126,10 @@ class Document:
                 with suppress(SchemaError):
                     self.resolve(schema["$ref"], schema)
         return self.root
+
+    def all_like(self, schema: dict[str, Any]) -> Sequence[dict[str, Any]]:
+        """Returns the schemas with the same values as one, as they say the same; the first is always the same one."""
+        return self._equal.all_like(schema)
 
     def where(self, schema: Schema) -> str:
         """Returns the place of a schema, for messages: "#/properties/a"."""
@@ -219,15 +220,12 @@ class Document:
                 self._written[id(schema)] = written
             if INSIDE.isdisjoint(written):  # as of most
                 continue
-            for key in written.keys() & NAMED_INSIDE:
-                inside = written[key]
-                if isinstance(inside, dict):
+            for key, inside in written.items():
+                if isinstance(inside, dict) and key in NAMED_INSIDE:
                     waiting += [(item, resource, (*path, key, name)) for name, item in inside.items()]
-            for key in written.keys() & ONE_INSIDE:
-                waiting.append((written[key], resource, (*path, key)))
-            for key in written.keys() & SEVERAL_INSIDE:
-                inside = written[key]
-                if isinstance(inside, list):
+                elif isinstance(inside, dict) and key in ONE_INSIDE:
+                    waiting.append((inside, resource, (*path, key)))
+                elif isinstance(inside, list) and key in SEVERAL_INSIDE:
                     waiting += [(item, resource, (*path, key, str(i))) for i, item in enumerate(inside)]
 
     def _enter(self, schema: dict[str, Any], resource: Resource) -> Resource:

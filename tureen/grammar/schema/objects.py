@@ -42,6 +42,15 @@ def meet(algebra: SetAlgebra, first: ObjectShape, second: ObjectShape) -> list[O
     return [shape for shape in shapes if not is_empty(algebra, shape)]
 
 
+def may_meet(algebra: SetAlgebra, first: ObjectShape, second: ObjectShape) -> bool:
+    """Returns whether `meet` would return any shape: mostly the keys that one of both requires tell."""
+    if first.needed or second.needed or first.least or second.least or (first.most, second.most) != (None, None):
+        return bool(meet(algebra, first, second))
+    required = first.required | second.required
+    keys = [key for key in dict.fromkeys((*first.named, *second.named)) if key in required] if required else ()
+    return not any(algebra.is_nothing(algebra.both(node_of(first, key), node_of(second, key))) for key in keys)
+
+
 def _named_of_both(algebra: SetAlgebra, first: ObjectShape, second: ObjectShape) -> dict[str, Property] | None:
     """Returns the keys that either shape names, those of `first` first. None: no object, as most shapes that are
     disjoint are so by a key that both require."""
@@ -129,8 +138,7 @@ def traits(algebra: SetAlgebra, shape: ObjectShape) -> Traits:
         elif node is not algebra.anything:
             known.append((key, node))
         leaves_others = leaves_others and node is not algebra.nothing  # which every set covers
-    least = frozenset(few)
-    return Traits(least, least.union(more) if leaves_others else least, leaves_others)
+    return Traits(few, more if leaves_others else (), leaves_others)
 
 
 def _named_covers(algebra: SetAlgebra, shape: ObjectShape, other: ObjectShape) -> bool:

@@ -39,6 +39,7 @@ class SchemaReader:
         if isinstance(schema, bool):
             return self._algebra.anything if schema else self._algebra.nothing
         scope = self.enter(schema, scope)
+        schema = self._document.all_like(schema)[0]
         key = (id(schema), scope)
         if key not in self._nodes:
             if len(self._nodes) >= MAX_NODES:

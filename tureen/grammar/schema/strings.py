@@ -29,6 +29,7 @@ from tureen.grammar.expression import (
     Terminal,
     Text,
 )
+from tureen.grammar.few import few_strings
 from tureen.grammar.heads import are_apart
 from tureen.grammar.rules import calls, can_be_empty, is_nothing, replaced
 from tureen.grammar.schema.digits import chain, choice
@@ -116,6 +117,9 @@ class StringSet:
         texts = [value for value in values if not _has_surrogate(value)]
         if self.expression == ANYTHING:
             return tuple(texts)
+        texts = [text for text in texts if not are_apart(Text(text), self.expression)]
+        if not texts:
+            return ()
         try:
             return tuple(filter(self._matcher.matches, texts))
         except GrammarError:  # it may be what all the questions before have taken
@@ -300,10 +304,13 @@ def negated(item: Expression) -> Expression:
 
 
 def _texts(expression: Expression) -> dict[str, None] | None:
-    """The strings of an expression that is a choice of strings."""
+    """The strings of an expression that is a choice of strings, or that has few."""
     items = expression.items if isinstance(expression, Choice) else (expression,)
-    texts = {item.text: None for item in items if isinstance(item, Text)}
-    return texts if all(isinstance(item, Text) for item in items) else None
+    texts = [item.text for item in items if isinstance(item, Text)]
+    if len(texts) == len(items):
+        return dict.fromkeys(texts)
+    few = few_strings(expression)
+    return None if few is None else dict.fromkeys(text for text in few if not _has_surrogate(text))
 
 
 def _has_surrogate(text: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -74,7 +74,7 @@ class UnenforcedKeywords:
         what nothing does."""
         guarded: list[Unenforced] = []
         left: list[Unenforced] = []
-        for key, item in zip(self._noted, self.listed(), strict=True):
+        for key, item in self._listed():
             is_guarded = key not in self._hopeless and self._holders[key].isdisjoint(unsure)
             (guarded if is_guarded else left).append(item)
         return tuple(guarded), tuple(left)
@@ -92,14 +92,22 @@ class UnenforcedKeywords:
 
     def listed(self) -> tuple[Unenforced, ...]:
         """Returns all that was noted."""
-        if not self._noted:
-            return ()
-        places = _places(self._document)
-        listed = []
-        for (keyword, schema), why in self._noted.values():
-            pointer = self._document.pointer(schema)
-            listed.append(Unenforced(keyword, places.get(id(schema), pointer), pointer, why))
-        return tuple(listed)
+        return tuple(item for _, item in self._listed())
+
+    def _listed(self) -> Iterator[tuple[tuple[str, int], Unenforced]]:
+        """Yields all that was noted, each by its key, in every place where a schema says it."""
+        places = _places(self._document) if self._noted else {}
+        for (keyword, number), ((_, schema), why) in self._noted.items():
+            where = self._document.where(schema)
+            alike: Sequence[Schema] = (schema,)
+            if isinstance(schema, dict) and keyword in schema:
+                alike = self._document.all_like(schema)
+            for like in alike:
+                if like is schema or (id(like) in places and (keyword, id(like)) not in self._noted):
+                    pointer = self._document.pointer(like)
+                    place = places.get(id(like), pointer)
+                    reason = why.replace(where, self._document.where(like))
+                    yield (keyword, number), Unenforced(keyword, place, pointer, reason)
 
 
 class Meanwhile:

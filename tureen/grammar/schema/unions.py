@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Generic, NamedTuple, TypeVar
@@ -23,12 +23,20 @@ class Traits(NamedTuple):
     """Facts that a shape shares with every shape that it covers: most that do not cover each other are told apart by
     that."""
 
-    few: frozenset[Hashable]  # with each of them
-    many: frozenset[Hashable]  # with each of them that leaves others
-    leaves_others: bool  # if not, `many` are `few`
+    few: Collection[Hashable]  # with each of them
+    more: Collection[Hashable]  # besides, with each of them that leaves others
+    leaves_others: bool  # if not, there are no more
 
 
-NO_TRAITS = Traits(frozenset(), frozenset(), False)
+class TraitBits(NamedTuple):
+    """The traits of a shape, one bit for each fact: whether some are among others takes no look at each."""
+
+    few: int
+    many: int  # with those of `few`
+    leaves_others: bool
+
+
+NO_TRAITS = Traits((), (), False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,30 +47,33 @@ class Unions(Generic[S]):
     whole: S  # all values of the type
     covers: Callable[[S, S], bool]  # the first certainly has all values of the second
     meet_shapes: Callable[[S, S], list[S]]
+    shapes_may_meet: Callable[[S, S], bool]  # whether `meet_shapes` returns any
     shape_complement: Callable[[S], list[S]]
     traits: Callable[[S], Traits]
     joined: Counter[str] = field(default_factory=Counter)  # shapes that were looked at so far
     outsides: dict[int, tuple[S, tuple[S, ...]]] = field(default_factory=dict)  # by id: a shape, and its complement
-    known_traits: dict[int, tuple[S, Traits]] = field(default_factory=dict)  # by id
+    known_traits: dict[int, tuple[S, TraitBits]] = field(default_factory=dict)  # by id
+    bits: dict[Hashable, int] = field(default_factory=dict)  # by fact
     met: dict[tuple[int, int], tuple[tuple[S, ...], ...]] = field(default_factory=dict)  # by ids: two unions, in both
     left: dict[tuple[tuple[int, ...], ...], tuple[tuple[S, ...], ...]] = field(default_factory=dict)  # by shapes' ids
 
     def join(self, shapes: Iterable[S]) -> tuple[S, ...]:
         """Returns all the shapes, without those that another one covers."""
-        kept: list[tuple[S, Traits]] = []
+        kept: list[tuple[S, TraitBits]] = []
         covers = self.covers
         for shape in shapes:
             self.joined[self.name] += 1
             traits = self._traits(shape)
             few, many, leaves_others = traits
+            no_few, no_many = ~few, ~many
             for other, (its_few, its_many, _) in kept:
-                if (its_many <= many if leaves_others else its_few <= few) and covers(other, shape):
+                if not (its_many & no_many if leaves_others else its_few & no_few) and covers(other, shape):
                     break
             else:
                 covered = [
                     other
                     for other, (_, its_many, its_leaves) in kept
-                    if (many if its_leaves else few) <= its_many and covers(shape, other)
+                    if not (many if its_leaves else few) & ~its_many and covers(shape, other)
                 ]
                 if covered:
                     kept = [entry for entry in kept if not any(entry[0] is other for other in covered)]
@@ -106,7 +117,7 @@ class Unions(Generic[S]):
             if first[0] is self.whole:
                 first = self._outside(shape)
                 continue
-            common = [bool(self.meet_shapes(own, shape)) for own in first]
+            common = [self.shapes_may_meet(own, shape) for own in first]
             if any(common):
                 left = (
                     self.meet((own,), self._outside(shape)) if is_common else (own,)
@@ -115,11 +126,23 @@ class Unions(Generic[S]):
                 first = self.join(own for shapes in left for own in shapes)
         return first
 
-    def _traits(self, shape: S) -> Traits:
+    def _traits(self, shape: S) -> TraitBits:
         known = self.known_traits.get(id(shape))
         if known is None:
-            known = self.known_traits[id(shape)] = shape, self.traits(shape)
+            few, more, leaves_others = self.traits(shape)
+            least = self._bits(few)
+            bits = TraitBits(least, least | self._bits(more), leaves_others)
+            known = self.known_traits[id(shape)] = shape, bits
         return known[1]
+
+    def _bits(self, facts: Collection[Hashable]) -> int:
+        bits, bit_of = 0, self.bits
+        for fact in facts:
+            bit = bit_of.get(fact)
+            if bit is None:
+                bit = bit_of[fact] = 1 << len(bit_of)
+            bits |= bit
+        return bits
 
     def _outside(self, shape: S) -> tuple[S, ...]:
         known = self.outsides.get(id(shape))
@@ -143,7 +166,7 @@ class Unions(Generic[S]):
 
     def meets(self, first: tuple[S, ...], second: tuple[S, ...]) -> bool:
         """Returns whether something may be in both."""
-        return any(self.meet_shapes(left, right) for left in first for right in second)
+        return any(self.shapes_may_meet(left, right) for left in first for right in second)
 
     def _too_large(self) -> GrammarError:
         return GrammarError(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Hashable, Iterable
 
 from tureen.grammar.expression import NOTHING, Expression, GrammarError, Language, RuleCall
 from tureen.grammar.rules import calls, can_end, choice, holding, reachable, replaced
@@ -16,9 +15,6 @@ from tureen.grammar.schema.write_arrays import WORDS, write_array
 from tureen.grammar.schema.write_objects import write_object
 
 MAX_RULES = 20_000
-
-
-S = TypeVar("S")
 
 
 class NoValueError(GrammarError):
@@ -37,7 +33,8 @@ class SchemaWriter:
         self._written: dict[ValueSet, Expression] = {algebra.nothing: NOTHING}
         self._waiting: list[tuple[RuleCall, ValueSet]] = []
         self._node = algebra.anything  # that is being written
-        self._whole: dict[int, RuleCall] = {}
+        self._shapes: dict[Hashable, tuple[ArrayShape | ObjectShape, Expression]] = {}  # that have been written
+        self._num_left_out = 0
         self._ending: set[str] = set()  # the rules of which it is known that something fits them
         self._number = 0
 
@@ -49,7 +46,7 @@ class SchemaWriter:
         """Returns the language of an expression that calls rules of this writer. Raises GrammarError if it is empty."""
         while self._waiting:
             call, self._node = self._waiting.pop()
-            self.define(call, self._body(self.algebra.shape(self._node)))
+            self.define(call, self._body(call, self.algebra.shape(self._node)))
         rules = self._rules
         unsure = {name: rule for name, rule in rules.items() if name not in self._ending}
         self._ending = holding(unsure, can_end, self._ending)
@@ -101,6 +98,7 @@ class SchemaWriter:
     def leave_out(self, keyword: str, why: str, *, to_guard: bool = False) -> None:
         """Notes that a keyword of what is being written ("": the one that it comes from) is not enforced; `to_guard`:
         unless a guard does it."""
+        self._num_left_out += 1
         holder = whole(self._node) if to_guard else None
         self.algebra.unenforced.note(why, _origin(self._node, keyword), holder)
 
@@ -112,16 +110,15 @@ class SchemaWriter:
     def shape_of(self, node: ValueSet, shape: ArrayShape | ObjectShape) -> Expression:
         """Returns the texts of one of the shapes of a set that has been written."""
         self._node = node
-        return write_array(self, shape) if isinstance(shape, ArrayShape) else write_object(self, shape)
+        return self._once(shape)
 
-    def _body(self, shape: ValueShape) -> Expression:
-        return choice(
-            (
-                *self._scalars(shape),
-                *(self._shared(item, write_array, self.algebra.any_array) for item in shape.arrays),
-                *(self._shared(item, write_object, self.algebra.any_object) for item in shape.objects),
-            )
-        )
+    def _body(self, call: RuleCall, shape: ValueShape) -> Expression:
+        """Returns the texts of a shape, which the rule of `call` will be."""
+        scalars = self._scalars(shape)
+        inside: list[ArrayShape | ObjectShape] = [*shape.arrays, *shape.objects]
+        if not scalars and len(inside) == 1:
+            return self._once(inside[0], call)
+        return choice((*scalars, *(self._once(item) for item in inside)))
 
     def _scalars(self, shape: ValueShape) -> list[Expression]:
         texts: list[Expression] = [word for bit, word in WORDS if shape.plain & bit]
@@ -142,15 +139,31 @@ class SchemaWriter:
             self.leave_out(keyword, str(error), to_guard=keyword == "multipleOf")
             return more.encoded()
 
-    def _shared(self, shape: S, write: Callable[[SchemaWriter, S], Expression], whole: S) -> Expression:
-        """The shape of all arrays, or of all objects, is written once."""
-        if shape is not whole:
-            return write(self, shape)
-        known = self._whole.get(id(whole))
-        if known is None:
-            known = self._whole[id(whole)] = self.reserve()
-            self.define(known, write(self, shape))
-        return known
+    def _once(self, shape: ArrayShape | ObjectShape, call: RuleCall | None = None) -> Expression:
+        """Returns the texts of a shape, which may be in several sets: it has a rule, that of `call` or a new one.
+
+        One of which something is left out has none: that is noted of each set.
+        """
+        content = _content(shape)
+        _, known = self._shapes.get(content, (None, None))
+        if known is not None:
+            return known
+        num_left_out = self._num_left_out
+        written = write_array(self, shape) if isinstance(shape, ArrayShape) else write_object(self, shape)
+        if self._num_left_out > num_left_out or written == NOTHING:
+            return written
+        known = call or self.rule(written)
+        self._shapes[content] = shape, known
+        return written if call else known
+
+
+def _content(shape: ArrayShape | ObjectShape) -> Hashable:
+    """Returns what is the same for shapes that are the same, as far as that is cheap to tell, while they are there."""
+    if isinstance(shape, ArrayShape):
+        return shape
+    free = [(id(names), node) for names, node in shape.free]
+    needed = [(id(names), node) for names, node in shape.needed]
+    return (tuple(shape.named.items()), tuple(free), shape.least, shape.most, tuple(needed), shape.is_open)
 
 
 def whole(node: ValueSet) -> ValueSet:
@@ -160,9 +173,13 @@ def whole(node: ValueSet) -> ValueSet:
 
 def _origin(node: ValueSet, keyword: str) -> Origin:
     """Returns where a set has a keyword ("": any) from, as far as that is known."""
+    return _known_origin(node, keyword) or Origin(node.origin.keyword or keyword, node.origin.schema)
+
+
+def _known_origin(node: ValueSet, keyword: str) -> Origin | None:
     schema = node.origin.schema
     if keyword and isinstance(schema, dict) and keyword in schema:
         return Origin(keyword, schema)
-    inside = [_origin(part, keyword) for part in node.parts]
-    known = [origin for origin in (node.origin, *inside) if origin.keyword and keyword in ("", origin.keyword)]
-    return known[0] if known else Origin(node.origin.keyword or keyword, schema)
+    if node.origin.keyword and keyword in ("", node.origin.keyword):
+        return node.origin
+    return next(filter(None, (_known_origin(part, keyword) for part in node.parts)), None)

@@ -80,6 +80,7 @@ private:
             put(bytes_[classes[byte]], uint8_t(byte));
         }
         classes_.resize(program_.sets.size());
+        seen_set_.assign(program_.sets.size(), 0);
         for (size_t at = 0; at < sets.size(); at++) {
             for (int32_t cls = 0; cls < num_classes; cls++) {
                 if (has(sets[at], members_[size_t(cls)])) classes_[size_t(numbers[at])].push_back(cls);
@@ -113,8 +114,12 @@ private:
     void find_moves(const Key& key, Moves& moves) {
         parts_.assign(members_.size(), 0);
         int32_t num_parts = 1;
+        set_round_++;
         for (int32_t pc : key) {
             if (pc < 0 || program_.code[pc].op != BYTES) continue;
+            int32_t& seen = seen_set_[size_t(program_.code[pc].x)];  // another instruction has the same set, often
+            if (seen == set_round_) continue;
+            seen = set_round_;
             renamed_.assign(size_t(num_parts), -1);
             for (int32_t cls : classes_[size_t(program_.code[pc].x)]) {
                 int32_t& name = renamed_[size_t(parts_[size_t(cls)])];
@@ -246,7 +251,8 @@ private:
     std::vector<bool> accepts_, is_between_;
     std::vector<int32_t> seen_, waiting_, reached_, parts_, renamed_, targets_;
     Key next_;
-    int32_t round_ = 0;
+    std::vector<int32_t> seen_set_;  // by set: the state of which it was last looked at
+    int32_t round_ = 0, set_round_ = 0;
     int64_t work_ = 0;
 };
 

@@ -185,7 +185,7 @@ def too_complex(matcher: llguidance.LLMatcher) -> GrammarError:
 def lark(language: Language) -> str:
     """Returns the language in llguidance's dialect of Lark. Raises GrammarError."""
     grammar = terminal_grammar(language)
-    terminals = {name: _plain_terminal(item) for name, item in grammar.terminals.items()}
+    terminals = {name: _if_plain(item) for name, item in grammar.terminals.items()}
     rules = _Rules(grammar, terminals)
     lines = [NO_FORCING, f"start: {rules.text(grammar.start)}"]
     lines += [f"{name}: {rules.body(grammar.rules[name])}" for name in rules.named]  # which grows
@@ -261,14 +261,19 @@ def _are_calls(items: Sequence[Expression]) -> bool:
     return len(items) > 1 and all(type(item) is RuleCall for item in items)
 
 
-def _plain_terminal(expression: Expression) -> str | None:
+def _if_plain(expression: Expression) -> str | None:
     """A terminal's definition; None where no pattern says it."""
-    if isinstance(expression, Text):
-        return encode_basestring(expression.text).replace("\x7f", "\\u007f")
     try:
-        return _pattern_terminal(expression)
+        return _plain_terminal(expression)
     except ValueError:
         return None
+
+
+def _plain_terminal(expression: Expression) -> str:
+    """A terminal's definition. Raises ValueError where no pattern says it."""
+    if isinstance(expression, Text):
+        return encode_basestring(expression.text).replace("\x7f", "\\u007f")
+    return _pattern_terminal(expression)
 
 
 @lru_cache(256)
@@ -280,7 +285,7 @@ def _pattern_terminal(expression: Expression) -> str:
 def _terminal(expression: Expression, mixed: dict[int, bool]) -> str:
     """A terminal's definition. `&` and `~` can only be written outside of patterns."""
     if not mixed[id(expression)]:
-        return _plain_terminal(expression) or _pattern_terminal(expression)
+        return _plain_terminal(expression)
     match expression:
         case Both(first, second):
             return f"({_terminal(first, mixed)} & {_terminal(second, mixed)})"

@@ -45,6 +45,22 @@ def accepts(ready, text):
     return all(map(grammar.accept, text.encode())) and grammar.is_accepting
 
 
+def test_rules_inside_one_another_are_as_deep_as_they_like(backend):
+    # each stands in one place, and has parentheses of its own: llguidance takes 28 around one another
+    def rule(number):
+        inner = optional(chain("b", optional(chain("c", choice("x", chain(" ", RuleCall(f"r{number + 1}")))))))
+        return chain("a", inner)
+
+    rules = {f"r{number}": rule(number) for number in range(30)} | {
+        "r30": choice("n", chain("(", RuleCall("r30"), ")"))
+    }
+    if type(backend).__module__.endswith("outlines"):
+        pytest.skip("not regular")
+    ready = backend.load(backend.translate(Language(RuleCall("r0"), rules)))
+    assert accepts(ready, "abc " * 30 + "((n))")
+    assert not accepts(ready, "abc " * 30 + "((n)")
+
+
 def random_expression(source, depth, rules=()):
     kind = source.choice(["text", "text", "chars", "chain", "chain", "choice", "repeat", "both", "not", "call"])
     if kind == "call" and rules and depth < 3:

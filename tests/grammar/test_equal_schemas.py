@@ -36,10 +36,12 @@ def test_what_is_written_out_in_each_place_makes_no_more_rules_than_references_t
     [
         ("uniqueItems", {"type": "array", "items": {"type": "string"}, "uniqueItems": True}),
         ("pattern", {"type": "string", "pattern": r"^(a+) \1$"}),
+        ("not", {"type": "string", "not": {"format": "date"}}),
+        ("minLength", {"type": "string", "minLength": 200_000}),
     ],
 )
 def test_what_is_not_enforced_is_told_of_each_place(keyword, inside):
-    schema = {"properties": {"a": inside, "b": {"properties": {"c": inside}}}, "$defs": {"unused": inside}}
+    schema = {"$defs": {"unused": inside}, "properties": {"a": inside, "b": {"properties": {"c": inside}}}}
     told = sorted(json_schema(json.dumps(schema)).unenforced)
     assert [(item.keyword, item.place, item.schema) for item in told] == [
         (keyword, "/a", "#/properties/a"),
@@ -55,6 +57,29 @@ def test_what_is_not_enforced_is_told_of_the_alternative_that_says_it():
     }
     [told] = json_schema(json.dumps(schema)).unenforced
     assert (told.keyword, told.place, told.schema) == ("uniqueItems", "/a", "#/properties/a/oneOf/1")
+
+
+def test_what_is_not_enforced_is_told_of_the_schema_that_has_it_where_it_follows_from_others():
+    inside = {"type": "array", "maxItems": 3000, "not": {"items": {"type": "string"}}}  # so it contains something else
+    language = json_schema(json.dumps({"properties": {"a": inside, "c": inside}}), guards=True)
+    assert sorted(item.place for item in language.guarded) == ["/a", "/c"]
+
+
+def test_a_schema_is_told_of_once_however_it_is_read():
+    inside = {"minLength": 200_000, "properties": {"s": {"type": "string"}}}
+    schema = {"properties": {"x": inside, "y": inside}, "allOf": [inside], "unevaluatedProperties": False}
+    told = [(item.keyword, item.schema) for item in json_schema(json.dumps(schema)).unenforced]
+    assert len(told) == len(set(told))
+    assert {("minLength", "#/properties/x"), ("minLength", "#/properties/y"), ("minLength", "#/allOf/0")} <= {*told}
+
+
+def test_what_two_schemas_combine_alike_is_told_of_both():
+    inside = {"not": {"format": "date"}}
+    schema = {"properties": {"a": {"type": "string", **inside}, "b": {"type": "string", "minLength": 3, **inside}}}
+    assert {(item.keyword, item.place) for item in json_schema(json.dumps(schema)).unenforced} == {
+        ("not", "/a"),
+        ("not", "/b"),
+    }
 
 
 def test_a_guard_that_is_sure_in_one_place_is_told_so_whatever_it_is_elsewhere():

@@ -8,6 +8,7 @@ import pytest
 
 from tureen.grammar import regex
 from tureen.grammar.expression import Both, Not
+from tureen.grammar.few import few_strings
 from tureen.grammar.heads import are_apart
 from tureen.grammar.regular import automaton
 from tureen.grammar.schema import strings
@@ -63,3 +64,22 @@ def test_intersections_of_alternatives_that_begin_differently_have_the_same_stri
         assert automaton(rest) == automaton(Both(expressions[0], Not(expressions[1]))), (first, second)
         matches = strings.StringSet(common).contains
         assert {text for text in TEXTS if matches(text)} == matched(first) & matched(second), (first, second)
+
+
+def test_few_strings_are_all_of_an_expression():
+    source = random.Random(5)
+    num_listed = 0
+    for _ in range(1500):
+        pattern = random_pattern(source)
+        few = few_strings(regex.parse(pattern, flavour="ecma"))
+        if few is not None:
+            num_listed += 1
+            assert {text for text in few if len(text) < 6 and set(text) <= set("abé")} == matched(pattern), pattern
+    assert num_listed > 100
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a*", "[a-z]{2}", "(?:ab|a){7}", "a{65}", "(?:(?:a{30}){30}){30}", "(?:b{900}){0,60}"]
+)
+def test_many_or_long_strings_are_not_listed(pattern):
+    assert few_strings(regex.parse(pattern, flavour="ecma")) is None

@@ -25,7 +25,7 @@ OF_ANYTHING = FirstChars(((2 << OTHER) - 1,) * HEAD_CHARS, 0, HEAD_CHARS)
 OF_NOTHING = FirstChars((), HEAD_CHARS, 0)
 
 MAX_KNOWN = 1024
-KNOWN: dict[tuple[int, bool], tuple[Expression, FirstChars]] = {}
+_known: dict[tuple[int, bool], tuple[Expression, FirstChars]] = {}
 """The heads that are known, by the `id` of their expressions, which are kept so that no other one gets it."""
 
 
@@ -46,11 +46,11 @@ def _head(expression: Expression, backwards: bool) -> FirstChars:
     if type(expression) is Text:
         return _head_of(expression, backwards)
     key = id(expression), backwards
-    known = KNOWN.get(key)
+    known = _known.get(key)
     if known is None:
-        if len(KNOWN) >= MAX_KNOWN:
-            KNOWN.clear()
-        known = KNOWN[key] = expression, _head_of(expression, backwards)
+        if len(_known) >= MAX_KNOWN:
+            _known.clear()
+        known = _known[key] = expression, _head_of(expression, backwards)
     return known[1]
 
 

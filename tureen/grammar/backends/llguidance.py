@@ -49,8 +49,8 @@ NO_FORCING = '%llguidance {"no_forcing": true}'
 END = b"</s>"
 MAX_USES = 4
 """The places in rules that a terminal may have without a rule of its own."""
-MAX_INSIDE = 8
-"""How deep rules are written inside one another, where each stands in one place."""
+MAX_OPEN = 20
+"""The parentheses around the deepest part of a rule that is written where it stands. The library takes 28."""
 
 
 class LlguidanceBackend:
@@ -210,7 +210,7 @@ class _Rules:
         self.named = [name for name in grammar.rules if grammar.uses[name] > 1]  # rules that are to be written
         self._rules = grammar.rules
         self._names = {name: name for name in self.named}
-        self._depth = 0
+        self._open = self._deepest = 0  # parentheses: here, and around the deepest part that was written
         self._names |= {name: name if text is None else text for name, text in terminals.items()}
         for name in terminals:
             if grammar.uses[name] > MAX_USES:
@@ -235,26 +235,33 @@ class _Rules:
             case Repeat(Chain(items), least, most) if items:
                 return self.text(expression.item) + count(least, most)
             case Repeat(item, least, most):
-                return f"({self.text(item)}){count(least, most)}"
+                return f"({self._texts((item,))[0]}){count(least, most)}"
         raise TypeError(f"not over terminals: {type(expression).__name__}")
 
     def _inlined(self, name: str) -> str:
-        """Returns the text of a rule that stands in one place only."""
-        if self._depth >= MAX_INSIDE:
-            self._names[name] = name
-            self.named.append(name)
-            return name
-        self._depth += 1
-        text = self.body(self._rules[name])
-        self._depth -= 1
-        return text
+        """Returns the text of a rule that stands in one place only; its name where it would be too deep there."""
+        if self._open < MAX_OPEN:
+            before, self._deepest = self._deepest, self._open
+            text = self.body(self._rules[name])
+            if self._deepest <= MAX_OPEN:
+                self._deepest = max(before, self._deepest)
+                return text
+            self._deepest = before
+        self._names[name] = name
+        self.named.append(name)
+        return name
 
     def _choice(self, items: Sequence[Expression]) -> str:
         return f"({' | '.join(self._texts(items))})"
 
     def _texts(self, items: Sequence[Expression]) -> list[str]:
+        """Returns the texts of what stands in parentheses."""
+        self._open += 1
+        self._deepest = max(self._deepest, self._open)
         known = self._names.get
-        return [(known(item.name) if isinstance(item, RuleCall) else None) or self.text(item) for item in items]
+        texts = [(known(item.name) if isinstance(item, RuleCall) else None) or self.text(item) for item in items]
+        self._open -= 1
+        return texts
 
 
 def _are_calls(items: Sequence[Expression]) -> bool:

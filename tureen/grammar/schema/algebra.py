@@ -35,6 +35,9 @@ T = TypeVar("T")
 S = TypeVar("S", NumberSet, StringSet)
 
 MAX_NODES = 20_000
+TOO_LARGE = (
+    f"its combination of allOf, anyOf, oneOf, not, if, … is too large: more than {MAX_NODES} schemas arise from it"
+)
 NOT_EXACT = (
     '"not", "oneOf" or "if" cannot be enforced over schemas of which a part is not enforced: all other values would'
     " have to be known"
@@ -122,6 +125,7 @@ class Algebra:
             else:
                 opposite = ValueSet("not", self.unenforced.origin, (node,))
             node.opposite, opposite.opposite = opposite, node
+        self.unenforced.also_from(node.opposite.origin)
         return node.opposite
 
     def _combined(self, kind: Kind, nodes: Iterable[ValueSet], neutral: ValueSet, absorbing: ValueSet) -> ValueSet:
@@ -138,11 +142,9 @@ class Algebra:
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= MAX_NODES:
-                raise GrammarError(
-                    f"its combination of allOf, anyOf, oneOf, not, if, … is too large: more than"
-                    f" {MAX_NODES} schemas arise from it"
-                )
+                raise GrammarError(TOO_LARGE)
             known = self._known[key] = ValueSet(kind, self.unenforced.origin, tuple(parts))
+        self.unenforced.also_from(known.origin)
         return known
 
     def covers(self, node: ValueSet, other: ValueSet) -> bool:

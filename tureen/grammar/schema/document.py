@@ -128,7 +128,7 @@ class Document:
         return self.root
 
     def all_like(self, schema: dict[str, Any]) -> Sequence[dict[str, Any]]:
-        """Returns the schemas with the same values as one, as they say the same; the first is always the same one."""
+        """Returns the schemas that say the same as one, with it, in an order that is always the same."""
         return self._equal.all_like(schema)
 
     def where(self, schema: Schema) -> str:

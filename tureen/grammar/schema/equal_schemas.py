@@ -9,16 +9,17 @@ from tureen.grammar.schema.annotations import ANNOTATIONS
 from tureen.grammar.schema.places import NAMED_INSIDE, ONE_INSIDE, SEVERAL_INSIDE
 
 SAYING_NOTHING = ANNOTATIONS - {"discriminator"}
-"""Keywords that do not change which values are valid; what is in "$defs" does so only where a reference leads there."""
+"""Keywords that change nothing about which values are valid: annotations, and definitions, which references lead to."""
 
-GUARDED = frozenset(("uniqueItems", "contains", "minProperties", "maxProperties", "multipleOf"))
-"""Keywords that a guard may enforce, in one place and not in another: a schema with one is like no other."""
+UNLIKE = frozenset(("uniqueItems", "contains", "minProperties", "maxProperties", "multipleOf", "not", "if"))
+"""Keywords that a guard may enforce, and what may be read as one: it can be done in one place and not in another, so a
+schema with one is like no other."""
 
 Schema = dict[str, Any]
 
 
 class EqualSchemas:
-    """Groups schemas with the same keywords and values but for annotations, in the same resource, without GUARDED ones.
+    """Groups schemas with the same keywords and values but for annotations, in the same resource, without UNLIKE ones.
 
     A schema's content has its subschemas' groups in it, not their contents: so all takes O(size of the document).
     """
@@ -32,7 +33,7 @@ class EqualSchemas:
         self._group_of: dict[int, list[Schema]] = {}
 
     def all_like(self, schema: Schema) -> Sequence[Schema]:
-        """Returns the schemas that say the same as one, with it; the first is always the same one."""
+        """Returns the schemas that say the same as one, with it, in an order that is always the same."""
         if len(self._schemas) > self._num_grouped:
             new = self._schemas[self._num_grouped :]
             self._num_grouped = len(self._schemas)
@@ -43,7 +44,7 @@ class EqualSchemas:
         return self._group_of.get(id(schema)) or (schema,)
 
     def _content(self, schema: Schema) -> tuple[object, ...]:
-        if not GUARDED.isdisjoint(schema):
+        if not UNLIKE.isdisjoint(schema):
             return (id(schema),)
         content = [self._resources[id(schema)]]
         for keyword, value in schema.items():

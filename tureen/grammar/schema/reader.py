@@ -39,8 +39,7 @@ class SchemaReader:
         if isinstance(schema, bool):
             return self._algebra.anything if schema else self._algebra.nothing
         scope = self.enter(schema, scope)
-        schema = self._document.all_like(schema)[0]
-        key = (id(schema), scope)
+        key = (id(self._document.all_like(schema)[0]), scope)
         if key not in self._nodes:
             if len(self._nodes) >= MAX_NODES:
                 raise SchemaError(f'"$dynamicRef" leads to more than {MAX_NODES} different schemas, by the ways there')

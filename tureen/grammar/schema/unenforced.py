@@ -40,6 +40,7 @@ class UnenforcedKeywords:
         self._noted: dict[tuple[str, int], tuple[Origin, str]] = {}
         self._holders: dict[tuple[str, int], set[Hashable]] = {}
         self._hopeless: set[tuple[str, int]] = set()  # also noted of what no guard can do
+        self._also: dict[tuple[str, int], dict[tuple[str, int], Origin]] = {}  # where else a set is from
         self.origin = Origin("", document.root)  # of what is being worked out
 
     def at(self, origin: Origin) -> Meanwhile:
@@ -60,6 +61,12 @@ class UnenforcedKeywords:
             self._hopeless.add(key)
         else:
             self._holders.setdefault(key, set()).add(holder)
+
+    def also_from(self, origin: Origin) -> None:
+        """Notes that a set that comes from `origin` is what is being worked out, too."""
+        if origin is not self.origin and self.origin.keyword:
+            others = self._also.setdefault((origin.keyword, id(origin.schema)), {})
+            others[self.origin.keyword, id(self.origin.schema)] = self.origin
 
     @property
     def holders(self) -> Mapping[str, set[Hashable]]:
@@ -97,17 +104,23 @@ class UnenforcedKeywords:
     def _listed(self) -> Iterator[tuple[tuple[str, int], Unenforced]]:
         """Yields all that was noted, each by its key, in every place where a schema says it."""
         places = _places(self._document) if self._noted else {}
-        for (keyword, number), ((_, schema), why) in self._noted.items():
-            where = self._document.where(schema)
-            alike: Sequence[Schema] = (schema,)
-            if isinstance(schema, dict) and keyword in schema:
-                alike = self._document.all_like(schema)
-            for like in alike:
-                if like is schema or (id(like) in places and (keyword, id(like)) not in self._noted):
-                    pointer = self._document.pointer(like)
-                    place = places.get(id(like), pointer)
-                    reason = why.replace(where, self._document.where(like))
-                    yield (keyword, number), Unenforced(keyword, place, pointer, reason)
+        told = set(self._noted)
+        for key, (noted, why) in self._noted.items():
+            where = self._document.where(noted.schema)
+            for origin in (noted, *self._also.get(key, {}).values()):
+                for schema in self._alike(origin):
+                    is_first = schema is noted.schema and origin is noted
+                    other = (origin.keyword, id(schema))
+                    if is_first or (id(schema) in places and other not in told):
+                        told.add(other)
+                        pointer = self._document.pointer(schema)
+                        reason = why.replace(where, self._document.where(schema))
+                        yield key, Unenforced(origin.keyword, places.get(id(schema), pointer), pointer, reason)
+
+    def _alike(self, origin: Origin) -> Sequence[Schema]:
+        """Returns the schemas that say the same keyword as one: just that one where another part of it says so."""
+        schema = origin.schema
+        return self._document.all_like(schema) if isinstance(schema, dict) and origin.keyword in schema else (schema,)
 
 
 class Meanwhile:

@@ -16,6 +16,9 @@ MAX_JOINED = 4_000
 combined. Of the corpus of real schemas those that take more come to too many alternatives in the end; what can be told
 takes 719 at most."""
 
+MAX_BITS = 1024
+"""The facts that have a bit of their own; others share one, so that fewer shapes are told apart by them."""
+
 S = TypeVar("S")
 
 
@@ -29,7 +32,7 @@ class Traits(NamedTuple):
 
 
 class TraitBits(NamedTuple):
-    """The traits of a shape, one bit for each fact: whether some are among others takes no look at each."""
+    """The traits of a shape, one bit for each fact: whether some may be among others takes no look at each."""
 
     few: int
     many: int  # with those of `few`
@@ -140,7 +143,7 @@ class Unions(Generic[S]):
         for fact in facts:
             bit = bit_of.get(fact)
             if bit is None:
-                bit = bit_of[fact] = 1 << len(bit_of)
+                bit = bit_of[fact] = 1 << len(bit_of) % MAX_BITS
             bits |= bit
         return bits
 

@@ -173,7 +173,10 @@ def whole(node: ValueSet) -> ValueSet:
 
 def _origin(node: ValueSet, keyword: str) -> Origin:
     """Returns where a set has a keyword ("": any) from, as far as that is known."""
-    return _known_origin(node, keyword) or Origin(node.origin.keyword or keyword, node.origin.schema)
+    known = _known_origin(node, keyword)
+    while node.parts:
+        node = node.parts[0]
+    return known or Origin(node.origin.keyword or keyword, node.origin.schema)
 
 
 def _known_origin(node: ValueSet, keyword: str) -> Origin | None:

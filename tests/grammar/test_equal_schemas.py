@@ -59,10 +59,17 @@ def test_what_is_not_enforced_is_told_of_the_alternative_that_says_it():
     assert (told.keyword, told.place, told.schema) == ("uniqueItems", "/a", "#/properties/a/oneOf/1")
 
 
-def test_what_is_not_enforced_is_told_of_the_schema_that_has_it_where_it_follows_from_others():
-    inside = {"type": "array", "maxItems": 3000, "not": {"items": {"type": "string"}}}  # so it contains something else
+@pytest.mark.parametrize(
+    "inside",
+    [
+        {"type": "array", "maxItems": 3000, "not": {"items": {"type": "string"}}},
+        {"type": "array", "oneOf": [{"items": {"type": "string"}}, {"maxItems": 3000}]},
+    ],
+)
+def test_what_follows_from_other_keywords_is_told_of_each_schema_that_has_them(inside):
+    # arrays must contain something but strings
     language = json_schema(json.dumps({"properties": {"a": inside, "c": inside}}), guards=True)
-    assert sorted(item.place for item in language.guarded) == ["/a", "/c"]
+    assert sorted((item.keyword, item.place) for item in language.guarded) == [("contains", "/a"), ("contains", "/c")]
 
 
 def test_a_schema_is_told_of_once_however_it_is_read():
@@ -95,6 +102,8 @@ LIKE_EACH_OTHER = [
     {"const": "1"},
     {"const": [1]},
     {"const": ["1"]},
+    {"const": ["a"]},
+    {"const": ["A"]},
     {"const": {"a": 1}},
     {"const": {"a": True}},
     {"type": "integer", "minimum": 1},
@@ -112,7 +121,25 @@ LIKE_EACH_OTHER = [
     {"properties": {"a": False}, "additionalProperties": False, "type": "object"},
     True,
 ]
-VALUES = [1, True, "1", "a", 2, [], [1], ["1"], [1, 2], {}, {"a": 1}, {"a": True}, {"title": 1}, {"title": 2}, None]
+VALUES = [
+    1,
+    True,
+    "1",
+    "a",
+    2,
+    [],
+    [1],
+    ["1"],
+    ["a"],
+    ["A"],
+    [1, 2],
+    {},
+    {"a": 1},
+    {"a": True},
+    {"title": 1},
+    {"title": 2},
+    None,
+]
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.permutations(LIKE_EACH_OTHER, 2)))

@@ -39,9 +39,7 @@ def _joined(
 
 
 def _either(first: list[str], second: list[str]) -> list[str] | None:
-    if len(first) + len(second) > MAX_FEW:
-        return None
-    return first + second
+    return first + second if len(first) + len(second) <= MAX_FEW else None
 
 
 def _in_turn(first: list[str], second: list[str]) -> list[str] | None:

@@ -15,7 +15,7 @@ from tureen.grammar.expression import SchemaError
 from tureen.grammar.json_text import exact
 from tureen.grammar.schema.drafts import MODERNIZED, Draft, declared, modernize
 from tureen.grammar.schema.equal_schemas import EqualSchemas
-from tureen.grammar.schema.places import INSIDE, NAMED_INSIDE, ONE_INSIDE, SEVERAL_INSIDE
+from tureen.grammar.schema.subschemas import INSIDE, NAMED_INSIDE, ONE_INSIDE, SEVERAL_INSIDE
 
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 128

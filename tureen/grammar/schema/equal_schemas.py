@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from tureen.grammar.schema.annotations import ANNOTATIONS
-from tureen.grammar.schema.places import NAMED_INSIDE, ONE_INSIDE, SEVERAL_INSIDE
+from tureen.grammar.schema.subschemas import NAMED_INSIDE, ONE_INSIDE, SEVERAL_INSIDE
 
 SAYING_NOTHING = ANNOTATIONS - {"discriminator"}
 """Keywords that change nothing about which values are valid: annotations, and definitions, which references lead to."""
@@ -15,7 +15,7 @@ UNLIKE = frozenset(("uniqueItems", "contains", "minProperties", "maxProperties",
 """Keywords that a guard may enforce, and what may be read as one: it can be done in one place and not in another, so a
 schema with one is like no other."""
 
-Schema = dict[str, Any]
+SchemaObject: TypeAlias = dict[str, Any]
 
 
 class EqualSchemas:
@@ -24,15 +24,15 @@ class EqualSchemas:
     A schema's content has its subschemas' groups in it, not their contents: so all takes O(size of the document).
     """
 
-    def __init__(self, schemas: Sequence[Schema], resources: Mapping[int, object]) -> None:
+    def __init__(self, schemas: Sequence[SchemaObject], resources: Mapping[int, object]) -> None:
         """`schemas`, which may grow: each before those inside it; `resources`: by `id` of the schema."""
         self._schemas = schemas
         self._resources = resources
         self._num_grouped = 0
-        self._groups: dict[tuple[object, ...], list[Schema]] = {}
-        self._group_of: dict[int, list[Schema]] = {}
+        self._groups: dict[tuple[object, ...], list[SchemaObject]] = {}
+        self._group_of: dict[int, list[SchemaObject]] = {}
 
-    def all_like(self, schema: Schema) -> Sequence[Schema]:
+    def all_like(self, schema: SchemaObject) -> Sequence[SchemaObject]:
         """Returns the schemas that say the same as one, with it, in an order that is always the same."""
         if len(self._schemas) > self._num_grouped:
             new = self._schemas[self._num_grouped :]
@@ -43,7 +43,7 @@ class EqualSchemas:
                 self._group_of[id(inner)] = group
         return self._group_of.get(id(schema)) or (schema,)
 
-    def _content(self, schema: Schema) -> tuple[object, ...]:
+    def _content(self, schema: SchemaObject) -> tuple[object, ...]:
         if not UNLIKE.isdisjoint(schema):
             return (id(schema),)
         content = [self._resources[id(schema)]]

@@ -118,9 +118,12 @@ class UnenforcedKeywords:
                         yield key, Unenforced(origin.keyword, places.get(id(schema), pointer), pointer, reason)
 
     def _alike(self, origin: Origin) -> Sequence[Schema]:
-        """Returns the schemas that say the same keyword as one: just that one where another part of it says so."""
+        """Returns the schemas that say the same keyword as one, or from whose "oneOf" it follows; just that one where
+        it is neither, but near to what says it."""
         schema = origin.schema
-        return self._document.all_like(schema) if isinstance(schema, dict) and origin.keyword in schema else (schema,)
+        if isinstance(schema, dict) and (origin.keyword in schema or "oneOf" in schema):
+            return self._document.all_like(schema)
+        return (schema,)
 
 
 class Meanwhile:

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.e2e
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "batches.md").read_text(encoding="utf-8")
 ROUTE = "/v1/completions"
-NUM_LINES = 80
+NUM_LINES = (80, 800, 8000)
+"""Lines of a batch whose server is killed twice in the middle. Where one was killed too late a longer one is tried."""
 
 
 def body_of(index: int) -> dict:
@@ -37,9 +38,31 @@ def start(folder: Path) -> ServerProcess:
     return ServerProcess("--batch-path", str(folder), "--max-running-requests", "4").wait_ready()
 
 
-def test_a_server_that_is_killed_in_the_middle_answers_each_line_once(default_model_source, folder):
+def test_a_server_that_is_killed_in_the_middle_answers_each_line_once(default_model_source, tmp_path):
+    for num_lines in NUM_LINES:
+        folder = tmp_path / str(num_lines)
+        batch_id, before = killed_twice(folder, num_lines)
+        if before[1].count(b"\n") < num_lines:
+            break
+    assert before[1].startswith(before[0])
+    assert before[1].count(b"\n") < num_lines, "killed too late each time"
+    with start(folder) as server:
+        wait_until(lambda: batch(server, batch_id)["status"] == "completed", "the end")
+        ended = batch(server, batch_id)
+        assert ended["request_counts"] == {"total": num_lines, "completed": num_lines, "failed": 0}
+        content = httpx.get(f"{server.url}/v1/files/{ended['output_file_id']}/content").content
+        assert content.startswith(before[1])
+        answers = [json.loads(line) for line in content.splitlines()]
+        assert sorted(answer["custom_id"] for answer in answers) == sorted(f"r{index}" for index in range(num_lines))
+        for answer in answers[: NUM_LINES[0]]:
+            alone = httpx.post(f"{server.url}{ROUTE}", json=body_of(int(answer["custom_id"][1:])), timeout=60).json()
+            assert text_of(answer["response"]["body"]) == text_of(alone)
+
+
+def killed_twice(folder: Path, num_lines: int) -> tuple[str, list[bytes]]:
+    """Begins a batch and kills its server twice; returns the batch's id and what was written before each kill."""
     lines = [
-        {"custom_id": f"r{index}", "method": "POST", "url": ROUTE, "body": body_of(index)} for index in range(NUM_LINES)
+        {"custom_id": f"r{index}", "method": "POST", "url": ROUTE, "body": body_of(index)} for index in range(num_lines)
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     with start(folder) as server:
@@ -50,21 +73,8 @@ def test_a_server_that_is_killed_in_the_middle_answers_each_line_once(default_mo
         kill_after(server, batch_id, 10)
     before = [whole_lines(folder)]
     with start(folder) as server:
-        kill_after(server, batch_id, len(before[0].splitlines()) + 10)
-    before.append(whole_lines(folder))
-    assert before[1].startswith(before[0])
-    assert before[1].count(b"\n") < NUM_LINES, "killed too late"
-    with start(folder) as server:
-        wait_until(lambda: batch(server, batch_id)["status"] == "completed", "the end")
-        ended = batch(server, batch_id)
-        assert ended["request_counts"] == {"total": NUM_LINES, "completed": NUM_LINES, "failed": 0}
-        content = httpx.get(f"{server.url}/v1/files/{ended['output_file_id']}/content").content
-        assert content.startswith(before[1])
-        answers = [json.loads(line) for line in content.splitlines()]
-        assert sorted(answer["custom_id"] for answer in answers) == sorted(line["custom_id"] for line in lines)
-        for answer in answers:
-            alone = httpx.post(f"{server.url}{ROUTE}", json=body_of(int(answer["custom_id"][1:])), timeout=60).json()
-            assert text_of(answer["response"]["body"]) == text_of(alone)
+        kill_after(server, batch_id, min(len(before[0].splitlines()) + 10, num_lines))
+    return batch_id, [*before, whole_lines(folder)]
 
 
 def batch(server: ServerProcess, batch_id: str) -> dict:

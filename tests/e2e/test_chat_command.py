@@ -6,15 +6,17 @@ import contextlib
 import http.server
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 import jsonschema
 import pytest
-from patience import wait_until
+from patience import PATIENCE_S, wait_until
 from server_process import ServerProcess
 from terminal_session import TerminalSession
 
@@ -86,10 +88,10 @@ def test_a_conversation_is_saved_edited_and_gone_on_with(server, tmp_path):
 
 
 def test_ctrl_c_ends_the_answer_on_the_server_too_and_the_chat_goes_on(server, tmp_path):
-    with chat(server, tmp_path, "--ignore-eos", "--max-new-tokens", "6000") as terminal:
-        terminal.type("Count")
-        wait_until(lambda: num_running(server) == 1, "the answer")
-        wait_until(lambda: len(terminal.shown) > 400, "some of the answer")
+    begins = answer_over_http(server, QUESTION).split("\n")[0][:20]
+    with chat(server, tmp_path, "--temperature", "0", "--ignore-eos", "--max-new-tokens", "6000") as terminal:
+        terminal.type(QUESTION)
+        terminal.wait_for(begins)
         terminal.keys("\x03")
         wait_until(lambda: num_running(server) == 0, "the end of the answer")
         terminal.wait_for("(cut short)")
@@ -198,6 +200,30 @@ def test_control_characters_of_an_answer_are_shown_as_text(tmp_path):
             terminal.wait_for(r"a\x1b[2J\x1b]0;owned\x07b\u202ec\rd")
             assert "\x1b]0;owned" not in terminal.raw
         hostile.shutdown()
+
+
+class SilentServer(HostileServer):
+    """Takes every chat and answers nothing until the client has gone."""
+
+    asked: ClassVar[queue.Queue[str]] = queue.Queue()
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.put(body["messages"][-1]["content"])
+        self.connection.recv(1)
+
+
+def test_a_message_whose_answer_is_ended_before_anything_came_is_in_the_prompt_again(tmp_path):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), SilentServer) as silent:
+        threading.Thread(target=silent.serve_forever, daemon=True).start()
+        command = ["chat", "--url", f"http://127.0.0.1:{silent.server_port}", "--download-dir", str(tmp_path)]
+        with TerminalSession(*command) as terminal:
+            terminal.type("Count")
+            assert SilentServer.asked.get(timeout=PATIENCE_S) == "Count"
+            terminal.keys("\x03")
+            terminal.type(" to three")  # behind what is in the prompt again
+            assert SilentServer.asked.get(timeout=PATIENCE_S) == "Count to three"
+        silent.shutdown()
 
 
 def servers_of_chats(folder: Path) -> set[int]:

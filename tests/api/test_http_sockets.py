@@ -122,6 +122,7 @@ def test_an_answer_of_known_length_to_a_client_of_http_1_0_says_its_length(serve
 
 def test_more_connections_than_may_be_open_are_told_so_and_closed_and_those_that_are_open_go_on(monkeypatch):
     monkeypatch.setattr("tureen.http.server.max_connections", lambda: 4)
+    monkeypatch.setattr("tureen.http.connection.HEAD_TIMEOUT_S", PATIENCE_S)
     with LiveServer() as server, contextlib.ExitStack() as held:
         address = ("127.0.0.1", server.port)
         held_open = [held.enter_context(socket.create_connection(address, timeout=PATIENCE_S)) for _ in range(4)]

@@ -14,7 +14,8 @@ from patience import PATIENCE_S
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def server(request) -> Iterator[LiveServer]:
+def server(request, monkeypatch) -> Iterator[LiveServer]:
+    monkeypatch.setattr("tureen.http.server.KEEP_ALIVE_S", 10 * PATIENCE_S)  # no idle connection is closed
     with LiveServer(loop=request.param) as running:
         yield running
 

@@ -163,6 +163,7 @@ def test_however_many_look_the_engine_is_asked_once(app: App, monkeypatch):
 
     monkeypatch.setattr(app.client, "call", note)
     monkeypatch.setattr(live, "FRESH_S", PATIENCE_S)
+    monkeypatch.setattr(live, "ANSWER_S", PATIENCE_S)
     live._told.clear()
     for _ in range(5):
         look(app)

@@ -9,11 +9,14 @@ import logging
 import re
 import socket
 import sys
+import time
+from functools import partial
 from types import SimpleNamespace
 
 import httpx
 import pytest
 from app_under_test import App, LiveServer, parse_metrics
+from fake_engine import make_engine
 from patience import PATIENCE_S, until, wait_until
 
 from tureen.control import reporter
@@ -96,10 +99,10 @@ def test_a_request_that_asks_for_it_does_not_count():
 
 
 def test_gauges_show_what_runs_and_return_to_zero():
-    with App(slow=True) as app:
+    with App(factory=partial(make_engine, step_s=0.1)) as app:
 
         async def scenario():
-            body = {"text": ["abc"] * 20, "sampling_params": {"max_new_tokens": 60}}
+            body = {"text": ["abc"] * 20, "sampling_params": {"max_new_tokens": 240}}
             task = asyncio.create_task(app.http.post("/generate", json=body))
             await until(lambda: app.client.stats.num_running >= 16)
             during = (await app.http.get("/metrics")).text
@@ -133,12 +136,13 @@ def test_rates_are_measured_each_interval_and_return_to_zero(caplog, monkeypatch
 
     async def scenario(app: App) -> list[float]:
         task = asyncio.create_task(report_forever(app.state.common, app.config.log_interval_s))
-        body = {"text": "abc", "sampling_params": {"max_new_tokens": 100}}
+        body = {"text": "abc", "sampling_params": {"max_new_tokens": 1500}}
         asked = asyncio.create_task(app.http.post("/generate", json=body))
         await until(lambda: app.client.stats.total_output_tokens >= 10, unless=asked)
         rates = [await rate(app, 0.5)]
+        app.hurry()
         await asked
-        await until(lambda: app.client.stats.total_output_tokens == 100)
+        await until(lambda: app.client.stats.total_output_tokens == 1500)
         rates += [await rate(app, 1.0), await rate(app, 3.0)]
         task.cancel()
         return rates
@@ -146,7 +150,7 @@ def test_rates_are_measured_each_interval_and_return_to_zero(caplog, monkeypatch
     with App(slow=True) as app, caplog.at_level(logging.INFO, logger=LOGGER_NAME):
         first, second, third = app.run(scenario(app))
     assert first >= 20
-    assert (first + second, third) == (pytest.approx(200), 0)
+    assert (first + second, third) == (pytest.approx(3000), 0)
     lines = [record.getMessage() for record in caplog.records if record.name == "tureen.stats"]
     assert len(lines) == 2
     assert re.search(r"running 1, queued 0, in .* tok/s, out .* tok/s, cache hits 0%, KV use \d+%", lines[0])
@@ -186,6 +190,13 @@ def log_to(monkeypatch):
     root.handlers[:], logging.raiseExceptions = before[0], before[3]
     root.setLevel(before[1])
     ours.setLevel(before[2])
+
+
+@pytest.fixture
+def moment(monkeypatch):
+    """All lines of the log are of one moment for what bounds how many there are in a second."""
+    stopped = SimpleNamespace(monotonic=lambda: 100.0, strftime=time.strftime, gmtime=time.gmtime)
+    monkeypatch.setattr("tureen.log.time", stopped)
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
@@ -259,6 +270,7 @@ def test_a_closed_log_stops_nothing(log_to):
         assert app.generate(text="say:a")["text"] == "a"
 
 
+@pytest.mark.usefixtures("moment")
 def test_a_flood_of_bad_requests_does_not_flood_the_log(caplog):
     with App() as app, caplog.at_level(logging.INFO, logger=LOGGER_NAME):
         for _ in range(200):
@@ -293,6 +305,7 @@ def test_health_checks_are_not_logged(caplog):
         assert not caplog.records
 
 
+@pytest.mark.usefixtures("moment")
 def test_a_refusal_before_a_request_is_read_is_logged_and_counted_like_any_other(log_to):
     """Under the id that its client sees, with nothing that the client sent, and no flood of them."""
     written = log_to("info", "json")

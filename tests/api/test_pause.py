@@ -5,9 +5,7 @@ import pytest
 from app_under_test import App, LiveServer
 from patience import until, wait_until
 
-PROMPT = {"text": "abc", "sampling_params": {"max_new_tokens": 60, "temperature": 0}}
-
-WATCHDOG_TIMEOUT_S, HEARTBEAT_S = 1.6, 0.1
+PROMPT = {"text": "abc", "sampling_params": {"max_new_tokens": 1500, "temperature": 0}}
 
 
 @pytest.fixture
@@ -24,8 +22,9 @@ def start(app, body=PROMPT):
     """A request that has begun to run."""
 
     async def begin():
+        before = app.client.stats.total_output_tokens
         task = asyncio.create_task(post(app, "/generate", body))
-        await until(lambda: app.client.stats.num_running)
+        await until(lambda: app.client.stats.total_output_tokens > before)
         return task
 
     return app.run(begin())
@@ -59,7 +58,8 @@ def nothing_moves(app):
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 def test_a_paused_request_goes_on_where_it_was(app, mode):
-    whole = app.run(post(app, "/generate", PROMPT)).json()
+    with App() as fast:
+        whole = fast.generate(**PROMPT)
     task = start(app)
     pause(app, mode=mode)
     assert nothing_moves(app)
@@ -67,6 +67,7 @@ def test_a_paused_request_goes_on_where_it_was(app, mode):
     assert app.client.stats.num_running == (1 if mode == "in_place" else 0)
     assert not task.done()
     resume(app)
+    app.hurry()
     answer = app.run(wait_for(task)).json()
     assert answer["output_ids"] == whole["output_ids"]
     app.check_idle()
@@ -83,15 +84,16 @@ def test_the_default_ends_what_runs_and_lets_new_requests_wait(app):
         await until(lambda: app.client.stats.num_queued, unless=waiting)
         await turns(app, 30)
         assert not waiting.done()
+        app.hurry()
         assert (await post(app, "/continue_generation", {})).status_code == 200
         return (await wait_for(waiting)).json()
 
-    assert len(app.run(later())["output_ids"]) == 60
+    assert len(app.run(later())["output_ids"]) == 1500
     app.check_idle()
 
 
 def test_deadlines_and_aborts_act_during_a_pause(app):
-    late = start(app, PROMPT | {"deadline_ms": 300})
+    late = start(app, PROMPT | {"deadline_ms": 1000})
     pause(app, mode="in_place")
     assert app.run(wait_for(late)).json()["meta_info"]["finish_reason"]["reason"] == "deadline"
     resume(app)
@@ -114,17 +116,26 @@ def count_reports(client):
 
 
 def test_a_pause_is_not_taken_for_a_hang(monkeypatch):
-    monkeypatch.setattr("tureen.engine.loop.HEARTBEAT_S", HEARTBEAT_S)
+    """The time until the engine is given up passes almost between its signs of life, again and again."""
+    monkeypatch.setattr("tureen.engine.loop.HEARTBEAT_S", 0.1)
     with LiveServer(slow=True) as server:
-        server.client._watchdog_timeout_s = WATCHDOG_TIMEOUT_S
+        look = server.client.look
+
+        def pass_almost_all():
+            look(0.9 * server.client._watchdog._timeout_s)
+
         with httpx.stream("POST", f"{server.url}/generate", json=PROMPT | {"stream": True}) as response:
             lines = response.iter_lines()
             next(lines)
             httpx.post(f"{server.url}/pause_generation", json={"mode": "in_place"})
             seen = count_reports(server.client)
-            wait_until(lambda: len(seen) > 2 * WATCHDOG_TIMEOUT_S / HEARTBEAT_S, "signs of life for longer than that")
+            for _ in range(3):
+                before = len(seen)
+                wait_until(lambda enough=before + 2: len(seen) >= enough, "a sign of life")
+                server._server._event_loop.call_soon_threadsafe(pass_almost_all)
             assert httpx.get(f"{server.url}/health").status_code == 200
             httpx.post(f"{server.url}/continue_generation")
+            server.hurry()
             assert list(lines)[-2] == "data: [DONE]"
         wait_until(lambda: server.stats.num_running == 0, "the end")
 

@@ -16,6 +16,7 @@ from app_under_test import App
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import error_attributes, http_attributes, url_attributes
+from patience import PATIENCE_S
 
 from tureen import extras
 from tureen.config import Config
@@ -91,7 +92,10 @@ class Collector:
 
 
 @pytest.fixture
-def collector() -> Iterator[Collector]:
+def collector(monkeypatch) -> Iterator[Collector]:
+    """Whose answers a server that ends waits for, however slow the machine is."""
+    monkeypatch.setattr("tureen.http.spans.CLOSE_S", PATIENCE_S)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(PATIENCE_S))
     running = Collector()
     yield running
     running.close()

@@ -288,7 +288,9 @@ CHUNK_PARTS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     parts=st.lists(st.tuples(CHUNK_PARTS, st.integers(1, 60)), max_size=30),
     head=st.sampled_from([b"", CHUNKED, START + H2C + CHUNKED[len(START) :], START + b"Content-Length: 70000\r\n\r\n"]),

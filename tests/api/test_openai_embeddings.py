@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
+from functools import partial
 
 import numpy as np
 import openai
 import pytest
 from app_under_test import App, LiveServer
 from byte_tokenizer import BOS, EOS
-from fake_engine import HIDDEN_SIZE
+from fake_engine import HIDDEN_SIZE, make_engine
 from openai_judge import make_client
 from patience import until
 
@@ -179,7 +180,7 @@ def test_a_client_can_abort_its_embeddings_by_their_rid():
         aborted = await app.http.post("/abort_request", json={"rid": "mine"})
         return aborted.json(), await asked
 
-    with App(slow=True) as app:
+    with App(factory=partial(make_engine, step_s=0.5)) as app:
         aborted, answer = app.run(both())
         assert aborted["aborted"] > 0
         assert answer.status_code == 504

@@ -192,7 +192,10 @@ def test_an_answer_that_was_cut_is_incomplete(app: App):
 
 def test_a_deadline_leaves_what_there_was(template):
     with App(chat_template=template, slow=True) as app:
-        answer = app.post(PATH, input="abc", deadline_ms=200).json()
+        for deadline_ms in (200, 2_000, 12_000):  # until one is long enough for a machine that is held up
+            answer = app.post(PATH, input="abc", deadline_ms=deadline_ms).json()
+            if answer.get("output"):
+                break
         assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "deadline"})
         assert answer["output"][0]["content"][0]["text"]
 

@@ -7,7 +7,7 @@ import contextlib
 
 import msgspec
 from patience import until
-from remote_engines import Followed
+from remote_engines import TRIES, Followed
 
 from tureen.replicas.router import Router
 
@@ -69,8 +69,8 @@ def all_well(router) -> bool:
 class Streams:
     """Four streams of each front."""
 
-    def __init__(self, link, tokens=120) -> None:
-        self.of = [Followed(router, count=4, prefix="x", tokens=tokens) for router in (link.owner, link.other)]
+    def __init__(self, link, tokens=120, prefix="x") -> None:
+        self.of = [Followed(router, count=4, prefix=prefix, tokens=tokens) for router in (link.owner, link.other)]
 
     async def begun(self) -> None:
         for followed in self.of:
@@ -78,3 +78,14 @@ class Streams:
 
     async def end(self):
         return [ids for followed in self.of for ids in await followed.end()]
+
+
+async def streams_everywhere(link, **how) -> Streams:
+    """Streams of both fronts that have begun and of which each engine has some of either."""
+    for _ in range(TRIES):
+        streams = Streams(link, **how)
+        await streams.begun()
+        if all(replica.num_live for router in (link.owner, link.other) for replica in router.replicas):
+            return streams
+        await streams.end()
+    raise AssertionError("never had each engine some of both fronts")

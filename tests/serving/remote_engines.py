@@ -18,6 +18,8 @@ from tureen.serving.process import ProcessHost
 DIGESTS = ModelDigests("w" * 16, "t" * 16)
 HERE = EngineAddress("127.0.0.1", 0)
 GRACE_S = 600.0
+TRIES = 30
+"""How often streams are begun until each engine has some: one that is held up begins when others have ended theirs."""
 
 
 class Wire:
@@ -143,3 +145,14 @@ class Followed:
     async def end(self) -> list[list[int]]:
         await asyncio.gather(*self._tasks)
         return list(self.ids.values())
+
+
+async def followed_everywhere(router, **how) -> Followed:
+    """Streams that have begun and of which each engine has some."""
+    for _ in range(TRIES):
+        followed = Followed(router, **how)
+        await followed.begun.wait()
+        if all(replica.load for replica in router.replicas):
+            return followed
+        await followed.end()
+    raise AssertionError("never had each engine some")

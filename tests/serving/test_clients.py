@@ -16,7 +16,7 @@ import fake_engine
 import msgspec
 import pytest
 from fake_engine import SLOW_STEP_S, make_request
-from patience import until, wait_until
+from patience import PATIENCE_S, until, wait_until
 
 from tureen.config import Config
 from tureen.contract.types import NO_TOKEN, EngineStats
@@ -28,6 +28,8 @@ from tureen.serving.process import ProcessClient
 TESTS = str(Path(fake_engine.__file__).parent)
 KINDS = ("thread", "process")
 WATCHDOG_TIMEOUT_S = 1.0
+ENDLESS = 2000
+"""Tokens of an answer that ends before a test does only where a test is held up for twenty seconds."""
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +111,7 @@ async def spacing(client):
 
 
 async def aborting(client):
-    task = asyncio.create_task(collect(client, make_request("abort-me", max_new_tokens=1000)))
+    task = asyncio.create_task(collect(client, make_request("abort-me", max_new_tokens=ENDLESS)))
     await until(lambda: client.stats.num_running == 1)
     client.abort("abort")  # nobody's: a beginning of an id is none
     client.abort("nobody")
@@ -120,7 +122,7 @@ async def aborting(client):
     client.abort("abort-me")
     text, ids, finish = await task
     assert (finish.type, finish.reason) == ("abort", "why")
-    assert len(text) == len(ids) < 1000
+    assert len(text) == len(ids) < ENDLESS
     client.abort("abort-me")
     assert (await collect(client, make_request("abort-me", "say:a")))[0] == "a"
 
@@ -131,7 +133,7 @@ async def leaving(client):
     await stream.aclose()
     await until(lambda: client.stats.num_running == 0)
     tasks = [asyncio.create_task(collect(client, make_request(f"leave{i}", max_new_tokens=1000))) for i in range(40)]
-    await until(lambda: client.stats.num_running == 16)
+    await until(lambda: client.stats.num_running > 1 and client.stats.num_queued)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -146,7 +148,7 @@ async def calling(client):
         await client.call("nope")
     answers = await asyncio.gather(*(client.call("stats") for _ in range(20)))
     assert len(answers) == 20
-    task = asyncio.create_task(collect(client, make_request("busy", max_new_tokens=1000)))
+    task = asyncio.create_task(collect(client, make_request("busy", max_new_tokens=ENDLESS)))
     await until(lambda: client.stats.num_running == 1)
     with pytest.raises(InvalidRequest):
         await client.call("flush_cache")
@@ -161,7 +163,7 @@ async def refusing(client):
     with pytest.raises(RequestFailed) as failed:
         await collect(client, make_request("wrong", "say:ab\x01c"))
     assert failed.value.code == "nan_logits"
-    first = client.generate(make_request("twice", max_new_tokens=1000))
+    first = client.generate(make_request("twice", max_new_tokens=ENDLESS))
     await anext(first)
     with pytest.raises(InvalidRequest):
         await collect(client, make_request("twice"))
@@ -178,7 +180,7 @@ def test_a_request_that_makes_the_engine_raise_is_ended_and_nobody_else_is(kind)
                 for i in range(4)
             ]
             killer = asyncio.create_task(collect(client, make_request("killer", cache_salt="die")))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 assert await asyncio.gather(*tasks) == alone
                 with pytest.raises(RequestFailed) as failed:
                     await killer
@@ -213,9 +215,9 @@ def test_a_step_that_never_ends_is_noticed(kind):
     """A process is replaced, and the request that made it hang is found; a thread cannot be, and says so."""
 
     async def scenario():
-        config = Config(log_level="error", watchdog_timeout_s=WATCHDOG_TIMEOUT_S)
-        async with running(kind, "make_hanging_engine", config) as client:
+        async with running(kind, "make_hanging_engine") as client:
             assert (await collect(client, make_request("fine", "say:a")))[0] == "a"
+            patience_s, client._watchdog._timeout_s = client._watchdog._timeout_s, WATCHDOG_TIMEOUT_S
             reason = asyncio.Event()
             turn = client._turn
             client._turn = lambda state, why="": (
@@ -223,11 +225,12 @@ def test_a_step_that_never_ends_is_noticed(kind):
                 turn(state, why),
             )
             with pytest.raises(TureenError) as failed:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(PATIENCE_S):
                     await collect(client, make_request("hang", "say:" + 8 * "\x02"))
             assert failed.value.code == ("poison" if kind == "process" else "engine_dead")
             assert reason.is_set()
-            async with asyncio.timeout(60):
+            client._watchdog._timeout_s = patience_s  # what does not hang may be held up
+            async with asyncio.timeout(PATIENCE_S):
                 while client.health.state != "healthy":
                     await asyncio.sleep(0.01)
                 assert (await collect(client, make_request("again", "say:a")))[0] == "a"
@@ -239,7 +242,7 @@ def test_closing_aborts_what_runs(kind):
     async def scenario():
         client = make_client(kind)
         await client.start()
-        task = asyncio.create_task(collect(client, make_request("r", max_new_tokens=1000)))
+        task = asyncio.create_task(collect(client, make_request("r", max_new_tokens=ENDLESS)))
         await until(lambda: client.stats.num_running == 1)
         await client.close()
         with contextlib.suppress(TureenError):
@@ -276,9 +279,10 @@ async def disturbed(disturb, config=None):
 
         tasks = [asyncio.create_task(follow(*one)) for one in zip(asked, begun, strict=True)]
         await asyncio.gather(*(event.wait() for event in begun))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             pid = await disturb(client)
             assert await asyncio.gather(*tasks) == alone
+        await until(lambda: client.health.state == "healthy")
         return pid, client.health
 
 
@@ -299,8 +303,7 @@ def test_a_stopped_child_goes_on_where_it_was():
     async def stop(client):
         pid = client._host.pid
         os.kill(pid, signal.SIGSTOP)
-        await until(lambda: client.health.state == "suspect")
-        assert "stopped" in client.health.reason
+        await until(lambda: client.health.state == "suspect" and "stopped" in client.health.reason)
         os.kill(pid, signal.SIGCONT)
         await until(lambda: client.health.state == "healthy")
         return pid
@@ -311,9 +314,9 @@ def test_a_stopped_child_goes_on_where_it_was():
 
 def test_a_child_that_stays_stopped_is_cleared_away_and_replaced():
     async def stop(client):
-        pid = client._host.pid
+        pid, before = client._host.pid, client.health.num_replacements  # none, where it was not held up itself
         os.kill(pid, signal.SIGSTOP)
-        await until(lambda: client.health.num_replacements == 1)
+        await until(lambda: client.health.num_replacements > before)
         return pid
 
     pid, health = asyncio.run(disturbed(stop, Config(log_level="error", freeze_grace_s=0)))
@@ -322,16 +325,22 @@ def test_a_child_that_stays_stopped_is_cleared_away_and_replaced():
 
 
 def test_a_child_that_is_killed_while_it_is_idle_or_starts_is_replaced():
+    async def killed_twice(client) -> bool:
+        """Idle, and then as it starts. Says whether it was not too late for that: what was ready is replaced, too."""
+        first, before = client._host, client.health.num_replacements
+        os.kill(first.pid, signal.SIGKILL)
+        await until(lambda: client._host not in (None, first) and client._host._child is not None)
+        os.kill(client._host.pid, signal.SIGKILL)
+        assert (await asyncio.wait_for(collect(client, make_request("a", "say:a")), PATIENCE_S))[0] == "a"
+        return client.health.num_replacements == before + 1
+
     async def scenario():
         async with running("process") as client:
-            os.kill(client._host.pid, signal.SIGKILL)
-            await until(lambda: client.health.state == "replacing")
-            first = client._host
-            await until(lambda: client._host is not None and client._host is not first)
-            await until(lambda: client._host._child is not None)
-            os.kill(client._host.pid, signal.SIGKILL)
-            assert (await asyncio.wait_for(collect(client, make_request("a", "say:a")), 60))[0] == "a"
-            assert client.health.num_replacements == 1
+            for _ in range(20):
+                if await killed_twice(client):
+                    break
+            else:
+                raise AssertionError("it was never killed as it started")
 
     asyncio.run(scenario())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import fake_engine
 import pytest
 from patience import until
-from remote_engines import DIGESTS, GRACE_S, Followed, start_engine
+from remote_engines import DIGESTS, GRACE_S, Followed, followed_everywhere, start_engine
 
 from tureen.config import Config
 from tureen.errors import StartupError
@@ -33,6 +33,7 @@ def surroundings(monkeypatch):
 def nobody():
     """An address where nobody listens, and which nobody else gets."""
     with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # but who is told it may listen there
         held.bind(("127.0.0.1", 0))
         yield EngineAddress(*held.getsockname())
 
@@ -48,12 +49,9 @@ def states(router) -> list[str]:
 
 
 def test_one_engine_is_enough_and_another_joins_when_it_comes(monkeypatch, caplog):
-    async def scenario():
+    async def scenario(later):
         present = await start_engine(digests=DIGESTS)
         await present.engine.start()
-        late = await start_engine(digests=DIGESTS)
-        later = late.address
-        late._server.close()
         with caplog.at_level(logging.WARNING):
             router = await connect(present.address, later)
         assert str(later) in caplog.text
@@ -65,16 +63,15 @@ def test_one_engine_is_enough_and_another_joins_when_it_comes(monkeypatch, caplo
         coming = await start_engine(digests=DIGESTS)
         await coming.engine.start()
         await until(lambda: states(router) == ["healthy", "healthy"])
-        streams = Followed(router, prefix="s")
-        await streams.begun.wait()
-        assert all(replica.passages for replica in router.replicas)
+        streams = await followed_everywhere(router, prefix="s")
         assert [replica.health.num_replacements for replica in router.replicas] == [0, 0]
         assert await streams.end() == calm
         await router.close()
-        for server in (present, late, coming):
+        for server in (present, coming):
             await server.close()
 
-    asyncio.run(scenario())
+    with nobody() as later:
+        asyncio.run(scenario(later))
 
 
 def test_an_engine_that_is_being_loaded_is_not_waited_for_when_another_is_ready():

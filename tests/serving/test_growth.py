@@ -208,8 +208,16 @@ def test_processes_come_under_load_and_go_without_it(monkeypatch):
             async for delta in router.generate(make_request("long", max_new_tokens=1900)):
                 ids.extend(delta.token_ids)
 
-        alone = asyncio.create_task(follow())
-        await until(lambda: states() == ["healthy", "healthy"], "one more", unless=alone)
+        async def grown():
+            """A stream under which there came one more. A process may take longer to start than a stream."""
+            while True:
+                alone = asyncio.create_task(follow())
+                await until(lambda alone=alone: alone.done() or states() == ["healthy", "healthy"], "one more")
+                if not alone.done():
+                    return alone
+                ids.clear()
+
+        alone = await grown()
         pid = router.replicas[1].client._host.pid
         await alone
         await until(lambda: states().count("unloaded") == 1, "one less")

@@ -18,7 +18,7 @@ import pytest
 import tiny_gguf
 import tiny_models
 from fake_engine import make_request
-from linked_fronts import Streams, all_well, joined
+from linked_fronts import Streams, all_well, joined, streams_everywhere
 from patience import PATIENCE_S, until, wait_until
 from remote_engines import DIGESTS, Followed
 
@@ -117,16 +117,6 @@ async def served_by_two_fronts(config, folder, count=2, **how):
         yield link
 
 
-async def streams_everywhere(link) -> Streams:
-    """Streams of both fronts, of which both actors have some."""
-    while True:
-        streams = Streams(link, tokens=400)
-        await streams.begun()
-        if all(replica.num_live for router in (link.owner, link.other) for replica in router.replicas):
-            return streams
-        await streams.end()
-
-
 def states(router):
     return [replica.health.state for replica in router.replicas]
 
@@ -189,7 +179,7 @@ def test_two_fronts_follow_actors_that_end_and_no_stream_of_either_loses_a_token
             assert min(map(len, alone)) > 0
 
             for end in (kill, end_by_ray):
-                streams = await streams_everywhere(link)
+                streams = await streams_everywhere(link, tokens=400)
                 before = addresses(link.owner)
                 end(link.owner)
                 assert await streams.end() == alone
@@ -198,7 +188,7 @@ def test_two_fronts_follow_actors_that_end_and_no_stream_of_either_loses_a_token
                 assert addresses(link.other) == addresses(link.owner)
                 assert await Streams(link, tokens=400).end() == alone
 
-            streams = await streams_everywhere(link)
+            streams = await streams_everywhere(link, tokens=400)
             link.owner.replicas[0].drain(is_drained=True)
             await link.tell()
             await until(lambda: not link.other.replicas[0].passages, "its requests go on elsewhere")
@@ -230,7 +220,7 @@ def test_an_actor_that_comes_and_goes_is_used_by_both_fronts(cluster, config, tm
             pool = Pool(link.owner.replicas, Scaler(1, 2, 1), link.owner.company)
             await pool._grow(link.owner.replicas[:1])
             await until(lambda: not late[1].is_parked and all_well(link.other), "the other front has it")
-            streams = await streams_everywhere(link)
+            streams = await streams_everywhere(link, tokens=400)
             await pool._shrink(link.owner.replicas[1:])
             await link.tell()
             assert [replica.is_parked for replica in late] == [True, True]

@@ -13,7 +13,16 @@ import msgspec
 import pytest
 from fake_engine import make_request
 from patience import until
-from remote_engines import DIGESTS, Followed, make_client, pid_of, place_of, served, start_engine
+from remote_engines import (
+    DIGESTS,
+    Followed,
+    followed_everywhere,
+    make_client,
+    pid_of,
+    place_of,
+    served,
+    start_engine,
+)
 from throwaway_ca import Authority
 
 from tureen.config import Config
@@ -45,9 +54,7 @@ async def disturbed(disturb, **how):
     """Eight streams over two engines without and with what `disturb(servers, router, wires)` does to them."""
     async with served(**how) as (servers, routers, wires):
         alone = await Followed(routers[0]).end()
-        followed = Followed(routers[0], prefix="s")
-        await followed.begun.wait()
-        assert all(replica.load for replica in routers[0].replicas), "each has some"
+        followed = await followed_everywhere(routers[0], prefix="s")
         await disturb(servers, routers[0], wires)
         assert await followed.end() == alone
         assert [replica.load for replica in routers[0].replicas] == [0, 0]
@@ -57,8 +64,8 @@ def test_streams_of_an_engine_that_is_killed_go_on_in_the_other_and_it_comes_bac
     async def kill(servers, router, _):
         before = pid_of(servers[0])
         os.kill(before, signal.SIGKILL)
-        await until(lambda: states(router)[0] == "replacing", "it is noticed")
-        await until(lambda: states(router) == ["healthy"] * 2, "it is back")
+        await until(lambda: router.health.num_replacements == 1, "it is noticed and back")
+        await until(lambda: states(router) == ["healthy"] * 2, "both are well")
         assert pid_of(servers[0]) != before
 
     asyncio.run(disturbed(kill))
@@ -191,7 +198,8 @@ def test_an_engine_that_is_restarted_is_a_new_one_in_the_state_that_the_front_kn
     async def restart(servers, router, _):
         pids = [pid_of(server) for server in servers]
         await router.replicas[0].restart()
-        assert states(router) == ["healthy"] * 2
+        assert "replacing" not in states(router)
+        await until(lambda: states(router) == ["healthy"] * 2, "both get to run")
         assert pid_of(servers[0]) != pids[0]
         assert pid_of(servers[1]) == pids[1]
 
@@ -306,7 +314,7 @@ def test_lengths_and_nonsense_end_the_connection_before_anything_is_made_of_them
         assert b"welcome" in welcomed
         assert b"welcome" in await said_to(server, hello, framed(b"\x80\x04pickle"))
         assert not server._fronts
-        assert server.engine.health.state == "healthy"
+        await until(lambda: server.engine.health.state == "healthy")
         await server.close()
 
     asyncio.run(scenario())

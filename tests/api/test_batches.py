@@ -20,12 +20,19 @@ from tureen.batches.turns import Turns
 from tureen.dialects.openai import batches
 from tureen.errors import Unavailable
 
-ENDLESS = {"prompt": "abc", "max_tokens": 1000}
+ENDLESS = {"prompt": "abc", "max_tokens": 1900}
 
 
 @pytest.fixture
 def app(tmp_path):
     with BatchApp(tmp_path / "kept") as running:
+        yield running
+        running.check_idle()
+
+
+@pytest.fixture
+def slow_app(tmp_path):
+    with BatchApp(tmp_path / "kept", slow=True) as running:
         yield running
         running.check_idle()
 
@@ -326,7 +333,8 @@ def test_a_batch_that_is_cancelled_keeps_its_answers_and_runs_nothing_more(tmp_p
         assert (again.status_code, again.json()["error"]["code"]) == (409, "batch_not_cancellable")
 
 
-def test_a_batch_that_waits_can_be_cancelled(app):
+def test_a_batch_that_waits_can_be_cancelled(slow_app):
+    app = slow_app
     somebody = app.run(begin_endless(app))
     batch = app.begin([line("r")])
     app.request("POST", f"/v1/batches/{batch['id']}/cancel")
@@ -356,7 +364,8 @@ def test_a_batch_expires_when_its_window_is_over(tmp_path, monkeypatch):
         assert {error["error"]["code"] for error in errors.values()} == {"batch_expired"}
 
 
-def test_a_batch_that_was_never_read_expires_too(app, tmp_path, monkeypatch):
+def test_a_batch_that_was_never_read_expires_too(slow_app, monkeypatch):
+    app = slow_app
     somebody = app.run(begin_endless(app))
     monkeypatch.setattr(job, "time", Later(job.time, 2))
     ended = app.ended(app.begin([line("r")]))
@@ -540,13 +549,14 @@ def test_the_tokens_of_all_answers_are_added_up_and_lines_are_counted(app, tmp_p
 
 def test_a_line_whose_output_an_operator_ended_runs_again(tmp_path):
     with BatchApp(tmp_path / "kept", slow=True) as app:
-        batch = app.begin([line("r", prompt="say:" + "a" * 500, max_tokens=600)])
+        batch = app.begin([line("r", prompt="say:" + "a" * 900, max_tokens=1000)])
         app.wait_until(lambda: app.client.stats.num_running)
         app.post("/pause_generation", mode="abort")
+        app.hurry()
         app.post("/continue_generation")
         ended = app.ended(batch)
         body = app.lines(ended["output_file_id"])["r"]["response"]["body"]
-        assert body["choices"][0]["text"] == "a" * 500
+        assert body["choices"][0]["text"] == "a" * 900
 
 
 @pytest.mark.parametrize("num_answered", [0, 5])
@@ -634,7 +644,8 @@ def test_answers_that_find_no_room_are_errors_and_nothing_more_is_run(tmp_path):
         assert {error["error"]["code"] for error in errors.values()} == {"storage_full"}
 
 
-def test_a_client_may_have_so_many_batches_that_have_not_ended(app, monkeypatch):
+def test_a_client_may_have_so_many_batches_that_have_not_ended(slow_app, monkeypatch):
+    app = slow_app
     somebody = app.run(begin_endless(app))
     monkeypatch.setattr("tureen.batches.store.MAX_UNENDED", 3)
     batches = [app.begin([line("r")]) for _ in range(3)]

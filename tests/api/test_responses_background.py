@@ -123,7 +123,7 @@ def test_what_cannot_be_followed_is_refused_with_the_reason(settings, query, nam
 
 def test_a_client_that_leaves_does_not_end_it_and_can_come_back(settings):
     with LiveServer(slow=True, **settings) as server:
-        body = {"input": "abc", "background": True, "stream": True, "max_output_tokens": 40}
+        body = {"input": "abc", "background": True, "stream": True, "max_output_tokens": 800}
         seen: list[str] = []
         with httpx.stream("POST", server.url + PATH, json=body) as response:
             for line in response.iter_lines():
@@ -133,6 +133,7 @@ def test_a_client_that_leaves_does_not_end_it_and_can_come_back(settings):
         first = events_of("\n".join(seen))
         name, last = first[0]["response"]["id"], first[-1]["sequence_number"]
         assert httpx.get(f"{server.url}{PATH}/{name}").json()["status"] == "in_progress"
+        server.hurry()
         rest = events_of(httpx.get(f"{server.url}{PATH}/{name}?stream=true&starting_after={last}").text)
         assert [event["sequence_number"] for event in rest] == list(range(last + 1, last + 1 + len(rest)))
         text = "".join(event["delta"] for event in first + rest if event["type"] == "response.output_text.delta")
@@ -214,11 +215,12 @@ def test_a_server_that_shuts_down_says_so_in_what_it_could_not_finish(settings):
 def test_an_end_that_cannot_be_kept_is_found_as_a_failure(settings):
     with App(slow=True, max_client_requests=1, **settings) as app:
         large = {str(number): os.urandom(250).hex() for number in range(16)}
-        name = begin(app, "abc", max_output_tokens=300, metadata=large)["id"]
+        name = begin(app, "abc", max_output_tokens=1500, metadata=large)["id"]
         full = app.state.recordings.responses._database.run(
             lambda connection: connection.execute("PRAGMA max_page_count = 1")
         )
         app.run(full)
+        app.hurry()
         failed = end_of(app, name)
         assert failed["status"] == "failed"
         assert "is full, so nothing can be stored" in failed["error"]["message"]

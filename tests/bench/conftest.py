@@ -26,6 +26,7 @@ class FakeServer:
     first_token_s: float = 0.0
     token_s: float = 0.0
     extra_tokens: int = 0  # more than asked
+    together: int = 0  # requests without which none is answered
     refuse_after: int | None = None  # running requests, then 503
     die_after: int | None = None  # tokens, then the connection is cut
     error_after: int | None = None  # tokens, then an error event
@@ -120,6 +121,8 @@ class FakeServer:
 
     async def _stream(self, wanted, event, done, tail):
         try:
+            while len(self.requests) < self.together:
+                await asyncio.sleep(0.01)
             await asyncio.sleep(self.first_token_s)
             for count in range(1, wanted + 1):
                 if count - 1 == self.error_after:

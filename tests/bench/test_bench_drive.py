@@ -41,30 +41,30 @@ def test_another_number_of_tokens_than_asked_for_is_an_error(fake_server, backen
 
 
 def test_a_closed_loop_keeps_exactly_as_many_running_as_asked(fake_server):
-    fake_server.token_s = 0.01
+    fake_server.together = 3
     _run(fake_server, shape=TimedPass(name="small", prompt_len=5, output_len=4, requests=12, concurrency=3))
     assert fake_server.most_running == 3
     assert len(fake_server.requests) == 12
 
 
 def test_an_open_loop_sends_at_its_times_whatever_is_running(fake_server):
-    fake_server.token_s = 0.1
+    fake_server.together = 6
     arrivals = [0.0, 0.05, 0.1, 0.15, 0.2, 0.25]
     answers = _run(fake_server, arrivals_s=arrivals)
     start = answers[0].started_s
     for answer, arrival in zip(answers, arrivals, strict=True):
-        assert arrival - 0.02 <= answer.started_s - start <= arrival + 0.5
-    assert fake_server.most_running > 3
+        assert arrival - 0.02 <= answer.started_s - start
+    assert fake_server.most_running == 6
 
 
 def test_a_refusal_is_an_answer_in_a_load_that_may_be_refused(fake_server):
-    fake_server.token_s, fake_server.refuse_after = 0.05, 1
+    fake_server.together, fake_server.refuse_after = 6, 1
     answers = _run(fake_server, arrivals_s=[0.0] * 6, may_refuse=True)
     assert sorted(a.refused for a in answers) == [False, True, True, True, True, True]
 
 
 def test_a_refusal_is_an_error_in_any_other_load(fake_server):
-    fake_server.token_s, fake_server.refuse_after = 0.05, 1
+    fake_server.together, fake_server.refuse_after = 2, 1
     with pytest.raises(BenchError, match=r"503.*queue full"):
         _run(fake_server)
 

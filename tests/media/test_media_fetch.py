@@ -26,6 +26,12 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n"
 GOOD = HEAD + b"Content-Length: %d\r\n\r\n" % len(PICTURE) + PICTURE
 
 
+@pytest.fixture(autouse=True)
+def patient_fetcher(monkeypatch):
+    """Hosts get all the time that they need, but where a test says otherwise."""
+    monkeypatch.setattr("tureen.media.fetch.TIMEOUT_S", PATIENCE_S)
+
+
 class Remote:
     """A host of the internet, on this machine. `answer(connection)` is called with each connection."""
 
@@ -322,8 +328,7 @@ def endless(head, piece):
         (b"HTTP/1.1 200 OK\r\nX: ", b"a" * 10000, "besides"),
     ],
 )
-def test_an_answer_without_end_is_cut_off(remote, head, piece, why, monkeypatch):
-    monkeypatch.setattr("tureen.media.fetch.TIMEOUT_S", 120.0)  # however slow the machine is
+def test_an_answer_without_end_is_cut_off(remote, head, piece, why):
     assert why in refused(Internet(remote(endless(head, piece))))
 
 

@@ -66,18 +66,23 @@ def test_samples_stand_apart(texts):
 
 def test_a_file_that_is_killed_and_gone_on_with_is_answered_line_by_line_once(texts, tmp_path):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
     arguments = ["--input", str(source), "--output", str(target), "--concurrency", "2", *FLAGS]
-    for enough in (3, 11):
-        kill_after(enough, target, arguments)
-        with target.open("ab") as kept:
-            kept.write(b'{"line": 7, "dig')  # as a machine that loses power may leave it
+    for repeats in (1, 10, 100):  # until one is long enough to be killed in the middle
+        prompts = PROMPTS * repeats
+        source.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+        target.unlink(missing_ok=True)
+        for enough in (3, 11):
+            kill_after(enough, target, arguments)
+            with target.open("ab") as kept:
+                kept.write(b'{"line": 7, "dig')  # as a machine that loses power may leave it
+        if target.read_bytes().count(b"\n") < len(prompts):
+            break
     done = generate(*arguments)
     assert done.returncode == 0, done.stderr
     assert "are answered already" in done.stderr
     by_line = {answer["line"]: answer["text"] for answer in answers(target)}
-    assert len(answers(target)) == len(PROMPTS)
-    assert [by_line[number] for number in range(1, len(PROMPTS) + 1)] == texts
+    assert len(answers(target)) == len(prompts)
+    assert [by_line[number] for number in range(1, len(prompts) + 1)] == texts * repeats
     assert "every line is answered already" in generate(*arguments).stderr
 
 

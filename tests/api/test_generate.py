@@ -315,7 +315,7 @@ async def started(app: App, **body):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_deadline_ends_the_request_with_what_there_is(slow: App, stream):
-    body = {"text": "abc", "deadline_ms": 1000, "sampling_params": LONG}
+    body = {"text": "abc", "deadline_ms": 3000, "sampling_params": LONG}
     answer = slow.events(**body)[-1] if stream else slow.generate(**body)
     reason = answer["meta_info"]["finish_reason"]
     assert (reason["type"], reason["reason"]) == ("abort", "deadline")
@@ -325,7 +325,7 @@ def test_a_deadline_ends_the_request_with_what_there_is(slow: App, stream):
 
 
 def test_a_first_token_deadline_counts_only_until_the_first_token(slow: App):
-    answer = slow.generate(text="abc", ttft_deadline_ms=1000, sampling_params={"max_new_tokens": 120})
+    answer = slow.generate(text="abc", ttft_deadline_ms=3000, sampling_params={"max_new_tokens": 320})
     assert answer["meta_info"]["finish_reason"]["type"] == "length"
 
 

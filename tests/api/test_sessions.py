@@ -339,7 +339,7 @@ def test_replacing_after_a_running_request_ends_it_and_continues_what_it_had_put
 @pytest.mark.parametrize("how", ["abort", "deadline"])
 def test_a_request_that_was_cut_is_continued_from_where_it_was(slow: App, how):
     session = open_session(slow)
-    body = ask(session, "abc", rid="cut", params=ENDLESS) | ({"deadline_ms": 500} if how == "deadline" else {})
+    body = ask(session, "abc", rid="cut", params=ENDLESS) | ({"deadline_ms": 2000} if how == "deadline" else {})
 
     async def scenario():
         task = asyncio.create_task(slow.http.post("/generate", json=body))

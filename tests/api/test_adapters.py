@@ -355,11 +355,13 @@ def test_an_adapter_in_use_is_not_unloaded(app, written):
     async def scene():
         body = {"text": TEXT, "rid": "long", "lora_path": "red"}
         body["sampling_params"] = PARAMS | {"max_new_tokens": 400}
+        await app.http.post("/pause_generation", json={"mode": "in_place"})  # it has not ended, however late one looks
         running = asyncio.create_task(app.http.post("/generate", json=body))
-        await until(lambda: app.client.stats.num_running)
+        await until(lambda: app.client.stats.num_queued)
         refused = await unload()
         await app.http.post("/abort_request", json={"rid": "long"})
         aborted = await running
+        await app.http.post("/continue_generation", json={})
         return refused, aborted, await unload()
 
     refused, aborted, unloaded = app.run(scene())

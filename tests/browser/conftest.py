@@ -11,11 +11,12 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "e2e")]
 
+from cut_wire import EACH_TOKEN  # noqa: E402
 from patience import PATIENCE_S  # noqa: E402
 from server_process import ServerProcess  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-SERVER = ("--resume-grace", "60", "--lora-paths", "whisper=examples/adapters/whisper")
+SERVER = ("--resume-grace", str(PATIENCE_S), "--lora-paths", "whisper=examples/adapters/whisper", *EACH_TOKEN)
 
 
 @pytest.fixture(scope="module")

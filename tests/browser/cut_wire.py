@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 import threading
 
+EACH_TOKEN = ("--stream-interval", "1")
+"""Flags of a server whose events can be counted: one for each token, however busy it is."""
+
 
 class CutWire:
     """Forwards connections of its own port to `target`. What it does to the next streamed answer is set beforehand,
@@ -74,19 +77,19 @@ class CutWire:
                 await writer.drain()
 
     async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        num_events = 0
+        num_events, is_event = 0, False
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
-                num_events += data.count(b"data: ")
-                if self.cut_after is not None and num_events >= self.cut_after:
-                    self.cut_after, self.is_down = None, True
-                    writer.write(data)
-                    await writer.drain()
-                    self._end_all()
-                    self.was_cut.set()
-                    return
-                if self.hold_after is not None and num_events >= self.hold_after:
-                    self.was_held.set()
-                    await self._released.wait()
-                writer.write(data)
+                for line in data.splitlines(keepends=True):  # however many events are read at once
+                    if self.cut_after is not None and num_events >= self.cut_after:
+                        self.cut_after, self.is_down = None, True
+                        self._end_all()
+                        self.was_cut.set()
+                        return
+                    if self.hold_after is not None and num_events >= self.hold_after:
+                        self.was_held.set()
+                        await self._released.wait()
+                    writer.write(line)
+                    num_events += is_event and line == b"\n"
+                    is_event = line.startswith(b"data: ")
                 await writer.drain()

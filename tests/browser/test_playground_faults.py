@@ -6,7 +6,7 @@ import json
 
 import pytest
 from app_under_test import LiveServer
-from cut_wire import CutWire
+from cut_wire import EACH_TOKEN, CutWire
 from driving import constrain, say, set_fields, tokens, wait_state
 from patience import PATIENCE_S, wait_until
 from server_process import ServerProcess
@@ -65,7 +65,7 @@ def test_a_stream_that_is_cut_goes_on_where_it_stopped(show, wire, real_server):
     page.on("request", lambda request: asked.append(request.url))
     page.click("#view-tokens")
     set_fields(page, temperature=0, max_new_tokens=60, ignore_eos=True)
-    wire.cut_after = 20
+    wire.cut_after = 6
     say(page, COUNT, wait=False)
     wait_state(page, "lost")
     assert "connection was lost" in page.locator("article.assistant .note").text_content()
@@ -78,12 +78,12 @@ def test_a_stream_that_is_cut_goes_on_where_it_stopped(show, wire, real_server):
 
 
 def test_after_a_restart_of_the_server_the_same_answer_comes_again(show, browser, default_model_source):
-    with ServerProcess() as first:
+    with ServerProcess(*EACH_TOKEN) as first:
         wire = CutWire(int(first.wait_ready().url.rsplit(":", 1)[1]))
         page = show(wire.url)
         page.click("#view-tokens")
         set_fields(page, temperature=1, max_new_tokens=40, ignore_eos=True)
-        wire.cut_after = 12
+        wire.cut_after = 6
         say(page, COUNT, wait=False)
         wait_state(page, "lost")
         before = tokens(page)
@@ -98,7 +98,7 @@ def test_after_a_restart_of_the_server_the_same_answer_comes_again(show, browser
 
 
 def test_an_answer_that_is_stopped_keeps_what_came_and_ends_on_the_server(show, wire, real_server):
-    wire.hold_after = 10
+    wire.hold_after = 6
     page = begun(show, wire)
     page.wait_for_selector(".token[role=option]")
     with page.expect_request(lambda request: request.url.endswith("/abort_request")):
@@ -311,7 +311,7 @@ def test_a_conversation_that_is_opened_keeps_its_date(show, live, tmp_path):
 
 
 def test_a_conversation_that_is_deleted_while_it_answers_stays_deleted(show, wire, real_server):
-    wire.hold_after = 10
+    wire.hold_after = 6
     page = begun(show, wire)
     page.wait_for_selector(".token[role=option]")
     page.click("#delete")

@@ -161,6 +161,8 @@ def test_what_a_client_calls_its_request_is_shown_as_text(browser):
     with LiveServer(slow=True) as server:
         body = {"text": "a", "rid": name, "sampling_params": {"max_new_tokens": 1500}}
         threading.Thread(target=_ask, args=(server.url, body), daemon=True).start()
+        wait_until(lambda: server.stats.num_running == 1, "it runs")
+        httpx.post(f"{server.url}/pause_generation", json={"mode": "in_place"}, timeout=PATIENCE_S)
         with opened(browser, f"{server.url}/status") as page:
             page.get_by_text("<img src=x").wait_for()
             assert page.locator("main img").count() == 0

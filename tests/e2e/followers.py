@@ -7,7 +7,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 from patience import PATIENCE_S, wait_until
@@ -15,6 +16,7 @@ from server_process import ServerProcess, command_line, metric
 
 BEGUN_EVENTS = 5
 MAX_ATTEMPTS = 20
+REPLACED, RESUMED = "sglang:engine_replacements_total", "sglang:num_resumed_requests_total"
 TEXT = "Once upon a time there was a small town by the sea. "
 
 
@@ -42,8 +44,9 @@ def streams(num_tokens: int) -> dict[str, dict]:
 
 
 class Follower:
-    """One stream. `begun` is set once it has brought some events. One that `leaves` closes its connection then, and
-    comes back for the rest when it `may_return`."""
+    """One stream. `begun` is set once it has brought some events, or has ended: a server that is held up may tell all
+    of it at once. One that `leaves` closes its connection after some events, and comes back for the rest when it
+    `may_return`."""
 
     def __init__(self, server: ServerProcess, body: dict, *, leaves: bool = False) -> None:
         self.begun = threading.Event()
@@ -52,22 +55,31 @@ class Follower:
         self._url = f"{server.url}/generate"
         self._body = body | {"stream": True}
         self._leaves = leaves
+        self.has_ended = False
         self._num_events = 0  # each has a number, the one after the one before it
         self._last_id = ""
 
     def run(self) -> list[tuple]:
         """What came of each output. Every event must go on where the one before it ended."""
+        try:
+            return self._run()
+        finally:
+            self.has_ended = True
+            self.begun.set()
+
+    def _run(self) -> list[tuple]:
         with httpx.stream("POST", self._url, json=self._body, timeout=PATIENCE_S) as response:
             name = response.headers["x-request-id"]
-            self._read(response, self._leaves)
-        if self._leaves:
+            has_left = self._read(response, self._leaves)
+        if has_left:
             assert self.may_return.wait(PATIENCE_S)
             headers = {"Last-Event-ID": self._last_id}
             with httpx.stream("GET", f"{self._url}/{name}/events", headers=headers, timeout=PATIENCE_S) as response:
                 self._read(response)
         return [self._content(self.last[index]) for index in sorted(self.last)]
 
-    def _read(self, response: httpx.Response, leaves: bool = False) -> None:
+    def _read(self, response: httpx.Response, leaves: bool = False) -> bool:
+        """Reads to the end. Returns whether it left before."""
         assert response.status_code == 200, response.read()
         for line in response.iter_lines():
             if line.startswith("id: "):
@@ -79,7 +91,8 @@ class Follower:
                 if self._num_events == BEGUN_EVENTS:
                     self.begun.set()
                     if leaves:
-                        return
+                        return True
+        return False
 
     def _take(self, event: dict) -> None:
         assert "error" not in event, event
@@ -109,7 +122,7 @@ def follow_all(
         followers = {name: Follower(server, body, leaves=name in leaving) for name, body in streams.items()}
         with ThreadPoolExecutor(len(followers)) as pool:
             running = {name: pool.submit(one.run) for name, one in followers.items()}
-            is_disturbed = disturb is not None and _all_run(followers, running)
+            is_disturbed = disturb is not None and _all_run(followers)
             if is_disturbed:
                 disturb()
             for one in followers.values():
@@ -120,11 +133,24 @@ def follow_all(
     raise AssertionError(f"one stream had ended before the last had begun, {MAX_ATTEMPTS} times")
 
 
-def _all_run(followers: dict[str, Follower], running: dict[str, Future]) -> bool:
+def _all_run(followers: dict[str, Follower]) -> bool:
     """Whether none has ended when each has begun."""
     for name, one in followers.items():
         assert one.begun.wait(PATIENCE_S), name
-    return not any(one.done() for one in running.values())
+    return not any(one.has_ended for one in followers.values())
+
+
+def follow_through_death(follow: Callable[[], Any], server: ServerProcess, num_resumed: int) -> Any:
+    """What `follow`, which kills an engine once, brings when it has killed it while so many requests ran in it, as the
+    server counts them. Its clients may hear late that they have ended: where it was too late, it is done again."""
+    for _ in range(MAX_ATTEMPTS):
+        num_replaced, num_before = metric(server.url, REPLACED), metric(server.url, RESUMED)
+        contents = follow()
+        wait_until(lambda before=num_replaced: metric(server.url, REPLACED) > before, "the engine is replaced")
+        assert metric(server.url, REPLACED) == num_replaced + 1
+        if metric(server.url, RESUMED) >= num_before + num_resumed:
+            return contents
+    raise AssertionError(f"fewer than {num_resumed} requests ran when the engine was killed, {MAX_ATTEMPTS} times")
 
 
 def engine(server: ServerProcess) -> int:
@@ -159,7 +185,7 @@ def ask(server: ServerProcess, **body) -> dict:
 
 def kill_engine(server: ServerProcess) -> None:
     """Kills it, and waits for the next one. That there was none for a while is nothing that one can count on seeing."""
-    before = metric(server.url, "sglang:engine_replacements_total")
+    before = metric(server.url, REPLACED)
     os.kill(engine(server), signal.SIGKILL)
-    wait_until(lambda: metric(server.url, "sglang:engine_replacements_total") > before, "it is replaced")
+    wait_until(lambda: metric(server.url, REPLACED) > before, "it is replaced")
     wait_well(server)

@@ -112,11 +112,9 @@ def test_a_server_that_is_told_to_end_does_not_wait_for_its_batches_and_a_folder
     default_model_source, folder
 ):
     with start(folder) as server:
+        body = {"prompt": "A", "max_tokens": 2000, "ignore_eos": True}
         lines = "".join(
-            json.dumps(
-                {"custom_id": str(index), "method": "POST", "url": ROUTE, "body": {"prompt": "A", "max_tokens": 900}}
-            )
-            + "\n"
+            json.dumps({"custom_id": str(index), "method": "POST", "url": ROUTE, "body": body}) + "\n"
             for index in range(50)
         )
         file = httpx.post(

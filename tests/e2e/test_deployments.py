@@ -13,6 +13,7 @@ import httpx
 import kubernetes_validate
 import pytest
 import yaml
+from patience import wait_until
 from server_process import ServerProcess
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -95,4 +96,5 @@ def test_the_command_starts_a_server_that_answers_where_probes_ask(name):
     assert arguments[place + 1] == "30000"
     with ServerProcess(*arguments[:place], *arguments[place + 2 :]) as server:
         url = server.wait_ready().url  # which it prints as curl takes it, also where it listens on all addresses
-        assert [httpx.get(f"{url}{path}").status_code for path in paths] == [200, 200]
+        for path in paths:
+            wait_until(lambda place=f"{url}{path}": httpx.get(place).status_code == 200, path)

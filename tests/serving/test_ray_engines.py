@@ -34,7 +34,7 @@ from tureen.serving import healing
 
 sys.path.append(str(Path(__file__).parents[1] / "e2e"))
 from followers import states as states_of
-from front_streams import GONE, begin, status
+from front_streams import begin, kill_front
 from server_process import ServerProcess
 
 ONE = "ray://local?num_cpus=1"
@@ -259,21 +259,11 @@ def test_a_server_with_two_fronts_goes_on_when_an_actor_or_a_front_is_killed(clu
         assert [stream.join().ids for stream in streams] == [expected] * len(streams)
         wait_until(lambda: states_of(server) == ["healthy", "healthy"], "Ray has made it anew")
 
-        streams = begin(server, body)
-        victim = status(server)["fronts"][1]
-        os.kill(victim["pid"], signal.SIGKILL)
-        lost = [stream for stream in streams if stream.join().status == GONE]
-        assert 0 < len(lost) <= victim["num_running"]
-        assert all(stream.ids == expected for stream in streams if stream not in lost)
-        wait_until(lambda: is_another(status(server)["fronts"][1], victim), "it is replaced")
+        kill_front(server, body, expected)
 
         streams = begin(server, body)
         assert [stream.join().ids for stream in streams] == [expected] * len(streams)
     wait_until(lambda: actors() == [], "they end with their server")
-
-
-def is_another(front, victim) -> bool:
-    return front["up"] and front["pid"] != victim["pid"]
 
 
 class PlacelessActor:

@@ -29,6 +29,22 @@ from tureen.serving.inproc import InprocClient
 LOCAL = "http://127.0.0.1"
 
 
+class EngineMaker:
+    """Makes an engine in the thread that runs it, and keeps it."""
+
+    def __init__(self, factory: Callable[..., Any], config: Config) -> None:
+        self._factory = factory
+        self._config = config
+
+    def __call__(self, report: Any) -> Any:
+        self._engine, info = self._factory(self._config, progress=report)
+        return self._engine, info
+
+    def hurry(self) -> None:
+        """A slow engine's steps take no time from now on: a test has seen what had to last, and waits for the end."""
+        self._engine._rows._runner._step_s = 0.0
+
+
 class App:
     """The ASGI application; one event loop for all of its calls, which stands still between them."""
 
@@ -46,8 +62,8 @@ class App:
         another engine."""
         self.config = Config(**settings)
         self._runner = asyncio.Runner()
-        self._factory = factory or (make_slow_engine if slow else make_engine)
-        self.client: InprocClient = self.run(self._connect(self._make))
+        self._maker = EngineMaker(factory or (make_slow_engine if slow else make_engine), self.config)
+        self.client: InprocClient = self.run(self._connect(self._maker))
         self.client.info = msgspec.structs.replace(self.client.info, **(facts or {}))
         self.app = build_app(self.client, make_byte_tokenizer(*special), self.config, media=media)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
@@ -60,12 +76,8 @@ class App:
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self._runner.run(work)
 
-    def _make(self, report: Any) -> Any:
-        self._engine, info = self._factory(self.config, progress=report)
-        return self._engine, info
-
     def hurry(self) -> None:
-        hurry(self._engine)
+        self._maker.hurry()
 
     async def _connect(self, factory: Any) -> InprocClient:
         client = InprocClient(factory)
@@ -138,18 +150,14 @@ class LiveServer:
     ) -> None:
         self.config = Config(port=0, **settings)
         self._media = media
-        self._factory = make_slow_engine if slow else make_engine
+        self._maker = EngineMaker(make_slow_engine if slow else make_engine, self.config)
         self._is_up = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(loop,), daemon=True)
         self._thread.start()
         assert self._is_up.wait(PATIENCE_S)
 
-    def _make(self, report: Any) -> Any:
-        self._engine, info = self._factory(self.config, progress=report)
-        return self._engine, info
-
     def hurry(self) -> None:
-        hurry(self._engine)
+        self._maker.hurry()
 
     @property
     def url(self) -> str:
@@ -191,7 +199,7 @@ class LiveServer:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        self.client = InprocClient(self._make)
+        self.client = InprocClient(self._maker)
         await self.client.start()
         self.app = build_app(self.client, make_byte_tokenizer(), self.config, media=self._media)
         with bind(self.config) as listener:
@@ -208,11 +216,6 @@ class LiveServer:
             self.terminate()
             self.terminate()
         self.wait_ended()
-
-
-def hurry(engine: Any) -> None:
-    """A slow engine's steps take no time from now on: a test has seen what had to last, and waits for the end."""
-    engine._rows._runner._step_s = 0.0
 
 
 def parse_events(text: str) -> list[dict[str, Any]]:

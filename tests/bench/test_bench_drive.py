@@ -50,10 +50,15 @@ def test_a_closed_loop_keeps_exactly_as_many_running_as_asked(fake_server):
 def test_an_open_loop_sends_at_its_times_whatever_is_running(fake_server):
     fake_server.together = 6
     arrivals = [0.0, 0.05, 0.1, 0.15, 0.2, 0.25]
-    answers = _run(fake_server, arrivals_s=arrivals)
-    start = answers[0].started_s
-    for answer, arrival in zip(answers, arrivals, strict=True):
-        assert arrival - 0.02 <= answer.started_s - start
+    for _ in range(20):  # until the machine was not held up meanwhile
+        fake_server.requests.clear()
+        answers = _run(fake_server, arrivals_s=arrivals)
+        delays = [answer.started_s - answers[0].started_s for answer in answers]
+        late = [delay - arrival for delay, arrival in zip(delays, arrivals, strict=True)]
+        assert min(late) >= -0.02
+        if max(late) <= 0.1:
+            break
+    assert max(late) <= 0.1
     assert fake_server.most_running == 6
 
 

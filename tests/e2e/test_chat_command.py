@@ -10,6 +10,7 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -191,15 +192,22 @@ class HostileServer(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_control_characters_of_an_answer_are_shown_as_text(tmp_path):
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), HostileServer) as hostile:
-        threading.Thread(target=hostile.serve_forever, daemon=True).start()
-        command = ["chat", "--url", f"http://127.0.0.1:{hostile.server_port}", "--download-dir", str(tmp_path)]
+@contextlib.contextmanager
+def chat_with(answers: type[HostileServer], tmp_path: Path) -> Iterator[TerminalSession]:
+    """A chat with a server that is none of ours."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        command = ["chat", "--url", f"http://127.0.0.1:{server.server_port}", "--download-dir", str(tmp_path)]
         with TerminalSession(*command) as terminal:
-            terminal.type("Hello")
-            terminal.wait_for(r"a\x1b[2J\x1b]0;owned\x07b\u202ec\rd")
-            assert "\x1b]0;owned" not in terminal.raw
-        hostile.shutdown()
+            yield terminal
+        server.shutdown()
+
+
+def test_control_characters_of_an_answer_are_shown_as_text(tmp_path):
+    with chat_with(HostileServer, tmp_path) as terminal:
+        terminal.type("Hello")
+        terminal.wait_for(r"a\x1b[2J\x1b]0;owned\x07b\u202ec\rd")
+        assert "\x1b]0;owned" not in terminal.raw
 
 
 class SilentServer(HostileServer):
@@ -214,16 +222,12 @@ class SilentServer(HostileServer):
 
 
 def test_a_message_whose_answer_is_ended_before_anything_came_is_in_the_prompt_again(tmp_path):
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), SilentServer) as silent:
-        threading.Thread(target=silent.serve_forever, daemon=True).start()
-        command = ["chat", "--url", f"http://127.0.0.1:{silent.server_port}", "--download-dir", str(tmp_path)]
-        with TerminalSession(*command) as terminal:
-            terminal.type("Count")
-            assert SilentServer.asked.get(timeout=PATIENCE_S) == "Count"
-            terminal.keys("\x03")
-            terminal.type(" to three")  # behind what is in the prompt again
-            assert SilentServer.asked.get(timeout=PATIENCE_S) == "Count to three"
-        silent.shutdown()
+    with chat_with(SilentServer, tmp_path) as terminal:
+        terminal.type("Count")
+        assert SilentServer.asked.get(timeout=PATIENCE_S) == "Count"
+        terminal.keys("\x03")
+        terminal.type(" to three")  # behind what is in the prompt again
+        assert SilentServer.asked.get(timeout=PATIENCE_S) == "Count to three"
 
 
 def servers_of_chats(folder: Path) -> set[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import random
 import socket
 import threading
 from dataclasses import dataclass, field
@@ -159,21 +158,3 @@ def fake_server():
         instance.should_exit = True
         with contextlib.suppress(RuntimeError):
             thread.join(PATIENCE_S)
-
-
-@pytest.fixture
-def free_ports() -> tuple[int, int]:
-    """Two ports that nobody has. They are below those that the system gives to connections, or the next connection of
-    whoever else runs here might take one."""
-    ports = []
-    while len(ports) < 2:
-        port = random.randint(12_000, 30_000)
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            ports += [port] if port not in ports else []
-    return ports[0], ports[1]
-
-
-@pytest.fixture
-def free_port(free_ports) -> int:
-    return free_ports[0]

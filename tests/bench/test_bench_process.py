@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from free_ports import free_port
 from patience import wait_until
 
 from tureen.bench.http import Address, BenchError
@@ -51,8 +52,8 @@ def test_a_server_that_ends_before_it_is_ready_is_reported_with_its_last_words()
     server.stop()
 
 
-def test_a_started_server_is_stopped_with_all_its_children(free_port):
-    port = free_port
+def test_a_started_server_is_stopped_with_all_its_children():
+    port = free_port()
     script = (
         "import http.server, subprocess, sys\n"
         "subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"

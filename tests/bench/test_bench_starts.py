@@ -5,6 +5,7 @@ import json
 import sys
 
 import pytest
+from free_ports import free_port
 
 from tureen.bench import starts
 from tureen.bench.command import add_arguments, run
@@ -36,12 +37,21 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), H).serve_forever()
 
 
 @pytest.fixture
-def command(tmp_path, free_ports):
+def ports() -> list[int]:
+    """Two different ones."""
+    found: set[int] = set()
+    while len(found) < 2:
+        found.add(free_port())
+    return sorted(found)
+
+
+@pytest.fixture
+def command(tmp_path, ports):
     """The arguments that measure two servers on two ports, and the file in which each start leaves its port."""
     script, log = tmp_path / "server.py", tmp_path / "log"
     script.write_text(SERVER)
     arguments = ["--workload", "start"]
-    for name, port in zip("ab", free_ports, strict=True):
+    for name, port in zip("ab", ports, strict=True):
         arguments += ["--target", f"{name}=tureen@http://127.0.0.1:{port}"]
         arguments += ["--start", f"{name}={sys.executable} {script} {port} {log}"]
     return arguments, log
@@ -53,16 +63,16 @@ def _run(*arguments):
     return run(parser.parse_args(arguments))
 
 
-def test_servers_are_started_in_turn_once_more_than_is_counted(command, free_ports, tmp_path, capsys):
+def test_servers_are_started_in_turn_once_more_than_is_counted(command, ports, tmp_path, capsys):
     arguments, log = command
     file = tmp_path / "out.json"
     assert _run(*arguments, "--rounds", "2", "--json", str(file)) == 0
-    assert log.read_text().split() == [str(port) for port in free_ports] * 3
+    assert log.read_text().split() == [str(port) for port in ports] * 3
     found = json.loads(file.read_text())["starts"]
     assert [(one["target"], one["round"]) for one in found] == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
     assert all(0 < one["ready_s"] < one["first_token_s"] for one in found)
     assert all(one["cpu_s"] > 0 for one in found)
-    assert [listener(port) for port in free_ports] == [None, None]
+    assert [listener(port) for port in ports] == [None, None]
     assert "first token a/b:" in capsys.readouterr().out
 
 

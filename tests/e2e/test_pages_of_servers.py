@@ -17,8 +17,9 @@ from typing import Any
 import httpx
 import pytest
 from followers import MAX_ATTEMPTS
+from free_ports import free_port
 from patience import wait_until
-from server_process import PATIENT_SANDBOX, ServerProcess, free_port
+from server_process import PATIENT_SANDBOX, ServerProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from followers import PATIENCE_S, engines, follow_all, states, streams, wait_until
-from server_process import ServerProcess, free_port
+from free_ports import free_port
+from server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e
 

@@ -18,11 +18,12 @@ import httpx
 import jsonschema
 import pytest
 from patience import PATIENCE_S, wait_until
-from server_process import ServerProcess
+from server_process import ServerProcess, metric
 from terminal_session import TerminalSession
 
 pytestmark = pytest.mark.e2e
 
+ABORTED = "sglang:num_aborted_requests_total"
 QUESTION = "What is the capital of France?"
 GREEDY = ("--temperature", "0", "--max-new-tokens", "12")
 
@@ -90,11 +91,14 @@ def test_a_conversation_is_saved_edited_and_gone_on_with(server, tmp_path):
 
 def test_ctrl_c_ends_the_answer_on_the_server_too_and_the_chat_goes_on(server, tmp_path):
     begins = answer_over_http(server, QUESTION).split("\n")[0][:20]
+    wait_until(lambda: num_running(server) == 0, "nothing of other tests runs")
+    before = metric(server.url, ABORTED)
     with chat(server, tmp_path, "--temperature", "0", "--ignore-eos", "--max-new-tokens", "6000") as terminal:
         terminal.type(QUESTION)
         terminal.wait_for(begins)
         terminal.keys("\x03")
         wait_until(lambda: num_running(server) == 0, "the end of the answer")
+        wait_until(lambda: metric(server.url, ABORTED) == before + 1, "it is counted")
         terminal.wait_for("(cut short)")
         terminal.type("/stats")
         terminal.wait_for("no whole answer yet")

@@ -220,11 +220,12 @@ def test_keys_are_read_again(tmp_path, caplog):
 
 ALONE = """
 import asyncio, sys, uvloop
-from app_under_test import LiveServer, make_engine
+from app_under_test import EngineMaker, LiveServer, make_engine
 from tureen.config import Config
 
 server = object.__new__(LiveServer)
-server.config, server._factory = Config(port=0, **eval(sys.argv[2])), make_engine
+server.config = Config(port=0, **eval(sys.argv[2]))
+server._maker = EngineMaker(make_engine, server.config)
 
 
 class Up:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from app_under_test import App
+from app_under_test import App, parse_events
 
 from tureen.errors import StartupError
 from tureen.requests.session_keeping import SessionKeeper
@@ -367,13 +367,17 @@ def test_what_cannot_be_written_is_told_and_written_later(path):
             if statuses[-1] == 503:
                 break
         assert set(statuses) == {200, 503}
-        told = app.post(**ask("s", texts[:500], "told"), stream=True)
+        told = app.post(**ask("s", texts[:500], "told"))
         assert (told.status_code, told.json()["error"]["code"]) == (503, "storage_full")
+        # The status line of a stream may be sent before its end fails.
+        streamed = app.post(**ask("s", texts[:500], "streamed"), stream=True)
+        end = streamed.json() if streamed.status_code == 503 else parse_events(streamed.text)[-1]
+        assert end["error"]["code"] == "storage_full"
         assert app.post("/open_session", capacity_of_str_len=10, durable=True, session_id="no").status_code == 503
         assert app.request("GET", "/sessions/no").status_code == 404
         app.post("/close_session", session_id="gone")
         limit(10**6)
         app.generate(**ask("s", "ab", "later"))
     with start(path) as app:
-        assert [each["rid"] for each in shown(app, "s")["requests"]] == ["told", "later"]
+        assert [each["rid"] for each in shown(app, "s")["requests"]] == ["told", "streamed", "later"]
         assert app.request("GET", "/sessions/gone").status_code == 404

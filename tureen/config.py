@@ -238,6 +238,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "page. May be given repeatedly. Admin routes then still need a key. Default: none.",
         ),
     ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        _meta("access NAME", "Host name for clients without a key; * = any. May be repeated: docs/security.md."),
+    ] = ()
     profile_dir: Annotated[
         str | None,
         _meta(

@@ -162,8 +162,7 @@ async def answer(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer
         outputs = await (run.whole(interval=1) if any(plan.turns) else run.whole())
         for output in outputs:
             end_turn(output)
-    if any(plan.turns):
-        await state.sessions.saved()
+    await state.sessions.saved(*(turn.session for turn in plan.turns if turn is not None))
     size = sum(output.num_logprobs for output in outputs)
     answers = await offload.run_each(size, lambda output: render(output, plan, state.context), outputs)
     return answers if plan.is_list else answers[0]
@@ -186,8 +185,9 @@ async def stream(plan: GeneratePlan, state: ServerState) -> AsyncGenerator[Answe
                     rendered["index"] = output.index
                 if rendered["meta_info"]["finish_reason"] is not None:
                     end_turn(output)  # before the client sees the end: it may continue the session at once
-                    if has_turns:
-                        await state.sessions.saved()
+                    turn = plan.turns[output.index] if has_turns else None
+                    if turn is not None:
+                        await state.sessions.saved(turn.session)
                 yield rendered
 
 

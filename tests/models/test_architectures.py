@@ -4,7 +4,7 @@ import random
 import warnings
 
 import pytest
-from runner_driver import Running, folder_source, generate, step
+from runner_driver import PROMPT, Running, folder_source, generate, step
 from tiny_models import VARIANTS, greedy, logprobs, write
 
 from tureen.config import Config
@@ -15,7 +15,6 @@ from tureen.runner.load import load_runner
 DEVICE = os.environ.get("TUREEN_TEST_DEVICE", "cpu")
 CLOSE = 1e-4
 SPEC = LogprobSpec(prompt_start=0, top=256)
-PROMPT = [random.Random(7).randrange(256) for _ in range(61)]
 
 
 @pytest.fixture(scope="module", params=VARIANTS)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 import warnings
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from runner_driver import folder_source
+from runner_driver import folder_source, random_tokens
 from safetensors.torch import load_file, save_file
 
 from tureen.config import Config
@@ -30,7 +29,7 @@ SHAPE = {
 }
 CLOSE = 1e-5
 MEAN = {"pooling_mode_mean_tokens": True}
-TEXTS = [[random.Random(length).randrange(128) for _ in range(length)] for length in (1, 2, 7, 33, 64)]
+TEXTS = [random_tokens(length, length, 128) for length in (1, 2, 7, 33, 64)]
 
 
 def _write_modules(folder, pooling, max_seq_length=40):

@@ -1,13 +1,12 @@
 """Models that only transformers knows, through this server's attention."""
 
 import json
-import random
 import warnings
 
 import pytest
 import torch
 import transformers
-from runner_driver import Running, folder_source, generate, step
+from runner_driver import PROMPT, Running, folder_source, generate, step
 from safetensors.torch import load_file, save_file
 from tiny_models import SHAPE, greedy, logprobs, spread
 
@@ -18,7 +17,6 @@ from tureen.errors import StartupError
 from tureen.runner.load import load_runner
 
 CLOSE = 1e-4
-PROMPT = [random.Random(7).randrange(256) for _ in range(61)]
 FAMILIES = {
     "StableLm": {},
     "Cohere2": {"sliding_window": 12, "num_hidden_layers": 4},

@@ -24,6 +24,7 @@ from remote_engines import (
     start_engine,
 )
 from throwaway_ca import Authority
+from warm_structs import is_warm, new_struct
 
 from tureen.config import Config
 from tureen.errors import NotFound, RequestFailed, StartupError
@@ -405,3 +406,15 @@ def test_an_address_that_is_none_is_refused(wrong):
 def test_addresses_are_read_with_and_without_their_scheme():
     assert parse_address("tcp://[::1]:7000", "--x") == parse_address("[::1]:7000", "--x") == EngineAddress("::1", 7000)
     assert str(parse_address("engine-0.engines:7000/", "--x")) == "tcp://engine-0.engines:7000"
+
+
+def test_an_engine_listens_once_no_two_threads_can_build_the_same_type():
+    kind = new_struct()
+
+    async def scenario():
+        server = await start_engine()
+        await server.close()
+
+    assert not is_warm(kind)
+    asyncio.run(scenario())
+    assert is_warm(kind)

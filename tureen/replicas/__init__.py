@@ -2,6 +2,6 @@
 lost. Imported only where there are several.
 
 Imports: build, config, contract, devices, engine, errors, extras, fleet, http, log, sandbox, serving,
-terminal, weights; asyncio, cryptography, msgspec, ray.
+terminal, struct_warm_up, weights; asyncio, cryptography, msgspec, ray.
 Imported by: bench, fronts.
 """

@@ -48,6 +48,7 @@ from tureen.serving.healing import MakeHost, State
 from tureen.serving.journal import Journal
 from tureen.serving.pixels import PixelReceiver, ToChild
 from tureen.serving.streams import Streams
+from tureen.struct_warm_up import warm_up_structs
 from tureen.weights.source import open_model, weights_digest
 
 MAX_FRONTS = 64
@@ -143,6 +144,7 @@ class EngineServer:
 
     async def listen(self, address: EngineAddress, context: ssl.SSLContext | None) -> None:
         """Takes fronts from now on. Raises OSError."""
+        warm_up_structs()
         timeout_s = None if context is None else CONNECT_S
         self._server = await asyncio.start_server(
             self._take_front, address.host, address.port, ssl=context, ssl_handshake_timeout=timeout_s

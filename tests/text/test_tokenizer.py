@@ -293,6 +293,11 @@ def test_bos_is_added_unless_the_metadata_says_no():
         ({"eos_token_id": 256}, "tokenizer.ggml.eos_token_id must be a token id below 256, got 256"),
         ({"bos_token_id": -1}, "tokenizer.ggml.bos_token_id"),
         ({"model": "llama"}, "tokenizer.ggml.scores"),
+        ({"tokens": ["x" * 4097] * 256}, "has one of 4097 characters; at most 4096 are taken"),
+        (
+            {"tokens": ["x" * 4096] * 257, "token_type": np.full(257, 3, np.int32)},
+            "special tokens of more than 1048576 characters",
+        ),
     ],
 )
 def test_metadata_that_cannot_be_used_is_named(changes, fault):
@@ -371,6 +376,7 @@ def test_truncation_and_padding_of_the_file_are_switched_off(tmp_path):
         ("tokenizer.json", '{"model": {"type": "Nothing"}}', "tokenizer.json: cannot be read"),
         ("tokenizer_config.json", "{", "tokenizer_config.json: not valid JSON"),
         ("tokenizer_config.json", "[]", "tokenizer_config.json: must hold a JSON object"),
+        ("tokenizer.json", json.dumps({"added_tokens": [{"content": "x" * 1025}] * 1024}), "have 1049600 characters"),
         ("generation_config.json", "[" * 200_000, "generation_config.json: not valid JSON"),
     ],
 )

@@ -16,6 +16,10 @@ from tureen.errors import StartupError, echo
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Values of tokenizer.ggml.token_type."""
 SPACE: Final = "▁"
+MAX_TOKEN_CHARS: Final = 4096
+"""Length limit of a token: finding its merges takes time quadratic in it. Real ones have up to some 500 characters."""
+MAX_ADDED_CHARS: Final = 1 << 20
+"""Total length limit of added tokens: the library needs 4 s for them, in which no signal is handled."""
 _T = TypeVar("_T")
 
 # Control tokens that end a turn or a document. GGUF files name one or two of them, but models produce the others too.
@@ -58,6 +62,13 @@ def build_backend(metadata: Mapping[str, Any]) -> Tokenizer:
     model = _get(metadata, "model", str)
     tokens = _tokens(metadata)
     types = _numbers(metadata, "token_type", len(tokens))
+    longest, added = max(map(len, tokens)), _added_tokens(tokens, types)
+    if longest > MAX_TOKEN_CHARS:
+        raise StartupError(
+            f"tokenizer.ggml.tokens has one of {longest} characters; at most {MAX_TOKEN_CHARS} are taken"
+        )
+    if sum(len(token.content) for token in added) > MAX_ADDED_CHARS:
+        raise StartupError(f"tokenizer.ggml.token_type marks special tokens of more than {MAX_ADDED_CHARS} characters")
     try:
         if model == "llama":
             backend = _sentencepiece(metadata, tokens, types)
@@ -65,7 +76,7 @@ def build_backend(metadata: Mapping[str, Any]) -> Tokenizer:
             backend = _byte_level(metadata, tokens)
         else:
             raise StartupError(f"tokenizer.ggml.model {echo(model)} is not known; these are: gpt2, llama")
-        backend.add_tokens(_added_tokens(tokens, types))
+        backend.add_tokens(added)
     except StartupError:
         raise
     except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception for a vocabulary it cannot use

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken
@@ -21,6 +22,7 @@ from tureen.text import gguf_vocab
 
 BYTE_TOKEN: Final = re.compile("<0x([0-9A-Fa-f]{2}|\\+[0-9A-Fa-f])>")
 """A byte token such as <0x0A>; the library's parser allows a sign in the number, too."""
+MAX_FILE_BYTES: Final = 128 << 20  # of tokenizer.json; the largest have some 35 MB
 ANCHOR: Final = "a"  # a token put before another, so that a decoder treats that one as running text
 DECODERS: Final = ("ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece")
 
@@ -258,15 +260,37 @@ def id_list(value: object) -> list[int]:
     return [token_id for token_id in values if isinstance(token_id, int) and not isinstance(token_id, bool)]
 
 
+class _AddedToken(msgspec.Struct):
+    """An entry of `added_tokens`."""
+
+    content: str
+
+
+class _TokenizerFile(msgspec.Struct):
+    """The part of tokenizer.json that the library reads most slowly."""
+
+    added_tokens: list[_AddedToken] = []
+
+
 def _load_backend(file: Path) -> Backend:
     try:
-        content = read_regular(file)
+        content = read_regular(file, max_bytes=MAX_FILE_BYTES)
     except FileNotFoundError:
         raise StartupError(
             f"tokenizer {file}: there is no such file; name a folder with tokenizer.json by --tokenizer-path"
         ) from None
     except OSError as error:
         raise StartupError(f"tokenizer {file}: cannot read it: {error.strerror}") from None
+    try:
+        added = msgspec.json.decode(content, type=_TokenizerFile).added_tokens
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise StartupError(f"tokenizer {file}: cannot be read: it is no valid tokenizer.json") from None
+    num_chars = sum(len(token.content) for token in added)
+    if num_chars > gguf_vocab.MAX_ADDED_CHARS:
+        raise StartupError(
+            f"tokenizer {file}: its added_tokens have {num_chars} characters; at most {gguf_vocab.MAX_ADDED_CHARS} are "
+            "taken"
+        )
     try:
         return Backend.from_buffer(content)
     except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception

@@ -15,7 +15,7 @@ PORT  ?= 30000
 MODEL ?=
 ARGS  ?=
 
-.PHONY: help install native serve test test-fast test-clients test-isas test-busy check check-native fix bench gpu-check wheel release first-run docs docs-site soak-sim fuzz coverage mutants chaos soak clean
+.PHONY: help install native serve test test-fast test-clients test-shelf test-isas test-busy check check-native fix bench gpu-check wheel release first-run docs docs-site soak-sim fuzz coverage mutants chaos soak clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -110,6 +110,9 @@ check: $(or $(wildcard $(DEV)),$(LINT)) ## format, lint, types, import rules, si
 test-clients: $(STAMP) ## clients of other projects against a real server; ARGS='crewai node' runs some, --record keeps what they send
 	@test -x $(CLIENTS)/bin/python || { $(PYTHON) -m venv $(CLIENTS) && $(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet uv; }
 	@$(CLIENTS)/bin/python tools/test_clients.py $(ARGS)
+
+test-shelf: $(DEV) native ## start each known model once in each engine mode; ARGS='minilm process' starts some
+	@$(BIN)/python tools/test_shelf.py $(ARGS)
 
 check-native: $(DEV) native ## tests of the native kernels with sanitizers, and as other processors run them
 	@$(BIN)/python tools/check_native.py $(ARGS)

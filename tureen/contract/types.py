@@ -300,7 +300,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     bos_token_id: int | None = None
     load_seconds: float = 0.0
     adapters: dict[str, str] = {}  # loaded at the start: name -> path
-    generation_defaults: dict[str, float] = {}  # sampling parameters that the model's makers recommend
+    generation_defaults: dict[str, int | float] = {}
+    """Sampling parameters that the model's makers recommend. An int stays an int: msgspec makes 20 of a `float` 20.0,
+    which is no top_k."""
+
     pooling: Pooling | None = None  # the model makes embeddings in this way and generates nothing
     embedding_sizes: tuple[int, ...] = ()  # to which an embedding may be cut
     files: tuple[tuple[str, int, int], ...] = ()  # that the weights came from: name, bytes, time of the last change

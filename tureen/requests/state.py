@@ -26,7 +26,7 @@ from tureen.metrics import Metrics
 from tureen.requests.body import convert, read_json, read_params
 from tureen.requests.helpers import Helpers
 from tureen.requests.keys import load_keys
-from tureen.requests.quotas import Quotas
+from tureen.requests.quotas import Quotas, current_work
 from tureen.requests.recording import Recordings
 from tureen.requests.sessions import Sessions
 from tureen.sandbox.budget import FRONT_SHARE, MemoryBudget, helper_bytes
@@ -286,28 +286,31 @@ class QueueRoom:
         self._max_queued = config.max_queued_requests
         self._num_coming = 0  # requests that are admitted and not submitted yet
         self._num_when_idle = 0  # requests that are admitted and run when idle
+        self.leaving: set[str] = set()  # ids of displaced requests that the engine has not ended yet
+
+    @property
+    def num_free(self) -> int:
+        """Places that are free. Counted here, without asking the engine, which may be in a long step."""
+        num_live = self._client.num_live + self._num_coming - self._num_when_idle - len(self.leaving)
+        return self._max_running + self._max_queued - max(0, num_live)
 
     def check(self, num_requests: int) -> None:
-        """Raises Unavailable when there is no room for so many more. Counts here, without asking the engine, which may
-        be in a long step."""
-        num_live = max(0, self._client.num_live + self._num_coming - self._num_when_idle)
-        if num_live + num_requests > self._max_running + self._max_queued:
-            raise Unavailable(
-                f"{self._max_queued} requests are waiting already, or would be with these; try again later, or start "
-                "the server with a larger --max-queued-requests",
-                code="queue_full",
-                retry_after_s=math.ceil(self._client.stats.seconds_per_end),
-            )
+        """Raise Unavailable if there is no room for so many more, also after displacing others."""
+        if num_requests > self.num_free:
+            self._find_displaced(num_requests)
 
     @contextlib.contextmanager
     def coming(self, num_requests: int, *, when_idle: bool = False) -> Iterator[Callable[[], None]]:
         """Reserves places for requests that run while the block does. Gives a function to call just before each request
         is submitted, which frees one.
 
-        Raises Unavailable when there is no room.
+        If too few are free, displaces waiting requests of clients that hold more than their share. Raises Unavailable
+        if this client would then hold more than its own.
         """
-        if not when_idle:
-            self.check(num_requests)
+        if not when_idle and num_requests > self.num_free:
+            for run in self._find_displaced(num_requests):
+                self.leaving.update(output.request.id for output in run.outputs)
+                run.displace(self.refusal("and this client has more than its share of them"))
         num_left = num_requests
         self._num_coming += num_requests
         self._count(num_requests, when_idle)
@@ -322,6 +325,23 @@ class QueueRoom:
         finally:
             self._num_coming -= num_left
             self._count(-num_requests, when_idle)
+
+    def _find_displaced(self, num_requests: int) -> list[Any]:
+        shares = importlib.import_module("tureen.requests.queue_shares")  # for full queues only
+        waiting = [run for run, state in self._common.runs.items() if state.room is self and run.is_waiting]
+        chosen = shares.runs_to_displace(waiting, current_work().account, num_requests, self.num_free)
+        if chosen is None:
+            raise self.refusal("or would be with these")
+        return cast(list[Any], chosen)
+
+    def refusal(self, reason: str) -> Unavailable:
+        """Return the error for a request that has no place."""
+        return Unavailable(
+            f"{self._max_queued} requests are waiting already, {reason}; try again later, or start the server with a "
+            "larger --max-queued-requests",
+            code="queue_full",
+            retry_after_s=math.ceil(self._client.stats.seconds_per_end),
+        )
 
     def _count(self, num_more: int, when_idle: bool) -> None:
         if when_idle:

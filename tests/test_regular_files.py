@@ -326,6 +326,7 @@ OWN = {
     "tureen/devices/cgroups.py": "/proc and /sys",
     "tureen/constraining/kept_grammars.py": "the package's own sources, and files that it makes",
     "tureen/sandbox/fork_server.py": "no file",
+    "tureen/temporary_folder.py": "folders alone, no links",
     "tureen/sandbox/limits.py": "/proc, /dev/null, and what it must not be able to open",
     "tureen/sandbox/supervisor.py": "/proc, memory of its own",
     "tureen/sandbox/worker.py": "/proc",

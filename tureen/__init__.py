@@ -1,9 +1,30 @@
 """tureen, an LLM serving runtime."""
 
-from __future__ import annotations
+import os
+import sys
 
-import importlib
-from typing import TYPE_CHECKING, Any
+
+def _is_started_by_module() -> bool:
+    """Return whether `python -m` started this process with a module of tureen, or of its stand-in for sglang.
+
+    `python -m` puts the current folder first on sys.path. That folder may be a downloaded model, with files that are
+    named like modules.
+    """
+    if sys.flags.safe_path or not 0 < len(sys.argv) < len(sys.orig_argv):
+        return False
+    word = sys.orig_argv[-len(sys.argv)]  # MODULE, or the word that ends in -mMODULE
+    module = word.partition("m")[2] if word.startswith("-") else word
+    try:
+        return module.partition(".")[0] in ("tureen", "sglang") and sys.path[0] == os.getcwd()
+    except OSError:  # the current folder was deleted
+        return False
+
+
+if _is_started_by_module():
+    del sys.path[0]
+
+import importlib  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
     from tureen.config import Config as Config

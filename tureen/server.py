@@ -179,12 +179,12 @@ async def _load_for_fronts(
     """Loads the model, and starts the fronts beside this one. Raises StartupError."""
     fronts = importlib.import_module("tureen.fronts.start")
     fronts.check(config)
-    folder = fronts.make_folder()
-    at_end.callback(fronts.remove_folder, folder)
-    loaded = await _load(config, display, partial(fronts.connect, folder=folder))
+    sockets = importlib.import_module("tureen.temporary_folder").TemporaryFolder("fronts")
+    at_end.callback(sockets.close)
+    loaded = await _load(config, display, partial(fronts.connect, folder=sockets.path))
     try:
         listeners = fronts.more_listeners(listener, config.api_workers - 1)
-        owner = importlib.import_module("tureen.fronts.owner").Fronts(config, folder, listeners, loaded.app)
+        owner = importlib.import_module("tureen.fronts.owner").Fronts(config, sockets.path, listeners, loaded.app)
         await owner.open()
         if is_alone(config):
             client: Any = loaded.client

@@ -24,7 +24,7 @@ from tureen.constraining.masks import MaskThread
 from tureen.constraining.messages import Failure
 from tureen.grammar.base import GrammarSpec, Vocabulary
 from tureen.grammar.expression import GrammarError
-from tureen.sandbox import stacks
+from tureen.sandbox import seccomp, stacks
 
 DOUBLE = str(Path(__file__).with_name("compile_double.py"))
 VOCABULARY = Vocabulary(tokens=(b"a", b"b"), eos_token_ids=(2,), size=3)
@@ -90,7 +90,7 @@ def make(monkeypatch, clock):
 
     monkeypatch.setattr(compiler, "check_backend", lambda name: None)
     monkeypatch.setattr(loading, "find_backend", find_backend)
-    monkeypatch.setattr(compile_pool, "PROGRAM", (DOUBLE,))
+    monkeypatch.setattr(compile_pool, "PROGRAM", DOUBLE)
     yield make_compiler
     for backend in backends:
         backend.gate.set()
@@ -167,9 +167,10 @@ def test_what_the_child_translated_is_loaded_in_the_engine(make):
     assert got.error is None
 
 
-def test_nothing_waits_for_a_fork_server_that_never_gets_ready(make, monkeypatch):
-    deaf = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)"  # until the engine closes it
-    monkeypatch.setattr(compile_pool, "PROGRAM", ("-c", deaf))
+def test_nothing_waits_for_a_fork_server_that_never_gets_ready(make, monkeypatch, tmp_path):
+    deaf = tmp_path / "deaf.py"
+    deaf.write_text("import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)")  # until the engine closes it
+    monkeypatch.setattr(compile_pool, "PROGRAM", str(deaf))
     tokens = tuple(b"token %d" % i for i in range(50_000))
     one = make(Vocabulary(tokens, (0,), 50_000))
     got = one.submit(spec("ok"))
@@ -556,7 +557,7 @@ def test_a_fork_server_that_cannot_start_fails_requests_instead_of_holding_them(
         f"import os, runpy, sys\nif os.path.exists({str(tmp_path / 'broken')!r}): sys.exit(1)\n"
         f"sys.argv[0] = {DOUBLE!r}\nrunpy.run_path({DOUBLE!r}, run_name='__main__')\n"
     )
-    monkeypatch.setattr(compile_pool, "PROGRAM", (str(tmp_path / "program.py"),))
+    monkeypatch.setattr(compile_pool, "PROGRAM", str(tmp_path / "program.py"))
     one = make()
     assert settled(one, one.submit(spec("ok"))).error.code == "grammar_compiler_lost"
     (tmp_path / "broken").unlink()
@@ -653,6 +654,15 @@ def test_a_real_backend_is_made_ready(real):
 def test_a_real_fork_server_has_one_thread_so_that_it_can_fork(real):
     settled(real, real.submit(spec("x")))
     assert len(os.listdir(f"/proc/{real.supervisor.pid}/task")) == 1
+
+
+@pytest.mark.skipif(not seccomp.is_supported(), reason="there is no seccomp filter for this system")
+def test_a_real_worker_that_compiles_is_sealed(real):
+    settled(real, real.submit(spec("x")))
+    wait_until(lambda: [worker for worker in real.supervisor.workers if worker.has_begun], "a worker in advance")
+    for worker in real.supervisor.workers:
+        if worker.has_begun:
+            assert "Seccomp:\t2\n" in Path(f"/proc/{worker.pid}/status").read_text()
 
 
 def test_what_nothing_can_match_is_refused(real):

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 from patience import wait_until
@@ -17,6 +18,7 @@ from patience import wait_until
 from tureen.constraining import check as module
 from tureen.constraining.check import Checker, Unverified, check
 from tureen.grammar.base import GrammarSpec
+from tureen.sandbox import seccomp
 
 LOOP = "(a|a)*(?=b)b"  # every judge that backtracks is lost in it
 PERSON = {
@@ -42,6 +44,13 @@ def checker():
     running = Checker()
     yield running
     running.close()
+
+
+@pytest.mark.skipif(not seccomp.is_supported(), reason="there is no seccomp filter for this system")
+@pytest.mark.usefixtures("patient")
+def test_a_process_that_judges_is_sealed(checker):
+    assert judged(checker, GrammarSpec("regex", "a"), "a") is None
+    assert "Seccomp:\t2\n" in Path(f"/proc/{checker._worker.pid}/status").read_text()
 
 
 @pytest.fixture

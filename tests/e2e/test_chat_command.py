@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -239,7 +240,7 @@ def servers_of_chats(folder: Path) -> set[int]:
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
-            if b"tureen-chat-" in (process / "cmdline").read_bytes():
+            if b"tureen_chat_" in (process / "cmdline").read_bytes():
                 environment = (process / "environ").read_bytes().split(b"\0")
                 found |= {int(process.name)} if f"CHAT_OF={folder}".encode() in environment else set()
     return found
@@ -262,11 +263,13 @@ def test_a_named_model_is_loaded_for_this_chat_and_gone_after_it(server, default
     assert not servers_of_chats(tmp_path)
 
 
-def test_a_chat_that_is_killed_takes_its_server_along(default_model_source, tmp_path):
+def test_a_chat_that_is_killed_takes_its_server_along_even_if_that_is_stopped(default_model_source, tmp_path):
     command, env = ["chat", str(default_model_source.path), "--download-dir", str(tmp_path)], {"CHAT_OF": str(tmp_path)}
     with TerminalSession(*command, env=env) as terminal:
         terminal.wait_for_prompt()
         wait_until(lambda: len(servers_of_chats(tmp_path)) == 1, "one server, and no fork that becomes another program")
+        [server] = servers_of_chats(tmp_path)
+        os.kill(server, signal.SIGSTOP)
         terminal.process.kill()
         wait_until(lambda: not servers_of_chats(tmp_path), "the end of the server")
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from decoys import Decoys, imported_by_python
 from followers import PATIENCE_S, TEXT, engines, follow_through_death, states, wait_until
 from front_streams import NUM_STREAMS, Stream, begin, kill_front, status
 from server_process import ServerProcess
@@ -20,10 +21,12 @@ BODY = {"text": TEXT, "sampling_params": PARAMS}
 
 
 @pytest.fixture(scope="module")
-def server(default_model_source) -> Iterator[ServerProcess]:
+def server(default_model_source, tmp_path_factory) -> Iterator[ServerProcess]:
+    decoys = Decoys(tmp_path_factory.mktemp("here"), without=imported_by_python())
     patient = "--freeze-grace-s", str(PATIENCE_S)
-    with ServerProcess("--api-workers", "2", "--replicas", "2", *patient) as running:
+    with ServerProcess("--api-workers", "2", "--replicas", "2", *patient, cwd=decoys.folder) as running:
         yield running.wait_ready()
+    assert decoys.imported == []
 
 
 @pytest.fixture(scope="module")

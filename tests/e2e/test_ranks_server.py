@@ -14,6 +14,7 @@ import httpx
 import pytest
 import tiny_llava
 from byte_tokenizer import BOS, EOS, VOCAB_SIZE, make_byte_tokenizer
+from decoys import Decoys, imported_by_python
 from followers import PATIENCE_S, follow_all, follow_through_death, streams, wait_until, wait_well
 from server_process import ServerProcess, command_line, metric
 from tiny_adapters import write_adapter
@@ -40,17 +41,19 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def start(folder: Path, flag: str, *more: str) -> ServerProcess:
+def start(folder: Path, flag: str, *more: str, cwd: Path | None = None) -> ServerProcess:
     """Returns a server, soon to be ready, of which the adapter has the name `late`."""
     limits = ("--grammar-compile-timeout-s", "120", "--context-length", "512", "--dtype", "float32")
     ranks = (flag, str(NUM_RANKS[flag]), "--num-threads", "1", "--lora-paths", f"late={folder / 'adapter'}")
-    return ServerProcess("--model-path", str(folder), *ranks, *limits, *more)
+    return ServerProcess("--model-path", str(folder), *ranks, *limits, *more, cwd=cwd)
 
 
 @pytest.fixture(scope="module")
-def server(flag, folder) -> Iterator[ServerProcess]:
-    with start(folder, flag) as running:
+def server(flag, folder, tmp_path_factory) -> Iterator[ServerProcess]:
+    decoys = Decoys(tmp_path_factory.mktemp("here"), without=imported_by_python())
+    with start(folder, flag, cwd=decoys.folder) as running:
         yield running.wait_ready()
+    assert decoys.imported == []
 
 
 def test_a_rank_that_is_killed_loses_nothing_of_eight_streams(server):

@@ -34,7 +34,7 @@ class Studio:
 @pytest.fixture(scope="module")
 def plain_family():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tureen.media.loader.PROGRAM", (DOUBLE,))
+        patch.setattr("tureen.media.loader.PROGRAM", DOUBLE)
         patch.setattr("tureen.media.loader.find_family", lambda hf, preprocessor: PlainFamily())
         yield
 

@@ -246,7 +246,7 @@ def test_a_picture_whose_process_is_killed_from_outside_is_decoded_by_another_on
 
 
 def test_a_fork_server_that_cannot_start_is_an_error_of_the_server(make_studio, monkeypatch):
-    monkeypatch.setattr(loader_module, "PROGRAM", ("-c", "raise SystemExit(3)"))
+    monkeypatch.setattr(loader_module, "PROGRAM", "tureen.no_such_program")
     monkeypatch.setattr(loader_module, "START_TIMEOUT_S", 1.0)
     assert "no process" in failure(make_studio(), encoded(40), error=RequestFailed).message
 
@@ -308,7 +308,7 @@ def test_families_of_the_house_work_where_no_file_can_be_opened(tmp_path, make_s
     hf = json.loads((tmp_path / "config.json").read_text())
     preprocessor = tiny_llava.PREPROCESSORS[variant]
     pictures = [picture_of(90, 70) for _ in range(1 if modality == "image" else 3)]
-    monkeypatch.setattr(loader_module, "PROGRAM", ("-m", "tureen.media.decode_worker"))
+    monkeypatch.setattr(loader_module, "PROGRAM", "tureen.media.decode_worker")
     monkeypatch.setattr(loader_module, "find_family", find_family)
     found = make_studio(hf=hf, preprocessor=preprocessor).load(
         *map(base64_of, map(stored, pictures)), modality=modality

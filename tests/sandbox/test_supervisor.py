@@ -36,7 +36,7 @@ PATIENCE_S = 120.0
 def make():
     made = []
 
-    def make_supervisor(kind="open", program=(DOUBLE,), **options):
+    def make_supervisor(kind="open", program=DOUBLE, **options):
         one = Supervisor("doubles", program, LIMITS[kind], setup=f"{kind} words".encode(), **options)
         made.append(one)
         return one
@@ -50,7 +50,7 @@ def make():
 
 @pytest.fixture(scope="module", params=["open", "sealed"])
 def running(request):
-    one = Supervisor("doubles", (DOUBLE,), LIMITS[request.param], setup=f"{request.param} words".encode())
+    one = Supervisor("doubles", DOUBLE, LIMITS[request.param], setup=f"{request.param} words".encode())
     assert one.wait_ready(PATIENCE_S)
     yield one
     one.close()
@@ -216,6 +216,21 @@ def test_a_sealed_worker_has_no_rights(make, what):
         assert ask(worker, "environment") == "{}"
 
 
+def test_where_there_is_no_filter_the_log_says_at_the_start_which_workers_have_none(make, monkeypatch, caplog):
+    monkeypatch.setattr("platform.machine", lambda: "s390x")
+    make("open")
+    assert caplog.messages == []
+    make("sealed")
+    assert [message.partition(",")[0] for message in caplog.messages] == ["doubles run without a seccomp filter"]
+
+
+@pytest.mark.parametrize(("number", "is_supported"), [(errno.EFAULT, True), (errno.EPERM, True), (errno.EINVAL, False)])
+def test_a_kernel_without_filters_is_told_from_one_that_refuses_the_question(monkeypatch, number, is_supported):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("ctypes.get_errno", lambda: number)
+    assert seccomp.is_supported() is is_supported
+
+
 def test_a_worker_hears_nothing_of_the_server_s_environment(make, monkeypatch):
     monkeypatch.setenv("TUREEN_API_KEY", "secret")
     with a_worker(make()) as worker:
@@ -277,7 +292,7 @@ def test_while_one_is_replaced_it_says_so_and_nothing_waits(make, tmp_path):
         f"if os.path.exists({str(gate)!r}): open({str(gate)!r}).read()\n"
         f"sys.argv[0] = {DOUBLE!r}\nrunpy.run_path({DOUBLE!r}, run_name='__main__')\n"
     )
-    supervisor = make(program=(str(waits),))
+    supervisor = make(program=str(waits))
     assert not supervisor.is_down
     assert supervisor.wait_ready(PATIENCE_S)
     os.mkfifo(gate)
@@ -294,7 +309,7 @@ def test_while_one_is_replaced_it_says_so_and_nothing_waits(make, tmp_path):
 
 
 def test_one_that_cannot_start_is_tried_again_and_close_does_not_wait_for_it(make):
-    supervisor = make(program=("-c", "raise SystemExit(3)"))
+    supervisor = make(program="tureen.no_such_program")
     supervisor.start()
     with supervisor._changed:
         assert supervisor._changed.wait_for(lambda: supervisor.num_replaced >= 2, PATIENCE_S)
@@ -319,7 +334,7 @@ ENGINE = """
 import sys, time
 from sandbox_double import LIMITS
 from tureen.sandbox.supervisor import Supervisor
-one = Supervisor("doubles", (sys.argv[1],), LIMITS["open"], setup=b"open")
+one = Supervisor("doubles", sys.argv[1], LIMITS["open"], setup=b"open")
 assert one.wait_ready(120)
 worker = one.fork()
 worker.begin(time.monotonic() + 120)

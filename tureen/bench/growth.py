@@ -20,6 +20,7 @@ import msgspec
 
 from tureen.bench.http import Address, BenchError, ClientConnection
 from tureen.bench.process import family, read_stat
+from tureen.sandbox import child_process
 from tureen.server import fastest_event_loop
 
 FRONT_STEP_MS, REPLICA_STEP_MS = 5.0, 40.0
@@ -98,14 +99,15 @@ class _Running(NamedTuple):
 
 @contextlib.contextmanager
 def _server(fronts: int, replicas: int, step_ms: float) -> Iterator[_Running]:
-    command = [sys.executable, "-m", "tureen.bench.growth_server", str(fronts), str(replicas), str(step_ms)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    counts = str(fronts), str(replicas), str(step_ms)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with child_process.start("tureen.bench.growth_server", *counts, **pipes) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
             line = process.stdout.readline()
             if not line:
-                raise BenchError(f"{' '.join(command)}: it did not start")
+                raise BenchError(f"growth_server {' '.join(counts)}: it did not start")
             yield _Running(process.pid, int(line))
         finally:
             process.stdin.close()
@@ -133,11 +135,14 @@ def _measured(server: _Running, fronts: int, replicas: int, interval: int, load:
 def _drive(port: int, interval: int, load: StreamLoad, *, rounds: int) -> None:
     """Runs the streams, in another process. Raises BenchError."""
     counts = map(str, (port, interval, load.num_streams, load.num_tokens, rounds))
-    done = subprocess.run(
-        [sys.executable, "-m", "tureen.bench.growth", *counts], stderr=subprocess.PIPE, check=False, timeout=WAIT_S
-    )
-    if done.returncode:
-        raise BenchError(f"the streams failed: {done.stderr.decode(errors='replace')[-500:]}")
+    with child_process.start("tureen.bench.growth", *counts, stderr=subprocess.PIPE) as process:
+        try:
+            _, said = process.communicate(timeout=WAIT_S)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise BenchError(f"the streams failed: {said.decode(errors='replace')[-500:]}")
 
 
 async def _read_streams(port: int, interval: int, num_streams: int, num_tokens: int, rounds: int) -> None:

@@ -1,6 +1,6 @@
 """A server over engines without a model, whose steps sleep as if a GPU computed them.
 
-`python -m tureen.bench.growth_server FRONTS REPLICAS STEP_MS` prints its port, and ends when its standard input does.
+Its arguments are FRONTS REPLICAS STEP_MS. It prints its port, and ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tureen.contract.types import EngineInfo
 from tureen.engine.engine import Engine
 from tureen.front.app import build_app
 from tureen.fronts.owner import Fronts
-from tureen.fronts.start import DOOR, SharedClient, make_folder, more_listeners, remove_folder
+from tureen.fronts.start import DOOR, SharedClient, more_listeners
 from tureen.http.server import ServedApp, Server
 from tureen.log import Progress, no_progress
 from tureen.media.loader import MediaLoader
@@ -29,6 +29,7 @@ from tureen.runner.fake import FakeRunner
 from tureen.server import SWITCH_INTERVAL_S, fastest_event_loop
 from tureen.serving.client import EngineClient
 from tureen.serving.process import ProcessClient
+from tureen.temporary_folder import TemporaryFolder
 from tureen.text.tokenizer import Tokenizer
 
 STEP_MS = "TUREEN_BENCH_STEP_MS"
@@ -63,8 +64,7 @@ async def _connect(config: Config, num_replicas: int, door: str) -> EngineClient
 async def _serve(num_fronts: int, num_replicas: int) -> None:
     config = Config(api_workers=num_fronts, log_level="warning")
     with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as at_end:
-        folder = make_folder()
-        at_end.callback(remove_folder, folder)
+        folder = at_end.enter_context(contextlib.closing(TemporaryFolder("fronts"))).path
         client = await _connect(config, num_replicas, str(folder / DOOR))
         app: ServedApp = build_app(client, find_model(config).tokenizer, config)
         if num_fronts > 1:

@@ -15,6 +15,7 @@ from typing import IO
 import msgspec
 
 from tureen.bench.http import Address, BenchError, ClientConnection
+from tureen.sandbox import child_process
 
 TICKS = os.sysconf("SC_CLK_TCK")
 LISTEN = "0A"
@@ -129,7 +130,7 @@ class StartedServer:
         self.started_s = time.perf_counter()
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         try:
-            self._process = subprocess.Popen(
+            self._process = child_process.start_command(
                 shlex.split(command),
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,

@@ -1,7 +1,7 @@
 """Whether a finished output fits its constraint, judged by libraries that had no part in making it.
 
-`python -I -m tureen.constraining.check` is a fork server whose workers judge: a client's schema or pattern can make any
-judge compute for ever.
+Run as a program, this module is a fork server whose workers judge: a client's schema or pattern can make any judge
+compute for ever.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tureen.sandbox.limits import WorkerLimits
 from tureen.sandbox.supervisor import Supervisor
 from tureen.sandbox.worker import Lost, Worker
 
-PROGRAM = ("-m", "tureen.constraining.check")
+PROGRAM = "tureen.constraining.check"
 ANY_JSON = "$$ANY$$"
 
 REGEX_TIMEOUT_S = 0.2
@@ -44,7 +44,9 @@ START_TIMEOUT_S = 20.0
 MAX_WAIT_S = 2.0  # for the checks of other outputs
 SLOW_KEEP_S = 60.0  # so long a constraint that no judge got done with is not judged again ...
 MAX_SLOW = 64  # ... and so many are remembered
-LIMITS = WorkerLimits(memory_bytes=512 << 20, cpu_s=30)  # beyond CHECK_TIMEOUT_S, should nobody be left to end it
+LIMITS = WorkerLimits(memory_bytes=512 << 20, cpu_s=30, is_sealed=True)
+"""The limits of a judge. The limit on its processor time ends a judge that its user has left."""
+
 MAX_VALIDATORS = 32
 MAX_ATTEMPTS = 3  # where the judge is ended from outside, or the process that forks it
 

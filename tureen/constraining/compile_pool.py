@@ -17,7 +17,7 @@ from tureen.sandbox.limits import address_space
 from tureen.sandbox.supervisor import Supervisor
 from tureen.sandbox.worker import Lost, Worker
 
-PROGRAM = ("-m", "tureen.constraining.compile_worker")
+PROGRAM = "tureen.constraining.compile_worker"
 START_TIMEOUT_S = 120.0
 MAX_IDLE = 2
 MAX_GROWTH_BYTES = 64 << 20

@@ -1,4 +1,4 @@
-"""`python -I -m tureen.constraining.compile_worker`: a fork server whose workers compile constraints, one at a time."""
+"""A fork server whose workers compile constraints, one at a time."""
 
 from __future__ import annotations
 

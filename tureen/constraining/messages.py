@@ -10,7 +10,7 @@ from tureen.grammar import GrammarError, GrammarSpec, Unenforced, Vocabulary
 from tureen.grammar.guard.facts import GuardFacts
 from tureen.sandbox.limits import WorkerLimits
 
-LIMITS = WorkerLimits(memory_bytes=1 << 30, cpu_s=600)
+LIMITS = WorkerLimits(memory_bytes=1 << 30, cpu_s=600, is_sealed=True)
 """The limits of a worker that compiles. Its processor time is bounded by the engine, which ends it at the deadline."""
 
 MAX_REPLY_BYTES = 64 << 20

@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from tureen.log import LOGGER_NAME, get_logger
 from tureen.metrics import Metrics
 from tureen.requests.other_fronts import Accepting
 from tureen.requests.state import ServerState
+from tureen.sandbox import child_process
 
 if TYPE_CHECKING:
     from tureen.replicas.router import Router
@@ -106,9 +106,8 @@ class FrontProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             descriptors = [theirs.fileno(), self.listener.fileno()]
-            command = [sys.executable, "-m", "tureen.fronts.worker", *map(str, descriptors)]
             try:
-                process = subprocess.Popen(command, pass_fds=descriptors)
+                process = child_process.start("tureen.fronts.worker", *map(str, descriptors), pass_fds=descriptors)
             except OSError:
                 ours.close()
                 raise

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import shutil
 import socket
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,15 +35,6 @@ def check(config: Config) -> None:
         why, field = "several models: only one front knows which are loaded; leave --api-workers out", "models"
     if why:
         raise StartupError(f"--api-workers {config.api_workers} with {why}", field=field)
-
-
-def make_folder() -> Path:
-    """Makes the folder of the sockets between the processes, which nobody else may open."""
-    return Path(tempfile.mkdtemp(prefix="tureen-fronts-"))
-
-
-def remove_folder(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 class SharedClient(HealingClient):

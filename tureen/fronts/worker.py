@@ -1,4 +1,4 @@
-"""A front beside the owner: `python -m tureen.fronts.worker CONTROL LISTENER`, started with these two descriptors."""
+"""A front beside the owner, which starts it with two descriptors: CONTROL and LISTENER."""
 
 from __future__ import annotations
 

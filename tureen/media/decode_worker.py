@@ -1,4 +1,4 @@
-"""`python -I -m tureen.media.decode_worker`: a fork server that has Pillow and the model's family in memory.
+"""A fork server that has Pillow and the model's family in memory.
 
 Each prompt's pictures are decoded by a worker of their own. It has given up all rights before, and ends with its reply,
 so one that breaks its decoder meets no other client's pictures.

@@ -28,7 +28,7 @@ from tureen.media.wire import LIMITS, SIZE, DecodeJob, DecodeReply, DecoderSetup
 from tureen.sandbox.supervisor import Supervisor, why_no_helpers
 from tureen.sandbox.worker import Lost
 
-PROGRAM = ("-m", "tureen.media.decode_worker")
+PROGRAM = "tureen.media.decode_worker"
 MAX_REFERENCES = 64
 MAX_PROMPT_BYTES = 64 << 20
 """Bytes of all pictures of a prompt together, as they are stored."""

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import ray
 from ray.exceptions import RayError
+from ray.job_config import JobConfig
 
 from tureen.build import Model
 from tureen.config import Config
@@ -146,12 +147,13 @@ def ray_clients(config: Config, text: str, model: Model, folder: Path | None = N
 
 def _join(cluster: RayCluster, text: str) -> None:
     """Raises StartupError."""
+    job = JobConfig(_client_job=True)  # otherwise actors import from the current folder first, which may be a model's
     try:
         if cluster.where == "local":
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            ray.init(include_dashboard=False, _node_ip_address=LOOPBACK, logging_level=logging.WARNING)
+            ray.init(include_dashboard=False, job_config=job, _node_ip_address=LOOPBACK, logging_level=logging.WARNING)
         else:
-            ray.init(address=cluster.where, logging_level=logging.WARNING)
+            ray.init(address=cluster.where, job_config=job, logging_level=logging.WARNING)
     except (RayError, OSError, RuntimeError, ValueError) as error:
         raise StartupError(
             f"--replicas {text}: Ray does not start, or is not there: {error}", field="replicas"

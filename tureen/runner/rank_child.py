@@ -1,5 +1,4 @@
-"""The process of one rank: `python -m tureen.runner.rank_child FD`, started by `ranks.py` with one end of a socket
-pair."""
+"""The process of one rank. `ranks.py` starts it with FD, one end of a socket pair."""
 
 from __future__ import annotations
 

@@ -6,11 +6,8 @@ import contextlib
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import threading
 import weakref
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -33,7 +30,8 @@ from tureen.runner.rank_orders import RankCall, RankOrder, RankReply, RankStep, 
 from tureen.runner.torch_forward import refuse_native_settings
 from tureen.sampling.sampler import Sampler
 from tureen.sampling.torch_arithmetic import TorchArithmetic
-from tureen.sandbox import framing
+from tureen.sandbox import child_process, framing
+from tureen.temporary_folder import TemporaryFolder
 from tureen.weights.source import ModelSource, model_config
 
 SHARED = frozenset({"load_adapter", "unload_adapter", "update_weights", "release_memory", "resume_memory", "forget"})
@@ -71,8 +69,8 @@ class Ranks:
         self._children: list[subprocess.Popen[bytes]] = []
         self._connections: list[socket.socket] = []
         # Kept as long as they run: a rank may read the file after others have met, and NCCL does at the first exchange.
-        self._folder = tempfile.TemporaryDirectory(prefix="tureen-ranks-")
-        self.store_path = str(Path(self._folder.name) / "ranks")
+        self._folder = TemporaryFolder("ranks")
+        self.store_path = str(self._folder.path / "ranks")
 
     def start(self, order: RankOrder) -> None:
         """Starts them; each gets the order with its own rank. Raises OSError."""
@@ -120,14 +118,13 @@ class Ranks:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
-        self._folder.cleanup()
+        self._folder.close()
 
     def _start(self, order: RankOrder) -> None:
         ours, theirs = socket.socketpair()
         self._connections.append(ours)
         with theirs:
-            command = [sys.executable, "-m", "tureen.runner.rank_child", str(theirs.fileno())]
-            child = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+            child = child_process.start("tureen.runner.rank_child", str(theirs.fileno()), pass_fds=[theirs.fileno()])
         self._children.append(child)
         framing.send(ours, self._encoder.encode(order))
         watch = (weakref.ref(self), child, order.rank)

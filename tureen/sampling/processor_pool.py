@@ -26,7 +26,7 @@ from tureen.sandbox import seccomp
 from tureen.sandbox.supervisor import Supervisor
 from tureen.sandbox.worker import Lost, Worker
 
-PROGRAM = ("-m", "tureen.sampling.processor_worker")
+PROGRAM = "tureen.sampling.processor_worker"
 START_TIMEOUT_S = 120.0
 LOAD_TIMEOUT_S = 10.0  # of the clock on the wall: LOAD_CPU_S of the processor is what code may take to load
 LOAD_CPU_S = 2.0

@@ -1,4 +1,4 @@
-"""`python -I -m tureen.sampling.processor_worker`: a fork server whose workers run the code of one client each.
+"""A fork server whose workers run the code of one client each.
 
 A client's bytes are unpickled in these workers and nowhere else.
 """

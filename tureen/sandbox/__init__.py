@@ -1,5 +1,6 @@
-"""Helper processes: starts, confines, watches and replaces fork servers and their workers.
+"""Child processes: starts all of them; confines, watches and replaces fork servers and their workers.
 
 Imports: config, devices, log.
-Imported by: build, cli, constraining, engine, fleet, fronts, media, replicas, requests, runner, sampling, serving.
+Imported by: bench, build, cli, constraining, engine, fleet, fronts, media, replicas, requests, runner, sampling,
+serving.
 """

@@ -1,6 +1,6 @@
 """The fork server: a process that has loaded what its workers need, and forks them. It reads nothing of a client.
 
-A module becomes one by calling `main` when it is run: `python -I -m MODULE CONTROL SETUP`, started by supervisor.py.
+A program becomes one by calling `main` when supervisor.py starts it, with the arguments CONTROL SETUP.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ BORN = struct.Struct("<I")
 confined."""
 
 MAX_DESCRIPTORS = 4
-PARENT = "TUREEN_SANDBOX_PARENT"
 
 Handle = Callable[[bytes], bytes]
 """A function that answers each message to a worker by one message. The end of its connection ends the worker."""
@@ -56,7 +55,6 @@ def main(make_program: Callable[[bytes], Program]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the server decides when to stop; its end is ours
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else nobody could tell how a worker ended
-    die_with_parent(int(os.environ.pop(PARENT)))
     program = make_program(os.pread(setup, os.fstat(setup).st_size, 0))
     os.close(setup)
     gc.collect()

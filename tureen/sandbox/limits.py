@@ -27,8 +27,12 @@ class WorkerLimits(NamedTuple):
 
 
 def die_with_parent(parent: int) -> None:
-    """Has this process end when its parent does, even while it is stopped. Raises OSError."""
-    seccomp.control(seccomp.PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Make the kernel kill this process when its parent ends, even while it is stopped. Raises OSError.
+
+    Linux alone can. The parent is the thread that forked this process. parent: the id of that thread's process.
+    """
+    if sys.platform == "linux":
+        seccomp.control(seccomp.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -53,8 +53,12 @@ MEMORY_CALLS = {"mmap": (9, 222), "mprotect": (10, 226)}
 
 
 def is_supported() -> bool:
-    """Says whether this system can have the filter: Linux on a known processor."""
-    return sys.platform == "linux" and platform.machine() in ARCHITECTURES
+    """Return whether this system can have the filter: Linux with seccomp, on a known processor."""
+    if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, None, 0, 0)  # fails: with EINVAL if the kernel has no filters
+    return ctypes.get_errno() != errno.EINVAL
 
 
 def program() -> bytes:

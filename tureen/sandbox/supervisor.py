@@ -9,15 +9,15 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 from tureen.log import get_logger
+from tureen.sandbox import seccomp
 from tureen.sandbox.budget import MemoryBudget
-from tureen.sandbox.fork_server import ENDED, FORK, PARENT, PING, READY
+from tureen.sandbox.fork_server import ENDED, FORK, PING, READY
 from tureen.sandbox.limits import WorkerLimits
 from tureen.sandbox.pulse import Patience, Pulse
 from tureen.sandbox.worker import Lost, Worker
@@ -63,17 +63,24 @@ class Supervisor:
     def __init__(
         self,
         name: str,
-        program: Sequence[str],
+        program: str,
         limits: WorkerLimits,
         *,
         setup: bytes = b"",
         tick: Callable[[], None] = lambda: None,
     ) -> None:
-        """program: Python's arguments. limits: those of its workers. setup: what the program gets. tick: called often,
-        by the watching thread."""
+        """program: a module, or the absolute path of a file. limits: those of its workers. setup: what the program
+        gets. tick: called often, by the watching thread."""
+        if limits.is_sealed and not seccomp.is_supported():
+            log.warning(
+                "%s run without a seccomp filter, which needs Linux on %s. Their other limits hold, but an input that "
+                "takes over a worker can act as this user. Serve only clients that you trust",
+                name,
+                " or ".join(seccomp.ARCHITECTURES),
+            )
         self.name = name
         self.num_replaced = 0
-        self._program = tuple(program)
+        self._program = program
         self._limits = limits
         self._setup = setup
         self._budget: MemoryBudget | None = None
@@ -204,8 +211,7 @@ class Supervisor:
         os.close(self._wake_read)
 
     def _run(self) -> None:
-        """Starts, watches and replaces the fork server. It ends with the thread that started it, so one thread does all
-        of it."""
+        """Starts, watches and replaces the fork server."""
         pause_s = FIRST_PAUSE_S
         while not self._closing.is_set():
             server = None
@@ -296,8 +302,10 @@ def helpers_down(*supervisors: Supervisor | None) -> tuple[str, ...]:
 class _Server:
     """One process. Closing the control socket ends it."""
 
-    def __init__(self, program: Sequence[str], setup: bytes) -> None:
+    def __init__(self, program: str, setup: bytes) -> None:
         """Raises OSError."""
+        from tureen.sandbox import child_process  # noqa: PLC0415 - many servers never start a helper
+
         with contextlib.ExitStack() as undo:
             self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             undo.callback(self.control.close)
@@ -307,12 +315,14 @@ class _Server:
             undo.callback(os.close, memory)
             with open(memory, "wb", closefd=False) as file:
                 file.write(setup)
-            self.process = subprocess.Popen(
-                [sys.executable, "-I", *program, str(theirs.fileno()), str(memory)],
+            self.process = child_process.start(
+                program,
+                str(theirs.fileno()),
+                str(memory),
                 pass_fds=[theirs.fileno(), memory],
                 stdin=subprocess.DEVNULL,
                 cwd="/",
-                env=ENVIRONMENT | {PARENT: str(os.getpid())},
+                env=ENVIRONMENT,
                 process_group=0,  # a Ctrl-C is for the server, which drains first
             )
             undo.callback(self.process.wait)

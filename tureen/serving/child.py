@@ -1,4 +1,4 @@
-"""The engine's process: `python -m tureen.serving.child FD`, started by ProcessClient with one end of a socket pair."""
+"""The engine's process. ProcessClient starts it with FD, one end of a socket pair."""
 
 from __future__ import annotations
 

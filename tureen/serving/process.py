@@ -7,7 +7,6 @@ import contextlib
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,11 +49,13 @@ class ProcessHost:
         return self._child.pid
 
     async def start(self) -> None:
+        from tureen.sandbox import child_process  # noqa: PLC0415 - an engine in a thread needs none
+
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "tureen.serving.child", str(theirs.fileno())]
+            descriptors = [theirs.fileno(), *self._order.descriptors]
             try:
-                self._child = subprocess.Popen(command, pass_fds=[theirs.fileno(), *self._order.descriptors])
+                self._child = child_process.start("tureen.serving.child", str(theirs.fileno()), pass_fds=descriptors)
             except OSError:
                 ours.close()
                 raise

@@ -1,0 +1,119 @@
+"""Child processes import nothing from the current folder, and end with the process that started them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from decoys import Decoys, imported_by_python
+from patience import PATIENCE_S
+
+import tureen
+from tureen.sandbox import child_process
+
+PACKAGE = Path(tureen.__file__).parent
+STARTS = re.compile(
+    r"\b(?:subprocess\.(?:Popen|run|call|check_call|check_output|getoutput|getstatusoutput)\b(?!\[)"
+    r"|os\.(?:fork|forkpty|popen|system|posix_spawnp?|spawn[lv]\w*|exec[lv]\w*)\b"
+    r"|from (?:subprocess|multiprocessing|pty)\b|import (?:multiprocessing|pty)\b|create_subprocess_\w+)"
+)
+"""What starts processes; a type such as subprocess.Popen[bytes] does not."""
+
+
+def test_one_module_alone_starts_processes_and_fork_servers_fork():
+    starts = {
+        path.relative_to(PACKAGE).as_posix(): set(STARTS.findall(path.read_text())) for path in PACKAGE.rglob("*.py")
+    }
+    assert {name: names for name, names in starts.items() if names} == {
+        "sandbox/child_process.py": {"subprocess.Popen"},
+        "sandbox/fork_server.py": {"os.fork"},  # each worker ties its life to its fork server's
+    }
+
+
+def test_a_child_imports_nothing_from_the_current_folder(tmp_path):
+    decoys = Decoys(tmp_path)
+    program = tmp_path / "program.py"
+    program.write_text("import json, msgspec, numpy, tureen.serving.child, sys; print(*sys.argv[1:])")
+    child = child_process.start(str(program), "a", "b", cwd=decoys.folder, stdout=subprocess.PIPE)
+    said, _ = child.communicate()
+    assert (child.returncode, said, decoys.imported) == (0, b"a b\n", [])
+
+
+@pytest.mark.parametrize("command", [["-m", "tureen", "--version"], ["-umtureen.launch_server", "--help"]])
+def test_the_command_imports_nothing_from_the_current_folder(tmp_path, command):
+    decoys = Decoys(tmp_path, without=imported_by_python())
+    done = subprocess.run([sys.executable, *command], cwd=decoys.folder, capture_output=True, text=True, check=False)
+    assert (done.returncode, decoys.imported) == (0, []), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "num_arguments", "is_started"),
+    [
+        (["-m", "tureen", "serve"], 2, True),
+        (["-X", "dev", "-mtureen.launch_server"], 1, True),
+        (["-m", "sglang.launch_server", "--port", "1"], 3, True),
+        (["-m", "pytest", "tureen"], 2, False),
+        (["-m", "tureens"], 1, False),
+        (["program.py", "-m", "tureen"], 3, False),
+    ],
+)
+def test_only_where_python_runs_a_module_of_tureen_the_current_folder_is_left_out(
+    monkeypatch, words, num_arguments, is_started
+):
+    monkeypatch.setattr(sys, "orig_argv", ["python", *words])
+    monkeypatch.setattr(sys, "argv", ["-m"] * num_arguments)
+    monkeypatch.setattr(sys, "path", [os.getcwd(), *sys.path])
+    assert tureen._is_started_by_module() is is_started
+    monkeypatch.setattr(sys, "path", sys.path[1:])
+    assert not tureen._is_started_by_module()
+
+
+GENERATIONS = """
+import os, subprocess, sys, threading
+from tureen.sandbox import child_process
+
+def begin():
+    numbers.append(threading.get_native_id())
+    child = child_process.start(__file__, str(int(sys.argv[1]) - 1), stdout=subprocess.PIPE)
+    pids.append(child.stdout.readline().decode().strip())  # by now the child has tied its life to its parent's
+
+numbers, pids = [], [str(os.getpid())]
+if int(sys.argv[1]):
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    while str(numbers[0]) in os.listdir("/proc/self/task"):
+        os.sched_yield()
+print(*pids, flush=True)
+sys.stdin.read()
+"""
+"""A process with as many generations of children as its argument says. A thread that ends starts each child."""
+
+
+def test_stopped_children_and_grandchildren_end_with_the_process_and_not_with_the_thread_that_started_them(tmp_path):
+    program = tmp_path / "generations.py"
+    program.write_text(GENERATIONS)
+    command = [sys.executable, str(program), "2"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        pids = [int(word) for word in first.stdout.readline().split()]
+        assert len(pids) == 3
+        ends = [os.pidfd_open(pid) for pid in pids]
+        try:
+            assert select.select(ends, [], [], 0)[0] == []
+            for pid in reversed(pids):
+                os.kill(pid, signal.SIGSTOP)
+            first.kill()
+            for end in ends:
+                assert select.select([end], [], [], PATIENCE_S)[0]
+        finally:
+            for end in ends:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(end, signal.SIGKILL)
+                os.close(end)

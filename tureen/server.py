@@ -218,7 +218,7 @@ def _import_shell() -> ModuleType:
 
 
 async def _prepare_when_idle(client: EngineClient, state: ServerState) -> None:
-    """Has the engine begin what the first constraint would wait for, once nobody waits for anything else."""
+    """Begins what the first chat and the first constraint would wait for, once no request runs."""
     if client.info.pooling is not None:
         return
     while True:
@@ -228,6 +228,7 @@ async def _prepare_when_idle(client: EngineClient, state: ServerState) -> None:
         if not state.num_running:
             break
     with contextlib.suppress(TureenError):  # an engine that has died says so elsewhere
+        await asyncio.to_thread(state.context.probe_templates)
         await client.call("prepare_grammars")
 
 

@@ -227,8 +227,9 @@ async def _prepare_when_idle(client: EngineClient, state: ServerState) -> None:
             return
         if not state.num_running:
             break
-    with contextlib.suppress(TureenError):  # an engine that has died says so elsewhere
+    with contextlib.suppress(TureenError):  # the first chat tries again
         await asyncio.to_thread(state.context.probe_templates)
+    with contextlib.suppress(TureenError):  # an engine that has died says so elsewhere
         await client.call("prepare_grammars")
 
 

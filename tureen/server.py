@@ -220,7 +220,7 @@ def _import_shell() -> ModuleType:
 
 
 async def _prepare_when_idle(client: EngineClient, state: ServerState) -> None:
-    """Has the engine begin what the first constraint would wait for, once nobody waits for anything else."""
+    """Begins what the first chat and the first constraint would wait for, once no request runs."""
     if client.info.pooling is not None:
         return
     while True:
@@ -229,6 +229,8 @@ async def _prepare_when_idle(client: EngineClient, state: ServerState) -> None:
             return
         if not state.num_running:
             break
+    with contextlib.suppress(TureenError):  # the first chat tries again
+        await asyncio.to_thread(state.context.probe_templates)
     with contextlib.suppress(TureenError):  # an engine that has died says so elsewhere
         await client.call("prepare_grammars")
 

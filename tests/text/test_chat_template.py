@@ -281,7 +281,7 @@ def test_tokens_made_of_roles_are_the_template_s():
 
 def test_a_template_that_makes_tokens_of_other_pieces_is_told_of(caplog):
     with caplog.at_level(logging.WARNING):
-        _make_template("{{ '<|im' }}{{ '_end|>' }}{{ messages[0].content }}")
+        _make_template("{{ '<|im' }}{{ '_end|>' }}{{ messages[0].content }}").probe()
     assert "control tokens out of pieces" in caplog.text
 
 

@@ -23,6 +23,7 @@ from tureen.errors import InvalidRequest, StartupError, Unavailable, echo, not_l
 from tureen.media.base import Family
 from tureen.media.loader import MediaLoader
 from tureen.metrics import Metrics
+from tureen.requests import template_pool
 from tureen.requests.body import convert, read_json, read_params
 from tureen.requests.helpers import Helpers
 from tureen.requests.keys import load_keys
@@ -78,6 +79,12 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         ids = () if self.family is None else (self.family.placeholder_id, self.family.video_placeholder_id)
         return frozenset(token_id for token_id in ids if token_id is not None)
 
+    def probe_templates(self) -> None:
+        """Finds out the chat templates' abilities, so that the first chat need not wait for it. Raises Unavailable."""
+        if not isinstance(self.chat_templates, str):
+            self.chat_templates.plain.probe()
+            self.chat_templates.with_tools.probe()
+
 
 def make_context(tokenizer: Tokenizer, info: EngineInfo, config: Config, media: MediaLoader | None = None) -> Context:
     """Collects the facts that reading bodies needs.
@@ -120,7 +127,11 @@ def _chat_templates(tokenizer: Tokenizer, config: Config, family: Family | None)
         if family.video_placeholder is not None:
             pictures["video"] = (family.video_placeholder, VIDEO)
     return load_chat_templates(
-        config.chat_template, tokenizer, pictures, allow_spelled=config.allow_special_tokens_in_messages
+        config.chat_template,
+        tokenizer,
+        pictures,
+        allow_spelled=config.allow_special_tokens_in_messages,
+        do=template_pool.do,
     )
 
 

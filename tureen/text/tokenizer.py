@@ -3,12 +3,14 @@ has fixed bytes in running text, so outputs can be streamed."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken
@@ -23,6 +25,18 @@ BYTE_TOKEN: Final = re.compile("<0x([0-9A-Fa-f]{2}|\\+[0-9A-Fa-f])>")
 """A byte token such as <0x0A>; the library's parser allows a sign in the number, too."""
 ANCHOR: Final = "a"  # a token put before another, so that a decoder treats that one as running text
 DECODERS: Final = ("ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece")
+
+
+class _Bpe(msgspec.Struct):
+    """The part of a tokenizer.json that says how BPE merges."""
+
+    vocab: dict[str, int]
+    merges: list[str | tuple[str, str]]
+    continuing_subword_prefix: str | None = None
+
+
+class _TokenizerFile(msgspec.Struct):
+    model: _Bpe
 
 
 class Tokenizer:
@@ -267,10 +281,22 @@ def _load_backend(file: Path) -> Backend:
         ) from None
     except OSError as error:
         raise StartupError(f"tokenizer {file}: cannot read it: {error.strerror}") from None
+    with gguf_vocab.naming_faults(f"tokenizer {file}: cannot be read"):
+        _check_bpe(content)
+        backend = Backend.from_buffer(content)
+        with contextlib.suppress(ValueError, TypeError):
+            backend.post_process(backend.encode(ANCHOR, add_special_tokens=False))  # panics if it names no known token
+    return backend
+
+
+def _check_bpe(content: bytes) -> None:
+    """Raise ValueError for a tokenizer.json with a merge that makes no token. The library reports all other faults."""
     try:
-        return Backend.from_buffer(content)
-    except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception
-        raise StartupError(f"tokenizer {file}: cannot be read: {echo(str(error))}") from None
+        model = msgspec.json.decode(content, type=_TokenizerFile).model
+    except (msgspec.DecodeError, RecursionError):
+        return
+    merges = (merge.partition(" ")[::2] if isinstance(merge, str) else merge for merge in model.merges)
+    gguf_vocab.check_merges(model.vocab, merges, model.continuing_subword_prefix or "")
 
 
 def _read_json(file: Path) -> dict[str, Any]:

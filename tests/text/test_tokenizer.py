@@ -290,6 +290,7 @@ def test_bos_is_added_unless_the_metadata_says_no():
         ({"merges": None}, "tokenizer.ggml.merges"),
         ({"merges": ["no such"]}, "corrupt"),
         ({"merges": ["one"]}, "corrupt"),
+        ({"merges": ["! !"]}, "corrupt: 'the merge of '!' and '!' makes no token"),
         ({"eos_token_id": 256}, "tokenizer.ggml.eos_token_id must be a token id below 256, got 256"),
         ({"bos_token_id": -1}, "tokenizer.ggml.bos_token_id"),
         ({"model": "llama"}, "tokenizer.ggml.scores"),
@@ -369,11 +370,21 @@ def test_truncation_and_padding_of_the_file_are_switched_off(tmp_path):
     assert from_folder(tmp_path).encode("xyz") == [120, 121, 122]
 
 
+def bpe(merges: list, normalizer: dict | None = None, **more: str) -> str:
+    """A tokenizer.json at which the package tokenizers panics."""
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "é": 2}, "merges": merges, **more}
+    return json.dumps({"version": "1.0", "normalizer": normalizer, "model": model})
+
+
 @pytest.mark.parametrize(
     ("name", "content", "fault"),
     [
         ("tokenizer.json", "{", "tokenizer.json: cannot be read"),
         ("tokenizer.json", '{"model": {"type": "Nothing"}}', "tokenizer.json: cannot be read"),
+        ("tokenizer.json", bpe([["a", "b"]]), "cannot be read: 'the merge of 'a' and 'b' makes no token"),
+        ("tokenizer.json", bpe(["a b"]), "cannot be read: 'the merge of 'a' and 'b' makes no token"),
+        ("tokenizer.json", bpe([["é", "b"]], continuing_subword_prefix="xy"), "cannot be read: 'the merge of"),
+        ("tokenizer.json", bpe([], {"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "cannot be read"),
         ("tokenizer_config.json", "{", "tokenizer_config.json: not valid JSON"),
         ("tokenizer_config.json", "[]", "tokenizer_config.json: must hold a JSON object"),
         ("tokenizer.json", json.dumps({"added_tokens": [{"content": "x" * 1025}] * 1024}), "have 1049600 characters"),

@@ -39,9 +39,14 @@ from tureen.weights.source import ModelSource
 NAME = "tureen"  # of our attention, in transformers' table
 HARMLESS = frozenset(
     {"dropout", "sliding_window", "softcap", "position_ids", "use_cache", "is_causal", "cache_position"}
+    | {"output_hidden_states"}
 )
 """Keywords of an attention call that are honoured, or change nothing here. Any other that is set is refused."""
 PROBE = 4  # tokens of the run that shows what a model's layers look like
+
+
+FAULTS = (ValueError, LookupError, OSError, ImportError, RuntimeError, TypeError, AttributeError, ArithmeticError)
+"""Errors that code of transformers raises for a model or a config that it does not fit."""
 
 
 class AttentionCall(NamedTuple):
@@ -99,14 +104,7 @@ class TransformersForward:
         if inputs.embedded is not None:
             places, vectors = inputs.embedded
             embeddings[places] = vectors.to(embeddings.dtype)
-        output = self._model(
-            inputs_embeds=embeddings[None],
-            position_ids=inputs.positions[None],
-            use_cache=False,
-            output_hidden_states=True,
-            logits_to_keep=torch.tensor(needed or [0], device=self._device),
-        )
-        logits, states = output.logits[0].float(), output.hidden_states[-1][0]
+        logits, states = _outputs(self._model, embeddings, inputs.positions, needed or [0])
         scored = iter(logits[len(sampled) :].split([len(piece) for piece in pieces]) if pieces else ())
         hidden = tuple(states[list(tokens)].float().cpu().numpy() for tokens in hidden_ranges(batch))
         if not sampled:
@@ -178,10 +176,8 @@ def _load(source: ModelSource, dtype: torch.dtype, device: DeviceInfo) -> Any:
             local_files_only=True,
             output_loading_info=True,
         )
-    except (ValueError, KeyError, OSError, ImportError, RuntimeError) as error:
-        raise StartupError(
-            f"--model-impl transformers: transformers cannot load it: {' '.join(str(error).split())[:300]}"
-        ) from None
+    except FAULTS as error:
+        raise _fault("cannot load it", error) from None
     model, report = loaded
     if report["missing_keys"]:
         missing = ", ".join(sorted(report["missing_keys"])[:3])
@@ -231,13 +227,37 @@ def _linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
     return kernel.linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
 
 
+def _outputs(model: Any, embeddings: Tensor, positions: Tensor, needed: list[int]) -> tuple[Any, Any]:
+    """Compute one sequence, [tokens, hidden size]. Return the logits of the needed tokens, and all last states."""
+    output = model(
+        inputs_embeds=embeddings[None],
+        position_ids=positions[None],
+        use_cache=False,
+        output_hidden_states=True,
+        logits_to_keep=torch.tensor(needed, device=embeddings.device),
+    )
+    return output.logits[0].float(), output.hidden_states[-1][0]
+
+
+def _fault(what: str, error: Exception) -> StartupError:
+    told = " ".join(str(error).split())[:300]
+    return StartupError(
+        f"--model-impl transformers: transformers {what}: {type(error).__name__}: {told}", field="model_impl"
+    )
+
+
 @torch.inference_mode()
 def _look_at(forward: TransformersForward, model: Any, device: DeviceInfo) -> list[LayerShape]:
     """Returns each layer's attention, found by running the model once. Raises StartupError for what cannot be run."""
     for module in model.modules():
         if hasattr(module, "layer_idx"):
             module.tureen_forward = forward
-    model(torch.zeros(1, PROBE, dtype=torch.int64, device=device.name), use_cache=False)
+    try:
+        embeddings = model.get_input_embeddings()(torch.zeros(PROBE, dtype=torch.int64, device=device.name))
+        _outputs(model, embeddings, torch.arange(PROBE, device=device.name), [0])
+        _ = model.get_output_embeddings().weight.shape
+    except FAULTS as error:
+        raise _fault("cannot run it with embeddings in place of tokens", error) from None
     text = model.config.get_text_config()
     layers = text.num_hidden_layers
     missing = [layer for layer in range(layers) if layer not in forward.seen]

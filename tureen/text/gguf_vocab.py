@@ -5,7 +5,8 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (tokenizer.ggm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -69,7 +70,8 @@ def build_backend(metadata: Mapping[str, Any]) -> Tokenizer:
         )
     if sum(len(token.content) for token in added) > MAX_ADDED_CHARS:
         raise StartupError(f"tokenizer.ggml.token_type marks special tokens of more than {MAX_ADDED_CHARS} characters")
-    try:
+    corrupt = "the tokenizer in the model's metadata is corrupt"
+    with naming_faults(corrupt):
         if model == "llama":
             backend = _sentencepiece(metadata, tokens, types)
         elif model == "gpt2":
@@ -77,14 +79,37 @@ def build_backend(metadata: Mapping[str, Any]) -> Tokenizer:
         else:
             raise StartupError(f"tokenizer.ggml.model {echo(model)} is not known; these are: gpt2, llama")
         backend.add_tokens(added)
+        if backend.get_vocab_size() != len(tokens):
+            raise StartupError(f"{corrupt}: its tokens are not distinct")
+        _add_bos(backend, metadata, tokens)
+    return backend
+
+
+@contextmanager
+def naming_faults(what: str) -> Iterator[None]:
+    """Turn an error of the package tokenizers into a StartupError that begins with `what`.
+
+    The package raises plain Exception. Where its Rust code panics, it raises a BaseException of a class that cannot be
+    imported.
+    """
+    try:
+        yield
     except StartupError:
         raise
-    except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception for a vocabulary it cannot use
-        raise StartupError(f"the tokenizer in the model's metadata is corrupt: {echo(str(error))}") from None
-    if backend.get_vocab_size() != len(tokens):
-        raise StartupError("the tokenizer in the model's metadata is corrupt: its tokens are not distinct")
-    _add_bos(backend, metadata, tokens)
-    return backend
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise StartupError(f"{what}: {echo(str(error))}") from None
+
+
+def check_merges(vocab: Container[str], merges: Iterable[Sequence[str]], prefix: str = "") -> None:
+    """Raise ValueError for a merge whose result is no token: the package tokenizers panics or aborts at some.
+
+    prefix: mark of tokens that continue a word; the result has only the left token's.
+    """
+    for left, right in merges:
+        if left + right.removeprefix(prefix) not in vocab or not right.startswith(prefix):
+            raise ValueError(f"the merge of {echo(left)} and {echo(right)} makes no token")
 
 
 def end_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
@@ -124,6 +149,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
         raise StartupError(f"tokenizer.ggml.pre {echo(pre)} is not known; these are: {', '.join(PRE_TOKENIZERS)}")
     merges = [merge.partition(" ")[::2] for merge in _get(metadata, "merges", list)]
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    check_merges(vocab, merges)
     backend = Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in IGNORE_MERGES))
     backend.pre_tokenizer = build()
     backend.decoder = decoders.ByteLevel()

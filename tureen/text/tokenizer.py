@@ -3,6 +3,7 @@ has fixed bytes in running text, so outputs can be streamed."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,27 @@ BYTE_TOKEN: Final = re.compile("<0x([0-9A-Fa-f]{2}|\\+[0-9A-Fa-f])>")
 MAX_FILE_BYTES: Final = 128 << 20  # of tokenizer.json; the largest have some 35 MB
 ANCHOR: Final = "a"  # a token put before another, so that a decoder treats that one as running text
 DECODERS: Final = ("ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece")
+
+
+class _Bpe(msgspec.Struct):
+    """The part of a tokenizer.json that says how BPE merges."""
+
+    vocab: dict[str, int]
+    merges: list[str | tuple[str, str]]
+    continuing_subword_prefix: str | None = None
+
+
+class _AddedToken(msgspec.Struct):
+    """An entry of `added_tokens`, which the library reads slowly."""
+
+    content: str
+
+
+class _TokenizerFile(msgspec.Struct):
+    """The parts of a tokenizer.json that are checked here."""
+
+    added_tokens: list[_AddedToken] = []
+    model: msgspec.Raw = msgspec.Raw()
 
 
 class Tokenizer:
@@ -260,18 +282,6 @@ def id_list(value: object) -> list[int]:
     return [token_id for token_id in values if isinstance(token_id, int) and not isinstance(token_id, bool)]
 
 
-class _AddedToken(msgspec.Struct):
-    """An entry of `added_tokens`."""
-
-    content: str
-
-
-class _TokenizerFile(msgspec.Struct):
-    """The part of tokenizer.json that the library reads most slowly."""
-
-    added_tokens: list[_AddedToken] = []
-
-
 def _load_backend(file: Path) -> Backend:
     try:
         content = read_regular(file, max_bytes=MAX_FILE_BYTES)
@@ -281,20 +291,32 @@ def _load_backend(file: Path) -> Backend:
         ) from None
     except OSError as error:
         raise StartupError(f"tokenizer {file}: cannot read it: {error.strerror}") from None
+    with gguf_vocab.naming_faults(f"tokenizer {file}: cannot be read"):
+        _check(content)
+        backend = Backend.from_buffer(content)
+        with contextlib.suppress(ValueError, TypeError):
+            backend.post_process(backend.encode(ANCHOR, add_special_tokens=False))  # panics if it names no known token
+    return backend
+
+
+def _check(content: bytes) -> None:
+    """Raise ValueError for a tokenizer.json whose added tokens take the library too long, or with a merge that makes no
+    token. The library reports all other faults."""
     try:
-        added = msgspec.json.decode(content, type=_TokenizerFile).added_tokens
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        raise StartupError(f"tokenizer {file}: cannot be read: it is no valid tokenizer.json") from None
-    num_chars = sum(len(token.content) for token in added)
+        parts = msgspec.json.decode(content, type=_TokenizerFile)
+    except (ValueError, RecursionError):
+        raise ValueError("it is no valid tokenizer.json") from None
+    num_chars = sum(len(token.content) for token in parts.added_tokens)
     if num_chars > gguf_vocab.MAX_ADDED_CHARS:
-        raise StartupError(
-            f"tokenizer {file}: its added_tokens have {num_chars} characters; at most {gguf_vocab.MAX_ADDED_CHARS} are "
-            "taken"
+        raise ValueError(
+            f"its added_tokens have {num_chars} characters; at most {gguf_vocab.MAX_ADDED_CHARS} are taken"
         )
     try:
-        return Backend.from_buffer(content)
-    except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception
-        raise StartupError(f"tokenizer {file}: cannot be read: {echo(str(error))}") from None
+        model = msgspec.json.decode(parts.model, type=_Bpe)
+    except (ValueError, RecursionError):  # of another kind
+        return
+    merges = (merge.partition(" ")[::2] if isinstance(merge, str) else merge for merge in model.merges)
+    gguf_vocab.check_merges(model.vocab, merges, model.continuing_subword_prefix or "")
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -430,7 +430,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = False
 
     context_length: Annotated[
-        Positive | None, _meta("scheduling TOKENS", "Most tokens of prompt and output. Default: the model's own.")
+        Positive | None,
+        _meta(
+            "scheduling TOKENS",
+            "Most tokens of prompt and output. Default: the model's own; with LongRoPE its first training length.",
+        ),
     ] = None
     max_total_tokens: Annotated[
         Positive | None,

@@ -95,11 +95,14 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path):
         load_runner(folder_source(tmp_path), Config(device=DEVICE))
 
 
-@pytest.mark.parametrize(("length", "context_length"), [(61, 64), (61, None), (40, 64)])
-def test_longrope_has_the_long_factors_in_a_server_of_long_contexts_and_the_short_ones_else(
-    length, context_length, tmp_path
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize(
+    ("original", "context_length", "factors"),
+    [(64, None, "short"), (64, 64, "short"), (48, 100, "long")],
+)
+def test_longrope_has_the_short_factors_unless_a_longer_context_is_asked_for(
+    original, context_length, factors, kernels, tmp_path, caplog
 ):
-    original = 64 if context_length else 48
     parameters = {
         "rope_type": "longrope",
         "rope_theta": 10000.0,
@@ -110,10 +113,17 @@ def test_longrope_has_the_long_factors_in_a_server_of_long_contexts_and_the_shor
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        oracle = write(tmp_path, "phi3-partial", rope_parameters=parameters)
-    runner = make_runner(tmp_path, context_length=context_length)
-    sequence = Running(0, PROMPT[:length], range(8), logprobs=SPEC)
-    generate(runner, sequence, 2, chunk=1000, score=True)
+        more = {"rope_parameters": parameters, "original_max_position_embeddings": original}
+        oracle = write(tmp_path, "phi3-partial", **more)
+    with caplog.at_level("INFO", "tureen"):
+        runner = make_runner(tmp_path, context_length=context_length, kernels=kernels)
+    assert runner.capacity().context_len == (context_length or original)
+    assert runner.call("device")["rope_factors"] == factors
+    [line] = [record.message for record in caplog.records if "longrope" in record.message]
+    assert f"the {factors} factors" in line
+    assert "--context-length" in line
+    sequence = Running(0, random.Random(5).choices(range(256), k=61), range(8), logprobs=SPEC)
+    generate(runner, sequence, 2, chunk=1000 if factors == "short" else 50, score=True)
     expected = logprobs(oracle, sequence.token_ids[:-1])
     reports = sequence.prompt_logprobs + sequence.output_logprobs
     assert max(distance(report, row) for report, row in zip(reports, expected.tolist(), strict=True)) < CLOSE

@@ -358,9 +358,9 @@ def test_a_named_template_begins_as_the_tokenizer_does():
     tokenizer = make_byte_level()
     messages = [{"role": "user", "content": "hi"}]
     assert not load_chat_templates("vicuna_v1.1", tokenizer, {}).plain.source.startswith("{{ bos_token")
-    from tureen.text.gguf_vocab import add_bos
+    from tureen.text.gguf_vocab import add_around
 
-    add_bos(tokenizer.backend, "<s>", tokenizer.bos_token_id)
+    add_around(tokenizer.backend, tokenizer.bos_token_id, None)
     templates = load_chat_templates("chatml", tokenizer, {})
     text = templates.controls.plain(templates.plain.render(messages))
     assert text == "<s><|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"

@@ -271,6 +271,18 @@ def test_bos_is_added_unless_the_metadata_says_no():
     assert from_gguf_metadata(byte_level | {"tokenizer.ggml.add_bos_token": True}).encode("a") == [1, 97]
 
 
+def test_eos_is_added_where_the_metadata_says_so_and_the_text_of_a_token_may_hold_colons_and_spaces():
+    metadata = _sentencepiece_metadata(add_eos_token=True)
+    assert from_gguf_metadata(metadata).encode("a")[:: len(from_gguf_metadata(metadata).encode("a")) - 1] == [1, 2]
+    byte_level = {key: np.array(v) if key.endswith("type") else v for key, v in tiny_gguf.byte_vocabulary(300).items()}
+    byte_level["tokenizer.ggml.tokens"][257] = "<end: of text>"
+    adds_eos = byte_level | {"tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.eos_token_id": 257}
+    assert from_gguf_metadata(adds_eos).encode("a") == [97, 257]
+    assert from_gguf_metadata(adds_eos).encode("a", add_special_tokens=False) == [97]
+    assert from_gguf_metadata(adds_eos | {"tokenizer.ggml.add_bos_token": True}).encode("a") == [1, 97, 257]
+    assert from_gguf_metadata(byte_level | {"tokenizer.ggml.add_sep_token": True}).encode("a") == [97]
+
+
 # metadata that cannot be used
 
 

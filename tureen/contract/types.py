@@ -18,6 +18,12 @@ their mean, or what an embedding model makes of them."""
 Pooling = Literal["mean", "cls"]
 """How an embedding model makes one vector of the tokens' vectors: their mean, or the first token's."""
 
+DecoderPooling = Literal["mean", "last"]
+"""How a model that writes text makes one vector of the tokens' vectors."""
+
+RopeFactors = Literal["short", "long"]
+"""The list of factors of LongRoPE that a server uses."""
+
 PauseMode = Literal["abort", "retract", "in_place"]
 
 EngineRole = Literal["prefill", "decode", "both"]
@@ -305,6 +311,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     which is no top_k."""
 
     pooling: Pooling | None = None  # the model makes embeddings in this way and generates nothing
+    decoder_pooling: DecoderPooling = "last"  # of a model that generates: how it makes embeddings unless a request says
+    rope_factors: RopeFactors | None = None  # None: the model has no LongRoPE
     embedding_sizes: tuple[int, ...] = ()  # to which an embedding may be cut
     files: tuple[tuple[str, int, int], ...] = ()  # that the weights came from: name, bytes, time of the last change
     weights: str = ""  # digest of their files, where durable sessions are kept

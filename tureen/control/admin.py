@@ -220,6 +220,7 @@ def model_facts(state: ServerState) -> dict[str, Any]:
         "has_audio_understanding": False,
         "vocab_size": info.vocab_size,
         "context_length": info.context_len,
+        "rope_factors": info.rope_factors,
         "max_total_tokens": info.max_total_tokens,
         "eos_token_ids": list(info.eos_token_ids),
         "dtype": info.dtype,

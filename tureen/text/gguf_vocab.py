@@ -81,7 +81,7 @@ def build_backend(metadata: Mapping[str, Any]) -> Tokenizer:
         backend.add_tokens(added)
         if backend.get_vocab_size() != len(tokens):
             raise StartupError(f"{corrupt}: its tokens are not distinct")
-        _add_bos(backend, metadata, tokens)
+        _add_ends(backend, metadata, tokens)
     return backend
 
 
@@ -242,24 +242,32 @@ def _added_tokens(tokens: list[str], types: Sequence[int]) -> list[AddedToken]:
     ]
 
 
-def _add_bos(backend: Tokenizer, metadata: Mapping[str, Any], tokens: list[str]) -> None:
+def _add_ends(backend: Tokenizer, metadata: Mapping[str, Any], tokens: list[str]) -> None:
+    """Makes the tokenizer add BOS and EOS as llama.cpp does for this file.
+
+    llama.cpp uses add_sep_token for BERT's vocabularies and for pairs of texts only, which are not served here.
+    """
     is_sentencepiece = metadata["tokenizer.ggml.model"] == "llama"
-    by_default = is_sentencepiece or _get(metadata, "pre", str) in BOS_BY_DEFAULT
+    bos_by_default = is_sentencepiece or _get(metadata, "pre", str) in BOS_BY_DEFAULT
     bos_id = special_id(metadata, "bos_token_id", len(tokens))
-    if bos_id is not None and _flag(metadata, "add_bos_token", by_default):
-        add_bos(backend, tokens[bos_id], bos_id)
+    eos_id = special_id(metadata, "eos_token_id", len(tokens))
+    bos = bos_id if _flag(metadata, "add_bos_token", bos_by_default) else None
+    eos = eos_id if _flag(metadata, "add_eos_token", False) else None
+    if bos is not None or eos is not None:
+        add_around(backend, bos, eos)
 
 
-def add_bos(backend: Tokenizer, text: str, token_id: int) -> None:
-    """Makes `encode(…, add_special_tokens=True)` begin with this token."""
+def add_around(backend: Tokenizer, first: int | None, last: int | None) -> None:
+    """Makes `encode(…, add_special_tokens=True)` put these tokens, and no others, around a text."""
+    ids = {name: token_id for name, token_id in (("first", first), ("last", last)) if token_id is not None}
+
+    def around(text: str, kind: int) -> list[str]:
+        parts = ("first", text, "last")
+        return [f"{part}:{kind}" for part in parts if part == text or part in ids]
+
     backend.post_processor = processors.TemplateProcessing(
-        single=f"{text}:0 $A:0", pair=f"{text}:0 $A:0 {text}:1 $B:1", special_tokens=[(text, token_id)]
+        single=around("$A", 0), pair=around("$A", 0) + around("$B", 1), special_tokens=list(ids.items())
     )
-
-
-def add_nothing(backend: Tokenizer) -> None:
-    """Makes `encode(…, add_special_tokens=True)` add no token."""
-    backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
 
 
 def _tokens(metadata: Mapping[str, Any]) -> list[str]:

@@ -345,9 +345,9 @@ def _honour_add_bos(backend: Backend, add_bos_token: object, bos_token_id: int |
         return
     adds = backend.encode(ANCHOR).ids[:1] == [bos_token_id]
     if add_bos_token and not adds:
-        gguf_vocab.add_bos(backend, backend.id_to_token(bos_token_id) or "", bos_token_id)
+        gguf_vocab.add_around(backend, bos_token_id, None)
     elif adds and not add_bos_token:
-        gguf_vocab.add_nothing(backend)
+        gguf_vocab.add_around(backend, None, None)
 
 
 def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -86,9 +86,7 @@ def routes(state: ServerState) -> list[Entry]:
         answers = await unless_gone(request, embed(plan, state))
         return Response(_json.encode(answers), media_type="application/json")
 
-    docs = Docs(
-        "SGLang", "Embed prompts: the last token's hidden state.", bodies=(EncodeBody,), example={"text": "Paris"}
-    )
+    docs = Docs("SGLang", "Embed prompts by the model's own pooling.", bodies=(EncodeBody,), example={"text": "Paris"})
     return [Entry("/encode", encode, access="user", methods=["POST", "PUT"], any_model=True, docs=docs)]
 
 
@@ -249,9 +247,10 @@ def embedding_body(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 async def embed(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]:
-    """Runs the requests and returns the prompts' embeddings, scaled to length 1: the last token's hidden state, or an
-    embedding model's own pooling."""
-    outputs = await Run(state, plan.plan).whole()
+    """Runs the requests and returns the prompts' embeddings by the model's own pooling, scaled to length 1."""
+    pooling = embedding.states_for(None, state.context.info)
+    requests = tuple(msgspec.structs.replace(request, hidden_states=pooling) for request in plan.plan.requests)
+    outputs = await Run(state, msgspec.structs.replace(plan.plan, requests=requests)).whole()
     answers = []
     for output in outputs:
         vector = embedding.normalised(embedding.vector_of(output))

@@ -49,7 +49,8 @@ class BenchServer:
                 break
         threading.Thread(target=self._process.stdout.read, daemon=True).start()
         self.client = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
-        listed = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        tasks = Path(f"/proc/{self._process.pid}/task").glob("*/children")
+        listed = [word for task in tasks for word in task.read_text().split()]
         self.engines = sorted(pid for pid in map(int, listed) if b"serving.child" in _command_line(pid))
         assert len(self.engines) == 2
 

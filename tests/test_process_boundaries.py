@@ -19,15 +19,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from byte_tokenizer import make_byte_tokenizer
 from msgspec import inspect
-from real_app import SETTINGS, write_model
+from real_app import RealApp, write_model
 
 import tureen
-from tureen import build
-from tureen.config import Config
-from tureen.contract.types import EngineReady, FromEngine
-from tureen.requests.state import make_context
+from tureen.contract.types import FromEngine, ToEngine
+from tureen.serving.inproc import ThreadHost
 
 ROOT = Path(tureen.__file__).parent
 MOST_NESTED = 2
@@ -236,14 +233,39 @@ def test_every_field_arrives_in_another_process_as_it_was_sent(boundary):
 RECOMMENDED = {"top_k": 20, "top_p": 0.8, "temperature": 0.7, "repetition_penalty": 1.05}
 
 
-def test_a_model_that_recommends_top_k_can_be_served_from_another_process(tmp_path):
+def send_as_to_a_process(monkeypatch) -> list[str]:
+    """Send all that passes between a server and its engine through msgpack; returns the list of what that changes."""
+    changes: list[str] = []
+
+    def through(method, kind):
+        boundary = Boundary("", kind, "msgspec.msgpack.decode")
+
+        def send(host, message):
+            received = boundary.carry(message)
+            if why := difference(message, received, type(message).__name__):
+                changes.append(why)
+            method(host, received)
+
+        return send
+
+    monkeypatch.setattr(ThreadHost, "send", through(ThreadHost.send, ToEngine))
+    monkeypatch.setattr(ThreadHost, "_publish", through(ThreadHost._publish, FromEngine))
+    return changes
+
+
+def test_a_model_that_recommends_top_k_is_served_the_same_from_another_process(tmp_path, monkeypatch):
     write_model(tmp_path, seed=1)
     (tmp_path / "generation_config.json").write_text(json.dumps(RECOMMENDED))
-    config = Config(model_path=str(tmp_path), **SETTINGS)
-    engine, info = build.make_engine(config)
-    engine.close()
-    [from_engine] = [boundary for boundary in KINDS.values() if boundary.kind == FromEngine]
-    arrived = from_engine.carry(EngineReady(info)).info
-    assert (why := difference(info, arrived)) is None, why
-    _, of_model = make_context(make_byte_tokenizer(), arrived, config).defaults
-    assert (why := difference(RECOMMENDED, of_model)) is None, why
+    changes = send_as_to_a_process(monkeypatch)
+    everything = {"explain": True, "return_effective": True, "logprobs": 2, "n": 2, "logit_bias": {"5": 1}, "stop": "a"}
+    with RealApp(tmp_path) as app:
+        _, of_model = app.state.context.defaults
+        assert (why := difference(RECOMMENDED, of_model)) is None, why
+        answer = app.post("/v1/completions", prompt="ab", max_tokens=4, seed=1, **everything)
+        assert answer.json()["choices"][0]["effective"]["top_k"] == {"value": 20, "from": "model"}
+        assert '"stage":"top_k","value":20,' in answer.text
+        params = {"max_new_tokens": 4, "custom_params": {"ngram_size": 2, "more": [1, 1.0, True, {"a": None}]}}
+        hidden = {"return_logprob": True, "logprob_start_len": 0, "return_hidden_states": True}
+        asked = {"text": "ab", "sampling_params": params, "custom_logit_processor": "no_repeat_ngram", **hidden}
+        assert app.post("/generate", **asked).status_code == 200
+    assert changes == []

@@ -314,6 +314,7 @@ def test_the_benchmark_of_starts_passes_over_what_is_no_file(tmp_path, kind):
 
 
 OWN = {
+    "tureen/__main__.py": "the null device",
     "tureen/cli/lines.py": "a file that is written, looked at before",
     "tureen/files.py": "the function itself",
     "tureen/registry.py": "the package's own sources",

@@ -34,6 +34,8 @@ NUM_STREAMS = 8
 FROZEN_S, STARVED_TURN_S = 2.0, 0.1
 ENGINE, PROCESSORS = "tureen.serving.child", "tureen.sampling.processor_worker"
 WORKER = "tureen.fronts.worker"
+FIRST = "tureen.sandbox.child_main"
+"""The module that runs first in every child; the next word names the program."""
 PROCESSOR_FAILED = "error: custom_logit_processor_failed"
 BROKEN_OFF = "the connection broke off"
 READY = re.compile(rb"http://[0-9.]+:[0-9]+")
@@ -111,7 +113,9 @@ class Server:
                 todo += below
                 if pid != self.pid:
                     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-                    processes.append((next((one for one in words if one.startswith("tureen.")), "helper"), pid))
+                    processes.append(
+                        (next((one for one in words if one.startswith("tureen.") and one != FIRST), "helper"), pid)
+                    )
         return sorted(processes)
 
 

@@ -71,8 +71,9 @@ class ServerProcess:
         return self
 
     def children(self) -> list[int]:
-        listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [pid for pid in map(int, listed) if "resource_tracker" not in command_line(pid)]
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")  # each thread lists the processes it started
+        listed = [int(word) for task in tasks for word in task.read_text().split()]
+        return [pid for pid in sorted(listed) if "resource_tracker" not in command_line(pid)]
 
     def stop(self) -> int:
         if self.process.poll() is None:

@@ -3,8 +3,9 @@
 The result of a query does not depend on what it is batched with. Keys are gathered from position 0 (or from a
 multiple of KEY_BLOCK, where a sliding window begins later), padded to fixed sizes, and masked with -inf, so that
 padding adds exact zeros to sums of one fixed order; queries are padded likewise. On a CPU the sizes are those that a
-probe has found to give the same bits: see `tiles.py`. On other devices it holds as far as their kernel does.
-Padding repeats the row's own first key: a page's unused places may hold anything, NaN too, and are never read.
+probe has found to give the same bits: see `tiles.py`. There float16 is computed in float32. On other devices it holds
+as far as their kernel does. Padding repeats the row's own first key: a page's unused places may hold anything, NaN
+too, and are never read.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ class StageView(msgspec.Struct, frozen=True, array_like=True):
 
     name: str  # of the sampling parameter, where it is one
     probabilities: tuple[float, ...]  # after the stage; 0 = removed
-    value: float | None = None  # of the parameter, where it is a number
+    value: int | float | None = None  # of the parameter, where it is a number
     logits: tuple[float | None, ...] = ()  # after a stage that changes logits; None = -infinity
     num_kept: int | None = None  # a cut: how many tokens are left of the whole vocabulary
     starts: tuple[float | None, ...] = ()  # of the draw: where the candidate's share of [0, 1) begins; None = no share

@@ -29,6 +29,7 @@ from tureen.replicas.remote import EngineAddress, RemoteClient, RemoteEngine
 from tureen.replicas.replica import OnTurn
 from tureen.replicas.router import MakeClient
 from tureen.replicas.start import front_context
+from tureen.sandbox.limits import die_with_parent
 from tureen.serving.unblamed import UnblamedStreams
 
 PLACE_S = 300.0
@@ -45,6 +46,7 @@ class EngineHost:
     def __init__(self, config: bytes, files: dict[str, bytes], host: str) -> None:
         """config: the settings, as msgpack. files: the names of settings of TLS, and what is in their files. host: to
         listen on; "" = the address by which Ray knows the machine."""
+        die_with_parent(os.getppid())  # Ray's process for this machine; a stopped actor would outlive it
         self._config = msgspec.msgpack.decode(config, type=Config)
         self._files = files
         self._host = host

@@ -15,12 +15,13 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tureen.sandbox.limits import die_with_parent
 
-Child = subprocess.Popen[bytes]
-_Jobs = queue.SimpleQueue[tuple[Future[Child], Sequence[str], dict[str, Any]]]
+if TYPE_CHECKING:
+    Child = subprocess.Popen[bytes]
+    _Jobs = queue.SimpleQueue[tuple[Future[Child], Sequence[str], dict[str, Any]]]
 
 _lock = threading.Lock()
 _jobs: tuple[int, _Jobs] | None = None

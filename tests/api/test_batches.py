@@ -268,7 +268,7 @@ def test_an_input_that_is_not_there_is_not_found_and_answers_are_no_input(app):
 async def begin_endless(app: App) -> asyncio.Task:
     """Somebody asks for something that has no end, and has begun."""
     task = asyncio.create_task(app.http.post(ROUTE, json=ENDLESS | {"max_tokens": 2000}))
-    while app.state.common.is_idle.is_set():
+    while app.state.common.admitted.is_idle.is_set():
         await asyncio.sleep(0)
     return task
 

@@ -12,8 +12,8 @@ import pytest
 from tureen.config import Config
 from tureen.errors import Unavailable
 from tureen.requests.keys import Limits
+from tureen.requests.queue_room import Admitted, QueueRoom
 from tureen.requests.quotas import Account, ClientWork, serving
-from tureen.requests.state import Common, QueueRoom
 
 MAX_RUNNING, MAX_QUEUED = 3, 7
 PLACES = MAX_RUNNING + MAX_QUEUED
@@ -42,10 +42,10 @@ class World:
         self.ids = itertools.count()
         self.client = SimpleNamespace(num_live=0, stats=SimpleNamespace(seconds_per_end=1.5))
         config = Config(max_queued_requests=MAX_QUEUED)
-        self.common = Common(config)
-        self.room = QueueRoom(self.client, SimpleNamespace(max_running_requests=MAX_RUNNING), config, self.common)
+        self.inside: dict[Body, object] = {}  # the oldest first
+        info = SimpleNamespace(max_running_requests=MAX_RUNNING)
+        self.room = QueueRoom(self.client, info, config, Admitted(), lambda: self.inside)
         self.accounts = [Account(Limits(weight=weight)) for weight in weights]
-        self.inside: dict[Body, object] = {}
 
     def arrive(self, account: Account, count: int) -> tuple[bool, list[Body]]:
         """Whether the requests got in, and those that were displaced for them."""
@@ -62,7 +62,6 @@ class World:
             self.client.num_live += 1
             submit()
         self.inside[body] = coming
-        self.common.runs[body] = SimpleNamespace(room=self.room)
         return True, [other for other in before if not other.is_waiting]
 
     def begin(self, body: Body) -> None:
@@ -72,7 +71,6 @@ class World:
         """The engine has ended all outputs of a body."""
         self.client.num_live -= len(body.outputs)
         self.room.leaving.difference_update(output.request.id for output in body.outputs)
-        del self.common.runs[body]
         self.inside.pop(body).__exit__(None, None, None)
 
     def waiting(self) -> list[Body]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib
 import itertools
-import math
 import random
 import secrets
 import time
@@ -27,7 +25,8 @@ from tureen.requests import template_pool
 from tureen.requests.body import convert, read_json, read_params
 from tureen.requests.helpers import Helpers
 from tureen.requests.keys import load_keys
-from tureen.requests.quotas import Quotas, current_work
+from tureen.requests.queue_room import Admitted, QueueRoom
+from tureen.requests.quotas import Quotas
 from tureen.requests.recording import Recordings
 from tureen.requests.sessions import Sessions
 from tureen.sandbox.budget import FRONT_SHARE, MemoryBudget, helper_bytes
@@ -243,9 +242,7 @@ class Common:
         self.runs: dict[Any, ServerState] = {}  # what has not ended (generation.py: Run), and its model
         self.background: dict[tuple[str, str], Any] = {}  # responses that no connection waits for, by client and id
         self.helper_memory = MemoryBudget(int(FRONT_SHARE * helper_bytes(config)))
-        self.num_admitted = 0  # requests that have a place in a queue, but for those that run when idle
-        self.is_idle = asyncio.Event()  # set while there are none
-        self.is_idle.set()
+        self.admitted = Admitted()
 
     @property
     def loaded(self) -> list[ServerState]:
@@ -287,85 +284,6 @@ def open_use(config: Config, quotas: Quotas) -> UseKeeper | None:
     return keeper
 
 
-class QueueRoom:
-    """The places in the engine's queue. Requests that run when idle take none. Event-loop thread only."""
-
-    def __init__(self, client: EngineClient, info: EngineInfo, config: Config, common: Common) -> None:
-        self._client = client
-        self._common = common
-        self._max_running = info.max_running_requests
-        self._max_queued = config.max_queued_requests
-        self._num_coming = 0  # requests that are admitted and not submitted yet
-        self._num_when_idle = 0  # requests that are admitted and run when idle
-        self.leaving: set[str] = set()  # ids of displaced requests that the engine has not ended yet
-
-    @property
-    def num_free(self) -> int:
-        """Places that are free. Counted here, without asking the engine, which may be in a long step."""
-        num_live = self._client.num_live + self._num_coming - self._num_when_idle - len(self.leaving)
-        return self._max_running + self._max_queued - max(0, num_live)
-
-    def check(self, num_requests: int) -> None:
-        """Raise Unavailable if there is no room for so many more, also after displacing others."""
-        if num_requests > self.num_free:
-            self._find_displaced(num_requests)
-
-    @contextlib.contextmanager
-    def coming(self, num_requests: int, *, when_idle: bool = False) -> Iterator[Callable[[], None]]:
-        """Reserves places for requests that run while the block does. Gives a function to call just before each request
-        is submitted, which frees one.
-
-        If too few are free, displaces waiting requests of clients that hold more than their share. Raises Unavailable
-        if this client would then hold more than its own.
-        """
-        if not when_idle and num_requests > self.num_free:
-            for run in self._find_displaced(num_requests):
-                self.leaving.update(output.request.id for output in run.outputs)
-                run.displace(self.refusal("and this client has more than its share of them"))
-        num_left = num_requests
-        self._num_coming += num_requests
-        self._count(num_requests, when_idle)
-
-        def submit() -> None:
-            nonlocal num_left
-            num_left -= 1
-            self._num_coming -= 1
-
-        try:
-            yield submit
-        finally:
-            self._num_coming -= num_left
-            self._count(-num_requests, when_idle)
-
-    def _find_displaced(self, num_requests: int) -> list[Any]:
-        shares = importlib.import_module("tureen.requests.queue_shares")  # for full queues only
-        waiting = [run for run, state in self._common.runs.items() if state.room is self and run.is_waiting]
-        chosen = shares.runs_to_displace(waiting, current_work().account, num_requests, self.num_free)
-        if chosen is None:
-            raise self.refusal("or would be with these")
-        return cast(list[Any], chosen)
-
-    def refusal(self, reason: str) -> Unavailable:
-        """Return the error for a request that has no place."""
-        return Unavailable(
-            f"{self._max_queued} requests are waiting already, {reason}; try again later, or start the server with a "
-            "larger --max-queued-requests",
-            code="queue_full",
-            retry_after_s=math.ceil(self._client.stats.seconds_per_end),
-        )
-
-    def _count(self, num_more: int, when_idle: bool) -> None:
-        if when_idle:
-            self._num_when_idle += num_more
-            return
-        common = self._common
-        common.num_admitted += num_more
-        if common.num_admitted:
-            common.is_idle.clear()
-        else:
-            common.is_idle.set()
-
-
 class ServerState:
     """The running server as one of its models sees it: the engine, its metrics, and the requests that have not ended.
     Event-loop thread only."""
@@ -395,7 +313,13 @@ class ServerState:
         self._running: dict[tuple[str, str], tuple[str, ...]] = {}  # (owner, its name for them) -> engine's ids
         self._loading: dict[str, Callable[[str], None]] = {}  # id of a request the engine has not yet -> abort(reason)
         self._numbers = itertools.count(1)  # numbers of requests, part of their ids
-        self.room = QueueRoom(client, context.info, context.config, common)
+        self.room = QueueRoom(
+            client,
+            context.info,
+            context.config,
+            common.admitted,
+            lambda: [run for run, state in common.runs.items() if state is self],
+        )
 
     @cached_property
     def interval(self) -> Interval:

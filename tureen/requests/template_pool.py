@@ -17,7 +17,7 @@ from tureen.sandbox.supervisor import Supervisor, why_no_helpers
 from tureen.sandbox.worker import Lost, Worker
 from tureen.text.template_jobs import LIMIT, MAX_ANSWER_BYTES, do_job
 
-PROGRAM = ("-m", "tureen.requests.template_worker")
+PROGRAM = "tureen.requests.template_worker"
 MAX_WORKERS: Final = 3
 MAX_ATTEMPTS: Final = 3  # where the worker is ended from outside, or the process that forks it
 WAIT_S: Final = 60.0  # for a worker, and for its answer; what a worker may compute is limited by CPU time

@@ -1,6 +1,6 @@
 """Tells what follows from several settings, or from settings and variables of other projects.
 
-Imports: config, msgspec.
+Imports: config; msgspec.
 Imported by: build, control, front, fronts, offline, replicas, runner, server.
 """
 

@@ -108,3 +108,10 @@ def sample_digest(path: Path) -> bytes:
             file.seek(place)
             digest.update(file.read(PIECE_BYTES))
     return digest.digest()
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a new file that only its owner may open. Raise FileExistsError if there is one, and other OSErrors."""
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta
@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from tureen import __version__
-from tureen.config import Config
+from tureen.config_facts import secret_fields
 from tureen.contract.params import SamplingParams
 from tureen.contract.types import EngineHealth, KvDiskStats
 from tureen.control.replica_routes import gauge_replica
@@ -246,12 +246,6 @@ def server_facts(state: ServerState) -> dict[str, Any]:
             "internal_states": [stats],
         }
     )
-
-
-def secret_fields() -> list[str]:
-    """Returns the names of settings that are never shown."""
-    fields = msgspec.structs.fields(Config)
-    return [field.name for field in fields if get_args(field.type)[1].extra["secret"]]
 
 
 def update_gauges(state: ServerState) -> None:

@@ -82,7 +82,12 @@ async def start_engine(
         return ProcessHost(BuildOrder(FACTORY, own, epoch), receive, lose)
 
     server = EngineServer(
-        make_host, digests, role, watchdog_timeout_s=config.watchdog_timeout_s, freeze_grace_s=config.freeze_grace_s
+        make_host,
+        digests,
+        role,
+        watchdog_timeout_s=config.watchdog_timeout_s,
+        freeze_grace_s=config.freeze_grace_s,
+        profile_dir=config.profile_dir,
     )
     try:
         await server.listen(address, context)

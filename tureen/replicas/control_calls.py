@@ -26,8 +26,8 @@ class Pause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: PauseMode
 
 
-class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where new weights are."""
+class NewWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The place of new weights."""
 
     name: Text
     path: Text
@@ -49,7 +49,7 @@ class Weight(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProfileOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a profile records."""
+    """The parts of a profile."""
 
     activities: Annotated[list[Activity], Meta(max_length=16)]
     with_stack: bool
@@ -83,7 +83,7 @@ CALLS: dict[str, type[msgspec.Struct]] = {
     **dict.fromkeys(("flush_cache", "overview", "stats", "resume", "hold", "let_go", "prepare_grammars"), NoArguments),
     **dict.fromkeys(("stop_profile", "start_expert_record", "stop_expert_record", "take_expert_record"), NoArguments),
     "pause": Pause,
-    "update_weights": Weights,
+    "update_weights": NewWeights,
     "release_memory": Memory,
     "resume_memory": Memory,
     "weight": Weight,

@@ -17,7 +17,7 @@ ESTABLISHED: Final = "01"
 TABLES: Final = {socket.AF_INET: "/proc/net/tcp", socket.AF_INET6: "/proc/net/tcp6"}
 
 
-class Connection(Protocol):
+class SocketFacts(Protocol):
     """A connected socket."""
 
     @property
@@ -30,12 +30,12 @@ class Connection(Protocol):
     def getsockopt(self, level: int, name: int, size: int, /) -> bytes: ...
 
 
-def is_trusted(connection: Connection) -> bool:
+def is_trusted(connection: SocketFacts) -> bool:
     """Return whether the peer's user is this process's own, or root."""
     return uid_of_peer(connection) in (os.geteuid(), 0)
 
 
-def uid_of_peer(connection: Connection) -> int | None:
+def uid_of_peer(connection: SocketFacts) -> int | None:
     """Return the user id of the process that has opened the other end: of a Unix socket, or of a TCP connection within
     this machine. None if that is not known."""
     if connection.family == socket.AF_UNIX:

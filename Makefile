@@ -15,7 +15,7 @@ PORT  ?= 30000
 MODEL ?=
 ARGS  ?=
 
-.PHONY: help install native serve test test-fast test-clients test-isas test-busy check check-native fix bench gpu-check wheel release first-run docs docs-site soak-sim fuzz coverage mutants chaos soak clean
+.PHONY: help install native serve test test-fast test-clients test-shelf test-isas test-busy check check-native fix bench gpu-check wheel lock release first-run docs docs-site soak-sim fuzz coverage mutants chaos soak clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -111,6 +111,9 @@ test-clients: $(STAMP) ## clients of other projects against a real server; ARGS=
 	@test -x $(CLIENTS)/bin/python || { $(PYTHON) -m venv $(CLIENTS) && $(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet uv; }
 	@$(CLIENTS)/bin/python tools/test_clients.py $(ARGS)
 
+test-shelf: $(DEV) native ## start each known model once in each engine mode; ARGS='minilm process' starts some
+	@$(BIN)/python tools/test_shelf.py $(ARGS)
+
 check-native: $(DEV) native ## tests of the native kernels with sanitizers, and as other processors run them
 	@$(BIN)/python tools/check_native.py $(ARGS)
 
@@ -130,6 +133,9 @@ bench: $(STAMP) ## measure a running server; ARGS='--workload single --url …'
 
 wheel: $(DEV) ## wheels for each Python found, into dist/, each tested in an empty environment; ARGS='3.11 3.13'
 	@$(BIN)/python tools/wheels.py $(ARGS)
+
+lock: $(DEV) ## pin what tureen needs, with hashes, into requirements-hashed.txt; needs uv
+	@$(BIN)/python tools/lock.py
 
 release: $(DEV) ## version, CHANGELOG from changes/, wheels, sources; VERSION=1.2.0
 	@$(BIN)/python tools/release.py $(VERSION)

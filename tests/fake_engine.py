@@ -12,6 +12,7 @@ from pathlib import Path
 
 from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
 from inline_compiler import InlineCompiler
+from warm_structs import is_warm
 
 from tureen.config import Config
 from tureen.contract.params import SamplingParams
@@ -20,8 +21,10 @@ from tureen.contract.types import EngineInfo, GenerateRequest, OutputDelta
 from tureen.engine.engine import Engine
 from tureen.engine.queue import Schedule
 from tureen.errors import StartupError
+from tureen.grammar import regex_nodes
 from tureen.log import Progress, no_progress
 from tureen.runner.fake import FakeRunner
+from tureen.struct_warm_up import imported_structs
 
 SAY = b"say:"
 PAGES, PAGE_SIZE, CONTEXT_LEN, MAX_ROWS = 256, 16, 2048, 16
@@ -46,9 +49,16 @@ class WaitingCompiler(InlineCompiler):
 
 
 class DyingEngine(Engine):
-    """Its fourth step with a request of the salt "die" in it raises."""
+    """Its fourth step with a request of the salt "die" in it raises. The operation "cold_structs" names the Structs
+    that msgspec has no information on."""
 
     num_steps_to_live = 3
+
+    def call(self, op: str, **args: object) -> object:
+        if op == "cold_structs":
+            kinds = [kind for kind in imported_structs() if kind.__module__ != regex_nodes.__name__]  # never decoded
+            return [kind.__name__ for kind in kinds if not is_warm(kind)]
+        return super().call(op, **args)
 
     def step(self) -> list[OutputDelta]:
         if any(sequence.request.cache_salt.strip() == "die" for sequence in self._sequences.values()):

@@ -13,7 +13,14 @@ from tureen.weights.source import ModelSource
 
 GREEDY = SamplingParams(temperature=0.0)
 SPEC = LogprobSpec(prompt_start=0, top=256)
-PROMPT = [random.Random(7).randrange(250) for _ in range(61)]
+
+
+def random_tokens(count: int, seed: int, vocab_size: int = 256) -> list[int]:
+    """Return `count` independent token ids. Attention over one repeated token does not depend on q and k."""
+    return random.Random(seed).choices(range(vocab_size), k=count)
+
+
+PROMPT = random_tokens(61, 1, 250)
 
 
 def folder_source(folder: Path) -> ModelSource:

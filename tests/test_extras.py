@@ -38,6 +38,7 @@ def folder(tmp_path_factory):
 def test_every_module_that_may_be_missing_is_installed_by_the_extra_that_is_named():
     distributions = {
         "PIL": "pillow",
+        "safetensors": "transformers",  # which needs it
         "opentelemetry.sdk": "opentelemetry-sdk",
         "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http",
     }

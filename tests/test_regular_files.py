@@ -26,7 +26,7 @@ from tureen.bench.starts import evict
 from tureen.config import Config
 from tureen.config_sources import load
 from tureen.errors import TureenError
-from tureen.files import NotRegular, open_regular
+from tureen.files import NotRegular, TooLarge, open_regular, read_regular, read_text
 from tureen.http.tls import load_context
 from tureen.lora.adapter import read_adapter
 from tureen.media.files import read_below
@@ -111,6 +111,16 @@ def test_a_regular_file_is_read_also_through_a_link_unless_that_is_not_wanted(tm
         assert not os.get_inheritable(file.fileno())
     with pytest.raises(NotRegular, match="a symbolic link"):
         open_regular(tmp_path / "link", no_link=True)
+
+
+def test_a_file_is_read_whole_up_to_a_limit(tmp_path):
+    (tmp_path / "x").write_bytes(b"bytes")
+    assert read_regular(tmp_path / "x", max_bytes=5) == b"bytes"
+    with pytest.raises(TooLarge) as refused:
+        read_regular(tmp_path / "x", max_bytes=4)
+    assert refused.value.strerror == "it has more than 4 bytes"
+    with pytest.raises(TooLarge):
+        read_text(tmp_path / "x", max_bytes=4)
 
 
 @pytest.fixture(scope="module")
@@ -304,6 +314,7 @@ def test_the_benchmark_of_starts_passes_over_what_is_no_file(tmp_path, kind):
 
 
 OWN = {
+    "tureen/__main__.py": "the null device",
     "tureen/cli/lines.py": "a file that is written, looked at before",
     "tureen/files.py": "the function itself",
     "tureen/registry.py": "the package's own sources",

@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import tureen
 
@@ -114,3 +115,13 @@ def test_a_failure_shows_all_that_was_printed_and_its_status():
     command = [sys.executable, str(ROOT / "tools" / "show_progress.py"), sys.executable, "-c", code]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout.strip()) == (3, "the reason")
+
+
+def test_each_dependency_is_pinned_to_a_version_that_fits_and_by_hashes():
+    text = (ROOT / "requirements-hashed.txt").read_text().replace("\\\n", " ")
+    pinned = [line.partition(" --hash=sha256:")[::2] for line in text.splitlines() if line]
+    assert all(re.fullmatch(r"[0-9a-f]{64}( +--hash=sha256:[0-9a-f]{64})*", hashes) for _, hashes in pinned)
+    versions = {Requirement(line).name: str(Requirement(line).specifier).removeprefix("==") for line, _ in pinned}
+    for line in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]:
+        needed = Requirement(line)
+        assert versions[needed.name.lower().replace("_", "-")] in needed.specifier, f"{line}: make lock"

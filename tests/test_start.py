@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import tiny_gguf
 import tiny_models
+
+import tureen
 
 UNNEEDED = (
     "torch",
@@ -37,22 +41,45 @@ UNNEEDED = (
     "tureen.cache.summary",
     "tureen.runner.torch_forward",
 )
-MOST_MODULES = 836
+MOST_MODULES = 838
 """Each is a file that a cold start fetches from the disk. Lower it when fewer are needed."""
+
+IMPORTED_BEFORE_THE_PORT_OPENS = {
+    "batches.lines": "--batch-path",
+    "batches.results": "--batch-path",
+    "dialects.openai.batches": "--batch-path",
+    "fleet.edge": "--models",
+    "fronts.passing": "--api-workers",
+    "fronts.wire": "--api-workers",
+    "replicas.greeting": "--replicas",
+    "runner.rank_orders": "--tensor-parallel-size",
+    "runner.shared_weights": "--engine process",
+}
+"""Modules with Structs that only servers with a setting import."""
+USED_BY_ONE_THREAD = {
+    "constraining.check": "its executor has one thread",
+    "grammar.regex_nodes": "no Struct of it is decoded",
+    "models.bert": "no Struct of it is decoded",
+}
+OTHER_PROGRAMS = ("bench", "cli")
+CLASS = re.compile(r"^ *class (\w+)\(([^)]*)\)", re.MULTILINE)
 
 SCRIPT = """
 import gc, json, os, signal, sys, threading
 from pathlib import Path
 from tureen import server
 from tureen.cli import command_line as cli
+from tureen.struct_warm_up import imported_structs
+from warm_structs import is_warm
 
 def at_ready(*_, **__):
     tasks = Path("/proc/self/task").iterdir()
     facts = {
-        "modules": sorted(sys.modules),
+        "modules": sorted(sys.modules.keys() - {"warm_structs"}),
         "children": [pid for task in tasks for pid in (task / "children").read_text().split()],
         "collects": gc.isenabled(),
         "frozen": gc.get_freeze_count(),
+        "structs": {f"{kind.__module__}.{kind.__name__}": is_warm(kind) for kind in imported_structs()},
     }
     print(json.dumps(facts), flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -69,7 +96,8 @@ def at_ready(tmp_path_factory):
     model = tiny_models.write(folder / "hf", "llama")
     path = tiny_gguf.write_from_transformers(folder / "m.gguf", model)
     command = [sys.executable, "-c", SCRIPT, str(path)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "HOME": str(folder)})
+    env = {**os.environ, "HOME": str(folder), "PYTHONPATH": str(Path(__file__).parent)}
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
 
@@ -90,3 +118,33 @@ def test_no_helper_process_is_started_before_the_server_is_ready(at_ready):
 def test_garbage_is_collected_again_once_the_server_is_ready(at_ready):
     assert at_ready["collects"]
     assert at_ready["frozen"] > 0
+
+
+def test_no_type_is_used_for_the_first_time_by_two_requests_at_once(at_ready):
+    """msgspec would crash the process."""
+    structs = at_ready["structs"]
+    assert {"tureen.dialects.openai.chat_body.ChatBody", "tureen.constraining.messages.CompileReply"} <= structs.keys()
+    assert [name for name, has_info in structs.items() if not has_info] == []
+
+
+def test_a_module_with_structs_that_is_imported_later_is_known(at_ready):
+    """A thread may decode such a Struct first while another does, too: import the module before the port opens."""
+    late = modules_with_structs() - {name.removeprefix("tureen.") for name in at_ready["modules"]}
+    late = {name for name in late if name.partition(".")[0] not in OTHER_PROGRAMS}
+    assert late == IMPORTED_BEFORE_THE_PORT_OPENS.keys() | USED_BY_ONE_THREAD.keys()
+
+
+def modules_with_structs() -> set[str]:
+    """Read the classes of the whole package from its source."""
+    package = Path(tureen.__file__).parent
+    bases: dict[str, set[str]] = {}  # of each class
+    modules: dict[str, set[str]] = {}  # class -> where it is defined
+    for path in package.rglob("*.py"):
+        for name, arguments in CLASS.findall(path.read_text(encoding="utf-8")):
+            bases.setdefault(name, set()).update(re.split(r"[\s,.]+", arguments))
+            modules.setdefault(name, set()).add(".".join(path.relative_to(package).with_suffix("").parts))
+    structs, reached = set(), {"Struct"}
+    while reached:
+        structs |= reached
+        reached = {name for name, named in bases.items() if named & structs} - structs
+    return set().union(*(modules.get(name, set()) for name in structs))

@@ -87,8 +87,9 @@ def architecture_metadata(architecture: str, **facts: Any) -> dict[str, Any]:
     return {"general.architecture": architecture} | {f"{architecture}.{k}": v for k, v in (defaults | facts).items()}
 
 
-def write_from_transformers(path: Path, model: Any) -> Path:
-    """What a conversion of this transformers model yields: names, row order of q and k, offset of norms."""
+def write_from_transformers(path: Path, model: Any, more: Mapping[str, Any] | None = None) -> Path:
+    """What a conversion of this transformers model yields: names, row order of q and k, offset of norms. `more`:
+    metadata besides the model's own."""
     config = model.config
     architecture = ARCHITECTURES[config.model_type]
     facts = {
@@ -110,7 +111,7 @@ def write_from_transformers(path: Path, model: Any) -> Path:
             continue
         array = parameter.detach().float().numpy()
         tensors[_gguf_name(name, architecture)] = _as_converted(name, array, architecture, config)
-    return write_gguf(path, metadata | byte_vocabulary(config.vocab_size), tensors)
+    return write_gguf(path, metadata | byte_vocabulary(config.vocab_size) | dict(more or {}), tensors)
 
 
 def _head_dim(config: Any) -> int:

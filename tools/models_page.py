@@ -20,7 +20,15 @@ with chunked prefill, the prefix cache, structured outputs, log-probabilities, s
 [adapters](adapters.md) (but on experts and output layers).
 
 **Others** may run with `--model-impl transformers`: any decoder of the installed transformers whose layers have plain
-attention. It uses this server's paged attention and scheduler. It is slow, and the server says so at its start.
+attention. It uses this server's paged attention and scheduler. It is slow, and the server says so at its start. The
+start also computes two short texts alone, together and in pieces. It refuses a model whose logits are not those of
+transformers: Falcon-H1, Gemma 3n, DiffLlama, and the decoders of Roberta, Bart, Marian, Pegasus and Whisper.
+
+**LongRoPE** (Phi-4-mini) has short factors for texts up to the model's first training length and long ones for more.
+The server uses one list for all texts. Without `--context-length` it serves the first training length with the short
+factors, so texts get the answers that transformers gives. `--context-length` above that length takes the long factors,
+which give short texts other answers than in transformers. The start says which are used; `/get_model_info` has them as
+`rope_factors`.
 
 **Weights** are safetensors in F32, F16 and BF16, [quantised checkpoints](quantised-checkpoints.md) (GPTQ, AWQ, FP8,
 compressed-tensors), and GGUF where the table says so. `--quantization int8` or `int4` quantises any of them.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ VERSION = re.compile(r"\d+\.\d+\.\d+")
 PLACES = {"pyproject.toml": r'(?m)^version = "([^"]*)"$', "tureen/__init__.py": r'(?m)^__version__ = "([^"]*)"$'}
 """Files that name the version -> where."""
 README = "README.md"
+HASHED = "requirements-hashed.txt"
+"""File of tools/lock.py."""
 NOTHING_YET = "Nothing released yet. What is coming stands in `changes/`.\n"
 
 
@@ -28,14 +31,20 @@ def main(arguments: list[str]) -> int:
     version = arguments[0]
     if run("git", "status", "--porcelain"):
         raise SystemExit("commit or put away first what git status shows")
-    paths = prepare(ROOT, version, datetime.date.today())
+    if subprocess.run([sys.executable, str(ROOT / "tools" / "lock.py")], cwd=ROOT, check=False).returncode:
+        raise SystemExit("the dependencies could not be pinned")
+    paths = [*prepare(ROOT, version, datetime.date.today()), ROOT / HASHED]
     run("git", "add", "--all", "--", *map(str, paths))
     run("git", "commit", "--quiet", "--message", f"Release {version}")
     run("git", "tag", f"v{version}")
     run(sys.executable, "-c", "from scikit_build_core import build; build.build_sdist('dist')")
     if subprocess.run([sys.executable, str(ROOT / "tools" / "wheels.py")], cwd=ROOT, check=False).returncode:
         raise SystemExit(f"the wheels failed. To begin anew: git tag -d v{version} && git reset --hard HEAD~1")
-    print(f"{version} is in dist/. To publish: git push --follow-tags, twine upload dist/tureen-{version}*")
+    shutil.copy(ROOT / HASHED, ROOT / "dist" / f"tureen-{version}-{HASHED}")
+    print(
+        f"{version} is in dist/. To publish: git push --follow-tags, twine upload dist/tureen-{version}*.whl "
+        f"dist/tureen-{version}.tar.gz; and beside them tureen-{version}-{HASHED}"
+    )
     return 0
 
 

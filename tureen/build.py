@@ -46,6 +46,7 @@ from tureen.serving.process import ProcessClient
 from tureen.text.chat_template import check_chat_template
 from tureen.text.tokenizer import Tokenizer
 from tureen.text.tools import marks_calls
+from tureen.weights.gguf_config import gguf_pooling
 from tureen.weights.sentence_files import embedding_sizes
 from tureen.weights.source import (
     ModelSource,
@@ -361,6 +362,8 @@ def _describe(
         load_seconds=load_seconds,
         adapters=adapters,
         generation_defaults=generation_defaults(source),
+        decoder_pooling=(source.gguf and gguf_pooling(source.gguf)) or "last",
+        rope_factors=device.get("rope_factors"),  # type: ignore[attr-defined]
         embedding_sizes=embedding_sizes(hf_config, capacity.hidden_size),
         files=files_of(source),
     )

@@ -234,9 +234,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         tuple[str, ...],
         _meta(
             "access ORIGIN",
-            "Origin of web pages that may call this server from a browser, such as https://chat.example.org; * = every "
-            "page. May be given repeatedly. Admin routes then still need a key. Default: none.",
+            "Origin of web pages that may call this server, such as https://chat.example.org; * = any. Repeatable.",
         ),
+    ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        _meta("access NAME", "Host name for clients without a key; * = any. May be repeated: docs/security.md."),
     ] = ()
     profile_dir: Annotated[
         str | None,
@@ -426,7 +429,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = False
 
     context_length: Annotated[
-        Positive | None, _meta("scheduling TOKENS", "Most tokens of prompt and output. Default: the model's own.")
+        Positive | None, _meta("scheduling TOKENS", "Most tokens of prompt and output. Default: docs/models.md.")
     ] = None
     max_total_tokens: Annotated[
         Positive | None,

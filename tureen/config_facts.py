@@ -1,12 +1,15 @@
 """Tells what follows from several settings, or from settings and variables of other projects.
 
-Imports: config.
-Imported by: build, front, fronts, offline, runner, server.
+Imports: config; msgspec.
+Imported by: build, control, front, fronts, offline, replicas, runner, server.
 """
 
 from __future__ import annotations
 
 import os
+from typing import get_args
+
+import msgspec
 
 from tureen.config import Config
 
@@ -34,3 +37,14 @@ def is_alone(config: Config) -> bool:
 def has_ranks(config: Config) -> bool:
     """Says whether several processes compute one model."""
     return config.tensor_parallel_size > 1 or config.pipeline_parallel_size > 1
+
+
+def secret_fields() -> list[str]:
+    """Return the names of settings that are never shown."""
+    fields = msgspec.structs.fields(Config)
+    return [field.name for field in fields if get_args(field.type)[1].extra["secret"]]
+
+
+def without_secrets(config: Config) -> Config:
+    """Return the settings without API keys, for an engine on another machine, which needs none."""
+    return msgspec.structs.replace(config, **dict.fromkeys(secret_fields()), api_key_file=None)

@@ -14,8 +14,10 @@ EXTRAS = {
     "torch": "torch",
     "transformers": "torch",
     "PIL": "torch",
+    "safetensors": "torch",
     "cryptography": "tls",
     "ray": "ray",
+    "av": "video",
     "opentelemetry.sdk": "otel",
     "opentelemetry.exporter.otlp.proto.http": "otel",
 }
@@ -37,5 +39,15 @@ def require(what: str, *modules: str, field: str | None = None) -> None:
     """
     for module in modules:
         if not is_installed(module):
-            command = f"pip install 'tureen[{EXTRAS[module]}]'"
-            raise StartupError(f"{what} needs {module}, which is not installed: {command}", field=field)
+            raise StartupError(f"{what} needs {module}, which is not installed: {_command(module)}", field=field)
+
+
+def why_missing(module: str) -> str:
+    """Return the error for a module that Python did not find, with the command that installs it."""
+    return f"{module} is not installed: {_command(module)}"
+
+
+def _command(module: str) -> str:
+    """Return the command that installs a module: an extra, or tureen's own dependencies again."""
+    names = [name for name in EXTRAS if f"{module}.".startswith(f"{name}.") or name.startswith(f"{module}.")]
+    return f"pip install 'tureen[{EXTRAS[names[0]]}]'" if names else "pip install --force-reinstall tureen"

@@ -29,8 +29,14 @@ KINDS: Final = {
 }
 
 
+MAX_BYTES: Final = 32 << 20
+"""Default limit for a file that is read whole: the largest index of a real checkpoint has 10 MB."""
 PIECE_BYTES, MAX_PIECES = 1 << 16, 64
 """The parts of a file that a sample of it has."""
+
+
+class TooLarge(OSError):
+    """The file has more bytes than are read of it."""
 
 
 class NotRegular(OSError):
@@ -55,18 +61,22 @@ def open_regular(path: str | Path, *, no_link: bool = False, dir_fd: int | None 
         raise
 
 
-def read_regular(path: str | Path) -> bytes:
-    """Returns all bytes of a regular file. Raises as `open_regular` does."""
+def read_regular(path: str | Path, *, max_bytes: int = MAX_BYTES) -> bytes:
+    """Returns all bytes of a regular file. Raises as `open_regular` does, and TooLarge."""
     with open_regular(path) as file:
-        return file.read()
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise TooLarge(errno.EFBIG, f"it has more than {max_bytes} bytes", str(path))
+    return content
 
 
-def read_text(path: str | Path, *, errors: str = "strict") -> str:
+def read_text(path: str | Path, *, errors: str = "strict", max_bytes: int = MAX_BYTES) -> str:
     """Returns a regular file's text, decoded as UTF-8, its lines ending with a newline.
 
-    Raises as `open_regular` does, and UnicodeDecodeError.
+    Raises as `read_regular` does, and UnicodeDecodeError.
     """
-    with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors=errors) as file:
+    content = io.BytesIO(read_regular(path, max_bytes=max_bytes))
+    with io.TextIOWrapper(content, encoding="utf-8", errors=errors) as file:
         return file.read()
 
 
@@ -98,3 +108,10 @@ def sample_digest(path: Path) -> bytes:
             file.seek(place)
             digest.update(file.read(PIECE_BYTES))
     return digest.digest()
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a new file that only its owner may open. Raise FileExistsError if there is one, and other OSErrors."""
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)

@@ -49,6 +49,15 @@ def set_up_logging(level: str, log_format: str) -> None:
     logging.raiseExceptions = False  # a closed stderr must not stop the server
 
 
+def warn_of_root() -> None:
+    """Log a warning if the process runs as root. Servers and engines call it once at their start."""
+    if os.geteuid() == 0:
+        get_logger("start").warning(
+            "running as root: a fault in this program would open the whole machine; run it as a user of its own, as "
+            "deploy/systemd/tureen.service and deploy/docker/Dockerfile do"
+        )
+
+
 class TextFormatter(logging.Formatter):
     """Formats a line as `12:00:00 INFO  engine: message`, coloured by level on a terminal unless NO_COLOR is set."""
 

@@ -1,7 +1,7 @@
 """`tureen.Engine`: the same answers as over HTTP, without a server.
 
-Imports: build, config, config_facts, config_sources, dialects, errors, log, metrics, requests, serving;
-asyncio, msgspec.
+Imports: build, config, config_facts, config_sources, dialects, errors, log, metrics, requests, serving,
+struct_warm_up; asyncio, msgspec.
 Imported by: bench, cli.
 """
 
@@ -28,6 +28,7 @@ from tureen.log import Progress, no_progress
 from tureen.metrics import Metrics
 from tureen.requests.state import ServerState, make_context
 from tureen.serving.client import EngineClient
+from tureen.struct_warm_up import warm_up_structs
 
 T = TypeVar("T")
 
@@ -137,6 +138,7 @@ class OfflineEngine:
         is_one = is_alone(self._config)
         start = connect if is_one else importlib.import_module("tureen.replicas.start").connect
         client: EngineClient = await start(self._config, model, progress=progress)
+        warm_up_structs()
         try:
             context = make_context(model.tokenizer, client.info, self._config, media)
             return client, ServerState(client, context, Metrics(client.info.model_name), media)

@@ -30,9 +30,9 @@ from tureen.config import Config
 from tureen.config_facts import asks_for_traces, is_alone
 from tureen.errors import StartupError, TureenError
 from tureen.http.listener import LOOPBACK, bind, remove_socket
-from tureen.http.origins import check_origins
+from tureen.http.origins import check_hosts, check_origins
 from tureen.http.tls import load_context
-from tureen.log import get_logger, set_up_logging
+from tureen.log import get_logger, set_up_logging, warn_of_root
 from tureen.requests.keys import load_keys
 from tureen.run_files import RunNote
 from tureen.serving.client import EngineClient
@@ -61,6 +61,7 @@ def serve(config: Config) -> int:
     """Runs the server until a signal. Returns the exit status: 0 after a drain, 1 when the engine died. Raises
     StartupError."""
     set_up_logging(config.log_level, config.log_format)
+    warn_of_root()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _check_access(config)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server takes it; the engine's process never does
@@ -76,6 +77,7 @@ def _check_access(config: Config) -> None:
     """Raises StartupError for faults in keys, certificates and origins, before anything takes time."""
     needs_key, context = load_keys(config).for_users, load_context(config)
     check_origins(config.allowed_origins)
+    check_hosts(config.allowed_hosts)
     if asks_for_traces(config):
         importlib.import_module("tureen.http.tracing").check_tracing(config)
     if config.uds is not None:
@@ -218,7 +220,7 @@ def _import_shell() -> ModuleType:
 
 
 async def _prepare_when_idle(client: EngineClient, state: ServerState) -> None:
-    """Has the engine begin what the first constraint would wait for, once nobody waits for anything else."""
+    """Begins what the first chat and the first constraint would wait for, once no request runs."""
     if client.info.pooling is not None:
         return
     while True:
@@ -227,6 +229,8 @@ async def _prepare_when_idle(client: EngineClient, state: ServerState) -> None:
             return
         if not state.num_running:
             break
+    with contextlib.suppress(TureenError):  # the first chat tries again
+        await asyncio.to_thread(state.context.probe_templates)
     with contextlib.suppress(TureenError):  # an engine that has died says so elsewhere
         await client.call("prepare_grammars")
 

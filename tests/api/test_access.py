@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import itertools
 import json
 import socket
 
@@ -18,6 +19,7 @@ from starlette.routing import Route
 from tureen.config import Config
 from tureen.errors import StartupError
 from tureen.http.call import SCOPE_KEY, ClientCall
+from tureen.http.origins import check_hosts
 from tureen.requests.keys import load_keys
 
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -238,15 +240,66 @@ def test_a_page_of_another_site_in_the_operator_s_browser_may_not_administer():
         assert app.request("POST", "/flush_cache", headers=headers).status_code == 200
 
 
-def test_a_click_on_a_link_in_a_page_of_this_server_changes_nothing():
-    click = {"sec-fetch-site": "same-origin", "sec-fetch-mode": "navigate"}
+def test_no_link_address_or_picture_in_a_browser_makes_a_route_act():
+    """A route that takes POST besides GET acts; one that takes GET only tells."""
+    clicked, typed, picture = (
+        {"sec-fetch-site": site, "sec-fetch-mode": mode}
+        for site, mode in (("same-origin", "navigate"), ("none", "navigate"), ("cross-site", "no-cors"))
+    )
     with App() as app:
         stub_handlers(app)
-        for path in ("/flush_cache", "/release_memory_occupation", "/start_profile"):
-            assert app.request("GET", path, headers=click).json()["error"]["code"] == "link"
-            assert app.request("GET", path, headers=click | {"sec-fetch-site": "none"}).status_code == 204, "typed"
-            assert app.request("GET", path, headers=click | {"sec-fetch-mode": "cors"}).status_code == 204
-        assert app.request("GET", "/usage", headers=click).status_code == 204, "it only tells"
+        acting = [route for route in app.app.routes if {"GET", "POST"} <= route.methods]
+        assert {"/flush_cache", "/start_profile", "/open_session", "/close_session"} <= {each.path for each in acting}
+        for route in acting:
+            for method, headers in itertools.product(("GET", "HEAD"), (clicked, typed, picture)):
+                assert app.request(method, concrete(route), headers=headers).status_code == 403, (method, route.path)
+            for headers in ({}, {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}):
+                assert app.request("GET", concrete(route), headers=headers).status_code == 204, route.path
+        assert app.request("GET", "/flush_cache", headers=clicked).json()["error"]["code"] == "link"
+        assert app.request("GET", "/usage", headers=clicked).status_code == 204, "it only tells"
+
+
+REBOUND = ("evil.example", "evil.example:30000", "10.0.0.5.evil.example")
+NEVER_REBOUND = ("10.0.0.5", "[2001:db8::1]:30000", "localhost", "gpu7", "gpu7.local", "t.ns.svc:80")
+
+
+def test_a_page_whose_name_was_made_to_resolve_to_this_server_needs_a_key():
+    """An address cannot be rebound, nor can a name without a dot or one that nobody can register."""
+    body = {"text": "say:a"}
+    with App(host="0.0.0.0", allowed_hosts=("LLM.example.org",)) as app:
+        for host in REBOUND:
+            answer = app.request("POST", "/generate", json=body, headers={"host": host, "origin": f"http://{host}"})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (403, "invalid_host")
+            assert "--allowed-hosts" in error["message"]
+            assert app.request("GET", "/v1/models", headers={"host": host}).status_code == 403
+            assert app.request("GET", "/health", headers={"host": host}).status_code == 200, "open to anybody"
+        for host in (*NEVER_REBOUND, socket.gethostname(), "llm.example.org"):
+            assert app.request("POST", "/generate", json=body, headers={"host": host}).status_code == 200, host
+    for settings in ({"host": "0.0.0.0"}, {}):
+        with App(api_key=USER_KEY, **settings) as app:
+            rebound = {"host": REBOUND[0]}
+            assert app.request("POST", "/generate", json=body, headers=rebound).status_code == 401
+            assert app.request("POST", "/generate", json=body, headers=rebound | bearer(USER_KEY)).status_code == 200
+    with App(allowed_hosts=("*",)) as app:
+        assert app.request("POST", "/generate", json=body, headers={"host": REBOUND[0]}).status_code == 200
+
+
+def test_the_full_name_of_this_machine_is_its_own(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "gpu7")
+    monkeypatch.setattr(socket, "getfqdn", lambda: "GPU7.example.org")
+    with App(host="0.0.0.0") as app:
+        wait_until(lambda: app.request("GET", "/v1/models", headers={"host": "gpu7.example.org"}).status_code == 200)
+        assert app.request("GET", "/v1/models", headers={"host": "gpu7.example.com"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "host", ["http://llm.example.org", "llm.example.org:80", "llm.example.org/", "", "*.example.org"]
+)
+def test_what_is_no_host_name_is_refused_at_the_start(host):
+    with pytest.raises(StartupError, match=r"--allowed-hosts .*such as llm\.example\.org"):
+        check_hosts((host,))
+    check_hosts(("llm.example.org", "*", "10.0.0.5", "[::1]"))
 
 
 @pytest.mark.parametrize("headers", OF_OTHER_PAGES)

@@ -427,18 +427,13 @@ def test_a_body_over_the_limit_is_refused_without_reading_on(declared):
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "a/v1?", "[::2]"])
 def test_a_host_header_for_another_name_is_refused_by_a_loopback_server(app: App, host):
-    assert check_error(app.request("GET", "/health", headers={"host": host}), 400, "Host")["code"] == "invalid_host"
-    assert app.request("POST", "/generate", json={"text": "a"}, headers={"host": host}).status_code == 400
+    assert check_error(app.request("GET", "/health", headers={"host": host}), 403, "Host")["code"] == "invalid_host"
+    assert app.request("POST", "/generate", json={"text": "a"}, headers={"host": host}).status_code == 403
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:30000", "LOCALHOST", "[::1]:30000", "[::1]"])
 def test_a_host_header_for_this_machine_is_taken(app: App, host):
     assert app.request("GET", "/health", headers={"host": host}).status_code == 200
-
-
-def test_a_server_for_all_addresses_takes_any_host_name():
-    with App(host="0.0.0.0") as app:
-        assert app.request("GET", "/health", headers={"host": "gpu7.example"}).status_code == 200
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -266,7 +268,7 @@ def test_an_input_that_is_not_there_is_not_found_and_answers_are_no_input(app):
 async def begin_endless(app: App) -> asyncio.Task:
     """Somebody asks for something that has no end, and has begun."""
     task = asyncio.create_task(app.http.post(ROUTE, json=ENDLESS | {"max_tokens": 2000}))
-    while app.state.common.is_idle.is_set():
+    while app.state.common.admitted.is_idle.is_set():
         await asyncio.sleep(0)
     return task
 
@@ -507,6 +509,12 @@ def test_all_batches_together_hold_so_many_pieces_of_their_inputs(app, monkeypat
     assert shown == [501] * 5
 
 
+def open_files(folder: Path) -> list[str]:
+    """The files below the folder that this process has open."""
+    links = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path)]
+    return [name for name in links if name.startswith(str(folder))]
+
+
 def test_many_batches_of_one_client_do_not_hold_up_another_s(tmp_path):
     """More than there are pieces of inputs; of the lines that run before another client's end, not more are theirs."""
     keys = tmp_path / "keys"
@@ -528,6 +536,7 @@ def test_many_batches_of_one_client_do_not_hold_up_another_s(tmp_path):
         app.key = "two"
         other = app.begin(few)
         app.wait_until(lambda: "bert" in slots._shares and slots._shares["bert"].waiting)
+        assert not means.disk.submit(open_files, tmp_path / "kept" / "files").result(), "none for each unended batch"
         may_go_on.set()
         assert app.ended(other)["status"] == "completed"
         last = len(order) - order[::-1].index("bert")

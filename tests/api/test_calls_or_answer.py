@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from pathlib import Path
 
 import jsonschema
 import pytest
 from app_under_test import App, LiveServer
-from openai_judge import judge, make_client
+from byte_tokenizer import EOS
+from fake_engine import make_engine
+from openai_judge import joined_messages, judge, make_client
 
 TEMPLATE = "{# <tool_call> <think> #}{% if tools %}{% endif %}{{ messages[-1]['content'] }}"
 PATH = "/v1/chat/completions"
@@ -246,6 +250,156 @@ def test_responses_call_or_answer_in_the_form_too(app: App):
         stream = app.request("POST", "/v1/responses", json={"input": f"say:{said}", **body, "stream": True})
         [*_, last] = [line for line in stream.text.splitlines() if line.startswith("data: ")]
         assert json.loads(last.removeprefix("data: "))["response"]["output"][0]["type"] == kind
+
+
+TOOL = {"name": "weather", "strict": True}
+BUDGETED: dict[str, dict] = {
+    "/v1/chat/completions": {
+        "thinking_token_budget": 12,
+        "tools": [{"type": "function", "function": {**TOOL, "parameters": CITY}}],
+        "response_format": form(),
+        "max_tokens": 200,
+    },
+    "/v1/responses": {
+        "thinking_token_budget": 12,
+        "tools": [{"type": "function", **TOOL, "parameters": CITY}],
+        "text": {"format": {"type": "json_schema", "name": "answer", "schema": ANSWER}},
+        "max_output_tokens": 200,
+    },
+    "/v1/messages": {
+        "model": "m",
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "tools": [{**TOOL, "input_schema": CITY}],
+        "output_config": {"format": {"type": "json_schema", "schema": ANSWER}},
+        "max_tokens": 1300,
+    },
+}
+"""The routes that have a thinking budget, tools and a form of the answer, and a body for each."""
+
+THOUGHTS = {
+    "used up": "x",
+    "used up by a call": CALL,
+    "used up within the mark that ends it": "x" * 7 + "</thi",
+    "ended by itself": "hm</think>",
+    "ended at once": "</think>",
+    "ended by EOS": "hm\0",
+}
+
+
+def make_thinking_engine(config=None, *, progress=None):
+    """Make an engine that follows prompts of the form "think:THOUGHT|BYTE", where NUL is EOS: it thinks the thought and
+    then letters. What comes after "</think>" begins with the byte, and is then random, as far as the grammar allows."""
+
+    @functools.cache
+    def script_of(prompt_ids):
+        thought, _, rest = bytes(prompt_ids).partition(b"think:")[2].partition(b"|")
+        return thought, rest[0], b"</think>" in rest
+
+    def choose(token_id, state, outputs):
+        thought, first, has_thought = script_of(state.prompt_ids)
+        if has_thought:
+            return token_id if outputs else first
+        return (thought[len(outputs)] or EOS) if len(outputs) < len(thought) else ord("a") + token_id % 26
+
+    engine, info = make_engine(config)
+    engine._rows._runner._choose = choose
+    return engine, info
+
+
+@pytest.fixture(scope="module")
+def thinking(template):
+    file = Path(template).with_name("thinking.jinja")
+    file.write_text(TEMPLATE + "{% if enable_thinking %}{% endif %}")
+    with App(factory=make_thinking_engine, chat_template=str(file), reasoning_parser="deepseek-r1") as running:
+        yield running
+
+
+def answer_of(path: str, response) -> tuple[str, list[tuple[str, str]], str]:
+    """Return the reasoning, the calls (name, arguments) and the content of an answer or of the stream of one."""
+    assert response.status_code == 200, response.text
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
+    events = [json.loads(line) for line in lines]
+    assert not any("error" in event and event["error"] for event in events), events[-1]
+    if path == "/v1/chat/completions":
+        [choice] = joined_messages(events) if events else response.json()["choices"]
+        message, calls = choice["message"], choice["message"].get("tool_calls") or []
+        named = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+        return message.get("reasoning_content") or "", named, message.get("content") or ""
+    if path == "/v1/responses":
+        items = (events[-1]["response"] if events else response.json())["output"]
+        texts = {item["type"]: item["content"][0]["text"] for item in items if item["type"] != "function_call"}
+        named = [(item["name"], item["arguments"]) for item in items if item["type"] == "function_call"]
+        return texts.get("reasoning", ""), named, texts.get("message", "")
+    if not events:
+        blocks = response.json()["content"]
+        named = [(block["name"], json.dumps(block["input"])) for block in blocks if block["type"] == "tool_use"]
+        return (
+            "".join(block.get("thinking", "") for block in blocks),
+            named,
+            "".join(block.get("text", "") for block in blocks),
+        )
+    starts = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    deltas = [(event["index"], event["delta"]) for event in events if event["type"] == "content_block_delta"]
+    named = [
+        (block["name"], "".join(delta.get("partial_json", "") for at, delta in deltas if at == index))
+        for index, block in enumerate(starts)
+        if block["type"] == "tool_use"
+    ]
+    return (
+        "".join(delta.get("thinking", "") for _, delta in deltas),
+        named,
+        "".join(delta.get("text", "") for _, delta in deltas),
+    )
+
+
+def think(app: App, path: str, thought: str, first: str, **more) -> tuple[str, list[tuple[str, str]], str]:
+    """Return the parts of an answer after a thought, of which the first byte is given; calls and object are checked."""
+    prompt = f"think:{THOUGHTS[thought]}|{first}"
+    asked = {"input": prompt} if path == "/v1/responses" else {"messages": [{"role": "user", "content": prompt}]}
+    reasoning, calls, content = answer_of(path, app.post(path, **BUDGETED[path] | asked | {"seed": 1} | more))
+    for name, arguments in calls:
+        assert name == "weather"
+        jsonschema.validate(json.loads(arguments), CITY)
+    if content:
+        jsonschema.validate(json.loads(content), ANSWER)
+    return reasoning, calls, content
+
+
+@pytest.mark.parametrize("thought", THOUGHTS)
+@pytest.mark.parametrize("path", BUDGETED)
+def test_after_its_thinking_budget_a_model_may_call_or_answer_in_the_form(thinking: App, path, thought):
+    streams_calls = list(THOUGHTS).index(thought) % 2 == 0
+    reasoning, calls, content = think(thinking, path, thought, "<", stream=streams_calls)
+    assert (bool(calls), content) == (True, "")
+    thought_of = THOUGHTS[thought].removesuffix("</think>").removesuffix("\0")
+    assert reasoning.startswith(thought_of[: len(reasoning)])
+    again, calls, content = think(thinking, path, thought, "{", stream=not streams_calls)
+    assert (len(again), calls, bool(content)) == (len(reasoning), [], True)
+    thinking.check_idle()
+
+
+CALLS_AFTER_A_BUDGET = [
+    {"tool_choice": "required"},
+    {"tool_choice": {"type": "function", "function": {"name": "weather"}}},
+    {"parallel_tool_calls": False},
+    {"tools": [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]},
+    {"stop": ["never"]},
+    {"separate_reasoning": False},
+    {"n": 3},
+]
+
+
+@pytest.mark.parametrize("more", CALLS_AFTER_A_BUDGET)
+def test_calls_after_a_thinking_budget_go_with_every_other_field(thinking: App, more):
+    message = {"role": "user", "content": f"think:{THOUGHTS['used up']}|<"}
+    response = thinking.post(PATH, **BUDGETED[PATH] | {"messages": [message], "seed": 1} | more)
+    assert response.status_code == 200, response.text
+    choices = response.json()["choices"]
+    for choice in choices:
+        [call, *_] = choice["message"]["tool_calls"]
+        assert choice["finish_reason"] == "tool_calls"
+        jsonschema.validate(json.loads(call["function"]["arguments"]), {"type": "object"} if "tools" in more else CITY)
+    assert len(choices) == more.get("n", 1)
 
 
 def test_nothing_is_left_behind(app: App):

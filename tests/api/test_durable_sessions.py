@@ -348,6 +348,19 @@ def test_a_file_of_something_else_ends_the_start_with_a_word(path):
         start(path)
 
 
+def use_sessions_that_are_not_durable(app: App) -> None:
+    """Every call about them succeeds while the disk of durable sessions is full; only saving one is refused."""
+    open_session(app, session_id="temporary", durable=False, timeout=60)
+    app.generate(**ask("temporary", "ab", "r"))
+    assert app.events(**ask("temporary", "cd", "t", "r"))[-1]["meta_info"]["finish_reason"] is not None
+    assert app.post("/save_session", session_id="temporary").json()["error"]["code"] == "storage_full"
+    app.generate(**ask("temporary", "ef", "u", "t"))
+    assert (shown(app, "temporary")["durable"], shown(app, "temporary")["timeout"]) == (False, 60)
+    assert app.post("/fork_session", session_id="temporary", new_session_id="copy").status_code == 200
+    assert app.request("DELETE", "/sessions/copy").status_code == 200
+    assert app.post("/close_session", session_id="temporary").status_code == 200
+
+
 def test_what_cannot_be_written_is_told_and_written_later(path):
     with start(path) as app:
         open_session(app, session_id="s")
@@ -367,10 +380,12 @@ def test_what_cannot_be_written_is_told_and_written_later(path):
             if statuses[-1] == 503:
                 break
         assert set(statuses) == {200, 503}
-        told = app.post(**ask("s", texts[:500], "told"), stream=True)
+        one = {"sampling_params": GREEDY | {"max_new_tokens": 1}}  # its first event is its end
+        told = app.post(**ask("s", texts[:500], "told") | one, stream=True)
         assert (told.status_code, told.json()["error"]["code"]) == (503, "storage_full")
         assert app.post("/open_session", capacity_of_str_len=10, durable=True, session_id="no").status_code == 503
         assert app.request("GET", "/sessions/no").status_code == 404
+        use_sessions_that_are_not_durable(app)
         app.post("/close_session", session_id="gone")
         limit(10**6)
         app.generate(**ask("s", "ab", "later"))

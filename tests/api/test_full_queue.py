@@ -50,13 +50,15 @@ def held() -> Iterator[tuple[App, Held]]:
         control.may_step.set()
 
 
-def post(app: App, **body) -> asyncio.Task:
-    return asyncio.create_task(app.http.post("/generate", json={"text": "abc", "sampling_params": LONG} | body))
+def post(app: App, key: str = "", route: str = "/generate", **body) -> asyncio.Task:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    json = {"text": "abc", "sampling_params": LONG} | body
+    return asyncio.create_task(app.http.post(route, json=json, headers=headers))
 
 
-async def fill(app: App, count: int) -> list[asyncio.Task]:
+async def fill(app: App, count: int, key: str = "", **body) -> list[asyncio.Task]:
     """So many requests that have been handed to the engine."""
-    tasks = [post(app) for _ in range(count)]
+    tasks = [post(app, key, **body) for _ in range(count)]
     while app.client.num_live < count:
         await asyncio.sleep(0)
     return tasks
@@ -89,6 +91,99 @@ def test_one_too_many_is_refused_at_once_while_the_engine_is_in_a_step_that_neve
     control.may_step.set()
     app.check_idle()
     assert app.state.client.num_live == 0
+
+
+@pytest.fixture
+def shared(tmp_path) -> Iterator[tuple[App, Held]]:
+    """A server of two clients with keys."""
+    keys = tmp_path / "keys"
+    keys.write_text("greedy k-greedy\nmodest k-modest\n")
+    keys.chmod(0o600)
+    control = Held()
+    with App(factory=control.make, max_queued_requests=MAX_QUEUED, api_key_file=str(keys)) as app:
+        yield app, control
+        control.may_step.set()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_with_less_than_its_share_takes_the_newest_waiting_place_of_the_one_with_more(shared, is_stream):
+    app, control = shared
+    control.may_step.clear()
+
+    async def scenario():
+        greedy = await fill(app, ROOM, "k-greedy", stream=is_stream)
+        await asyncio.to_thread(control.is_stepping.wait, 60)
+        again = [await post(app, "k-greedy") for _ in range(3)]
+        modest = [post(app, "k-modest", text="say:a", stream=is_stream) for _ in range(ROOM // 2)]
+        while app.client.num_live < ROOM + len(modest):  # displaced ones leave when the step has ended
+            await asyncio.sleep(0)
+        above_its_share = await post(app, "k-modest")
+        control.may_step.set()
+        displaced, kept = greedy[-len(modest) :], greedy[: -len(modest)]
+        answers = await asyncio.gather(*displaced), await asyncio.gather(*modest)
+        await leave(kept)
+        return [*again, above_its_share], *answers, [task.cancelled() for task in kept]
+
+    refused, displaced, modest, were_kept = app.run(scenario())
+    for one in (*refused, *displaced):
+        assert (one.status_code, one.json()["error"]["code"]) == (503, "queue_full")
+        assert int(one.headers["retry-after"]) >= 1
+    assert [one.status_code for one in modest] == [200] * (ROOM // 2)
+    assert all(were_kept)
+    app.check_idle()
+    assert (app.state.room.num_free, app.state.room.leaving) == (ROOM, set())
+
+
+def test_a_request_that_has_begun_keeps_its_place(shared):
+    app, control = shared
+
+    async def scenario():
+        greedy = await fill(app, ROOM, "k-greedy", stream=True)
+        while sum(run.is_waiting for run in app.state.common.runs) > MAX_QUEUED:
+            await asyncio.sleep(0)
+        control.may_step.clear()
+        waiting = [run.outputs[0].request.id for run in app.state.common.runs if run.is_waiting]
+        modest = post(app, "k-modest", text="say:a")
+        while not modest.done() and not app.state.room.leaving:
+            await asyncio.sleep(0)
+        leaving = set(app.state.room.leaving)
+        control.may_step.set()
+        await leave(greedy)
+        assert (await modest).status_code == 200
+        return waiting, leaving
+
+    waiting, leaving = app.run(scenario())
+    assert leaving == {waiting[-1]}
+
+
+def test_any_number_of_health_checks_make_one_request_and_take_no_place_from_clients(shared):
+    app, control = shared
+    control.may_step.clear()
+
+    def probe():
+        return asyncio.create_task(app.http.get("/health_generate"))
+
+    async def scenario():
+        probes = [probe() for _ in range(3 * ROOM)]
+        while not app.client.num_live:
+            await asyncio.sleep(0)
+        await leave(probes[:ROOM])  # the first client to ask leaves, too
+        running = await fill(app, ROOM - 1, "k-greedy", text="say:a")
+        assert app.client.num_live == ROOM
+        control.may_step.set()
+        answers = await asyncio.gather(*probes[ROOM:], *running)
+        num_added, refused = control.num_added, []
+        control.may_step.clear()
+        running = await fill(app, ROOM, "k-greedy")
+        refused += await asyncio.gather(probe(), probe())
+        assert not app.state.room.leaving
+        await leave(running)
+        return answers, num_added, refused
+
+    answers, num_added, refused = app.run(scenario())
+    assert {one.status_code for one in answers} == {200}
+    assert num_added == 1 + ROOM - 1
+    assert [(one.status_code, one.json()["error"]["code"]) for one in refused] == [(503, "queue_full")] * 2
 
 
 ROUTES = {

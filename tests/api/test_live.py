@@ -103,7 +103,8 @@ def test_a_history_has_rates_by_its_clock_and_keeps_so_many_samples():
 
 
 def test_a_quantile_of_buckets_is_near_that_of_the_values():
-    values = [random.Random(1).uniform(0, 10) for _ in range(5000)]
+    rng = random.Random(1)
+    values = [rng.uniform(0, 10) for _ in range(5000)]
     bounds = tuple(step / 10 for step in range(1, 100))
     histogram = Histogram("a", "", "m", bounds)
     for value in values:

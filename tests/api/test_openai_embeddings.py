@@ -10,11 +10,15 @@ from functools import partial
 import numpy as np
 import openai
 import pytest
+import tiny_gguf
+import torch
 from app_under_test import App, LiveServer
 from byte_tokenizer import BOS, EOS
 from fake_engine import HIDDEN_SIZE, make_engine
 from openai_judge import make_client
 from patience import until
+from real_app import RealApp
+from tiny_models import write
 
 TEXTS = ["one", "a second text", "the third of them"]
 
@@ -53,6 +57,25 @@ def test_mean_pooling_is_the_mean_over_all_tokens(app):
     found = _vectors(_embed(app, input=TEXTS, pooling="mean"))
     expected = [_scaled(_states(app, text).mean(axis=0)) for text in TEXTS]
     assert np.abs(found - expected).max() < 1e-6
+
+
+@pytest.mark.parametrize(("kind", "pooling"), [(1, "mean"), (3, "last")])
+def test_a_gguf_file_says_how_embeddings_are_made_and_whether_eos_ends_a_text(kind, pooling, tmp_path):
+    oracle = write(tmp_path / "hf", "qwen3", vocab_size=300)
+    more = {"tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.eos_token_id": 257}
+    more |= {"qwen3.pooling_type": kind}
+    texts = ["one", "a second one"]
+    with RealApp(tiny_gguf.write_from_transformers(tmp_path / "m.gguf", oracle, more)) as app:
+        found = _vectors(_embed(app, input=texts))
+        encoded = [each["embedding"] for each in app.post("/encode", text=texts).json()]
+        [last] = _vectors(_embed(app, input=texts[1], pooling="last"))
+        ids = [app.post("/tokenize", prompt=text).json()["tokens"] for text in texts]
+    assert ids == [[*text.encode(), 257] for text in texts]
+    states = [oracle.model(torch.tensor([each])).last_hidden_state[0].detach().numpy() for each in ids]
+    expected = [_scaled(each.mean(axis=0) if pooling == "mean" else each[-1]) for each in states]
+    assert np.abs(found - expected).max() < 1e-4
+    assert np.abs(np.array(encoded) - expected).max() < 1e-4
+    assert np.abs(last - _scaled(states[1][-1])).max() < 1e-4
 
 
 def test_numbers_that_are_not_scaled_are_the_model_s_own(app):

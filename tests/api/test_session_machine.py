@@ -13,7 +13,7 @@ from tureen.config import Config
 from tureen.errors import TureenError
 from tureen.requests.session_tree import SessionParams
 from tureen.requests.sessions import Sessions
-from tureen.text.gguf_vocab import add_bos
+from tureen.text.gguf_vocab import add_around
 
 TIMEOUT_S, SHORT_S = 100, 30
 OWNERS, NAMES, RIDS = ("", "anna"), ("s", "t", "u"), tuple("abcdefghij")
@@ -53,7 +53,7 @@ class Talk:
 
 def make_bos_tokenizer():
     tokenizer = make_byte_tokenizer()
-    add_bos(tokenizer._backend, "<bos>", BOS)
+    add_around(tokenizer._backend, BOS, None)
     assert tokenizer.encode("x") == [BOS, ord("x")]
     return tokenizer
 

@@ -12,7 +12,7 @@ from app_under_test import App
 from byte_tokenizer import BOS, EOS, make_byte_tokenizer
 from patience import until
 
-from tureen.text.gguf_vocab import add_bos
+from tureen.text.gguf_vocab import add_around
 
 GREEDY = {"temperature": 0, "max_new_tokens": 5}
 SEEDED = {"sampling_seed": 7, "max_new_tokens": 5}
@@ -406,7 +406,7 @@ def test_closing_lets_running_requests_end_and_forgets_them(slow: App):
 def bos_app(monkeypatch):
     def make():
         tokenizer = make_byte_tokenizer()
-        add_bos(tokenizer._backend, "<bos>", BOS)
+        add_around(tokenizer._backend, BOS, None)
         return tokenizer
 
     monkeypatch.setattr(app_under_test, "make_byte_tokenizer", make)

@@ -248,7 +248,8 @@ def test_what_fits_is_taken(world: World):
 
 @pytest.fixture
 def outside(monkeypatch):
-    """This machine is no container, wherever the tests run."""
+    """This machine is no container and its user is not root, wherever the tests run."""
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setattr("tureen.server.CONTAINER_MARKS", ())
     for name in ("container", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
@@ -298,3 +299,12 @@ def test_inside_a_container_that_is_as_it_must_be(outside, warned, tmp_path, mar
     else:
         outside.setenv(mark, "docker")
     assert warned("--host", "0.0.0.0") == []
+
+
+def test_a_server_of_root_is_warned_of_in_one_line_that_says_what_to_do_instead(outside, warned):
+    outside.setattr("os.geteuid", lambda: 0)
+    (line,) = warned()
+    assert "running as root" in line
+    for place in ("deploy/systemd/tureen.service", "deploy/docker/Dockerfile"):
+        assert place in line
+        assert "USER" in (Path(__file__).parents[2] / place).read_text().upper()

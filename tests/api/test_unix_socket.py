@@ -49,7 +49,7 @@ def test_nobody_but_the_owner_may_open_the_socket(server):
         ({}, 200),
         ({"x-forwarded-for": "203.0.113.7"}, 403),
         ({"Origin": "http://evil.example", "Content-Type": "application/json"}, 403),
-        ({"Host": "evil.example"}, 400),
+        ({"Host": "evil.example"}, 403),
     ],
 )
 def test_who_opens_the_socket_for_himself_may_use_control_routes_and_a_proxy_may_not(server, headers, status):

@@ -104,7 +104,7 @@ def test_every_token_attends_to_what_it_may_see_and_nothing_else(rows, page_size
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="bit for bit on CPU only")
 @pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_row_alone_gives_the_same_bits_as_among_others(dtype, window):
     rows = [(5, 1), (0, 9), (600, 13), (0, 1), (30, 300), (2, 15), (700, 1), (1, 16), (530, 1)]
     together = Case(rows, dtype=dtype, window=window, cancel=True)
@@ -120,7 +120,7 @@ def test_a_row_alone_gives_the_same_bits_as_among_others(dtype, window):
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="bit for bit on CPU only")
 @pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_chunks_of_any_size_give_the_same_bits(dtype, window):
     whole = Case([(0, 700)], dtype=dtype, window=window, cancel=True)
     expected = whole.run()

@@ -18,7 +18,7 @@ texts = st.lists(st.binary(max_size=40).map(lambda text: text.replace(b"\n", b""
 def test_all_lines_come_in_order_up_to_one_that_is_too_long(text, rest, slice_bytes, max_bytes):
     kept, lines.SLICE_BYTES = lines.SLICE_BYTES, slice_bytes
     try:
-        reader, read = LineReader(io.BufferedReader(io.BytesIO(text + rest)), max_bytes), []
+        reader, read = LineReader(lambda: io.BufferedReader(io.BytesIO(text + rest)), max_bytes), []
         while not reader.is_at_end:
             piece = reader.piece()
             assert sum(len(raw) for _, raw in piece[:-1]) < slice_bytes

@@ -41,7 +41,6 @@ def contents(tmp_path):
 def test_wherever_the_last_write_was_cut_the_whole_lines_count_and_the_rest_goes(contents, tmp_path):
     log = ResultLog(contents, BATCH)
     log.append([answer(number) for number in (4, 1, 7)])
-    log.close()
     path = tmp_path / BATCH.output_id
     whole = path.read_bytes()
     for end in range(len(whole) + 1):
@@ -50,7 +49,6 @@ def test_wherever_the_last_write_was_cut_the_whole_lines_count_and_the_rest_goes
         expected = [4, 1, 7][: whole[:end].count(b"\n")]
         assert (log.done, log.counts.completed) == (set(expected), len(expected))
         log.append([answer(number) for number in (1, 4, 5, 7)])
-        log.close()
         assert numbers(path) == [*expected, *(number for number in (1, 4, 5, 7) if number not in expected)]
 
 
@@ -59,18 +57,15 @@ def test_what_is_no_line_of_ours_goes_with_all_behind_it(contents, tmp_path, rub
     path = tmp_path / BATCH.output_id
     path.write_bytes(answer(1).text + rubbish + answer(2).text)
     log = ResultLog(contents, BATCH)
-    log.close()
     assert (log.done, path.read_bytes()) == ({1}, answer(1).text)
 
 
 def test_answers_and_errors_are_in_two_files_and_counted_apart(contents, tmp_path):
     log = ResultLog(contents, BATCH)
     num_bytes = log.append([answer(1), answer(2, 400), failed(BATCH, 3, "r3", LineFailure("batch_expired", "late"))])
-    log.close()
     assert numbers(tmp_path / BATCH.output_id) == [1]
     assert numbers(tmp_path / BATCH.error_id) == [2, 3]
     again = ResultLog(contents, BATCH)
-    again.close()
     assert log.counts == again.counts == Counts(9, 1, 2)
     assert log.sizes == again.sizes
     assert num_bytes == sum(log.sizes)
@@ -86,10 +81,20 @@ def test_a_write_that_fails_adds_nothing_to_either_file(contents, tmp_path, monk
     monkeypatch.undo()
     assert (log.done, log.counts) == ({1}, Counts(9, 1, 0))
     log.append([answer(2), answer(3, 500)])
-    log.close()
     assert numbers(tmp_path / BATCH.output_id) == [1, 2]
     assert numbers(tmp_path / BATCH.error_id) == [3]
 
 
 def _fail(_: bytes) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_file_that_another_program_changed_gets_no_answer(contents, tmp_path):
+    """Otherwise answers that are gone would count; the batch's next job reads the file again."""
+    log = ResultLog(contents, BATCH)
+    log.append([answer(1)])
+    (tmp_path / BATCH.output_id).unlink()
+    with pytest.raises(OSError, match="another program changed"):
+        log.append([answer(2)])
+    assert log.done == {1}
+    assert ResultLog(contents, BATCH).done == set()

@@ -13,15 +13,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from patience import PATIENCE_S, wait_until
+from stack_size import stack_bytes
 
 from tureen.constraining import cache, compile_pool, compiler, loading
 from tureen.constraining.cache import Cache
+from tureen.constraining.compile_worker import MAX_UNTRIED_BYTES
 from tureen.constraining.compiler import Compiler
 from tureen.constraining.kept_grammars import KeptGrammars
+from tureen.constraining.masks import MaskThread
 from tureen.constraining.messages import Failure
 from tureen.grammar.base import GrammarSpec, Vocabulary
 from tureen.grammar.expression import GrammarError
-from tureen.sandbox import seccomp
+from tureen.sandbox import seccomp, stacks
 
 DOUBLE = str(Path(__file__).with_name("compile_double.py"))
 VOCABULARY = Vocabulary(tokens=(b"a", b"b"), eos_token_ids=(2,), size=3)
@@ -727,3 +730,22 @@ def test_putting_twice_counts_once():
     assert kept.num_bytes == entry_bytes("a") + 100
     kept.clear()
     assert (len(kept), kept.num_bytes) == (0, 0)
+
+
+def test_the_threads_that_load_and_follow_grammars_have_stack_that_suffices_whatever_the_default_is():
+    """A grammar that is too deep for its thread ends the engine."""
+    default = threading.stack_size(256 << 10)
+    try:
+        one, masks = Compiler("llguidance", lambda: VOCABULARY, lambda text: []), MaskThread(1, 64)
+        found = [one._loader.submit(stack_bytes).result(), masks._executor.submit(stack_bytes).result()]
+        one.close()
+        masks.close()
+        assert threading.stack_size() == 256 << 10
+    finally:
+        threading.stack_size(default)
+    assert min(found) >= stacks.THREAD_BYTES > stacks.WORKER_BYTES
+
+
+def test_that_stack_suffices_for_the_longest_grammar_that_no_worker_loads_first():
+    """llguidance takes 310 bytes of it for a byte of 2000 definitions that refer to each other, the deepest known."""
+    assert stacks.THREAD_BYTES >= 4 * 310 * MAX_UNTRIED_BYTES

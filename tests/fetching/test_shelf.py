@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
+from pathlib import Path
 
+import msgspec
 import pytest
 import tiny_gguf
+from byte_tokenizer import make_byte_tokenizer
+from fake_engine import make_engine
 
-from tureen.config import DEFAULT_MODEL
+from tureen.config import DEFAULT_MODEL, Config
 from tureen.errors import StartupError
 from tureen.fetching import pypi
+from tureen.fetching import shelf as shelf_module
 from tureen.fetching.shelf import shelf
+from tureen.requests.state import make_context
 from tureen.weights.source import ModelSource, generation_defaults
 
 NAMES = ["smollm2:135m", "qwen2.5-coder:0.5b", "minilm", "shapes-vlm"]
+SHELF = Path(shelf_module.__file__).with_suffix(".toml")
 SMOLLM2 = {"temperature": 0.2, "top_p": 0.9}
 
 
@@ -46,6 +54,18 @@ def test_a_known_model_is_recognised_by_its_general_name_however_it_was_quantise
     assert _of_gguf(tmp_path, **{"general.name": name}) == SMOLLM2
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if shelf().models[name].sampling])
+def test_a_server_of_a_known_model_starts_with_what_its_makers_recommend(tmp_path, name):
+    known = shelf().models[name]
+    recommended = _of_gguf(tmp_path, **{"general.name": known.gguf_names[0]})
+    info = msgspec.structs.replace(make_engine()[1], generation_defaults=recommended)
+    [_, defaults] = make_context(make_byte_tokenizer(), info, Config()).defaults
+    written = tomllib.loads(SHELF.read_text())["models"][name]["sampling"]
+    assert [(name, type(value), value) for name, value in defaults.items()] == [
+        (name, type(value), value) for name, value in written.items()
+    ]
+
+
 @pytest.mark.parametrize("name", ["SmolLM2 135M", "SmolLM2 135M Instruct Pirate", ""])
 def test_a_model_that_is_not_known_has_no_recommendation(tmp_path, name):
     assert _of_gguf(tmp_path, **{"general.name": name}) == {}
@@ -64,8 +84,9 @@ def test_zero_is_greedy_as_a_temperature_and_off_as_anything_else(tmp_path):
     assert generation_defaults(ModelSource("m", tmp_path, "safetensors")) == {"top_p": 0.8}
 
 
-def test_a_recommendation_that_is_no_number_is_named_with_its_file(tmp_path):
-    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": True}))
+@pytest.mark.parametrize("value", [True, "0.5", [1], 2**63])
+def test_a_recommendation_that_is_no_number_is_named_with_its_file(tmp_path, value):
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": value}))
     with pytest.raises(StartupError, match=r"generation_config.json: temperature must be a number"):
         generation_defaults(ModelSource("m", tmp_path, "safetensors"))
 

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import adapter_target
 import connection_target
 import msgspec
 import processor_target
@@ -19,6 +20,7 @@ from tureen.grammar.expression import GrammarError
 from tureen.grammar.frontends import language_of
 from tureen.media.decode import Refused, decode
 from tureen.weights.gguf import GgufFile
+from tureen.weights.onnx_file import OnnxFile
 from tureen.weights.safetensors import SafetensorsFile
 
 REFUSALS = (TureenError, GrammarError, Refused, msgspec.ValidationError)
@@ -54,8 +56,10 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "template": template_target.run,
     "processor_field": processor_target.field,
     "processor": processor_target.pickle,
+    "adapter": adapter_target.run,
     "gguf": _file(GgufFile, ".gguf"),
     "safetensors": _file(SafetensorsFile, ".safetensors"),
+    "onnx": _file(OnnxFile, ".onnx"),
     "picture": lambda data: decode(data) and None,
 }
 

@@ -10,12 +10,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from peft.utils.other import get_pattern_key
 from runner_driver import folder_source
 from tiny_adapters import CONFIG, WEIGHTS, change_config, change_tensors, write_adapter
 from tiny_models import write
 
 from tureen.errors import InvalidRequest
-from tureen.lora.adapter import MAX_CONFIG_BYTES, read_adapter
+from tureen.lora.adapter import MAX_CONFIG_BYTES, _matcher, read_adapter
 from tureen.runner.loading import describe
 from tureen.weights.source import model_config
 
@@ -246,6 +247,14 @@ def test_a_config_that_is_no_adapter_s_is_refused(bad, content, fault):
         ("lora_alpha", 10**400, "lora_alpha an integer of"),
         ("rank_pattern", ["q_proj"], "rank_pattern that is not an object"),
         ("rank_pattern", {"(": 4}, "'(' in its rank_pattern"),
+        (
+            "rank_pattern",
+            {"(?=q)q_proj": 4},
+            "a lookaround or a backreference, which are not available; write modules'",
+        ),
+        ("rank_pattern", {f"q*{number}": 4 for number in range(65)}, "65 of them patterns; at most"),
+        ("rank_pattern", {f"q{number}": 4 for number in range(1 << 14 | 1)}, "has 16385 entries in its rank_pattern"),
+        ("alpha_pattern", {"q*" * 999: 4}, "has more than 1024 characters"),
         ("rank_pattern", {"q_proj": 5}, "says 5"),
         ("alpha_pattern", {"q_proj": []}, "lora_alpha a list"),
     ],
@@ -261,6 +270,28 @@ def test_a_key_that_changes_nothing_may_be_there(llama, tmp_path):
     shutil.copytree(folder, tmp_path / "a")
     change_config(tmp_path / "a", something_new=None, something_else=False, use_dora=None, revision="main")
     assert read_adapter(str(tmp_path / "a"), config)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "q_proj", "j", "self_attn.q_proj", "^q_proj", "^model.layers.0.self_attn.q_proj", "q_proj$", ".*q_proj",
+        r"0\.self_attn\.q_proj", r"layers\.(0|7)\..*", r"model\.layers\.\d+\.self_attn.[qk]_proj", "^.*$",
+        "(q|k)_proj", "mlp|self_attn", "layers.0", "q_proj|k_proj$",
+    ],
+)  # fmt: skip
+def test_an_entry_is_for_the_modules_that_peft_says_it_is_for(key):
+    for module in ("model.layers.0.self_attn.q_proj", "model.layers.10.self_attn.k_proj", "q_proj", "model.xq_proj"):
+        expected = get_pattern_key([key], module) == key
+        assert _matcher(key, "rank_pattern")(module) == expected, module
+
+
+def test_a_pattern_that_takes_others_for_ever_is_matched_in_linear_time(llama, tmp_path):
+    _, config, folder = llama
+    shutil.copytree(folder, tmp_path / "a")
+    endless = "(" + "(.|.|.|.)+" * 9 + ")+!"
+    change_config(tmp_path / "a", rank_pattern={endless: 1}, alpha_pattern={endless: 1, "q_proj": 6})
+    assert read_adapter(str(tmp_path / "a"), config).keys() == read_adapter(str(folder), config).keys()
 
 
 def _renamed(old, new):

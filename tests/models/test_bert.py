@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import random
 import warnings
 
+import mutated
 import numpy as np
 import pytest
 import torch
 import transformers
-from runner_driver import folder_source
+from runner_driver import folder_source, random_tokens
 from safetensors.torch import load_file, save_file
 
 from tureen.config import Config
 from tureen.errors import RequestFailed, StartupError
 from tureen.log import no_progress
+from tureen.models.bert import UNUSED
+from tureen.registry import declared
 from tureen.runner.embedder import load_embedder
 from tureen.runner.native_embedder import gelu
 from tureen.weights.sentence_files import SentenceConfig, embedding_sizes, read_sentence_config
@@ -30,7 +32,7 @@ SHAPE = {
 }
 CLOSE = 1e-5
 MEAN = {"pooling_mode_mean_tokens": True}
-TEXTS = [[random.Random(length).randrange(128) for _ in range(length)] for length in (1, 2, 7, 33, 64)]
+TEXTS = [random_tokens(length, length, 128) for length in (1, 2, 7, 33, 64)]
 
 
 def _write_modules(folder, pooling, max_seq_length=40):
@@ -71,6 +73,13 @@ def _vector(embedder, token_ids):
 def _expected(oracle, token_ids):
     """The last layer's output, [tokens, hidden size]."""
     return oracle(torch.tensor([token_ids])).last_hidden_state[0].numpy()
+
+
+def check_means(embedder, oracle):
+    """Compare the embeddings of all texts, pooled by their mean, with those of transformers."""
+    for token_ids in TEXTS:
+        expected = _expected(oracle, token_ids).mean(axis=0)
+        assert np.abs(_vector(embedder, token_ids) - expected).max() < CLOSE
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
@@ -139,6 +148,7 @@ def test_the_length_is_the_trained_one_unless_the_operator_says_another(tiny):
         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ({"is_decoder": True}, "is_decoder"),
         ({"num_attention_heads": 5}, "hidden_size 48 cannot be shared by 5 heads"),
+        ({"layer_norm_eps": [1]}, "layer_norm_eps: must be a positive number, got a list of 1"),
         ({"vocab_size": "many"}, "vocab_size: must be a number from 1 on, got 'many'"),
         ({"intermediate_size": 81}, r"has shape \[80\], config.json says \[81\]"),
         ({"num_hidden_layers": 4}, "lacks 16 weights"),
@@ -227,10 +237,24 @@ def test_the_gate_without_torch_is_the_one_of_torch():
 def test_native_kernels_and_torch_make_the_same_embedding(tiny, kernels):
     folder, oracle = tiny
     _write_modules(folder, MEAN)
-    embedder = _load(folder, kernels=kernels)
-    for token_ids in TEXTS:
-        expected = _expected(oracle, token_ids).mean(axis=0)
-        assert np.abs(_vector(embedder, token_ids) - expected).max() < CLOSE
+    check_means(_load(folder, kernels=kernels), oracle)
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_noise_in_any_weight_but_the_bias_of_keys_is_noticed(tiny, kernels, tmp_path):
+    assert set(declared("tureen.models", "EMBEDDING_ARCHITECTURES")) == {"BertModel"}
+    folder, oracle = tiny
+    _write_modules(folder, MEAN)
+    unnoticed = []
+    for kind in mutated.folders_with_noise(folder, tmp_path, lambda kind: not kind.startswith(UNUSED)):
+        embedder = _load(tmp_path, kernels=kernels)
+        try:
+            check_means(embedder, oracle)
+        except AssertionError:
+            continue
+        unnoticed.append(kind)
+    key_bias = "encoder.layer.*.attention.self.key.bias"  # adds the same to all scores of a query
+    assert unnoticed == [key_bias]
 
 
 def test_a_half_type_without_torch_names_the_extra(tiny, monkeypatch):

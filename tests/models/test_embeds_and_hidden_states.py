@@ -1,13 +1,12 @@
 """Embeddings as prompts, and hidden states, through the engine, against transformers."""
 
 import os
-import random
 
 import numpy as np
 import pytest
 import torch
 from byte_tokenizer import make_byte_tokenizer
-from runner_driver import folder_source
+from runner_driver import folder_source, random_tokens
 from tiny_models import VARIANTS, greedy, write
 
 from tureen.config import Config
@@ -18,7 +17,7 @@ from tureen.runner.load import load_runner
 
 DEVICE = os.environ.get("TUREEN_TEST_DEVICE", "cpu")
 FAMILIES = ("llama-tied", "mistral-sliding", "qwen2", "qwen3", "gemma3")
-PROMPT = tuple(random.Random(11).randrange(256) for _ in range(37))
+PROMPT = tuple(random_tokens(37, 11))
 NEW_TOKENS = 9
 CLOSE = 1e-4
 

@@ -1,13 +1,12 @@
 """Models that only transformers knows, through this server's attention."""
 
 import json
-import random
 import warnings
 
 import pytest
 import torch
 import transformers
-from runner_driver import Running, folder_source, generate, step
+from runner_driver import PROMPT, Running, folder_source, generate, step
 from safetensors.torch import load_file, save_file
 from tiny_models import SHAPE, greedy, logprobs, spread
 
@@ -18,7 +17,6 @@ from tureen.errors import StartupError
 from tureen.runner.load import load_runner
 
 CLOSE = 1e-4
-PROMPT = [random.Random(7).randrange(256) for _ in range(61)]
 FAMILIES = {
     "StableLm": {},
     "Cohere2": {"sliding_window": 12, "num_hidden_layers": 4},
@@ -26,11 +24,23 @@ FAMILIES = {
     "Gemma2": {"head_dim": 32, "sliding_window": 12, "attn_logit_softcapping": 2.0},
     "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
 }
+MAMBA = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 16}
+GEMMA3N = {
+    "num_hidden_layers": 4,
+    "intermediate_size": [96] * 4,
+    "head_dim": 16,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "activation_sparsity_pattern": [0.0] * 4,
+    "num_kv_shared_layers": 0,
+    "vocab_size_per_layer_input": 256,
+    "hidden_size_per_layer_input": 16,
+    "laurel_rank": 8,
+}
 
 
 def _make_model(folder, family, **more):
     config = getattr(transformers, f"{family}Config")(**(SHAPE | FAMILIES.get(family, {}) | more))
-    name = f"{family}LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
+    name = f"{family}LMHeadModel" if family == "GPT2" else f"{family.removesuffix('Text')}ForCausalLM"
     torch.manual_seed(3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -41,8 +51,8 @@ def _make_model(folder, family, **more):
     return model.float().eval()
 
 
-def _make_runner(folder):
-    settings = {"dtype": "float32", "max_total_tokens": 1024, "num_threads": 1, "device": "cpu"}
+def _make_runner(folder, *, dtype="float32"):
+    settings = {"dtype": dtype, "max_total_tokens": 1024, "num_threads": 1, "device": "cpu"}
     return load_runner(folder_source(folder), Config(model_impl="transformers", **settings))
 
 
@@ -85,6 +95,7 @@ def test_its_rows_do_not_mix(model):
         ("GptOss", {"num_local_experts": 4}, "s_aux"),
         ("Lfm2", {"layer_types": ["conv", "full_attention"]}, "layer 0 has no attention"),
         ("Phimoe", {"num_local_experts": 4, "sliding_window": 16}, "window is in the model's mask"),
+        ("Afmoe", {"num_experts": 4, "num_experts_per_tok": 2}, "cannot run it with embeddings .*: TypeError: "),
         ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "scaling dynamic"),
     ],
 )
@@ -92,6 +103,38 @@ def test_a_model_whose_layers_mix_tokens_in_other_ways_is_refused(family, more, 
     _make_model(tmp_path, family, **more)
     with pytest.raises(StartupError, match=complaint):
         _make_runner(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("family", "more", "way"),
+    [
+        ("FalconH1", MAMBA, "together with another one"),  # a state that runs on from one text into the next
+        ("DiffLlama", {}, "in pieces"),  # two calls of attention in each layer
+        ("Gemma3nText", GEMMA3N, "alone"),  # a second embedding of the token ids
+        ("Roberta", {"is_decoder": True, "hidden_act": "gelu"}, "alone"),  # positions that begin at pad_token_id + 1
+    ],
+)
+def test_a_model_that_computes_other_logits_than_in_transformers_is_refused(family, more, way, tmp_path):
+    _make_model(tmp_path, family, **more)
+    with pytest.raises(StartupError, match=rf"computed {way} differ by up to \d.*tureen models") as refusal:
+        _make_runner(tmp_path)
+    assert refusal.value.field == "model_impl"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_whose_code_fails_with_our_attention_is_refused_in_one_line(tmp_path):
+    sizes = {"decoder_layers": 3, "encoder_layers": 2, "num_hidden_layers": 2}  # our cache has as many as the encoder
+    _make_model(tmp_path, "Bart", d_model=64, decoder_ffn_dim=96, decoder_attention_heads=4, **sizes)
+    with pytest.raises(StartupError, match=r"own code in transformers fails .*IndexError.*tureen models") as refusal:
+        _make_runner(tmp_path)
+    assert "\n" not in refusal.value.message
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_rounding_to_fewer_bits_is_no_reason_to_refuse_a_model(tmp_path):
+    _make_model(tmp_path, "Olmoe", num_hidden_layers=4)  # rounding sends tokens to other experts
+    assert _make_runner(tmp_path, dtype="bfloat16").forward.dtype == "bfloat16"
 
 
 @pytest.mark.filterwarnings("ignore")

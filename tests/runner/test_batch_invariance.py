@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from runner_driver import folder_source
+from runner_driver import folder_source, random_tokens
 from tiny_models import write
 
 from tureen.config import Config
@@ -15,7 +15,7 @@ from tureen.runner.load import load_runner
 
 pytest.importorskip("tureen.kernels.cpu._native")
 
-PROMPT = tuple(random.Random(3).randrange(256) for _ in range(83))
+PROMPT = tuple(random_tokens(83, 3))
 PAGE = 16
 KINDS = {
     "float32": {"dtype": "float32"},
@@ -119,7 +119,7 @@ def test_logits_do_not_depend_on_how_a_prompt_is_cut_into_chunks(forward, alone,
 
 def test_logits_of_a_long_sequence_are_the_same_where_threads_share_its_keys(forward):
     """Alone, one token's attention is dealt out in pieces of 512 keys; in company, and in a long chunk, it is not."""
-    token_ids = tuple(random.Random(4).randrange(256) for _ in range(1300))
+    token_ids = tuple(random_tokens(1300, 4))
     compute = functools.partial(_compute, forward, pages=tuple(range(700, 782)), token_ids=token_ids)
     at_once = compute(())
     assert np.array_equal(compute((1297, 1298, 1299)), at_once)

@@ -3,7 +3,7 @@ import random
 
 import pytest
 import torch
-from runner_driver import GREEDY, Running, folder_source, generate, step
+from runner_driver import GREEDY, Running, folder_source, generate, random_tokens, step
 from tiny_models import greedy, write
 
 from tureen.config import Config
@@ -17,7 +17,7 @@ from tureen.runner.load import load_runner
 DEVICE = os.environ.get("TUREEN_TEST_DEVICE", "cpu")
 EVERYTHING = LogprobSpec(prompt_start=0, top=256)
 SEEDED = SamplingParams(temperature=1.0, top_p=0.95)
-PROMPT = [random.Random(5).randrange(256) for _ in range(45)]
+PROMPT = random_tokens(45, 5)
 
 
 @pytest.fixture(scope="module")

@@ -1,17 +1,15 @@
 """With torch's kernels too: the same to the last bit whatever else is computed, and however it is cut into steps."""
 
-import random
-
 import pytest
 import torch
-from runner_driver import Running, folder_source, step
+from runner_driver import Running, folder_source, random_tokens, step
 from tiny_models import write
 
 from tureen.config import Config
 from tureen.contract.types import LogprobSpec
 from tureen.runner.load import load_runner
 
-PROMPT = [random.Random(5).randrange(256) for _ in range(75)]
+PROMPT = random_tokens(75, 5)
 MODELS = ("llama", "qwen2-moe", "gemma2-softcaps", "gemma3")
 
 
@@ -33,7 +31,7 @@ def test_logprobs_do_not_depend_on_batch_mates_chunks_or_pages(tmp_path, threads
         sequence = Running(0, PROMPT, range(first_page, first_page + 10), logprobs=LogprobSpec(prompt_start=0, top=256))
         mates = []
         for index in range(others):
-            prompt = [random.Random(index).randrange(256) for _ in range(1 + 7 * index % 40)]
+            prompt = random_tokens(1 + 7 * index % 40, index)
             mates.append(Running(1 + index, prompt, range(20 + 6 * index, 26 + 6 * index)))
         while len(sequence.output) < 3:
             step(runner, [*mates[:3], sequence, *mates[3:]], [3] * len(mates[:3]) + [chunk] + [50] * len(mates[3:]))

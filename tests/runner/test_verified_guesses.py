@@ -7,7 +7,7 @@ import typing
 
 import numpy as np
 import pytest
-from runner_driver import GREEDY, Running, folder_source
+from runner_driver import GREEDY, Running, folder_source, random_tokens
 from tiny_models import write
 
 from tureen.config import Config
@@ -18,7 +18,7 @@ from tureen.grammar.closing import Ending
 from tureen.kernels.cpu import native
 from tureen.runner.load import load_runner
 
-PROMPT = [random.Random(5).randrange(256) for _ in range(21)]
+PROMPT = random_tokens(21, 5)
 COUNT = 24  # tokens of output
 CASES = {
     "greedy": {"params": GREEDY},

@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from patience import wait_until
 from sandbox_double import LIMITS
 
 from tureen.sandbox import budget as budget_module
-from tureen.sandbox import seccomp
+from tureen.sandbox import seccomp, stacks
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import Supervisor, is_stopped
 from tureen.sandbox.worker import OWN_BYTES, Lost
@@ -528,3 +529,14 @@ def test_the_environment_of_a_fork_server_is_its_own(make):
         assert set(json.loads(ask(worker, "environment"))) <= {
             "PATH", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "LC_CTYPE",
         }  # fmt: skip
+
+
+def test_a_worker_has_less_stack_than_the_threads_that_load_what_it_made(make):
+    before = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (before[1], before[1]))  # as `ulimit -s unlimited` does
+    try:
+        with a_worker(make()) as worker:
+            allowed = resource.prlimit(worker.pid, resource.RLIMIT_STACK)
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, before)
+    assert allowed == (stacks.WORKER_BYTES, stacks.WORKER_BYTES)

@@ -9,6 +9,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 from hashlib import blake2b
 from pathlib import Path
 
@@ -17,11 +18,13 @@ import msgspec
 import pytest
 from fake_engine import SLOW_STEP_S, make_request
 from patience import PATIENCE_S, until, wait_until
+from stack_size import stack_bytes
 
 from tureen.config import Config
 from tureen.contract.types import NO_TOKEN, EngineStats
 from tureen.errors import InvalidRequest, NotFound, RequestFailed, StartupError, TureenError, Unavailable
 from tureen.log import no_progress
+from tureen.sandbox.stacks import THREAD_BYTES
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 
@@ -84,6 +87,8 @@ def test_the_contract_of_a_healthy_engine(kind):
             await leaving(client)
             await calling(client)
             await refusing(client)
+            if kind == "process":
+                assert await client.call("cold_structs") == []  # else two threads of it may decode at once, and crash
             assert client.failure is None
         await client.close()  # idempotent
         with pytest.raises(Unavailable):
@@ -408,3 +413,23 @@ def test_embeddings_and_hidden_states_cross_to_the_engine_and_back(kind):
     stored = blake2b((-1).to_bytes(8, "little", signed=True) + embeds[: 4 * width], digest_size=8).digest()
     first = blake2b(stored, digest_size=8).digest()[:width]  # what the fake runner makes of its first position
     assert struct.unpack(f"<{width}f", asyncio.run(scenario())[0]) == tuple(map(float, first))
+
+
+def test_the_thread_of_an_engine_has_stack_for_its_grammars_whatever_the_default_is():
+    seen = []
+
+    def make(report):
+        seen.append(stack_bytes())
+        return fake_engine.make_engine(progress=report)
+
+    async def scenario():
+        client = InprocClient(make)
+        default = threading.stack_size(256 << 10)
+        try:
+            await client.start()
+        finally:
+            threading.stack_size(default)
+            await client.close()
+
+    asyncio.run(scenario())
+    assert seen[0] >= THREAD_BYTES

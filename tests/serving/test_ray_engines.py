@@ -8,8 +8,10 @@ import contextlib
 import logging
 import os
 import signal
+import stat
 import sys
 from pathlib import Path
+from unittest import mock
 
 import httpx
 import msgspec
@@ -24,10 +26,11 @@ from remote_engines import DIGESTS, Followed
 
 from tureen.build import find_model
 from tureen.config import Config
+from tureen.config_facts import without_secrets
 from tureen.errors import StartupError
 from tureen.fronts.following import clients_of
 from tureen.replicas.pool import Pool, Scaler
-from tureen.replicas.ray_address import RayCluster, parse_cluster
+from tureen.replicas.ray_address import RayCluster, parse_cluster, prepare_environment
 from tureen.replicas.remote import RemoteEngine
 from tureen.replicas.router import Router
 from tureen.serving import healing
@@ -38,6 +41,7 @@ from front_streams import begin, kill_front
 from server_process import ServerProcess
 
 ONE = "ray://local?num_cpus=1"
+RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 JOINING: dict[str, str] = {}
 """Variables of a process that is to join the cluster."""
 
@@ -295,6 +299,30 @@ def test_engines_that_wait_for_a_place_keep_no_thread_from_others(monkeypatch):
             await places[0].find()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("there", [None, 0o644])
+def test_only_its_owner_may_read_the_token_whether_or_not_it_was_there(tmp_path, monkeypatch, there):
+    token = tmp_path / ".ray" / "auth_token"
+    if there is not None:
+        token.parent.mkdir()
+        token.write_text("kept")
+        token.chmod(there)
+    with mock.patch.dict(os.environ, {"HOME": str(tmp_path)}):
+        for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+            os.environ.pop(name, None)
+        prepare_environment(parse_cluster(ONE))
+        assert int(os.environ[RECONNECT]) > 30 * 86400
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert token.read_text() == "kept" if there else len(token.read_text()) == 64
+
+
+def test_actors_get_no_keys():
+    """Each secret setting is in the settings' list of what is never shown."""
+    keys = {"api_key": "k-user", "admin_api_key": "k-admin", "api_key_file": "/keys"}
+    own = msgspec.msgpack.encode(without_secrets(Config(**keys, num_threads=3)))
+    assert not any(key.encode() in own for key in keys.values())
+    assert msgspec.msgpack.decode(own, type=Config).num_threads == 3
 
 
 @pytest.mark.ray

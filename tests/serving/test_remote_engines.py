@@ -24,6 +24,7 @@ from remote_engines import (
     start_engine,
 )
 from throwaway_ca import Authority
+from warm_structs import is_warm, new_struct
 
 from tureen.config import Config
 from tureen.errors import NotFound, RequestFailed, StartupError
@@ -144,7 +145,9 @@ def test_operations_reach_all_and_a_front_that_comes_back_does_not_repeat_them()
     asyncio.run(scenario())
 
 
-def test_an_operation_that_fails_at_an_engine_in_a_way_that_nobody_expects_is_answered_all_the_same():
+def test_an_operation_that_fails_at_an_engine_in_a_way_that_nobody_expects_is_answered_all_the_same(monkeypatch):
+    monkeypatch.setattr(engine_server, "checked", lambda op, args, _: args)
+
     async def scenario():
         async with served(1) as (_, (router,), _):
             with pytest.raises(RequestFailed, match=r"update_weights failed at its engine: KeyError: 'path'"):
@@ -405,3 +408,15 @@ def test_an_address_that_is_none_is_refused(wrong):
 def test_addresses_are_read_with_and_without_their_scheme():
     assert parse_address("tcp://[::1]:7000", "--x") == parse_address("[::1]:7000", "--x") == EngineAddress("::1", 7000)
     assert str(parse_address("engine-0.engines:7000/", "--x")) == "tcp://engine-0.engines:7000"
+
+
+def test_an_engine_listens_once_no_two_threads_can_build_the_same_type():
+    kind = new_struct()
+
+    async def scenario():
+        server = await start_engine()
+        await server.close()
+
+    assert not is_warm(kind)
+    asyncio.run(scenario())
+    assert is_warm(kind)

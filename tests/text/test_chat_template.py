@@ -281,7 +281,7 @@ def test_tokens_made_of_roles_are_the_template_s():
 
 def test_a_template_that_makes_tokens_of_other_pieces_is_told_of(caplog):
     with caplog.at_level(logging.WARNING):
-        _make_template("{{ '<|im' }}{{ '_end|>' }}{{ messages[0].content }}")
+        _make_template("{{ '<|im' }}{{ '_end|>' }}{{ messages[0].content }}").probe()
     assert "control tokens out of pieces" in caplog.text
 
 
@@ -358,9 +358,9 @@ def test_a_named_template_begins_as_the_tokenizer_does():
     tokenizer = make_byte_level()
     messages = [{"role": "user", "content": "hi"}]
     assert not load_chat_templates("vicuna_v1.1", tokenizer, {}).plain.source.startswith("{{ bos_token")
-    from tureen.text.gguf_vocab import add_bos
+    from tureen.text.gguf_vocab import add_around
 
-    add_bos(tokenizer.backend, "<s>", tokenizer.bos_token_id)
+    add_around(tokenizer.backend, tokenizer.bos_token_id, None)
     templates = load_chat_templates("chatml", tokenizer, {})
     text = templates.controls.plain(templates.plain.render(messages))
     assert text == "<s><|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"

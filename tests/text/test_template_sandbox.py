@@ -11,6 +11,7 @@ import tracemalloc
 from datetime import datetime
 
 import pytest
+from jinja2 import Template
 from jinja2.exceptions import SecurityError, TemplateError
 
 from tureen.text import template_sandbox
@@ -94,7 +95,11 @@ ESCAPES = (
 
 def _render(source, **variables):
     sandbox = Sandbox()
-    return sandbox.render(sandbox.load(source, lambda tree: tree), {"messages": [{"role": "user"}], **variables})
+    return sandbox.render(_loaded(sandbox, source), {"messages": [{"role": "user"}], **variables})
+
+
+def _loaded(sandbox, source):
+    return Template.from_code(sandbox, sandbox.code_of(source, lambda tree: tree), sandbox.make_globals(None))
 
 
 @pytest.mark.parametrize("source", LOOPS.values(), ids=LOOPS)
@@ -127,10 +132,8 @@ def test_a_template_reaches_nothing_but_what_it_is_given(source):
 def test_the_limit_is_of_one_rendering_on_one_thread(monkeypatch):
     monkeypatch.setattr(template_sandbox, "LIMIT_S", 0.05)
     sandbox = Sandbox()
-    loop = sandbox.load(
-        "{% for i in range(99999) %}{% for i in range(99999) %}{% endfor %}{% endfor %}", lambda tree: tree
-    )
-    fine = sandbox.load("{% for m in messages %}{{ m }}{% endfor %}", lambda tree: tree)
+    loop = _loaded(sandbox, "{% for i in range(99999) %}{% for i in range(99999) %}{% endfor %}{% endfor %}")
+    fine = _loaded(sandbox, "{% for m in messages %}{{ m }}{% endfor %}")
     ended = []
 
     def run():

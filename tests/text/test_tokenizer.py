@@ -271,6 +271,18 @@ def test_bos_is_added_unless_the_metadata_says_no():
     assert from_gguf_metadata(byte_level | {"tokenizer.ggml.add_bos_token": True}).encode("a") == [1, 97]
 
 
+def test_eos_is_added_where_the_metadata_says_so_and_the_text_of_a_token_may_hold_colons_and_spaces():
+    metadata = _sentencepiece_metadata(add_eos_token=True)
+    assert from_gguf_metadata(metadata).encode("a")[:: len(from_gguf_metadata(metadata).encode("a")) - 1] == [1, 2]
+    byte_level = {key: np.array(v) if key.endswith("type") else v for key, v in tiny_gguf.byte_vocabulary(300).items()}
+    byte_level["tokenizer.ggml.tokens"][257] = "<end: of text>"
+    adds_eos = byte_level | {"tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.eos_token_id": 257}
+    assert from_gguf_metadata(adds_eos).encode("a") == [97, 257]
+    assert from_gguf_metadata(adds_eos).encode("a", add_special_tokens=False) == [97]
+    assert from_gguf_metadata(adds_eos | {"tokenizer.ggml.add_bos_token": True}).encode("a") == [1, 97, 257]
+    assert from_gguf_metadata(byte_level | {"tokenizer.ggml.add_sep_token": True}).encode("a") == [97]
+
+
 # metadata that cannot be used
 
 
@@ -290,9 +302,15 @@ def test_bos_is_added_unless_the_metadata_says_no():
         ({"merges": None}, "tokenizer.ggml.merges"),
         ({"merges": ["no such"]}, "corrupt"),
         ({"merges": ["one"]}, "corrupt"),
+        ({"merges": ["! !"]}, "corrupt: 'the merge of '!' and '!' makes no token"),
         ({"eos_token_id": 256}, "tokenizer.ggml.eos_token_id must be a token id below 256, got 256"),
         ({"bos_token_id": -1}, "tokenizer.ggml.bos_token_id"),
         ({"model": "llama"}, "tokenizer.ggml.scores"),
+        ({"tokens": ["x" * 4097] * 256}, "has one of 4097 characters; at most 4096 are taken"),
+        (
+            {"tokens": ["x" * 4096] * 257, "token_type": np.full(257, 3, np.int32)},
+            "special tokens of more than 1048576 characters",
+        ),
     ],
 )
 def test_metadata_that_cannot_be_used_is_named(changes, fault):
@@ -364,13 +382,24 @@ def test_truncation_and_padding_of_the_file_are_switched_off(tmp_path):
     assert from_folder(tmp_path).encode("xyz") == [120, 121, 122]
 
 
+def bpe(merges: list, normalizer: dict | None = None, **more: str) -> str:
+    """A tokenizer.json at which the package tokenizers panics."""
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "é": 2}, "merges": merges, **more}
+    return json.dumps({"version": "1.0", "normalizer": normalizer, "model": model})
+
+
 @pytest.mark.parametrize(
     ("name", "content", "fault"),
     [
         ("tokenizer.json", "{", "tokenizer.json: cannot be read"),
         ("tokenizer.json", '{"model": {"type": "Nothing"}}', "tokenizer.json: cannot be read"),
+        ("tokenizer.json", bpe([["a", "b"]]), "cannot be read: 'the merge of 'a' and 'b' makes no token"),
+        ("tokenizer.json", bpe(["a b"]), "cannot be read: 'the merge of 'a' and 'b' makes no token"),
+        ("tokenizer.json", bpe([["é", "b"]], continuing_subword_prefix="xy"), "cannot be read: 'the merge of"),
+        ("tokenizer.json", bpe([], {"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "cannot be read"),
         ("tokenizer_config.json", "{", "tokenizer_config.json: not valid JSON"),
         ("tokenizer_config.json", "[]", "tokenizer_config.json: must hold a JSON object"),
+        ("tokenizer.json", json.dumps({"added_tokens": [{"content": "x" * 1025}] * 1024}), "have 1049600 characters"),
         ("generation_config.json", "[" * 200_000, "generation_config.json: not valid JSON"),
     ],
 )

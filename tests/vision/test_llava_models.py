@@ -1,9 +1,10 @@
 """Models that see: embeddings, logits and tokens equal those of transformers, end to end through our text model."""
 
+import functools
 import os
-from functools import partial
 
 import msgspec
+import mutated
 import numpy as np
 import pytest
 import tiny_llava
@@ -17,13 +18,19 @@ from tureen.contract.types import NO_TOKEN, LogprobSpec, MediaItem
 from tureen.devices.base import resolve_device
 from tureen.log import no_progress
 from tureen.media.families import find_family
+from tureen.registry import declared
+from tureen.runner import loading
 from tureen.runner.encoder import load_encoder
 from tureen.runner.load import load_runner
+from tureen.vision.names import local_name
 from tureen.weights.source import model_config, preprocessor_config
+from tureen.weights.stored import VISION
 
 DEVICE = os.environ.get("TUREEN_TEST_DEVICE", "cpu")
 CLOSE = 2e-5
 NEW_TOKENS = 7
+MUTATED = ("llava-dinov2-gated", "next-vicuna", "onevision")
+"""Variants with all architectures and towers."""
 TEXT = (5, 17, 99), (7, 200), (41, 42, 43, 44)
 """Before, between and after pictures."""
 
@@ -150,14 +157,49 @@ def check_end_to_end(model, pictures, modality, **changes):
         assert found == pytest.approx(row[token], abs=2e-4)
 
 
+def check_embeddings(encoder, prepared, expected):
+    found = _encode(encoder, prepared)
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() < CLOSE * max(1, np.abs(expected).max())
+
+
 @pytest.mark.parametrize("size", [(28, 28), (57, 31), (31, 120), (3, 2), (300, 20)])
 def test_embeddings_of_a_picture_equal_transformers(model, size):
     picture = tiny_llava.picture(*size)
     [prepared] = model.family.prepare([picture], "image")
     [expected] = _expected_embeddings(model, [picture], "image")
-    found = _encode(model.encoder, prepared)
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).max() < CLOSE * max(1, np.abs(expected).max())
+    check_embeddings(model.encoder, prepared, expected)
+
+
+def _is_used(kind):
+    """Whether a kind of weights changes embeddings: the bias of keys adds the same to all scores of a query."""
+    is_of_keys = kind.endswith(("k_proj.bias", "key.bias"))
+    return kind.startswith(VISION) and not is_of_keys and local_name(kind.replace("*", "0"), 1) is not None
+
+
+@pytest.mark.parametrize("model", MUTATED, indirect=True)
+def test_noise_in_any_weight_of_the_part_that_sees_is_noticed(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "find_text_model", functools.cache(loading.find_text_model))  # parses all models
+    picture = tiny_llava.picture(28, 28)
+    [prepared] = model.family.prepare([picture], "image")
+    [expected] = _expected_embeddings(model, [picture], "image")
+    unnoticed = []
+    for kind in mutated.folders_with_noise(model.folder, tmp_path, _is_used):
+        encoder = load_tiny_encoder(tmp_path)
+        try:
+            check_embeddings(encoder, prepared, expected)
+        except AssertionError:
+            continue
+        unnoticed.append(kind)
+    assert unnoticed == []
+
+
+def test_every_architecture_with_pictures_is_tested_with_noise():
+    families = {f"{tiny_llava.VARIANTS[variant][0]}ForConditionalGeneration" for variant in MUTATED}
+    known = declared("tureen.models", "ARCHITECTURES")
+    with_pictures = {name for name in known if name.endswith("ForConditionalGeneration")}
+    assert families == with_pictures - {"Gemma3ForConditionalGeneration"}  # of which the text model alone is served
+    assert {tiny_llava.VARIANTS[variant][1] for variant in MUTATED} == {one[1] for one in tiny_llava.VARIANTS.values()}
 
 
 def test_tokens_after_one_picture_equal_transformers(model):
@@ -256,7 +298,7 @@ def test_random_weights_load_without_a_checkpoint(onevision):
     for name in ("config.json", "preprocessor_config.json"):
         (onevision.folder / "empty" / name).write_bytes((onevision.folder / name).read_bytes())
     [prepared] = onevision.family.prepare([tiny_llava.picture(57, 31)], "image")
-    embed = partial(_encode, prepared=prepared)
+    embed = functools.partial(_encode, prepared=prepared)
     found = [embed(load_tiny_encoder(onevision.folder / "empty", load_format="dummy")) for _ in range(2)]
     assert np.isfinite(found[0]).all()
     assert np.array_equal(*found)

@@ -151,6 +151,22 @@ def test_a_damaged_header_is_one_line_that_names_file_and_fault(tmp_path, data, 
     assert fault in _fault(path)
 
 
+@pytest.mark.parametrize(
+    ("limit", "least", "fault"),
+    [
+        ("MAX_METADATA_BYTES", 560, "metadata has more than 559 bytes"),
+        ("MAX_VALUE_BYTES", 300, "strings at byte 94 have more than 299 bytes"),
+        ("MAX_PARTS", 17, "metadata has more than 16 strings and arrays"),
+    ],
+)
+def test_metadata_that_would_take_long_to_read_is_refused(tmp_path, monkeypatch, limit, least, fault):
+    path = tiny_gguf.write_gguf(tmp_path / "m.gguf", {"a": ["x" * 22] * 10, "b": [[1, 2], [3]], "c": [7] * 20})
+    monkeypatch.setattr(f"tureen.weights.gguf.{limit}", least)
+    assert GgufFile(path).metadata["c"].tolist() == [7] * 20
+    monkeypatch.setattr(f"tureen.weights.gguf.{limit}", least - 1)
+    assert fault in _fault(path)
+
+
 def join_read_ahead():
     for thread in threading.enumerate():
         if thread.name == "read-ahead":

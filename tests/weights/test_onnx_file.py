@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import numpy as np
 import pytest
@@ -63,6 +64,14 @@ def test_dimensions_may_be_packed(tmp_path):
     graph = b"\x2a" + _length(packed) + packed
     (tmp_path / "m.onnx").write_bytes(b"\x3a" + _length(graph) + graph)
     assert OnnxFile(tmp_path / "m.onnx").tensors["w"].shape == (300, 2)
+
+
+def test_dimensions_are_bounded_before_they_are_multiplied(tmp_path):
+    many = onnx.TensorProto(dims=[1] * 9, data_type=1, raw_data=bytes(4), name="w")
+    large = onnx.TensorProto(dims=[1 << 49], data_type=1, raw_data=bytes(4), name="w")
+    for tensor in (many, large):
+        onnx.save(_make_model([tensor]), tmp_path / "m.onnx")
+        assert re.search(r"the tensor at byte \d+ has an impossible shape", _fault(tmp_path / "m.onnx"))
 
 
 def _length(message):

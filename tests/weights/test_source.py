@@ -432,6 +432,10 @@ def test_linear_scaling_is_read(tmp_path):
         ("llama", {"rope__scaling__type": "yarn"}, "rotary scaling 'yarn' is not supported"),
         ("llama", {"attention__value_length": 8}, "keys and values of different length"),
         ("gemma3", {"final_logit_softcapping": 30.0}, "capping of logits"),
+        ("qwen3", {"pooling_type": 2}, "qwen3.pooling_type 2 (cls) is not supported; these are: 0 (none), 1 (mean), 3"),
+        ("qwen3", {"pooling_type": 4}, "qwen3.pooling_type 4 (rank) is not supported"),
+        ("qwen3", {"pooling_type": "mean"}, "qwen3.pooling_type 'mean' (unknown) is not supported"),
+        ("qwen3", {"attention__causal": False}, "attention in both directions (qwen3.attention.causal)"),
     ],
 )
 def test_what_a_file_asks_for_and_is_not_supported_is_named(tmp_path, architecture, facts, fault):

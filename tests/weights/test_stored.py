@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import gguf
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from tureen.errors import StartupError
+from tureen.weights.safetensors import MAX_HEADER, SafetensorsFile
 from tureen.weights.source import ModelSource, model_config
 from tureen.weights.stored import iter_stored, to_float32
 
@@ -104,6 +107,36 @@ def _values_or_fault(source):
         return {name: to_float32(stored).tolist() for name, stored in _stored(source).items()}, ""
     except StartupError as error:
         return None, error.message
+
+
+@pytest.mark.parametrize(
+    ("shape", "offsets", "fault"),
+    [
+        ([1 << 40] * 300_000, [0, 8], "a shape that is not a list of at most 8 sizes"),
+        ([0] * 9, [0, 0], "a shape that is not a list of at most 8 sizes"),
+        ([1 << 49, 0], [0, 0], "a shape that is not a list of at most 8 sizes"),
+        ([1 << 48] * 8, [0, 8], "8 bytes do not hold F32 of shape"),
+        ([2], [0, 1 << 60], "the entry of tensor 'a' is damaged"),
+        ([2], [0] * 300_000, "the entry of tensor 'a' is damaged"),
+    ],
+)
+def test_sizes_are_bounded_before_they_are_multiplied(tmp_path, shape, offsets, fault):
+    header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": offsets}}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(StartupError) as refused:
+        SafetensorsFile(path)
+    assert fault in refused.value.message
+    assert len(refused.value.message) < 400
+
+
+def test_a_header_too_large_to_be_read_is_refused_before_it_is(tmp_path):
+    path = tmp_path / "model.safetensors"
+    with path.open("wb") as file:  # sparse: takes no room
+        file.write((MAX_HEADER + 1).to_bytes(8, "little"))
+        file.truncate(2 * MAX_HEADER)
+    with pytest.raises(StartupError, match="at most 33554432 are read"):
+        SafetensorsFile(path)
 
 
 def test_damaged_headers_are_refused_where_the_format_s_own_library_refuses_them(tmp_path):

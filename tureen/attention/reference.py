@@ -3,8 +3,9 @@
 The result of a query does not depend on what it is batched with. Keys are gathered from position 0 (or from a
 multiple of KEY_BLOCK, where a sliding window begins later), padded to fixed sizes, and masked with -inf, so that
 padding adds exact zeros to sums of one fixed order; queries are padded likewise. On a CPU the sizes are those that a
-probe has found to give the same bits: see `tiles.py`. On other devices it holds as far as their kernel does.
-Padding repeats the row's own first key: a page's unused places may hold anything, NaN too, and are never read.
+probe has found to give the same bits: see `tiles.py`. There float16 is computed in float32. On other devices it holds
+as far as their kernel does. Padding repeats the row's own first key: a page's unused places may hold anything, NaN
+too, and are never read.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class ReferenceAttention:
         self._page_size = keys[0].shape[1]
         self._keys = [pool.view(-1, *pool.shape[2:]) for pool in keys]
         self._values = [pool.view(-1, *pool.shape[2:]) for pool in values]
-        self._dtype = keys[0].dtype
         self._device = keys[0].device
+        self._dtype = _computed_dtype(keys[0].dtype, self._device)
         for layer in dict.fromkeys(self._layers):
             self._tiles(layer)  # now rather than while somebody waits
         self._kv_slots = torch.empty(0, dtype=torch.int64)
@@ -146,6 +147,15 @@ class ReferenceAttention:
         return np.where(np.arange(first, first + width) < ends[:, None], slots, slots[:, :1])
 
 
+def _computed_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype in which attention is computed: on a CPU, float32 for float16.
+
+    torch's float16 products round scores by the number of queries. Rounding probabilities to 16 bits hides that from
+    the probe of `tiles`.
+    """
+    return torch.float32 if device.type == "cpu" and dtype == torch.float16 else dtype
+
+
 def _kind(layer: LayerShape) -> tuple[int | None, int]:
     """Layers of one kind share groups."""
     return layer.window, layer.num_heads // layer.num_kv_heads
@@ -199,12 +209,13 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, group: QueryGroup, shape: L
     """Attends: q [rows * queries, heads, head_dim] -> [rows * queries, heads * head_dim]. Heads that share keys become
     queries."""
     rows, queries, kv_heads = group.mask.shape[0], group.queries, shape.num_kv_heads
-    k = keys.index_select(0, group.key_slots).view(rows, -1, kv_heads, shape.head_dim).transpose(1, 2)
-    v = values.index_select(0, group.key_slots).view(rows, -1, kv_heads, shape.head_dim).transpose(1, 2)
-    q = q.reshape(rows, queries, kv_heads, -1, shape.head_dim)
+    dtype = group.mask.dtype
+    k = keys.index_select(0, group.key_slots).view(rows, -1, kv_heads, shape.head_dim).transpose(1, 2).to(dtype)
+    v = values.index_select(0, group.key_slots).view(rows, -1, kv_heads, shape.head_dim).transpose(1, 2).to(dtype)
+    q = q.to(dtype).reshape(rows, queries, kv_heads, -1, shape.head_dim)
     q = q.permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, shape.head_dim)
     length = q.shape[2]
     q = functional.pad(q, (0, 0, 0, group.mask.shape[2] - length))
     out = scaled_dot_product(q, k, v, group.mask, shape.scale, shape.softcap)[:, :, :length]
     out = out.reshape(rows, kv_heads, -1, queries, shape.head_dim).permute(0, 3, 1, 2, 4)
-    return out.reshape(rows * queries, -1)
+    return out.reshape(rows * queries, -1).to(keys.dtype)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,7 +23,6 @@ from tureen.files import NotRegular
 from tureen.log import get_logger
 
 T = TypeVar("T")
-C = TypeVar("C", io.BufferedReader, ResultLog)
 
 MAX_ATTEMPTS = 3
 """How often a line is run at which the server itself fails."""
@@ -98,7 +96,7 @@ class Job:
         try:
             if self.batch.status == "validating" and not await self._in_time(self._validate):
                 return
-            self._log = await self._opened(lambda: ResultLog(self._means.store.contents, self.batch))
+            self._log = await self._on_disk(lambda: ResultLog(self._means.store.contents, self.batch))
             self._settle()
             try:
                 if self.batch.status == "in_progress" and not self.batch.is_late:
@@ -108,20 +106,14 @@ class Job:
                 self.batch = msgspec.structs.replace(self.batch, faults=(NO_INPUT,))
                 await self._hand_over("failed", self._log)
         finally:
-            if self._log is not None:
-                self._means.disk.submit(self._log.close)
             if not self.batch.has_ended:
                 self._means.store.hold(self.batch.client, -self._num_held)
 
     async def give_up(self) -> None:
         """Ends a batch that the server cannot run, with the answers so far. Raises as `run`."""
-        try:
-            self._log = await self._opened(lambda: ResultLog(self._means.store.contents, self.batch))
-            self.batch = msgspec.structs.replace(self.batch, faults=(GIVEN_UP,))
-            await self._hand_over("failed", self._log)
-        finally:
-            if self._log is not None:
-                self._means.disk.submit(self._log.close)
+        self._log = await self._on_disk(lambda: ResultLog(self._means.store.contents, self.batch))
+        self.batch = msgspec.structs.replace(self.batch, faults=(GIVEN_UP,))
+        await self._hand_over("failed", self._log)
 
     # ---- its parts
 
@@ -271,37 +263,20 @@ class Job:
     async def _slices(self, *, at_once: bool = False) -> AsyncGenerator[list[tuple[int, bytes]], None]:
         """Yields the numbered lines of the input, many at a time; each time when lines may begin, or `at_once`. All
         batches together hold so many pieces and one long line. Raises OSError."""
-        file = await self._opened(partial(self._means.store.contents.read, self.batch.input_file_id))
-        try:
-            lines = LineReader(file, self._means.max_line_bytes)
-            while not lines.is_at_end:
-                if not at_once:
-                    await self._means.may_begin.wait()
-                async with self._means.pieces.turn(self.batch.client):
-                    piece = await self._on_disk(lines.piece)
-                    if piece:
-                        yield piece
-                    if lines.is_in_long_line:
-                        async with self._means.long_line.turn(self.batch.client):
-                            line = await self._on_disk(lines.long_line)
-                            if line[1].strip():
-                                yield [line]
-        finally:
-            self._means.disk.submit(file.close)
-
-    async def _opened(self, open_it: Callable[[], C]) -> C:
-        """Returns what is opened; closes it when nobody waits for it any more."""
-        opening = self._means.disk.submit(open_it)
-        try:
-            return await asyncio.wrap_future(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(_close)
-            raise
+        read = partial(self._means.store.contents.read, self.batch.input_file_id)
+        lines = LineReader(read, self._means.max_line_bytes)
+        while not lines.is_at_end:
+            if not at_once:
+                await self._means.may_begin.wait()
+            async with self._means.pieces.turn(self.batch.client):
+                piece = await self._on_disk(lines.piece)
+                if piece:
+                    yield piece
+                if lines.is_in_long_line:
+                    async with self._means.long_line.turn(self.batch.client):
+                        line = await self._on_disk(lines.long_line)
+                        if line[1].strip():
+                            yield [line]
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._means.disk, work)
-
-
-def _close(opening: Future[C]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -52,11 +52,12 @@ class BadLine(Exception):
 
 class LineReader:
     """Reads the numbered lines of a file that are not blank, some at a time. Of a line of more than `max_bytes` one
-    byte more is read, and then nothing."""
+    byte more is read, and then nothing. The file is open only during a call."""
 
-    def __init__(self, file: io.BufferedReader, max_bytes: int) -> None:
-        self._file = file
+    def __init__(self, open_file: Callable[[], io.BufferedReader], max_bytes: int) -> None:
+        self._open_file = open_file
         self._max_bytes = max_bytes
+        self._offset = 0
         self._number = 0
         self._begun = b""  # the beginning of a line that is longer than SLICE_BYTES
         self._is_over = False
@@ -75,22 +76,29 @@ class LineReader:
         """Returns the next lines, which all together have not much more than SLICE_BYTES; perhaps none. It stops
         before a long line. Raises OSError."""
         piece, num_bytes = list[tuple[int, bytes]](), 0
-        while num_bytes < SLICE_BYTES and len(piece) < SLICE_LINES and not (self._is_over or self._begun):
-            most = min(SLICE_BYTES, self._max_bytes) + 1
-            raw = self._file.readline(most)
-            self._number += 1
-            if len(raw) == most and not raw.endswith(b"\n") and most <= self._max_bytes:
-                self._begun = raw
-                break
-            self._is_over = not raw or len(raw) > self._max_bytes
-            num_bytes += len(raw)
-            if raw.strip():
-                piece.append((self._number, raw))
+        most = min(SLICE_BYTES, self._max_bytes) + 1
+        with self._open_file() as file:
+            file.seek(self._offset)
+            while num_bytes < SLICE_BYTES and len(piece) < SLICE_LINES and not (self._is_over or self._begun):
+                raw = file.readline(most)
+                self._offset += len(raw)
+                self._number += 1
+                if len(raw) == most and not raw.endswith(b"\n") and most <= self._max_bytes:
+                    self._begun = raw
+                    break
+                self._is_over = not raw or len(raw) > self._max_bytes
+                num_bytes += len(raw)
+                if raw.strip():
+                    piece.append((self._number, raw))
         return piece
 
     def long_line(self) -> tuple[int, bytes]:
         """Returns the line that has begun. Raises OSError."""
-        raw = self._begun + self._file.readline(self._max_bytes + 1 - len(self._begun))
+        with self._open_file() as file:
+            file.seek(self._offset)
+            rest = file.readline(self._max_bytes + 1 - len(self._begun))
+        self._offset += len(rest)
+        raw = self._begun + rest
         self._begun, self._is_over = b"", len(raw) > self._max_bytes
         return self._number, raw
 

@@ -7,6 +7,8 @@ with the number of its line in the input, which is how a line that is answered i
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import os
 from collections.abc import Sequence
@@ -78,21 +80,17 @@ def _id(batch: BatchRecord, number: int) -> str:
 
 
 class ResultLog:
-    """The two files of a batch. One thread at a time."""
+    """The two files of a batch. A file is open only during a call. One thread at a time."""
 
     def __init__(self, contents: Contents, batch: BatchRecord) -> None:
-        """Opens the files or makes them, and reads which lines are answered. Raises OSError."""
+        """Make the files, if absent, and read which lines are answered. Raises OSError."""
         self.done: set[int] = set()  # numbers of lines
         self._total = batch.counts.total
         self.usage = NOTHING
         self._num_failed = 0
-        self._output = contents.extend(batch.output_id)
-        try:
-            self._errors = contents.extend(batch.error_id)
-        except BaseException:
-            self._output.close()
-            raise
-        self._sizes = {file: self._recover(file) for file in (self._output, self._errors)}
+        self._contents = contents
+        self._output, self._errors = batch.output_id, batch.error_id
+        self._sizes = {file_id: self._recover(file_id) for file_id in (self._output, self._errors)}
         contents.sync()
 
     @property
@@ -113,42 +111,50 @@ class ResultLog:
         """
         fresh = [result for result in results if result.number not in self.done]
         before = dict(self._sizes)
-        try:
-            for file, is_error in ((self._output, False), (self._errors, True)):
-                text = b"".join(result.text for result in fresh if result.is_error is is_error)
-                if text:
-                    self._sizes[file] += _write(file, text)
-        except OSError:
-            for file, size in before.items():
-                os.ftruncate(file.fileno(), size)
-            self._sizes = before
-            raise
+        with contextlib.ExitStack() as stack:
+            opened: dict[str, io.FileIO] = {}
+            try:
+                for file_id, is_error in ((self._output, False), (self._errors, True)):
+                    text = b"".join(result.text for result in fresh if result.is_error is is_error)
+                    if text:
+                        opened[file_id] = stack.enter_context(self._unchanged(file_id))
+                        self._sizes[file_id] += _write(opened[file_id], text)
+            except OSError:
+                for file_id, file in opened.items():
+                    os.ftruncate(file.fileno(), before[file_id])
+                self._sizes = before
+                raise
         self.done.update(result.number for result in fresh)
         self._num_failed += sum(result.is_error for result in fresh)
         for result in fresh:
             self.usage = self.usage.plus(usage_of(result.text))
         return sum(self._sizes.values()) - sum(before.values())
 
-    def close(self) -> None:
-        self._output.close()
-        self._errors.close()
+    def _unchanged(self, file_id: str) -> io.FileIO:
+        """Open a file that is as this log left it. Raises OSError if another program changed or removed it."""
+        file = self._contents.extend(file_id)
+        if os.fstat(file.fileno()).st_size != self._sizes[file_id]:
+            file.close()
+            raise OSError(errno.ESTALE, "another program changed this file", file_id)
+        return file
 
-    def _recover(self, file: io.FileIO) -> int:
-        """Reads the whole lines of a file and cuts off what is behind them. Returns the bytes that stay."""
+    def _recover(self, file_id: str) -> int:
+        """Read the whole lines of a file and cut off what follows them. Returns the bytes that stay."""
         end = 0
-        with io.BufferedReader(io.FileIO(os.dup(file.fileno()), "r")) as reader:
-            reader.seek(0)
-            for raw in reader:
-                number = _number(raw)
-                if number is None:
-                    break
-                self.done.add(number)
-                self._num_failed += file is self._errors
-                self.usage = self.usage.plus(usage_of(raw))
-                end += len(raw)
-        if os.fstat(file.fileno()).st_size > end:
-            os.ftruncate(file.fileno(), end)
-            os.fsync(file.fileno())
+        with self._contents.extend(file_id) as file:
+            with io.BufferedReader(io.FileIO(os.dup(file.fileno()), "r")) as reader:
+                reader.seek(0)
+                for raw in reader:
+                    number = _number(raw)
+                    if number is None:
+                        break
+                    self.done.add(number)
+                    self._num_failed += file_id == self._errors
+                    self.usage = self.usage.plus(usage_of(raw))
+                    end += len(raw)
+            if os.fstat(file.fileno()).st_size > end:
+                os.ftruncate(file.fileno(), end)
+                os.fsync(file.fileno())
         return end
 
 

@@ -20,6 +20,7 @@ from tureen.config import DEFAULT_MODEL, Config
 from tureen.files import read_text
 
 CHUNK = 512  # tokens that see each other
+MAX_TEXT_BYTES = 1 << 30
 
 
 class ScoringEngine(Protocol):
@@ -55,7 +56,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, help="the first so many [all]")
     options = parser.parse_args()
     tokenizer = find_model(Config(model_path=options.model_path)).tokenizer
-    token_ids = tokenizer.encode(read_text(options.text))[: options.tokens]
+    token_ids = tokenizer.encode(read_text(options.text, max_bytes=MAX_TEXT_BYTES))[: options.tokens]
     lines = [("settings", "tokens", "perplexity", "over the first", "logprobs differ by")]
     first: list[float] = []
     for text in options.settings:

@@ -12,30 +12,55 @@ from tureen import __version__
 from tureen.cli import commands
 from tureen.cli.flags import CommandParser, subparsers
 from tureen.errors import TureenError
+from tureen.extras import why_missing
 
 OWN_FLAGS = ("-h", "--help", "--version")
 """Flags that stand without a command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a subcommand. Returns the exit status; an error of ours is a line on stderr, or several, and status 1."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Run a subcommand and return the exit status. Errors that a user can cause are lines on stderr, with status 1.
+
+    Raises BrokenPipeError.
+    """
     try:
-        if "_ARGCOMPLETE" in os.environ:  # a shell asks what may come next
-            _complete(os.environ.get("COMP_LINE", "").split()[1:])
-        if not arguments:
-            print(parser().format_help(), end="")
-            return 0
-        if arguments[0] == "help":
-            arguments = [*arguments[1:2], "--help"]
-        options = parser(arguments).parse_args(arguments)
-        return int(options.run(options))
+        try:
+            return _run(sys.argv[1:] if arguments is None else arguments)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where an error is still reported
     except TureenError as error:
-        for line in error.message.split("\n"):
-            print(f"tureen: {line}", file=sys.stderr)
-        return 1
+        return _report(error.message)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("tureen"):
+            raise  # our own fault
+        return _report(why_missing(error.name))
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return _report(f"{where}{error.strerror or error}")
     except KeyboardInterrupt:
         return 130
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may come next
+        _complete(os.environ.get("COMP_LINE", "").split()[1:])
+    if not arguments:
+        print(parser().format_help(), end="")
+        return 0
+    if arguments[0] == "help":
+        arguments = [*arguments[1:2], "--help"]
+    options = parser(arguments).parse_args(arguments)
+    return int(options.run(options))
+
+
+def _report(message: str) -> int:
+    """Prints an error, a line on stderr or several. Returns the exit status."""
+    for line in message.split("\n"):
+        print(f"tureen: {line}", file=sys.stderr)
+    return 1
 
 
 def parser(arguments: Sequence[str] = ()) -> CommandParser:

@@ -19,7 +19,8 @@ from tureen.sandbox.fork_server import Handle, Program
 TRIED = ("regex", "ebnf", "structural_tag")
 MAX_UNTRIED_BYTES = 64 << 10
 """A grammar of another kind, up to this size, is loaded by the engine alone, within the library's limits: its rules
-were written here, so something fits it, and loading it is half of what a small one takes."""
+were written here, so something fits it, and loading it is half of what a small one takes. What is longer may take more
+stack than the engine's thread has (sandbox/stacks.py), so a worker loads it first."""
 
 LONGEST = 32  # bytes of a token that a trial looks for
 

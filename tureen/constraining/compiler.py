@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Literal
 
 import msgspec
@@ -23,6 +23,7 @@ from tureen.grammar.backends.registry import check_backend
 from tureen.grammar.closing import ClosingGrammar
 from tureen.log import RateLimit, get_logger
 from tureen.sandbox.budget import MemoryBudget
+from tureen.sandbox.stacks import DeepExecutor
 from tureen.sandbox.supervisor import Supervisor
 
 MAX_WAIT_S = 30.0  # in the queue, behind others
@@ -140,7 +141,7 @@ class Compiler:
         self._budget: MemoryBudget | None = None
         self._jobs: dict[GrammarSpec, CompileJob] = {}
         self._queue: deque[CompileJob] = deque()
-        self._loader = ThreadPoolExecutor(1, "load-grammar")
+        self._loader = DeepExecutor(1, "load-grammar")
         self._stats = CompilerStats()
         self._loaders: LazyCompilers | None = None
         self._pool: CompilePool | None = None

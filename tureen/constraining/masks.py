@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import numpy as np
 
 from tureen.grammar import GrammarError, Mask
 from tureen.grammar.closing import Ending
+from tureen.sandbox.stacks import DeepExecutor
 
 Fill = Callable[[Sequence[Mask]], Sequence[Ending | None]]
 """Writes all words of each mask, and returns what belongs to each. Raises GrammarError."""
@@ -27,7 +28,7 @@ class MaskThread:
 
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         self._masks = np.zeros((max_rows, -(-vocab_size // 32)), dtype=np.uint32)
-        self._executor = ThreadPoolExecutor(1, "masks")  # starts its thread with the first step that needs it
+        self._executor = DeepExecutor(1, "masks")  # starts its thread with the first step that needs it
 
     def start(self, fills: Mapping[int, Fill], num_masks: Mapping[int, int]) -> PendingMasks:
         """Begin to fill the masks of these slots: so many of each."""
@@ -35,7 +36,7 @@ class MaskThread:
         try:
             return PendingMasks(masks, self._executor.submit(_fill, masks, fills))
         except RuntimeError:  # the system starts no thread; the executor keeps what it could not begin
-            self._executor = ThreadPoolExecutor(1, "masks")
+            self._executor = DeepExecutor(1, "masks")
             filled: Future[Filled] = Future()
             filled.set_result(_fill(masks, fills))
             return PendingMasks(masks, filled)

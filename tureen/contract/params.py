@@ -341,6 +341,17 @@ def _faults(params: SamplingParams, vocab_size: int) -> Iterator[tuple[str, str]
     for entry in params.custom_params if isinstance(params.custom_params, tuple) else [params.custom_params]:
         if entry is not None and len(msgspec.json.encode(entry)) > MAX_CUSTOM_PARAMS_BYTES:
             yield "custom_params", f"must be at most {MAX_CUSTOM_PARAMS_BYTES} bytes of JSON"
+        elif not _fits_msgpack(entry):
+            yield "custom_params", "has an integer of more than 64 bits; send it as a string"
+
+
+def _fits_msgpack(value: JsonObject | None) -> bool:
+    """Return whether a JSON value can be sent to an engine in another process."""
+    try:
+        msgspec.msgpack.encode(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def _stop_faults(name: str, stops: Sequence[str]) -> Iterator[tuple[str, str]]:

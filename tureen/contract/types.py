@@ -18,6 +18,12 @@ their mean, or what an embedding model makes of them."""
 Pooling = Literal["mean", "cls"]
 """How an embedding model makes one vector of the tokens' vectors: their mean, or the first token's."""
 
+DecoderPooling = Literal["mean", "last"]
+"""How a model that writes text makes one vector of the tokens' vectors."""
+
+RopeFactors = Literal["short", "long"]
+"""The list of factors of LongRoPE that a server uses."""
+
 PauseMode = Literal["abort", "retract", "in_place"]
 
 EngineRole = Literal["prefill", "decode", "both"]
@@ -160,7 +166,7 @@ class StageView(msgspec.Struct, frozen=True, array_like=True):
 
     name: str  # of the sampling parameter, where it is one
     probabilities: tuple[float, ...]  # after the stage; 0 = removed
-    value: float | None = None  # of the parameter, where it is a number
+    value: int | float | None = None  # of the parameter, where it is a number
     logits: tuple[float | None, ...] = ()  # after a stage that changes logits; None = -infinity
     num_kept: int | None = None  # a cut: how many tokens are left of the whole vocabulary
     starts: tuple[float | None, ...] = ()  # of the draw: where the candidate's share of [0, 1) begins; None = no share
@@ -300,8 +306,13 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     bos_token_id: int | None = None
     load_seconds: float = 0.0
     adapters: dict[str, str] = {}  # loaded at the start: name -> path
-    generation_defaults: dict[str, float] = {}  # sampling parameters that the model's makers recommend
+    generation_defaults: dict[str, int | float] = {}
+    """Sampling parameters that the model's makers recommend. An int stays an int: msgspec makes 20 of a `float` 20.0,
+    which is no top_k."""
+
     pooling: Pooling | None = None  # the model makes embeddings in this way and generates nothing
+    decoder_pooling: DecoderPooling = "last"  # of a model that generates: how it makes embeddings unless a request says
+    rope_factors: RopeFactors | None = None  # None: the model has no LongRoPE
     embedding_sizes: tuple[int, ...] = ()  # to which an embedding may be cut
     files: tuple[tuple[str, int, int], ...] = ()  # that the weights came from: name, bytes, time of the last change
     weights: str = ""  # digest of their files, where durable sessions are kept

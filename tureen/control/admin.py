@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta
@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from tureen import __version__
-from tureen.config import Config
+from tureen.config_facts import secret_fields
 from tureen.contract.params import SamplingParams
 from tureen.contract.types import EngineHealth, KvDiskStats
 from tureen.control.replica_routes import gauge_replica
@@ -26,6 +26,7 @@ from tureen.requests.embedding import states_for, vector_of
 from tureen.requests.generation import Run
 from tureen.requests.planning import Names, Sampling
 from tureen.requests.prompts import Prompt
+from tureen.requests.quotas import Account, ClientWork, serving
 from tureen.requests.state import ServerState
 
 HEALTH_TIMEOUT_S = 20.0
@@ -63,22 +64,15 @@ def _health_routes(state: ServerState) -> list[Entry]:
         down = (*state.helpers_down, *_models_down(state))
         return PlainTextResponse(f"being replaced: {', '.join(down)}\n" if down else "")
 
+    probing: asyncio.Task[None] | None = None
+
     async def health_generate(_: Request) -> Response:
+        nonlocal probing
         check()
-        state.check_accepting()
-        info = state.context.info
-        is_generating = info.pooling is None
-        sampling = Sampling(SamplingParams(max_new_tokens=int(is_generating), temperature=0.0), {}, Names())
-        options = Options(hidden_states="none" if is_generating else states_for(None, info))
-        prompt = Prompt([info.bos_token_id or 0])
-        plan = plan_of(one_prompt(prompt, "prompt", sampling, options, log_metrics=False), state)
-        try:
-            async with asyncio.timeout(HEALTH_TIMEOUT_S):
-                [output] = await Run(state, plan).whole()
-            if not is_generating:
-                vector_of(output)
-        except TimeoutError:
-            raise Unavailable(f"no token within {HEALTH_TIMEOUT_S:.0f} s", code="engine_slow") from None
+        if probing is None or probing.done():
+            probing = asyncio.create_task(_generate_one(state))
+            probing.add_done_callback(_retrieve)
+        await asyncio.shield(probing)
         return PlainTextResponse("")
 
     return [
@@ -92,6 +86,32 @@ def _health_routes(state: ServerState) -> list[Entry]:
             docs=Docs("Server", "Whether it generates a token.", answer="text/plain"),
         ),
     ]
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Mark the error of a task as seen: every client that asked may have left."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def _generate_one(state: ServerState) -> None:
+    """Generate a token, as a client of its own that displaces no other. Raise TureenError."""
+    if state.room.num_free < 1:
+        raise state.room.refusal("and so would this one")
+    info = state.context.info
+    is_generating = info.pooling is None
+    sampling = Sampling(SamplingParams(max_new_tokens=int(is_generating), temperature=0.0), {}, Names())
+    options = Options(hidden_states="none" if is_generating else states_for(None, info))
+    prompt = Prompt([info.bos_token_id or 0])
+    with serving(ClientWork(Account())):
+        plan = plan_of(one_prompt(prompt, "prompt", sampling, options, log_metrics=False), state)
+        try:
+            async with asyncio.timeout(HEALTH_TIMEOUT_S):
+                [output] = await Run(state, plan).whole()
+        except TimeoutError:
+            raise Unavailable(f"no token within {HEALTH_TIMEOUT_S:.0f} s", code="engine_slow") from None
+    if not is_generating:
+        vector_of(output)
 
 
 def _fact_routes(state: ServerState) -> list[Entry]:
@@ -200,6 +220,7 @@ def model_facts(state: ServerState) -> dict[str, Any]:
         "has_audio_understanding": False,
         "vocab_size": info.vocab_size,
         "context_length": info.context_len,
+        "rope_factors": info.rope_factors,
         "max_total_tokens": info.max_total_tokens,
         "eos_token_ids": list(info.eos_token_ids),
         "dtype": info.dtype,
@@ -225,12 +246,6 @@ def server_facts(state: ServerState) -> dict[str, Any]:
             "internal_states": [stats],
         }
     )
-
-
-def secret_fields() -> list[str]:
-    """Returns the names of settings that are never shown."""
-    fields = msgspec.structs.fields(Config)
-    return [field.name for field in fields if get_args(field.type)[1].extra["secret"]]
 
 
 def update_gauges(state: ServerState) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from tureen.contract.profiles import MAX_STEPS, Activity, NumSteps
 from tureen.errors import Forbidden, InvalidRequest, StartupError
 from tureen.http.dialect import Docs, Entry, read_body
 from tureen.media.files import is_loopback
 from tureen.requests.state import ServerState
-
-MAX_STEPS = 10_000
 
 
 class ProfileBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,11 +24,11 @@ class ProfileBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         str, Meta(max_length=1024, description="Folder below --profile-dir; made where there is none.")
     ] = ""
     num_steps: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_STEPS)] | None,
+        NumSteps | None,
         Meta(description=f"End after so many steps. Default: at /stop_profile, or after {MAX_STEPS}."),
     ] = None
     activities: Annotated[
-        Annotated[list[Literal["CPU", "GPU"]], Meta(min_length=1, max_length=16)] | None,
+        Annotated[list[Activity], Meta(min_length=1, max_length=16)] | None,
         Meta(description="GPU: on a GPU only. Default: all there are."),
     ] = None
     with_stack: Annotated[bool | None, Meta(description="Lines of Python that call operations; torch only.")] = None

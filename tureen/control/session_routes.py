@@ -14,7 +14,7 @@ from tureen.http.call import call_of
 from tureen.http.dialect import Docs, Entry, client_name
 from tureen.requests.body import convert, read_json, refuse_unknown
 from tureen.requests.session_tree import Keeper, Session
-from tureen.requests.sessions import Sessions, fork, save
+from tureen.requests.sessions import Sessions, fork, save, unsave
 from tureen.requests.state import ServerState
 
 MAX_NAME_CHARS = 256
@@ -92,15 +92,22 @@ class SessionCalls:
 
     async def close(self, request: Request) -> Response:
         body = convert(await _read(request, CloseBody, "session_id"), CloseBody)
-        self._sessions.close(body.session_id, owner=client_name(request))
-        await self._sessions.saved()
+        await self._sessions.saved(self._sessions.close(body.session_id, owner=client_name(request)))
         return Response()
 
     async def save(self, request: Request) -> Response:
         body = convert(await _read(request, SaveBody, "session_id"), SaveBody)
         keeper = self._keeper("session_id")
-        save(self._sessions, body.session_id, keeper, owner=client_name(request), timeout_s=body.timeout)
-        await self._sessions.saved()
+        owner = client_name(request)
+        session = self._sessions.find(owner, body.session_id)
+        was_durable, timeout_s = session.keeper is not None, session.timeout_s
+        save(self._sessions, body.session_id, keeper, owner=owner, timeout_s=body.timeout)
+        try:
+            await self._sessions.saved(session)
+        except TureenError:
+            if not was_durable:
+                unsave(self._sessions, session, timeout_s)
+            raise
         return Response()
 
     async def fork(self, request: Request) -> Response:
@@ -130,8 +137,7 @@ class SessionCalls:
     async def show(self, request: Request) -> Response:
         owner, name = client_name(request), request.path_params["name"]
         if request.method == "DELETE":
-            self._sessions.close(name, owner=owner)
-            await self._sessions.saved()
+            await self._sessions.saved(self._sessions.close(name, owner=owner))
             return JSONResponse({"session_id": name, "deleted": True})
         session = self._sessions.find(owner, name)
         requests = [
@@ -161,7 +167,7 @@ class SessionCalls:
     async def _answer_with(self, name: str, owner: str) -> Response:
         """Answers with the name of a new session once it is kept; one that cannot be kept is closed again."""
         try:
-            await self._sessions.saved()
+            await self._sessions.saved(self._sessions.find(owner, name))
         except TureenError:
             self._sessions.close(name, owner=owner)
             raise

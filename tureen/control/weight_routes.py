@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from tureen import __version__
 from tureen.config import cache_dir
-from tureen.contract.params import JsonObject
+from tureen.contract.params import INT64_MAX, JsonObject
 from tureen.devices.cpu import trim
 from tureen.errors import InvalidRequest, NotFound, StartupError, echo
 from tureen.fetching.names import WHAT_IS_TAKEN
@@ -75,7 +75,9 @@ class WeightBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The fields of `POST /get_weights_by_name`."""
 
     name: Annotated[str, Meta(description="Name in the checkpoint, such as model.layers.0.self_attn.q_proj.weight.")]
-    truncate_size: Annotated[int, Meta(ge=1, description="Number of rows to return, from the first on.")] = 100
+    truncate_size: Annotated[
+        int, Meta(ge=1, le=INT64_MAX, description="Number of rows to return, from the first on.")
+    ] = 100
 
 
 class MemoryBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -31,7 +31,7 @@ class ShelfModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     joined_sha256: str = ""  # of the GGUF file that the parts in its wheels make, one after the other; "" = no parts
     joined_name: str = ""  # the name of that file
     gguf_names: tuple[str, ...] = ()  # what `general.name` says in GGUF files of it, quantised by anybody
-    sampling: Mapping[str, float] = {}  # sampling parameters that its makers recommend
+    sampling: Mapping[str, int | float] = {}  # sampling parameters that its makers recommend
     sampling_source: str = ""  # where they say so
 
 
@@ -49,7 +49,7 @@ def shelf() -> Shelf:
     return msgspec.toml.decode(text, type=Shelf)
 
 
-def recommended_sampling(metadata: Mapping[str, Any]) -> Mapping[str, float]:
+def recommended_sampling(metadata: Mapping[str, Any]) -> Mapping[str, int | float]:
     """Returns what the makers of a GGUF file's model recommend, found by its metadata's `general.name`; {} for a model
     that is not known."""
     name = metadata.get("general.name")

@@ -42,7 +42,8 @@ class SharedClient(HealingClient):
 
     def __init__(self, factory: str, config: Config, door: str) -> None:
         """door: path of the socket at which the others come in."""
-        order = BuildOrder(factory, config, door=door)
+        with_room = importlib.import_module("tureen.replicas.start").with_room  # each front bounds its own requests
+        order = BuildOrder(factory, with_room(config), door=door)
 
         def make_host(epoch: int, receive: Callable[[FromEngine], None], lose: Lose) -> ProcessHost:
             return ProcessHost(msgspec.structs.replace(order, epoch=epoch), receive, lose)

@@ -13,14 +13,13 @@ from typing import Any, cast
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tureen.config import Config
 from tureen.errors import Forbidden, InvalidRequest, PayloadTooLarge, RequestTimeout, TureenError, echo
 from tureen.http.awake import AwakeTimer
 from tureen.http.call import ClientCall, call_of, error_response_for
 from tureen.http.dialect import Entry
 from tureen.http.head import host_name
 from tureen.http.listener import LOOPBACK, UNIX
-from tureen.http.origins import is_allowed
+from tureen.http.origins import Hosts, is_allowed
 from tureen.log import RateLimit, get_logger
 from tureen.requests import telling
 from tureen.requests.keys import NO_LIMITS, SCHEME, Key, Keys
@@ -52,6 +51,7 @@ class Gate:
         self._app = app
         self._state = state
         self._config = state.context.config
+        self._hosts = Hosts(self._config)
         self._bad_requests = RateLimit(count=20, interval_s=1.0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,11 +73,10 @@ class Gate:
             await send(message)
 
         try:
-            check_host(scope, self._config)
             route = find_route(scope)
             if isinstance(route, Entry):
                 call.render_error = route.render_error
-            check_access(call, scope, route, self._state.common.keys, self._config.allowed_origins)
+            check_access(call, scope, route, self._state.common.keys, self._hosts, self._config.allowed_origins)
             with self._visit(call, scope, route) as account:
                 if account is not None:
                     call.work = ClientWork(account)
@@ -186,18 +185,6 @@ def is_strict(scope: Scope) -> bool:
     return value == "1"
 
 
-def check_host(scope: Scope, config: Config) -> None:
-    """Raises InvalidRequest when a server for this machine is called by another name."""
-    host = _header(scope, b"host")
-    if config.host in LOOPBACK and host_name(host) not in LOOPBACK:
-        raise InvalidRequest(
-            f"the Host header says {echo(host)}, but this server is for 127.0.0.1 and localhost only; "
-            "start it with --host to be reached by another name",
-            field="Host",
-            code="invalid_host",
-        )
-
-
 def find_route(scope: Scope) -> BaseRoute | None:
     """Returns the route that will answer, matched as Starlette's router does it: by path and method, else by path;
     None = no route has this path."""
@@ -212,7 +199,7 @@ def find_route(scope: Scope) -> BaseRoute | None:
 
 
 def check_access(
-    call: ClientCall, scope: Scope, route: BaseRoute | None, keys: Keys, origins: Sequence[str] = ()
+    call: ClientCall, scope: Scope, route: BaseRoute | None, keys: Keys, hosts: Hosts, origins: Sequence[str] = ()
 ) -> None:
     """Raises Unauthorized or Forbidden unless the client may call `route`; None = no route has this path. `origins`:
     those whose pages may call without a key what needs none.
@@ -225,12 +212,14 @@ def check_access(
     call.limits = NO_LIMITS if key is None else key.limits
     call.admin_refusal = keys.admin_refusal(key, is_local=is_local)
     access = "user" if route is None else getattr(route, "access", None)
+    other_name = None if key is not None else hosts.refusal(_header(scope, b"host"))
+    refusal: TureenError | None
     if access == "open":
-        return
-    if access == "user":
-        refusal = keys.user_refusal(key) or _page_refusal(scope, key, origins)
+        refusal = other_name if hosts.is_for_this_machine else None
+    elif access == "user":
+        refusal = keys.user_refusal(key) or other_name or _page_refusal(scope, route, key, origins)
     elif access == "admin":
-        refusal = call.admin_refusal or _link_refusal(scope, route)
+        refusal = call.admin_refusal or other_name or _page_refusal(scope, route, key, origins)
     else:
         refusal = Forbidden("this path is closed: it does not say who may call it", code="closed_route")
     if refusal is not None:
@@ -251,23 +240,22 @@ def _is_of_other_page(scope: Scope) -> bool:
     return is_other_host or site not in ("", "same-origin", "none")
 
 
-def _link_refusal(scope: Scope, route: BaseRoute | None) -> TureenError | None:
-    """Refuses what a click in a page of this server would do, on a link that a model has written (Fetch Metadata:
-    `Sec-Fetch-Mode`). An address that is typed is no click."""
-    is_click = _header(scope, b"sec-fetch-mode") == "navigate" and _header(scope, b"sec-fetch-site") == "same-origin"
-    if scope["method"] != "GET" or not is_click or "POST" not in (getattr(route, "methods", None) or ()):
-        return None
-    return Forbidden("a link cannot do this: send it as a POST", code="link")
+def _page_refusal(scope: Scope, route: BaseRoute | None, key: Key | None, origins: Sequence[str]) -> TureenError | None:
+    """Refuses requests that a browser sends without being asked for a key: for a page of another site without a CORS
+    preflight, and navigations (Fetch Metadata: `Sec-Fetch-Mode`) to routes that act.
 
-
-def _page_refusal(scope: Scope, key: Key | None, origins: Sequence[str]) -> TureenError | None:
-    """Refuses requests that a browser sends for a page of another site without a CORS preflight. A JSON body needs a
-    preflight, which only pages of allowed origins are granted (origins.py)."""
-    if key is not None or scope["method"] in ("GET", "HEAD") or not _is_of_other_page(scope):
+    A route acts if it takes POST besides GET. A JSON body needs a preflight, which only pages of allowed origins are
+    granted (origins.py).
+    """
+    if key is not None:
         return None
-    if _header(scope, b"content-type").lower().startswith("application/json"):
+    is_other = _is_of_other_page(scope) and not is_allowed(_header(scope, b"origin"), origins)
+    if scope["method"] in ("GET", "HEAD"):
+        acts = "POST" in (getattr(route, "methods", None) or ())
+        if acts and (is_other or _header(scope, b"sec-fetch-mode") == "navigate"):
+            return Forbidden("a browser may not do this by a link or an address: send it as a POST", code="link")
         return None
-    if is_allowed(_header(scope, b"origin"), origins):
+    if not is_other or _header(scope, b"content-type").lower().startswith("application/json"):
         return None
     return Forbidden("a page of another site must send the header 'Content-Type: application/json'", code="other_site")
 

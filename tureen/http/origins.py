@@ -1,20 +1,33 @@
-"""Lets pages of other sites call the server from a browser, where --allowed-origins names them.
+"""Decides which web pages may call the server from a browser: CORS, and a defence against DNS rebinding.
 
-Specification: Fetch standard, "CORS protocol" (https://fetch.spec.whatwg.org/#http-cors-protocol).
+--allowed-origins names pages of other sites that may call. Specification: Fetch standard, "CORS protocol"
+(https://fetch.spec.whatwg.org/#http-cors-protocol).
+
+A page can also make its own name resolve to this server. The browser then takes the server for the page's site, so
+neither CORS nor Origin stops the page; only the Host header still has the site's name. The page has no API key. Nobody
+can rebind an IP address, nor a name that the public DNS does not resolve.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
+import socket
+import threading
 from collections.abc import Sequence
 
 from starlette.middleware import Middleware
 
-from tureen.errors import StartupError, echo
+from tureen.config import Config
+from tureen.errors import Forbidden, StartupError, echo
+from tureen.http.head import host_name
+from tureen.http.listener import LOOPBACK
 
 ANY = "*"
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?", re.ASCII)
 USUAL_PORTS = {"http": ":80", "https": ":443"}
+PRIVATE_DOMAINS = (".local", ".localhost", ".internal", ".home.arpa", ".svc")
+"""Domains that no registrar sells: RFC 6762, RFC 6761, ICANN's resolution 2024.07.29.06, RFC 8375, Kubernetes."""
 METHODS = ("GET", "HEAD", "POST", "DELETE")
 READABLE = ("x-tureen-ignored", "x-request-id", "retry-after")
 """Headers of answers that a script may read, beside those that every script may."""
@@ -58,3 +71,53 @@ def cors(origins: Sequence[str]) -> list[Middleware]:
 def is_allowed(origin: str, origins: Sequence[str]) -> bool:
     """Says whether the page of this `Origin` header may call; "" is none."""
     return bool(origin) and (ANY in origins or origin.lower() in origins)
+
+
+def check_hosts(hosts: Sequence[str]) -> None:
+    """Raises StartupError naming the first that is neither * nor a host name or address without a port."""
+    for host in hosts:
+        if host != ANY and (host_name(host) is None or host_name(f"{host}:1") is None):
+            raise StartupError(
+                f"--allowed-hosts {echo(host)}: must be * or a host name without scheme and port, such as "
+                "llm.example.org",
+                field="allowed_hosts",
+            )
+
+
+class Hosts:
+    """The names by which a request without an API key may call the server."""
+
+    def __init__(self, config: Config) -> None:
+        allowed = {host_name(host) for host in config.allowed_hosts}
+        self.is_for_this_machine = config.host in LOOPBACK
+        self._takes_any = ANY in config.allowed_hosts
+        self._names = {*LOOPBACK, *allowed, config.host.lower()}
+        if not self.is_for_this_machine and not self._takes_any:
+            self._names.add(socket.gethostname().lower())
+            # A resolver may take seconds to answer.
+            threading.Thread(target=lambda: self._names.add(socket.getfqdn().lower()), daemon=True).start()
+
+    def refusal(self, host: str) -> Forbidden | None:
+        """Returns the error for a request with this Host header and without a key; None = it may call."""
+        name = host_name(host)
+        if self._takes_any or name in self._names or (not self.is_for_this_machine and not _may_be_rebound(name)):
+            return None
+        return Forbidden(
+            f"the Host header says {echo(host)}, a name that this server is not known by, and the request has no API "
+            "key; start the server with --allowed-hosts NAME to be called by this name without a key",
+            field="Host",
+            code="invalid_host",
+        )
+
+
+def _may_be_rebound(name: str | None) -> bool:
+    """Returns whether somebody could own this name in the public DNS. None = the request has no Host header, which
+    browsers always send."""
+    if name is None:
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        name = name.rstrip(".")
+        return "." in name and not name.endswith(PRIVATE_DOMAINS)
+    return False

@@ -25,6 +25,7 @@ from tureen.http.tls import load_context
 from tureen.log import RateLimit, get_logger
 from tureen.requests.keys import load_keys
 from tureen.requests.state import ServerState
+from tureen.struct_warm_up import warm_up_structs
 
 BACKLOG = 1024
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -79,6 +80,7 @@ class Server(uvicorn.Server):
         """Starts the application, then listens on `sockets`; uvicorn calls it."""
         self._event_loop = asyncio.get_running_loop()
         self._listeners = [*(sockets or [])]
+        warm_up_structs()
         await super().startup([])  # everything but listening, which `_listen` does, at a reload again
         await self._listen(self._context)
         if threading.current_thread() is threading.main_thread():

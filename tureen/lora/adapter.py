@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from tureen.errors import InvalidRequest, StartupError, echo
 from tureen.files import open_regular
 from tureen.models.config import STACKED, ModelConfig
 from tureen.weights.mapped import TensorInfo
+from tureen.weights.name_patterns import PatternFault, compile_pattern
 from tureen.weights.safetensors import SafetensorsFile
 from tureen.weights.stored import BY_NAME, Stored, local_name, to_float32
 
@@ -27,6 +29,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 512
 MAX_ALPHA = 1e9
+MAX_ENTRIES, MAX_PATTERNS = 1 << 14, 64  # of rank_pattern and of alpha_pattern; plain names are no patterns
 KNOWN: Mapping[str, tuple[object, ...]] = {
     "alora_invocation_tokens": (),
     "arrow_config": (),
@@ -56,6 +59,8 @@ HARMLESS = frozenset(
     }
 )  # fmt: skip
 """Keys that say how an adapter was trained, or what its tensors' names say too."""
+PLAIN = re.compile(r"\^?(?:[\w-]|\\?\.)+\$?")
+"""A key of rank_pattern that is a name, as nearly all are: its dots, escaped or not, stand for dots."""
 TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])(\.default)?\.weight")
 
 
@@ -68,6 +73,13 @@ class Factors(NamedTuple):
 
 Adapter = Mapping[str, Factors]
 """The factors by module, as `ModelConfig.weights` names it (model.layers.0.self_attn.q_proj)."""
+
+
+class ModuleValue(NamedTuple):
+    """An entry of rank_pattern or alpha_pattern."""
+
+    matches: Callable[[str], bool]  # says whether it is for the module of this name
+    value: object
 
 
 class ModuleTensors(NamedTuple):
@@ -88,9 +100,10 @@ def read_adapter(folder: str, model: ModelConfig) -> Adapter:
     config = _read_config(path / CONFIG)
     file = _open(path / WEIGHTS)
     shapes = model.weights()
-    parts = [_part(module, pair, config, shapes) for module, pair in _pairs(file).items()]
-    names = [name for part in parts for name in part.places]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    ranks, alphas = (_entries(config, key) for key in ("rank_pattern", "alpha_pattern"))
+    parts = [_part(module, pair, config, shapes, ranks, alphas) for module, pair in _pairs(file).items()]
+    counts = Counter(name for part in parts for name in part.places)
+    twice = next((name for name, count in counts.items() if count > 1), None)
     if twice is not None:
         raise _fault(f"changes {echo(twice)} twice, under different names")
     adapter: dict[str, Factors] = {}
@@ -169,45 +182,67 @@ def _pairs(file: SafetensorsFile) -> dict[str, dict[str, TensorInfo]]:
 
 
 def _part(
-    module: str, pair: Mapping[str, TensorInfo], config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+    module: str,
+    pair: Mapping[str, TensorInfo],
+    config: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    ranks: list[ModuleValue],
+    alphas: list[ModuleValue],
 ) -> ModuleTensors:
     if len(pair) != 2:
         raise _fault(f"has only one of lora_A and lora_B of {echo(module)}")
+    places = _places(local_name(module), shapes)  # first: a name that the model has is short
     (rank, inputs), (outputs, up_rank) = pair["A"].shape, pair["B"].shape
-    told = _by_pattern(config, "rank_pattern", module, config.get("r"))
+    told = _by_pattern(ranks, module, config.get("r"))
     if type(told) is not int or not 1 <= told <= MAX_RANK:
         raise _fault(f"has the rank {echo(told)} for {echo(module)}; it must be 1 to {MAX_RANK}")
     if (rank, up_rank) != (told, told):
         raise _fault(f"has factors of rank {rank} and {up_rank} for {echo(module)}, but its {CONFIG} says {told}")
-    places = _places(local_name(module), shapes)
     shape = shapes[f"{next(iter(places))}.weight"][1], sum(places.values())
     if (inputs, outputs) != shape:
         raise _fault(
             f"is for another model: its {echo(module)} has {inputs} inputs and {outputs} outputs, here there are "
             f"{shape[0]} and {shape[1]}"
         )
-    return ModuleTensors(pair["A"], pair["B"], _scale(module, rank, config), places)
+    alpha = _by_pattern(alphas, module, config.get("lora_alpha"))
+    return ModuleTensors(pair["A"], pair["B"], _scale(alpha, module, rank, config), places)
 
 
-def _scale(module: str, rank: int, config: Mapping[str, Any]) -> float:
-    alpha = _by_pattern(config, "alpha_pattern", module, config.get("lora_alpha"))
+def _scale(alpha: object, module: str, rank: int, config: Mapping[str, Any]) -> float:
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not abs(alpha) <= MAX_ALPHA:
         raise _fault(f"has the lora_alpha {echo(alpha)} for {echo(module)}; it must be a number")
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)  # rsLoRA: arXiv:2312.03732
 
 
-def _by_pattern(config: Mapping[str, Any], key: str, module: str, default: object) -> object:
-    """Returns the value of the first pattern that is the end of the module's name, or matches it."""
-    patterns = config.get(key) or {}
-    if not isinstance(patterns, dict):
+def _entries(config: Mapping[str, Any], key: str) -> list[ModuleValue]:
+    """Reads rank_pattern or alpha_pattern. As in peft, an entry is for a module whose name it matches, or the end of
+    whose name after a dot."""
+    table = config.get(key) or {}
+    if not isinstance(table, dict):
         raise _fault(f"has a {key} that is not an object")
-    for pattern, value in patterns.items():
+    num_patterns = sum(PLAIN.fullmatch(name) is None for name in table)
+    if len(table) > MAX_ENTRIES or num_patterns > MAX_PATTERNS:
+        raise _fault(
+            f"has {len(table)} entries in its {key}, {num_patterns} of them patterns; at most {MAX_ENTRIES} entries "
+            f"and {MAX_PATTERNS} patterns are read: write modules' names in place of patterns"
+        )
+    return [ModuleValue(_matcher(name, key), value) for name, value in table.items()]
+
+
+def _matcher(name: str, key: str) -> Callable[[str], bool]:
+    if PLAIN.fullmatch(name) is None:
         try:
-            if re.fullmatch(rf"(.*\.)?({pattern})", module):
-                return value
-        except (re.error, RecursionError):
-            raise _fault(f"has {echo(pattern)} in its {key}, which is no valid pattern") from None
-    return default
+            return compile_pattern(rf"^(?:.*\.)?(?:{name})$")
+        except PatternFault as fault:
+            raise _fault(f"has {echo(name)} in its {key}, which {fault}; write modules' names in its place") from None
+    end = name.removeprefix("^").removesuffix("$").replace("\\.", ".")
+    suffix = "" if name.startswith("^") else f".{end}"
+    return lambda module: module == end or (suffix != "" and module.endswith(suffix))
+
+
+def _by_pattern(entries: list[ModuleValue], module: str, default: object) -> object:
+    """Returns the value of the first entry for the module."""
+    return next((entry.value for entry in entries if entry.matches(module)), default)
 
 
 def _places(module: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:

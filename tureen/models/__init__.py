@@ -1,6 +1,6 @@
 """Architectures, one a file: each names the ARCHITECTURES that it serves and reads their config into a ModelConfig.
 
-Imports: attention, devices, errors, layers, media, weights; msgspec, torch.
+Imports: attention, contract, devices, errors, layers, media, weights; msgspec, torch.
 Imported by: lora, runner.
 Independent: ARCHITECTURES.
 """

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from tureen.errors import StartupError, echo
+from tureen.models.config import number
 
 EMBEDDING_ARCHITECTURES = ("BertModel",)
 LAYER_PARTS = {
@@ -69,7 +70,7 @@ def parse(hf: Mapping[str, Any]) -> BertConfig:
         num_heads=_count(hf, "num_attention_heads"),
         num_positions=_count(hf, "max_position_embeddings"),
         num_token_types=_count(hf, "type_vocab_size"),
-        norm_eps=float(hf.get("layer_norm_eps", 1e-12)),
+        norm_eps=number(hf, "layer_norm_eps", 1e-12),
     )
     if config.hidden_size % config.num_heads:
         raise StartupError(

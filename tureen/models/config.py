@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from tureen.contract.types import RopeFactors
 from tureen.errors import StartupError, echo
 from tureen.layers.rope import RopeConfig
 
@@ -70,6 +71,23 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_layers(self) -> int:
         return len(self.windows)
+
+    @property
+    def original_context(self) -> int | None:
+        """The longest context of LongRoPE's short factors; None for a model without LongRoPE."""
+        lengths = [rope.original_context for rope in self.ropes if rope is not None and rope.kind == "longrope"]
+        return min(lengths, default=None)
+
+    @property
+    def default_context(self) -> int:
+        """The context of a server whose settings name none. With LongRoPE it is that of the short factors."""
+        return min(self.context_len, self.original_context or self.context_len)
+
+    def rope_factors(self, context_len: int) -> RopeFactors | None:
+        """Returns LongRoPE's list of factors in a server of this context; None for a model without LongRoPE."""
+        if self.original_context is None:
+            return None
+        return "long" if context_len > self.original_context else "short"
 
     @property
     def layer_norms(self) -> tuple[str, ...]:
@@ -259,9 +277,10 @@ def rope(hf: Mapping[str, Any], parameters: Mapping[str, Any], *, theta: float |
 def _longrope(hf: Mapping[str, Any], parameters: Mapping[str, Any], base: float, share: float) -> RopeConfig:
     num_heads = integer(hf, "num_attention_heads")
     dim = int(integer(hf, "head_dim", integer(hf, "hidden_size") // num_heads) * share)
-    original = integer({**hf, **parameters}, "original_max_position_embeddings")
+    key = "original_max_position_embeddings"
+    original = integer({key: hf.get(key) or parameters.get(key)}, key)
     if original < 2:
-        raise _fault("original_max_position_embeddings", f"must be at least 2, got {original}")
+        raise _fault(key, f"must be at least 2, got {original}")
     stretch = number(parameters, "factor", integer(hf, "max_position_embeddings") / original)
     grown = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
     return RopeConfig(

@@ -21,8 +21,7 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
     kind = parameters.get("rope_type") or parameters.get("type")
     if kind in OLD_ROPES:
         parameters["rope_type"] = "longrope"
-    original = hf.get("original_max_position_embeddings", hf.get("max_position_embeddings"))
-    hf = {"rms_norm_eps": 1e-5, "original_max_position_embeddings": original, **hf, "rope_parameters": parameters}
+    hf = {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096, **hf, "rope_parameters": parameters}
     config = common(hf)
     slides = hf.get("sliding_window") is not None
     windows = sliding_windows(hf if slides else {}, config.num_layers, [slides] * config.num_layers)

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tureen.config import Config
+from tureen.files import write_private
 
 ENGINE_NAME = "tureen-engine"
 """The name that certificates of engines are for, wherever they listen."""
@@ -60,8 +61,8 @@ def write_files(contents: dict[str, bytes], folder: Path) -> None:
     """Writes what `ClusterAuthority.issue` returns to files that nobody else may read."""
     for name, content in contents.items():
         path = folder / f"{name}.pem"
-        path.touch(mode=0o600)
-        path.write_bytes(content)
+        path.unlink(missing_ok=True)
+        write_private(path, content)
 
 
 def with_files(config: Config, folder: Path, prefix: str = "") -> Config:

@@ -12,7 +12,7 @@ from tureen.config import Config
 from tureen.contract.types import EngineRole, FromEngine
 from tureen.errors import StartupError
 from tureen.http.tls import load_context
-from tureen.log import Progress, get_logger, set_up_logging
+from tureen.log import Progress, get_logger, set_up_logging, warn_of_root
 from tureen.replicas.engine_server import EngineServer
 from tureen.replicas.greeting import digests_of
 from tureen.replicas.remote import EngineAddress, parse_address
@@ -32,6 +32,7 @@ def serve_engine(config: Config, listen: str, role: EngineRole) -> int:
             field="kv_disk",
         )
     set_up_logging(config.log_level, config.log_format)
+    warn_of_root()
     address = parse_address(listen, "--listen")
     return asyncio.run(_serve(config, address, engine_context(config, address), role))
 
@@ -81,7 +82,12 @@ async def start_engine(
         return ProcessHost(BuildOrder(FACTORY, own, epoch), receive, lose)
 
     server = EngineServer(
-        make_host, digests, role, watchdog_timeout_s=config.watchdog_timeout_s, freeze_grace_s=config.freeze_grace_s
+        make_host,
+        digests,
+        role,
+        watchdog_timeout_s=config.watchdog_timeout_s,
+        freeze_grace_s=config.freeze_grace_s,
+        profile_dir=config.profile_dir,
     )
     try:
         await server.listen(address, context)

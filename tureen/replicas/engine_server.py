@@ -30,6 +30,7 @@ from tureen.contract.types import (
 )
 from tureen.engine.finish import failed
 from tureen.log import get_logger
+from tureen.replicas.control_calls import checked
 from tureen.replicas.greeting import (
     MAX_GREETING_BYTES,
     RESTART,
@@ -46,8 +47,10 @@ from tureen.serving.child import PING
 from tureen.serving.engine_socket import read_frame
 from tureen.serving.healing import MakeHost, State
 from tureen.serving.journal import Journal
+from tureen.serving.peer_credentials import is_trusted
 from tureen.serving.pixels import PixelReceiver, ToChild
 from tureen.serving.streams import Streams
+from tureen.struct_warm_up import warm_up_structs
 from tureen.weights.source import open_model, weights_digest
 
 MAX_FRONTS = 64
@@ -124,6 +127,7 @@ class EngineServer:
         *,
         watchdog_timeout_s: float,
         freeze_grace_s: float,
+        profile_dir: str | None = None,
     ) -> None:
         self.engine = SharedEngine(
             make_host,
@@ -134,6 +138,8 @@ class EngineServer:
         )
         self._digests_at_start = self._digests = digests
         self._role = role
+        self.profile_dir = profile_dir
+        self._has_tls = False
         self._engine_id = secrets.token_hex(8)
         self._fronts: dict[int, Front] = {}
         self._num_fronts = 0  # ever
@@ -142,7 +148,10 @@ class EngineServer:
         self._is_asked = False  # the engine ends because an operator wants it
 
     async def listen(self, address: EngineAddress, context: ssl.SSLContext | None) -> None:
-        """Takes fronts from now on. Raises OSError."""
+        """Takes fronts from now on: with a certificate, or without TLS of this user and root on this machine only.
+        Raises OSError."""
+        self._has_tls = context is not None
+        warm_up_structs()
         timeout_s = None if context is None else CONNECT_S
         self._server = await asyncio.start_server(
             self._take_front, address.host, address.port, ssl=context, ssl_handshake_timeout=timeout_s
@@ -166,6 +175,9 @@ class EngineServer:
         """Serves one connection from its first word to its end."""
         peer = "{}:{}".format(*writer.get_extra_info("peername")[:2])
         try:
+            if not (self._has_tls or is_trusted(writer.get_extra_info("socket"))):
+                log.warning("front %s is refused: another user has started it; give certificates to both", peer)
+                return
             keep_alive(writer.get_extra_info("socket"))
             async with asyncio.timeout(CONNECT_S):
                 hello = msgspec.msgpack.decode(await read_frame(reader, MAX_GREETING_BYTES), type=Hello)
@@ -347,7 +359,8 @@ class Front:
 
     async def _value_of(self, call: ControlCall) -> Any:
         """Has the engine do what an operator wants, and notes what fronts that come later are to know of it."""
-        value = await self._server.engine.call(call.op, **call.args)
+        args = checked(call.op, call.args, self._server.profile_dir)
+        value = await self._server.engine.call(call.op, **args)
         if call.op == "update_weights":
             await self._server.note_weights(call.args["path"])
         if call.op in ("load_adapter", "unload_adapter") and isinstance(value, dict):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import urllib.parse
+from pathlib import Path
 from typing import NamedTuple
 
 from tureen.errors import StartupError, echo
+from tureen.files import write_private
 
 SCHEME = "ray://"
 
@@ -40,3 +44,36 @@ def parse_cluster(text: str) -> RayCluster:
             field="replicas",
         )
     return cluster
+
+
+RECONNECT_S = 365 * 86400
+"""Seconds for which a process of Ray goes on without the cluster's head (gcs_server); Ray's own default is 60."""
+
+
+def prepare_environment(cluster: RayCluster) -> None:
+    """Set what Ray reads from the environment when it is imported, unless the user has set it. Raise StartupError.
+
+    Ray ends a process from within when it has lost the head for too long; the server, its cluster's processes and the
+    engines' actors need the head only to place engines. Source: ray_config_def.h, gcs_rpc_server_reconnect_timeout_s.
+    """
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(RECONNECT_S))
+    if cluster.where != "local":
+        return
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # its ports are open to the network
+    has_token = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+    if os.environ["RAY_AUTH_MODE"].lower() == "token" and not has_token:
+        _keep_token(Path.home() / ".ray" / "auth_token")
+
+
+def _keep_token(path: Path) -> None:
+    """Make the file of Ray's token, which Ray itself would make readable for all; close one that others may read."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write_private(path, secrets.token_hex(32).encode())
+        except FileExistsError:
+            path.chmod(0o600)
+    except OSError as error:
+        raise StartupError(
+            f"{path}: Ray's token cannot be kept there: {error.strerror}; set RAY_AUTH_TOKEN_PATH to another file"
+        ) from None

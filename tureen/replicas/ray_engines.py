@@ -18,6 +18,7 @@ from ray.job_config import JobConfig
 
 from tureen.build import Model
 from tureen.config import Config
+from tureen.config_facts import without_secrets
 from tureen.errors import StartupError
 from tureen.log import get_logger, no_progress, set_up_logging
 from tureen.replicas.cluster_ca import ENGINE_NAME, ClusterAuthority, with_files, write_files
@@ -132,7 +133,7 @@ def ray_clients(config: Config, text: str, model: Model, folder: Path | None = N
         place = folder or Path(unshared)
         write_files(authority.issue("front"), place)
         context = front_context(with_files(config, place, "replica_"))
-    alone = msgspec.structs.replace(config, replicas=1, min_replicas=None, max_replicas=None)
+    alone = msgspec.structs.replace(without_secrets(config), replicas=1, min_replicas=None, max_replicas=None)
     kind = ray.remote(num_cpus=cluster.num_cpus, num_gpus=cluster.num_gpus, max_restarts=-1)(EngineHost)
     host = LOOPBACK if cluster.where == "local" else ""
     make = partial(kind.remote, msgspec.msgpack.encode(alone), authority.issue(ENGINE_NAME), host)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -23,7 +22,7 @@ from tureen.fleet.sizes import size_of
 from tureen.log import Progress, get_logger, no_progress
 from tureen.replicas.greeting import ModelDigests, digests_of
 from tureen.replicas.pool import Scaler
-from tureen.replicas.ray_address import SCHEME, parse_cluster
+from tureen.replicas.ray_address import SCHEME, parse_cluster, prepare_environment
 from tureen.replicas.remote import EngineAddress, RemoteClient, RemoteEngine, parse_address, why_absent
 from tureen.replicas.replica import OnTurn, OpenReplicaClient, ReplicaClient
 from tureen.replicas.router import MakeClient, Router
@@ -54,8 +53,7 @@ async def connect(
     num_first = first_of(config)
     if isinstance(config.replicas, str) and config.replicas.startswith(SCHEME):
         require(f"--replicas {SCHEME}…", "ray", "cryptography", field="replicas")
-        if parse_cluster(config.replicas).where == "local":
-            os.environ.setdefault("RAY_AUTH_MODE", "token")  # its ports are open to the network; Ray reads it once
+        prepare_environment(parse_cluster(config.replicas))
         ray_engines = importlib.import_module("tureen.replicas.ray_engines")
         # called here: what Ray starts ends with the thread that did
         clients = ray_engines.ray_clients(config, config.replicas, model, folder)

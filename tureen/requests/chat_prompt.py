@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tureen.errors import InvalidRequest
@@ -12,6 +12,9 @@ from tureen.requests.media_fields import PromptMedia
 from tureen.requests.offload import INLINE_CHARS, LARGE, offload
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import Context, ServerState
+from tureen.requests.template_pool import do, template_pool
+from tureen.text.chat_template import Rendering
+from tureen.text.control_tokens import ControlTokens
 from tureen.text.messages import MAX_MESSAGES, Message, Tool
 
 MESSAGE_CHARS = 128
@@ -93,9 +96,10 @@ async def chat_tokens(
             f"{field} make {len(messages)} messages; a chat has at most {MAX_MESSAGES}: join or drop some", field=field
         )
 
-    def rendered_prompt() -> ChatPrompt:
-        controls = templates.controls
-        rendering = templates.of(tools).render(
+    template = templates.of(tools)
+
+    def prepare() -> Rendering:
+        return template.prepare(
             messages,
             tools,
             field=field,
@@ -103,17 +107,35 @@ async def chat_tokens(
             add_generation_prompt=add_generation_prompt,
             template_kwargs=template_kwargs,
         )
-        text = controls.plain(rendering)
-        tokenising.check_lengths([text], [field], context)
-        try:
-            encoded = controls.encode(rendering)
-        except InvalidRequest as error:
-            raise InvalidRequest(f"{field}: {error.message}", field=field) from None
-        tokenising.check_tokens(encoded.token_ids, field, context)
-        return ChatPrompt(Prompt(encoded.token_ids), text, encoded.num_neutralised)
 
+    def encode(rendering: Rendering, answer: Callable[[], bytes]) -> ChatPrompt:
+        return _encode(rendering.finish(answer), templates.controls, field, context)
+
+    def all_at_once() -> ChatPrompt:
+        rendering = prepare()
+        return encode(rendering, lambda: do(rendering.job))
+
+    pool = template_pool()
     is_short = not tools and not template_kwargs and _is_short(messages)
-    return await offload.run(0 if is_short else LARGE, rendered_prompt)
+    if is_short and pool is not None and template.is_probed:
+        rendering = prepare()
+        worker = pool.take_idle(rendering.job)
+        if worker is not None:
+            answer = await pool.do_soon(worker, rendering.job)
+            return encode(rendering, lambda: answer)
+    return await offload.run(0 if is_short and pool is None else LARGE, all_at_once)
+
+
+def _encode(rendered: str, controls: ControlTokens, field: str, context: Context) -> ChatPrompt:
+    """Tokenize a rendered chat. Raises InvalidRequest with `field`."""
+    text = controls.plain(rendered)
+    tokenising.check_lengths([text], [field], context)
+    try:
+        encoded = controls.encode(rendered)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{field}: {error.message}", field=field) from None
+    tokenising.check_tokens(encoded.token_ids, field, context)
+    return ChatPrompt(Prompt(encoded.token_ids), text, encoded.num_neutralised)
 
 
 def _is_short(messages: Sequence[Message]) -> bool:

@@ -36,11 +36,11 @@ class EmbeddingOptions(NamedTuple):
 
 
 def states_for(pooling: PoolingField | None, info: EngineInfo) -> HiddenStates:
-    """Returns the hidden states to ask the engine for; None = the model's own pooling, or of a generating model the
-    last token's. Raises InvalidRequest for a pooling that the model does not have."""
+    """Returns the hidden states to ask the engine for; None = the model's own pooling. Raises InvalidRequest for a
+    pooling that the model does not have."""
     own = info.pooling
     if own is None and pooling != "cls":
-        return "pooled" if pooling == "mean" else "last"
+        return "pooled" if (pooling or info.decoder_pooling) == "mean" else "last"
     if own is not None and pooling in (None, own):
         return "pooled"
     allowed = "mean or last, as this model reads from left to right" if own is None else f"{own}, or left out"

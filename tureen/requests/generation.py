@@ -277,15 +277,16 @@ class Run:
     """Runs the requests of one body together: all are submitted, and when one fails or the client leaves, all end."""
 
     def __init__(self, state: ServerState, plan: Plan) -> None:
-        self._work = current_work()
+        self.work = current_work()
         self._state = state
         self.owner = plan.owner
         self.meters: dict[int, Meter] = {}  # of outputs that have begun, by their index
         self._log_metrics = plan.log_metrics
         self._error_fields = plan.error_fields
         self._reading = plan.reading
+        self._displacement: TureenError | None = None
         self.outputs = [
-            Output(request, index, rid, plan.arrived_s - self._work.load_wait_s, plan.effective.get(index))
+            Output(request, index, rid, plan.arrived_s - self.work.load_wait_s, plan.effective.get(index))
             for index, (request, rid) in enumerate(zip(plan.requests, plan.rids, strict=True), plan.first_index)
         ]
         self._media, plan.media[:] = dict(enumerate(plan.media, plan.first_index)), []
@@ -309,10 +310,10 @@ class Run:
         Raises the TureenError of the first request that fails, TooManyRequests for a client that has not enough tokens
         left in its quota.
         """
-        coming = self._state.room.coming(len(self.outputs), when_idle=self._work.when_idle)
-        with coming as self._submit, self._holding():
+        coming = self._state.room.coming(len(self.outputs), when_idle=self.work.when_idle)
+        with self._holding(), coming as self._submit:  # a client that its quota refuses displaces no other
             self._state.enter(self.owner, self._names)
-            self._work.names.update(self._names)
+            self.work.names.update(self._names)
             self._state.common.runs[self] = self._state
             follow = self._follow(self.outputs[0], interval) if len(self.outputs) == 1 else self._follow_all(interval)
             try:
@@ -321,7 +322,19 @@ class Run:
                         yield output
             finally:
                 del self._state.common.runs[self]
+                self._state.room.leaving.difference_update(output.request.id for output in self.outputs)
                 self._state.leave(self.owner, self._names)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether these hold places in the queue and the HTTP request has no tokens or finished outputs yet."""
+        work = self.work
+        return not (work.num_tokens or work.prompt_tokens or work.when_idle or self._displacement)
+
+    def displace(self, error: TureenError) -> None:
+        """End the requests, which wait in the queue, with an error."""
+        self._displacement = error
+        self.abort("displaced")
 
     def abort(self, reason: str) -> None:
         """Aborts the requests that have not ended; `reason` stands in their finish reason."""
@@ -333,7 +346,7 @@ class Run:
         """Reserves the most tokens that the outputs may use in the client's quota, until they end. Raises
         TooManyRequests."""
         max_tokens = {output.index: most_tokens(output.request, output.index) for output in self.outputs}
-        self._holds = self._work.begin_outputs(max_tokens)
+        self._holds = self.work.begin_outputs(max_tokens)
         try:
             yield
         finally:
@@ -378,28 +391,32 @@ class Run:
 
     async def _follow(self, output: Output, interval: int | None) -> AsyncGenerator[Output, None]:
         due = interval or output.request.params.stream_interval or self._state.interval
-        is_timed = not self._work.when_idle
+        is_timed = not self.work.when_idle
         meter = Meter(self._state.metrics, output.started_s, is_timed=is_timed) if self._log_metrics else None
         if meter is not None:
             self.meters[output.index] = meter
         hold, num_prompt = self._holds[output.index], _prompt_tokens(output.request, output.index)
+        leaving = self._state.room.leaving
 
         def watch(num_new: int, *, weight_version: str | None = None, hardware: tuple[str, ...] = ()) -> None:
             nonlocal num_prompt
+            leaving.discard(output.request.id)
             self._note_tokens(output, num_new)
             output.note_origin(weight_version or self._state.context.config.weight_version, hardware)
             if meter is not None:
                 meter.note(num_new)
-            if num_new:
+            if num_new and self._displacement is None:
                 hold.pay(num_prompt + num_new)
                 num_prompt = 0
 
         stream: Any = self._state.client.generate(self._take(output), due, watch)
         finish = "abort"  # stays so when the generator is closed early
         try:
+            self._check_place()
             self._submit()  # frees the reserved place; the stream submits the request in its first turn
             async with contextlib.aclosing(stream):
                 async for delta in stream:
+                    self._check_place(delta)
                     await check_grammar(
                         output, delta, self._state, self._reading
                     )  # before anybody sees that the output ended
@@ -407,7 +424,7 @@ class Run:
                     if output.finish is not None:
                         finish = output.finish.type
                         if finish == "abort":
-                            self._work.has_failed = True
+                            self.work.has_failed = True
                         else:
                             hold.pay(num_prompt)
                             num_prompt = 0
@@ -416,24 +433,30 @@ class Run:
         except TureenError as error:
             finish = "error"
             _name_client_field(error, self._error_fields)
-            self._work.has_failed = True
+            self.work.has_failed = True
             raise
         finally:
             self._note_end(output, finish)
             if meter is not None:
                 self._count(output, finish, meter.num_tokens)
 
+    def _check_place(self, delta: OutputDelta | None = None) -> None:
+        """Raise the error of a run that was displaced, unless `delta` ends it with a whole output. Tokens of the step
+        that ran meanwhile are dropped."""
+        if self._displacement is not None and (delta is None or delta.finish is None or delta.finish.type == "abort"):
+            raise self._displacement
+
     def _note_tokens(self, output: Output, num_new: int) -> None:
-        self._work.num_tokens += num_new
-        if num_new and self._work.first_token_s is None:
-            self._work.first_token_s = time.monotonic() - output.started_s
+        self.work.num_tokens += num_new
+        if num_new and self.work.first_token_s is None:
+            self.work.first_token_s = time.monotonic() - output.started_s
 
     def _note_end(self, output: Output, finish: str) -> None:
         log.debug("request %s ended: %s after %d tokens", output.rid, finish, len(output.token_ids))
         if not output.index % output.request.params.n:  # the samples of a prompt share it
-            self._work.prompt_tokens += output.usage.prompt_tokens
-            self._work.cached_tokens += output.usage.cached_tokens
-        trace: RequestTrace | None = self._work.trace
+            self.work.prompt_tokens += output.usage.prompt_tokens
+            self.work.cached_tokens += output.usage.cached_tokens
+        trace: RequestTrace | None = self.work.trace
         if trace is not None:
             trace.add(output, finish, self._state.context.info.model_name)
 
@@ -443,7 +466,7 @@ class Run:
         return msgspec.structs.replace(output.request, media=media) if media else output.request
 
     def _count(self, output: Output, finish: str, num_tokens: int) -> None:
-        metrics, tally = self._state.metrics, self._work.account.tally
+        metrics, tally = self._state.metrics, self.work.account.tally
         tally.requests += 1
         tally.failed += finish == "error"
         tally.prompt_tokens += output.usage.prompt_tokens

@@ -1,4 +1,5 @@
-"""Owns the helper processes of the server process: one checks constrained outputs, others decode pictures."""
+"""Owns the helper processes of the server process: one checks constrained outputs, others decode pictures or render
+chat templates."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tureen.log import get_logger
 from tureen.media.loader import MediaLoader
+from tureen.requests.template_pool import template_pool
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import helpers_down
 
@@ -27,6 +29,9 @@ class Helpers:
         self._num_unchecked = 0
         if media is not None:
             media.supervisor.share(budget)
+        self._templates = template_pool()
+        if self._templates is not None:
+            self._templates.share(budget)
 
     async def check(self, spec: GrammarSpec, text: str) -> CheckVerdict | None:
         """Checks a constrained output in a process of its own, and returns what in it does not fit.
@@ -54,7 +59,8 @@ class Helpers:
     @property
     def down(self) -> tuple[str, ...]:
         """Names of helper processes that ended and are being replaced, as the health report shows them."""
-        return helpers_down(*(helper.supervisor for helper in (self._checker, self._media) if helper is not None))
+        helpers = (self._checker, self._media, self._templates)
+        return helpers_down(*(helper.supervisor for helper in helpers if helper is not None))
 
     @property
     def num_unverified(self) -> int:

@@ -279,12 +279,13 @@ class ClientWork:
 
 
 _WORK: ContextVar[ClientWork] = ContextVar("work")
+_UNLIMITED = Account()
 
 
 def current_work() -> ClientWork:
     """Returns the work of the HTTP request that this task serves; without one, as in tureen.Engine, work without
     limits."""
-    return _WORK.get(None) or ClientWork(Account())
+    return _WORK.get(None) or ClientWork(_UNLIMITED)
 
 
 @contextlib.contextmanager

@@ -171,14 +171,15 @@ class Sessions:
         self.sweep()
         return [session for session in self._open.values() if session.owner == owner]
 
-    async def saved(self) -> None:
-        """Returns when all that durable sessions are to remember is on the disk. Raises TureenError."""
-        if self.keeper is not None:
+    async def saved(self, *sessions: Session) -> None:
+        """Return when the durable ones of these sessions are on the disk. Raises TureenError."""
+        if self.keeper is not None and any(session.keeper is not None for session in sessions):
             await self.keeper.flush()
 
-    def close(self, name: str, *, owner: str) -> None:
-        """Forgets a session; its running requests go on, but are not stored. Raises NotFound."""
-        self._forget(self.find(owner, name))
+    def close(self, name: str, *, owner: str) -> Session:
+        """Forget a session and return it; its running requests go on, but are not stored. Raises NotFound."""
+        self._forget(session := self.find(owner, name))
+        return session
 
     def sweep(self) -> None:
         """Closes the sessions that were not used for their timeout."""
@@ -354,6 +355,13 @@ def save(sessions: Sessions, name: str, keeper: Keeper, *, owner: str, timeout_s
         keeper.keep(session)
     session.timeout_s, session.used_s = timeout_s, sessions.now_s
     keeper.touch(session)
+
+
+def unsave(sessions: Sessions, session: Session, timeout_s: float) -> None:
+    """Make an open session temporary again, with its earlier timeout, because it could not be saved."""
+    if session.keeper is not None and session in sessions.of(session.owner):
+        session.keeper.drop(session)
+        session.keeper, session.timeout_s = None, timeout_s
 
 
 def fork(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib
 import itertools
-import math
 import random
 import secrets
 import time
@@ -23,9 +21,11 @@ from tureen.errors import InvalidRequest, StartupError, Unavailable, echo, not_l
 from tureen.media.base import Family
 from tureen.media.loader import MediaLoader
 from tureen.metrics import Metrics
+from tureen.requests import template_pool
 from tureen.requests.body import convert, read_json, read_params
 from tureen.requests.helpers import Helpers
 from tureen.requests.keys import load_keys
+from tureen.requests.queue_room import Admitted, QueueRoom
 from tureen.requests.quotas import Quotas
 from tureen.requests.recording import Recordings
 from tureen.requests.sessions import Sessions
@@ -78,6 +78,12 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         ids = () if self.family is None else (self.family.placeholder_id, self.family.video_placeholder_id)
         return frozenset(token_id for token_id in ids if token_id is not None)
 
+    def probe_templates(self) -> None:
+        """Finds out the chat templates' abilities, so that the first chat need not wait for it. Raises Unavailable."""
+        if not isinstance(self.chat_templates, str):
+            self.chat_templates.plain.probe()
+            self.chat_templates.with_tools.probe()
+
 
 def make_context(tokenizer: Tokenizer, info: EngineInfo, config: Config, media: MediaLoader | None = None) -> Context:
     """Collects the facts that reading bodies needs.
@@ -120,7 +126,11 @@ def _chat_templates(tokenizer: Tokenizer, config: Config, family: Family | None)
         if family.video_placeholder is not None:
             pictures["video"] = (family.video_placeholder, VIDEO)
     return load_chat_templates(
-        config.chat_template, tokenizer, pictures, allow_spelled=config.allow_special_tokens_in_messages
+        config.chat_template,
+        tokenizer,
+        pictures,
+        allow_spelled=config.allow_special_tokens_in_messages,
+        do=template_pool.do,
     )
 
 
@@ -232,9 +242,7 @@ class Common:
         self.runs: dict[Any, ServerState] = {}  # what has not ended (generation.py: Run), and its model
         self.background: dict[tuple[str, str], Any] = {}  # responses that no connection waits for, by client and id
         self.helper_memory = MemoryBudget(int(FRONT_SHARE * helper_bytes(config)))
-        self.num_admitted = 0  # requests that have a place in a queue, but for those that run when idle
-        self.is_idle = asyncio.Event()  # set while there are none
-        self.is_idle.set()
+        self.admitted = Admitted()
 
     @property
     def loaded(self) -> list[ServerState]:
@@ -276,65 +284,6 @@ def open_use(config: Config, quotas: Quotas) -> UseKeeper | None:
     return keeper
 
 
-class QueueRoom:
-    """The places in the engine's queue. Requests that run when idle take none. Event-loop thread only."""
-
-    def __init__(self, client: EngineClient, info: EngineInfo, config: Config, common: Common) -> None:
-        self._client = client
-        self._common = common
-        self._max_running = info.max_running_requests
-        self._max_queued = config.max_queued_requests
-        self._num_coming = 0  # requests that are admitted and not submitted yet
-        self._num_when_idle = 0  # requests that are admitted and run when idle
-
-    def check(self, num_requests: int) -> None:
-        """Raises Unavailable when there is no room for so many more. Counts here, without asking the engine, which may
-        be in a long step."""
-        num_live = max(0, self._client.num_live + self._num_coming - self._num_when_idle)
-        if num_live + num_requests > self._max_running + self._max_queued:
-            raise Unavailable(
-                f"{self._max_queued} requests are waiting already, or would be with these; try again later, or start "
-                "the server with a larger --max-queued-requests",
-                code="queue_full",
-                retry_after_s=math.ceil(self._client.stats.seconds_per_end),
-            )
-
-    @contextlib.contextmanager
-    def coming(self, num_requests: int, *, when_idle: bool = False) -> Iterator[Callable[[], None]]:
-        """Reserves places for requests that run while the block does. Gives a function to call just before each request
-        is submitted, which frees one.
-
-        Raises Unavailable when there is no room.
-        """
-        if not when_idle:
-            self.check(num_requests)
-        num_left = num_requests
-        self._num_coming += num_requests
-        self._count(num_requests, when_idle)
-
-        def submit() -> None:
-            nonlocal num_left
-            num_left -= 1
-            self._num_coming -= 1
-
-        try:
-            yield submit
-        finally:
-            self._num_coming -= num_left
-            self._count(-num_requests, when_idle)
-
-    def _count(self, num_more: int, when_idle: bool) -> None:
-        if when_idle:
-            self._num_when_idle += num_more
-            return
-        common = self._common
-        common.num_admitted += num_more
-        if common.num_admitted:
-            common.is_idle.clear()
-        else:
-            common.is_idle.set()
-
-
 class ServerState:
     """The running server as one of its models sees it: the engine, its metrics, and the requests that have not ended.
     Event-loop thread only."""
@@ -364,7 +313,13 @@ class ServerState:
         self._running: dict[tuple[str, str], tuple[str, ...]] = {}  # (owner, its name for them) -> engine's ids
         self._loading: dict[str, Callable[[str], None]] = {}  # id of a request the engine has not yet -> abort(reason)
         self._numbers = itertools.count(1)  # numbers of requests, part of their ids
-        self.room = QueueRoom(client, context.info, context.config, common)
+        self.room = QueueRoom(
+            client,
+            context.info,
+            context.config,
+            common.admitted,
+            lambda: [run for run, state in common.runs.items() if state is self],
+        )
 
     @cached_property
     def interval(self) -> Interval:

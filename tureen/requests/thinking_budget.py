@@ -73,7 +73,8 @@ class BudgetedRun:
         if request.logprobs is None:  # the mark has log-probabilities when the rest has begun
             yield output
         whole = output.snapshot()
-        self._run = _run_of(self._plan, going_on, self._state)
+        reading = msgspec.structs.replace(self._plan.reading, reasoning=None, starts_inside=False)
+        self._run = _run_of(msgspec.structs.replace(self._plan, reading=reading), going_on, self._state)
         async with contextlib.aclosing(self._run.updates(interval)) as updates:
             async for update in updates:
                 _extend(output, whole, update)

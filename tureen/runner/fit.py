@@ -64,7 +64,7 @@ def memory_need(source: ModelSource, config: Config) -> MemoryNeed:
 
 
 def _context_of(config: Config, model: ModelConfig) -> int:
-    return min(config.context_length or model.context_len, model.context_len)
+    return min(config.context_length or model.default_context, model.context_len)
 
 
 def _native_sizes(source: ModelSource, config: Config, model: ModelConfig) -> tuple[int, int]:

@@ -38,12 +38,14 @@ def plan_capacity(
             "hold more, --context-length %d says that it is enough",
             pool_len, wanted_len, pool_len,
         )  # fmt: skip
+    context_len = min(wanted_len, pool_len)
+    _log_rope_factors(model, context_len)
     return Capacity(
         num_pages=num_pages,
         page_size=config.page_size,
         max_rows=config.max_running_requests,
         vocab_size=model.vocab_size,
-        context_len=min(wanted_len, pool_len),
+        context_len=context_len,
         hidden_size=model.hidden_size,
         kv_bytes_per_token=token_bytes,
     )
@@ -56,7 +58,24 @@ def _context_len(config: Config, model: ModelConfig) -> int:
             f"use at most {model.context_len}",
             field="context_length",
         )
-    return config.context_length or model.context_len
+    return config.context_length or model.default_context
+
+
+def _log_rope_factors(model: ModelConfig, context_len: int) -> None:
+    """Logs which factors of LongRoPE are used, and how to get the others."""
+    factors, original = model.rope_factors(context_len), model.original_context
+    if factors == "short" and model.default_context < model.context_len:
+        log.info(
+            "rotary scaling longrope: the short factors, for a context of up to %d tokens; --context-length with more, "
+            "up to %d, takes the long ones",
+            original, model.context_len,
+        )  # fmt: skip
+    elif factors == "long":
+        log.warning(
+            "rotary scaling longrope: the long factors, for a context of %d tokens; texts of up to %d tokens get other "
+            "answers than with the short ones, which --context-length %d takes",
+            context_len, original, original,
+        )  # fmt: skip
 
 
 def _fit_pages(config: Config, *, token_bytes: int, context_len: int, free: int, device: DeviceInfo) -> int:

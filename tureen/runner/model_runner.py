@@ -199,9 +199,10 @@ class ModelRunner:
             self._forward.unload_adapter(number)
         self._adapters.pop(number, None)
 
-    def _describe_device(self) -> dict[str, str]:
+    def _describe_device(self) -> dict[str, str | None]:
         facts = {"name": self.forward.device_name, "dtype": self.forward.dtype, "activations": self.forward.activations}
-        return facts | {"processor": "" if self._parts is None else self._parts.processor}
+        factors = self._model.rope_factors(self._capacity.context_len)
+        return facts | {"rope_factors": factors, "processor": "" if self._parts is None else self._parts.processor}
 
     def _update_weights(self, name: str, path: str, format: Any, load_format: str | None) -> None:
         """Raises InvalidRequest, and changes nothing, when the weights cannot take the place of the old."""

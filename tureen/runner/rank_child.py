@@ -29,6 +29,7 @@ from tureen.sampling.custom import CustomProcessors
 from tureen.sampling.sampler import Sampler
 from tureen.sampling.torch_arithmetic import TorchArithmetic
 from tureen.sandbox import framing
+from tureen.struct_warm_up import warm_up_structs
 from tureen.weights.source import ModelSource, model_config
 
 log = get_logger("runner")
@@ -41,6 +42,7 @@ def main(descriptor: int) -> None:
     os.set_inheritable(descriptor, False)
     connection = socket.socket(fileno=descriptor)
     order = msgspec.msgpack.decode(framing.receive(connection, framing.ANY_SIZE) or b"", type=RankOrder)
+    warm_up_structs()
     inbox: queue.SimpleQueue[ToRank] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, inbox), name="rank 0", daemon=True).start()
     set_up_logging(order.config.log_level, order.config.log_format)

@@ -7,6 +7,8 @@ ours. A model with layers that mix tokens by other means is refused.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,15 +35,21 @@ from tureen.runner.kv_pool import plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler
 from tureen.runner.torch_trace import TorchTrace
 from tureen.runner.trace import TraceOptions
+from tureen.runner.transformers_check import check, num_pages, own_samples
 from tureen.sampling.torch_arithmetic import TorchArithmetic
 from tureen.weights.source import ModelSource
 
 NAME = "tureen"  # of our attention, in transformers' table
 HARMLESS = frozenset(
     {"dropout", "sliding_window", "softcap", "position_ids", "use_cache", "is_causal", "cache_position"}
+    | {"output_hidden_states"}
 )
 """Keywords of an attention call that are honoured, or change nothing here. Any other that is set is refused."""
 PROBE = 4  # tokens of the run that shows what a model's layers look like
+
+
+FAULTS = (ValueError, LookupError, OSError, ImportError, RuntimeError, TypeError, AttributeError, ArithmeticError)
+"""Errors that code of transformers raises for a model or a config that it does not fit."""
 
 
 class AttentionCall(NamedTuple):
@@ -65,9 +73,11 @@ class TransformersForward:
         self._device = torch.device(device.name)
         self._arithmetic = TorchArithmetic(self._device)
 
-    def attend(self, module: Any, q: Tensor, k: Tensor, v: Tensor, _: object, **arguments: Any) -> tuple[Tensor, None]:
+    def attend(
+        self, module: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: object = None, **arguments: Any
+    ) -> tuple[Tensor, None]:
         """Computes attention in place of transformers': [1, heads, tokens, head_dim] each -> [1, tokens, heads,
-        head_dim]."""
+        head_dim]. The mask is ignored: the pages say which tokens see which."""
         layer = module.layer_idx
         if self.attention is None:
             scale = arguments.get("scaling")
@@ -99,14 +109,7 @@ class TransformersForward:
         if inputs.embedded is not None:
             places, vectors = inputs.embedded
             embeddings[places] = vectors.to(embeddings.dtype)
-        output = self._model(
-            inputs_embeds=embeddings[None],
-            position_ids=inputs.positions[None],
-            use_cache=False,
-            output_hidden_states=True,
-            logits_to_keep=torch.tensor(needed or [0], device=self._device),
-        )
-        logits, states = output.logits[0].float(), output.hidden_states[-1][0]
+        logits, states = _outputs(self._model, embeddings, inputs.positions, needed or [0])
         scored = iter(logits[len(sampled) :].split([len(piece) for piece in pieces]) if pieces else ())
         hidden = tuple(states[list(tokens)].float().cpu().numpy() for tokens in hidden_ranges(batch))
         if not sampled:
@@ -149,15 +152,18 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     model = _load(source, dtype, device)
     progress("load weights", 1, 1)
     forward = TransformersForward(model, config.page_size, device, dtype)
-    shapes = _look_at(forward, model, device)
-    described = _describe(model.config, shapes[0])
+    progress("compare with transformers", 0, 1)
+    with _faults_of_the_model():
+        samples = own_samples(model)
+        _take_over(model)
+        shapes = _look_at(forward, model, device)
+        described = _describe(model.config, shapes[0])
+        forward.attention = _make_attention(shapes, described, num_pages(config.page_size), config, device, dtype)
+        check(forward, samples, config.page_size, dtype)
+    progress("compare with transformers", 1, 1)
     token_bytes = torch_pool.bytes_per_token(described, dtype)
     capacity = plan_capacity(config, described, token_bytes=token_bytes, weight_bytes=0, device=device)
-    sizes = {"num_layers": described.num_layers, "num_pages": capacity.num_pages, "page_size": capacity.page_size}
-    pool = torch_pool.allocate(described, dtype, **sizes, device=device)
-    needs = AttentionNeeds(device.type, forward.dtype, tuple(shapes), config.page_size)
-    backend = find_backend(config.attention_backend, needs)
-    forward.attention = backend.make_backend(shapes, pool.keys, pool.values)
+    forward.attention = _make_attention(shapes, described, capacity.num_pages, config, device, dtype)
     sampler = make_sampler(config, described.vocab_size, TorchArithmetic(torch.device(device.name)))
     return ModelRunner(forward, sampler, capacity, described)
 
@@ -166,22 +172,19 @@ def _load(source: ModelSource, dtype: torch.dtype, device: DeviceInfo) -> Any:
     require("--model-impl transformers", "transformers", field="model_impl")
     import transformers  # noqa: PLC0415 - seconds to import
 
-    transformers.AttentionInterface.register(NAME, _route)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         check_regular_below(source.path)
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             source.path,
             dtype=dtype,
-            attn_implementation=NAME,
+            attn_implementation="eager",
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
         )
-    except (ValueError, KeyError, OSError, ImportError, RuntimeError) as error:
-        raise StartupError(
-            f"--model-impl transformers: transformers cannot load it: {' '.join(str(error).split())[:300]}"
-        ) from None
+    except FAULTS as error:
+        raise _fault("cannot load it", error) from None
     model, report = loaded
     if report["missing_keys"]:
         missing = ", ".join(sorted(report["missing_keys"])[:3])
@@ -189,10 +192,50 @@ def _load(source: ModelSource, dtype: torch.dtype, device: DeviceInfo) -> Any:
             f"--model-impl transformers: the files lack {len(report['missing_keys'])} weights: {missing}"
         )
     _check_text(model.config.get_text_config())
-    model = model.eval().to(device.name)
+    return model.eval().to(device.name)
+
+
+def _take_over(model: Any) -> None:
+    """Makes the model use our attention and our linear layers."""
+    import transformers  # noqa: PLC0415 - seconds to import
+
+    transformers.AttentionInterface.register(NAME, _route)
+    model.set_attn_implementation(NAME)
     for module in model.modules():
         _pack(module, is_turned=type(module) is transformers.pytorch_utils.Conv1D)
-    return model
+
+
+@contextmanager
+def _faults_of_the_model() -> Iterator[None]:
+    """Turns whatever the model's own code raises into a StartupError."""
+    try:
+        yield
+    except StartupError:
+        raise
+    except Exception as error:  # noqa: BLE001 - any class of transformers runs here
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise StartupError(
+            "--model-impl transformers: the model's own code in transformers fails with this server's attention "
+            f"({what}); such models are not supported, take one that `tureen models` lists",
+            field="model_impl",
+        ) from None
+
+
+def _make_attention(
+    shapes: list[LayerShape],
+    model: ModelConfig,
+    pages: int,
+    config: Config,
+    device: DeviceInfo,
+    dtype: torch.dtype,
+) -> AttentionBackend:
+    """Returns our attention over a new KV cache of this number of pages. Raises StartupError."""
+    needs = AttentionNeeds(device.type, str(dtype).removeprefix("torch."), tuple(shapes), config.page_size)
+    backend = find_backend(config.attention_backend, needs)
+    sizes = {"num_layers": model.num_layers, "num_pages": pages, "page_size": config.page_size}
+    pool = torch_pool.allocate(model, dtype, **sizes, device=device)
+    attention: AttentionBackend = backend.make_backend(shapes, pool.keys, pool.values)
+    return attention
 
 
 def _check_text(text: Any) -> None:
@@ -231,13 +274,37 @@ def _linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
     return kernel.linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
 
 
+def _outputs(model: Any, embeddings: Tensor, positions: Tensor, needed: list[int]) -> tuple[Any, Any]:
+    """Compute one sequence, [tokens, hidden size]. Return the logits of the needed tokens, and all last states."""
+    output = model(
+        inputs_embeds=embeddings[None],
+        position_ids=positions[None],
+        use_cache=False,
+        output_hidden_states=True,
+        logits_to_keep=torch.tensor(needed, device=embeddings.device),
+    )
+    return output.logits[0].float(), output.hidden_states[-1][0]
+
+
+def _fault(what: str, error: Exception) -> StartupError:
+    told = " ".join(str(error).split())[:300]
+    return StartupError(
+        f"--model-impl transformers: transformers {what}: {type(error).__name__}: {told}", field="model_impl"
+    )
+
+
 @torch.inference_mode()
 def _look_at(forward: TransformersForward, model: Any, device: DeviceInfo) -> list[LayerShape]:
     """Returns each layer's attention, found by running the model once. Raises StartupError for what cannot be run."""
     for module in model.modules():
         if hasattr(module, "layer_idx"):
             module.tureen_forward = forward
-    model(torch.zeros(1, PROBE, dtype=torch.int64, device=device.name), use_cache=False)
+    try:
+        embeddings = model.get_input_embeddings()(torch.zeros(PROBE, dtype=torch.int64, device=device.name))
+        _outputs(model, embeddings, torch.arange(PROBE, device=device.name), [0])
+        _ = model.get_output_embeddings().weight.shape
+    except FAULTS as error:
+        raise _fault("cannot run it with embeddings in place of tokens", error) from None
     text = model.config.get_text_config()
     layers = text.num_hidden_layers
     missing = [layer for layer in range(layers) if layer not in forward.seen]

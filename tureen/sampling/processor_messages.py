@@ -35,7 +35,7 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True):
     """A sequence that a worker must know from now on."""
 
     number: int
-    params: bytes  # JSON: it has integers of any size
+    params: bytes  # JSON
     prompt_ids: list[int]
     output_ids: list[int]
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tureen.sandbox import seccomp
+from tureen.sandbox.stacks import lower_own_stack
 
 MAX_DESCRIPTORS = 1 << 16
 MAX_FILE_BYTES = 64 << 20  # of a file that a worker writes, where it may write any
@@ -52,6 +53,7 @@ def confine(limits: WorkerLimits, keep: int) -> None:
         (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
     ):
         resource.setrlimit(limit, (value, value))
+    lower_own_stack()
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, resource.RLIM_INFINITY))  # its user raises the first
     signal.setitimer(signal.ITIMER_REAL, limits.alarm_s)  # its default action works in a library's code too
     if limits.is_sealed:

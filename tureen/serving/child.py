@@ -22,6 +22,7 @@ from tureen.errors import TureenError
 from tureen.log import get_logger, set_up_logging
 from tureen.sandbox import framing
 from tureen.serving.pixels import PixelReceiver, ToChild
+from tureen.struct_warm_up import warm_up_structs
 
 if TYPE_CHECKING:
     from tureen.serving.door import Door
@@ -144,6 +145,7 @@ def main(descriptor: int) -> None:
         log.exception("the engine could not be built")
         link.publish(EngineFailed(f"the engine could not be built: {type(error).__name__}", startup=True))
         return
+    warm_up_structs()
     link.publish(EngineReady(info))
     Loop(engine, link.take, link.publish).run()
 

@@ -27,6 +27,7 @@ from tureen.contract.types import (
 )
 from tureen.log import get_logger
 from tureen.sandbox import framing
+from tureen.serving.peer_credentials import is_trusted
 from tureen.serving.pixels import PixelReceiver, ToChild
 
 MOST_UNREAD = 64 << 20
@@ -165,6 +166,10 @@ class Door:
         while True:
             connection, _ = listener.accept()
             os.set_inheritable(connection.fileno(), False)
+            if not is_trusted(connection):
+                log.warning("a process of another user is refused at %s", self._path)
+                connection.close()
+                continue
             self._num_guests += 1
             guest = Guest(self._num_guests, connection)
             self._guests[str(guest.number)] = guest

@@ -15,6 +15,7 @@ from tureen.contract.types import Close, EngineFailed, EngineInfo, EngineReady, 
 from tureen.engine.loop import Loop, SteppedEngine
 from tureen.errors import TureenError
 from tureen.log import Progress, get_logger
+from tureen.sandbox.stacks import deep_stacks
 from tureen.serving.healing import HealingClient
 from tureen.serving.watchdog import Sign, processor_s
 
@@ -52,7 +53,8 @@ class ThreadHost:
         self._reported_s = 0.0
 
     async def start(self) -> None:
-        self._thread.start()
+        with deep_stacks():
+            self._thread.start()
 
     def send(self, message: ToEngine) -> None:
         self._inbox.put(message)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import marshal
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +18,7 @@ from tureen.text.chat_fallback import Abilities, adapted
 from tureen.text.chat_template_json import JsonTemplate, read_json_template
 from tureen.text.control_tokens import ControlTokens
 from tureen.text.messages import Message, Tool
+from tureen.text.template_jobs import Failed, Variables, do_job, read_answer, write_job
 from tureen.text.template_sandbox import OverLimit, Sandbox
 from tureen.text.tokenizer import Tokenizer
 
@@ -71,23 +74,29 @@ class ChatTemplate:
     """A compiled template. Thread-safe.
 
     Raises one of FAILURES when it does not compile. `tokens`: name in templates, such as bos_token -> its text;
-    `placeholders`: image, video -> the text that stands for it.
+    `placeholders`: image, video -> the text that stands for it; `do`: renders, see template_jobs.py.
     """
 
     def __init__(
-        self, source: str, controls: ControlTokens, *, tokens: Mapping[str, str], placeholders: Mapping[str, str]
+        self,
+        source: str,
+        controls: ControlTokens,
+        *,
+        tokens: Mapping[str, str],
+        placeholders: Mapping[str, str],
+        do: Callable[[bytes], bytes] = do_job,
     ) -> None:
         self.source = source
-        self._controls = controls
-        self._sandbox = Sandbox()
-        self._template = self._sandbox.load(source, controls.mark_literals)
+        self.controls = controls
+        self._do = do
+        sandbox = Sandbox()
+        self._code = marshal.dumps(sandbox.code_of(source, controls.mark_literals))
         self._tokens = {name: controls.alias(text) for name, text in tokens.items()}
         self._placeholders = {kind: controls.alias(text) for kind, text in placeholders.items()}
-        free = _free_names(self._sandbox.parse(source))
+        free = _free_names(sandbox.parse(source))
         self._knows_tools = "tools" in free
-        self.variables = frozenset(free - set(self._sandbox.globals) - OWN_VARIABLES - set(tokens))
+        self.variables = frozenset(free - set(sandbox.globals) - OWN_VARIABLES - set(tokens))
         """The variables that a request may set."""
-        self._abilities = self._probed()
 
     def render(
         self,
@@ -102,27 +111,54 @@ class ChatTemplate:
         """Renders the prompt's text, in which control tokens are aliases (control_tokens.py).
 
         It ends with the beginning of the assistant's message (`add_generation_prompt`), or inside the last message
-        (`continue_final_message`). Raises InvalidRequest with `field`.
+        (`continue_final_message`). Raises InvalidRequest with `field`, and what `do` raises.
         """
+        rendering = self.prepare(
+            messages,
+            tools,
+            field=field,
+            continue_final_message=continue_final_message,
+            add_generation_prompt=add_generation_prompt,
+            template_kwargs=template_kwargs,
+        )
+        return rendering.finish(lambda: self._do(rendering.job))
+
+    def prepare(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        field: str = "messages",
+        continue_final_message: bool = False,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Rendering:
+        """Does the part of `render` before the template runs. Raises as `render` does."""
         if not messages:
             raise InvalidRequest(f"{field} is empty; a chat has at least one message", field=field, code="empty_prompt")
         variables = dict(template_kwargs or {})
         self._check_variables(variables)
-        controls = self._controls
+        controls = self.controls
         as_dicts = [tool.as_openai() for tool in tools]
         chat = _open_ended(messages, controls.end_mark, field) if continue_final_message else messages
         try:
             adapted_messages = adapted(chat, as_dicts, self._abilities, self._placeholders, field)
         except FAILURES as error:
-            raise self._refusal(error, field) from None
-        if self._abilities.marked_roles:
-            adapted_messages = [{**message, "role": controls.role(message["role"])} for message in adapted_messages]
+            raise self._refusal(type(error).__name__, str(error), field) from None
         begins = add_generation_prompt and not continue_final_message
         variables |= {"tools": as_dicts or None, "add_generation_prompt": begins}
-        rendering = self._run(adapted_messages, variables, field)
-        if self._abilities.marked_roles:
-            rendering = controls.join_roles(rendering)
-        return _cut(rendering, controls.end_mark, field) if continue_final_message else rendering
+        marks_roles = self._abilities.marked_roles
+        job = self._job(adapted_messages, variables, field, marks_roles=marks_roles)
+        return Rendering(self, job, field, marks_roles=marks_roles, is_cut=continue_final_message)
+
+    @property
+    def is_probed(self) -> bool:
+        """Whether the template's abilities are known; finding them out renders some test chats."""
+        return "_abilities" in self.__dict__
+
+    def probe(self) -> None:
+        """Finds out the template's abilities, so that the first chat need not wait for it. Raises what `do` raises."""
+        _ = self._abilities
 
     def _check_variables(self, variables: Mapping[str, Any]) -> None:
         for name in variables:
@@ -139,27 +175,36 @@ class ChatTemplate:
                     field="chat_template_kwargs",
                 )
 
-    def _run(self, messages: Sequence[Message], variables: Mapping[str, Any], field: str) -> str:
-        """Renders messages in the sandbox. Raises InvalidRequest with the template's error."""
+    def _job(
+        self, messages: Sequence[Message], variables: Mapping[str, Any], field: str, *, marks_roles: bool = False
+    ) -> bytes:
+        """Raises InvalidRequest."""
+        values = {**self._tokens, "documents": None, **variables, "messages": list(messages)}
         try:
-            return self._sandbox.render(
-                self._template, {**self._tokens, "documents": None, **variables, "messages": messages}
-            )
+            return write_job(self._code, Variables(values, self.controls.role_mark if marks_roles else ""))
+        except ValueError:
+            raise self._refusal("RecursionError", "", field) from None
+
+    def read(self, do: Callable[[], bytes], field: str) -> str:
+        """Returns the rendering that the answer of `do` has. Raises InvalidRequest with the template's error."""
+        try:
+            return read_answer(do())
         except OverLimit as error:
             message = f"{field}: the chat template cannot write these: {error.message}; send less, or use another one"
             raise InvalidRequest(message, field=field, code="chat_template_limit") from None
-        except FAILURES as error:
-            raise self._refusal(error, field) from None
+        except Failed as error:
+            raise self._refusal(error.kind, str(error), field) from None
 
-    def _refusal(self, error: BaseException, field: str) -> InvalidRequest:
-        said = "too deeply nested" if isinstance(error, RecursionError) else self._controls.plain(str(error))
+    def _refusal(self, kind: str, said: str, field: str) -> InvalidRequest:
+        said = "too deeply nested" if kind == "RecursionError" else self.controls.plain(said)
         shown = "".join(ch if ch.isprintable() else " " for ch in said[:MAX_TOLD])
-        message = f"{field}: the model's chat template does not take these: {shown or type(error).__name__}"
+        message = f"{field}: the model's chat template does not take these: {shown or kind}"
         return InvalidRequest(message, field=field)
 
     # abilities of the template, found out by rendering test chats
 
-    def _probed(self) -> Abilities:
+    @functools.cached_property
+    def _abilities(self) -> Abilities:
         part = {"type": "text", "text": NEEDLE}
         of_parts = self._tried(_user([part]))
         parts = NEEDLE in of_parts and "'type'" not in of_parts and '"type"' not in of_parts
@@ -181,10 +226,12 @@ class ChatTemplate:
             marked_roles=self._wants_marked_roles(needle),
         )
 
-    def _tried(self, *messages: Message) -> str:
+    def _tried(self, *messages: Message, marks_roles: bool = False) -> str:
         """Renders a test chat; "" when the template fails."""
+        variables = {"tools": None, "add_generation_prompt": True}
         try:
-            return self._run(messages, {"tools": None, "add_generation_prompt": True}, "messages")
+            job = self._job(messages, variables, "messages", marks_roles=marks_roles)
+            return self.read(lambda: self._do(job), "messages")
         except InvalidRequest:
             return ""
 
@@ -207,18 +254,36 @@ class ChatTemplate:
         return self._knows_tools and takes("abcdef123") and not takes("call_0123456789abcdef01234567")
 
     def _wants_marked_roles(self, content: Any) -> bool:
-        controls = self._controls
+        controls = self.controls
 
-        def chat(name: Any) -> list[Message]:
-            return [{"role": name(role), "content": content} for role in ("user", "assistant", "user")]
-
-        spelled = controls.count_spelled(self._tried(*chat(str)))
+        chat: list[Message] = [{"role": role, "content": content} for role in ("user", "assistant", "user")]
+        spelled = controls.count_spelled(self._tried(*chat))
         if not spelled:
             return False
-        left = controls.count_spelled(controls.join_roles(self._tried(*chat(controls.role))))
+        left = controls.count_spelled(controls.join_roles(self._tried(*chat, marks_roles=True)))
         if left:
             log.warning("the chat template makes control tokens out of pieces; they reach the model as plain text")
         return left < spelled
+
+
+class Rendering:
+    """A chat about to be rendered. `job`: what the template is to do, see template_jobs.py."""
+
+    def __init__(self, template: ChatTemplate, job: bytes, field: str, *, marks_roles: bool, is_cut: bool) -> None:
+        """`is_cut`: the rendering ends inside the last message."""
+        self._template = template
+        self.job = job
+        self._field = field
+        self._marks_roles = marks_roles
+        self._is_cut = is_cut
+
+    def finish(self, do: Callable[[], bytes]) -> str:
+        """Returns the prompt's text. `do` returns the answer to the job. Raises as `ChatTemplate.render` does."""
+        controls = self._template.controls
+        text = self._template.read(do, self._field)
+        if self._marks_roles:
+            text = controls.join_roles(text)
+        return _cut(text, controls.end_mark, self._field) if self._is_cut else text
 
 
 class ChatTemplates(NamedTuple):
@@ -246,7 +311,7 @@ def check_chat_template(setting: str | None) -> None:
             field="chat_template",
         )
     try:
-        Sandbox().load(_read(setting).source, lambda tree: tree)
+        Sandbox().code_of(_read(setting).source, lambda tree: tree)
     except FAILURES as error:
         raise StartupError(f"--chat-template {setting}: {_line(error)}", field="chat_template") from None
 
@@ -257,11 +322,12 @@ def load_chat_templates(
     pictures: Mapping[str, tuple[str, int]],
     *,
     allow_spelled: bool = False,
+    do: Callable[[bytes], bytes] = do_job,
 ) -> ChatTemplates | str:
     """Loads the server's templates; a str says why it has none.
 
     `setting`: --chat-template; `pictures`: image, video -> (placeholder, the id to encode it as); `allow_spelled`: text
-    of clients may spell special tokens. Raises StartupError.
+    of clients may spell special tokens; `do`: see ChatTemplate. Raises StartupError.
     """
     sources = _sources(setting, tokenizer)
     if sources is None:
@@ -274,7 +340,7 @@ def load_chat_templates(
     ids = {stop: token_id for stop in stops if (token_id := tokenizer.token_id(stop)) is not None}
     try:
         templates = [
-            ChatTemplate(source, controls, tokens=tokenizer.named_tokens, placeholders=placeholders)
+            ChatTemplate(source, controls, tokens=tokenizer.named_tokens, placeholders=placeholders, do=do)
             for source in dict.fromkeys((plain, with_tools or plain))
         ]
     except FAILURES as error:

@@ -38,26 +38,6 @@ class Encoded(NamedTuple):
     num_neutralised: int  # control tokens that clients' texts spell and that were encoded as text
 
 
-class Role(str):
-    """A message's role. It equals its text, but is written with a mark, so that a control token that the template
-    builds around it, such as `'<|' + role + '|>'`, is known to be the template's own."""
-
-    __slots__ = ("marked",)
-    marked: str
-
-    def __str__(self) -> str:
-        return self.marked
-
-    def __add__(self, other: str) -> str:
-        return self.marked + other
-
-    def __radd__(self, other: str) -> str:
-        return other + self.marked
-
-    def __format__(self, spec: str) -> str:
-        return format(self.marked, spec)
-
-
 class ControlTokens:
     """The control tokens of one tokenizer and their aliases, and the encoder that knows them. Thread-safe.
 
@@ -83,9 +63,9 @@ class ControlTokens:
         self._in_text = _any_of(texts)
         self._in_rendering = re.compile(self._secret + "(.)")
         self.end_mark = self._secret + chr(END_INDEX)
-        self._role_mark = self._secret + chr(ROLE_INDEX)
+        self.role_mark = self._secret + chr(ROLE_INDEX)
         spelled = {
-            text.replace(role, self._role_mark + role, 1): text for text in texts for role in ROLES if role in text
+            text.replace(role, self.role_mark + role, 1): text for text in texts for role in ROLES if role in text
         }
         self._with_roles = _any_of(spelled)
         self._spelled = spelled
@@ -101,17 +81,11 @@ class ControlTokens:
         """Returns a rendering as a person would read it: aliases become their tokens' texts."""
         return self._in_rendering.sub(lambda match: self._texts.get(match.group(1), ""), rendering)
 
-    def role(self, name: str) -> Role:
-        """Returns the role in a form whose use in control tokens `join_roles` recognises."""
-        role = Role(name)
-        role.marked = self._role_mark + name
-        return role
-
     def join_roles(self, rendering: str) -> str:
         """Replaces control tokens that the template built around a role by aliases, and drops the marks of other
         roles."""
         joined = self._with_roles.sub(lambda match: self._aliases[self._spelled[match.group()]], rendering)
-        return joined.replace(self._role_mark, "")
+        return joined.replace(self.role_mark, "")
 
     def count_spelled(self, rendering: str) -> int:
         """Counts control tokens that a rendering spells as text."""

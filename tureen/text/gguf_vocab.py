@@ -5,7 +5,8 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (tokenizer.ggm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -16,6 +17,10 @@ from tureen.errors import StartupError, echo
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Values of tokenizer.ggml.token_type."""
 SPACE: Final = "▁"
+MAX_TOKEN_CHARS: Final = 4096
+"""Length limit of a token: finding its merges takes time quadratic in it. Real ones have up to some 500 characters."""
+MAX_ADDED_CHARS: Final = 1 << 20
+"""Total length limit of added tokens: the library needs 4 s for them, in which no signal is handled."""
 _T = TypeVar("_T")
 
 # Control tokens that end a turn or a document. GGUF files name one or two of them, but models produce the others too.
@@ -58,22 +63,53 @@ def build_backend(metadata: Mapping[str, Any]) -> Tokenizer:
     model = _get(metadata, "model", str)
     tokens = _tokens(metadata)
     types = _numbers(metadata, "token_type", len(tokens))
-    try:
+    longest, added = max(map(len, tokens)), _added_tokens(tokens, types)
+    if longest > MAX_TOKEN_CHARS:
+        raise StartupError(
+            f"tokenizer.ggml.tokens has one of {longest} characters; at most {MAX_TOKEN_CHARS} are taken"
+        )
+    if sum(len(token.content) for token in added) > MAX_ADDED_CHARS:
+        raise StartupError(f"tokenizer.ggml.token_type marks special tokens of more than {MAX_ADDED_CHARS} characters")
+    corrupt = "the tokenizer in the model's metadata is corrupt"
+    with naming_faults(corrupt):
         if model == "llama":
             backend = _sentencepiece(metadata, tokens, types)
         elif model == "gpt2":
             backend = _byte_level(metadata, tokens)
         else:
             raise StartupError(f"tokenizer.ggml.model {echo(model)} is not known; these are: gpt2, llama")
-        backend.add_tokens(_added_tokens(tokens, types))
+        backend.add_tokens(added)
+        if backend.get_vocab_size() != len(tokens):
+            raise StartupError(f"{corrupt}: its tokens are not distinct")
+        _add_ends(backend, metadata, tokens)
+    return backend
+
+
+@contextmanager
+def naming_faults(what: str) -> Iterator[None]:
+    """Turn an error of the package tokenizers into a StartupError that begins with `what`.
+
+    The package raises plain Exception. Where its Rust code panics, it raises a BaseException of a class that cannot be
+    imported.
+    """
+    try:
+        yield
     except StartupError:
         raise
-    except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception for a vocabulary it cannot use
-        raise StartupError(f"the tokenizer in the model's metadata is corrupt: {echo(str(error))}") from None
-    if backend.get_vocab_size() != len(tokens):
-        raise StartupError("the tokenizer in the model's metadata is corrupt: its tokens are not distinct")
-    _add_bos(backend, metadata, tokens)
-    return backend
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise StartupError(f"{what}: {echo(str(error))}") from None
+
+
+def check_merges(vocab: Container[str], merges: Iterable[Sequence[str]], prefix: str = "") -> None:
+    """Raise ValueError for a merge whose result is no token: the package tokenizers panics or aborts at some.
+
+    prefix: mark of tokens that continue a word; the result has only the left token's.
+    """
+    for left, right in merges:
+        if left + right.removeprefix(prefix) not in vocab or not right.startswith(prefix):
+            raise ValueError(f"the merge of {echo(left)} and {echo(right)} makes no token")
 
 
 def end_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
@@ -113,6 +149,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
         raise StartupError(f"tokenizer.ggml.pre {echo(pre)} is not known; these are: {', '.join(PRE_TOKENIZERS)}")
     merges = [merge.partition(" ")[::2] for merge in _get(metadata, "merges", list)]
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    check_merges(vocab, merges)
     backend = Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in IGNORE_MERGES))
     backend.pre_tokenizer = build()
     backend.decoder = decoders.ByteLevel()
@@ -205,24 +242,32 @@ def _added_tokens(tokens: list[str], types: Sequence[int]) -> list[AddedToken]:
     ]
 
 
-def _add_bos(backend: Tokenizer, metadata: Mapping[str, Any], tokens: list[str]) -> None:
+def _add_ends(backend: Tokenizer, metadata: Mapping[str, Any], tokens: list[str]) -> None:
+    """Makes the tokenizer add BOS and EOS as llama.cpp does for this file.
+
+    llama.cpp uses add_sep_token for BERT's vocabularies and for pairs of texts only, which are not served here.
+    """
     is_sentencepiece = metadata["tokenizer.ggml.model"] == "llama"
-    by_default = is_sentencepiece or _get(metadata, "pre", str) in BOS_BY_DEFAULT
+    bos_by_default = is_sentencepiece or _get(metadata, "pre", str) in BOS_BY_DEFAULT
     bos_id = special_id(metadata, "bos_token_id", len(tokens))
-    if bos_id is not None and _flag(metadata, "add_bos_token", by_default):
-        add_bos(backend, tokens[bos_id], bos_id)
+    eos_id = special_id(metadata, "eos_token_id", len(tokens))
+    bos = bos_id if _flag(metadata, "add_bos_token", bos_by_default) else None
+    eos = eos_id if _flag(metadata, "add_eos_token", False) else None
+    if bos is not None or eos is not None:
+        add_around(backend, bos, eos)
 
 
-def add_bos(backend: Tokenizer, text: str, token_id: int) -> None:
-    """Makes `encode(…, add_special_tokens=True)` begin with this token."""
+def add_around(backend: Tokenizer, first: int | None, last: int | None) -> None:
+    """Makes `encode(…, add_special_tokens=True)` put these tokens, and no others, around a text."""
+    ids = {name: token_id for name, token_id in (("first", first), ("last", last)) if token_id is not None}
+
+    def around(text: str, kind: int) -> list[str]:
+        parts = ("first", text, "last")
+        return [f"{part}:{kind}" for part in parts if part == text or part in ids]
+
     backend.post_processor = processors.TemplateProcessing(
-        single=f"{text}:0 $A:0", pair=f"{text}:0 $A:0 {text}:1 $B:1", special_tokens=[(text, token_id)]
+        single=around("$A", 0), pair=around("$A", 0) + around("$B", 1), special_tokens=list(ids.items())
     )
-
-
-def add_nothing(backend: Tokenizer) -> None:
-    """Makes `encode(…, add_special_tokens=True)` add no token."""
-    backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
 
 
 def _tokens(metadata: Mapping[str, Any]) -> list[str]:

@@ -32,6 +32,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 LIMIT_S: Final = 1.0  # CPU time of a rendering
+MAX_SOURCE_CHARS: Final = 1 << 18  # of a template; the largest real ones have some 30,000
 MAX_CHARS: Final = 1 << 24  # characters of one string and of the rendering; nodes of a value that becomes text
 MAX_TOTAL_CHARS: Final = 1 << 29  # characters of all strings that a rendering makes, intermediate ones too
 MAX_BITS: Final = 4096  # bits of an integer
@@ -54,6 +55,33 @@ WIDE: Final = re.compile(r"%[^a-zA-Z%]*(\d{5}|\*)|:[^{}]*(\d{5}|\{)")
 MAX_COUNT: Final = 100_000  # largest number that the filters batch, slice, round and truncate take
 
 
+class Role(str):
+    """A message's role. It equals its text, but is written with a mark, so that a control token that the template
+    builds around it, such as `'<|' + role + '|>'`, is known to be the template's own."""
+
+    __slots__ = ("marked",)
+    marked: str
+
+    @classmethod
+    def marked_with(cls, mark: str, name: str) -> Role:
+        """Returns the role `name`, written with this mark before it."""
+        role = cls(name)
+        role.marked = mark + name
+        return role
+
+    def __str__(self) -> str:
+        return self.marked
+
+    def __add__(self, other: str) -> str:
+        return self.marked + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self.marked
+
+    def __format__(self, spec: str) -> str:
+        return format(self.marked, spec)
+
+
 class OverLimit(TemplateError):
     """A rendering takes too much time or memory."""
 
@@ -63,6 +91,7 @@ class _Meter(threading.local):
 
     deadline_s = float("inf")  # by the thread's CPU clock
     chars_left = MAX_TOTAL_CHARS
+    now: datetime | None = None  # what templates take for the local time; None = what it is
 
 
 METER: Final = _Meter()
@@ -122,15 +151,21 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "namespace": SafeNamespace,
         }
 
-    def load(self, source: str, rewrite: Callable[[nodes.Template], nodes.Node]) -> Template:
+    def code_of(self, source: str, rewrite: Callable[[nodes.Template], nodes.Node]) -> CodeType:
         """Compiles a template; `rewrite` may change its parsed form first. Raises TemplateError, RecursionError."""
+        if len(source) > MAX_SOURCE_CHARS:
+            raise TemplateError(f"it has {len(source)} characters; a template has at most {MAX_SOURCE_CHARS}")
         tree = _Metered().visit(rewrite(self.parse(source)))
         code: CodeType = self.compile(tree)
-        return Template.from_code(self, code, self.make_globals(None))
+        return code
 
-    def render(self, template: Template, variables: dict[str, Any]) -> str:
-        """Renders a template within the limits. Raises OverLimit, and any exception that a template can raise."""
-        METER.deadline_s, METER.chars_left = time.thread_time() + LIMIT_S, MAX_TOTAL_CHARS
+    def render(self, template: Template, variables: dict[str, Any], *, now: datetime | None = None) -> str:
+        """Renders a template within the limits. Raises OverLimit, and any exception that a template can raise.
+
+        The limits hold between operations; a single one, such as a comparison of shared lists, can still take for
+        ever. `now`: the local time for the template; None = what it is.
+        """
+        METER.deadline_s, METER.chars_left, METER.now = time.thread_time() + LIMIT_S, MAX_TOTAL_CHARS, now
         try:
             return template.render(variables)
         finally:
@@ -343,4 +378,4 @@ def _raise_exception(message: object) -> None:
 
 def _strftime_now(form: str) -> str:
     _check_chars(len(form) << 16)
-    return datetime.now().strftime(form)
+    return (METER.now or datetime.now()).strftime(form)

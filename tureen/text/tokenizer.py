@@ -3,12 +3,14 @@ has fixed bytes in running text, so outputs can be streamed."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken
@@ -21,8 +23,30 @@ from tureen.text import gguf_vocab
 
 BYTE_TOKEN: Final = re.compile("<0x([0-9A-Fa-f]{2}|\\+[0-9A-Fa-f])>")
 """A byte token such as <0x0A>; the library's parser allows a sign in the number, too."""
+MAX_FILE_BYTES: Final = 128 << 20  # of tokenizer.json; the largest have some 35 MB
 ANCHOR: Final = "a"  # a token put before another, so that a decoder treats that one as running text
 DECODERS: Final = ("ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece")
+
+
+class _Bpe(msgspec.Struct):
+    """The part of a tokenizer.json that says how BPE merges."""
+
+    vocab: dict[str, int]
+    merges: list[str | tuple[str, str]]
+    continuing_subword_prefix: str | None = None
+
+
+class _AddedToken(msgspec.Struct):
+    """An entry of `added_tokens`, which the library reads slowly."""
+
+    content: str
+
+
+class _TokenizerFile(msgspec.Struct):
+    """The parts of a tokenizer.json that are checked here."""
+
+    added_tokens: list[_AddedToken] = []
+    model: msgspec.Raw = msgspec.Raw()
 
 
 class Tokenizer:
@@ -260,17 +284,39 @@ def id_list(value: object) -> list[int]:
 
 def _load_backend(file: Path) -> Backend:
     try:
-        content = read_regular(file)
+        content = read_regular(file, max_bytes=MAX_FILE_BYTES)
     except FileNotFoundError:
         raise StartupError(
             f"tokenizer {file}: there is no such file; name a folder with tokenizer.json by --tokenizer-path"
         ) from None
     except OSError as error:
         raise StartupError(f"tokenizer {file}: cannot read it: {error.strerror}") from None
+    with gguf_vocab.naming_faults(f"tokenizer {file}: cannot be read"):
+        _check(content)
+        backend = Backend.from_buffer(content)
+        with contextlib.suppress(ValueError, TypeError):
+            backend.post_process(backend.encode(ANCHOR, add_special_tokens=False))  # panics if it names no known token
+    return backend
+
+
+def _check(content: bytes) -> None:
+    """Raise ValueError for a tokenizer.json whose added tokens take the library too long, or with a merge that makes no
+    token. The library reports all other faults."""
     try:
-        return Backend.from_buffer(content)
-    except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception
-        raise StartupError(f"tokenizer {file}: cannot be read: {echo(str(error))}") from None
+        parts = msgspec.json.decode(content, type=_TokenizerFile)
+    except (ValueError, RecursionError):
+        raise ValueError("it is no valid tokenizer.json") from None
+    num_chars = sum(len(token.content) for token in parts.added_tokens)
+    if num_chars > gguf_vocab.MAX_ADDED_CHARS:
+        raise ValueError(
+            f"its added_tokens have {num_chars} characters; at most {gguf_vocab.MAX_ADDED_CHARS} are taken"
+        )
+    try:
+        model = msgspec.json.decode(parts.model, type=_Bpe)
+    except (ValueError, RecursionError):  # of another kind
+        return
+    merges = (merge.partition(" ")[::2] if isinstance(merge, str) else merge for merge in model.merges)
+    gguf_vocab.check_merges(model.vocab, merges, model.continuing_subword_prefix or "")
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -299,9 +345,9 @@ def _honour_add_bos(backend: Backend, add_bos_token: object, bos_token_id: int |
         return
     adds = backend.encode(ANCHOR).ids[:1] == [bos_token_id]
     if add_bos_token and not adds:
-        gguf_vocab.add_bos(backend, backend.id_to_token(bos_token_id) or "", bos_token_id)
+        gguf_vocab.add_around(backend, bos_token_id, None)
     elif adds and not add_bos_token:
-        gguf_vocab.add_nothing(backend)
+        gguf_vocab.add_around(backend, None, None)
 
 
 def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -14,17 +14,18 @@ from numpy.typing import NDArray
 
 from tureen.errors import echo
 from tureen.weights.gguf_strings import StringFault, Strings, locate
-from tureen.weights.mapped import MappedFile, TensorEncoding, TensorInfo, unusable
+from tureen.weights.mapped import MAX_SIZE, MappedFile, TensorEncoding, TensorInfo, num_elements, unusable
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 DEFAULT_ALIGNMENT: Final = 32
 MAX_ENTRIES: Final = 1 << 16  # metadata keys, and tensors
 MAX_STRINGS: Final = 1 << 21  # of one array; the largest vocabularies have some 500,000 merges
+MAX_PARTS: Final = 2 * MAX_STRINGS  # strings and arrays of all arrays
+MAX_VALUE_BYTES: Final = 256 << 20  # of one string or array
+MAX_METADATA_BYTES: Final = 512 << 20
 MAX_NESTING: Final = 4
 MAX_DIMS: Final = 4
-MAX_ELEMENTS: Final = 1 << 48
-
 
 ENCODINGS: Final = {
     0: TensorEncoding("F32", 1, 4),
@@ -112,6 +113,7 @@ class _Header:
         self._data = data
         self._size = len(data)
         self._at = 0
+        self._num_parts = 0  # strings and arrays in arrays so far
         num_tensors, num_keys = self._preamble()
         self.metadata = self._metadata(num_keys)
         infos = [self._tensor_info() for _ in range(num_tensors)]
@@ -139,6 +141,8 @@ class _Header:
             if key in metadata:
                 raise _Fault(f"metadata key {echo(key)} appears twice")
             metadata[key] = self._value(self._u32(), MAX_NESTING)
+            if self._at > MAX_METADATA_BYTES:
+                raise _Fault(f"metadata has more than {MAX_METADATA_BYTES} bytes")
         return metadata
 
     def _value(self, kind: int, nesting: int) -> object:
@@ -157,6 +161,7 @@ class _Header:
             return self._strings(count)
         if kind == ARRAY:
             self._require(12, count, "arrays")
+            self._count_parts(count)
             parts = [self._array(nesting - 1) for _ in range(count)]
             return [part.decode() if isinstance(part, Strings) else part for part in parts]
         return self._numbers(kind, count)
@@ -166,6 +171,8 @@ class _Header:
         if dtype is None:
             raise _Fault(f"metadata of unknown type {kind} at byte {self._at}")
         self._require(dtype.itemsize, count, "numbers")
+        if count * dtype.itemsize > MAX_VALUE_BYTES:
+            raise _Fault(f"metadata has an array of {count} numbers, more than {MAX_VALUE_BYTES} bytes")
         start, self._at = self._at, self._at + count * dtype.itemsize
         stored = np.frombuffer(self._data[start : self._at], np.uint8 if kind == BOOL else dtype)
         return stored != 0 if kind == BOOL else stored
@@ -174,7 +181,10 @@ class _Header:
         self._require(8, count, "strings")
         if count > MAX_STRINGS:
             raise _Fault(f"metadata has an array of {count} strings, at most {MAX_STRINGS} are read")
+        self._count_parts(count)
         strings = locate(self._data, self._at, count)
+        if strings.end - self._at > MAX_VALUE_BYTES:
+            raise _Fault(f"the strings at byte {self._at} have more than {MAX_VALUE_BYTES} bytes")
         self._at = strings.end
         return strings
 
@@ -215,6 +225,11 @@ class _Header:
         _refuse_overlap(tensors)
         return tensors
 
+    def _count_parts(self, count: int) -> None:
+        self._num_parts += count
+        if self._num_parts > MAX_PARTS:
+            raise _Fault(f"metadata has more than {MAX_PARTS} strings and arrays")
+
     def _require(self, item_bytes: int, count: int, what: str) -> None:
         if count * item_bytes > self._size - self._at:
             raise _Fault(f"truncated or corrupt: {count} {what} at byte {self._at} of a file of {self._size}")
@@ -233,12 +248,10 @@ class _Header:
 
 
 def _num_bytes(name: str, shape: tuple[int, ...], encoding: TensorEncoding) -> int:
-    num_elements = 1
-    for dim in shape:
-        num_elements *= dim
-    if not 0 < num_elements <= MAX_ELEMENTS or (shape or (1,))[-1] % encoding.block_len:
+    count = num_elements(shape)
+    if not 0 < count <= MAX_SIZE or (shape or (1,))[-1] % encoding.block_len:
         raise _Fault(f"tensor {echo(name)} has a shape {list(shape)} that {encoding.name} cannot have")
-    return num_elements // encoding.block_len * encoding.num_bytes
+    return count // encoding.block_len * encoding.num_bytes
 
 
 def _refuse_overlap(tensors: dict[str, TensorInfo]) -> None:

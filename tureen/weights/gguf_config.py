@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tureen.contract.types import DecoderPooling
 from tureen.errors import StartupError, echo
 from tureen.text.gguf_vocab import end_token_ids, special_id
 from tureen.weights.gguf import GgufFile
@@ -16,6 +17,10 @@ from tureen.weights.gguf import GgufFile
 ROPE_FACTORS: Final = "rope_freqs.weight"
 TOKENS: Final = "tokenizer.ggml.tokens"
 ROPE_TOLERANCE: Final = 1e-3
+NO_POOLING: Final = 0
+POOLINGS: Final[dict[object, DecoderPooling]] = {1: "mean", 3: "last"}
+OTHER_POOLINGS: Final = {2: "cls", 4: "rank"}
+"""Values of pooling_type, by llama.cpp's names (include/llama.h, llama_pooling_type)."""
 
 
 def gguf_config(file: GgufFile) -> dict[str, Any]:
@@ -28,9 +33,27 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
             f"architecture {echo(facts.architecture)} is not supported; these are: {', '.join(ARCHITECTURES)}"
         )
     facts.refuse("expert_count", "a mixture of experts")
+    if facts.get("attention.causal") is False:
+        raise facts.fault(f"attention in both directions ({facts.architecture}.attention.causal) is not supported")
+    gguf_pooling(file)
     config = _common(facts)
     config.update(build(facts, config))
     return config
+
+
+def gguf_pooling(file: GgufFile) -> DecoderPooling | None:
+    """Returns how the model of a GGUF file makes an embedding; None if the file does not say. Raises StartupError."""
+    facts = _Facts(file)
+    kind = facts.get("pooling_type")
+    if kind in (None, NO_POOLING):
+        return None
+    if kind not in POOLINGS:
+        name = OTHER_POOLINGS.get(kind, "unknown") if isinstance(kind, int) else "unknown"
+        raise facts.fault(
+            f"{facts.architecture}.pooling_type {echo(kind)} ({name}) is not supported; these are: "
+            f"{NO_POOLING} (none), " + ", ".join(f"{number} ({known})" for number, known in POOLINGS.items())
+        )
+    return POOLINGS[kind]
 
 
 class _Facts:

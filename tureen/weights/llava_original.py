@@ -79,8 +79,9 @@ REDUCED: Final = Form(
 
 def translated(config: dict[str, Any]) -> dict[str, Any]:
     """Returns config.json, or its translation if it is one of these. Raises StartupError naming a key that differs."""
-    architecture = (config.get("architectures") or [""])[0]
-    if architecture not in TEXT_TYPES:
+    names = config.get("architectures")
+    architecture = names[0] if isinstance(names, list) and names else None
+    if not isinstance(architecture, str) or architecture not in TEXT_TYPES:
         return config
     tower, form = _tower(config), _form(config)
     _refuse_other(config, "mm_projector_type", ("mlp2x_gelu",))

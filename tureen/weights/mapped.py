@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from tureen.errors import StartupError
 from tureen.files import open_regular
 
+MAX_SIZE = 1 << 48
+"""The largest dimension, number of elements and offset that a file can have."""
 MAX_AHEAD_BYTES = 256 << 20
 """Most bytes that are read ahead. More would push what is needed sooner out of the memory of small machines."""
 
@@ -93,6 +96,21 @@ def _fetch_ahead(descriptor: int, num_bytes: int) -> None:
         threading.Thread(target=fetch, name="read-ahead", daemon=True).start()
     except RuntimeError:  # the system starts no more threads
         os.close(descriptor)
+
+
+def num_elements(shape: Sequence[int]) -> int:
+    """Returns the number of elements of a shape, or more than MAX_SIZE once the product exceeds it.
+
+    Dimensions must be bounded before: the product of a million of them would take hours.
+    """
+    if 0 in shape:
+        return 0
+    count = 1
+    for size in shape:
+        count *= size
+        if count > MAX_SIZE:
+            break
+    return count
 
 
 def unusable(path: Path, fault: str) -> StartupError:

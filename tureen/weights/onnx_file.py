@@ -6,13 +6,12 @@ packed into a varint, then the value. The weights' values are raw little-endian 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tureen.errors import StartupError, echo
-from tureen.weights.mapped import MappedFile, TensorEncoding, TensorInfo, unusable
+from tureen.weights.mapped import MAX_SIZE, MappedFile, TensorEncoding, TensorInfo, num_elements, unusable
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 FIXED_BYTES: Final = {FIXED64: 8, FIXED32: 4}
@@ -30,6 +29,7 @@ ENCODINGS: Final = {
     16: TensorEncoding("BF16", 1, 2),
 }
 MAX_VARINT: Final = 10  # bytes
+MAX_DIMS: Final = 8
 
 
 class OnnxNode(NamedTuple):
@@ -86,13 +86,15 @@ class OnnxFile(MappedFile):
                 kind = part.value
             elif part.number == TENSOR_DIMS:
                 shape += self._counts(part)
+                if len(shape) > MAX_DIMS or any(size > MAX_SIZE for size in shape):
+                    raise self._corrupt(f"the tensor at byte {tensor.start} has an impossible shape")
             elif part.number == TENSOR_RAW:
                 raw = part
         encoding = ENCODINGS.get(kind)
         if encoding is None or raw is None:
             where = "outside its raw data" if encoding else f"of type {kind}"
             raise StartupError(f"model {self.path}: tensor {echo(name)} has values {where}, which cannot be read")
-        if raw.end - raw.start != math.prod(shape) * encoding.num_bytes:
+        if raw.end - raw.start != num_elements(shape) * encoding.num_bytes:
             raise self._corrupt(
                 f"tensor {echo(name)}: {raw.end - raw.start} bytes do not hold {encoding.name} of shape {shape}"
             )
@@ -102,8 +104,9 @@ class OnnxFile(MappedFile):
         """Reads a repeated integer: one value, or several packed into one field."""
         if part.start == part.end:
             return [part.value]
-        counts, at = [], part.start
-        while at < part.end:
+        counts: list[int] = []
+        at = part.start
+        while at < part.end and len(counts) <= MAX_DIMS:
             value, at = self._varint(at, part.end)
             counts.append(value)
         return counts

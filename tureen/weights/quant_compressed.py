@@ -11,8 +11,8 @@ int8, or packed as above but along the outputs. A value is (q - zero point) * sc
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tureen.errors import echo
 from tureen.weights import quantised
 from tureen.weights.modules import FLOATS, Module, to_floats
+from tureen.weights.name_patterns import PatternFault, compile_pattern
 from tureen.weights.quant_fp8 import fp8_weight
 from tureen.weights.quantised import Bytes, Grouped
 from tureen.weights.stored import Stored
@@ -29,13 +30,16 @@ METHODS = ("compressed-tensors",)
 FORMATS: Final = ("int-quantized", "naive-quantized", "float-quantized", "pack-quantized")
 STRATEGIES: Final = {False: ("tensor", "channel", "group"), True: ("tensor", "channel", "group", "block")}  # of floats?
 TYPES: Final = ("I8", "F8_E4M3")
+PATTERN: Final = "re:"
+MAX_PATTERNS: Final = 64
 PARTS: Final = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
 
 
 class Scheme(NamedTuple):
     """How the modules that one of `targets` names are quantised."""
 
-    targets: tuple[str, ...]  # a name, "re:" and a pattern of names, or a class, which all linear modules are of
+    targets: frozenset[str]  # names of modules, or a class, which all linear modules are of
+    patterns: tuple[Callable[[str], bool], ...]  # each says whether a module's name begins with a match
     is_packed: bool
     bits: int  # as stored
     is_float: bool
@@ -58,19 +62,24 @@ def reader(settings: Mapping[str, Any]) -> Callable[[Module], Stored | None]:
     groups = quantised.table(settings, "config_groups")
     if not groups:
         raise quantised.unsupported("config_groups", "names no group")
-    parsed = [_scheme(quantised.table(groups, name), settings) for name in groups]
-    schemes = [scheme for scheme in parsed if scheme is not None]
+    tables = [quantised.table(groups, name) for name in groups]
+    with_weights = [group for group in tables if quantised.table(group, "weights")]
+    num_patterns = sum(target.startswith(PATTERN) for group in with_weights for target in _targets(group))
+    if num_patterns > MAX_PATTERNS:
+        raise quantised.unsupported("config_groups", f"has {num_patterns} patterns; at most {MAX_PATTERNS} are matched")
+    schemes = [_scheme(group, settings) for group in with_weights]
     return lambda module: _weight(module, schemes)
 
 
-def _scheme(group: Mapping[str, Any], settings: Mapping[str, Any]) -> Scheme | None:
-    """Reads a group of the config; None for one that leaves the weights as they are."""
-    weights = quantised.table(group, "weights")
-    if not weights:
-        return None
+def _targets(group: Mapping[str, Any]) -> list[str]:
     targets = group.get("targets")
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
         raise quantised.unsupported("config_groups", f"targets must be a list of names, got {echo(targets)}")
+    return targets
+
+
+def _scheme(group: Mapping[str, Any], settings: Mapping[str, Any]) -> Scheme:
+    weights, targets = quantised.table(group, "weights"), _targets(group)
     form = quantised.setting({"format": group.get("format") or settings.get("format")}, "format", *FORMATS)
     is_float = quantised.setting(weights, "type", "int", "float", default="int") == "float"
     strategy = quantised.setting(weights, "strategy", *STRATEGIES[is_float], default=_usual_strategy(weights))
@@ -78,7 +87,8 @@ def _scheme(group: Mapping[str, Any], settings: Mapping[str, Any]) -> Scheme | N
     bits = quantised.setting(weights, "num_bits", *((8,) if is_float else (4, 8)), default=8)
     is_packed = form == "pack-quantized"
     return Scheme(
-        tuple(targets),
+        frozenset(targets),
+        tuple(_compiled(target) for target in targets if target.startswith(PATTERN)),
         is_packed,
         bits if is_packed else 8,
         is_float,
@@ -108,26 +118,20 @@ def _weight(module: Module, schemes: list[Scheme]) -> Stored | None:
 def _scheme_of(name: str, schemes: list[Scheme]) -> Scheme:
     """Returns the scheme of a module. Names come before patterns, and these before classes. Raises StartupError when
     none names it."""
-    for matches in (_is_name, _is_pattern, _is_class):
-        for scheme in schemes:
-            if any(matches(target, name) for target in scheme.targets):
-                return scheme
+    kind = "Embedding" if name.endswith("embed_tokens") else "Linear"
+    named = (scheme for scheme in schemes if name in scheme.targets)
+    matched = (scheme for scheme in schemes if any(matches(name) for matches in scheme.patterns))
+    of_kind = (scheme for scheme in schemes if kind in scheme.targets)
+    for scheme in chain(named, matched, of_kind):
+        return scheme
     raise quantised.unsupported("config_groups", f"none is for {echo(name)}, which is stored quantised")
 
 
-def _is_name(target: str, name: str) -> bool:
-    return target == name
-
-
-def _is_pattern(target: str, name: str) -> bool:
+def _compiled(target: str) -> Callable[[str], bool]:
     try:
-        return target.startswith("re:") and re.match(target.removeprefix("re:"), name) is not None
-    except re.error:
-        raise quantised.unsupported("config_groups", f"the target {echo(target)} is not a pattern") from None
-
-
-def _is_class(target: str, name: str) -> bool:
-    return target == ("Embedding" if name.endswith("embed_tokens") else "Linear")
+        return compile_pattern(f"^(?:{target.removeprefix(PATTERN)})")
+    except PatternFault as fault:
+        raise quantised.unsupported("config_groups", f"the target {echo(target)} {fault}") from None
 
 
 def _plain(module: Module) -> tuple[NDArray[Any], tuple[int, int]]:

@@ -8,17 +8,17 @@ of bytes), and the tensors' bytes one after another.
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any, Final
 
 from tureen.errors import StartupError, echo
 from tureen.files import read_regular
-from tureen.weights.mapped import MappedFile, TensorEncoding, TensorInfo, unusable
+from tureen.weights.mapped import MAX_SIZE, MappedFile, TensorEncoding, TensorInfo, num_elements, unusable
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
-MAX_HEADER: Final = 100_000_000  # bytes; what other readers of the format allow
+MAX_HEADER: Final = 32 << 20  # bytes: some 300,000 tensors
+MAX_DIMS: Final = 8
 LENGTH: Final = 8
 BITS: Final = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
@@ -46,8 +46,10 @@ class SafetensorsFile(MappedFile):
         """Returns the offset at which the tensors' bytes begin, and the entry of each tensor."""
         length = int.from_bytes(self._map[:LENGTH], "little")
         start = LENGTH + length
-        if length > MAX_HEADER or start > len(self._map):
+        if start > len(self._map):
             raise self._corrupt(f"a header of {length} bytes in a file of {len(self._map)}")
+        if length > MAX_HEADER:
+            raise self._corrupt(f"its header has {length} bytes; at most {MAX_HEADER} are read")
         try:
             header = json.loads(self._map[LENGTH:start].decode(), object_pairs_hook=_distinct)
         except (ValueError, RecursionError):
@@ -59,12 +61,14 @@ class SafetensorsFile(MappedFile):
     def _info(self, name: str, entry: Any, start: int) -> TensorInfo:
         fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
         dtype, shape, offsets = (fields.get(key, "") for key in ("dtype", "shape", "data_offsets"))
-        if not isinstance(dtype, str) or not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
+        if not isinstance(dtype, str) or not _are_counts(offsets, 2) or len(offsets) != 2:
             raise self._corrupt(f"the entry of tensor {echo(name)} is damaged")
+        if not _are_counts(shape, MAX_DIMS):
+            raise self._corrupt(f"tensor {echo(name)} has a shape that is not a list of at most {MAX_DIMS} sizes")
         if dtype not in BITS:
             raise self._corrupt(f"tensor {echo(name)} has the unknown type {echo(dtype)}")
         begin, end = offsets
-        if math.prod(shape) * BITS[dtype] != (end - begin) * 8:
+        if num_elements(shape) * BITS[dtype] != (end - begin) * 8:
             raise self._corrupt(f"tensor {echo(name)}: {end - begin} bytes do not hold {dtype} of shape {shape}")
         return TensorInfo(name, tuple(shape), TensorEncoding(dtype, 1, BITS[dtype] // 8), start + begin, end - begin)
 
@@ -108,5 +112,10 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
-def _are_counts(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+def _are_counts(value: Any, most: int) -> bool:
+    """Returns whether the value is a list of at most `most` sizes that a file can have."""
+    return (
+        isinstance(value, list)
+        and len(value) <= most
+        and all(type(item) is int and 0 <= item <= MAX_SIZE for item in value)
+    )

@@ -132,7 +132,7 @@ def _folder(path: Path, name: str | None) -> ModelSource:
     )
 
 
-def generation_defaults(source: ModelSource) -> dict[str, float]:
+def generation_defaults(source: ModelSource) -> dict[str, int | float]:
     """Returns the sampling parameters that the model's makers recommend.
 
     They stand in generation_config.json. Of a GGUF file they stand in its metadata, as llama.cpp's converter writes
@@ -149,10 +149,17 @@ def generation_defaults(source: ModelSource) -> dict[str, float]:
     else:
         return {}
     defaults = {name: value for name, value in recommended.items() if value or _is_greedy(name, value)}
-    wrong = [name for name, value in defaults.items() if isinstance(value, bool) or not isinstance(value, int | float)]
+    wrong = [name for name, value in defaults.items() if not _is_number(value)]
     if wrong:
-        raise StartupError(f"{path}: {wrong[0]} must be a number, got {echo(defaults[wrong[0]])}")
+        raise StartupError(f"{path}: {wrong[0]} must be a number of at most 64 bits, got {echo(defaults[wrong[0]])}")
     return defaults
+
+
+def _is_number(value: object) -> bool:
+    """Return whether a value is a number that an engine can send to another process."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return -(2**63) <= value < 2**63
+    return isinstance(value, float)
 
 
 def _is_greedy(name: str, value: object) -> bool:

@@ -8,6 +8,7 @@ import shlex
 
 from tureen.cli.flags import CommandParser, load_config
 from tureen.config import cache_dir
+from tureen.extras import require
 
 HELP = "models on disk and architectures that run"
 
@@ -42,6 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _build(options: argparse.Namespace) -> int:
     terminal = importlib.import_module("tureen.terminal")
+    require(f"{options.name}, a model that sees,", "torch", "PIL", "safetensors")
     shapes_vlm = importlib.import_module("tureen.recipes.shapes_vlm")
     with terminal.PhaseDisplay() as display:
         folder = shapes_vlm.build(cache_dir(load_config(options)), display)

@@ -82,7 +82,7 @@ class BatchService:
         self.runner = BatchRunner(
             self.store,
             LineCaller(state, {entry.path: entry for entry in endpoints}).answer,
-            state.common.is_idle,
+            state.common.admitted.is_idle,
             max_lines=state.context.info.max_running_requests,
             max_line_bytes=config.max_body_bytes,
             note=partial(state.metrics.set, "num_batches"),

@@ -54,8 +54,8 @@ class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     pooling: Annotated[
         PoolingField | None,
         Meta(
-            description="How the embedding is made: the last token's hidden state, or the mean of all. Default: last; "
-            "of an embedding model, its own way, which is the only one it has."
+            description="How the embedding is made: the last token's hidden state, or the mean of all. Default: as a "
+            "GGUF file says, else last; of an embedding model, its own way, which is the only one it has."
         ),
     ] = None
     normalize: Annotated[bool, Meta(description="Scale embeddings to length 1.")] = True

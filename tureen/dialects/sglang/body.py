@@ -435,7 +435,7 @@ def _processors(body: GenerateBody, sent: list[str | None], context: Context) ->
 
 def _which_hidden(choice: HiddenStatesField, info: EngineInfo) -> HiddenStates:
     if choice == "last":
-        return states_for(None, info)
+        return states_for("last" if info.pooling is None else None, info)
     return "all" if choice else "none"
 
 

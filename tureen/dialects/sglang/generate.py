@@ -86,9 +86,7 @@ def routes(state: ServerState) -> list[Entry]:
         answers = await unless_gone(request, embed(plan, state))
         return Response(_json.encode(answers), media_type="application/json")
 
-    docs = Docs(
-        "SGLang", "Embed prompts: the last token's hidden state.", bodies=(EncodeBody,), example={"text": "Paris"}
-    )
+    docs = Docs("SGLang", "Embed prompts by the model's own pooling.", bodies=(EncodeBody,), example={"text": "Paris"})
     return [Entry("/encode", encode, access="user", methods=["POST", "PUT"], any_model=True, docs=docs)]
 
 
@@ -162,8 +160,7 @@ async def answer(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer
         outputs = await (run.whole(interval=1) if any(plan.turns) else run.whole())
         for output in outputs:
             end_turn(output)
-    if any(plan.turns):
-        await state.sessions.saved()
+    await state.sessions.saved(*(turn.session for turn in plan.turns if turn is not None))
     size = sum(output.num_logprobs for output in outputs)
     answers = await offload.run_each(size, lambda output: render(output, plan, state.context), outputs)
     return answers if plan.is_list else answers[0]
@@ -186,8 +183,9 @@ async def stream(plan: GeneratePlan, state: ServerState) -> AsyncGenerator[Answe
                     rendered["index"] = output.index
                 if rendered["meta_info"]["finish_reason"] is not None:
                     end_turn(output)  # before the client sees the end: it may continue the session at once
-                    if has_turns:
-                        await state.sessions.saved()
+                    turn = plan.turns[output.index] if has_turns else None
+                    if turn is not None:
+                        await state.sessions.saved(turn.session)
                 yield rendered
 
 
@@ -249,9 +247,10 @@ def embedding_body(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 async def embed(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]:
-    """Runs the requests and returns the prompts' embeddings, scaled to length 1: the last token's hidden state, or an
-    embedding model's own pooling."""
-    outputs = await Run(state, plan.plan).whole()
+    """Runs the requests and returns the prompts' embeddings by the model's own pooling, scaled to length 1."""
+    pooling = embedding.states_for(None, state.context.info)
+    requests = tuple(msgspec.structs.replace(request, hidden_states=pooling) for request in plan.plan.requests)
+    outputs = await Run(state, msgspec.structs.replace(plan.plan, requests=requests)).whole()
     answers = []
     for output in outputs:
         vector = embedding.normalised(embedding.vector_of(output))

@@ -61,16 +61,9 @@ def test_another_user_s_folders_and_targets_of_links_stay(place, monkeypatch):
     assert sorted(path.name for path in place.rglob("*")) == ["file", "target", "tureen_file", "tureen_link"]
 
 
-def test_a_folder_that_another_start_removes_before_it_is_locked_is_made_again(place, monkeypatch):
-    make, made = tempfile.mkdtemp, []
-
-    def make_and_lose(**how):
-        made.append(make(**how))
-        if len(made) <= 2:
-            os.rmdir(made[-1])
-        return made[-1]
-
-    monkeypatch.setattr(tempfile, "mkdtemp", make_and_lose)
-    with closing(TemporaryFolder("chat")) as folder:
-        assert (str(folder.path), len(made)) == (made[2], 3)
-        assert list(place.iterdir()) == [folder.path]
+@pytest.mark.parametrize("name", ["tureen_models", "tureen_ranks_12345678", "tureen_ranks"])
+def test_a_folder_of_the_user_s_own_stays_whatever_its_name(place, name):
+    (place / name).mkdir()
+    (place / name / "file").touch()
+    TemporaryFolder("ranks").close()
+    assert [path.name for path in place.rglob("*")] == [name, "file"]

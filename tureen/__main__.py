@@ -29,10 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> bool:
-    """Let what is still to be printed vanish, also when Python flushes it at its end. Return whether a reader left."""
+    """Discard output that no reader takes, so that Python's final flush does not fail. Return whether a reader left."""
     select = importlib.import_module("select")  # few commands need it
     is_closed = False
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLOUT)
         if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):

@@ -234,12 +234,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         tuple[str, ...],
         _meta(
             "access ORIGIN",
-            "Origin of web pages that may call this server, such as https://chat.example.org; * = any. Repeatable.",
+            "Origin of web pages that may call this server, such as https://chat.example.org; * = any. May be "
+            "repeated. Admin routes then still need a key.",
         ),
     ] = ()
     allowed_hosts: Annotated[
         tuple[str, ...],
-        _meta("access NAME", "Host name for clients without a key; * = any. May be repeated: docs/security.md."),
+        _meta("access NAME", "Host name by which clients without a key may call; * = any. May be repeated."),
     ] = ()
     profile_dir: Annotated[
         str | None,
@@ -429,7 +430,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = False
 
     context_length: Annotated[
-        Positive | None, _meta("scheduling TOKENS", "Most tokens of prompt and output. Default: docs/models.md.")
+        Positive | None, _meta("scheduling TOKENS", "Most tokens of prompt and output. Default: the model's own.")
     ] = None
     max_total_tokens: Annotated[
         Positive | None,

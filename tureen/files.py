@@ -113,5 +113,9 @@ def sample_digest(path: Path) -> bytes:
 def write_private(path: Path, content: bytes) -> None:
     """Write a new file that only its owner may open. Raise FileExistsError if there is one, and other OSErrors."""
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+    except OSError:  # the next start must not take half a file for a whole one
+        path.unlink()
+        raise

@@ -11,6 +11,9 @@ import pytest
 from app_under_test import App
 from fake_engine import MAX_ROWS, make_engine
 
+from tureen.dialects.sglang import generate as sglang
+from tureen.requests.generation import Run
+
 MAX_QUEUED = 2
 ROOM = MAX_ROWS + MAX_QUEUED
 LONG = {"max_new_tokens": 1000}
@@ -103,6 +106,42 @@ def shared(tmp_path) -> Iterator[tuple[App, Held]]:
     with App(factory=control.make, max_queued_requests=MAX_QUEUED, api_key_file=str(keys)) as app:
         yield app, control
         control.may_step.set()
+
+
+def test_a_request_that_is_refused_for_its_name_takes_nobody_s_place(shared):
+    app, control = shared
+    control.may_step.clear()
+
+    async def scenario():
+        greedy = await fill(app, ROOM, "k-greedy")
+        first = post(app, "k-modest", rid="same")
+        while not app.state.room.leaving:
+            await asyncio.sleep(0)
+        leaving = set(app.state.room.leaving)
+        again = await post(app, "k-modest", rid="same")
+        assert app.state.room.leaving == leaving
+        control.may_step.set()
+        await leave([*greedy, first])
+        return again
+
+    again = app.run(scenario())
+    assert (again.status_code, again.json()["error"]["code"]) == (400, "duplicate_rid")
+    app.check_idle()
+
+
+def test_an_output_that_has_ended_without_a_token_does_not_wait(shared):
+    """It holds no place, so ending it would make no room; nobody has read it yet."""
+    app, _ = shared
+
+    async def scenario():
+        body = {"text": "abc", "sampling_params": {"max_new_tokens": 0}}
+        run = Run(app.state, (await sglang.prepare(body, app.state)).plan)
+        async with contextlib.aclosing(run.updates()) as updates:
+            output = await anext(updates)
+            assert output.finish is not None
+            return run.is_waiting
+
+    assert app.run(scenario()) is False
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

@@ -17,7 +17,7 @@ TAKEN_AWAY = """
     for module, names in (
         (os, ("memfd_create", "pidfd_open", "sched_getaffinity", "sched_setaffinity", "posix_fadvise")),
         (signal, ("pidfd_send_signal",)),
-        (socket, ("SOCK_SEQPACKET",)),
+        (socket, ("SOCK_SEQPACKET", "SO_PEERCRED")),
     ):
         for name in names:
             delattr(module, name)

@@ -46,6 +46,20 @@ def test_a_child_imports_nothing_from_the_current_folder(tmp_path):
     assert (child.returncode, said, decoys.imported) == (0, b"a b\n", [])
 
 
+def test_a_child_searches_the_absolute_folders_of_pythonpath_alone(tmp_path, monkeypatch):
+    """Also a helper, whose environment is not this process's. An empty entry is the child's current folder."""
+    decoys, packages = Decoys(tmp_path), tmp_path / "packages"
+    packages.mkdir()
+    (packages / "only_here.py").touch()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", str(packages), "decoys"]))
+    program = tmp_path / "program.py"
+    program.write_text("import msgspec, only_here, os; print(os.environ['PYTHONPATH'])")
+    for environment in ({}, {"env": {"PATH": os.defpath}}):
+        child = child_process.start(str(program), cwd=decoys.folder, stdout=subprocess.PIPE, **environment)
+        said, _ = child.communicate()
+        assert (child.returncode, said.decode(), decoys.imported) == (0, f"{packages}\n", [])
+
+
 @pytest.mark.parametrize("command", [["-m", "tureen", "--version"], ["-umtureen.launch_server", "--help"]])
 def test_the_command_imports_nothing_from_the_current_folder(tmp_path, command):
     decoys = Decoys(tmp_path, without=imported_by_python())

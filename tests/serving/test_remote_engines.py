@@ -170,7 +170,8 @@ def test_an_engine_takes_requests_again_when_a_server_that_held_them_back_is_gon
     asyncio.run(scenario())
 
 
-def test_a_server_that_does_not_know_the_weights_which_an_engine_was_given_is_refused(tmp_path):
+def test_a_server_that_does_not_know_the_weights_which_an_engine_was_given_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_server, "checked", lambda op, args, _: args)  # the weights of a fake engine are a number
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"other weights")
     given = msgspec.structs.replace(DIGESTS, weights=weights_digest(open_model(tmp_path)))
@@ -263,6 +264,18 @@ def test_another_version_is_refused_and_both_are_named(monkeypatch):
     said = connected(place)
     assert "is of tureen 0.1.0, that server of 0.0.7" in said
     assert "install the same version on both" in said
+
+
+def test_a_server_of_another_user_is_refused_unless_it_has_a_certificate(monkeypatch):
+    monkeypatch.setattr(engine_server, "is_trusted", lambda _: False)
+
+    async def place():
+        server = await start_engine()
+        return server, place_of(server.address)
+
+    said = connected(place)
+    assert "this one is another user's" in said
+    assert "--replica-tls-cert" in said
 
 
 def test_a_change_of_any_message_changes_the_contract(monkeypatch):

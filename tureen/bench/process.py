@@ -137,7 +137,7 @@ class StartedServer:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
             self._output.close()
             raise BenchError(f"--start {command}: {error}") from None
 

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
-        return _report(f"{where}{error.strerror or error}")
+        return _report(f"{where}{error.strerror or error or type(error).__name__}")
     except KeyboardInterrupt:
         return 130
 

@@ -97,7 +97,7 @@ def _retrieve(task: asyncio.Task[None]) -> None:
 async def _generate_one(state: ServerState) -> None:
     """Generate a token, as a client of its own that displaces no other. Raise TureenError."""
     if state.room.num_free < 1:
-        raise state.room.refusal("and so would this one")
+        raise state.room.refusal("so no token was generated")
     info = state.context.info
     is_generating = info.pooling is None
     sampling = Sampling(SamplingParams(max_new_tokens=int(is_generating), temperature=0.0), {}, Names())

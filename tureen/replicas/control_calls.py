@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from tureen.contract.params import INT64_MAX
 from tureen.contract.profiles import Activity, NumSteps, Prefix
 from tureen.contract.types import PauseMode
 from tureen.errors import Forbidden, InvalidRequest, NotFound, echo
@@ -45,7 +46,7 @@ class Weight(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A tensor to look at."""
 
     name: Annotated[str, Meta(max_length=MAX_PATH_CHARS)]
-    truncate_size: Annotated[int, Meta(ge=1)]
+    truncate_size: Annotated[int, Meta(ge=1, le=INT64_MAX)]
 
 
 class ProfileOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

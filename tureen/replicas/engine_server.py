@@ -53,6 +53,10 @@ from tureen.serving.streams import Streams
 from tureen.struct_warm_up import warm_up_structs
 from tureen.weights.source import open_model, weights_digest
 
+OTHER_USER = (
+    "without TLS, an engine takes servers of its own user and of root only, and this one is another user's, or the "
+    "system does not say whose it is; give certificates to both (--replica-tls-cert)"
+)
 MAX_FRONTS = 64
 MAX_UNSENT_BYTES = 64 << 20
 """Bytes that a front may leave untaken before its connection is closed."""
@@ -175,13 +179,11 @@ class EngineServer:
         """Serves one connection from its first word to its end."""
         peer = "{}:{}".format(*writer.get_extra_info("peername")[:2])
         try:
-            if not (self._has_tls or is_trusted(writer.get_extra_info("socket"))):
-                log.warning("front %s is refused: another user has started it; give certificates to both", peer)
-                return
             keep_alive(writer.get_extra_info("socket"))
             async with asyncio.timeout(CONNECT_S):
                 hello = msgspec.msgpack.decode(await read_frame(reader, MAX_GREETING_BYTES), type=Hello)
-            fault = self._fault_of(hello)
+            is_known = self._has_tls or is_trusted(writer.get_extra_info("socket"))
+            fault = self._fault_of(hello) if is_known else OTHER_USER
             answer = (
                 GreetingRefusal(fault)
                 if fault
@@ -345,10 +347,12 @@ class Front:
             self._letting_go = asyncio.create_task(self._server.let_go())
 
     async def _call(self, call: ControlCall) -> None:
-        if call.op in ("hold", "let_go"):
-            self._has_hold = call.op == "hold"
+        if call.op == "hold":
+            self._has_hold = True
         try:
             result = CallResult(call.number, await self._value_of(call))
+            if call.op == "let_go":
+                self._has_hold = False
         except errors.TureenError as error:
             result = CallResult(call.number, error=failed(error))
         except Exception as error:  # an edge: who has asked is to hear of it, whatever it is

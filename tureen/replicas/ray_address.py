@@ -62,18 +62,22 @@ def prepare_environment(cluster: RayCluster) -> None:
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # its ports are open to the network
     has_token = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
     if os.environ["RAY_AUTH_MODE"].lower() == "token" and not has_token:
-        _keep_token(Path.home() / ".ray" / "auth_token")
+        _keep_token()
 
 
-def _keep_token(path: Path) -> None:
-    """Make the file of Ray's token, which Ray itself would make readable for all; close one that others may read."""
+def _keep_token() -> None:
+    """Make the file of Ray's token, which Ray itself would make readable for all; close one that others may read.
+    Raise StartupError."""
+    path = Path("~/.ray/auth_token")
     try:
+        path = path.expanduser()
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             write_private(path, secrets.token_hex(32).encode())
         except FileExistsError:
             path.chmod(0o600)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home folder
+        reason = getattr(error, "strerror", None) or error
         raise StartupError(
-            f"{path}: Ray's token cannot be kept there: {error.strerror}; set RAY_AUTH_TOKEN_PATH to another file"
+            f"{path}: Ray's token cannot be kept there: {reason}; set RAY_AUTH_TOKEN_PATH to another file"
         ) from None

@@ -310,8 +310,9 @@ class Run:
         Raises the TureenError of the first request that fails, TooManyRequests for a client that has not enough tokens
         left in its quota.
         """
+        self._state.check_names(self.owner, self._names)  # a request that is refused displaces no other
         coming = self._state.room.coming(len(self.outputs), when_idle=self.work.when_idle)
-        with self._holding(), coming as self._submit:  # a client that its quota refuses displaces no other
+        with self._holding(), coming as self._submit:
             self._state.enter(self.owner, self._names)
             self.work.names.update(self._names)
             self._state.common.runs[self] = self._state
@@ -329,7 +330,8 @@ class Run:
     def is_waiting(self) -> bool:
         """Whether these hold places in the queue and the HTTP request has no tokens or finished outputs yet."""
         work = self.work
-        return not (work.num_tokens or work.prompt_tokens or work.when_idle or self._displacement)
+        has_begun = work.num_tokens or work.prompt_tokens or any(output.finish is not None for output in self.outputs)
+        return not (has_begun or work.when_idle or self._displacement)
 
     def displace(self, error: TureenError) -> None:
         """End the requests, which wait in the queue, with an error."""

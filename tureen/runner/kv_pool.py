@@ -66,14 +66,14 @@ def _log_rope_factors(model: ModelConfig, context_len: int) -> None:
     factors, original = model.rope_factors(context_len), model.original_context
     if factors == "short" and model.default_context < model.context_len:
         log.info(
-            "rotary scaling longrope: the short factors, for a context of up to %d tokens; --context-length with more, "
-            "up to %d, takes the long ones",
+            "LongRoPE uses its short factors, for contexts of up to %d tokens; start with a larger --context-length "
+            "(at most %d) to use the long ones",
             original, model.context_len,
         )  # fmt: skip
     elif factors == "long":
         log.warning(
-            "rotary scaling longrope: the long factors, for a context of %d tokens; texts of up to %d tokens get other "
-            "answers than with the short ones, which --context-length %d takes",
+            "LongRoPE uses its long factors, for a context of %d tokens; texts of up to %d tokens get other answers "
+            "than with the short ones; start with --context-length %d to use those",
             context_len, original, original,
         )  # fmt: skip
 

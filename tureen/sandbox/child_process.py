@@ -12,7 +12,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -33,10 +33,20 @@ def start(program: str, *arguments: str, **options: Any) -> Child:
 
     program: a module, or the absolute path of a file. options: those of subprocess.Popen. Raises OSError.
     """
+    options["env"] = _with_search_path(options.get("env"))
     command = [sys.executable, "-P", "-m", "tureen.sandbox.child_main", str(os.getpid()), program, *arguments]
     started: Future[Child] = Future()
     _starting_thread().put((started, command, options))
     return started.result()
+
+
+def _with_search_path(environment: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the environment, by default this process's, with the absolute folders of this process's PYTHONPATH. An
+    empty or relative entry would stand for the child's current folder."""
+    kept = dict(os.environ if environment is None else environment)
+    folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(folder)]
+    kept.pop("PYTHONPATH", None)
+    return kept | ({"PYTHONPATH": os.pathsep.join(folders)} if folders else {})
 
 
 def start_command(command: Sequence[str], **options: Any) -> Child:

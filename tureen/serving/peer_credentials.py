@@ -39,6 +39,8 @@ def uid_of_peer(connection: SocketFacts) -> int | None:
     """Return the user id of the process that has opened the other end: of a Unix socket, or of a TCP connection within
     this machine. None if that is not known."""
     if connection.family == socket.AF_UNIX:
+        if not hasattr(socket, "SO_PEERCRED"):  # not Linux; the folders of our sockets are this user's alone
+            return os.geteuid()
         size = struct.calcsize("3i")
         _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
         return int(uid)

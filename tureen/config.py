@@ -448,7 +448,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = "auto"
     page_size: Annotated[int, _meta("scheduling TOKENS", "Tokens per KV-cache page.", ge=1, le=1024)] = 16
     max_running_requests: Annotated[int, _meta("scheduling", "Most sequences that run at once.", ge=1, le=4096)] = 64
-    max_queued_requests: Annotated[int, _meta("scheduling", "Most requests that wait; one more gets 503.", ge=1)] = 1024
+    max_queued_requests: Annotated[int, _meta("scheduling", "Most requests that wait; then one gets 503.", ge=1)] = 1024
     chunked_prefill_size: Annotated[
         int,
         _meta("scheduling TOKENS", "Token budget of a step: long prompts are computed in pieces of this size.", ge=1),

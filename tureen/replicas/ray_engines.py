@@ -133,7 +133,10 @@ def ray_clients(config: Config, text: str, model: Model, folder: Path | None = N
         place = folder or Path(unshared)
         write_files(authority.issue("front"), place)
         context = front_context(with_files(config, place, "replica_"))
-    alone = msgspec.structs.replace(without_secrets(config), replicas=1, min_replicas=None, max_replicas=None)
+    profile_dir = config.profile_dir and str(Path(config.profile_dir).expanduser().absolute())
+    alone = msgspec.structs.replace(
+        without_secrets(config), replicas=1, min_replicas=None, max_replicas=None, profile_dir=profile_dir
+    )
     kind = ray.remote(num_cpus=cluster.num_cpus, num_gpus=cluster.num_gpus, max_restarts=-1)(EngineHost)
     host = LOOPBACK if cluster.where == "local" else ""
     make = partial(kind.remote, msgspec.msgpack.encode(alone), authority.issue(ENGINE_NAME), host)

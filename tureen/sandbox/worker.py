@@ -103,6 +103,24 @@ class Worker:
         with self._losing(until_s):
             framing.send(self._connection, *parts, until_s=until_s)
 
+    def try_send(self, message: bytes) -> bool:
+        """Sends a small message to a worker that has begun and is idle, without blocking. Returns False if the worker
+        does not take the message."""
+        self._grant_cpu()
+        with contextlib.suppress(OSError):
+            self._connection.settimeout(0)
+            self._connection.sendall(framing.framed(message))
+            return True
+        return False
+
+    def has_reply(self, max_bytes: int) -> bool:
+        """Returns whether a whole reply of at most `max_bytes` has arrived, without blocking."""
+        with contextlib.suppress(OSError):
+            self._connection.settimeout(0)
+            arrived = self._connection.recv(framing.HEADER.size + max_bytes, socket.MSG_PEEK)
+            return framing.is_whole(arrived)
+        return False
+
     def receive(self, until_s: float, max_bytes: int = framing.MAX_MESSAGE_BYTES) -> bytes:
         """Reads the reply. Raises Lost."""
         with self._losing(until_s):

@@ -9,6 +9,7 @@ import marshal
 import os
 import resource
 import signal
+import threading
 from datetime import datetime
 
 import pytest
@@ -286,6 +287,24 @@ def test_no_worker_can_open_files_or_use_more_memory_than_it_may(pool):
         "{% set ns = namespace(x=[]) %}{% for i in range(400) %}{% set ns.x = ns.x + ['x' * 8000000 ~ i] %}{% endfor %}"
     )
     assert b"much" in pool.do(_job(big)) or b"MiB" in pool.do(_job(big))
+
+
+def test_a_template_that_is_probed_does_not_hold_up_another_one():
+    other = ChatTemplate("{{ messages }}", ControlTokens(make_byte_tokenizer()), tokens={}, placeholders={})
+    probing, were_free = [], []
+
+    def do(job):
+        if not probing:
+            probing.append(threading.Thread(target=other.probe, daemon=True))
+            probing[0].start()
+            probing[0].join(20)
+            were_free.append(other.is_probed)
+        return do_job(job)
+
+    one = ChatTemplate("{{ messages }}", other.controls, tokens={}, placeholders={}, do=do)
+    one.probe()
+    probing[0].join()
+    assert were_free == [True]
 
 
 def test_all_servers_of_a_process_share_one_pool():

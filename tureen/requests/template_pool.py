@@ -76,7 +76,9 @@ class TemplatePool:
         """
         turn = self._ask_turn()
         try:
-            await asyncio.wrap_future(turn)
+            if not turn.done():
+                await asyncio.wrap_future(turn)
+            turn.result()
         except BaseException:
             self._leave(turn)
             raise

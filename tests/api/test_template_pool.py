@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 import pytest
@@ -213,6 +214,21 @@ def test_chats_beyond_the_workers_wait_their_turn_on_the_event_loop_and_in_order
     for turn in turns:
         pool._leave(turn)
     assert pool._num_used == 0
+
+
+def test_other_work_in_threads_does_not_keep_a_chat_waiting(pool):
+    is_rendered = threading.Event()
+
+    async def chat():
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        other = loop.run_in_executor(None, is_rendered.wait, 20)
+        large = _job("{{ a | length }}", a="a" * template_pool.SMALL_BYTES)
+        assert await pool.do_soon(large) == TEXT + b"%d" % template_pool.SMALL_BYTES
+        is_rendered.set()
+        assert await other
+
+    asyncio.run(chat())
 
 
 def test_the_pool_ends_with_its_last_server_and_a_later_server_has_another(monkeypatch):

@@ -8,8 +8,9 @@ import functools
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future
-from typing import Final
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, TypeVar
 
 from tureen.errors import Unavailable
 from tureen.log import get_logger
@@ -26,6 +27,8 @@ WAIT_S: Final = 60.0  # for a turn, and for the worker's answer; the worker's co
 START_S: Final = 20.0  # for the fork server to become ready
 SMALL_BYTES: Final = 64 << 10  # of a job or an answer; a socket takes this many without blocking
 
+T = TypeVar("T")
+
 log = get_logger("chat")
 
 
@@ -40,6 +43,7 @@ class TemplatePool:
         self._idle: list[Worker] = []
         self._num_used = 0  # turns that are taken; each turn has at most one worker
         self._turns: deque[Future[None]] = deque()  # not taken yet, first come, first served
+        self._threads = ThreadPoolExecutor(MAX_WORKERS, "chat-templates")
         self._has_budget = False
         self._is_down = False
 
@@ -67,42 +71,59 @@ class TemplatePool:
             answer = self._attempt(job)
             if answer is not None:
                 return answer
-        raise Unavailable("no process could be started to render the chat template; try again later")
+        raise _not_started()
 
     async def do_soon(self, job: bytes) -> bytes:
         """Returns the answer to a job without blocking the event loop. Waits for its turn without a time limit.
 
         Raises as `do` does.
         """
-        turn = self._ask_turn()
-        try:
-            if not turn.done():
-                await asyncio.wrap_future(turn)
-            turn.result()
-        except BaseException:
-            self._leave(turn)
-            raise
+        for _ in range(MAX_ATTEMPTS):
+            turn = self._ask_turn()
+            try:
+                if not turn.done():
+                    await asyncio.wrap_future(turn)
+                turn.result()
+            except BaseException:
+                self._leave(turn)
+                raise
+            answer = await self._attempt_soon(job)
+            if answer is not None:
+                return answer
+        raise _not_started()
+
+    async def _attempt_soon(self, job: bytes) -> bytes | None:
+        """Does a job as `_attempt` does, in a thread if the event loop could block."""
         try:
             worker = self._idle_worker() if len(job) <= SMALL_BYTES else None
         except BaseException:
             self._release()
             raise
         if worker is None:
-            return await asyncio.shield(asyncio.to_thread(self._finish, job))  # the thread ends the turn
+            return await self._in_thread(self._release, self._attempt, job)
         try:
             is_sent = worker.try_send(job)
             has_reply = is_sent and await self._has_small_reply(worker)
         except BaseException:  # the client has disconnected, so no request reads the answer
             self._drop(worker)
             raise
-        if is_sent and not has_reply:  # reading the reply can block, and so can finding out how the worker ended
-            return await asyncio.shield(asyncio.to_thread(self._finish, job, worker))
-        if is_sent:
-            answer = self._receive(worker)
-        else:  # the worker ended while it was idle
+        if not is_sent:  # the worker ended while it was idle
             self._drop(worker)
-            answer = None
-        return await asyncio.to_thread(self.do, job) if answer is None else answer
+            return None
+        if has_reply:
+            return self._receive(worker)
+        # reading the reply can block, and so can finding out how the worker ended
+        return await self._in_thread(lambda: self._drop(worker), self._receive, worker)
+
+    async def _in_thread(self, undo: Callable[[], None], work: Callable[[T], bytes | None], on: T) -> bytes | None:
+        """Calls `work`, which ends the caller's turn, in one of the pool's threads. There is a thread for each turn, so
+        that no other work can keep a turn waiting. undo: ends the turn if no thread starts."""
+        try:
+            answer = self._threads.submit(work, on)
+        except RuntimeError:
+            undo()
+            raise _not_started() from None
+        return await asyncio.shield(asyncio.wrap_future(answer))  # `work` ends the turn, even if the client disconnects
 
     def close(self) -> None:
         """Ends all workers. Whatever waits for one gets Unavailable."""
@@ -116,6 +137,7 @@ class TemplatePool:
         self.supervisor.close()
         for worker in idle:
             self.supervisor.end(worker)
+        self._threads.shutdown(wait=False)
 
     @staticmethod
     async def _has_small_reply(worker: Worker) -> bool:
@@ -130,11 +152,6 @@ class TemplatePool:
         finally:
             loop.remove_reader(worker.fileno())
         return worker.has_reply(SMALL_BYTES)
-
-    def _finish(self, job: bytes, worker: Worker | None = None) -> bytes:
-        """Does a job in the caller's turn, then in others. worker: has the job already."""
-        answer = self._attempt(job) if worker is None else self._receive(worker)
-        return self.do(job) if answer is None else answer
 
     def _attempt(self, job: bytes) -> bytes | None:
         """Does a job in the caller's turn, which ends. Returns None if another worker may succeed. Raises
@@ -253,6 +270,10 @@ def _answer_for(lost: Lost) -> bytes:
 
 def _late() -> Unavailable:
     return Unavailable("the process that renders the chat template did not get to run; try again later")
+
+
+def _not_started() -> Unavailable:
+    return Unavailable("no process could be started to render the chat template; try again later")
 
 
 def _closed() -> Unavailable:

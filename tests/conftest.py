@@ -19,6 +19,7 @@ from patience import be_patient_over_http
 
 from tureen import config, config_sources
 from tureen.devices.threads import wait_politely
+from tureen.requests import template_pool
 from tureen.weights.source import ModelSource, resolve_model
 
 TESTS = Path(__file__).parent
@@ -112,6 +113,16 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     if changed:
         pytest.fail("this test, or a fixture of it, leaves behind: " + "; ".join(changed), pytrace=False)
     return result
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_template_pool() -> Iterator[None]:
+    """Keeps the processes that render chat templates from one server under test to the next: starting them takes
+    longer than most tests."""
+    pool = template_pool.join()
+    yield
+    if pool is not None and template_pool.leave(pool):
+        pool.close()
 
 
 @pytest.fixture(scope="session")

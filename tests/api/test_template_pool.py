@@ -9,6 +9,8 @@ import marshal
 import os
 import resource
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 import pytest
@@ -16,8 +18,11 @@ from byte_tokenizer import make_byte_tokenizer
 
 from tureen.errors import InvalidRequest, Unavailable
 from tureen.requests import template_pool, template_worker
+from tureen.requests.helpers import Helpers
 from tureen.requests.template_pool import TemplatePool
-from tureen.sandbox.worker import Lost, Worker
+from tureen.sandbox.budget import MemoryBudget
+from tureen.sandbox.supervisor import Supervisor
+from tureen.sandbox.worker import Lost, Worker, readable
 from tureen.text.chat_template import ChatTemplate
 from tureen.text.control_tokens import ControlTokens
 from tureen.text.template_jobs import FAILURE, LIMIT, TEXT, Variables, do_job, write_job
@@ -49,7 +54,7 @@ ENDLESS = {
 def pool():
     pool = TemplatePool()
     yield pool
-    pool.supervisor.close()
+    pool.close()
 
 
 def _make_template(pool, source):
@@ -112,22 +117,163 @@ def test_a_worker_that_is_ended_from_outside_is_replaced_without_a_word(pool):
     pool.do(_job("a"))
     os.kill(pool._idle[-1].pid, signal.SIGKILL)
     assert pool.do(_job("{{ 'b' }}")) == TEXT + b"b"
-    job = _job("{{ 'c' }}")
+    os.kill(pool._idle[-1].pid, signal.SIGKILL)
+    assert asyncio.run(pool.do_soon(_job("{{ 'c' }}"))) == TEXT + b"c"
 
-    async def soon():
-        worker = pool.take_idle(job)
-        os.kill(worker.pid, signal.SIGKILL)
-        return await pool.do_soon(worker, job)
 
-    assert asyncio.run(soon()) == TEXT + b"c"
+def test_a_worker_that_the_memory_budget_ends_is_replaced_and_the_chat_is_rendered(pool, monkeypatch):
+    killed = []
+
+    def killed_once(send):
+        def killed_then_sent(worker, *args, **options):
+            if not killed:
+                killed.append(worker)
+                worker.kill()
+            return send(worker, *args, **options)
+
+        return killed_then_sent
+
+    pool.do(_job("a"))
+    monkeypatch.setattr(Worker, "receive", killed_once(Worker.receive))
+    assert pool.do(_job("{{ 'b' }}")) == TEXT + b"b"
+    for call in ("try_send", "has_reply"):
+        killed.clear()
+        monkeypatch.undo()
+        pool.do(_job("a"))
+        monkeypatch.setattr(Worker, call, killed_once(getattr(Worker, call)))
+        assert asyncio.run(pool.do_soon(_job("{{ 'c' }}"))) == TEXT + b"c"
+        assert killed
+    monkeypatch.undo()
+    monkeypatch.setattr(Worker, "send", lambda worker, *args, **options: worker.kill())
+    with pytest.raises(Unavailable):
+        pool.do(_job("d"))
+    assert pool._num_used == 0
+
+
+def test_an_error_gives_the_place_of_a_chat_free(pool, monkeypatch):
+    def fails(*_):
+        raise OSError("too many open files")
+
+    pool.do(_job("a"))
+    monkeypatch.setattr(Worker, "is_alive", property(fails))
+    with pytest.raises(OSError, match="too many"):
+        pool.do(_job("a"))
+    monkeypatch.undo()
+    pool.do(_job("a"))
+    monkeypatch.setattr(Worker, "is_alive", property(fails))
+    with pytest.raises(OSError, match="too many"):
+        asyncio.run(pool.do_soon(_job("a")))
+    monkeypatch.undo()
+    assert pool._num_used == 0
+    assert pool.supervisor.workers == pool._idle
+
+
+def test_while_no_worker_can_be_started_only_the_first_chat_waits(monkeypatch):
+    waited_s = []
+
+    def wait_ready(_, timeout_s):
+        waited_s.append(timeout_s)
+        return len(waited_s) > 3
+
+    def no_fork(_):
+        raise Lost("", is_blameless=True)
+
+    never = TemplatePool()
+    monkeypatch.setattr(Supervisor, "wait_ready", wait_ready)
+    monkeypatch.setattr(Supervisor, "fork", no_fork)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="the process that starts the workers that render chat templates is not"):
+            never.do(_job("a"))
+    with pytest.raises(Unavailable, match="is not ready"):
+        asyncio.run(never.do_soon(_job("a")))
+    with pytest.raises(Unavailable, match="no process could be started"):
+        never.do(_job("a"))  # now it is ready
+    assert waited_s == [20.0, 0.0, 0.0, 0.0, 20.0, 20.0]
+    assert never._num_used == 0
+    never.close()
+
+
+def test_chats_beyond_the_workers_wait_their_turn_on_the_event_loop_and_in_order(pool, monkeypatch):
+    turns = [pool._ask_turn() for _ in range(template_pool.MAX_WORKERS)]
+    ended = []
+
+    async def chat(number):
+        ended.append((await pool.do_soon(_job(f"{number}")))[1:])
+
+    async def chats():
+        tasks = [asyncio.create_task(chat(number)) for number in range(200)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        await asyncio.wait(tasks[1:2])
+        assert not ended
+        pool._leave(turns.pop())
+        await asyncio.wait(tasks)
+        assert ended == [b"%d" % number for number in range(200) if number != 1]
+
+    asyncio.run(chats())
+    for turn in turns:
+        pool._leave(turn)
+    assert pool._num_used == 0
+
+
+def test_other_work_in_threads_does_not_keep_a_chat_waiting(pool):
+    is_rendered = threading.Event()
+
+    async def chat():
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        other = loop.run_in_executor(None, is_rendered.wait, 20)
+        large = _job("{{ a | length }}", a="a" * template_pool.SMALL_BYTES)
+        assert await pool.do_soon(large) == TEXT + b"%d" % template_pool.SMALL_BYTES
+        is_rendered.set()
+        assert await other
+
+    asyncio.run(chat())
+
+
+def test_the_pool_ends_with_its_last_server_and_a_later_server_has_another(monkeypatch):
+    monkeypatch.setattr(template_pool, "_pools", [])
+    first, second = MemoryBudget(1 << 40), MemoryBudget(1 << 40)
+    servers = [Helpers(None, first) for _ in range(2)]
+    pool = template_pool.template_pool()
+    assert template_pool.do(_job("a")) == TEXT + b"a"
+    assert first.used_bytes > 0
+    asyncio.run(servers[0].close())
+    asyncio.run(servers[0].close())
+    assert template_pool.do(_job("b")) == TEXT + b"b"
+    processes = [os.pidfd_open(pid) for pid in (pool.supervisor.pid, pool._idle[0].pid)]
+    turns = [pool._ask_turn() for _ in range(template_pool.MAX_WORKERS)]
+
+    async def close_while_a_chat_waits():
+        waiting = asyncio.create_task(pool.do_soon(_job("c")))
+        await asyncio.sleep(0)
+        await servers[1].close()
+        with pytest.raises(Unavailable, match="shutting down"):
+            await waiting
+
+    asyncio.run(close_while_a_chat_waits())
+    assert all(readable(120.0, process) for process in processes)
+    for process in processes:
+        os.close(process)
+    for turn in turns:
+        pool._leave(turn)
+    with pytest.raises(Unavailable, match="shutting down"):
+        template_pool.do(_job("d"))
+    assert (pool.supervisor.workers, pool._num_used, first.used_bytes) == ([], 0, 0)
+
+    third = Helpers(None, second)
+    assert template_pool.do(_job("e")) == TEXT + b"e"
+    assert (first.used_bytes, second.used_bytes > 0) == (0, True)
+    asyncio.run(third.close())
 
 
 def test_an_answer_that_nobody_waits_for_any_more_is_not_the_next_chat_s(pool):
     job = _job("{% for i in range(99999) %}{% endfor %}first")
 
     async def leave():
-        task = asyncio.create_task(pool.do_soon(pool.take_idle(job), job))
-        await asyncio.sleep(0)
+        task = asyncio.create_task(pool.do_soon(job))
+        while pool._idle:
+            await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -157,6 +303,24 @@ def test_no_worker_can_open_files_or_use_more_memory_than_it_may(pool):
         "{% set ns = namespace(x=[]) %}{% for i in range(400) %}{% set ns.x = ns.x + ['x' * 8000000 ~ i] %}{% endfor %}"
     )
     assert b"much" in pool.do(_job(big)) or b"MiB" in pool.do(_job(big))
+
+
+def test_a_template_that_is_probed_does_not_hold_up_another_one():
+    other = ChatTemplate("{{ messages }}", ControlTokens(make_byte_tokenizer()), tokens={}, placeholders={})
+    probing, were_free = [], []
+
+    def do(job):
+        if not probing:
+            probing.append(threading.Thread(target=other.probe, daemon=True))
+            probing[0].start()
+            probing[0].join(20)
+            were_free.append(other.is_probed)
+        return do_job(job)
+
+    one = ChatTemplate("{{ messages }}", other.controls, tokens={}, placeholders={}, do=do)
+    one.probe()
+    probing[0].join()
+    assert were_free == [True]
 
 
 def test_all_servers_of_a_process_share_one_pool():

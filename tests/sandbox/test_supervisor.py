@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import math
 import os
 import resource
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -214,6 +216,38 @@ def test_a_sealed_worker_has_no_rights(make, what):
     with a_worker(supervisor) as worker:
         assert ask(worker, f"attempt {what}") == "refused"
         assert ask(worker, "environment") == "{}"
+
+
+@pytest.fixture
+def only_high_descriptors():
+    """Descriptors from 2000 on, which select(2) does not take."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    yield lambda descriptor: fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 2000)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_server_with_thousands_of_connections_still_starts_and_watches_workers(make, patient, only_high_descriptors):
+    one = make()
+    for end in ("_wake_read", "_wake"):
+        low = getattr(one, end)
+        setattr(one, end, only_high_descriptors(low))
+        os.close(low)
+    with a_worker(one) as worker:
+        low, worker._process = worker._process, only_high_descriptors(worker._process)
+        os.close(low)
+        connection = worker._connection
+        worker._connection = socket.socket(fileno=only_high_descriptors(connection.fileno()))
+        connection.close()
+        assert worker.is_alive
+        assert ask(worker, "echo x") == "x"
+        os.kill(worker.pid, signal.SIGKILL)
+        assert worker.wait_readable(PATIENCE_S)
+        with pytest.raises(Lost) as lost:
+            ask(worker, "echo x")
+        assert lost.value.is_outside
+        assert not worker.is_alive
+    assert one.num_replaced == 0
 
 
 def test_where_there_is_no_filter_the_log_says_at_the_start_which_workers_have_none(make, monkeypatch, caplog):

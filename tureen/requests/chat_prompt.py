@@ -119,10 +119,8 @@ async def chat_tokens(
     is_short = not tools and not template_kwargs and _is_short(messages)
     if is_short and pool is not None and template.is_probed:
         rendering = prepare()
-        worker = pool.take_idle(rendering.job)
-        if worker is not None:
-            answer = await pool.do_soon(worker, rendering.job)
-            return encode(rendering, lambda: answer)
+        answer = await pool.do_soon(rendering.job)
+        return encode(rendering, lambda: answer)
     return await offload.run(0 if is_short and pool is None else LARGE, all_at_once)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tureen.log import get_logger
 from tureen.media.loader import MediaLoader
-from tureen.requests.template_pool import template_pool
+from tureen.requests import template_pool
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import helpers_down
 
@@ -29,7 +29,7 @@ class Helpers:
         self._num_unchecked = 0
         if media is not None:
             media.supervisor.share(budget)
-        self._templates = template_pool()
+        self._templates = template_pool.join()
         if self._templates is not None:
             self._templates.share(budget)
 
@@ -68,7 +68,10 @@ class Helpers:
         return self._num_unchecked + (0 if self._checker is None else self._checker.unverified)
 
     async def close(self) -> None:
-        """Ends the helper processes."""
+        """Ends the helper processes. Those that render chat templates end with the last server of this process."""
+        templates, self._templates = self._templates, None
+        if templates is not None and template_pool.leave(templates):
+            await asyncio.to_thread(templates.close)
         if self._checker is not None:
             await asyncio.to_thread(self._checker.close)
         if self._media is not None:

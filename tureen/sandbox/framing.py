@@ -27,6 +27,11 @@ def framed(payload: bytes) -> bytes:
     return HEADER.pack(len(payload)) + payload
 
 
+def is_whole(arrived: bytes) -> bool:
+    """Returns whether these bytes begin with a whole message."""
+    return len(arrived) >= HEADER.size and len(arrived) - HEADER.size >= HEADER.unpack_from(arrived)[0]
+
+
 def send(connection: socket.socket, *parts: bytes, until_s: float | None = None) -> None:
     """Writes one message, made of these parts. Raises OSError; TimeoutError past `until_s` of the monotonic clock."""
     is_small = len(parts) == 1 and len(parts[0]) < PIECE_BYTES

@@ -20,7 +20,7 @@ from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.fork_server import ENDED, FORK, PING, READY
 from tureen.sandbox.limits import WorkerLimits
 from tureen.sandbox.pulse import Patience, Pulse
-from tureen.sandbox.worker import Lost, Worker
+from tureen.sandbox.worker import Lost, Worker, readable
 
 TICK_S = 0.25
 STARTING = Patience(cpu_s=60.0, idle_s=120.0)  # it imports, on a machine that may be busy
@@ -231,7 +231,7 @@ class Supervisor:
             log.warning("the process that starts %s ended; another one is started", self.name)
             pause_s = 0.0 if was_ready else min(2 * max(pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
             if pause_s:
-                select.select([self._wake_read], [], [], pause_s)
+                readable(pause_s, self._wake_read)
 
     def _watch(self, server: _Server) -> None:
         """Watches a fork server; returns when it must be replaced, or at close."""
@@ -240,10 +240,10 @@ class Supervisor:
         pulse.ask(asked_s, server.cpu_s)
         while True:
             control = server.control.fileno()
-            readable, _, _ = select.select([control, server.death, self._wake_read], [], [], TICK_S)
-            if self._closing.is_set() or server.death in readable:
+            awake = readable(TICK_S, control, server.death, self._wake_read)
+            if self._closing.is_set() or server.death in awake:
                 return
-            if control in readable:
+            if control in awake:
                 said = server.heard()
                 if not said:
                     return

@@ -103,6 +103,24 @@ class Worker:
         with self._losing(until_s):
             framing.send(self._connection, *parts, until_s=until_s)
 
+    def try_send(self, message: bytes) -> bool:
+        """Sends a small message to a worker that has begun and is idle, without blocking. Returns False if the worker
+        does not take the message."""
+        self._grant_cpu()
+        with contextlib.suppress(OSError):
+            self._connection.settimeout(0)
+            self._connection.sendall(framing.framed(message))
+            return True
+        return False
+
+    def has_reply(self, max_bytes: int) -> bool:
+        """Returns whether a whole reply of at most `max_bytes` has arrived, without blocking."""
+        with contextlib.suppress(OSError):
+            self._connection.settimeout(0)
+            arrived = self._connection.recv(framing.HEADER.size + max_bytes, socket.MSG_PEEK)
+            return framing.is_whole(arrived)
+        return False
+
     def receive(self, until_s: float, max_bytes: int = framing.MAX_MESSAGE_BYTES) -> bytes:
         """Reads the reply. Raises Lost."""
         with self._losing(until_s):
@@ -122,7 +140,7 @@ class Worker:
 
     def wait_readable(self, timeout_s: float) -> bool:
         """Waits for a reply, or for the worker's end; returns False where neither came in time."""
-        return bool(select.select([self._connection], [], [], timeout_s)[0])
+        return bool(readable(timeout_s, self._connection.fileno()))
 
     @property
     def cpu_s(self) -> float:
@@ -137,7 +155,7 @@ class Worker:
         forked yet counts as alive."""
         if self._is_orphan():
             return False
-        return self._process < 0 or not select.select([self._process], [], [], 0)[0]
+        return self._process < 0 or not readable(0, self._process)
 
     @property
     def memory_bytes(self) -> int:
@@ -190,9 +208,20 @@ class Worker:
         if self.was_stopped or self.is_killed or self._is_orphan():
             return self.was_stopped
         timeout_s = max(0.0, min(STATUS_TIMEOUT_S, until_s - time.monotonic()))
-        if self._process < 0 or not select.select([self._process], [], [], timeout_s)[0]:
+        if self._process < 0 or not readable(timeout_s, self._process):
             return False  # it closed the connection itself
         return self._has_status.wait(timeout_s) and self._status == -signal.SIGKILL and not self._is_orphan()
+
+
+def readable(timeout_s: float, *descriptors: int) -> set[int]:
+    """Return the descriptors that can be read within `timeout_s`. A closed connection and an ended process count.
+
+    Unlike select(2), poll(2) takes descriptors above 1023, which a server with many connections has.
+    """
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(1000 * timeout_s)}
 
 
 def _anonymous_bytes(pid: int) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import marshal
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -98,6 +98,9 @@ class ChatTemplate:
         self.variables = frozenset(free - set(sandbox.globals) - OWN_VARIABLES - set(tokens))
         """The variables that a request may set."""
 
+        self._probing = threading.Lock()
+        self._known: Abilities | None = None
+
     def render(
         self,
         messages: Sequence[Message],
@@ -154,7 +157,7 @@ class ChatTemplate:
     @property
     def is_probed(self) -> bool:
         """Whether the template's abilities are known; finding them out renders some test chats."""
-        return "_abilities" in self.__dict__
+        return self._known is not None
 
     def probe(self) -> None:
         """Finds out the template's abilities, so that the first chat need not wait for it. Raises what `do` raises."""
@@ -203,8 +206,15 @@ class ChatTemplate:
 
     # abilities of the template, found out by rendering test chats
 
-    @functools.cached_property
+    @property
     def _abilities(self) -> Abilities:
+        if self._known is None:
+            with self._probing:  # each template has its own lock: probing one can take long
+                if self._known is None:
+                    self._known = self._find_abilities()
+        return self._known
+
+    def _find_abilities(self) -> Abilities:
         part = {"type": "text", "text": NEEDLE}
         of_parts = self._tried(_user([part]))
         parts = NEEDLE in of_parts and "'type'" not in of_parts and '"type"' not in of_parts

@@ -61,7 +61,6 @@ def serve(config: Config) -> int:
     """Runs the server until a signal. Returns the exit status: 0 after a drain, 1 when the engine died. Raises
     StartupError."""
     set_up_logging(config.log_level, config.log_format)
-    warn_of_root()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _check_access(config)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server takes it; the engine's process never does
@@ -120,6 +119,7 @@ async def _serve(config: Config) -> int:
             else:
                 loaded = await (_load_several(config, display) if config.models else _load(config, display))
         client, serving = loaded.client, loaded.app
+        warn_of_root()
         server = importlib.import_module("tureen.http.server")
         gc.freeze()  # what start-up made lives as long as the server; collections need not look at it
         gc.enable()

@@ -32,7 +32,6 @@ def serve_engine(config: Config, listen: str, role: EngineRole) -> int:
             field="kv_disk",
         )
     set_up_logging(config.log_level, config.log_format)
-    warn_of_root()
     address = parse_address(listen, "--listen")
     return asyncio.run(_serve(config, address, engine_context(config, address), role))
 
@@ -60,6 +59,7 @@ async def _serve(config: Config, address: EngineAddress, context: ssl.SSLContext
     with PhaseDisplay() as display:
         server = await start_engine(config, address, context, display, role)
         await server.engine.start(display)
+    warn_of_root()
     log.info("the engine is ready; it takes requests of servers at %s", server.address)
     await stopped.wait()
     await server.close()

@@ -160,7 +160,8 @@ async def answer(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer
         outputs = await (run.whole(interval=1) if any(plan.turns) else run.whole())
         for output in outputs:
             end_turn(output)
-    await state.sessions.saved(*(turn.session for turn in plan.turns if turn is not None))
+    if turns := [turn for turn in plan.turns if turn is not None]:
+        await state.sessions.saved(*(turn.session for turn in turns))
     size = sum(output.num_logprobs for output in outputs)
     answers = await offload.run_each(size, lambda output: render(output, plan, state.context), outputs)
     return answers if plan.is_list else answers[0]

@@ -63,6 +63,7 @@ def serve(config: Config) -> int:
     set_up_logging(config.log_level, config.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _check_access(config)
+    warn_of_root()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server takes it; the engine's process never does
     with asyncio.Runner(loop_factory=fastest_event_loop()) as runner:
         try:
@@ -119,7 +120,6 @@ async def _serve(config: Config) -> int:
             else:
                 loaded = await (_load_several(config, display) if config.models else _load(config, display))
         client, serving = loaded.client, loaded.app
-        warn_of_root()
         server = importlib.import_module("tureen.http.server")
         gc.freeze()  # what start-up made lives as long as the server; collections need not look at it
         gc.enable()

@@ -145,6 +145,7 @@ BLOCKS = {
     },
     "releases.md": {
         "pip install 'tureen==0.1.*'          # t": LONG,
+        "pip install --require-hashes -r tureen-0": LONG,
     },
     "reliability.md": {
         "tureen serve --engine process &": "not run: it kills by name; that of reproducibility.md is run",
@@ -176,6 +177,7 @@ BLOCKS = {
     "security.md": {
         "printf 'alice  8kx0dJ2mF0sW1Yq5\\n' > key": "tests/e2e/test_pages_of_servers.py",
         "tureen serve --allowed-origins https://c": START,
+        "tureen serve --host 0.0.0.0 --allowed-ho": START,
         "curl -i http://127.0.0.1:30000/version -": "tests/e2e/test_pages_of_servers.py",
         "curl http://127.0.0.1:30000/generate -H": "tests/e2e/test_pages_of_servers.py",
         "# NAME KEY, one client a line": "tests/e2e/test_pages_of_servers.py",

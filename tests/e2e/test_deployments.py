@@ -42,7 +42,9 @@ def commands() -> dict[str, list[str]]:
     return images | {
         "compose": ["tureen", "serve", *compose],
         "systemd": ["tureen", *service_command()[1:]],
-        "kubernetes": CONTAINER["command"] + CONTAINER["args"],
+        "kubernetes": [
+            word.replace("$(POD_NAMESPACE)", "default") for word in CONTAINER["command"] + CONTAINER["args"]
+        ],
     }
 
 

@@ -33,7 +33,9 @@ def serve_engine(config: Config, listen: str, role: EngineRole) -> int:
         )
     set_up_logging(config.log_level, config.log_format)
     address = parse_address(listen, "--listen")
-    return asyncio.run(_serve(config, address, engine_context(config, address), role))
+    context = engine_context(config, address)
+    warn_of_root()
+    return asyncio.run(_serve(config, address, context, role))
 
 
 def engine_context(config: Config, address: EngineAddress) -> ssl.SSLContext | None:
@@ -59,7 +61,6 @@ async def _serve(config: Config, address: EngineAddress, context: ssl.SSLContext
     with PhaseDisplay() as display:
         server = await start_engine(config, address, context, display, role)
         await server.engine.start(display)
-    warn_of_root()
     log.info("the engine is ready; it takes requests of servers at %s", server.address)
     await stopped.wait()
     await server.close()

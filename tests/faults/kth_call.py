@@ -30,6 +30,9 @@ MOST = 100
 LOOKS = ("is_stopped", "_anonymous_bytes")
 """Functions that look at processes as time goes by: there would always be one more call."""
 
+STARTING = "start-children"
+"""The thread that starts all children; it lives as long as the process (sandbox/child_process.py)."""
+
 NEAR = 6  # frames: further out, the call is not the server's own
 
 
@@ -124,7 +127,8 @@ def held() -> Counter[str]:
     """
     gc.collect()
     queues = concurrent.futures.thread._threads_queues.copy()
-    found = Counter(thread=len({id(queues.get(thread, thread)) for thread in threading.enumerate()}))
+    threads = [thread for thread in threading.enumerate() if thread.name != STARTING]
+    found = Counter(thread=len({id(queues.get(thread, thread)) for thread in threads}))
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # that of the listing itself
             found[os.readlink(f"/proc/self/fd/{entry}").split(":")[0]] += 1

@@ -15,6 +15,7 @@ from datetime import datetime
 
 import pytest
 from byte_tokenizer import make_byte_tokenizer
+from patience import PATIENCE_S
 
 from tureen.errors import InvalidRequest, Unavailable
 from tureen.requests import template_pool, template_worker
@@ -313,7 +314,7 @@ def test_a_template_that_is_probed_does_not_hold_up_another_one():
         if not probing:
             probing.append(threading.Thread(target=other.probe, daemon=True))
             probing[0].start()
-            probing[0].join(20)
+            probing[0].join(PATIENCE_S)
             were_free.append(other.is_probed)
         return do_job(job)
 

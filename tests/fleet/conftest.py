@@ -16,8 +16,11 @@ from virtual_time import Clock, VirtualLoop, virtual_time
 
 
 @pytest.fixture
-def simulate():
+def simulate(monkeypatch):
     """Gives a function that runs `body(fleet)` over models of these sizes, in the order of work that a seed says."""
+
+    # Virtual time does not wait for a process that renders chat templates.
+    monkeypatch.setattr("tureen.requests.template_pool._can_have_pool", lambda: False)
 
     def run(body, sizes, limit, *, seed=1, **how):
         clock, chance = Clock(), random.Random(seed)

@@ -206,7 +206,7 @@ def test_longrope_has_the_short_factors_unless_a_longer_context_is_asked_for(
     assert runner.capacity().context_len == (context_length or original)
     assert runner.call("device")["rope_factors"] == factors
     [line] = [record.message for record in caplog.records if "LongRoPE" in record.message]
-    assert f"the {factors} factors" in line
+    assert f"its {factors} factors" in line
     assert "--context-length" in line
     sequence = Running(0, random.Random(5).choices(range(256), k=61), range(8), logprobs=SPEC)
     generate(runner, sequence, 2, chunk=1000 if factors == "short" else 50, score=True)

@@ -264,7 +264,7 @@ NEVER_REBOUND = ("10.0.0.5", "[2001:db8::1]:30000", "localhost", "gpu7", "gpu7.l
 
 
 def test_a_page_whose_name_was_made_to_resolve_to_this_server_needs_a_key():
-    """An address cannot be rebound, nor can a name without a dot or one that nobody can register."""
+    """An address cannot be rebound, nor can a name without a dot or one outside the public DNS."""
     body = {"text": "say:a"}
     with App(host="0.0.0.0", allowed_hosts=("LLM.example.org",)) as app:
         for host in REBOUND:

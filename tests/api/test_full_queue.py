@@ -130,7 +130,7 @@ def test_a_request_that_is_refused_for_its_name_takes_nobody_s_place(shared):
 
 
 def test_an_output_that_has_ended_without_a_token_does_not_wait(shared):
-    """It holds no place, so ending it would make no room; nobody has read it yet."""
+    """It holds no place, so ending it would make no room. The client has not read it yet."""
     app, _ = shared
 
     async def scenario():

@@ -27,7 +27,7 @@ SPEC = LogprobSpec(prompt_start=0, top=256)
 
 
 BEGINNING = PROMPT[:24]
-"""Longer than the windows; what is noticed here is noticed in all of the prompt."""
+"""Longer than the windows, so a mutation that changes the whole prompt changes this part."""
 MUTATED = {
     "LlamaForCausalLM": "llama-biases",
     "MistralForCausalLM": "mistral-sliding",
@@ -92,7 +92,7 @@ def test_greedy_tokens_and_all_logprobs_equal_transformers(model, page_size, chu
 
 
 def mutations(config):
-    """Yield what is changed, the changed config, and the kind of weights that get noise."""
+    """Yield a name of the mutation, the changed config, and the kind of weights that get noise."""
     for kind in mutated.kinds(config.weights()):
         yield kind, config, kind
     for window in dict.fromkeys(config.windows):

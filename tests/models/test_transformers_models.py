@@ -18,6 +18,7 @@ from tureen.runner.load import load_runner
 
 CLOSE = 1e-4
 FAMILIES = {
+    "Afmoe": {"num_experts": 4, "num_experts_per_tok": 2},  # passes its mask by keyword
     "StableLm": {},
     "Cohere2": {"sliding_window": 12, "num_hidden_layers": 4},
     "GPT2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512},

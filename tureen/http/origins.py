@@ -4,8 +4,8 @@
 (https://fetch.spec.whatwg.org/#http-cors-protocol).
 
 A page can also make its own name resolve to this server. The browser then takes the server for the page's site, so
-neither CORS nor Origin stops the page; only the Host header still has the site's name. The page has no API key. Nobody
-can rebind an IP address, nor a name that the public DNS does not resolve.
+neither CORS nor Origin stops the page; only the Host header still has the site's name. The page has no API key. An
+IP address cannot be rebound, nor can a name that the public DNS does not resolve.
 """
 
 from __future__ import annotations

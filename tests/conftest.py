@@ -24,17 +24,17 @@ from tureen.weights.source import ModelSource, resolve_model
 
 TESTS = Path(__file__).parent
 LONGEST = (
-    "e2e/test_healing_server.py",
+    "servers/test_healing_server.py",
     "kernels/cpu/test_arm.py",
-    "e2e/test_shapes_vlm_server.py",
+    "servers/test_shapes_vlm_server.py",
     "sim/test_whole_server.py",
-    "e2e/test_reproducible.py",
+    "servers/test_reproducible.py",
     "models/test_smollm2.py",
-    "e2e/test_memory_server.py",
+    "servers/test_memory_server.py",
     "lora/test_adapters_in_batches.py",
-    "e2e/test_structured_outputs.py",
+    "servers/test_structured_outputs.py",
     "runner/test_batch_invariance.py",
-    "e2e/test_media_server.py",
+    "servers/test_media_server.py",
     "weights/test_quantised_checkpoints.py",
     "grammar/test_compiler.py",
 )
@@ -67,7 +67,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's, on every machine: two 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="files, and the tests of each, in an order of its own")
-    parser.addoption("--write-images", action="store_true", help="of tests/browser: the pictures in docs/images, anew")
+    parser.addoption("--write-images", action="store_true", help="of tests/servers/browser: the pictures in docs/images, anew")
     parser.addoption("--sim-seed", type=int, metavar="SEED", help="of tests/sim, this one simulation only")
 
 

@@ -32,7 +32,7 @@ TORCH_TESTS: tuple[str, ...] = (
 NATIVE_TESTS: tuple[str, ...] = (
     "tests/runner/test_batch_invariance.py",
     "tests/models/test_smollm2.py",
-    "tests/e2e/test_server.py::test_the_model_answers_a_question_and_says_why_it_stopped",
+    "tests/servers/test_server.py::test_the_model_answers_a_question_and_says_why_it_stopped",
 )
 
 

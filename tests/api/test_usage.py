@@ -22,7 +22,7 @@ from tureen.requests.quotas import Quotas, Tally
 from tureen.requests.use_keeping import UseKeeper
 from tureen.storage.database import Database
 
-sys.path.append(str(Path(__file__).parents[1] / "e2e"))
+sys.path.append(str(Path(__file__).parents[1] / "servers"))
 from server_process import ServerProcess
 
 COUNTS = ("requests", "failed", "prompt_tokens", "cached_tokens", "output_tokens")

@@ -157,9 +157,9 @@ OF_A_CHAT = ("tools", "tool_choice", "add_generation_prompt", "chat_template_kwa
 
 WITH_LOGPROBS = ("logprobs_mode", "top_logprobs", "logprob_token_ids", "return_tokens_as_token_ids")
 NOT_HERE = {
-    "image_data": "tests/e2e/test_shapes_vlm_server.py shows pictures to a model that sees",
-    "video_data": "tests/e2e/test_shapes_vlm_server.py shows pictures to a model that sees",
-    "images": "tests/e2e/test_shapes_vlm_server.py shows pictures to a model that sees",
+    "image_data": "tests/servers/test_shapes_vlm_server.py shows pictures to a model that sees",
+    "video_data": "tests/servers/test_shapes_vlm_server.py shows pictures to a model that sees",
+    "images": "tests/servers/test_shapes_vlm_server.py shows pictures to a model that sees",
     "modalities": "tests/api/test_media_fields.py",
     "dimensions": "tests/api/test_embedding_server.py has a model whose embeddings may be cut",
     "pooling": "tests/api/test_openai_embeddings.py",

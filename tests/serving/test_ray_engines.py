@@ -35,7 +35,7 @@ from tureen.replicas.remote import RemoteEngine
 from tureen.replicas.router import Router
 from tureen.serving import healing
 
-sys.path.append(str(Path(__file__).parents[1] / "e2e"))
+sys.path.append(str(Path(__file__).parents[1] / "servers"))
 from followers import states as states_of
 from front_streams import begin, kill_front
 from server_process import ServerProcess

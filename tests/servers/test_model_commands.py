@@ -11,7 +11,7 @@ import sys
 import pytest
 import tiny_gguf
 import tiny_models
-from e2e.server_process import ServerProcess
+from server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e
 

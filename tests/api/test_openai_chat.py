@@ -61,11 +61,8 @@ def app(template):
 
 @pytest.fixture(scope="module")
 def client(template):
-    with ServedApp(chat_template=template) as server:
-        with make_client(server.url) as found:
-            yield found
-        server.terminate()  # and wait: what judges constrained outputs ends too
-        server.wait_ended()
+    with ServedApp(chat_template=template) as server, make_client(server.url) as found:
+        yield found
 
 
 def user(text) -> list[dict]:

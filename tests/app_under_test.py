@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import httpx
+import loop_host
 import msgspec
 import uvloop
+import virtual_clock
 from byte_tokenizer import make_byte_tokenizer
 from fake_engine import make_engine, make_slow_engine
+from inline_checker import InlineChecker
 from patience import PATIENCE_S, until, wait_until
 from prometheus_client.parser import text_string_to_metric_families
+from virtual_clock import Clock, VirtualLoop, replaced
 
 from tureen.config import Config
 from tureen.front.app import build_app
 from tureen.http.listener import bind
 from tureen.http.server import Server
 from tureen.media.loader import MediaLoader
+from tureen.requests import template_pool
 from tureen.requests.state import ServerState
+from tureen.serving.healing import HealingClient
 from tureen.serving.inproc import InprocClient
+from tureen.text.tokenizer import Tokenizer
 
 LOCAL = "http://127.0.0.1"
 
@@ -46,7 +54,10 @@ class EngineMaker:
 
 
 class App:
-    """The ASGI application; one event loop for all of its calls, which stands still between them."""
+    """The ASGI application, and its engine on the same event loop, which stands still between calls.
+
+    The clock is virtual: no test waits for a time-out or for a slow engine. Helper processes are functions here.
+    """
 
     def __init__(
         self,
@@ -61,26 +72,52 @@ class App:
         """`facts` replace what the engine says of itself; the tokenizer also knows `special` tokens. `factory` makes
         another engine."""
         self.config = Config(**settings)
-        self._runner = asyncio.Runner()
         self._maker = EngineMaker(factory or (make_slow_engine if slow else make_engine), self.config)
-        self.client: InprocClient = self.run(self._connect(self._maker))
+        self._begin()
+        self.client = self.run(self._connect(self._maker))
         self.client.info = msgspec.structs.replace(self.client.info, **(facts or {}))
-        self.app = build_app(self.client, make_byte_tokenizer(*special), self.config, media=media)
+        try:
+            self._serve(make_byte_tokenizer(*special), media)
+        except BaseException:
+            self.run(self.client.close())
+            self._runner.close()
+            raise
+
+    def _begin(self) -> None:
+        """Makes the clock and the event loop."""
+        self.clock = Clock()
+        self._runner = asyncio.Runner(loop_factory=lambda: VirtualLoop(self.clock))
+
+    def _serve(self, tokenizer: Tokenizer, media: MediaLoader | None = None) -> None:
+        """Builds the application over the client."""
+        with self.time():
+            self.app = build_app(self.client, tokenizer, self.config, media=media)
+        self._use_clock()
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(transport=transport, base_url=LOCAL)
+
+    @contextlib.contextmanager
+    def time(self) -> Iterator[None]:
+        """Where the application's code runs, its clock is the virtual one, and it starts no processes."""
+        with virtual_clock.running(self.clock), replaced((template_pool, "_can_have_pool", lambda: False)):
+            yield
+
+    def _use_clock(self) -> None:
+        for state in self.app.state.server.common.states:
+            state.helpers._checker = InlineChecker()
+            for part in (state.sessions, state.quotas, state.recordings):
+                part._clock = self.clock.monotonic
 
     @property
     def state(self) -> ServerState:
         return self.app.state.server
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self._runner.run(work)
+        with self.time():
+            return self._runner.run(work)
 
-    def hurry(self) -> None:
-        self._maker.hurry()
-
-    async def _connect(self, factory: Any) -> InprocClient:
-        client = InprocClient(factory)
+    async def _connect(self, factory: Any) -> HealingClient:
+        client = loop_host.connect(factory, self.clock)
         await client.start()
         return client
 
@@ -111,8 +148,8 @@ class App:
         """Nothing runs and no page is held."""
         self.wait_until(self._is_idle)
 
-    def wait_until(self, condition: Callable[[], object]) -> None:
-        self.run(until(condition))
+    def wait_until(self, condition: Callable[[], object], what: object = "what was waited for") -> None:
+        self.run(until(condition, what))
 
     def _is_idle(self) -> bool:
         stats = self.client.stats
@@ -126,13 +163,36 @@ class App:
         self.run(self.http.aclose())
         self.run(self.client.close())
         self.run(self.state.common.close())
-        self._runner.close()
+        with self.time():
+            self._runner.close()
 
     def __enter__(self) -> App:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class ThreadedApp(App):
+    """The same on the real clock, with the engine in a thread and helpers in processes."""
+
+    def _begin(self) -> None:
+        self._runner = asyncio.Runner()
+
+    @contextlib.contextmanager
+    def time(self) -> Iterator[None]:
+        yield
+
+    def _use_clock(self) -> None:
+        """Its parts have the real one."""
+
+    def hurry(self) -> None:
+        self._maker.hurry()
+
+    async def _connect(self, factory: Any) -> InprocClient:
+        client = InprocClient(factory)
+        await client.start()
+        return client
 
 
 class LiveServer:

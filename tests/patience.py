@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 import httpx
+from virtual_clock import VirtualLoop
 
 PATIENCE_S = 180.0
 """The net: the wait of a test for one thing. Less than the limit of a whole test in pyproject.toml."""
@@ -33,6 +34,10 @@ async def until(
     condition: Callable[[], object], what: object = "what was waited for", *, unless: asyncio.Future | None = None
 ) -> None:
     """The same in an event loop. `unless` is work that may not end before."""
+    if isinstance(loop := asyncio.get_running_loop(), VirtualLoop):
+        await loop.when(lambda: condition() or (unless is not None and unless.done()), what)
+        assert condition(), f"the work ended before {what}: {unless!r}"
+        return
     limit = time.monotonic() + PATIENCE_S
     while not condition():
         if unless is not None and unless.done():

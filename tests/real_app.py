@@ -1,20 +1,23 @@
-"""The application over a tiny real model, with the engine in a thread or in a process."""
+"""The application over a tiny real model."""
 
 from __future__ import annotations
 
-import asyncio
 import warnings
 from pathlib import Path
 
-import httpx
+import msgspec
 import torch
-from app_under_test import LOCAL, App
+from app_under_test import App, ThreadedApp
 from byte_tokenizer import BOS, EOS, VOCAB_SIZE, make_byte_tokenizer
+from inline_compiler import InlineCompiler
 from tiny_models import spread, write
 
 from tureen import build
 from tureen.config import Config
-from tureen.front.app import build_app
+from tureen.contract.types import EngineInfo
+from tureen.engine.loop import SteppedEngine
+from tureen.log import Progress
+from tureen.serving.healing import HealingClient
 
 SETTINGS = {
     "device": "cpu",
@@ -41,11 +44,29 @@ def write_model(folder: Path, seed: int, variant: str = "llama", **more: object)
 
 
 class RealApp(App):
+    """With the engine on the event loop."""
+
     def __init__(self, folder: Path, **settings: object) -> None:
         self.config = Config(model_path=str(folder), **(SETTINGS | settings))
-        self._runner = asyncio.Runner()
+        self._begin()
         model = build.find_model(self.config)
-        self.client = self.run(build.connect(self.config, model))
-        self.app = build_app(self.client, model.tokenizer, self.config)
-        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        self.http = httpx.AsyncClient(transport=transport, base_url=LOCAL)
+        self.client = self.run(self._connect_model(model))
+        self._serve(model.tokenizer)
+
+    async def _connect_model(self, model: build.Model) -> HealingClient:
+        return await self._connect(lambda report: self._make_engine(model, report))
+
+    def _make_engine(self, model: build.Model, report: Progress) -> tuple[SteppedEngine, EngineInfo]:
+        """A compiler of grammars that needs no process takes the place of the real one."""
+        config = msgspec.structs.replace(self.config, grammar_backend="none")
+        engine, info = build.make_engine(config, model=model, progress=report)
+        if self.config.grammar_backend != "none":
+            engine.preparing.grammars._compiler = InlineCompiler()  # type: ignore[attr-defined]
+        return engine, info
+
+
+class RealThreadedApp(ThreadedApp, RealApp):
+    """With the engine in a thread or a process, on the real clock."""
+
+    async def _connect_model(self, model: build.Model) -> HealingClient:
+        return await build.connect(self.config, model)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 from msgspec import inspect
-from real_app import RealApp, write_model
+from real_app import RealThreadedApp, write_model
 
 import tureen
 from tureen.contract.types import FromEngine, ToEngine
@@ -258,7 +258,7 @@ def test_a_model_that_recommends_top_k_is_served_the_same_from_another_process(t
     (tmp_path / "generation_config.json").write_text(json.dumps(RECOMMENDED))
     changes = send_as_to_a_process(monkeypatch)
     everything = {"explain": True, "return_effective": True, "logprobs": 2, "n": 2, "logit_bias": {"5": 1}, "stop": "a"}
-    with RealApp(tmp_path) as app:
+    with RealThreadedApp(tmp_path) as app:
         _, of_model = app.state.context.defaults
         assert (why := difference(RECOMMENDED, of_model)) is None, why
         answer = app.post("/v1/completions", prompt="ab", max_tokens=4, seed=1, **everything)

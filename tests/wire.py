@@ -5,45 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import selectors
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import uvicorn
 from app_under_test import App
+from patience import until
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from uvicorn.server import ServerState as Uvicorn
+from virtual_clock import Clock, VirtualLoop
 
 from tureen.http.connection import Connection
 from tureen.http.dialect import Entry
+from tureen.http.server import Server
 
 READ_BYTES = 256 << 10
 """Most that an event loop hands over at once."""
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """Its time stands still while there is work, and then jumps to the next timer."""
-
-    def __init__(self) -> None:
-        selector = _NoWait()
-        super().__init__(selector)
-        self.now_s = 0.0
-        selector.loop = self
-
-    def time(self) -> float:
-        return self.now_s
-
-
-class _NoWait(selectors.DefaultSelector):
-    loop: VirtualLoop
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        ready = super().select(0)
-        if not ready:
-            assert timeout is not None, "everybody waits for what will never come"
-            self.loop.now_s += timeout
-        return ready
 
 
 class Transport(asyncio.Transport):
@@ -104,9 +82,9 @@ class Answer(NamedTuple):
 class Wire:
     """A client's end of a connection to an application."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, server: Connection) -> None:
         self.transport = Transport()
-        self.server = self.transport.protocol = Connection(config=config, server_state=Uvicorn(), app_state={})
+        self.server = self.transport.protocol = server
         self.server.connection_made(self.transport)
         self.num_sent = 0
 
@@ -178,6 +156,28 @@ def echoing(**settings: Any) -> Iterator[App]:
         yield app
 
 
+def told(app: App, sent: bytes) -> bytes:
+    """What a client reads until the product's server closes the connection, for what it sent. The request must ask for
+    the close, or be wrong. The clock is the application's, whose engine answers."""
+    return all_told(app, [sent])[0]
+
+
+def all_told(app: App, requests: Iterable[bytes]) -> list[bytes]:
+    """The same of several clients of one server, one after the other."""
+    server = Server(app.app, app.config, lambda: None)
+    server.config.load()
+    server.lifespan = server.config.lifespan_class(server.config)
+
+    async def tell(sent: bytes) -> bytes:
+        wire = Wire(server._connection())
+        await wire.send(sent)
+        await until(lambda: wire.is_closed, "the end of the connection")
+        await wire.settle()
+        return wire.transport.written
+
+    return [app.run(tell(sent)) for sent in requests]
+
+
 def played(app: Any, scene: Callable[[Wire], Any]) -> Any:
     """What `scene` returns for a new connection to the ASGI application `app`, on a clock of its own."""
     return all_played(app, [scene])[0]
@@ -191,12 +191,14 @@ def all_played(app: Any, scenes: Iterable[Callable[[Wire], Any]]) -> list[Any]:
     config.load()
 
     async def play(scene: Callable[[Wire], Any]) -> Any:
-        wire = Wire(config)
+        wire = Wire(Connection(config=config, server_state=Uvicorn(), app_state={}))
         result = await scene(wire)
         if not wire.is_closed:
             wire.transport.close()
         await wire.settle()
         return result
 
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+    clock = Clock()
+    clock.now_s = 0.0
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(clock)) as runner:
         return [runner.run(play(scene)) for scene in scenes]

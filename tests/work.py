@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from virtual_clock import Elsewhere
+
 from tureen.requests.offload import NUM_THREADS, offload
 
 NOT_COUNTED = ("/httpx/", "/asyncio/", "/anyio/", "/sniffio/", "/logging/")
@@ -18,7 +20,7 @@ NOT_COUNTED = ("/httpx/", "/asyncio/", "/anyio/", "/sniffio/", "/logging/")
 
 
 class Work:
-    """`on_loop`: what this thread did; `elsewhere`: what threads did that started while it was counted."""
+    """`on_loop`: what the event loop's thread did; `elsewhere`: what other threads did, or would do in a server."""
 
     def __init__(self) -> None:
         self.on_loop = 0
@@ -28,7 +30,7 @@ class Work:
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Work | None:
         if any(part in frame.f_code.co_filename for part in NOT_COUNTED):
             return None
-        if threading.get_ident() == self._own:
+        if threading.get_ident() == self._own and not Elsewhere.depth:
             self.on_loop += 1
         else:
             self.elsewhere += 1

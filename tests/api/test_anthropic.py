@@ -9,9 +9,10 @@ import anthropic
 import httpx
 import pytest
 from anthropic.types import Message, MessageTokensCount
-from app_under_test import App, LiveServer
+from app_under_test import App
 from fake_engine import CONTEXT_LEN
-from patience import PATIENCE_S, until, wait_until
+from patience import PATIENCE_S, until
+from served_app import ServedApp
 
 from tureen.dialects.anthropic.body import TABLE, AnthropicBody, parse
 from tureen.dialects.anthropic.conversation import conversation_of
@@ -56,7 +57,7 @@ def app(template):
 
 @pytest.fixture(scope="module")
 def server(template):
-    with LiveServer(chat_template=template) as running:
+    with ServedApp(chat_template=template) as running:
         yield running
 
 
@@ -66,7 +67,7 @@ def client(server):
         yield found
 
 
-def _make_client(server: LiveServer, key: str = "none") -> anthropic.Anthropic:
+def _make_client(server: ServedApp, key: str = "none") -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0, timeout=PATIENCE_S)
 
 
@@ -508,7 +509,7 @@ def test_the_client_knows_the_errors(client):
 
 
 def test_an_api_key_in_either_header(template):
-    with LiveServer(chat_template=template, api_key="sesame") as server:
+    with ServedApp(chat_template=template, api_key="sesame") as server:
         with _make_client(server, "sesame") as client:
             assert client.messages.create(model="fake-model", max_tokens=5, messages=user("say:a")).content
         with _make_client(server, "wrong") as client, pytest.raises(anthropic.AuthenticationError) as refused:
@@ -575,9 +576,9 @@ def test_an_aborted_message_is_an_error(template):
 
 def test_a_client_that_leaves_ends_its_request(template):
     body = {"model": "fake-model", "max_tokens": 1500, "messages": user("abc")}
-    with LiveServer(chat_template=template, slow=True) as server:
+    with ServedApp(chat_template=template, slow=True) as server:
         with httpx.stream("POST", server.url + PATH, json=body | {"stream": True}) as response:
             next(response.iter_bytes())
-        wait_until(lambda: not server.stats.num_running, "the end of a stream that nobody reads")
+        server.wait_until(lambda: not server.stats.num_running, "the end of a stream that nobody reads")
         server.abandon(PATH, body, lambda: server.stats.num_running)
-        wait_until(lambda: not server.stats.num_running, "the end of a request that nobody waits for")
+        server.wait_until(lambda: not server.stats.num_running, "the end of a request that nobody waits for")

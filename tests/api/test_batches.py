@@ -561,7 +561,6 @@ def test_a_line_whose_output_an_operator_ended_runs_again(tmp_path):
         batch = app.begin([line("r", prompt="say:" + "a" * 900, max_tokens=1000)])
         app.wait_until(lambda: app.client.stats.num_running)
         app.post("/pause_generation", mode="abort")
-        app.hurry()
         app.post("/continue_generation")
         ended = app.ended(batch)
         body = app.lines(ended["output_file_id"])["r"]["response"]["body"]

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from app_under_test import App, LiveServer
+from app_under_test import App
 from byte_tokenizer import EOS
 from fake_engine import make_engine
 from openai_judge import joined_messages, judge, make_client
+from served_app import ServedApp
 
 TEMPLATE = "{# <tool_call> <think> #}{% if tools %}{% endif %}{{ messages[-1]['content'] }}"
 PATH = "/v1/chat/completions"
@@ -166,7 +167,7 @@ def test_reasoning_comes_before_either(app: App):
 
 @pytest.mark.parametrize("said", [OBJECT, CALL, "abc"])
 def test_a_stream_says_the_same(template, said):
-    with LiveServer(chat_template=template) as server, make_client(server.url) as client:
+    with ServedApp(chat_template=template) as server, make_client(server.url) as client:
         asked = {
             "model": "fake-model",
             "messages": [{"role": "user", "content": f"say:{said}"}],

@@ -7,7 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from app_under_test import App, LiveServer
+from app_under_test import App
+from served_app import ServedApp
 
 SERVER = "http://127.0.0.1:30000"
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -30,7 +31,7 @@ def test_each_command_on_the_page_works(page, tmp_path):
 @pytest.mark.parametrize("page", PAGES)
 def test_the_program_on_the_page_works(page, capsys):
     [program] = re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL)
-    with LiveServer(chat_template="chatml", preferred_sampling_params='{"max_new_tokens": 9}') as server:
+    with ServedApp(chat_template="chatml", preferred_sampling_params='{"max_new_tokens": 9}') as server:
         space: dict = {}
         exec(program.replace(SERVER, server.url), space)
         close = getattr(space["client"], "close", None)

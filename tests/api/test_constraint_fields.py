@@ -10,7 +10,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from app_under_test import App, LiveServer
+from app_under_test import App
+from served_app import ServedApp
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "structured-outputs.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("## The fields of other servers")[2].partition("\n## ")[0]
@@ -204,7 +205,7 @@ def test_no_additional_properties_closes_the_objects_that_name_keys_and_say_noth
 
 def test_the_program_of_the_page_prints_one_of_its_choices(capsys):
     [program] = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
-    with LiveServer(chat_template="chatml") as server:
+    with ServedApp(chat_template="chatml") as server:
         space: dict[str, Any] = {}
         exec(program.replace(SERVER, server.url), space)
         space["client"].close()
@@ -225,7 +226,7 @@ def test_each_command_of_the_page_says_yes_or_no(app: App):
 def test_the_program_of_the_page_makes_a_pydantic_model(capsys):
     section = PAGE.partition("## Pydantic")[2].partition("\n## ")[0]
     [program] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    with LiveServer(chat_template="chatml") as server:
+    with ServedApp(chat_template="chatml") as server:
         space: dict[str, Any] = {}
         exec(compile(program.replace(SERVER, server.url), "page", "exec", dont_inherit=True), space)
         space["client"].close()

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from app_under_test import App, LiveServer
+from app_under_test import App
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 from openai_judge import make_client
+from served_app import ServedApp
 
 from tureen.text.free_input import FreeInputReader
 
@@ -86,7 +87,7 @@ def test_without_a_format_the_input_is_any_text(app: App):
 
 @pytest.mark.parametrize("syntax", FORMATS)
 def test_a_stream_of_a_chat_gives_the_same_input_in_pieces(template, syntax):
-    with LiveServer(chat_template=template) as server, make_client(server.url) as client:
+    with ServedApp(chat_template=template) as server, make_client(server.url) as client:
         asked: dict[str, Any] = {
             "model": "fake-model",
             "messages": [{"role": "user", "content": "a"}],

@@ -247,7 +247,8 @@ def with_clock(path: str, clock: Clock, **settings) -> App:
     config = msgspec.structs.replace(app.config, sessions_db=path)
     state.context = msgspec.structs.replace(state.context, config=config)
     state.sessions = Sessions(state.context.tokenizer, config, abort=app.client.abort, clock=clock.monotonic)
-    state.lifecycle.services.append(SessionKeeper(state, wall=clock.wall))
+    with app.time():
+        state.lifecycle.services.append(SessionKeeper(state, wall=clock.wall))
     return app
 
 
@@ -366,10 +367,12 @@ def test_what_cannot_be_written_is_told_and_written_later(path):
         open_session(app, session_id="s")
         keeper = app.state.sessions.keeper
         connection = keeper._file._database._connection
-        size = keeper._file._database.run_now(lambda each: each.execute("PRAGMA page_count").fetchone()[0])
+        with app.time():
+            size = keeper._file._database.run_now(lambda each: each.execute("PRAGMA page_count").fetchone()[0])
 
         def limit(pages: int) -> None:
-            keeper._file._database._thread.submit(connection.execute, f"PRAGMA max_page_count = {pages}").result()
+            with app.time():
+                keeper._file._database._thread.submit(connection.execute, f"PRAGMA max_page_count = {pages}").result()
 
         limit(size)
         texts = "".join(random.Random(1).choices("abcdefgh", k=999))

@@ -98,7 +98,6 @@ CASES: dict[str, tuple[str, Body, int, int]] = {
 @pytest.fixture(scope="module")
 def app() -> Iterator[App]:
     with App(chat_template="chatml") as running:
-        running.client._tasks.pop("watch").cancel()  # it looks by the clock: the slower the machine, the more often
         yield running
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Iterator
 
 import pytest
 from app_under_test import App
 from fake_engine import MAX_ROWS, make_engine
+from patience import until
 
 from tureen.dialects.sglang import generate as sglang
 from tureen.requests.generation import Run
@@ -23,34 +23,37 @@ class Held:
     """An engine that steps only while it is let."""
 
     def __init__(self) -> None:
-        self.may_step = threading.Event()
-        self.may_step.set()
-        self.is_stepping = threading.Event()  # or wants to
         self.num_added = 0
+
+    @property
+    def may_step(self) -> asyncio.Event:
+        return self.app.client._host.may_step
 
     def make(self, config, *, progress):
         engine, info = make_engine(config, progress=progress)
-        step, add = engine.step, engine.add
-
-        def held_step():
-            self.is_stepping.set()
-            assert self.may_step.wait(60)
-            return step()
+        add = engine.add
 
         def counted_add(request):
             self.num_added += 1
             add(request)
 
-        engine.step, engine.add = held_step, counted_add
+        engine.add = counted_add
         return engine, info
+
+
+@contextlib.contextmanager
+def holding(**settings) -> Iterator[tuple[App, Held]]:
+    control = Held()
+    with App(factory=control.make, max_queued_requests=MAX_QUEUED, **settings) as app:
+        control.app = app
+        yield app, control
+        control.may_step.set()
 
 
 @pytest.fixture
 def held() -> Iterator[tuple[App, Held]]:
-    control = Held()
-    with App(factory=control.make, max_queued_requests=MAX_QUEUED) as app:
-        yield app, control
-        control.may_step.set()
+    with holding() as pair:
+        yield pair
 
 
 def post(app: App, key: str = "", route: str = "/generate", **body) -> asyncio.Task:
@@ -79,7 +82,7 @@ def test_one_too_many_is_refused_at_once_while_the_engine_is_in_a_step_that_neve
 
     async def scenario():
         running = await fill(app, ROOM)
-        await asyncio.to_thread(control.is_stepping.wait, 60)
+        await until(lambda: control.num_added)
         added = control.num_added
         refused = [await post(app), await post(app, stream=True), await post(app, text="b" * 1000)]
         assert (await app.http.get("/health")).status_code == 200
@@ -102,10 +105,8 @@ def shared(tmp_path) -> Iterator[tuple[App, Held]]:
     keys = tmp_path / "keys"
     keys.write_text("greedy k-greedy\nmodest k-modest\n")
     keys.chmod(0o600)
-    control = Held()
-    with App(factory=control.make, max_queued_requests=MAX_QUEUED, api_key_file=str(keys)) as app:
-        yield app, control
-        control.may_step.set()
+    with holding(api_key_file=str(keys)) as pair:
+        yield pair
 
 
 def test_a_request_that_is_refused_for_its_name_takes_nobody_s_place(shared):
@@ -151,7 +152,7 @@ def test_a_client_with_less_than_its_share_takes_the_newest_waiting_place_of_the
 
     async def scenario():
         greedy = await fill(app, ROOM, "k-greedy", stream=is_stream)
-        await asyncio.to_thread(control.is_stepping.wait, 60)
+        await until(lambda: control.num_added)
         again = [await post(app, "k-greedy") for _ in range(3)]
         modest = [post(app, "k-modest", text="say:a", stream=is_stream) for _ in range(ROOM // 2)]
         while app.client.num_live < ROOM + len(modest):  # displaced ones leave when the step has ended
@@ -338,20 +339,9 @@ def test_an_output_that_has_ended_holds_no_place_though_nobody_has_read_it(held)
 def test_an_embedding_model_s_queue_is_seen_to_be_full_in_the_same_way():
     from embedding_engine import make_embedding_engine
 
-    may_step = threading.Event()
-
-    def make(config, *, progress):
-        engine, info = make_embedding_engine(config, progress=progress)
-        step = engine.step
-
-        def held_step():
-            assert may_step.wait(60)
-            return step()
-
-        engine.step = held_step
-        return engine, info
-
-    with App(factory=make, max_queued_requests=MAX_QUEUED) as app:
+    with App(factory=make_embedding_engine, max_queued_requests=MAX_QUEUED) as app:
+        may_step = app.client._host.may_step
+        may_step.clear()
 
         async def scenario():
             def post():

@@ -205,7 +205,7 @@ def stopped(app, begin: bytes, rest: bytes, *, meanwhile: bytes = b"") -> list:
     async def scene(wire: Wire):
         await wire.send(begin)
         await asyncio.sleep(2)
-        asyncio.get_running_loop().now_s += STOPPED_S
+        asyncio.get_running_loop().clock.now_s += STOPPED_S
         await asyncio.sleep(0)
         await wire.send(meanwhile)
         await asyncio.sleep(2)
@@ -230,7 +230,7 @@ def test_a_server_that_is_stopped_again_and_again_still_has_an_end_for_who_sends
     async def scene(wire: Wire):
         await wire.send(HEAD)
         for count in range(1000):
-            asyncio.get_running_loop().now_s += STOPPED_S
+            asyncio.get_running_loop().clock.now_s += STOPPED_S
             await asyncio.sleep(1)
             if wire.is_closed:
                 return count
@@ -244,7 +244,7 @@ def test_who_takes_his_answer_while_the_server_is_stopped_is_not_cut_off(app):
         wire.transport.num_untaken = 1000
         await wire.send(GET)
         await asyncio.sleep(2)
-        asyncio.get_running_loop().now_s += 10 * connection.WRITE_TIMEOUT_S
+        asyncio.get_running_loop().clock.now_s += 10 * connection.WRITE_TIMEOUT_S
         await asyncio.sleep(2)
         assert not wire.transport.is_lost
         await asyncio.sleep(connection.WRITE_TIMEOUT_S)

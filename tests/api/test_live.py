@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from app_under_test import LOCAL, App, LiveServer, parse_metrics
-from patience import PATIENCE_S, wait_until
+from app_under_test import LOCAL, App, parse_metrics
+from patience import PATIENCE_S
+from served_app import ServedApp
 
 from tureen.cache.manager import CacheManager
 from tureen.cache.summary import MOST_BRANCHES, summarise
@@ -116,15 +117,15 @@ def test_a_quantile_of_buckets_is_near_that_of_the_values():
 
 
 @pytest.fixture(scope="module")
-def locked(tmp_path_factory) -> Iterator[LiveServer]:
+def locked(tmp_path_factory) -> Iterator[ServedApp]:
     path = tmp_path_factory.mktemp("keys") / "keys"
     path.write_text("ada KEY-ADA\nbob KEY-BOB\n")
     path.chmod(0o600)
-    with LiveServer(slow=True, api_key_file=str(path), admin_api_key="ADMIN") as server:
+    with ServedApp(slow=True, api_key_file=str(path), admin_api_key="ADMIN") as server:
         yield server
 
 
-def test_a_client_sees_its_own_requests_and_an_operator_all_of_them_and_nobody_what_was_said(locked: LiveServer):
+def test_a_client_sees_its_own_requests_and_an_operator_all_of_them_and_nobody_what_was_said(locked: ServedApp):
     body = {"text": f"{SECRET} " * 8, "sampling_params": {"max_new_tokens": 1500}, "stream": True}
 
     def seen(key: str) -> dict[str, Any]:
@@ -150,8 +151,9 @@ def test_a_client_sees_its_own_requests_and_an_operator_all_of_them_and_nobody_w
         [told] = seen("ADMIN")["models"][0]["requests"]
         assert (told["client"], told["rid"]) == ("ada", "mine")
         assert told["age_s"] >= own["age_s"]
-        wait_until(lambda: seen("ADMIN")["models"][0]["engines"][0]["branches"], "the prompt is cached")
-    wait_until(lambda: not seen("ADMIN")["models"][0]["requests"], "it is aborted")
+        live._told.clear()
+        assert seen("ADMIN")["models"][0]["engines"][0]["branches"], "the prompt is cached"
+    assert not seen("ADMIN")["models"][0]["requests"], "it is aborted"
 
 
 def test_however_many_look_the_engine_is_asked_once(app: App, monkeypatch):

@@ -12,10 +12,11 @@ import msgspec
 import numpy as np
 import pytest
 import tiny_llava
-from app_under_test import App, LiveServer
+from app_under_test import App
 from byte_tokenizer import VOCAB_SIZE
-from patience import until, wait_until
+from patience import until
 from PIL import Image
+from served_app import ServedApp
 
 from tureen.contract.types import NO_TOKEN
 from tureen.dialects.sglang import generate as sglang
@@ -612,11 +613,11 @@ def test_pixels_are_kept_once_for_all_samples_by_what_could_send_them_to_another
 
 
 def test_a_client_that_leaves_while_its_picture_is_loaded_leaves_nothing_behind(monkeypatch):
-    with LiveServer(media=_make_loader()) as server:
-        state = server.app.state.server
+    with ServedApp(media=_make_loader()) as server:
+        state = server.state
         load, (begun, ended) = state.media.load, _hold_up(state, monkeypatch)
         server.abandon("/generate", _body(), lambda: begun)
-        wait_until(lambda: ended == ["image_data"], "the loading ended")
+        assert ended == ["image_data"]
         state.media.load = load
         answer = httpx.post(f"{server.url}/generate", json=_body()).json()
         assert _usage(answer) == 2 + PER_PICTURE

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-import subprocess
 
 import httpx
 import pytest
-import requests
-from app_under_test import App, LiveServer
+from app_under_test import App
 from fake_engine import CONTEXT_LEN
-from patience import PATIENCE_S, until, wait_until
+from patience import until
+from served_app import ServedApp
 
 GREEDY = {"temperature": 0, "max_tokens": 6}
 PAGE_REQUEST = {
@@ -217,7 +215,7 @@ def test_best_of_needs_a_temperature_also_where_the_operator_sets_none():
 
 
 def test_a_stream_is_the_text_in_pieces_with_a_nul_byte_after_each():
-    with LiveServer(slow=True) as server:
+    with ServedApp(slow=True) as server:
         with httpx.stream(
             "POST", f"{server.url}/generate", json={"prompt": "say:héllo wörld", "stream": True}
         ) as response:
@@ -228,7 +226,7 @@ def test_a_stream_is_the_text_in_pieces_with_a_nul_byte_after_each():
         assert len(found) > 3
         assert "".join(one["text"][0] for one in found) == "héllo wörld"
         assert "é".encode() in content
-        answer = requests.post(f"{server.url}/generate", json={"prompt": "say:héllo wörld"}, timeout=PATIENCE_S).json()
+        answer = httpx.post(f"{server.url}/generate", json={"prompt": "say:héllo wörld"}).json()
         assert answer == {"text": ["say:héllo wörld héllo wörld"]}
 
 
@@ -304,12 +302,12 @@ def test_a_full_queue_says_when_to_come_back():
 
 
 def test_a_client_that_leaves_a_stream_frees_its_place():
-    with LiveServer(slow=True) as server:
+    with ServedApp(slow=True) as server:
         body = {"prompt": "abc", "max_tokens": 1500, "stream": True}
         with httpx.stream("POST", f"{server.url}/generate", json=body) as response:
             next(response.iter_raw())
             assert server.stats.num_running == 1
-        wait_until(lambda: server.stats.num_running == 0, "the abort")
+        server.wait_until(lambda: server.stats.num_running == 0, "the abort")
 
 
 def test_an_abort_is_no_complete_text():
@@ -323,16 +321,6 @@ def test_an_abort_is_no_complete_text():
             return await task
 
         assert app.run(scenario()).status_code == 500
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_curl_reads_the_stream():
-    body = '{"prompt": "say:My name is Olivier", "stream": true, "top_k": 10, "max_tokens": 16, "temperature": 1.0}'
-    with LiveServer() as server:
-        command = ["curl", "-sN", "-H", "Accept: application/json", "-H", "Content-type: application/json",
-                   "-X", "POST", "-d", body, f"{server.url}/generate"]  # fmt: skip
-        found = pieces(subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S).stdout)
-    assert "".join(one["text"][0] for one in found) == "My name is Olivi"
 
 
 def test_eos_ends_the_text_and_can_be_ignored(app: App):

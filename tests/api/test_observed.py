@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import re
-import socket
 import sys
 import time
 from functools import partial
@@ -15,9 +14,11 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from app_under_test import App, LiveServer, parse_metrics
+from app_under_test import App
 from fake_engine import make_engine
-from patience import PATIENCE_S, until, wait_until
+from patience import until
+from served_app import ServedApp
+from wire import all_told, told
 
 from tureen.control import reporter
 from tureen.control.reporter import report_forever
@@ -40,12 +41,6 @@ DASHBOARD = [
 ]
 HISTOGRAMS = ["time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"]
 SECRET = "xyzzy-plugh-secret"
-
-
-def exchanged(server, sent: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
-        connection.sendall(sent)
-        return connection.recv(65536)
 
 
 def test_the_names_that_sglang_s_dashboard_reads_are_there_from_the_start():
@@ -140,7 +135,6 @@ def test_rates_are_measured_each_interval_and_return_to_zero(caplog, monkeypatch
         asked = asyncio.create_task(app.http.post("/generate", json=body))
         await until(lambda: app.client.stats.total_output_tokens >= 10, unless=asked)
         rates = [await rate(app, 0.5)]
-        app.hurry()
         await asked
         await until(lambda: app.client.stats.total_output_tokens == 1500)
         rates += [await rate(app, 1.0), await rate(app, 3.0)]
@@ -202,7 +196,7 @@ def moment(monkeypatch):
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_what_clients_say_is_in_no_log_error_or_metric(log_to, log_format):
     written = log_to("debug", log_format)
-    with LiveServer(slow=True, log_format=log_format, log_level="debug") as server:
+    with ServedApp(slow=True, log_format=log_format, log_level="debug") as server:
 
         def post(**body):
             return httpx.post(f"{server.url}/generate", json=body)
@@ -309,12 +303,12 @@ def test_health_checks_are_not_logged(caplog):
 def test_a_refusal_before_a_request_is_read_is_logged_and_counted_like_any_other(log_to):
     """Under the id that its client sees, with nothing that the client sent, and no flood of them."""
     written = log_to("info", "json")
-    with LiveServer(log_format="json") as server:
-        answers = [exchanged(server, SECRET.encode() + b"\r\n\r\n") for _ in range(30)]
-        answers.append(exchanged(server, b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 300))
+    with App(log_format="json") as app:
+        answers = all_told(app, [SECRET.encode() + b"\r\n\r\n"] * 30)
+        answers.append(told(app, b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 300))
         ids = [re.search(rb"x-request-id: (\w+)", answer)[1].decode() for answer in answers]
-        wait_until(lambda: server.metric("http_responses_total[431]") == 1, "the last one")
-        assert server.metric("http_responses_total[400]") == 30
+        assert app.metrics()["http_responses_total[431]"] == 1
+        assert app.metrics()["http_responses_total[400]"] == 30
     messages = [json.loads(line)["message"] for line in written.getvalue().splitlines()]
     lines = [message for message in messages if "refused before it was read" in message]
     assert lines[0] == f"{ids[0]} refused before it was read: 400 invalid_http"
@@ -325,12 +319,11 @@ def test_a_refusal_before_a_request_is_read_is_logged_and_counted_like_any_other
 def test_a_refusal_in_the_middle_of_a_request_is_counted_once_and_logged_under_its_id(log_to):
     written = log_to("info", "json")
     head = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-    with LiveServer(log_format="json") as server:
-        answer = exchanged(server, head + b"5\r\nhello\r\nnonsense\r\n")
+    with App(log_format="json") as app:
+        answer = told(app, head + b"5\r\nhello\r\nnonsense\r\n")
         request_id = re.search(rb"x-request-id: (\w+)", answer)[1].decode()
-        wait_until(lambda: request_id in written.getvalue(), "the line of the log")
-        assert server.metric("http_responses_total[400]") == 1
-        assert "http_responses_total[499]" not in parse_metrics(httpx.get(f"{server.url}/metrics").text)
+        assert app.metrics()["http_responses_total[400]"] == 1
+        assert "http_responses_total[499]" not in app.metrics()
     [line] = [line for line in written.getvalue().splitlines() if request_id in line]
     assert f"{request_id} POST /generate 400" in line
 

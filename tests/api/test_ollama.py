@@ -8,9 +8,10 @@ import httpx
 import msgspec
 import ollama
 import pytest
-from app_under_test import App, LiveServer
+from app_under_test import App
 from fake_engine import CONTEXT_LEN
-from patience import PATIENCE_S, wait_until
+from patience import PATIENCE_S
+from served_app import ServedApp
 
 from tureen.dialects.ollama.body import (
     TABLES,
@@ -53,7 +54,7 @@ def app(template):
 
 @pytest.fixture(scope="module")
 def server(template):
-    with LiveServer(chat_template=template) as running:
+    with ServedApp(chat_template=template) as running:
         yield running
 
 
@@ -418,9 +419,9 @@ def test_an_api_key_is_asked_for_in_the_api_s_shape(template):
 
 def test_a_client_that_leaves_ends_its_request(template):
     body = {"model": "fake-model", "messages": user("abc")}
-    with LiveServer(chat_template=template, slow=True) as server:
+    with ServedApp(chat_template=template, slow=True) as server:
         with httpx.stream("POST", f"{server.url}/api/chat", json=body) as response:
             next(response.iter_bytes())
-        wait_until(lambda: not server.stats.num_running, "the end of a stream that nobody reads")
+        server.wait_until(lambda: not server.stats.num_running, "the end of a stream that nobody reads")
         server.abandon("/api/chat", body | {"stream": False}, lambda: server.stats.num_running)
-        wait_until(lambda: not server.stats.num_running, "the end of a request that nobody waits for")
+        server.wait_until(lambda: not server.stats.num_running, "the end of a request that nobody waits for")

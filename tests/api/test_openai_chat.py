@@ -12,12 +12,12 @@ import openai
 import pydantic
 import pytest
 import tiny_llava
-from app_under_test import App, LiveServer, parse_events
+from app_under_test import App, parse_events
 from byte_tokenizer import EOS, VOCAB_SIZE
 from fake_engine import CONTEXT_LEN
 from openai_judge import joined_messages, judge, make_client
-from patience import wait_until
 from PIL import Image
+from served_app import ServedApp
 
 from tureen.dialects.openai.answer import StreamUsage
 from tureen.dialects.openai.chat_body import TABLE
@@ -61,11 +61,8 @@ def app(template):
 
 @pytest.fixture(scope="module")
 def client(template):
-    with LiveServer(chat_template=template) as server:
-        with make_client(server.url) as found:
-            yield found
-        server.terminate()  # and wait: what judges constrained outputs ends too
-        server.wait_ended()
+    with ServedApp(chat_template=template) as server, make_client(server.url) as found:
+        yield found
 
 
 def user(text) -> list[dict]:
@@ -192,11 +189,11 @@ def test_the_client_understands_errors(client):
 
 
 def test_who_leaves_a_stream_frees_its_place(template):
-    with LiveServer(slow=True, chat_template=template) as server, make_client(server.url) as client:
+    with ServedApp(slow=True, chat_template=template) as server, make_client(server.url) as client:
         stream = client.chat.completions.create(model="fake-model", messages=user("abc"), stream=True)
         next(iter(stream))
         stream.close()
-        wait_until(lambda: server.stats.num_running == 0, "the abort")
+        server.wait_until(lambda: server.stats.num_running == 0, "the abort")
 
 
 SAID = [
@@ -584,7 +581,7 @@ def test_control_tokens_in_messages_are_counted(app: App):
 
 
 def test_a_request_is_aborted_by_its_id_and_says_so(template):
-    with LiveServer(slow=True, chat_template=template) as server, make_client(server.url) as client:
+    with ServedApp(slow=True, chat_template=template) as server, make_client(server.url) as client:
         found = iter(client.chat.completions.create(model="fake-model", messages=user("abc"), stream=True))
         httpx.post(f"{server.url}/abort_request", json={"rid": next(found).id})
         assert [chunk.choices[0].finish_reason for chunk in found][-1] == "abort"

@@ -12,12 +12,13 @@ import openai
 import pytest
 import tiny_gguf
 import torch
-from app_under_test import App, LiveServer
+from app_under_test import App
 from byte_tokenizer import BOS, EOS
 from fake_engine import HIDDEN_SIZE, make_engine
 from openai_judge import make_client
 from patience import until
 from real_app import RealApp
+from served_app import ServedApp
 from tiny_models import write
 
 TEXTS = ["one", "a second text", "the third of them"]
@@ -143,7 +144,7 @@ def test_sizes_are_cut_and_scaled_again_where_the_model_was_trained_for_it():
 
 
 def test_openai_s_own_client_reads_the_answers_and_the_errors():
-    with LiveServer() as server, make_client(server.url) as client:
+    with ServedApp() as server, make_client(server.url) as client:
         by_default, as_floats = (
             client.embeddings.create(model="fake-model", input=TEXTS, **format_)
             for format_ in ({}, {"encoding_format": "float"})

@@ -7,8 +7,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from app_under_test import App, LiveServer
+from app_under_test import App
 from openai_judge import judge
+from served_app import ServedApp
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "openai.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^curl .*$", PAGE.replace("\\\n", " "), re.MULTILINE)
@@ -37,7 +38,7 @@ def test_each_command_on_the_page_works(app: App, command):
 
 
 def test_the_program_on_the_page_works(capsys):
-    with LiveServer(chat_template="chatml", preferred_sampling_params='{"max_new_tokens": 9}') as server:
+    with ServedApp(chat_template="chatml", preferred_sampling_params='{"max_new_tokens": 9}') as server:
         space: dict = {}
         exec(PROGRAM.replace(SERVER, server.url), space)
         space["client"].close()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import openai
 import pytest
-from app_under_test import App, LiveServer
+from app_under_test import App
 from patience import PATIENCE_S
+from served_app import ServedApp
 
 from tureen.http.dialect import Entry
 
@@ -64,7 +65,7 @@ def test_every_route_of_the_api_is_at_both_with_the_same_access(app: App):
 
 
 def test_a_base_url_without_a_version_works(template):
-    with LiveServer(chat_template=template) as server:
+    with ServedApp(chat_template=template) as server:
         client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=PATIENCE_S)
         with client:
             assert client.models.list().data[0].id == "fake-model"

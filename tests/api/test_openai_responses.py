@@ -9,11 +9,11 @@ import httpx
 import openai
 import pydantic
 import pytest
-from app_under_test import App, LiveServer
+from app_under_test import App
 from fake_engine import CONTEXT_LEN
 from openai.types.responses import Response, ResponseStreamEvent
 from openai_judge import make_client
-from patience import wait_until
+from served_app import ServedApp
 
 from tureen.dialects.openai.responses_body import TABLE, ResponsesBody, parse
 from tureen.dialects.openai.responses_input import conversation_of
@@ -56,7 +56,7 @@ def app(template):
 
 @pytest.fixture(scope="module")
 def client(template):
-    with LiveServer(chat_template=template) as server, make_client(server.url) as found:
+    with ServedApp(chat_template=template) as server, make_client(server.url) as found:
         yield found
 
 
@@ -440,9 +440,9 @@ def test_a_fault_in_a_stream_is_its_last_event(app: App):
 
 
 def test_a_client_that_leaves_ends_its_request(template):
-    with LiveServer(chat_template=template, slow=True) as server:
+    with ServedApp(chat_template=template, slow=True) as server:
         with httpx.stream("POST", server.url + PATH, json={"input": "abc", "stream": True}) as response:
             next(response.iter_bytes())
-        wait_until(lambda: not server.stats.num_running, "the end of a stream that nobody reads")
+        server.wait_until(lambda: not server.stats.num_running, "the end of a stream that nobody reads")
         server.abandon(PATH, {"input": "abc"}, lambda: server.stats.num_running)
-        wait_until(lambda: not server.stats.num_running, "the end of a request that nobody waits for")
+        server.wait_until(lambda: not server.stats.num_running, "the end of a request that nobody waits for")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Iterator
 
 import pytest
 from app_under_test import App
 from embedding_engine import make_embedding_engine
+from virtual_clock import Elsewhere
 
 from tureen.dialects.sglang import from_file
 
@@ -123,19 +123,18 @@ def test_embeddings_of_a_file_below_the_media_path_are_a_prompt(tmp_path):
 
 
 def test_a_large_file_of_embeddings_is_decoded_beside_the_event_loop(tmp_path, monkeypatch):
-    threads = []
+    depths = []
     decode = from_file._decoded
 
     def noted(data: bytes) -> object:
-        threads.append(threading.get_ident())
+        depths.append(Elsewhere.depth)
         return decode(data)
 
     monkeypatch.setattr(from_file, "_decoded", noted)
     (tmp_path / "large.json").write_text(json.dumps([[0.5] * 2000] * 20))
     with App(media_path=str(tmp_path)) as app:
         app.post("/generate_from_file", file="large.json")
-    assert len(threads) == 1
-    assert threads[0] != threading.get_ident(), "this test's thread runs the event loop"
+    assert depths == [1]
 
 
 CONTENTS_LOGGED = {

@@ -2,8 +2,9 @@ import asyncio
 
 import httpx
 import pytest
-from app_under_test import App, LiveServer
-from patience import until, wait_until
+from app_under_test import App
+from patience import until
+from served_app import ServedApp
 
 PROMPT = {"text": "abc", "sampling_params": {"max_new_tokens": 1500, "temperature": 0}}
 
@@ -67,7 +68,6 @@ def test_a_paused_request_goes_on_where_it_was(app, mode):
     assert app.client.stats.num_running == (1 if mode == "in_place" else 0)
     assert not task.done()
     resume(app)
-    app.hurry()
     answer = app.run(wait_for(task)).json()
     assert answer["output_ids"] == whole["output_ids"]
     app.check_idle()
@@ -84,7 +84,6 @@ def test_the_default_ends_what_runs_and_lets_new_requests_wait(app):
         await until(lambda: app.client.stats.num_queued, unless=waiting)
         await turns(app, 30)
         assert not waiting.done()
-        app.hurry()
         assert (await post(app, "/continue_generation", {})).status_code == 200
         return (await wait_for(waiting)).json()
 
@@ -115,14 +114,12 @@ def count_reports(client):
     return seen
 
 
-def test_a_pause_is_not_taken_for_a_hang(monkeypatch):
+def test_a_pause_is_not_taken_for_a_hang():
     """The time until the engine is given up passes almost between its signs of life, again and again."""
-    monkeypatch.setattr("tureen.engine.loop.HEARTBEAT_S", 0.1)
-    with LiveServer(slow=True) as server:
-        look = server.client.look
+    with ServedApp(slow=True) as server:
 
-        def pass_almost_all():
-            look(0.9 * server.client._watchdog._timeout_s)
+        async def pass_almost_all():
+            server.client.look(0.9 * server.client._watchdog._timeout_s)
 
         with httpx.stream("POST", f"{server.url}/generate", json=PROMPT | {"stream": True}) as response:
             lines = response.iter_lines()
@@ -131,13 +128,12 @@ def test_a_pause_is_not_taken_for_a_hang(monkeypatch):
             seen = count_reports(server.client)
             for _ in range(3):
                 before = len(seen)
-                wait_until(lambda enough=before + 2: len(seen) >= enough, "a sign of life")
-                server._server._event_loop.call_soon_threadsafe(pass_almost_all)
+                server.wait_until(lambda enough=before + 2: len(seen) >= enough, "a sign of life")
+                server.run(pass_almost_all())
             assert httpx.get(f"{server.url}/health").status_code == 200
             httpx.post(f"{server.url}/continue_generation")
-            server.hurry()
             assert list(lines)[-2] == "data: [DONE]"
-        wait_until(lambda: server.stats.num_running == 0, "the end")
+        server.check_idle()
 
 
 @pytest.mark.parametrize(

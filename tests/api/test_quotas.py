@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from app_under_test import App, LiveServer
+from app_under_test import App
 from fake_engine import make_engine
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +19,7 @@ from tureen.config import Config
 from tureen.contract.types import OutputDelta, Usage
 from tureen.engine import finish
 from tureen.errors import StartupError, TooManyRequests, Unavailable
+from tureen.http.server import Server
 from tureen.requests.keys import Limits, load_keys
 from tureen.requests.quotas import Account, Hold, Quotas
 
@@ -402,7 +403,6 @@ def test_all_that_a_body_asks_for_is_counted_before_any_of_it_begins(path, body)
                 await asyncio.sleep(0)
             refused = await app.http.post(path, json=body)
             assert app.client.num_live == 1
-            app.hurry()
             return await running, refused
 
         answer, refused = app.run(scenario())
@@ -520,19 +520,17 @@ def test_clients_without_limits_have_no_headers_and_those_of_the_settings_hold_f
 
 
 def test_limits_are_read_again_with_the_keys(tmp_path):
-    import httpx
-
     config = _keys(tmp_path, "ann k1 tokens_per_minute=1000\n")
-    with LiveServer(api_key_file=config.api_key_file) as server:
+    with App(api_key_file=config.api_key_file) as app:
+        server = Server(app.app, app.config, lambda: None)
 
-        def limit() -> str:
-            answer = httpx.post(f"{server.url}/generate", json={"text": "say:a"}, headers=bearer("k1"))
-            return answer.headers["x-ratelimit-limit-tokens"]
+        async def reload() -> None:
+            server.reload()
 
-        assert limit() == "1000"
+        assert _post(app, "k1", text="say:a").headers["x-ratelimit-limit-tokens"] == "1000"
         _keys(tmp_path, "ann k1 tokens_per_minute=2000\n")
-        server.hang_up()
-        assert limit() == "2000"
+        app.run(reload())
+        assert _post(app, "k1", text="say:a").headers["x-ratelimit-limit-tokens"] == "2000"
 
 
 def test_the_engine_hears_whose_a_request_is_and_what_it_weighs(tmp_path, monkeypatch):

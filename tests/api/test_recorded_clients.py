@@ -19,15 +19,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from app_under_test import App
-from fake_engine import make_engine
-from patience import wait_until
-
-from tureen.config import Config
-from tureen.contract.runner import Batch, Masks, StepOutput
-from tureen.contract.types import EngineInfo
-from tureen.engine.engine import Engine
-from tureen.log import Progress
-from tureen.serving.inproc import InprocClient
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "clients"
 FILES = sorted(GOLDEN.glob("*.json"))
@@ -44,34 +35,10 @@ TELLING = re.compile(r"(^|\.)(object|type|role|done|\w*_reason)$")
 
 
 def _make_app() -> App:
-    """Random choices are seeded for who sends no seed."""
+    """Random choices are seeded for who sends no seed. Each event of a stream has one token's text: App's engine makes
+    no step before."""
     seeded = json.dumps({"sampling_seed": 1})
-    settings = {"preferred_sampling_params": seeded, "chat_template": "chatml"}
-    app = App(facts={"model_name": SERVED}, factory=_make_engine_in_step, **settings)
-    IN_STEP_WITH[:] = [app.client]
-    return app
-
-
-IN_STEP_WITH: list[InprocClient] = []
-
-
-def _make_engine_in_step(config: Config, *, progress: Progress) -> tuple[Engine, EngineInfo]:
-    """It makes no step before the text of the last one is on its way: so each event of a stream has one token's."""
-    engine, info = make_engine(config, progress=progress)
-    runner = engine._rows._runner
-    run = runner.run
-
-    def run_in_step(batch: Batch, masks: Masks | None) -> StepOutput:
-        wait_until(lambda: all(map(_has_taken, IN_STEP_WITH)), "the taking of the last step's text")
-        return run(batch, masks)
-
-    runner.run = run_in_step
-    return engine, info
-
-
-def _has_taken(client: InprocClient) -> bool:
-    streams = tuple(client._streams._streams.values())
-    return not client._host._outbox and not any(stream._is_due and stream._pending for stream in streams)
+    return App(facts={"model_name": SERVED}, preferred_sampling_params=seeded, chat_template="chatml")
 
 
 @pytest.fixture(scope="module")

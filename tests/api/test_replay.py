@@ -629,7 +629,6 @@ def test_a_request_that_is_sent_twice_counts_once(tmp_path):
             tasks = [asyncio.create_task(app.http.post("/generate", json=BODY, headers=headers)) for _ in range(3)]
             await until(lambda: app.client.stats.total_output_tokens >= 5)
             refused = await app.http.post("/generate", json=BODY, headers=headers | {"idempotency-key": "2"})
-            app.hurry()
             answers = [await task for task in tasks]
             again = await app.http.post("/generate", json=BODY, headers=headers | {"idempotency-key": "2"})
             return refused, answers, again

@@ -10,10 +10,11 @@ from typing import Any
 import httpx
 import pydantic
 import pytest
-from app_under_test import App, LiveServer
+from app_under_test import App
 from openai.types.responses import Response, ResponseStreamEvent
 from openai_judge import make_client
-from patience import until, wait_until
+from patience import until
+from served_app import ServedApp
 
 PATH = "/v1/responses"
 TEMPLATE = "{{ messages[-1]['content'] }}"
@@ -122,7 +123,7 @@ def test_what_cannot_be_followed_is_refused_with_the_reason(settings, query, nam
 
 
 def test_a_client_that_leaves_does_not_end_it_and_can_come_back(settings):
-    with LiveServer(slow=True, **settings) as server:
+    with ServedApp(slow=True, **settings) as server:
         body = {"input": "abc", "background": True, "stream": True, "max_output_tokens": 800}
         seen: list[str] = []
         with httpx.stream("POST", server.url + PATH, json=body) as response:
@@ -133,7 +134,6 @@ def test_a_client_that_leaves_does_not_end_it_and_can_come_back(settings):
         first = events_of("\n".join(seen))
         name, last = first[0]["response"]["id"], first[-1]["sequence_number"]
         assert httpx.get(f"{server.url}{PATH}/{name}").json()["status"] == "in_progress"
-        server.hurry()
         rest = events_of(httpx.get(f"{server.url}{PATH}/{name}?stream=true&starting_after={last}").text)
         assert [event["sequence_number"] for event in rest] == list(range(last + 1, last + 1 + len(rest)))
         text = "".join(event["delta"] for event in first + rest if event["type"] == "response.output_text.delta")
@@ -142,17 +142,18 @@ def test_a_client_that_leaves_does_not_end_it_and_can_come_back(settings):
 
 
 def test_openai_s_client_waits_for_a_response_and_cancels_another(settings):
-    with LiveServer(slow=True, **settings) as server, make_client(server.url) as client:
+    with ServedApp(slow=True, **settings) as server, make_client(server.url) as client:
         running = client.responses.create(model="fake-model", input="abc", background=True)
         assert running.status == "queued"
-        wait_until(lambda: server.stats.num_running, "the beginning of the response")
+        server.wait_until(lambda: server.stats.num_running, "the beginning of the response")
         cancelled = client.responses.cancel(running.id)
         assert cancelled.status == "cancelled"
-        wait_until(lambda: not server.stats.num_running, "the end of what was cancelled")
+        server.wait_until(lambda: not server.stats.num_running, "the end of what was cancelled")
         assert client.responses.cancel(running.id).status == "cancelled", "to cancel twice is the same"
         assert client.responses.retrieve(running.id).status == "cancelled"
         short = client.responses.create(model="fake-model", input="say:a", background=True)
-        wait_until(lambda: client.responses.retrieve(short.id).status == "completed", "the end of a short response")
+        server.wait_until(lambda: not server.state.recordings.responses.background, "the end of a short response")
+        assert client.responses.retrieve(short.id).status == "completed"
 
 
 def cancelled(app: App, name: str) -> httpx.Response:
@@ -220,7 +221,6 @@ def test_an_end_that_cannot_be_kept_is_found_as_a_failure(settings):
             lambda connection: connection.execute("PRAGMA max_page_count = 1")
         )
         app.run(full)
-        app.hurry()
         failed = end_of(app, name)
         assert failed["status"] == "failed"
         assert "is full, so nothing can be stored" in failed["error"]["message"]

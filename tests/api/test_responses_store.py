@@ -12,11 +12,11 @@ import httpx
 import openai
 import pydantic
 import pytest
-from app_under_test import App, LiveServer
+from app_under_test import App
 from openai.types.conversations import Conversation, ConversationItem
 from openai.types.responses import Response, ResponseItem
 from openai_judge import make_client
-from patience import wait_until
+from served_app import ServedApp
 
 from tureen.errors import RequestFailed
 from tureen.requests.generation import Run
@@ -337,7 +337,7 @@ def test_a_conversation_takes_items_and_no_names_of_others(app):
 def test_openai_s_client_keeps_a_conversation(settings):
     folder = settings["folder"]
     more = {"chat_template": settings["chat_template"], "responses_store": f"{folder}/client.db"}
-    with LiveServer(**more) as server, make_client(server.url) as client:
+    with ServedApp(**more) as server, make_client(server.url) as client:
         first = client.responses.create(model="fake-model", input="one")
         second = client.responses.create(model="fake-model", input="two", previous_response_id=first.id)
         assert client.responses.retrieve(second.id) == second
@@ -401,7 +401,7 @@ def test_items_that_are_only_named_count_as_if_they_had_been_sent(settings):
 
 def test_a_stream_whose_client_leaves_is_kept_as_far_as_it_came(settings):
     more = {"chat_template": settings["chat_template"], "responses_store": f"{settings['folder']}/left.db"}
-    with LiveServer(slow=True, **more) as server, make_client(server.url) as client:
+    with ServedApp(slow=True, **more) as server, make_client(server.url) as client:
         seen, name = "", ""
         with client.responses.create(model="m", input="a" * 400, stream=True, max_output_tokens=400) as stream:
             for event in stream:
@@ -411,7 +411,7 @@ def test_a_stream_whose_client_leaves_is_kept_as_far_as_it_came(settings):
                     seen += event.delta
                     break
         where = f"{server.url}{PATH}/{name}"
-        wait_until(lambda: httpx.get(where).status_code == 200, "the response is kept")
+        server.check_idle()
         kept = httpx.get(where).json()
     assert kept.pop("ignored_fields") == ["model"]
     Response.model_validate(kept, strict=True, extra="forbid")

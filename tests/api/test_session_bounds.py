@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 
 import pytest
-from app_under_test import App, LiveServer
+from app_under_test import App
 from byte_tokenizer import make_byte_tokenizer
-from patience import wait_until
+from patience import until
 
 from tureen.config import Config
+from tureen.control.reporter import report_forever
 from tureen.errors import InvalidRequest, NotFound, TooManyRequests, Unavailable
 from tureen.requests import sessions as sessions_module
 from tureen.requests.session_tree import SessionParams, SessionRequest
@@ -36,8 +38,9 @@ def named(tmp_path):
     file.write_text("".join(f"{name} {key}\n" for name, key in KEYS.items()))
     file.chmod(0o600)
     with App(api_key_file=str(file), max_sessions=4) as app:
-        app.clock = Clock()
-        app.state.sessions = Sessions(app.state.context.tokenizer, app.config, abort=app.client.abort, clock=app.clock)
+        app.session_clock = Clock()
+        tokenizer, abort = app.state.context.tokenizer, app.client.abort
+        app.state.sessions = Sessions(tokenizer, app.config, abort=abort, clock=app.session_clock)
         yield app
 
 
@@ -76,14 +79,14 @@ def test_a_client_gets_half_of_the_sessions_and_all_clients_no_more_than_there_a
         return post_as(named, name, "/open_session", capacity_of_str_len=100, timeout=60)
 
     first = opened("anna").json()
-    named.clock.now += 20
+    named.session_clock.now += 20
     assert opened("anna").status_code == 200
     refused = opened("anna")
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "40")
     assert [opened("bert").status_code for _ in range(3)] == [200, 200, 429]
     assert post_as(named, "anna", "/close_session", session_id=first).status_code == 200
     assert opened("anna").status_code == 200
-    named.clock.now += 60
+    named.session_clock.now += 60
     assert opened("anna").status_code == 200
     assert len(named.state.sessions) == 1
 
@@ -122,10 +125,14 @@ def test_a_session_ends_when_nobody_uses_it_and_not_while_a_request_runs():
 
 
 def test_the_server_closes_idle_sessions_by_itself():
-    with LiveServer(log_interval_s=0.05, session_timeout_s=0.2) as server:
-        sessions = server.app.state.server.sessions
-        assert sessions.open(100, owner="")
-        wait_until(lambda: len(sessions) == 0, "closing an idle session")
+    async def wait(app: App) -> None:
+        assert app.state.sessions.open(100, owner="")
+        reporter = asyncio.create_task(report_forever(app.state.common, app.config.log_interval_s))
+        await until(lambda: len(app.state.sessions) == 0, "closing an idle session")
+        reporter.cancel()
+
+    with App(log_interval_s=5, session_timeout_s=60) as app:
+        app.run(wait(app))
 
 
 def test_a_turn_that_was_prepared_too_early_is_refused_when_it_begins():

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import random
 
 import pytest
 from app_under_test import App, parse_events
 from byte_tokenizer import EOS
-from fake_engine import make_engine
 from patience import PATIENCE_S, until
 
 TEXTS = [
@@ -29,31 +27,6 @@ TEXTS = [
 @pytest.fixture(scope="module")
 def incremental():
     with App(incremental_streaming_output=True) as app:
-        yield app
-
-
-@contextlib.contextmanager
-def paced(**settings):
-    """An application whose engine makes a token when the one before it has been sent, however slow either is."""
-    loops = []
-
-    def make(config, *, progress):
-        engine, info = make_engine(config, progress=progress)
-        step = engine.step
-
-        def paced_step():
-            asyncio.run_coroutine_threadsafe(turns(), loops[0]).result()
-            return step()
-
-        engine.step = paced_step
-        return engine, info
-
-    async def turns():
-        for _ in range(50):
-            await asyncio.sleep(0)
-
-    with App(factory=make, **settings) as app:
-        loops.append(app._runner.get_loop())
         yield app
 
 
@@ -128,7 +101,7 @@ def test_a_prompt_that_ends_inside_a_character_is_not_in_the_text(app: App):
 
 
 def test_the_interval_bounds_the_number_of_events_and_the_first_comes_at_once():
-    with paced(stream_interval=4) as app:
+    with App(stream_interval=4) as app:
         params = {"max_new_tokens": 10}
         counts = [event["meta_info"]["completion_tokens"] for event in app.events(text="abc", sampling_params=params)]
         assert counts[0] == 1
@@ -142,7 +115,7 @@ def test_a_busy_front_sends_fewer_events_each_complete_and_the_same_tokens(monke
     for name in ("LOOK_S", "GATHER_S"):  # the test says how busy it is
         monkeypatch.setattr(f"tureen.serving.gathering.{name}", PATIENCE_S)
     params = {"max_new_tokens": 30, "temperature": 0}
-    with paced(stream_interval="auto") as app:
+    with App(stream_interval="auto") as app:
         one_by_one = app.events(text="abc", sampling_params=params)
         app.state.interval.is_busy = True
         gathered = app.events(text="abc", sampling_params=params)
@@ -155,7 +128,7 @@ def test_a_busy_front_sends_fewer_events_each_complete_and_the_same_tokens(monke
 
 
 def test_a_batch_interleaves_with_an_index_and_each_part_equals_its_answer():
-    with paced() as app:
+    with App() as app:
         body = {"text": ["abc", "say:x", "abd"], "sampling_params": {"max_new_tokens": 8, "n": 2, "seed": 1}}
         whole = app.generate(**body)
         events = app.events(**body)

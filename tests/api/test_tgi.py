@@ -8,12 +8,13 @@ import re
 
 import httpx
 import pytest
-from app_under_test import App, LiveServer
+from app_under_test import App
 from byte_tokenizer import EOS
 from fake_engine import CONTEXT_LEN, make_request
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import GenerationError, ValidationError
-from patience import until, wait_until
+from patience import until
+from served_app import ServedApp
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
@@ -331,15 +332,15 @@ def test_an_engine_with_a_full_queue_is_overloaded():
 
 
 def test_a_client_that_leaves_a_stream_frees_its_place():
-    with LiveServer(slow=True) as server:
+    with ServedApp(slow=True) as server:
         body = {"inputs": "abc", "parameters": {"max_new_tokens": 1500}}
         with httpx.stream("POST", f"{server.url}/generate_stream", json=body) as response:
             next(response.iter_raw())
-        wait_until(lambda: server.stats.num_running == 0, "the abort")
+        server.wait_until(lambda: server.stats.num_running == 0, "the abort")
 
 
 def test_the_hub_s_own_client_reads_all_of_it():
-    with LiveServer() as server:
+    with ServedApp() as server:
         client = InferenceClient(server.url)
         assert client.text_generation("say:héllo") == "héllo"
         answer = client.text_generation("say:one two", details=True, stop=[" t"], decoder_input_details=True)

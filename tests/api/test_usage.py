@@ -6,24 +6,19 @@ import asyncio
 import contextlib
 import csv
 import sqlite3
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from app_under_test import App
-from patience import PATIENCE_S, wait_until
+from patience import PATIENCE_S
 
 from tureen.config import Config
 from tureen.errors import StartupError
 from tureen.requests.quotas import Quotas, Tally
 from tureen.requests.use_keeping import UseKeeper
 from tureen.storage.database import Database
-
-sys.path.append(str(Path(__file__).parents[1] / "servers"))
-from server_process import ServerProcess
 
 COUNTS = ("requests", "failed", "prompt_tokens", "cached_tokens", "output_tokens")
 ADMIN = {"authorization": "Bearer ADMIN"}
@@ -152,27 +147,3 @@ def test_without_a_file_use_is_counted_since_the_start_and_has_no_days():
         assert (answer["kept"], answer["unwritten_requests"]) == (False, None)
         assert [row[:3] for row in lines(app)[1:]] == [["", "", "1"]]
         assert "format" in app.request("GET", "/usage?format=xml").json()["error"]["message"]
-
-
-@pytest.mark.e2e
-def test_what_was_written_survives_kill_9(settings, default_model_source):
-    flags = ["--api-key-file", settings["api_key_file"], "--admin-api-key", "ADMIN", "--usage-db", settings["usage_db"]]
-    body = {"text": "Paris is", "sampling_params": {"max_new_tokens": 8}}
-
-    def report(server: ServerProcess) -> dict[str, Any]:
-        return httpx.get(f"{server.url}/usage", headers=ADMIN, timeout=PATIENCE_S).json()
-
-    with ServerProcess(*flags) as server:
-        server.wait_ready()
-        for _ in range(2):
-            headers = {"authorization": "Bearer KEY-ADA"}
-            answer = httpx.post(f"{server.url}/generate", json=body, headers=headers, timeout=PATIENCE_S)
-            assert answer.status_code == 200
-        wait_until(lambda: report(server)["unwritten_requests"] == 0, "it is written")
-        before = report(server)["clients"]
-        server.process.kill()
-        server.process.wait()
-    with ServerProcess(*flags) as server:
-        server.wait_ready()
-        assert report(server)["clients"] == before
-        assert before[0]["requests"] == 2

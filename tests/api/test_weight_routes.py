@@ -22,7 +22,7 @@ from tureen.kernels.cpu import native
 PROMPT = [17, 4, 99, 120, 33, 8, 250, 61, 7, 7, 12, 90, 200, 31, 5, 66, 1]
 PARAMS = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
 JSON = {"content-type": "application/json"}
-KINDS = [("native", "thread"), ("torch", "process")]
+KINDS = ("native", "torch")
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +34,11 @@ def models(tmp_path_factory):
     return root, oracles
 
 
-@pytest.fixture(scope="module", params=KINDS, ids="-".join)
+@pytest.fixture(scope="module", params=KINDS)
 def server(request, models):
-    kernels, engine = request.param
-    if kernels == "native" and native.load() is None:
+    if request.param == "native" and native.load() is None:
         pytest.skip("no native kernels")
-    with RealApp(models[0] / "red", kernels=kernels, engine=engine, max_total_tokens=1024) as app:
+    with RealApp(models[0] / "red", kernels=request.param, max_total_tokens=1024) as app:
         yield _noting_calls(app)
 
 
@@ -52,7 +51,7 @@ def app(server, models):
 
 @pytest.fixture(scope="module")
 def torch_server(models):
-    with RealApp(models[0] / "red", kernels="torch", engine="thread", max_total_tokens=1024) as app:
+    with RealApp(models[0] / "red", kernels="torch", max_total_tokens=1024) as app:
         yield _noting_calls(app)
 
 

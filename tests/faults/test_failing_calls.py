@@ -8,7 +8,7 @@ from pathlib import Path
 
 import fake_engine
 import pytest
-from app_under_test import App, LiveServer
+from app_under_test import LiveServer, ThreadedApp
 from byte_tokenizer import EOS, VOCAB_SIZE
 from kth_call import SITES, Failing, Site, assert_nothing_left, children, each_failure, held, no_more
 from patience import until, wait_until
@@ -69,7 +69,7 @@ def keep_engine(config, progress):
 
 @pytest.fixture(scope="module")
 def reachable():
-    with App(factory=keep_engine) as running:
+    with ThreadedApp(factory=keep_engine) as running:
         running.client.engine = keep_engine.made
         yield running
 

@@ -14,11 +14,11 @@ import threading
 import numpy as np
 import pytest
 import tiny_llava
-from app_under_test import App
+from app_under_test import ThreadedApp
 from byte_tokenizer import VOCAB_SIZE
 from kth_call import Site, assert_nothing_left, children, each_failure, held, no_more
 from PIL import Image
-from real_app import RealApp, write_model
+from real_app import RealThreadedApp, write_model
 from runner_driver import folder_source
 from tiny_adapters import write_adapter
 
@@ -54,7 +54,7 @@ def seeing(tmp_path_factory):
     clip = {**tiny_llava.CLIP, "model_type": "clip_vision_model"}
     hf = {"model_type": "llava", "vision_config": clip, "text_config": {}, "image_token_index": VOCAB_SIZE}
     loader = MediaLoader(hf, tiny_llava.PREPROCESSORS["llava-clip"], media_path=root, allowed_domains=())
-    with App(media=loader, special=("<image>",)) as app:
+    with ThreadedApp(media=loader, special=("<image>",)) as app:
         inline = base64.b64encode(file.getvalue()).decode()
         body = {"text": "<image> say", "image_data": None, "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
         app.bodies = [body | {"image_data": one} for one in (inline, "red.png")]
@@ -110,7 +110,7 @@ def serving(tmp_path_factory):
     model = write_model(root / "red", 1)
     write_model(root / "blue", 2)
     write_adapter(model, root / "adapter", seed=3)
-    with RealApp(root / "red", kernels="native", engine="thread", max_total_tokens=1024) as app:
+    with RealThreadedApp(root / "red", kernels="native", engine="thread", max_total_tokens=1024) as app:
         app.root = root
         app.run(all_threads())
         yield app
@@ -181,7 +181,7 @@ def test_an_adapter_that_cannot_be_loaded_leaves_all_as_it_was(serving, site, ca
 
 @pytest.mark.parametrize("site", [EMPTY, FROM_BUFFER, ZEROS, ARRAY], ids=str)
 def test_memory_that_a_step_cannot_have_costs_no_output(serving, site):
-    with RealApp(serving.root / "red", kernels="native", engine="thread", max_total_tokens=1024) as app:
+    with RealThreadedApp(serving.root / "red", kernels="native", engine="thread", max_total_tokens=1024) as app:
         expected = output(app)
 
         def work(failing):

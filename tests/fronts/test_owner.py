@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import httpx
 import msgspec
 import pytest
-from app_under_test import App
+from app_under_test import ThreadedApp
 from patience import until
 
 from tureen.errors import StartupError
@@ -118,7 +118,7 @@ def play(monkeypatch, tmp_path, faults):
                 await asyncio.gather(opening, return_exceptions=True)
 
     def play(scenario, num_others=1, **settings):
-        with App(**settings) as app:
+        with ThreadedApp(**settings) as app:
             app.run(run(app, scenario, num_others))
 
     return play

@@ -10,7 +10,9 @@ from typing import Any
 
 import h11
 import uvicorn
-from wire import VirtualLoop, Wire
+from uvicorn.server import ServerState as Uvicorn
+from virtual_clock import Clock, VirtualLoop
+from wire import Wire
 
 from tureen.http import connection as limits
 from tureen.http.connection import Connection
@@ -48,7 +50,7 @@ CONFIG = make_config()
 
 async def talk(pieces: list[bytes]) -> tuple[bytes, bool]:
     """What a new connection writes when these arrive one after the other, and whether it is closed then."""
-    wire = Wire(CONFIG)
+    wire = Wire(Connection(config=CONFIG, server_state=Uvicorn(), app_state={}))
     await wire.send(*pieces)
     assert wire.server._framing_bytes <= limits.MAX_FRAMING_BYTES + len(b"".join(pieces)) // 8 + limits.MAX_PIECE_BYTES
     is_closed = wire.is_closed
@@ -120,7 +122,7 @@ def run(data: bytes) -> None:
     if not data:
         return
     pieces = [data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES)]
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(Clock())) as runner:
         whole, is_closed = runner.run(talk([data]))
         cut, is_cut_closed = runner.run(talk(pieces))
     assert (whole, is_closed) == (cut, is_cut_closed)

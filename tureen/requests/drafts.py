@@ -70,7 +70,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     rid: str | list[str] | None = None
     is_batch: bool = False  # the body has a list of prompts
     log_metrics: bool = True
-    arrived_s: float = msgspec.field(default_factory=time.monotonic)  # when the body arrived, monotonic time
+    arrived_s: float = msgspec.field(default_factory=lambda: time.monotonic())  # when the body arrived, monotonic time
     error_fields: Mapping[str, str] = {}  # a path in errors about the constraint -> the client's field
 
 
@@ -82,7 +82,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     names: dict[str, tuple[int, ...]]  # name that a client may abort by -> indices into requests
     owner: str = ""
     log_metrics: bool = True
-    arrived_s: float = msgspec.field(default_factory=time.monotonic)
+    arrived_s: float = msgspec.field(default_factory=lambda: time.monotonic())
     media: list[tuple[MediaItem, ...]] = []
     """Pictures and videos of each request, kept apart from it: a Run takes them out, so that a plan that is kept
     does not keep pixels."""

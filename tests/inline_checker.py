@@ -1,0 +1,27 @@
+"""A checker of constrained outputs without a process of its own: the real judgement, in the call."""
+
+from __future__ import annotations
+
+from tureen.constraining import check
+from tureen.constraining.check import CheckVerdict
+from tureen.grammar import GrammarSpec
+
+
+class InlineChecker:
+    """See Checker."""
+
+    supervisor = None  # it has no processes
+
+    def __init__(self) -> None:
+        self.unverified = 0
+
+    def check(self, spec: GrammarSpec, text: str) -> CheckVerdict:
+        verdict = check._judge(spec, text)
+        self.unverified += not verdict.is_verified
+        return verdict
+
+    async def check_in_turn(self, spec: GrammarSpec, text: str) -> CheckVerdict:
+        return self.check(spec, text)
+
+    def close(self) -> None:
+        """There is nothing to end."""

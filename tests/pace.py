@@ -45,7 +45,14 @@ ALLOWED = {
 }
 """By file, and the functions around: why."""
 
-SCRIPTED = ("wire.py", "api/test_http_messages.py", "api/test_http_time.py", "fleet/", "sim/")
+SCRIPTED = (
+    "wire.py",
+    "api/test_http_messages.py",
+    "api/test_http_time.py",
+    "fleet/",
+    "serving/simulated_processes.py",
+    "sim/",
+)
 """Files and folders whose event loop has a clock of the tests' own: sleeping there takes no time."""
 
 

@@ -6,15 +6,13 @@ A drawn byte 1 makes the next step's numbers of that sequence wrong; a request w
 
 from __future__ import annotations
 
-import time
-
 from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
 from inline_compiler import InlineCompiler
 from warm_structs import is_warm
 
 from tureen.config import Config
 from tureen.contract.params import SamplingParams
-from tureen.contract.runner import Batch, Capacity, Masks, Row, SlotState, StepOutput
+from tureen.contract.runner import Capacity, Row, SlotState
 from tureen.contract.types import EngineInfo, GenerateRequest, OutputDelta
 from tureen.engine.engine import Engine
 from tureen.engine.queue import Schedule
@@ -143,17 +141,3 @@ def make_request(request_id: str, text: str = "a", *, max_new_tokens: int = 20, 
         seed=1,
         **fields,
     )
-
-
-def make_hanging_engine(config: Config | None = None, *, progress: Progress = no_progress) -> tuple[Engine, EngineInfo]:
-    """Drawing byte 2 takes very long."""
-    engine, info = make_engine(config, progress=progress)
-    run = engine._rows._runner.run
-
-    def slow_run(batch: Batch, masks: Masks | None) -> StepOutput:
-        if any(row.start and row.token_ids == (2,) for row in batch.rows):
-            time.sleep(3)
-        return run(batch, masks)
-
-    engine._rows._runner.run = slow_run  # type: ignore[method-assign]
-    return engine, info

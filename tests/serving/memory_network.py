@@ -100,16 +100,22 @@ class MemoryTransport(asyncio.Transport):
 class MemoryServer:
     """See asyncio.Server."""
 
-    def __init__(self, network: MemoryNetwork, address: tuple[str, int]) -> None:
+    def __init__(self, network: MemoryNetwork, address: Any) -> None:
         self._network = network
         self._address = address
         self.sockets = [self]
 
-    def getsockname(self) -> tuple[str, int]:
+    def getsockname(self) -> Any:
         return self._address
 
     def close(self) -> None:
         self._network.listeners.pop(self._address, None)
+
+    async def __aenter__(self) -> MemoryServer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
 
 
 class MemoryNetwork:
@@ -120,8 +126,9 @@ class MemoryNetwork:
         self._next_port = FIRST_PORT
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def install(self, patch: pytest.MonkeyPatch) -> None:
-        for name in ("open_connection", "open_unix_connection", "start_server"):
+    def install(self, patch: pytest.MonkeyPatch, *, is_unix_only: bool = False) -> None:
+        unix = ("open_unix_connection", "start_unix_server")
+        for name in unix if is_unix_only else (*unix, "open_connection", "start_server"):
             patch.setattr(asyncio, name, getattr(self, name))
 
     def free_port(self) -> int:
@@ -138,8 +145,12 @@ class MemoryNetwork:
         self.listen(address, taken, ssl)
         return MemoryServer(self, address)
 
+    async def start_unix_server(self, taken: Taken, path: str) -> MemoryServer:
+        self.listen(str(path), taken)
+        return MemoryServer(self, str(path))
+
     async def open_unix_connection(self, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await self._connect(path, None, None)
+        return await self._connect(str(path), None, None)
 
     async def open_connection(
         self, host: str, port: int, *, ssl: ssl.SSLContext | None = None, server_hostname: str | None = None

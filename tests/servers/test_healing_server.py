@@ -68,7 +68,6 @@ def knows_its_grammar(server: ServerProcess) -> bool:
 
 @pytest.fixture(scope="module")
 def undisturbed(server) -> dict[str, list[tuple]]:
-    follow_all(server, STREAMS)  # what is slow only once: torch, the grammar
     found = follow_all(server, STREAMS)
     assert len(found["samples"]) == 2
     assert all(one[1] for outputs in found.values() for one in outputs)

@@ -13,14 +13,12 @@ import msgspec
 import pytest
 from fake_engine import make_request
 from linked_fronts import Streams, all_well, joined, linked, streams_everywhere
-from patience import PATIENCE_S, until
+from patience import until
 from remote_engines import GRACE_S, HERE, Followed, Wire, start_engine
 from resumable_requests import request
 from simulated_processes import Processes, play
 
 from tureen.config import Config
-from tureen.errors import StartupError
-from tureen.fronts import following
 from tureen.fronts.following import clients_of
 from tureen.grammar.base import GrammarSpec
 from tureen.replicas.cluster_ca import ENGINE_NAME, ClusterAuthority, with_files, write_files
@@ -467,24 +465,6 @@ def test_a_prompt_that_one_front_has_given_to_a_replica_is_found_there_by_anothe
     assert play(scenario) == (0 if is_told else 1)
 
 
-def test_an_address_that_was_tried_is_not_tried_again_while_the_owner_may_tell_another(tmp_path, monkeypatch):
-    """A front is as fast to come back to where an engine was as it takes to give up on it."""
-    monkeypatch.setattr(following, "MOVE_S", PATIENCE_S)
-    write_files(ClusterAuthority().issue("front"), tmp_path)
-    (engine,) = following._engines_in_actors(SETTINGS, tmp_path, 1)
-
-    async def scenario():
-        engine.address = "tcp://127.0.0.1:7001"
-        first = await engine.find()
-        again = asyncio.create_task(engine.find())
-        await asyncio.sleep(0)  # it has looked once
-        waits = not again.done()
-        engine.address = "tcp://127.0.0.1:7002"
-        return first.port, waits, (await again).port
-
-    assert play(scenario) == (7001, True, 7002)
-
-
 def test_streams_that_wait_for_a_replica_that_cannot_be_started_end_at_every_front(tmp_path, processes):
     async def scenario():
         async with in_processes(tmp_path) as link:
@@ -515,13 +495,3 @@ def _hopeless(link, *_):
             raise AssertionError("it never began")
 
     return Host()
-
-
-def test_a_front_that_finds_no_engine_at_its_start_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(following, "WAIT_S", 0.01)
-
-    async def scenario():
-        with pytest.raises(StartupError, match="no engine answers within"):
-            await following.join(SETTINGS, tmp_path, [NOBODY, NOBODY])
-
-    play(scenario)

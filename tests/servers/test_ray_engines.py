@@ -32,6 +32,12 @@ from tureen.replicas.pool import Pool, Scaler
 from tureen.replicas.router import Router
 from tureen.serving import healing
 
+pytestmark = [
+    pytest.mark.e2e,
+    # What Ray leaves of a start that failed, which is tried again.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
 ONE = "ray://local?num_cpus=1"
 
 

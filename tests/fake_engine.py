@@ -6,17 +6,13 @@ A drawn byte 1 makes the next step's numbers of that sequence wrong; a request w
 
 from __future__ import annotations
 
-import os
-import time
-from pathlib import Path
-
 from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
 from inline_compiler import InlineCompiler
 from warm_structs import is_warm
 
 from tureen.config import Config
 from tureen.contract.params import SamplingParams
-from tureen.contract.runner import Batch, Capacity, Masks, Row, SlotState, StepOutput
+from tureen.contract.runner import Capacity, Row, SlotState
 from tureen.contract.types import EngineInfo, GenerateRequest, OutputDelta
 from tureen.engine.engine import Engine
 from tureen.engine.queue import Schedule
@@ -31,20 +27,19 @@ PAGES, PAGE_SIZE, CONTEXT_LEN, MAX_ROWS = 256, 16, 2048, 16
 HIDDEN_SIZE = 4
 POISON_TOKEN = 1
 SLOW_STEP_S = 0.01
-COMPILING_IN = "TUREEN_TEST_COMPILING_IN"
 
 
 class WaitingCompiler(InlineCompiler):
-    """Compiles nothing until it is told so, and tells when it would."""
+    """Compiles nothing while `is_held`."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self._folder = folder
+    is_held = True
+
+    @property
+    def is_asked(self) -> bool:
+        return bool(self._pending)
 
     def poll(self) -> None:
-        if self._pending:
-            (self._folder / f"compiling-{os.getpid()}").touch()
-        if (self._folder / "go").exists():
+        if not self.is_held:
             super().poll()
 
 
@@ -123,9 +118,9 @@ def make_slow_engine(config: Config | None = None, *, progress: Progress = no_pr
 def make_slow_compiling_engine(
     config: Config | None = None, *, progress: Progress = no_progress
 ) -> tuple[Engine, EngineInfo]:
-    """The same; a grammar is ready when the file `go` is in the folder COMPILING_IN, and not before."""
+    """The same with a compiler that waits."""
     engine, info = make_slow_engine(config, progress=progress)
-    engine.preparing.grammars._compiler = WaitingCompiler(Path(os.environ[COMPILING_IN]))
+    engine.preparing.grammars._compiler = WaitingCompiler()
     return engine, info
 
 
@@ -146,17 +141,3 @@ def make_request(request_id: str, text: str = "a", *, max_new_tokens: int = 20, 
         seed=1,
         **fields,
     )
-
-
-def make_hanging_engine(config: Config | None = None, *, progress: Progress = no_progress) -> tuple[Engine, EngineInfo]:
-    """Drawing byte 2 takes very long."""
-    engine, info = make_engine(config, progress=progress)
-    run = engine._rows._runner.run
-
-    def slow_run(batch: Batch, masks: Masks | None) -> StepOutput:
-        if any(row.start and row.token_ids == (2,) for row in batch.rows):
-            time.sleep(3)
-        return run(batch, masks)
-
-    engine._rows._runner.run = slow_run  # type: ignore[method-assign]
-    return engine, info

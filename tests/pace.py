@@ -23,7 +23,6 @@ SLEEPS = re.compile(r"\bsleep\((?!0\)|\d{4,}\))")
 ALLOWED = {
     ("patience.py", "wait_until"): "what other threads and processes do is no event here; with a net",
     ("patience.py", "until"): "the same in an event loop",
-    ("fake_engine.py", "make_hanging_engine.slow_run"): "a hang that ends, so that its thread does",
     ("api/test_media_fields.py", "test_the_time_to_load_counts_against_the_deadline.slow"): "time is what it spends",
     ("api/test_media_fields.py", "_hold_up.slow"): "time is what it spends, or for ever",
     ("serving/linked_fronts.py", "Link.follow"): "what the owner's process does again and again",
@@ -41,11 +40,17 @@ ALLOWED = {
     ("media/test_media_fetch.py", "test_a_host_that_sends_a_byte_at_a_time_gets_no_more_than_the_time_for_all.drip"): (
         "time is what it spends: it is over the limit however slow the machine is"
     ),
-    ("serving/test_clients.py", "test_a_step_that_never_ends_is_noticed.scenario"): "for a notice that must not come",
 }
 """By file, and the functions around: why."""
 
-SCRIPTED = ("wire.py", "api/test_http_messages.py", "api/test_http_time.py", "fleet/", "sim/")
+SCRIPTED = (
+    "wire.py",
+    "api/test_http_messages.py",
+    "api/test_http_time.py",
+    "fleet/",
+    "serving/simulated_processes.py",
+    "sim/",
+)
 """Files and folders whose event loop has a clock of the tests' own: sleeping there takes no time."""
 
 

@@ -93,7 +93,7 @@ def play(monkeypatch, tmp_path, faults):
     unless it says otherwise, and their processes."""
     started: list[PlayedProcess] = []
 
-    def start(command, pass_fds):
+    def start(command, pass_fds, env):
         if faults:
             raise faults.pop(0)
         started.append(PlayedProcess(pass_fds))
@@ -105,7 +105,7 @@ def play(monkeypatch, tmp_path, faults):
 
     async def run(app, scenario, num_others):
         with contextlib.ExitStack() as stack:
-            listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(num_others)]
+            listeners = [stack.enter_context(socket.socket()) for _ in range(num_others)]
             fronts = Fronts(app.config, tmp_path, listeners, app.app)
             opening = asyncio.create_task(fronts.open())
             try:

@@ -240,3 +240,14 @@ def test_a_request_whose_scores_cannot_be_made_leaves_no_rank_waiting(over_ranks
     answers, operations = over_ranks(folders / "first", do)
     assert [len(tokens) for tokens, _ in answers] == [0, LENGTH]
     assert operations == ["forget", "update_weights"]
+
+
+@pytest.mark.parametrize("field", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_an_operation_that_no_rank_has_all_for_is_refused_with_the_flag(folders, field):
+    flag = f"--{field.replace('_', '-')}"
+    stages = {field: 2} if field == "pipeline_parallel_size" else {}
+    with ranks_in_threads(folders / "first", 2, **SETTINGS, **stages) as runner:
+        for op in ("weight", *(["start_expert_record"] if stages else [])):
+            with pytest.raises(InvalidRequest, match=flag):
+                runner.call(op)
+        assert runner._ranks.operations == []

@@ -11,6 +11,7 @@ from tiny_models import greedy, logprobs, write
 
 from tureen.config import Config
 from tureen.contract.runner import Batch, Row
+from tureen.contract.types import NO_TOKEN
 from tureen.devices.groups import RankGroup
 from tureen.errors import StartupError
 from tureen.models.stages import layers_of, why_not
@@ -137,3 +138,18 @@ def test_settings_that_do_not_go_with_stages_are_refused_by_name(tmp_path, setti
         load_runner(folder_source(tmp_path), Config(**{"device": "cpu", "pipeline_parallel_size": 2} | settings))
     assert caught.value.field == field
     assert f"--{field.replace('_', '-')}" in caught.value.message
+
+
+def test_embeddings_of_a_picture_go_through_the_stages_as_through_one_process(tmp_path):
+    model = write(tmp_path, "llama", **MODELS["llama"])
+    given = model.get_input_embeddings().weight[PROMPT].detach().to(torch.float32).numpy().tobytes()
+    sequence = Running(0, PROMPT, range(64), logprobs=SPEC)
+    row = Row(0, (NO_TOKEN,) * len(PROMPT), 0, sequence.pages, True, embeds=given)
+
+    def drawn(runner):
+        [output] = runner.run(Batch((row,), (sequence.state,))).rows
+        return output.token_ids, output.logprobs
+
+    expected = drawn(alone(tmp_path, dtype="float32"))
+    with ranks_in_threads(tmp_path, 2, dtype="float32", pipeline_parallel_size=2) as runner:
+        assert drawn(runner) == expected

@@ -38,7 +38,9 @@ def start(folder: Path) -> ServerProcess:
     return ServerProcess("--batch-path", str(folder), "--max-running-requests", "4").wait_ready()
 
 
-def test_a_server_that_is_killed_in_the_middle_answers_each_line_once(default_model_source, tmp_path):
+def test_a_server_that_is_killed_in_the_middle_answers_each_line_once_and_the_page_s_commands_work(
+    default_model_source, tmp_path
+):
     for num_lines in NUM_LINES:
         folder = tmp_path / str(num_lines)
         batch_id, before = killed_twice(folder, num_lines)
@@ -57,6 +59,19 @@ def test_a_server_that_is_killed_in_the_middle_answers_each_line_once(default_mo
         for answer in answers[: NUM_LINES[0]]:
             alone = httpx.post(f"{server.url}{ROUTE}", json=body_of(int(answer["custom_id"][1:])), timeout=60).json()
             assert text_of(answer["response"]["body"]) == text_of(alone)
+        the_commands_of_the_page_work(server, tmp_path)
+
+
+def the_commands_of_the_page_work(server: ServerProcess, folder: Path) -> None:
+    [_, commands] = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    begin, end = commands.replace("localhost:30000", server.url).split("curl -s " + server.url + "/v1/batches/$batch")
+    begun = subprocess.run(["bash", "-c", begin + "echo $batch"], capture_output=True, text=True, cwd=folder)
+    batch_id = begun.stdout.strip()
+    wait_until(lambda: batch(server, batch_id)["status"] == "completed", "the end")
+    rest = f"batch={batch_id}\ncurl -s {server.url}/v1/batches/$batch" + end
+    shown = subprocess.run(["bash", "-ec", rest], capture_output=True, text=True, cwd=folder, check=True).stdout
+    for answer in ('"custom_id":"a"', '"custom_id":"b"', "Paris"):
+        assert answer in shown
 
 
 def killed_twice(folder: Path, num_lines: int) -> tuple[str, list[bytes]]:
@@ -91,21 +106,6 @@ def whole_lines(folder: Path) -> bytes:
     [output] = folder.glob("files/*-output")
     content = output.read_bytes()
     return content[: content.rfind(b"\n") + 1]
-
-
-def test_the_commands_of_the_page_work(default_model_source, folder, tmp_path):
-    [_, commands] = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
-    with start(folder) as server:
-        begin, end = commands.replace("localhost:30000", server.url).split(
-            "curl -s " + server.url + "/v1/batches/$batch"
-        )
-        begun = subprocess.run(["bash", "-c", begin + "echo $batch"], capture_output=True, text=True, cwd=tmp_path)
-        batch_id = begun.stdout.strip()
-        wait_until(lambda: batch(server, batch_id)["status"] == "completed", "the end")
-        rest = f"batch={batch_id}\ncurl -s {server.url}/v1/batches/$batch" + end
-        shown = subprocess.run(["bash", "-ec", rest], capture_output=True, text=True, cwd=tmp_path, check=True).stdout
-        for answer in ('"custom_id":"a"', '"custom_id":"b"', "Paris"):
-            assert answer in shown
 
 
 def test_a_server_that_is_told_to_end_does_not_wait_for_its_batches_and_a_folder_is_for_one(

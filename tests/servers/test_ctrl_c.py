@@ -65,9 +65,8 @@ def test_once_says_how_long_it_waits_and_twice_leaves(tmp_path):
     assert not (tmp_path / "s").exists()
 
 
-@pytest.mark.parametrize("phase", ["build tokenizer", "load weights"])
-@pytest.mark.parametrize("times", [1, 3])
-def test_while_the_model_is_loaded_it_leaves_without_a_traceback(tmp_path, times, phase):
+@pytest.mark.parametrize(("phase", "times"), [("build tokenizer", 1), ("load weights", 3)])
+def test_while_the_model_is_loaded_it_leaves_without_a_traceback(tmp_path, phase, times):
     with serve(tmp_path) as terminal:
         terminal.wait_for(phase)
         for _ in range(times):
@@ -90,8 +89,7 @@ sys.meta_path.insert(0, Interrupting())
 """
 
 
-@pytest.mark.parametrize("program", ["tureen", "tureen.launch_server"])
-@pytest.mark.parametrize("module", ["tureen.cli", "tureen.cli.flags", "tureen.config"])
+@pytest.mark.parametrize(("program", "module"), [("tureen", "tureen.cli"), ("tureen.launch_server", "tureen.config")])
 def test_while_modules_are_imported_it_leaves_without_a_traceback(tmp_path, program, module):
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTED.format(module=module))
     command = [sys.executable, "-m", program, "serve", "--help"]

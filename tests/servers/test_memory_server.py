@@ -21,10 +21,10 @@ BUSY = 503
 CONSTRAINED = {"text": "A:", "sampling_params": {"json_schema": '{"type": "boolean"}', "max_new_tokens": 8}}
 
 
-@pytest.fixture(scope="module", params=["thread", "process"])
-def server(request, default_model_source):
+@pytest.fixture(scope="module")
+def server(default_model_source):
     """With all there that comes after it is ready: what the first constraint needs, and the first of each request."""
-    with ServerProcess("--engine", request.param, "--kernels", "native") as running:
+    with ServerProcess("--engine", "process", "--kernels", "native") as running:
         running.wait_ready()
         for body in (CONSTRAINED, SHORT, LONG):
             answers = (post(running, "/generate", **body) for _ in range(10))

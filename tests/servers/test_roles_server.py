@@ -7,13 +7,12 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
-from followers import MAX_ATTEMPTS, PATIENCE_S, engines, follow_all, states, wait_until
+from followers import PATIENCE_S, engines, follow_all, states, wait_until
 from server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e
@@ -82,68 +81,43 @@ def replicas(server: ServerProcess) -> list[dict]:
     return model["replicas"]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory, default_model_source) -> Iterator[ServerProcess]:
-    kept = ("--kv-disk", str(tmp_path_factory.mktemp("roles") / "kv"), "--freeze-grace-s", str(PATIENCE_S))
-    with ServerProcess("--replicas", "2", "--prefill-replicas", "1", "--prefill-min-tokens", LEAST, *kept) as running:
-        yield running.wait_ready()
+def test_the_tokens_of_two_fronts_are_those_without_roles_whoever_is_killed(tmp_path, without_roles):
+    """tests/serving/test_roles.py kills, freezes and drains either at each step."""
+    kept = ("--kv-disk", str(tmp_path / "kv"), "--freeze-grace-s", str(PATIENCE_S))
+    roles = ("--replicas", "2", "--prefill-replicas", "1", "--prefill-min-tokens", LEAST, "--api-workers", "2")
+    with ServerProcess(*roles, *kept) as server:
+        server.wait_ready()
+        prompts_are_computed_elsewhere(server, without_roles)
+        the_client_hears_how_much_was_cached_before(server)
+        killed = follow_all(server, LASTING, lambda: os.kill(engines(server)[1], signal.SIGKILL))
+        assert killed == {name: without_roles[name] for name in LASTING}
+        wait_until(lambda: states(server) == ["healthy", "healthy"], "it is replaced")
+        computing = engines(server)[0]
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(follow_all, server, LONG)
+            wait_until(lambda: replicas(server)[0]["num_running"] == 1 or answer.done(), "it computes")
+            os.kill(computing, signal.SIGKILL)
+            assert answer.result(PATIENCE_S) == {"long": without_roles["long"]}
 
 
-def test_the_tokens_are_those_of_a_server_without_roles_and_the_prompts_were_computed_elsewhere(server, without_roles):
+def prompts_are_computed_elsewhere(server, without_roles):
     answers = follow_all(server, STREAMS)
     assert answers == {name: without_roles[name] for name in STREAMS}
-    first, second = replicas(server)
-    assert [first["role"], second["role"]] == ["prefill", "decode"]
     num_prompt = sum(output[2][2] for outputs in answers.values() for output in outputs)
-    assert first["prompt_tokens"] > 0.8 * num_prompt
-    assert second["prompt_tokens"] == num_prompt
-    assert second["cached_tokens"] == first["prompt_tokens"]
+    wait_until(lambda: replicas(server)[0]["prompt_tokens"] > 0.8 * num_prompt, "the figures of all fronts")
+    wait_until(lambda: replicas(server)[1]["prompt_tokens"] == num_prompt, "the figures of all fronts")
+    assert [replica["role"] for replica in replicas(server)] == ["prefill", "decode"]
+    wait_until(
+        lambda: replicas(server)[1]["cached_tokens"] == replicas(server)[0]["prompt_tokens"], "all was handed over"
+    )
 
 
-def test_the_client_hears_how_much_was_cached_before_anybody_computed(server):
+def the_client_hears_how_much_was_cached_before(server):
     body = {"text": _prompt("Ines", 20), "sampling_params": {"temperature": 0, "max_new_tokens": 4}}
     first, again = (httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).json() for _ in range(2))
     assert first["text"] == again["text"]
     assert first["meta_info"]["cached_tokens"] == 0
     assert again["meta_info"]["cached_tokens"] > 200
-
-
-def test_the_one_that_answers_may_be_killed(server, without_roles):
-    killed = follow_all(server, LASTING, lambda: os.kill(engines(server)[1], signal.SIGKILL))
-    assert killed == {name: without_roles[name] for name in LASTING}
-    wait_until(lambda: states(server) == ["healthy", "healthy"], "it is replaced")
-
-
-def test_the_one_for_prompts_may_be_killed_while_it_computes(server, without_roles):
-    num_prompt = without_roles["long"][0][2][2]
-    pid, answering = engines(server)
-    for attempt in range(MAX_ATTEMPTS):
-        body = LONG["long"] | {"cache_salt": f"attempt {attempt}"}
-        before = replicas(server)[1]
-        with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(follow_all, server, {"long": body})
-            wait_until(lambda running=answer: replicas(server)[0]["num_running"] == 1 or running.done(), "it computes")
-            os.kill(pid, signal.SIGKILL)
-            assert answer.result(PATIENCE_S) == {"long": without_roles["long"]}
-        after = replicas(server)[1]
-        assert after["prompt_tokens"] == before["prompt_tokens"] + num_prompt
-        wait_until(lambda killed=pid: len({*engines(server)} - {killed}) == 2, "another one is started")
-        wait_until(lambda: states(server) == ["healthy", "healthy"], "it is replaced")
-        (pid,) = {*engines(server)} - {answering}
-        if after["cached_tokens"] < before["cached_tokens"] + num_prompt // 2:  # it had not handed the prompt over
-            return
-    raise AssertionError(f"killed too late, {MAX_ATTEMPTS} times")
-
-
-def test_each_of_several_fronts_hands_over(tmp_path, without_roles):
-    flags = ("--replicas", "2", "--prefill-replicas", "1", "--prefill-min-tokens", LEAST, "--api-workers", "2")
-    with ServerProcess(*flags, "--kv-disk", str(tmp_path / "kv"), "--num-threads", "1") as server:
-        server.wait_ready()
-        fewer = {name: STREAMS[name] for name in ("greedy", "warm", "samples", "scores")}
-        answers = follow_all(server, fewer)
-        assert answers == {name: without_roles[name] for name in fewer}
-        num_prompt = sum(output[2][2] for outputs in answers.values() for output in outputs)
-        wait_until(lambda: replicas(server)[0]["prompt_tokens"] > 0.8 * num_prompt, "all figures")
 
 
 def _engine(role: str, folder: Path) -> ServerProcess:
@@ -174,18 +148,3 @@ def test_engines_elsewhere_tell_their_roles_and_must_share_a_folder(tmp_path, wi
         with ServerProcess("--replicas", f"{_address(answering)},{_address(apart)}") as server:
             assert server.process.wait(PATIENCE_S) != 0
         assert "do not share the folder of --kv-disk" in server.output
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        (["serve", "--port", "0", "--replicas", "2", "--prefill-replicas", "1"], "no --kv-disk"),
-        (["serve", "--port", "0", "--prefill-replicas", "1"], "one at least must answer"),
-        (["engine", "--role", "prefill"], "--role prefill without --kv-disk"),
-    ],
-)
-def test_what_cannot_be_is_refused_at_the_start(command, message, default_model_source):
-    server = ServerProcess(command=command)
-    assert server.process.wait(PATIENCE_S) != 0
-    server.stop()
-    assert message in server.output

@@ -92,17 +92,14 @@ def test_each_answers_as_it_does_alone_whatever_is_loaded_and_unloaded_meanwhile
     assert sum(loads(several.url).values()) > len(NAMES)
 
 
-def test_a_name_that_is_none_is_a_404_with_those_that_are(several):
+def test_all_models_are_named_in_the_banner_and_where_a_name_is_none(several):
+    wait_until(lambda: "  also " in several.output, "the line below the address")
+    [line] = [line for line in several.lines if line.startswith("  also ")]
+    assert "embedder, short" in line
     chat = {"model": "nope", "messages": [{"role": "user", "content": "Hi"}]}
     answer = httpx.post(f"{several.url}/v1/chat/completions", json=chat)
     assert answer.status_code == 404
     assert all(name in answer.json()["error"]["message"] for name in ("nope", *NAMES))
-
-
-def test_the_banner_names_all_models(several):
-    wait_until(lambda: "  also " in several.output, "the line below the address")
-    [line] = [line for line in several.lines if line.startswith("  also ")]
-    assert "embedder, short" in line
 
 
 def test_lines_of_a_batch_and_kept_responses_are_answered_by_the_models_that_they_name(server, several):

@@ -12,8 +12,8 @@ from tureen.replicas.engine_server import EngineServer
 from tureen.replicas.greeting import ModelDigests
 from tureen.replicas.remote import EngineAddress, RemoteClient, RemoteEngine
 from tureen.replicas.router import Router
+from tureen.serving import process
 from tureen.serving.child import BuildOrder
-from tureen.serving.process import ProcessHost
 
 DIGESTS = ModelDigests("w" * 16, "t" * 16)
 HERE = EngineAddress("127.0.0.1", 0)
@@ -77,7 +77,7 @@ async def start_engine(factory="make_slow_engine", *, context=None, digests=DIGE
     order = f"fake_engine:{factory}"
 
     def make_host(epoch, receive, lose):
-        return ProcessHost(BuildOrder(order, Config(log_level="error"), epoch), receive, lose)
+        return process.ProcessHost(BuildOrder(order, Config(log_level="error"), epoch), receive, lose)
 
     server = EngineServer(make_host, digests, watchdog_timeout_s=GRACE_S, freeze_grace_s=GRACE_S)
     await server.listen(HERE, context)

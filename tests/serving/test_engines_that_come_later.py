@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
-import socket
-from pathlib import Path
 
-import fake_engine
 import pytest
 from patience import until
 from remote_engines import DIGESTS, GRACE_S, Followed, followed_everywhere, start_engine
+from simulated_processes import play
 
 from tureen.config import Config
 from tureen.errors import StartupError
@@ -23,19 +19,15 @@ from tureen.serving import healing
 
 
 @pytest.fixture(autouse=True)
-def surroundings(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(fake_engine.__file__).parent))
+def surroundings(monkeypatch, processes):
     monkeypatch.setattr(healing, "LONGEST_DELAY_S", 0.05)
     monkeypatch.setattr(start, "digests_of", lambda _: DIGESTS)
 
 
-@contextlib.contextmanager
-def nobody():
-    """An address where nobody listens, and which nobody else gets."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # but who is told it may listen there
-        held.bind(("127.0.0.1", 0))
-        yield EngineAddress(*held.getsockname())
+@pytest.fixture
+def nobody(processes):
+    """Gives addresses where nobody listens."""
+    return lambda: EngineAddress("127.0.0.1", processes.network.free_port())
 
 
 async def connect(*addresses) -> Router:
@@ -48,7 +40,7 @@ def states(router) -> list[str]:
     return [replica.health.state for replica in router.replicas]
 
 
-def test_one_engine_is_enough_and_another_joins_when_it_comes(monkeypatch, caplog):
+def test_one_engine_is_enough_and_another_joins_when_it_comes(monkeypatch, caplog, nobody):
     async def scenario(later):
         present = await start_engine(digests=DIGESTS)
         await present.engine.start()
@@ -70,8 +62,7 @@ def test_one_engine_is_enough_and_another_joins_when_it_comes(monkeypatch, caplo
         for server in (present, coming):
             await server.close()
 
-    with nobody() as later:
-        asyncio.run(scenario(later))
+    play(scenario, nobody())
 
 
 def test_an_engine_that_is_being_loaded_is_not_waited_for_when_another_is_ready():
@@ -86,19 +77,21 @@ def test_an_engine_that_is_being_loaded_is_not_waited_for_when_another_is_ready(
         for server in servers:
             await server.close()
 
-    asyncio.run(scenario())
+    play(scenario)
 
 
-def test_where_none_is_there_the_server_does_not_start_and_names_all():
+def test_where_none_is_there_the_server_does_not_start_and_names_all(nobody):
+    first, second = nobody(), nobody()
+
     async def scenario():
-        with nobody() as first, nobody() as second, pytest.raises(StartupError) as refused:
+        with pytest.raises(StartupError) as refused:
             await connect(first, second)
         assert refused.value.field == "replicas"
         assert str(first) in refused.value.message
         assert str(second) in refused.value.message
         assert "tureen engine --listen" in refused.value.message
 
-    asyncio.run(scenario())
+    play(scenario)
 
 
 @pytest.mark.parametrize("wrong", ["weights", "tokenizer"])
@@ -112,7 +105,7 @@ def test_a_wrong_engine_is_refused_by_name_though_another_one_is_ready(wrong):
         for server in servers:
             await server.close()
 
-    asyncio.run(scenario())
+    play(scenario)
 
 
 def test_another_version_is_refused_by_name_though_another_engine_is_ready(monkeypatch):
@@ -125,7 +118,7 @@ def test_another_version_is_refused_by_name_though_another_engine_is_ready(monke
         for server in servers:
             await server.close()
 
-    asyncio.run(scenario())
+    play(scenario)
 
 
 def test_weights_that_were_exchanged_before_an_engine_came_are_its_own_too(monkeypatch):
@@ -154,4 +147,4 @@ def test_weights_that_were_exchanged_before_an_engine_came_are_its_own_too(monke
         for server in servers:
             await server.close()
 
-    asyncio.run(scenario())
+    play(scenario)

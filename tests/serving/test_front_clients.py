@@ -149,6 +149,7 @@ def test_streams_that_wait_at_a_front_end_when_the_owner_expects_no_engine_and_g
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_front_that_finds_no_engine_at_its_start_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(joining, "WAIT_S", 0.01)
 

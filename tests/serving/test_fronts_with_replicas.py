@@ -5,24 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
-import os
-import signal
 from functools import partial
-from pathlib import Path
 
-import fake_engine
 import msgspec
 import pytest
-from fake_engine import COMPILING_IN, make_request
+from fake_engine import make_request
 from linked_fronts import Streams, all_well, joined, linked, streams_everywhere
-from patience import PATIENCE_S, until
+from patience import until
 from remote_engines import GRACE_S, HERE, Followed, Wire, start_engine
 from resumable_requests import request
+from simulated_processes import Processes, play
 
 from tureen.config import Config
-from tureen.errors import StartupError
-from tureen.fronts import following
 from tureen.fronts.following import clients_of
 from tureen.grammar.base import GrammarSpec
 from tureen.replicas.cluster_ca import ENGINE_NAME, ClusterAuthority, with_files, write_files
@@ -34,9 +30,9 @@ from tureen.replicas.start import door_of, make_client, remote_clients, remote_e
 from tureen.serving import healing
 from tureen.serving.client import ReplicaFacts
 
-TESTS = str(Path(fake_engine.__file__).parent)
 DIGESTS = ModelDigests("w" * 16, "t" * 16)
 SETTINGS = Config(api_workers=2, log_level="error", watchdog_timeout_s=GRACE_S, freeze_grace_s=GRACE_S)
+TOKENS = 6
 NOBODY = ReplicaFacts(
     is_drained=False,
     is_parked=False,
@@ -93,8 +89,8 @@ def pid_of(router, number) -> int:
 
 
 @pytest.fixture(autouse=True)
-def engines_find_the_tests(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", TESTS)
+def only_simulated(processes):
+    """Is for every test."""
 
 
 @pytest.fixture(scope="module")
@@ -104,12 +100,8 @@ def undisturbed(tmp_path_factory):
             return await Streams(link).end()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", TESTS)
-        return asyncio.run(scenario())
-
-
-def play(scenario, *args):
-    return asyncio.run(scenario(*args))
+        Processes().install(patch)
+        return play(scenario)
 
 
 def test_requests_of_the_same_name_are_two_requests(undisturbed):
@@ -118,11 +110,11 @@ def test_requests_of_the_same_name_are_two_requests(undisturbed):
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_killed_replica_loses_nothing_of_the_streams_of_two_fronts(undisturbed, tmp_path, number):
+def test_a_killed_replica_loses_nothing_of_the_streams_of_two_fronts(undisturbed, tmp_path, number, processes):
     async def scenario():
         async with in_processes(tmp_path) as link:
             streams = await streams_everywhere(link)
-            os.kill(pid_of(link.owner, number), signal.SIGKILL)
+            processes.kill(pid_of(link.owner, number))
             answers = await streams.end()
             await until(lambda: all_well(link.owner) and all_well(link.other))
             return answers, [router.health.num_resumed > 0 for router in (link.owner, link.other)]
@@ -130,17 +122,41 @@ def test_a_killed_replica_loses_nothing_of_the_streams_of_two_fronts(undisturbed
     assert play(scenario) == (undisturbed, [True, True])
 
 
-def test_a_stopped_replica_loses_nothing_and_what_it_says_when_it_thaws_is_not_heard(undisturbed, tmp_path):
+@pytest.mark.parametrize("act", ["kill", "stop"])
+def test_no_stream_of_two_fronts_loses_a_token_whichever_step_of_a_replica_is_its_last(tmp_path, processes, act):
+    """Each step once. A replica that is stopped goes on when the streams have ended."""
+
+    async def scenario(victim, step):
+        async with in_processes(tmp_path) as link:
+            pid = pid_of(link.owner, victim) if victim is not None else 0
+            processes.on_step = lambda who, count: (who, count) == (pid, step) and getattr(processes, act)(pid)
+            answers = await Streams(link, tokens=TOKENS).end()
+            was_disturbed = pid and (not processes.is_alive(pid) or processes.all[pid].is_stopped)
+            if pid and processes.all[pid].is_stopped:
+                processes.go_on(pid)
+            await until(lambda: all_well(link.owner) and all_well(link.other))
+            return answers, was_disturbed
+
+    expected, _ = play(scenario, None, 0)
+    assert [len(ids) for ids in expected] == [TOKENS] * 8
+    for victim in (0, 1):
+        steps = itertools.count(1)
+        while (outcome := play(scenario, victim, next(steps)))[1]:
+            assert outcome[0] == expected, (victim, steps)
+        assert next(steps) > TOKENS + 1
+
+
+def test_a_stopped_replica_loses_nothing_and_what_it_says_when_it_thaws_is_not_heard(undisturbed, tmp_path, processes):
     async def scenario():
         async with in_processes(tmp_path) as link:
             streams = Streams(link)
             await streams.begun()
             pid = pid_of(link.owner, 0)
-            os.kill(pid, signal.SIGSTOP)
+            processes.stop(pid)
             try:
                 answers = await streams.end()
             finally:
-                os.kill(pid, signal.SIGCONT)
+                processes.go_on(pid)
             await until(lambda: all_well(link.owner) and all_well(link.other))
             return answers, await Streams(link).end()
 
@@ -226,8 +242,7 @@ def test_a_front_that_leaves_takes_only_its_own_requests_along(undisturbed, tmp_
 
 
 @pytest.mark.parametrize("front", ["owner", "other"])
-def test_a_replica_that_dies_while_a_grammar_compiles_has_it_compiled_by_the_other(tmp_path, monkeypatch, front):
-    monkeypatch.setenv(COMPILING_IN, str(tmp_path))
+def test_a_replica_that_dies_while_a_grammar_compiles_has_it_compiled_by_the_other(tmp_path, front, processes):
     asked = request("json", grammar=GrammarSpec("json_schema", '{"enum": ["abcdefgh", "abcxyz"]}'))
     said = []
 
@@ -240,20 +255,23 @@ def test_a_replica_that_dies_while_a_grammar_compiles_has_it_compiled_by_the_oth
             pids = {pid_of(link.owner, number) for number in range(2)}
             following = asyncio.create_task(follow(getattr(link, front)))
             compiling = await compiles(pids)
-            os.kill(compiling, signal.SIGKILL)
-            await compiles(pids - {compiling})
+            processes.kill(compiling)
+            other = await compiles(pids - {compiling})
             assert not said
-            (tmp_path / "go").touch()
+            compiler_of(other).is_held = False
             await following
+
+    def compiler_of(pid):
+        return processes.all[pid].engine.preparing.grammars._compiler
 
     async def compiles(pids):
         def where():
-            return [pid for pid in pids if (tmp_path / f"compiling-{pid}").exists()]
+            return [pid for pid in pids if compiler_of(pid).is_asked]
 
         await until(where)
         return where()[0]
 
-    asyncio.run(scenario())
+    play(scenario)
     assert json.loads("".join(said)) in ("abcdefgh", "abcxyz")
 
 
@@ -274,13 +292,13 @@ def test_a_partition_between_one_front_and_one_replica_is_noticed_by_no_stream()
     assert cut == again == calm
 
 
-def test_a_killed_engine_elsewhere_loses_nothing_of_the_streams_of_two_fronts():
+def test_a_killed_engine_elsewhere_loses_nothing_of_the_streams_of_two_fronts(processes):
     async def scenario():
         async with elsewhere() as (link, servers, _):
             calm = await Streams(link).end()
             streams = Streams(link)
             await streams.begun()
-            os.kill(servers[0].engine._host.pid, signal.SIGKILL)
+            processes.kill(servers[0].engine._host.pid)
             answers = await streams.end()
             await until(lambda: all_well(link.owner) and all_well(link.other))
             return calm, answers
@@ -447,32 +465,14 @@ def test_a_prompt_that_one_front_has_given_to_a_replica_is_found_there_by_anothe
     assert play(scenario) == (0 if is_told else 1)
 
 
-def test_an_address_that_was_tried_is_not_tried_again_while_the_owner_may_tell_another(tmp_path, monkeypatch):
-    """A front is as fast to come back to where an engine was as it takes to give up on it."""
-    monkeypatch.setattr(following, "MOVE_S", PATIENCE_S)
-    write_files(ClusterAuthority().issue("front"), tmp_path)
-    (engine,) = following._engines_in_actors(SETTINGS, tmp_path, 1)
-
-    async def scenario():
-        engine.address = "tcp://127.0.0.1:7001"
-        first = await engine.find()
-        again = asyncio.create_task(engine.find())
-        await asyncio.sleep(0)  # it has looked once
-        waits = not again.done()
-        engine.address = "tcp://127.0.0.1:7002"
-        return first.port, waits, (await again).port
-
-    assert play(scenario) == (7001, True, 7002)
-
-
-def test_streams_that_wait_for_a_replica_that_cannot_be_started_end_at_every_front(tmp_path):
+def test_streams_that_wait_for_a_replica_that_cannot_be_started_end_at_every_front(tmp_path, processes):
     async def scenario():
         async with in_processes(tmp_path) as link:
             streams = await streams_everywhere(link, tokens=900)
             for replica in link.owner.replicas:
                 replica.client._make_host = partial(_hopeless, link)
             for number in range(2):
-                os.kill(pid_of(link.owner, number), signal.SIGKILL)
+                processes.kill(pid_of(link.owner, number))
             outcomes = await asyncio.gather(
                 *(task for followed in streams.of for task in followed._tasks), return_exceptions=True
             )
@@ -495,13 +495,3 @@ def _hopeless(link, *_):
             raise AssertionError("it never began")
 
     return Host()
-
-
-def test_a_front_that_finds_no_engine_at_its_start_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(following, "WAIT_S", 0.01)
-
-    async def scenario():
-        with pytest.raises(StartupError, match="no engine answers within"):
-            await following.join(SETTINGS, tmp_path, [NOBODY, NOBODY])
-
-    play(scenario)

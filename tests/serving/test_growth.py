@@ -1,16 +1,15 @@
-"""Replicas come and go with what there is to compute: on a clock that the test steps, and once for real."""
+"""Replicas come and go with what there is to compute: on a clock that the test steps."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from pathlib import Path
 
-import fake_engine
 import pytest
 from fake_engine import make_request
 from patience import until
 from resumable_requests import request
+from simulated_processes import play
 from stepped_replicas import Worlds
 
 from tureen.config import Config
@@ -191,8 +190,7 @@ def test_a_replica_that_cannot_be_started_is_tried_again_later():
     asyncio.run(scenario())
 
 
-def test_processes_come_under_load_and_go_without_it(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(fake_engine.__file__).parent))
+def test_processes_come_under_load_and_go_without_it(monkeypatch, processes):
     monkeypatch.setattr("tureen.replicas.pool.GROW_AFTER_S", 0)
     monkeypatch.setattr("tureen.replicas.pool.SHRINK_AFTER_S", 0)
     monkeypatch.setattr("tureen.replicas.pool.LOOK_S", 0.01)
@@ -222,13 +220,13 @@ def test_processes_come_under_load_and_go_without_it(monkeypatch):
         await alone
         await until(lambda: states().count("unloaded") == 1, "one less")
         if states()[1] == "unloaded":
-            await until(lambda: not Path(f"/proc/{pid}").exists(), "its process has ended")
+            await until(lambda: not processes.is_alive(pid), "its process has ended")
         before, ids[:] = list(ids), []
         await follow()
         assert ids == before
         await router.close()
 
-    asyncio.run(scenario())
+    play(scenario)
 
 
 def test_bounds_that_contradict_each_other_are_refused():

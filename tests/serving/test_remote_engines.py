@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import ssl
 from pathlib import Path
 
-import fake_engine
 import msgspec
 import pytest
 from fake_engine import make_request
@@ -23,6 +20,7 @@ from remote_engines import (
     served,
     start_engine,
 )
+from simulated_processes import play
 from throwaway_ca import Authority
 from warm_structs import is_warm, new_struct
 
@@ -38,12 +36,9 @@ from tureen.sandbox.framing import HEADER, MAX_MESSAGE_BYTES, framed
 from tureen.serving import healing
 from tureen.weights.source import open_model, weights_digest
 
-TESTS = str(Path(fake_engine.__file__).parent)
-
 
 @pytest.fixture(autouse=True)
-def child_finds_our_factories(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", TESTS)
+def no_delay(monkeypatch, processes):
     monkeypatch.setattr(healing, "FIRST_DELAY_S", 0.05)
 
 
@@ -61,30 +56,30 @@ async def disturbed(disturb, **how):
         assert [replica.load for replica in routers[0].replicas] == [0, 0]
 
 
-def test_streams_of_an_engine_that_is_killed_go_on_in_the_other_and_it_comes_back():
+def test_streams_of_an_engine_that_is_killed_go_on_in_the_other_and_it_comes_back(processes):
     async def kill(servers, router, _):
         before = pid_of(servers[0])
-        os.kill(before, signal.SIGKILL)
+        processes.kill(before)
         await until(lambda: router.health.num_replacements == 1, "it is noticed and back")
         await until(lambda: states(router) == ["healthy"] * 2, "both are well")
         assert pid_of(servers[0]) != before
 
-    asyncio.run(disturbed(kill))
+    play(disturbed, kill)
 
 
-def test_streams_of_an_engine_that_is_stopped_go_on_and_it_takes_requests_again_when_it_thaws():
+def test_streams_of_an_engine_that_is_stopped_go_on_and_it_takes_requests_again_when_it_thaws(processes):
     async def stop(servers, router, _):
         pid = pid_of(servers[1])
-        os.kill(pid, signal.SIGSTOP)
+        processes.stop(pid)
         try:
             await until(lambda: states(router)[1] == "suspect", "it is noticed")
             await until(lambda: not router.replicas[1].passages, "its streams are elsewhere")
         finally:
-            os.kill(pid, signal.SIGCONT)
+            processes.go_on(pid)
         await until(lambda: states(router) == ["healthy"] * 2, "it answers")
         assert pid_of(servers[1]) == pid
 
-    asyncio.run(disturbed(stop))
+    play(disturbed, stop)
 
 
 def test_a_cut_connection_loses_nothing_and_is_made_again():
@@ -96,7 +91,7 @@ def test_a_cut_connection_loses_nothing_and_is_made_again():
         wires[0].is_cut = False
         await until(lambda: states(router) == ["healthy"] * 2, "it is back")
 
-    asyncio.run(disturbed(cut, through_wires=True))
+    play(disturbed, cut, through_wires=True)
 
 
 def test_what_the_network_holds_back_is_not_heard_later():
@@ -107,7 +102,7 @@ def test_what_the_network_holds_back_is_not_heard_later():
         wires[1].let_go()
         await until(lambda: states(router) == ["healthy"] * 2, "it answers")
 
-    asyncio.run(disturbed(hold_back, through_wires=True))
+    play(disturbed, hold_back, through_wires=True)
 
 
 def test_two_fronts_share_engines_and_the_same_names_of_requests_are_two_requests():
@@ -124,7 +119,7 @@ def test_two_fronts_share_engines_and_the_same_names_of_requests_are_two_request
             await asyncio.gather(*leaving._tasks, return_exceptions=True)
             assert await Followed(routers[0], prefix="t").end() == alone
 
-    asyncio.run(scenario())
+    play(scenario)
 
 
 def test_operations_reach_all_and_a_front_that_comes_back_does_not_repeat_them():
@@ -142,7 +137,7 @@ def test_operations_reach_all_and_a_front_that_comes_back_does_not_repeat_them()
             await until(lambda: states(router) == ["healthy"] * 2, "it is back")
             assert not servers[0].engine.stats.is_paused, "nobody has paused it again"
 
-    asyncio.run(scenario())
+    play(scenario)
 
 
 def test_an_operation_that_fails_at_an_engine_in_a_way_that_nobody_expects_is_answered_all_the_same(monkeypatch):
@@ -154,7 +149,7 @@ def test_an_operation_that_fails_at_an_engine_in_a_way_that_nobody_expects_is_an
                 await router.call("update_weights", number=2)  # which no server does
             assert type(await router.call("flush_cache")) is int
 
-    asyncio.run(scenario())
+    play(scenario)
 
 
 def test_an_engine_takes_requests_again_when_a_server_that_held_them_back_is_gone():
@@ -167,7 +162,7 @@ def test_an_engine_takes_requests_again_when_a_server_that_held_them_back_is_gon
             assert await waiting.end() == alone
             assert len(servers[0]._fronts) == 1
 
-    asyncio.run(scenario())
+    play(scenario)
 
 
 def test_a_server_that_does_not_know_the_weights_which_an_engine_was_given_is_refused(tmp_path, monkeypatch):
@@ -195,7 +190,7 @@ def test_a_server_that_does_not_know_the_weights_which_an_engine_was_given_is_re
             with pytest.raises(StartupError, match="another model"):  # it has been given them again
                 await again.start([make_client(place_of(server.address))])
 
-    asyncio.run(scenario())
+    play(scenario)
 
 
 def test_an_engine_that_is_restarted_is_a_new_one_in_the_state_that_the_front_knows():
@@ -207,7 +202,7 @@ def test_an_engine_that_is_restarted_is_a_new_one_in_the_state_that_the_front_kn
         assert pid_of(servers[0]) != pids[0]
         assert pid_of(servers[1]) == pids[1]
 
-    asyncio.run(disturbed(restart))
+    play(disturbed, restart)
 
 
 def test_a_request_that_kills_engines_spares_the_others():
@@ -220,7 +215,7 @@ def test_a_request_that_kills_engines_spares_the_others():
                     pass
             assert await followed.end() == alone
 
-    asyncio.run(scenario())
+    play(scenario)
 
 
 # ---- who is there
@@ -241,7 +236,7 @@ def connected(place):
             await router.close()
             await server[0].close()
 
-    return asyncio.run(scenario())
+    return play(scenario)
 
 
 @pytest.mark.parametrize("name", ["weights", "tokenizer"])
@@ -291,7 +286,7 @@ def test_where_nobody_listens_the_address_is_named():
         with pytest.raises(StartupError, match=r"tcp://127.0.0.1:1: .*tureen engine --listen"):
             await Router().start([make_client(place_of(EngineAddress("127.0.0.1", 1)))])
 
-    asyncio.run(scenario())
+    play(scenario)
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x02\x00\x00\x00{}", b""])
@@ -307,7 +302,7 @@ def test_what_is_no_engine_is_told_apart(answer):
             await Router().start([make_client(place_of(EngineAddress(*other.sockets[0].getsockname())))])
         other.close()
 
-    asyncio.run(scenario())
+    play(scenario)
 
 
 async def said_to(server, *frames):
@@ -333,7 +328,7 @@ def test_lengths_and_nonsense_end_the_connection_before_anything_is_made_of_them
         await until(lambda: server.engine.health.state == "healthy")
         await server.close()
 
-    asyncio.run(scenario())
+    play(scenario)
 
 
 def test_more_fronts_than_there_is_room_for_are_told_so(monkeypatch):
@@ -431,5 +426,5 @@ def test_an_engine_listens_once_no_two_threads_can_build_the_same_type():
         await server.close()
 
     assert not is_warm(kind)
-    asyncio.run(scenario())
+    play(scenario)
     assert is_warm(kind)

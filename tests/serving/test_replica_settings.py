@@ -11,6 +11,7 @@ from tureen.config import Config
 from tureen.devices import cpu
 from tureen.errors import StartupError
 from tureen.fleet.settings import each_model
+from tureen.replicas.engine_command import serve_engine
 from tureen.replicas.start import check, check_roles, own_config, role_of
 
 
@@ -81,3 +82,8 @@ def test_the_first_replicas_compute_prompts_and_all_are_alike_where_none_is_to()
     assert [role_of(config, number) for number in range(3)] == ["prefill", "decode", "decode"]
     check_roles(Config(model_path="m", replicas=3))
     assert role_of(Config(model_path="m", replicas=3), 0) == "both"
+
+
+def test_an_engine_with_a_role_and_no_folder_for_prompts_is_refused():
+    with pytest.raises(StartupError, match="--role prefill without --kv-disk"):
+        serve_engine(Config(model_path="m"), "127.0.0.1:0", "prefill")

@@ -4,14 +4,17 @@ what comes after it works, and nothing is left open."""
 import asyncio
 import errno
 import socket
+import sys
 from pathlib import Path
 
 import fake_engine
 import pytest
 from app_under_test import LiveServer, ThreadedApp
 from byte_tokenizer import EOS, VOCAB_SIZE
-from kth_call import SITES, Failing, Site, assert_nothing_left, children, each_failure, held, no_more
 from patience import until, wait_until
+
+sys.path.append(str(Path(__file__).parents[2] / "faults"))
+from kth_call import SITES, Failing, Site, assert_nothing_left, children, each_failure, held, no_more
 
 from tureen.config import Config
 from tureen.constraining.compiler import Compiler
@@ -22,6 +25,7 @@ from tureen.log import no_progress
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 
+GUARDS = ("constraining", "grammar", "http", "sandbox", "serving")
 ANSWER = "00-ab"
 REGEX = r"00-[a]b"
 

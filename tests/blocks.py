@@ -68,7 +68,7 @@ BLOCKS = {
         "docker build -f deploy/docker/Dockerfile": CLUSTER,
         "000 -v models:/var/cache/tureen tureen \\": CLUSTER,
         "helm install tureen deploy/helm/tureen -": CLUSTER,
-        "model: qwen2.5-coder:0.5b": "tests/servers/test_helm_chart.py",
+        "model: qwen2.5-coder:0.5b": "tests/ledgers/deploy/test_helm_chart.py",
         "pip install smg": PEER,
         "kubectl apply -f deploy/kubernetes/turee": CLUSTER,
         "prometheus --config.file=deploy/monitori": CLUSTER,

@@ -6,7 +6,10 @@ import jsonschema
 import kubernetes_validate
 import pytest
 from chart import MANIFEST, SCHEMA, USERS, VALUES, merged
-from deployed import CONTAINER, IMAGES, MANIFESTS, instruction
+from deployed import CONTAINER, IMAGES, MANIFESTS, commands, instruction
+
+from tureen.cli import command_line as cli
+from tureen.cli.flags import load_config
 
 
 def test_images_differ_only_in_what_cuda_needs():
@@ -44,3 +47,11 @@ def test_a_service_named_as_the_server_sets_none_of_its_variables(kind):
     """Kubernetes gives pods TUREEN_PORT=tcp://… for a Service `tureen`, unless they refuse: no server would start."""
     assert MANIFEST[kind]["metadata"]["name"] == "tureen"
     assert MANIFEST["Deployment"]["spec"]["template"]["spec"]["enableServiceLinks"] is False
+
+
+@pytest.mark.parametrize("name", commands())
+def test_a_command_starts_a_server_with_settings_that_it_has(name):
+    program, *arguments = commands()[name]
+    assert (program, arguments[0]) == ("tureen", "serve")
+    config = load_config(cli.parser(arguments).parse_args(arguments))
+    assert (config.port, config.engine) == (30000, "process")

@@ -1,4 +1,4 @@
-"""The commands of the images, of the service, of the manifests and of the chart start servers."""
+"""The command of a pod starts a server. tests/deploy reads the commands of images, service and manifests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from server_process import ServerProcess
 sys.path.insert(0, str(Path(__file__).parents[1] / "deploy"))
 
 from chart import container, needs_helm, rendered
-from deployed import CONTAINER, commands
 
 pytestmark = pytest.mark.e2e
 
@@ -24,22 +23,8 @@ def without_port(arguments: list[str]) -> list[str]:
     return arguments[:place] + arguments[place + 2 :]
 
 
-def test_each_command_starts_a_server_that_answers_where_probes_ask():
-    paths = [CONTAINER[probe]["httpGet"]["path"] for probe in ("startupProbe", "readinessProbe")]
-    different = {}
-    for name, (program, subcommand, *arguments) in commands().items():
-        assert (program, subcommand) == ("tureen", "serve")
-        if name != "Dockerfile.cuda":
-            different[tuple(without_port(arguments))] = name
-    for arguments in different:
-        with ServerProcess(*arguments) as server:
-            url = server.wait_ready().url  # which it prints as curl takes it, also where it listens on all addresses
-            for path in paths:
-                wait_until(lambda place=f"{url}{path}": httpx.get(place).status_code == 200, path)
-
-
 @needs_helm
-def test_the_chart_starts_a_server_with_the_settings_and_keys_of_the_values(tmp_path):
+def test_the_pod_of_the_chart_answers_probes_and_has_the_settings_and_keys_of_the_values(tmp_path):
     objects = rendered({"settings": {"context-length": 640}, "keys": {"clients": ["alice k1", "bob k2"]}})
     (tmp_path / "tureen.toml").write_text(objects["ConfigMap"]["data"]["tureen.toml"])
     (tmp_path / "clients").write_text(objects["Secret"]["stringData"]["clients"])
@@ -57,7 +42,11 @@ def test_the_chart_starts_a_server_with_the_settings_and_keys_of_the_values(tmp_
         arguments = [argument.replace(f"{inside}/", f"{outside}/") for argument in arguments]
     arguments = [argument.replace("$(POD_NAMESPACE)", "default") for argument in arguments]
     with ServerProcess(*without_port(arguments)) as server:
-        url = f"{server.wait_ready().url}/v1/models"
+        address = server.wait_ready().url  # which it prints as curl takes it, though it listens on all addresses
+        for probe in ("startupProbe", "readinessProbe"):
+            path = container(objects)[probe]["httpGet"]["path"]
+            wait_until(lambda place=f"{address}{path}": httpx.get(place).status_code == 200, path)
+        url = f"{address}/v1/models"
         assert httpx.get(url).status_code == 401
         card = httpx.get(url, headers={"Authorization": "Bearer k2"}).json()["data"][0]
     assert card["max_model_len"] == 640

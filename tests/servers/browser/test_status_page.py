@@ -87,29 +87,37 @@ def test_it_goes_on_and_pauses_by_the_keyboard_and_runs_no_script_but_its_own(br
             page.keyboard.press("Enter")
 
 
-def test_a_key_is_asked_for_and_kept_for_this_tab_only_and_use_is_saved_as_csv(browser):
-    with (
-        LiveServer(api_key="s3cret", admin_api_key="b0ss") as server,
-        opened(browser, f"{server.url}/status") as page,
-    ):
-        page.get_by_text("needs an API key").wait_for()
-        page.get_by_label("API key").fill("b0ss")
-        page.get_by_label("API key").press("Enter")
-        page.get_by_role("heading", name="fake-model").wait_for()
-        assert page.evaluate("localStorage.length") == 0
-        page.reload()
-        page.get_by_role("heading", name="fake-model").wait_for()
-        with page.expect_download() as saved:
-            page.get_by_role("button", name="Save as CSV").click()
-        assert saved.value.path().read_text().startswith("day,client,")
-        downloads: list[Any] = []
-        page.on("download", lambda one: downloads.append(one))
-        page.locator("#pause").click()
-        refusal = {"error": {"message": "the admin key is needed"}}
-        page.route("**/usage?format=csv", lambda route: route.fulfill(status=403, json=refusal))
+def enter_key(page, key: str) -> None:
+    page.get_by_text("needs an API key").wait_for()
+    page.get_by_label("API key").fill(key)
+    page.get_by_label("API key").press("Enter")
+    page.get_by_role("heading", name="fake-model").wait_for()
+
+
+def test_a_key_is_asked_for_and_kept_for_this_tab_only_and_the_admin_s_saves_use_as_csv(browser):
+    with LiveServer(api_key="s3cret", admin_api_key="b0ss") as server:
+        with opened(browser, f"{server.url}/status") as page:
+            enter_key(page, "s3cret")
+            assert page.evaluate("localStorage.length") == 0
+            page.reload()
+            page.get_by_role("heading", name="fake-model").wait_for()
+        with opened(browser, f"{server.url}/status") as page:
+            enter_key(page, "b0ss")
+            save_use(page)
+
+
+def save_use(page) -> None:
+    with page.expect_download() as saved:
         page.get_by_role("button", name="Save as CSV").click()
-        page.get_by_text("The use was not saved: the admin key is needed").wait_for()
-        assert downloads == []
+    assert saved.value.path().read_text().startswith("day,client,")
+    downloads: list[Any] = []
+    page.on("download", lambda one: downloads.append(one))
+    page.locator("#pause").click()
+    refusal = {"error": {"message": "the admin key is needed"}}
+    page.route("**/usage?format=csv", lambda route: route.fulfill(status=403, json=refusal))
+    page.get_by_role("button", name="Save as CSV").click()
+    page.get_by_text("The use was not saved: the admin key is needed").wait_for()
+    assert downloads == []
 
 
 def test_a_server_that_ends_is_told_and_its_successor_is_shown_from_its_start(browser):

@@ -19,7 +19,7 @@ from server_process import ServerProcess, metric
 import tureen
 from tureen.weights.source import load_tokenizer, resolve_model
 
-GUARDS = ("media", "vision", "runner", "cache", "offline")
+GUARDS = ("media", "vision", "runner", "cache", "serving")
 
 pytestmark = pytest.mark.e2e
 

@@ -16,7 +16,8 @@ def axe():
 
 
 def faults(axe, page) -> list[str]:
-    found = axe.run(page, options={"runOnly": {"type": "tag", "values": RULES}}).response["violations"]
+    options = {"runOnly": {"type": "tag", "values": RULES}, "resultTypes": ["violations"]}
+    found = axe.run(page, options=options).response["violations"]
     return [
         f"{one['id']}: {node['html'][:200]} {node['failureSummary'][:300]}" for one in found for node in one["nodes"]
     ]

@@ -195,6 +195,15 @@ def test_min_new_tokens_keeps_an_output_going_but_not_beyond_its_grammar(app: Ap
         ({"regex": "a", "ebnf": 'root ::= "a"'}, "invalid_ebnf", "cannot go with"),
         ({"choice": ["a"], "dtype": "int"}, "invalid_dtype", "cannot go with"),
         ({"grammar_after": "</think>"}, "invalid_grammar_after", "needs what comes after it"),
+        ({"json_schema": "{nonsense"}, "invalid_json_schema", "json_schema"),
+        ({"json_schema": {"type": "objct"}}, "invalid_json_schema", "objct"),
+        ({"json_schema": {"$ref": "https://a.b/c"}}, "invalid_json_schema", "https://a.b/c"),
+        ({"regex": r"(a)\1"}, "invalid_regex", "regex"),
+        ({"ebnf": 'root = "a"'}, "invalid_ebnf", "ebnf"),
+        ({"ebnf": 'start ::= "a"'}, "invalid_ebnf", "root"),
+        ({"choice": []}, "invalid_choice", "choice"),
+        ({"choice": [1, 2]}, "invalid_choice", "choice"),
+        ({"dtype": "complex"}, "invalid_dtype", "dtype"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -105,28 +105,24 @@ def test_ctrl_c_ends_the_answer_on_the_server_too_and_the_chat_goes_on(server, t
         terminal.wait_for("no whole answer yet")
 
 
-@pytest.mark.parametrize(
-    ("typed", "shown"),
-    [
-        ("/nonsense", "/nonsense is not a command"),
-        ("/set temprature 1", "did you mean temperature?"),
-        ("/set temperature", "needs a value"),
-        ("/schema nowhere.json", "cannot read nowhere.json"),
-        ("/load nowhere.json", "cannot read nowhere.json"),
-        ("/edit 7", "there is no message 7"),
-        ("/edit x", "the number of a message"),
-        ("/regen", "there is no message"),
-        ("/save", "needs the name of a file"),
-    ],
-)
-def test_a_mistake_is_answered_with_what_to_do(server, tmp_path, typed, shown):
-    with chat(server, tmp_path) as terminal:
-        terminal.type(typed)
-        terminal.wait_for(shown)
+MISTAKES = {
+    "/nonsense": "/nonsense is not a command",
+    "/set temprature 1": "did you mean temperature?",
+    "/set temperature": "needs a value",
+    "/schema nowhere.json": "cannot read nowhere.json",
+    "/load nowhere.json": "cannot read nowhere.json",
+    "/edit 7": "there is no message 7",
+    "/edit x": "the number of a message",
+    "/regen": "there is no message",
+    "/save": "needs the name of a file",
+}
 
 
-def test_a_value_that_the_server_refuses_is_named_and_the_message_may_be_sent_again(server, tmp_path):
+def test_a_mistake_is_answered_with_what_to_do_and_the_chat_goes_on(server, tmp_path):
     with chat(server, tmp_path, *GREEDY) as terminal:
+        for typed, shown in MISTAKES.items():
+            terminal.type(typed)
+            terminal.wait_for(shown)
         terminal.type("/set top_p 7")
         terminal.wait_for("top_p 7")
         terminal.type("Hello")
@@ -136,42 +132,38 @@ def test_a_value_that_the_server_refuses_is_named_and_the_message_may_be_sent_ag
         terminal.wait_for("Hello!")
 
 
-def test_answers_follow_a_schema(server, tmp_path):
+def run_chat(*arguments: str, said: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tureen", "chat", *arguments]
+    return subprocess.run(command, input=said, capture_output=True, text=True, check=False)
+
+
+def test_without_a_terminal_standard_input_is_the_message_and_the_answer_is_all_that_is_printed(server, tmp_path):
     schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
     (tmp_path / "city.json").write_text(json.dumps(schema | {"additionalProperties": False}))
-    command = [sys.executable, "-m", "tureen", "chat", "--url", server.url, "--schema", str(tmp_path / "city.json")]
-    done = subprocess.run(command, input=QUESTION, capture_output=True, text=True, check=True)
+    done = run_chat("--url", server.url, "--schema", str(tmp_path / "city.json"), said=QUESTION)
     jsonschema.validate(json.loads(done.stdout), schema)
+    expected = answer_over_http(server, QUESTION) + "\n"
+    for end in ("", "\n"):  # as printf and echo write it
+        assert run_chat("--url", server.url, *GREEDY, said=QUESTION + end).stdout == expected
 
 
-@pytest.mark.parametrize("end", ["", "\n"], ids=["as printf writes it", "as echo writes it"])
-def test_without_a_terminal_standard_input_is_the_message_and_the_answer_is_all_that_is_printed(server, end):
-    command = [sys.executable, "-m", "tureen", "chat", "--url", server.url, *GREEDY]
-    done = subprocess.run(command, input=QUESTION + end, capture_output=True, text=True, check=True)
-    assert done.stdout == answer_over_http(server, QUESTION) + "\n"
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--url", "ftp://here"], "must be http://HOST:PORT"),
-        (["--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
-        (["--quantization", "int8"], "--quantization is for a server that starts"),
-        (["--temperature", "warm"], "--temperature 'warm'"),
-    ],
-)
-def test_what_cannot_be_is_one_line(server, flags, said):
-    where = [] if "--url" in flags else ["--url", server.url]
-    done = subprocess.run(
-        [sys.executable, "-m", "tureen", "chat", *where, *flags],
-        input="Hi",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_what_cannot_be_is_one_line(server, tmp_path):
+    url = ("--url", server.url)
+    told = {
+        ("--url", "ftp://here"): "must be http://HOST:PORT",
+        ("--url", "http://127.0.0.1:9"): "no server answers at http://127.0.0.1:9",
+        (*url, "--quantization", "int8"): "--quantization is for a server that starts",
+        (*url, "--temperature", "warm"): "--temperature 'warm'",
+        (str(tmp_path / "nowhere.gguf"),): "nowhere.gguf",
+    }
+    done = {flags: run_chat(*flags, said="Hi") for flags in told}
+    wrong = {
+        flags: each.stderr
+        for flags, each in done.items()
+        if each.returncode != 1 or told[flags] not in each.stderr or each.stderr.count("\n") != 1
+    }
+    assert wrong == {}
+    assert done[str(tmp_path / "nowhere.gguf"),].stderr.startswith("tureen: ")
 
 
 class HostileServer(http.server.BaseHTTPRequestHandler):
@@ -272,12 +264,3 @@ def test_a_chat_that_is_killed_takes_its_server_along_even_if_that_is_stopped(de
         os.kill(server, signal.SIGSTOP)
         terminal.process.kill()
         wait_until(lambda: not servers_of_chats(tmp_path), "the end of the server")
-
-
-def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path):
-    command = [sys.executable, "-m", "tureen", "chat", str(tmp_path / "nowhere.gguf")]
-    done = subprocess.run(command, input="Hi", capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith("tureen: ")
-    assert done.stderr.count("\n") == 1
-    assert "nowhere.gguf" in done.stderr

@@ -1,9 +1,7 @@
-"""A model that sees, through a real server: unseen drawings are named, each by its colour and its shape."""
+"""A model that sees, through a real server: from a file and in the request, and from nowhere else."""
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import re
 import subprocess
@@ -12,46 +10,18 @@ from pathlib import Path
 
 import httpx
 import pytest
-import shape_drawings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
-shapes = shape_drawings.load()
+
 PROMPT = "<|im_start|>user\n<image>\nDescribe this image in a very short sentence.<|im_end|>\n<|im_start|>assistant\n"
-COUNT, AT_ONCE = 40, 20
-MOST_WRONG = 2  # 95 % are right
-
-
-def _data_url(picture):
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-@pytest.fixture(scope="module")
-def named(seeing_server):
-    """What each unseen drawing shows, and what the model says of it."""
-    drawings = [shapes.draw(shape_drawings.UNSEEN + index, "one") for index in range(COUNT)]
-    answers = []
-    for start in range(0, COUNT, AT_ONCE):
-        body = {
-            "text": [PROMPT] * AT_ONCE,
-            "image_data": [_data_url(drawing.picture) for drawing in drawings[start : start + AT_ONCE]],
-            "sampling_params": {"temperature": 0, "max_new_tokens": 16},
-        }
-        answer = httpx.post(f"{seeing_server.url}/generate", json=body, timeout=None)
-        assert answer.status_code == 200, answer.text
-        answers += answer.json()
-    return [(drawing.sentence, one["text"].strip()) for drawing, one in zip(drawings, answers, strict=True)]
-
-
-def test_unseen_drawings_are_named_by_their_colour(named):
-    wrong = [(shown, said) for shown, said in named if said.split()[:2] != shown.split()[:2]]
-    assert len(wrong) <= MOST_WRONG, wrong
-
-
-def test_unseen_drawings_are_named_by_colour_and_shape(named):
-    wrong = [(shown, said) for shown, said in named if said != shown]
-    assert len(wrong) <= MOST_WRONG, wrong
+FORBIDDEN = {
+    "/proc/self/environ": "local_media_disabled",
+    "file:///etc/passwd": "local_media_disabled",
+    "../example_image.png": "local_media_disabled",
+    "not-there.png": "local_media_disabled",
+    "http://127.0.0.1:9/x.png": "media_url_forbidden",
+    "http://2130706433/x.png": "media_url_forbidden",
+}
 
 
 def test_the_picture_of_the_page_is_seen_from_a_file_and_in_the_request(seeing_server):
@@ -66,3 +36,13 @@ def test_the_picture_of_the_page_is_seen_from_a_file_and_in_the_request(seeing_s
     for script in (draw, second):
         done = subprocess.run(["bash", "-ec", script], cwd=folder, capture_output=True, text=True, check=True)
         assert "circle" in json.loads(done.stdout)["text"]
+
+
+def test_no_other_file_and_no_address_of_this_machine_is_read(seeing_server):
+    assert httpx.get(f"{seeing_server.url}/model_info").json()["has_image_understanding"] is True
+    body = {"text": PROMPT, "sampling_params": {"max_new_tokens": 4}}
+    route = f"{seeing_server.url}/generate"
+    assert httpx.post(route, json=body | {"image_data": "example_image.png"}).status_code == 200
+    answers = {name: httpx.post(route, json=body | {"image_data": name}) for name in FORBIDDEN}
+    told = {name: (answer.status_code, answer.json()["error"]["code"]) for name, answer in answers.items()}
+    assert told == {name: (403, code) for name, code in FORBIDDEN.items()}

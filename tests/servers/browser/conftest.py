@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import sys
 from collections.abc import Iterator
@@ -9,30 +10,35 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path.insert(0, str(Path(__file__).parent))
 
-from cut_wire import EACH_TOKEN  # noqa: E402
-from patience import PATIENCE_S  # noqa: E402
-from server_process import ServerProcess  # noqa: E402
+from cut_wire import EACH_TOKEN
+from patience import PATIENCE_S
+from server_process import ServerProcess
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SERVER = ("--resume-grace", str(PATIENCE_S), "--lora-paths", "whisper=examples/adapters/whisper", *EACH_TOKEN)
 
 
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of the browser."""
+    pytest.importorskip("playwright.sync_api")
+    return CHROMIUM or pytest.skip("there is no chromium: apt-get install chromium")
+
+
 @pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
+def browser(chromium) -> Iterator[object]:
     """One for the tests of a file: as long as it is driven, its event loop runs in this thread, and no other may."""
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium: apt-get install chromium")
-    sync_api = pytest.importorskip("playwright.sync_api")
+    sync_api = importlib.import_module("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        running = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield running
         running.close()
 
 
-@pytest.fixture(scope="module")
-def real_server(browser, default_model_source) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="session")
+def real_server(chromium, default_model_source) -> Iterator[ServerProcess]:
     """One with the default model, which keeps streams for clients that come back."""
     with ServerProcess(*SERVER) as running:
         yield running.wait_ready()

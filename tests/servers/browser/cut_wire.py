@@ -32,8 +32,14 @@ class CutWire:
         return f"http://127.0.0.1:{self.port}"
 
     def release(self) -> None:
+        """Let go on what is held. The next answer may be held, too."""
         self.hold_after = None
-        self._loop.call_soon_threadsafe(self._released.set)
+        self.was_held.clear()
+        self._loop.call_soon_threadsafe(self._release)
+
+    def _release(self) -> None:
+        self._released.set()
+        self._released = asyncio.Event()
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._ended.set)
@@ -81,6 +87,8 @@ class CutWire:
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
                 for line in data.splitlines(keepends=True):  # however many events are read at once
+                    if line.startswith(b"HTTP/1.1 "):  # the next answer of this connection
+                        num_events = 0
                     if self.cut_after is not None and num_events >= self.cut_after:
                         self.cut_after, self.is_down = None, True
                         self._end_all()

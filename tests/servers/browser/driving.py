@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from patience import PATIENCE_S
+
 DONE = "article.assistant[data-state={state}]"
 
 
@@ -41,3 +48,42 @@ def constrain(page, kind: str, text: str) -> None:
 
 def tokens(page) -> list[str]:
     return page.locator("article.assistant .token[role=option]").all_text_contents()
+
+
+def chat_turns(*texts: str) -> list[dict[str, str]]:
+    """The turns of a chat that the user begins."""
+    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
+
+
+def choose_token(page, place: int = 5) -> None:
+    page.locator(".token[role=option]").nth(place).click()
+    page.wait_for_selector(".explanation .stage")
+
+
+@contextmanager
+def opened(browser, url: str, *, width: int = 1280) -> Iterator[Any]:
+    """Open a page in a browser context of its own. Nothing in it may fail."""
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme="light")
+    context.set_default_timeout(1000 * PATIENCE_S)
+    page = context.new_page()
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.goto(url)
+    yield page
+    assert faults == []
+    context.close()
+
+
+def faults_of_looks(page) -> dict[tuple[int, str], str]:
+    """Return what is wider than the screen or breaks a rule of accessibility, by width and colour scheme."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    faults = {}
+    for width, scheme in ((400, "dark"), (1280, "light")):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.emulate_media(color_scheme=scheme)
+        if page.evaluate("document.documentElement.scrollWidth") > width:
+            faults[width, scheme] = "too wide"
+        found = axe.run(page, options={"resultTypes": ["violations"]})
+        if found.violations_count:
+            faults[width, scheme] = found.generate_report()
+    return faults

@@ -6,10 +6,9 @@ import json
 
 import pytest
 from app_under_test import LiveServer
-from cut_wire import EACH_TOKEN, CutWire
+from cut_wire import CutWire
 from driving import constrain, say, set_fields, tokens, wait_state
 from patience import PATIENCE_S, wait_until
-from server_process import ServerProcess
 
 COUNT = "Count from one to fifty."
 
@@ -27,14 +26,6 @@ def whole_answer(show, server) -> list[str]:
     say(page, COUNT)
     page.click("#view-tokens")
     return tokens(page)
-
-
-def begun(show, wire):
-    page = show(wire.url)
-    page.click("#view-tokens")
-    set_fields(page, temperature=0, max_new_tokens=60, ignore_eos=True)
-    say(page, COUNT, wait=False)
-    return page
 
 
 def test_what_is_sent_while_the_page_still_loads_is_sent_when_it_has(browser, real_server):
@@ -77,29 +68,39 @@ def test_a_stream_that_is_cut_goes_on_where_it_stopped(show, wire, real_server):
     assert sum(url.endswith("/v1/chat/completions") for url in asked) == 1
 
 
-def test_after_a_restart_of_the_server_the_same_answer_comes_again(show, browser, default_model_source):
-    with ServerProcess(*EACH_TOKEN) as first:
-        wire = CutWire(int(first.wait_ready().url.rsplit(":", 1)[1]))
-        page = show(wire.url)
-        page.click("#view-tokens")
-        set_fields(page, temperature=1, max_new_tokens=40, ignore_eos=True)
-        wire.cut_after = 6
-        say(page, COUNT, wait=False)
-        wait_state(page, "lost")
-        before = tokens(page)
-    with ServerProcess() as second:
-        wire.target = int(second.wait_ready().url.rsplit(":", 1)[1])
-        wire.is_down = False
-        wait_state(page, "done")
-        after = tokens(page)
-    wire.close()
-    assert 0 < len(before) < len(after)
+def test_another_server_in_its_place_gives_the_same_answer_again(show, wire, server):
+    """The other one knows nothing of the stream, as after a restart."""
+    page = show(wire.url)
+    page.click("#view-tokens")
+    set_fields(page, temperature=1, max_new_tokens=40, ignore_eos=True)
+    wire.cut_after = 6
+    say(page, COUNT, wait=False)
+    wait_state(page, "lost")
+    before = tokens(page)
+    wire.target = int(server.url.rsplit(":", 1)[1])
+    wire.is_down = False
+    wait_state(page, "done")
+    after = tokens(page)
+    assert 0 < len(before) < len(after) == 40
     assert after[: len(before)] == before
 
 
-def test_an_answer_that_is_stopped_keeps_what_came_and_ends_on_the_server(show, wire, real_server):
+def test_an_answer_may_be_stopped_left_or_deleted_while_it_comes(show, wire):
+    page = show(wire.url)
+    page.click("#view-tokens")
+    set_fields(page, temperature=0, max_new_tokens=60, ignore_eos=True)
+    wire.hold_after = 1
+    say(page, COUNT, wait=False)
+    page.wait_for_selector("article.assistant")
+    page.click("#new-chat")
+    wire.release()
+    page.wait_for_selector("#stop", state="hidden")
+    (kept,) = stored(page)
+    (answer,) = [node for node in kept["nodes"].values() if node["role"] == "assistant"]
+    assert (answer["state"], len(answer["tokens"])) == ("done", 60)
+
     wire.hold_after = 6
-    page = begun(show, wire)
+    say(page, COUNT, wait=False)
     page.wait_for_selector(".token[role=option]")
     with page.expect_request(lambda request: request.url.endswith("/abort_request")):
         page.press("#message", "Escape")
@@ -108,6 +109,18 @@ def test_an_answer_that_is_stopped_keeps_what_came_and_ends_on_the_server(show, 
     assert 0 < len(tokens(page)) < 60
     say(page, "Go on.")
     assert page.locator("article.assistant[data-state=done]").count() == 1
+
+    page.click("#new-chat")
+    wire.hold_after = 6
+    say(page, "Count to nine.", wait=False)
+    page.wait_for_selector(".token[role=option]")
+    page.click("#delete")
+    with page.expect_request(lambda request: request.url.endswith("/abort_request")):
+        page.click("dialog button.primary")
+    wire.release()
+    page.wait_for_selector("#stop", state="hidden")
+    assert {one["title"] for one in stored(page)} == {COUNT}
+    assert page.locator("#conversations .name").all_text_contents() == [COUNT] * 2
 
 
 def test_a_key_is_asked_for_where_the_server_wants_one(show):
@@ -148,6 +161,7 @@ def test_a_browser_that_keeps_nothing_has_the_playground_all_the_same(browser, l
     page.close()
 
 
+REVERSING = "\u202e\u202c\u2066\u2069"
 HOSTILE = [
     "<img src=x onerror=alert(1)><script>alert(2)</script>",
     "[click](javascript:alert(3)) ![p](http://elsewhere.example/p.png) <http://elsewhere.example>",
@@ -157,31 +171,36 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-@pytest.mark.parametrize("view", ["text", "tokens"])
-def test_what_a_model_writes_is_text(show, real_server, text, view):
-    page = show(real_server.url)
+def test_what_a_model_writes_is_text(show, live):
+    page = show(live.url)
     asked, alerts = [], []
     page.on("request", lambda request: asked.append(request.url))
     page.on("dialog", lambda dialog: (alerts.append(dialog.message), dialog.dismiss()))
-    page.click(f"#view-{view}")
-    constrain(page, "ebnf", f"root ::= {json.dumps(text, ensure_ascii=False)}")
-    page.wait_for_selector("#constraint-verdict.good")
-    say(page, text)
+    set_fields(page, max_new_tokens=400)
+    for text in HOSTILE:
+        page.click("#new-chat")
+        page.click("#view-text")
+        constrain(page, "ebnf", f"root ::= {json.dumps(text, ensure_ascii=False)}")
+        page.wait_for_selector("#constraint-verdict.good")
+        say(page, text)
+        check_is_text(page, text)
+        page.click("#view-tokens")
+        check_is_text(page, text)
+    assert alerts == []
+    assert [url for url in asked if not url.startswith((live.url, "blob:", "data:"))] == []
+
+
+def check_is_text(page, text: str) -> None:
+    """Check the one turn: both have written the text."""
     said = page.locator("article.assistant .body")
+    assert said.text_content().strip(), text
     assert said.locator("script, img, style, iframe, [onerror], a[href^=javascript]").count() == 0
     shown = page.locator("article.user .body").text_content()
-    assert not set(shown) & set("\u202e\u202c\u2066\u2069")
-    assert (
-        shown.replace("‹U+202E›", "\u202e")
-        .replace("‹U+202C›", "\u202c")
-        .replace("‹U+2066›", "\u2066")
-        .replace("‹U+2069›", "\u2069")
-        == text
-    )
-    assert not set(said.text_content()) & set("\u202e\u202c\u2066\u2069")
-    assert alerts == []
-    assert all(url.startswith((real_server.url, "blob:", "data:")) for url in asked)
+    assert not set(shown) & set(REVERSING)
+    for character in REVERSING:
+        shown = shown.replace(f"‹U+{ord(character):04X}›", character)
+    assert shown == text
+    assert not set(said.text_content()) & set(REVERSING)
 
 
 def imported(page, tmp_path, nodes, selected, **fields) -> None:
@@ -212,23 +231,13 @@ def chain(texts: list[tuple[str, str, list[str]]]) -> tuple[dict, dict]:
     return nodes, selected
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def live(browser):
     with LiveServer(chat_template="chatml") as server:
         yield server
 
 
-def test_a_line_of_a_megabyte_is_shown_within_the_page(show, live, tmp_path):
-    page = show(live.url)
-    long = "<b>" + "x" * (1 << 20)
-    imported(page, tmp_path, *chain([("Go", long, [])]))
-    page.wait_for_selector("article.assistant")
-    assert page.locator("article.assistant .body").text_content() == long
-    assert page.locator("article.assistant .body *").count() <= 2
-    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
-
-
-def test_a_link_of_an_answer_leads_to_other_hosts_only(show, live):
+def test_a_link_of_an_answer_leads_to_other_hosts_only_and_markdown_grows_by_its_last_block(show, live):
     page = show(live.url)
     text = (
         f"[own](/release_memory_occupation) [whole]({live.url}/flush_cache) [near](flush_cache) [same](//127.0.0.1/x) "
@@ -248,6 +257,22 @@ def test_a_link_of_an_answer_leads_to_other_hosts_only(show, live):
     assert links == ["https://elsewhere.example/page", "mailto:a@elsewhere.example"]
     assert shown.split()[:7] == ["own", "whole", "near", "same", "ftp", "other", "mail"]
     assert (list_start, kind) == (7, "language-python")
+    added = page.evaluate("""async () => {
+        const { showMarkdown } = await import("./playground/markdown.js");
+        const holder = document.createElement("div");
+        document.body.append(holder);
+        let added = 0;
+        new MutationObserver((all) => { for (const one of all) added += one.addedNodes.length; })
+            .observe(holder, {childList: true});
+        let text = "";
+        for (let index = 0; index < 400; index++) {
+            text += `Paragraph ${index} has *words*.\\n\\n`;
+            showMarkdown(holder, text);
+        }
+        await new Promise((resolve) => setTimeout(resolve));
+        return [added, holder.children.length, holder.querySelectorAll("em").length];
+    }""")
+    assert added == [400, 400, 400]
 
 
 DAMAGES = {
@@ -261,6 +286,7 @@ DAMAGES = {
     "a token": lambda found: found["nodes"]["a1"].update(tokens=[None]),
     "a kept token": lambda found: found["nodes"]["a1"]["made"].update(kept=[1]),
     "a call": lambda found: found["nodes"]["a1"].update(calls=[{"name": "f"}]),
+    "no turns": lambda found: found.update(nodes={}),
     "a prompt": lambda found: found["nodes"]["a1"]["made"].update(system={}),
 }
 
@@ -273,16 +299,31 @@ def stored(page) -> list[dict]:
     }""")
 
 
-def test_a_damaged_file_is_refused_and_nothing_of_it_is_kept(show, live, tmp_path):
+def test_a_damaged_file_is_refused_and_what_was_read_is_shown_as_it_is(show, live, tmp_path):
     page = show(live.url)
     for where, damage in DAMAGES.items():
         nodes, selected = chain([("One", "1", ["1"]), ("Two", "2", ["2"])])
         found = {"nodes": nodes, "selected": selected}
         damage(found)
         imported(page, tmp_path, **found)
-        page.wait_for_selector(".toast >> text=conversation 1")
+        page.wait_for_selector(".toast >> text=conversation 1 is damaged")
         page.evaluate("() => document.getElementById('toasts').replaceChildren()")
         assert (where, stored(page)) == (where, [])
+
+    imported(page, tmp_path, *chain([("Go", "Gone", [])]))
+    page.wait_for_selector("article.assistant")
+    before = [one["updated"] for one in stored(page)]
+    page.click("#new-chat")
+    page.click("#conversations .conversation")
+    page.wait_for_selector("article.assistant")
+    assert [one["updated"] for one in stored(page)] == before  # it was only opened
+
+    long = "<b>" + "x" * (1 << 20)
+    imported(page, tmp_path, *chain([("Go", long, [])]))
+    page.wait_for_function("() => document.querySelector('article.assistant .body').textContent.length > 1 << 20")
+    assert page.locator("article.assistant .body").text_content() == long
+    assert page.locator("article.assistant .body *").count() <= 2
+    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_a_conversation_that_cannot_be_shown_does_not_keep_the_page_from_opening(show, live):
@@ -297,44 +338,6 @@ def test_a_conversation_that_cannot_be_shown_does_not_keep_the_page_from_opening
     set_fields(page, max_new_tokens=4)
     say(page, "Hello")
     assert page.locator("article.assistant[data-state=done]").count() == 1
-
-
-def test_a_conversation_that_is_opened_keeps_its_date(show, live, tmp_path):
-    page = show(live.url)
-    imported(page, tmp_path, *chain([("Go", "Gone", [])]))
-    page.wait_for_selector("article.assistant")
-    before = [one["updated"] for one in stored(page)]
-    page.click("#new-chat")
-    page.click("#conversations .conversation")
-    page.wait_for_selector("article.assistant")
-    assert [one["updated"] for one in stored(page)] == before
-
-
-def test_a_conversation_that_is_deleted_while_it_answers_stays_deleted(show, wire, real_server):
-    wire.hold_after = 6
-    page = begun(show, wire)
-    page.wait_for_selector(".token[role=option]")
-    page.click("#delete")
-    with page.expect_request(lambda request: request.url.endswith("/abort_request")):
-        page.click("dialog button.primary")
-    wire.release()
-    page.wait_for_selector("#stop", state="hidden")
-    assert stored(page) == []
-    assert page.locator("#conversations .conversation").count() == 0
-
-
-def test_an_answer_that_comes_while_another_conversation_is_shown_is_kept(show, wire, real_server):
-    page = show(wire.url)
-    set_fields(page, temperature=0, max_new_tokens=60, ignore_eos=True)
-    wire.hold_after = 1
-    say(page, COUNT, wait=False)
-    page.wait_for_selector("article.assistant")
-    page.click("#new-chat")
-    wire.release()
-    page.wait_for_selector("#stop", state="hidden")
-    (kept,) = stored(page)
-    (answer,) = [node for node in kept["nodes"].values() if node["role"] == "assistant"]
-    assert (answer["state"], len(answer["tokens"])) == ("done", 60)
 
 
 def test_of_two_hundred_turns_and_four_thousand_tokens_only_what_changes_is_made_anew(show, live, tmp_path):
@@ -362,23 +365,3 @@ def test_of_two_hundred_turns_and_four_thousand_tokens_only_what_changes_is_made
     say(page, "One more")
     assert page.locator("article").count() == 402
     assert page.evaluate("added") < 30 * 12
-
-
-def test_a_long_answer_in_markdown_grows_by_its_last_block(show, live):
-    page = show(live.url)
-    added = page.evaluate("""async () => {
-        const { showMarkdown } = await import("./playground/markdown.js");
-        const holder = document.createElement("div");
-        document.body.append(holder);
-        let added = 0;
-        new MutationObserver((all) => { for (const one of all) added += one.addedNodes.length; })
-            .observe(holder, {childList: true});
-        let text = "";
-        for (let index = 0; index < 400; index++) {
-            text += `Paragraph ${index} has *words*.\\n\\n`;
-            showMarkdown(holder, text);
-        }
-        await new Promise((resolve) => setTimeout(resolve));
-        return [added, holder.children.length, holder.querySelectorAll("em").length];
-    }""")
-    assert added == [400, 400, 400]

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from app_under_test import LiveServer
+from driving import faults_of_looks, opened
 from patience import PATIENCE_S
-from test_status_page import opened
 
 
 @pytest.fixture(scope="module")
@@ -18,25 +18,16 @@ def server(browser) -> Iterator[LiveServer]:
         yield running
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1280])
-@pytest.mark.parametrize(("path", "field"), [("compat", "temperature"), ("docs", "temperature")])
-def test_it_is_a_few_screens_high_and_no_wider_than_one(browser, server, path, field, width, scheme):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    with opened(browser, f"{server.url}/{path}", width=width, scheme=scheme) as page:
-        page.wait_for_selector("main details")
-        assert page.evaluate("document.documentElement.scrollHeight") < 4000
-        page.locator("#find").fill(field)
-        page.get_by_text(" found", exact=False).first.wait_for()
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        found = axe.Axe().run(page)
-        assert found.violations_count == 0, found.generate_report()
-
-
 @pytest.mark.parametrize("path", ["compat", "docs"])
-def test_a_search_without_hits_says_so_and_an_empty_one_folds_everything(browser, server, path):
-    with opened(browser, f"{server.url}/{path}", width=400) as page:
+def test_it_is_folded_searchable_and_no_wider_than_a_screen(browser, server, path):
+    with opened(browser, f"{server.url}/{path}") as page:
         page.wait_for_selector("main details")
+        for width in (400, 1280):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollHeight") < 4000
+        page.locator("#find").fill("temperature")
+        page.get_by_text(" found", exact=False).first.wait_for()
+        assert faults_of_looks(page) == {}
         page.locator("#find").fill("zebra crossing")
         page.get_by_text("No ").get_by_text("“zebra crossing”").wait_for()
         assert page.locator("main > details:visible").count() == 0
@@ -45,7 +36,7 @@ def test_a_search_without_hits_says_so_and_an_empty_one_folds_everything(browser
         assert page.locator("main > details[open]").count() == 0
 
 
-def test_a_streamed_chat_that_is_tried_shows_the_text_put_together(browser, server):
+def test_a_streamed_chat_that_is_tried_shows_its_text_and_code_is_shown_as_code(browser, server):
     with opened(browser, f"{server.url}/docs#post_v1_chat_completions", width=400) as page:
         chat = page.locator("#post_v1_chat_completions")
         body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 12, "temperature": 0, "seed": 7}
@@ -54,9 +45,6 @@ def test_a_streamed_chat_that_is_tried_shows_the_text_put_together(browser, serv
         chat.get_by_text("[DONE]").wait_for()
         whole = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).json()
         assert chat.get_by_label("text of the answer").inner_text() == whole["choices"][0]["message"]["content"]
-
-
-def test_code_within_descriptions_is_shown_as_code(browser, server):
     with opened(browser, f"{server.url}/docs", width=400) as page:
         page.wait_for_selector("main details")
         assert "null" in page.locator("#about code").all_inner_texts()

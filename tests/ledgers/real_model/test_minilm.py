@@ -12,6 +12,8 @@ import transformers
 from patience import wait_until
 from server_process import ServerProcess
 
+GUARDS = ("models", "runner", "kernels", "layers", "text", "weights")
+
 pytestmark = pytest.mark.e2e
 
 CLOSE = 1e-5

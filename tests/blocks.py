@@ -1,11 +1,9 @@
-"""What becomes of the blocks of code on pages that test_every_block.py does not run: words of the block -> the file of
-the test that runs it, or why none does."""
+"""What becomes of the blocks of code on pages that tests/ledgers/pages/test_every_block.py does not run: words of the
+block -> the file of the test that runs it, or why none does."""
 
 SHOWN = "not run: it shows, and has no command"
 START = "not run: it starts a server with a setting, which tests/servers and tests/api start in the same way"
-CLUSTER = (
-    "not run: it needs containers or a cluster; tests/servers/test_deployments.py and test_helm_chart.py start its command"
-)
+CLUSTER = "not run: it needs containers or a cluster; tests/servers/test_deployments.py starts its command"
 PEER = "not run: it needs another server, or a model that is too large"
 LONG = "not run: it takes minutes; it is a target of the Makefile or a tool, run by people"
 
@@ -17,22 +15,22 @@ BLOCKS = {
         '  -d \'{"text": "<|im_start|>user\\nWhat d': "tests/api/test_adapters_page.py",
     },
     "adding-a-backend.md": {
-        "git apply backend.diff": "tests/servers/test_adding_pages.py",
-        "+++ b/tureen/attention/float64.py": "tests/servers/test_adding_pages.py",
+        "git apply backend.diff": "tests/ledgers/pages/test_adding_pages.py",
+        "+++ b/tureen/attention/float64.py": "tests/ledgers/pages/test_adding_pages.py",
     },
     "adding-a-dialect.md": {
-        "git apply dialect.diff": "tests/servers/test_adding_pages.py",
-        "+++ b/tureen/dialects/toy/dialect.py": "tests/servers/test_adding_pages.py",
-        "curl http://127.0.0.1:30000/toy": "tests/servers/test_adding_pages.py",
+        "git apply dialect.diff": "tests/ledgers/pages/test_adding_pages.py",
+        "+++ b/tureen/dialects/toy/dialect.py": "tests/ledgers/pages/test_adding_pages.py",
+        "curl http://127.0.0.1:30000/toy": "tests/ledgers/pages/test_adding_pages.py",
     },
     "adding-a-model.md": {
-        "git apply model.diff": "tests/servers/test_adding_pages.py",
-        "+++ b/tureen/models/seed_oss.py": "tests/servers/test_adding_pages.py",
+        "git apply model.diff": "tests/ledgers/pages/test_adding_pages.py",
+        "+++ b/tureen/models/seed_oss.py": "tests/ledgers/pages/test_adding_pages.py",
     },
     "adding-a-parameter.md": {
-        "git apply parameter.diff": "tests/servers/test_adding_pages.py",
-        "+++ b/tureen/contract/params.py": "tests/servers/test_adding_pages.py",
-        "curl http://127.0.0.1:30000/generate": "tests/servers/test_adding_pages.py",
+        "git apply parameter.diff": "tests/ledgers/pages/test_adding_pages.py",
+        "+++ b/tureen/contract/params.py": "tests/ledgers/pages/test_adding_pages.py",
+        "curl http://127.0.0.1:30000/generate": "tests/ledgers/pages/test_adding_pages.py",
     },
     "api.md": {
         '  "text": " Paris.",': "tests/api/test_api_page.py",
@@ -51,26 +49,26 @@ BLOCKS = {
         "cat > in.jsonl <<'END'": "tests/servers/test_batches_server.py",
     },
     "chat.md": {
-        '  "name": "my_model",': "tests/servers/test_pages_of_servers.py",
+        '  "name": "my_model",': "tests/ledgers/pages/test_pages_of_servers.py",
     },
     "check.md": {
         "$ tureen check": "not run: what it shows depends on the machine; tests/test_cli.py runs the command",
         "$ tureen doctor": "not run: what it shows depends on the machine; tests/test_cli.py runs the command",
     },
     "clients.md": {
-        "from openai import OpenAI": "tests/servers/test_pages_of_servers.py",
+        "from openai import OpenAI": "tests/ledgers/pages/test_pages_of_servers.py",
     },
     "command-line.md": {
-        "tureen serve MODEL --max-model-len 4096": "tests/servers/test_pages_of_servers.py",
-        "tureen config show --changed --config tu": "tests/servers/test_pages_of_servers.py",
-        "tureen serve --uds /run/user/1000/tureen": "tests/servers/test_pages_of_servers.py",
-        'eval "$(tureen completion bash)"': "tests/servers/test_pages_of_servers.py",
+        "tureen serve MODEL --max-model-len 4096": "tests/ledgers/pages/test_pages_of_servers.py",
+        "tureen config show --changed --config tu": "tests/ledgers/pages/test_pages_of_servers.py",
+        "tureen serve --uds /run/user/1000/tureen": "tests/ledgers/pages/test_pages_of_servers.py",
+        'eval "$(tureen completion bash)"': "tests/ledgers/pages/test_pages_of_servers.py",
     },
     "deployment.md": {
         "docker build -f deploy/docker/Dockerfile": CLUSTER,
         "000 -v models:/var/cache/tureen tureen \\": CLUSTER,
         "helm install tureen deploy/helm/tureen -": CLUSTER,
-        "model: qwen2.5-coder:0.5b": "tests/servers/test_helm_chart.py",
+        "model: qwen2.5-coder:0.5b": "tests/ledgers/deploy/test_helm_chart.py",
         "pip install smg": PEER,
         "kubectl apply -f deploy/kubernetes/turee": CLUSTER,
         "prometheus --config.file=deploy/monitori": CLUSTER,
@@ -103,25 +101,25 @@ BLOCKS = {
         "vllm serve MODEL --port 8000 --max-model": PEER,
     },
     "models-by-name.md": {
-        "tureen pull smollm2:135m": "tests/servers/test_pages_of_commands.py",
-        "$ tureen show smollm2:135m": "tests/servers/test_pages_of_commands.py",
+        "tureen pull smollm2:135m": "tests/ledgers/pages/test_pages_of_commands.py",
+        "$ tureen show smollm2:135m": "tests/ledgers/pages/test_pages_of_commands.py",
     },
     "models.md": {
-        "tureen models": "tests/servers/test_pages_of_servers.py",
+        "tureen models": "tests/ledgers/pages/test_pages_of_servers.py",
     },
     "native-kernels.md": {
         "tureen check": START,
         "// AVX2 with VNNI in its 256-bit encodin": SHOWN,
     },
     "operations.md": {
-        "curl http://127.0.0.1:30000/v1/loads": "tests/servers/test_pages_of_servers.py",
-        "curl http://127.0.0.1:30000/update_weigh": "tests/servers/test_pages_of_weights.py",
-        "curl -X POST http://127.0.0.1:30000/rele": "tests/servers/test_pages_of_servers.py",
+        "curl http://127.0.0.1:30000/v1/loads": "tests/ledgers/pages/test_pages_of_servers.py",
+        "curl http://127.0.0.1:30000/update_weigh": "tests/ledgers/pages/test_pages_of_weights.py",
+        "curl -X POST http://127.0.0.1:30000/rele": "tests/ledgers/pages/test_pages_of_servers.py",
         "curl http://127.0.0.1:30000/health": SHOWN,
-        "curl http://127.0.0.1:30000/start_profil": "tests/servers/test_pages_of_servers.py",
+        "curl http://127.0.0.1:30000/start_profil": "tests/ledgers/pages/test_pages_of_servers.py",
         "pip install 'tureen[otel]'": "not run: it needs a collector; tests/api/test_traces.py has one",
-        "tureen serve --log-format json": "tests/servers/test_pages_of_servers.py",
-        "1:30000/start_expert_distribution_record": "tests/servers/test_pages_of_weights.py",
+        "tureen serve --log-format json": "tests/ledgers/pages/test_pages_of_servers.py",
+        "1:30000/start_expert_distribution_record": "tests/ledgers/pages/test_pages_of_weights.py",
     },
     "performance.md": {
         "tureen check": LONG,
@@ -133,15 +131,15 @@ BLOCKS = {
         "make serve        # then open http://127": START,
     },
     "processors.md": {
-        "tureen serve --enable-custom-logit-proce": "tests/servers/test_examples.py",
-        "from tureen.logit_processor import Custo": "tests/servers/test_pages_of_servers.py",
+        "tureen serve --enable-custom-logit-proce": "tests/ledgers/pages/test_examples.py",
+        "from tureen.logit_processor import Custo": "tests/ledgers/pages/test_pages_of_servers.py",
     },
     "quantised-checkpoints.md": {
         "tureen serve --model-path /models/Qwen2.": PEER,
     },
     "quotas.md": {
-        "printf 'alice  8kx0dJ2mF0sW1Yq5\\nbatch": "tests/servers/test_pages_of_servers.py",
-        "tureen serve --api-key-file keys --usage": "tests/servers/test_pages_of_servers.py",
+        "printf 'alice  8kx0dJ2mF0sW1Yq5\\nbatch": "tests/ledgers/pages/test_pages_of_servers.py",
+        "tureen serve --api-key-file keys --usage": "tests/ledgers/pages/test_pages_of_servers.py",
     },
     "releases.md": {
         "pip install 'tureen==0.1.*'          # t": LONG,
@@ -152,75 +150,75 @@ BLOCKS = {
         "make coverage ARGS=quotas           # li": LONG,
     },
     "reproducibility.md": {
-        "cmp alone among": "tests/servers/test_pages_of_servers.py",
-        "cmp whole killed": "tests/servers/test_pages_of_servers.py",
-        "python examples/recompute.py": "tests/servers/test_examples.py",
+        "cmp alone among": "tests/ledgers/pages/test_pages_of_servers.py",
+        "cmp whole killed": "tests/ledgers/pages/test_pages_of_servers.py",
+        "python examples/recompute.py": "tests/ledgers/pages/test_examples.py",
     },
     "responses.md": {
         "tureen serve --responses-store /var/lib/": START,
         '  -d \'{"input": "My name is Ada.", "rid"': "tests/api/test_chat_pages.py",
     },
     "scaling.md": {
-        "tureen serve --replicas 2 &": "not run: it kills by name; tests/servers/test_replicas_server.py kills an engine",
-        "curl -X POST http://127.0.0.1:30000/repl": "tests/servers/test_pages_of_weights.py",
-        "curl -X POST http://127.0.0.1:30000/upda": "tests/servers/test_pages_of_weights.py",
+        "tureen serve --replicas 2 &": "not run: it kills by name, as tests/servers/test_replicas_server.py does by id",
+        "curl -X POST http://127.0.0.1:30000/repl": "tests/ledgers/pages/test_pages_of_weights.py",
+        "curl -X POST http://127.0.0.1:30000/upda": "tests/ledgers/pages/test_pages_of_weights.py",
         "tureen serve --min-replicas 1 --max-repl": START,
         "tureen serve --replicas 2 --prefill-repl": START,
-        "tureen engine smollm2:135m --listen 127.": "not run: tests/servers/test_remote_replicas_server.py starts the same",
+        "tureen engine smollm2:135m --listen 127.": "not run: tests/servers/test_remote_replicas_server.py does",
         "tureen engine MODEL --listen 0.0.0.0:700": PEER,
         "pip install 'tureen[ray]'": PEER,
         "tureen serve --tensor-parallel-size 2": START,
         "tureen serve --pipeline-parallel-size 2": START,
-        "tureen serve --api-workers 2 &": "tests/servers/test_pages_of_servers.py",
+        "tureen serve --api-workers 2 &": "tests/ledgers/pages/test_pages_of_servers.py",
         "tureen bench --growth     # a few minute": LONG,
     },
     "security.md": {
-        "printf 'alice  8kx0dJ2mF0sW1Yq5\\n' > key": "tests/servers/test_pages_of_servers.py",
+        "printf 'alice  8kx0dJ2mF0sW1Yq5\\n' > key": "tests/ledgers/pages/test_pages_of_servers.py",
         "tureen serve --allowed-origins https://c": START,
         "tureen serve --host 0.0.0.0 --allowed-ho": START,
-        "curl -i http://127.0.0.1:30000/version -": "tests/servers/test_pages_of_servers.py",
-        "curl http://127.0.0.1:30000/generate -H": "tests/servers/test_pages_of_servers.py",
-        "# NAME KEY, one client a line": "tests/servers/test_pages_of_servers.py",
+        "curl -i http://127.0.0.1:30000/version -": "tests/ledgers/pages/test_pages_of_servers.py",
+        "curl http://127.0.0.1:30000/generate -H": "tests/ledgers/pages/test_pages_of_servers.py",
+        "# NAME KEY, one client a line": "tests/ledgers/pages/test_pages_of_servers.py",
         "ver.key.pem                      # HTTPS": START,
-        "openssl req -x509 -newkey ec -pkeyopt ec": "tests/servers/test_pages_of_servers.py",
-        "touch index.txt; echo 01 > crlnumber": "tests/servers/test_pages_of_servers.py",
+        "openssl req -x509 -newkey ec -pkeyopt ec": "tests/ledgers/pages/test_pages_of_servers.py",
+        "touch index.txt; echo 01 > crlnumber": "tests/ledgers/pages/test_pages_of_servers.py",
     },
     "sessions.md": {
-        "import requests": "tests/servers/test_pages_of_servers.py",
+        "import requests": "tests/ledgers/pages/test_pages_of_servers.py",
         "tureen serve --sessions-db": START,
         '"session_id": "kept", "durable": true': "tests/api/test_sessions_page.py",
     },
     "settings.md": {
-        "tureen serve --context-length 4096": "tests/servers/test_pages_of_servers.py",
+        "tureen serve --context-length 4096": "tests/ledgers/pages/test_pages_of_servers.py",
     },
     "several-models.md": {
-        "make serve ARGS='--model pypi:llm-smollm": "tests/servers/test_pages_of_commands.py",
-        "models_memory = 8_000_000_000": "tests/servers/test_pages_of_commands.py",
-        "curl -s http://127.0.0.1:30000/status |": "tests/servers/test_pages_of_commands.py",
-        "curl http://127.0.0.1:30000/v1/embedding": "tests/servers/test_pages_of_commands.py",
-        "curl http://127.0.0.1:30000/models/load": "tests/servers/test_pages_of_commands.py",
+        "make serve ARGS='--model pypi:llm-smollm": "tests/ledgers/pages/test_pages_of_commands.py",
+        "models_memory = 8_000_000_000": "tests/ledgers/pages/test_pages_of_commands.py",
+        "curl -s http://127.0.0.1:30000/status |": "tests/ledgers/pages/test_pages_of_commands.py",
+        "curl http://127.0.0.1:30000/v1/embedding": "tests/ledgers/pages/test_pages_of_commands.py",
+        "curl http://127.0.0.1:30000/models/load": "tests/ledgers/pages/test_pages_of_commands.py",
     },
     "status.md": {
         "tureen serve": START,
     },
     "streams.md": {
-        "tureen serve --resume-grace 60": "tests/servers/test_pages_of_servers.py",
+        "tureen serve --resume-grace 60": "tests/ledgers/pages/test_pages_of_servers.py",
     },
     "structured-outputs.md": {
-        '{"type": "structural_tag", "triggers": [': "tests/servers/test_pages_of_servers.py",
-        '{"type": "structural_tag", "format": {"t': "tests/servers/test_pages_of_servers.py",
+        '{"type": "structural_tag", "triggers": [': "tests/ledgers/pages/test_pages_of_servers.py",
+        '{"type": "structural_tag", "format": {"t': "tests/ledgers/pages/test_pages_of_servers.py",
     },
     "terminal.md": {
         "n port 30000, or a model it loads itself": "not run: tests/servers/test_chat_command.py types it",
-        "$ tureen chat --temperature 0.2": "not run: what it shows is chance; tests/servers/test_chat_command.py types it",
-        'echo "What is the capital of France?" |': "tests/servers/test_pages_of_commands.py",
-        "cat > prompts.jsonl <<'END'": "tests/servers/test_pages_of_commands.py",
+        "$ tureen chat --temperature 0.2": "not run: it shows chance; tests/servers/test_chat_command.py types it",
+        'echo "What is the capital of France?" |': "tests/ledgers/pages/test_pages_of_commands.py",
+        "cat > prompts.jsonl <<'END'": "tests/ledgers/pages/test_pages_of_commands.py",
     },
     "README.md": {
         "make serve        # creates .venv, fetch": START,
         "make serve PORT=8000 MODEL=/models/Llama": PEER,
-        "pip install .": "tests/servers/test_pages_of_servers.py",
-        "import tureen": "tests/servers/test_pages_of_servers.py",
+        "pip install .": "tests/ledgers/pages/test_pages_of_servers.py",
+        "import tureen": "tests/ledgers/pages/test_pages_of_servers.py",
     },
     "CONTRIBUTING.md": {
         "make install      # .venv with tureen in": LONG,

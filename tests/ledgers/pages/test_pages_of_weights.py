@@ -8,9 +8,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from page_blocks import block_with
+from page_commands import check_statuses, commands, run
 from real_app import write_model
 from server_process import ServerProcess
-from test_pages_of_servers import block_with, checks_statuses, commands, run
+
+GUARDS = ("docs/scaling.md", "docs/operations.md", "replicas", "serving", "runner", "weights")
 
 pytestmark = pytest.mark.e2e
 
@@ -38,7 +41,7 @@ def generate(server: ServerProcess) -> dict:
 
 def test_a_replica_is_restarted_drained_and_used_again(replicas, tmp_path):
     before = generate(replicas)["output_ids"]
-    checks_statuses(block_with("scaling.md", "/replicas/undrain"), replicas, tmp_path)
+    check_statuses(block_with("scaling.md", "/replicas/undrain"), replicas, tmp_path)
     [model] = httpx.get(f"{replicas.url}/status").json()["models"]
     assert [(replica["engine"], replica["drained"]) for replica in model["replicas"]] == [("healthy", False)] * 2
     assert generate(replicas)["output_ids"] == before
@@ -59,7 +62,7 @@ def test_other_weights_answer_under_their_name(replicas, folder, tmp_path, page,
     old = {"model_path": str(folder / "model"), "weight_version": "old"}
     assert httpx.post(f"{replicas.url}/update_weights_from_disk", json=old, timeout=240).status_code == 200
     before = generate(replicas)
-    checks_statuses(block_with(page, words), replicas, tmp_path)
+    check_statuses(block_with(page, words), replicas, tmp_path)
     after = generate(replicas)
     assert (before["meta_info"]["weight_version"], after["meta_info"]["weight_version"]) == ("old", "step-200")
     assert after["output_ids"] != before["output_ids"]

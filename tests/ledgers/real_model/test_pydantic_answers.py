@@ -7,6 +7,8 @@ from openai_judge import make_client
 from pydantic import BaseModel
 from pydantic_models import MODELS, NOT_TOLD
 
+GUARDS = ("grammar", "constraining", "dialects")
+
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 ASKED = [

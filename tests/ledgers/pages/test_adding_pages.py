@@ -16,6 +16,8 @@ import pytest
 from page_diffs import ROOT, apply_diff, copy_repository
 from server_process import ServerProcess
 
+GUARDS = ("docs/adding-a-*.md", "contract", "models", "dialects", "attention", "sampling")
+
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 KINDS = ("parameter", "model", "dialect", "backend")

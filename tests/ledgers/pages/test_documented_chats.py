@@ -13,9 +13,11 @@ import httpx
 import pytest
 from server_process import ServerProcess
 
+GUARDS = ("docs/*.md", "README.md", "dialects", "contract", "requests")
+
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ROUTES = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate",
 )  # fmt: skip

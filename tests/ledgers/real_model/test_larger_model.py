@@ -20,6 +20,8 @@ from server_process import ServerProcess
 VARIABLE = "TUREEN_LARGER_MODEL"
 FILE = os.environ.get(VARIABLE, "")
 
+GUARDS = ("models", "runner", "kernels", "layers", "lora", "grammar", "dialects")
+
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.model,

@@ -19,6 +19,8 @@ from server_process import ServerProcess, metric
 import tureen
 from tureen.weights.source import load_tokenizer, resolve_model
 
+GUARDS = ("media", "vision", "runner", "cache", "serving")
+
 pytestmark = pytest.mark.e2e
 
 NEW_TOKENS = 12

@@ -4,68 +4,24 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
-import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from followers import MAX_ATTEMPTS
 from free_ports import free_port
+from page_blocks import block_with
+from page_commands import check_statuses, commands, flags_of, run
 from patience import wait_until
 from server_process import PATIENT_SANDBOX, ServerProcess
 
+GUARDS = ("docs/*.md", "README.md", "cli", "front", "fronts", "http", "dialects", "storage", "engine")
+
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
-
-ROOT = Path(__file__).parents[2]
-JSON = {"content-type": "application/json"}
-
-
-def block_with(page: str, words: str) -> str:
-    """The only block of a page of docs/, or of the README, with these words."""
-    path = ROOT / page if page == "README.md" else ROOT / "docs" / page
-    blocks = re.findall(r"^```\w*\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    (block,) = [block for block in blocks if words in block]
-    return block
-
-
-def run(script: str, folder: Path, **env: str) -> str:
-    """Runs lines of a shell, in which `tureen` is this one. Returns what they print."""
-    bin_folder = Path(sys.executable).parent
-    env = os.environ | {"PATH": f"{bin_folder}:{os.environ['PATH']}", "no_proxy": "*"} | env
-    done = subprocess.run(["bash", "-ec", script], cwd=folder, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def flags_of(block: str) -> list[str]:
-    """The flags with which a block starts its server."""
-    [line] = re.findall(r"^tureen serve(.*?)(?: &|  #.*)?$", block, re.MULTILINE)
-    return shlex.split(line)
-
-
-def commands(block: str, server: ServerProcess) -> list[str]:
-    """The curl commands of a block, each with what is said about it, for this server."""
-    joined = block.replace("\\\n", " ").replace("http://127.0.0.1:30000", server.url)
-    return re.findall(r"^curl .*(?:\n#.*)?", joined, re.MULTILINE)
-
-
-def status_of(command: str, folder: Path) -> int:
-    command = command.partition("\n")[0].partition("  #")[0].removeprefix("curl ").replace("-i ", "")
-    return int(run(f"curl -s -o answer -w '%{{http_code}}' {command}", folder))
-
-
-def checks_statuses(block: str, server: ServerProcess, folder: Path) -> None:
-    """Each command of a block is answered with the status that stands in its comment, 200 where there is none."""
-    for command in commands(block, server):
-        said = re.search(r"# (\d{3})\b", command)
-        assert status_of(command, folder) == (int(said[1]) if said else 200), command
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +49,7 @@ def operated(default_model_source, tmp_path_factory) -> Iterator[ServerProcess]:
     ],
 )
 def test_the_commands_of_an_operator_are_answered_as_the_page_says(operated, page, words, tmp_path):
-    checks_statuses(block_with(page, words), operated, tmp_path)
+    check_statuses(block_with(page, words), operated, tmp_path)
 
 
 def test_a_request_is_a_line_of_json_with_the_fields_on_the_page(operated):
@@ -137,7 +93,7 @@ def test_a_key_opens_what_the_page_says(default_model_source, tmp_path):
     run(block.partition("tureen serve")[0], tmp_path)
     (tmp_path / "keys").write_text(block_with("security.md", "# NAME KEY"))
     with ServerProcess(*flags_of(block), cwd=tmp_path) as server:
-        checks_statuses(block, server.wait_ready(), tmp_path)
+        check_statuses(block, server.wait_ready(), tmp_path)
         bob = {"authorization": "Bearer Zr7uQ9pLx3Vn6Tb4"}
         assert httpx.get(f"{server.url}/v1/models", headers=bob).status_code == 200
 

@@ -12,9 +12,11 @@ import jsonschema
 import pytest
 from server_process import ServerProcess
 
+GUARDS = ("dialects", "text", "grammar", "constraining", "docs/tool-calls.md")
+
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tool-calls.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "tool-calls.md").read_text(encoding="utf-8")
 WEATHER = {
     "type": "object",
     "properties": {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
+GUARDS = ("requests", "cache", "engine", "dialects")
+
 pytestmark = pytest.mark.e2e
 
 TURNS = [

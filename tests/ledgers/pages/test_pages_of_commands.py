@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
+from page_blocks import ROOT, block_with
+from page_commands import completed
 from server_process import ServerProcess
+
+GUARDS = ("docs/several-models.md", "docs/models-by-name.md", "docs/terminal.md", "cli", "fleet", "fetching")
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 240
-
-
-def blocks(page: str) -> list[str]:
-    """The code on a page, block by block."""
-    return re.findall(
-        r"^```\w*\n(.*?)^```$", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
-
-
-def block_with(page: str, word: str) -> str:
-    """The only block with this word."""
-    (block,) = [block for block in blocks(page) if word in block]
-    return block
-
-
-def run(script: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs lines of a shell, in which `tureen` is this one."""
-    here = Path(sys.executable).parent
-    env = os.environ | {"PATH": f"{here}:{os.environ['PATH']}"} | env
-    return subprocess.run(["bash", "-ec", script], cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
 def curl(server: ServerProcess, block: str) -> httpx.Response:
@@ -58,7 +37,7 @@ def models(server: ServerProcess) -> list[str]:
 
 @pytest.fixture(scope="module")
 def several() -> Iterator[ServerProcess]:
-    flags = shlex.split(re.search("ARGS='(.*)'", blocks("several-models.md")[0])[1])
+    flags = shlex.split(re.search("ARGS='(.*)'", block_with("several-models.md", "make serve ARGS='--model"))[1])
     with ServerProcess(*flags) as running:
         yield running.wait_ready()
 
@@ -100,7 +79,7 @@ def test_the_tables_of_a_file_are_models_with_settings_of_their_own(tmp_path):
 
 
 def test_a_message_on_standard_input_is_answered_with_nothing_but_the_answer(tmp_path):
-    done = run(block_with("terminal.md", "| tureen chat"), tmp_path)
+    done = completed(block_with("terminal.md", "| tureen chat"), tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
     assert len(done.stdout.splitlines()) == 1
@@ -108,7 +87,7 @@ def test_a_message_on_standard_input_is_answered_with_nothing_but_the_answer(tmp
 
 def test_a_file_of_prompts_is_answered_line_by_line_and_not_again(tmp_path):
     script = block_with("terminal.md", "prompts.jsonl --output")
-    done = run(script, tmp_path)
+    done = completed(script, tmp_path)
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert sorted(answer["line"] for answer in answers) == [1, 2]
@@ -116,12 +95,12 @@ def test_a_file_of_prompts_is_answered_line_by_line_and_not_again(tmp_path):
     assert "three" in counted["text"]
     assert all(answer["meta_info"]["completion_tokens"] <= 8 for answer in answers)
     kept = (tmp_path / "answers.jsonl").read_bytes()
-    assert "every line is answered already" in run(script, tmp_path).stderr
+    assert "every line is answered already" in completed(script, tmp_path).stderr
     assert (tmp_path / "answers.jsonl").read_bytes() == kept
 
 
 def test_a_model_is_shown_with_what_it_needs_and_whether_it_fits(tmp_path):
-    done = run("tureen show smollm2:135m", tmp_path)
+    done = completed("tureen show smollm2:135m", tmp_path)
     needs = re.search(
         r"needs +\d+ MB of memory: weights 97 MB, KV cache 195 MB \(8,192 tokens at 24 kB each\)", done.stdout
     )
@@ -139,7 +118,7 @@ def test_a_model_is_pulled_served_and_removed_by_its_name(default_model_source, 
     assert list(place) == ["pull", "show", "serve", "list", "ps", "stop", "rm"]
 
     def says(word: str) -> str:
-        done = run(place[word], tmp_path, **own)
+        done = completed(place[word], tmp_path, **own)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -153,14 +132,14 @@ def test_a_model_is_pulled_served_and_removed_by_its_name(default_model_source, 
         assert says("stop").endswith("stopped\n")
         assert server.process.wait(TIMEOUT_S) == 0
     says("rm")
-    assert json.loads(run("tureen list --json", tmp_path, **own).stdout)["models"] == []
+    assert json.loads(completed("tureen list --json", tmp_path, **own).stdout)["models"] == []
     assert default_model_source.path.exists()
 
 
 def test_a_server_is_listed_and_stopped_by_name(tmp_path):
     with ServerProcess() as server:
         place = server.wait_ready().url
-        assert place in run("tureen ps", tmp_path).stdout
-        assert run(f"tureen stop {place.rsplit(':', 1)[1]}", tmp_path).returncode == 0
+        assert place in completed("tureen ps", tmp_path).stdout
+        assert completed(f"tureen stop {place.rsplit(':', 1)[1]}", tmp_path).returncode == 0
         assert server.process.wait(TIMEOUT_S) == 0
-        assert place not in run("tureen ps", tmp_path).stdout
+        assert place not in completed("tureen ps", tmp_path).stdout

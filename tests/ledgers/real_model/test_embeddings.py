@@ -11,6 +11,8 @@ import pytest
 
 from tureen.weights.source import load_tokenizer
 
+GUARDS = ("models", "runner", "engine", "dialects")
+
 pytestmark = pytest.mark.e2e
 
 PROMPT = "The lighthouse keeper wrote in his book that the"

@@ -19,9 +19,11 @@ from patience import PATIENCE_S
 from server_process import PATIENT_SANDBOX, ServerProcess
 from throwaway_ca import Authority
 
+GUARDS = ("examples/*", "cli", "front", "http", "dialects", "sampling")
+
 pytestmark = pytest.mark.e2e
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 FILES = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh"))
 LOCAL = "http://localhost:30000"
 

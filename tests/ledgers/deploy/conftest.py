@@ -1,0 +1,8 @@
+"""The ledgers of deploy/ read it as tests/deploy does."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "deploy"))

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = "tests/kernels/cpu"
-BITS = f"{TESTS}/test_isa_bits.py"
-ONCE = (BITS, *(f"{TESTS}/test_{name}.py" for name in ("arm", "disassembly", "native_install")))
+BITS = "tests/ledgers/kernels/test_isa_bits.py"
+POOL = "tests/ledgers/kernels/test_pool_processes.py"
+ONCE = (f"{TESTS}/test_native_install.py",)
 """Tests to which it makes no difference which instruction set is taken: `make test` runs them."""
 PRODUCTS = (f"{TESTS}/test_native_linear.py", f"{TESTS}/test_native_attention.py")
 CHECKS = (
@@ -104,7 +105,7 @@ def _isas(environment: dict[str, str]) -> list[Isa]:
 def _own() -> tuple[str, ...]:
     """Tests of one instruction set."""
     files = sorted((ROOT / TESTS).glob("test_*.py"))
-    return tuple(name for file in files if (name := file.relative_to(ROOT).as_posix()) not in ONCE)
+    return (*(name for file in files if (name := file.relative_to(ROOT).as_posix()) not in ONCE), POOL)
 
 
 def _passes(instruction_set: str, how: str, environment: dict[str, str], tests: tuple[str, ...]) -> bool:

@@ -53,8 +53,13 @@ def guarded_schema(dice, depth=2):
     return {"anyOf": [guarded_schema(dice, inner), guarded_schema(dice, inner)]}
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", range(2))
 def test_random_numbers_under_random_guards_and_random_limits_make_valid_json(part):
+    check_part(part)
+
+
+def check_part(part):
+    """Twenty random schemas have valid outputs; tests/ledgers/engine takes all parts."""
     dice = random.Random(part)
     cases = []
     for index in range(20):

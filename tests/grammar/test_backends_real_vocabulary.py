@@ -71,10 +71,9 @@ def generated(grammar, vocabulary, source):
     return tokens, drawn
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_generated_object_fits_its_schema_and_takes_fewer_steps_than_tokens(backend, vocabulary, tokenizer, seed):
+def test_a_generated_object_fits_its_schema_and_takes_fewer_steps_than_tokens(backend, vocabulary, tokenizer):
     language = language_of(SPECS["schema"])
-    tokens, steps = generated(backend.load(backend.translate(language)).start(), vocabulary, random.Random(seed))
+    tokens, steps = generated(backend.load(backend.translate(language)).start(), vocabulary, random.Random(0))
     text = b"".join(vocabulary.tokens[token_id] for token_id in tokens).decode()
     assert tokenizer.decode(tokens) == text
     value = json.loads(text)

@@ -16,6 +16,9 @@ from tureen.grammar.closing import ClosingCompiler
 from tureen.grammar.expression import Both, Chain, Chars, Choice, Language, Repeat, Text
 from tureen.kernels.cpu import native
 
+MORE = 4
+"""Tokens of which every sequence is tried as the rest of a text."""
+
 MOST = 210
 """Characters: too many to be written out."""
 
@@ -77,12 +80,12 @@ def test_near_the_largest_length_a_text_is_as_far_from_its_end_as_all_its_ends_s
     chars = LANGUAGES[name][0]
     counts = {True: 0, False: 0}
     for text in beginnings(name, random.Random(name)):
-        least = fewest_to_end(name, text, 5)
+        least = fewest_to_end(name, text, MORE)
         place = place_behind(closing, [chars.index(char) for char in text])
         if least < FAR:
             assert place.cost == least, text[-12:]
         else:
-            assert place.cost > 5, text[-12:]
+            assert place.cost > MORE, text[-12:]
         counts[least < FAR] += 1
     assert counts[True] > 5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import random
@@ -70,8 +71,8 @@ SMALL = {
     "one of each": (ab("(a|b(a|b))(,(a|b(a|b))){1,2}"), letters("ab,", "a,", ",b", "ba"), 8),
     "a complement": (NOT_AB, letters("ab", "aa", "bb", "ba"), 4),
     "parentheses": (NESTED, letters("ab()", "(b", "((", "((("), 7),
-    "lists": (LISTS, letters("a(),", "(a", ",(", "()"), 8),
-    "counted by a counter": (COUNTED, letters("ab()", "bb", "aa", "(a"), 8),
+    "lists": (LISTS, letters("a(),", "(a", ",(", "()"), 7),
+    "counted by a counter": (COUNTED, letters("ab()", "bb", "aa", "(a"), 7),
     "matched in many ways": (MANY, letters("ab", "aa", "ab", "aab"), 6),
     "recursion that ends": (ebnf('root ::= "a" root "b" | "ab"'), letters("ab", "aa"), 8),
 }
@@ -90,6 +91,7 @@ def fewest(tokens, text):
     return best[-1]
 
 
+@functools.cache
 def every_state(name):
     """Each beginning of a text, with how few tokens end it, by all texts of the language up to some length."""
     language, tokens, longest = SMALL[name]

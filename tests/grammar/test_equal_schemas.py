@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 
 import jsonschema
@@ -142,11 +141,13 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(LIKE_EACH_OTHER, 2)))
-def test_schemas_that_differ_are_told_apart_however_much_they_are_alike(first, second):
-    schema = {"type": "object", "properties": {"a": first, "b": second}, "additionalProperties": False}
+@pytest.mark.parametrize("order", [1, -1])
+def test_schemas_that_differ_are_told_apart_however_much_they_are_alike(order):
+    """All of them are in one schema, in both orders: each comes before each other one."""
+    properties = {f"p{index}": schema for index, schema in enumerate(LIKE_EACH_OTHER[::order])}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
     language = json_schema(json.dumps(schema))
-    texts = [json.dumps({key: value}) for key in ("a", "b") for value in VALUES]
+    texts = [json.dumps({key: value}) for key in properties for value in VALUES]
     validator = jsonschema.Draft202012Validator(schema)
     assert [text for text in texts if matches(language, text)] == [
         text for text in texts if validator.is_valid(json.loads(text))

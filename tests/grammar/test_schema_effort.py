@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from test_schema_corpus import corpus
+from real_schemas import corpus
 
 from tureen.grammar.backends.llguidance import MAX_USES, lark
 from tureen.grammar.schema import objects, unions

@@ -109,6 +109,11 @@ def calls_in(name: str, text: str) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize("required", [True, False], ids=["required", "auto"])
 @pytest.mark.parametrize("name", NAMES)
 def test_arguments_of_strict_tools_are_valid_whatever_the_model_wishes(name, required):
+    check_arguments(name, required, enough=3)
+
+
+def check_arguments(name: str, required: bool, enough: int) -> None:
+    """So many calls that models with random wishes write are valid; tests/ledgers/grammar has more of them."""
     layout = layout_of(name, required=required)
     language = language_of(spec(layout))
     assert language.unenforced == ()
@@ -126,6 +131,8 @@ def test_arguments_of_strict_tools_are_valid_whatever_the_model_wishes(name, req
         count += len(calls)
         for tool, arguments in calls:
             jsonschema.validate(arguments, SCHEMAS[tool])
+        if count >= enough:
+            break
     assert count
 
 
@@ -203,6 +210,11 @@ TRIGGERED = {
 @pytest.mark.parametrize("size", VOCABULARIES)
 @pytest.mark.parametrize("name", TRIGGERED)
 def test_values_between_free_texts_are_valid(name, size):
+    check_values(name, size, enough=3)
+
+
+def check_values(name: str, size: str, enough: int) -> None:
+    """So many values that models with random wishes write are valid; tests/ledgers/grammar has more of them."""
     vocabulary, count = VOCABULARIES[size], 0
     grammar = compiled(spec(TRIGGERED[name]), vocabulary)
     for seed in range(10):
@@ -211,6 +223,8 @@ def test_values_between_free_texts_are_valid(name, size):
             value, _ = json.JSONDecoder().raw_decode(text, match.end())
             jsonschema.validate(value, LETTERS)
             count += 1
+        if count >= enough:
+            break
     assert count
 
 

@@ -104,14 +104,19 @@ def runner(request, written):
 def test_every_row_of_a_batch_has_the_distributions_of_its_own_adapter(written, runner, chunks):
     _, oracles = written
     sequences = [make_sequence(slot, adapter) for slot, adapter in enumerate((1, 0, 2, 3, 1, 0, 2))]
-    for sequence in run(runner, sequences, 5, chunks):
+    for sequence in run(runner, sequences, 3, chunks):
         assert distance(sequence, oracles[sequence.adapter]) < CLOSE
         other = oracles[(sequence.adapter + 1) % 4]
         assert distance(sequence, other) > 100 * CLOSE
 
 
-@pytest.mark.parametrize("adapter", range(4))
+@pytest.mark.parametrize("adapter", [0, 3])
 def test_the_bits_do_not_depend_on_chunks_neighbours_or_pages(runner, adapter):
+    check_bits(runner, adapter)
+
+
+def check_bits(runner, adapter):
+    """A sequence with this adapter has the same reports however it is computed; tests/ledgers/lora takes them all."""
     alone = reports(*run(runner, [make_sequence(0, adapter, length=41, logprobs=BEST)], 4, (1000,)))
     for chunks, mates, at in (((3,), (), 0), ((7,), (1, 2, 3, 0), 9), ((1000, 3, 16), (3, 3, adapter), 11)):
         sequence = make_sequence(0, adapter, length=41, pages_at=at, logprobs=BEST)
@@ -151,9 +156,13 @@ def test_an_adapter_that_goes_leaves_the_others_as_they_are(written, kernels):
     assert distance(run(runner, [make_sequence(0, 0)], 2, (1000,))[0], oracles[0]) < CLOSE
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("kernels", KERNELS)
-def test_every_architecture_takes_adapters_wherever_they_are_supported(kernels, variant, tmp_path):
+@pytest.mark.parametrize(("place", "variant"), enumerate(VARIANTS))
+def test_every_architecture_takes_adapters_wherever_they_are_supported(place, variant, tmp_path):
+    check_architecture(KERNELS[place % len(KERNELS)], variant, tmp_path)
+
+
+def check_architecture(kernels, variant, tmp_path):
+    """A model of this architecture computes what peft computes; tests/ledgers/lora takes both kinds of kernels."""
     model = write(tmp_path, variant)
     runner = make_runner(tmp_path, kernels)
     targets = "all-linear"

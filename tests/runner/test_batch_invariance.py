@@ -106,8 +106,13 @@ def alone(forward):
     return _compute(forward, ())
 
 
-@pytest.mark.parametrize("mates", range(1, 64, 1))
+@pytest.mark.parametrize("mates", [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 47, 48, 63])
 def test_logits_do_not_depend_on_the_number_of_rows_in_a_batch(forward, alone, mates):
+    check_company(forward, alone, mates)
+
+
+def check_company(forward, alone, mates):
+    """The last token's logits are the same among so many rows; tests/ledgers/runner takes every number."""
     last = len(PROMPT) - 1
     assert np.array_equal(_compute(forward, (last,), mates=mates, at=mates // 2), alone)
 

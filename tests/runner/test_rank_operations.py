@@ -156,7 +156,16 @@ def test_what_is_paused_goes_on_with_the_weights_that_all_ranks_have_then(over_r
     assert all(0 < len(tokens) < LENGTH for tokens, _ in answers[:-2])  # what came before the pause is not in them
 
 
-@pytest.mark.parametrize("tags", [["weights"], ["kv_cache"], ["weights", "kv_cache"]])
+@pytest.mark.parametrize(
+    ("over_ranks", "tags"),
+    [
+        ("tensor_parallel_size", ["weights"]),
+        ("tensor_parallel_size", ["kv_cache"]),
+        ("pipeline_parallel_size", ["weights"]),
+        ("pipeline_parallel_size", ["weights", "kv_cache"]),
+    ],
+    indirect=["over_ranks"],
+)
 def test_memory_that_was_given_back_comes_back_on_all_ranks(over_ranks, folders, tags):
     def do(operated: Operated) -> None:
         operated.call("load_adapter", name="red", path=str(folders / "adapter"))

@@ -1,7 +1,6 @@
 """Packed weights in memory that processes share: the same bytes, one copy, and nothing is lost when a process is."""
 
 import os
-import signal
 
 import numpy as np
 import pytest
@@ -33,32 +32,6 @@ def shared():
     os.close(weights.descriptor)
 
 
-class Other:
-    """Another process, which does `body(weights)` and then stays until it is told to end."""
-
-    def __init__(self, shared, body):
-        ready, at_ready = os.pipe()
-        end, at_end = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.close(at_end)
-            try:
-                kept = body(SharedWeights(shared.descriptor))  # noqa: F841 - it is in use as long as it lives
-                os.write(at_ready, b"!")
-                os.read(end, 1)
-            finally:
-                os._exit(0)
-        os.close(at_ready)
-        os.close(end)
-        self._at_end = at_end
-        self.is_ready = os.read(ready, 1) == b"!"
-        os.close(ready)
-
-    def end(self) -> int:
-        os.close(self._at_end)
-        return os.waitpid(self.pid, 0)[1]
-
-
 def is_empty(shared) -> bool:
     return os.fstat(shared.descriptor).st_blocks == 0
 
@@ -86,49 +59,9 @@ def test_weights_that_are_shared_are_those_that_are_packed_alone(tmp_path, monke
     del kept
 
 
-def test_what_one_process_has_made_another_finds(shared):
-    other = Other(shared, lambda weights: weights.take("origin", kernels, array))
-    assert shared.has("origin")
-    assert np.array_equal(shared.take("origin", kernels, never)["a"], VALUES)
-    assert other.end() == 0
-
-
-def test_weights_that_were_there_for_one_who_looked_are_there_when_it_takes_them(shared):
-    """What was reckoned with them, such as the room for the KV cache, is right then."""
-    other = Other(shared, lambda weights: weights.take("origin", kernels, array))
-    assert shared.has("origin")
-    assert other.end() == 0
-    assert Other(shared, lambda weights: weights.free()).end() == 0
-    assert np.array_equal(shared.take("origin", kernels, never)["a"], VALUES)
-
-
 def test_weights_that_are_shared_cannot_be_written_to(shared):
     with pytest.raises(ValueError, match="read-only"):
         shared.take("origin", kernels, array)["a"][0] = 1
-
-
-def test_weights_stay_while_somebody_uses_them_and_go_with_the_last(shared):
-    other = Other(shared, lambda weights: weights.take("origin", kernels, array))
-    mine = shared.take("origin", kernels, never)
-    shared.free()
-    assert not is_empty(shared)
-    del mine
-    shared.free()
-    assert not is_empty(shared)
-    other.end()
-    shared.free()
-    assert is_empty(shared)
-    assert np.array_equal(shared.take("origin", kernels, array)["a"], VALUES)
-
-
-def test_other_weights_do_not_replace_those_that_somebody_uses(shared):
-    other = Other(shared, lambda weights: weights.take("origin", kernels, array))
-    later = {"a": VALUES + 1}
-    assert shared.take("later", kernels, lambda: later) is later
-    assert shared.has("origin")
-    other.end()
-    assert np.array_equal(shared.take("later", kernels, lambda: {"a": VALUES + 1})["a"], VALUES + 1)
-    assert not shared.has("origin")
 
 
 def test_a_process_that_has_them_mapped_keeps_them_when_it_gets_others(shared):
@@ -138,24 +71,6 @@ def test_a_process_that_has_them_mapped_keeps_them_when_it_gets_others(shared):
     assert np.array_equal(first["a"], VALUES)
     assert np.array_equal(second["a"], VALUES + 1)
     assert np.array_equal(shared.take("origin", kernels, never)["a"], VALUES)
-
-
-@pytest.mark.parametrize("moment", ["making", "writing"])
-def test_a_process_that_is_killed_before_all_is_there_leaves_nothing_half_done(shared, monkeypatch, moment):
-    def die(*_):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def body(weights):
-        if moment == "making":
-            return weights.take("origin", kernels, die)
-        monkeypatch.setattr("tureen.runner.shared_weights.msgspec.json.encode", die)
-        return weights.take("origin", kernels, array)
-
-    other = Other(shared, body)
-    assert not other.is_ready
-    assert os.WTERMSIG(other.end()) == signal.SIGKILL
-    assert not shared.has("origin")
-    assert np.array_equal(shared.take("origin", kernels, array)["a"], VALUES)
 
 
 def test_where_there_is_no_room_each_has_its_own(shared, monkeypatch, caplog):

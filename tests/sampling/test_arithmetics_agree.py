@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 
 import numpy as np
@@ -112,55 +110,3 @@ def test_of_tokens_that_are_heard_of_only_those_that_were_not_drawn_count():
     sampler.catch_up(0, 3, (drawn[1], 9))  # position 3 was drawn, 4 was not
     counts = sampler._slots[0].output
     assert dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True)) == Counter((*drawn, 9))
-
-
-WITHOUT_TORCH = """
-import sys
-import numpy as np
-from tureen.kernels.cpu import _native as native
-from tureen.logit_processor import CustomLogitProcessor
-from tureen.sampling.processor_pool import ProcessorPool
-from tureen.contract.runner import SlotState
-from tureen.sampling.custom import CustomProcessors, load_registered
-from tureen.sampling.native_arithmetic import NativeArithmetic
-from tureen.contract.params import SamplingParams
-from tureen.sampling.sampler import Sampler
-from tureen.contract.types import LogprobSpec
-
-class Mine(CustomLogitProcessor):
-    def __call__(self, logits, custom_param_list):
-        logits[:, 9] += 100.0
-        return logits
-
-def state(slot, processor="", logprobs=None, **params):
-    return SlotState(slot, SamplingParams(**params), 0, (1, 2), (), (3,), logprobs, processor)
-
-custom = CustomProcessors(load_registered(()), ProcessorPool(4, 64) if sys.argv[1] == "code" else None)
-if custom.pool is not None:
-    custom.pool.acquire("", Mine.to_str()).is_settled.wait()
-sampler = Sampler(4, 64, NativeArithmetic(native.Pool(2)), custom)
-sampler.set_slot(state(0, temperature=0.0))
-sampler.set_slot(state(1, top_p=0.9, frequency_penalty=1.0, min_new_tokens=2, logprobs=LogprobSpec(top=3, mode="raw")))
-sampler.set_slot(state(2, logprobs=LogprobSpec(top=3, token_ids=(5,))))
-chosen = {"code": Mine.to_str(), "none": "", "built-in": "disallowed_tokens"}[sys.argv[1]]
-sampler.set_slot(state(3, chosen, temperature=0.0, custom_params={"token_ids": [5]}))
-logits = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
-logits[3, 5] = 50.0
-outputs = sampler.sample(logits.copy(), range(4), [2] * 4, {0: np.array([6, 0], dtype=np.uint32)})
-sampler.score(logits, 2, [1, 2, 3, 4])
-sampler.close()
-assert all(output.error is None for output in outputs), outputs
-print(outputs[3].token_id, "torch" in sys.modules)
-"""
-
-
-@pytest.mark.parametrize("processor", ["none", "code", "built-in"])
-def test_torch_is_imported_for_no_processor_of_a_client_s_and_none_that_is_built_in(processor):
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, processor], capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    others = np.random.default_rng(0).normal(size=(4, 64))[3]
-    others[5] = -np.inf
-    expected = {"none": 5, "code": 9, "built-in": int(others.argmax())}
-    assert done.stdout.split() == [str(expected[processor]), "False"]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +11,6 @@ import torch
 
 from tureen.config import Config
 from tureen.errors import InvalidRequest
-from tureen.logit_processor import SGLANG_NAMES
 from tureen.requests.processor_field import check_processor
 from tureen.sampling import sglang_processors
 
@@ -95,37 +91,6 @@ def test_disallowed_tokens_are_those_of_each_row():
         torch.zeros(2, 4), [params(token_ids=[0, 1]), params(token_ids=[3])]
     )
     assert torch.isinf(logits).tolist() == [[True, True, False, False], [False, False, False, True]]
-
-
-def _run(script: str, *arguments: str) -> str:
-    """What a script prints where SGLang's names are importable."""
-    environment = os.environ | {"PYTHONPATH": str(COMPAT)}
-    command = [sys.executable, "-c", script, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd="/").stdout
-
-
-SENT = """
-import json, sys
-import dill
-from sglang.srt.sampling import custom_logit_processor as module
-
-sent = {}
-for name in sys.argv[1:]:
-    kind = getattr(module, name)
-    sent[name] = [kind.to_str(), kind().to_str()]
-    for protocol in (2, 3, 4, 5):
-        for thing in (kind, kind()):
-            sent[name].append(json.dumps({"callable": dill.dumps(thing, protocol=protocol).hex()}))
-print(json.dumps(sent))
-"""
-
-
-def test_what_sglang_s_processors_send_of_themselves_is_their_name_and_needs_no_permission():
-    sent = json.loads(_run(SENT, *SGLANG_NAMES))
-    for name, payloads in sent.items():
-        assert len(payloads) == 10
-        assert {check_processor(payload, OFF, FIELD) for payload in payloads} == {name}
-        assert check_processor(name, OFF, FIELD) == name
 
 
 OTHERS = {

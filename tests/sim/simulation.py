@@ -35,6 +35,13 @@ LOST = frozenset({"engine_dead", "engine_lost", "poison"})
 
 CLOSING = frozenset({"draining"})
 
+ROLES: tuple[tuple[EngineRole, ...], ...] = (
+    ("prefill", "decode"),
+    ("prefill", "decode", "both"),
+    ("prefill", "prefill", "decode"),
+)
+"""Roles of replicas that are simulated together."""
+
 
 class Tally:
     """What clients were answered, to be compared with what the server counted."""

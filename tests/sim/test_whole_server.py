@@ -1,12 +1,15 @@
-"""The whole server simulated under many seeds: `python tests/sim/run.py SEED` shows one, `make soak-sim` runs more."""
+"""The whole server simulated under some seeds: `python tests/sim/run.py SEED` shows one, `make soak-sim` runs more.
+
+tests/ledgers/sim runs every seed of each kind.
+"""
 
 import gc
 from unittest import mock
 
 import pytest
-from simulation import Simulation
+from simulation import ROLES, Simulation
 
-NUM_SEEDS, NUM_REPLICATED, NUM_ROLED = 300, 200, 100
+NUM_SEEDS, NUM_REPLICATED, NUM_ROLED = 60, 36, 30
 
 
 def pytest_generate_tests(metafunc):
@@ -26,7 +29,7 @@ def test_so_it_is_with_several_replicas(replicated):
 
 @pytest.mark.parametrize("roled", range(NUM_ROLED))
 def test_so_it_is_with_replicas_that_have_roles(roled):
-    roles = [("prefill", "decode"), ("prefill", "decode", "both"), ("prefill", "prefill", "decode")][roled % 3]
+    roles = ROLES[roled % len(ROLES)]
     Simulation(roled, len(roles), roles).run()
 
 

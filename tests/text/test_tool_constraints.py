@@ -57,6 +57,8 @@ CLOSERS = {
     "deepseek_v32": ("</｜DSML｜parameter>",),
 }
 """What ends a value in tags, which random bytes would never write."""
+LEAST_SEEDS = 11
+"""Outputs of each kind that are drawn at least; tests/ledgers/text draws all."""
 
 
 def closed(grammar, closers):
@@ -129,6 +131,8 @@ def test_a_required_call_comes_alone_and_its_arguments_are_valid(name, parallel)
         check(calls, TOOLS)
         counts.add(len(calls))
         seen |= {called for called, _ in calls}
+        if seed >= LEAST_SEEDS and seen == set(SCHEMAS) and (not parallel or name in ONE_CALL or len(counts) > 1):
+            break
     assert seen == set(SCHEMAS)
     assert counts == {1} if not parallel or name in ONE_CALL else min(counts) == 1 < max(counts)
 
@@ -175,6 +179,8 @@ def test_a_strict_tool_gets_valid_arguments_wherever_the_model_calls_it(name, pa
         check([call for call in calls if call[0] == "weather"], STRICT)
         assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
         counts.append(len(calls))
+        if seed >= LEAST_SEEDS and min(counts) == 0 < max(counts):
+            break
     assert min(counts) == 0 < max(counts)
     assert parallel or max(counts) == 1
 
@@ -198,6 +204,8 @@ def test_an_output_is_valid_calls_or_else_the_object(name, parallel):
             answers += 1
         called |= {tool for tool, _ in calls}
         counts.append(len(calls))
+        if seed >= LEAST_SEEDS and called == set(SCHEMAS) and answers:
+            break
     assert called == set(SCHEMAS)
     assert answers
     assert allows(tag, '{"warm": true}')

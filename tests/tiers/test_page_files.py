@@ -5,10 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import signal
 import stat
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -16,7 +13,6 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from patience import wait_until
 
 from tureen.errors import StartupError
 from tureen.tiers import page_files
@@ -210,36 +206,6 @@ def test_a_disk_that_is_full_leaves_nothing_behind(tmp_path, monkeypatch):
     assert files.num_bytes == 0
     files.write(_key(1), _page(1))
     assert _read(files, 1) == _page(1)
-
-
-WRITER = """
-import itertools, sys
-sys.path[:0] = sys.argv[2:]
-from pathlib import Path
-from test_page_files import _files, _key, _page
-files = _files(Path(sys.argv[1]))
-print("ready", flush=True)
-for number in itertools.cycle(range(40)):
-    if not files.has(_key(number)):
-        files.write(_key(number), _page(number))
-"""
-
-
-def test_whoever_is_killed_while_writing_leaves_whole_pages_and_no_lock(tmp_path):
-    script = [sys.executable, "-c", WRITER, str(tmp_path), *sys.path]
-    for _ in range(5):
-        writer = subprocess.Popen(script, stdout=subprocess.PIPE, text=True)
-        assert writer.stdout.readline() == "ready\n"
-        wait_until(lambda: len(_all(tmp_path)) > 5, "pages")
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        writer.stdout.close()
-        files = _files(tmp_path)
-        files.recount()
-        kept = [number for number in range(40) if files.has(_key(number))]
-        assert kept
-        assert [_read(files, number) for number in kept] == [_page(number) for number in kept]
-        assert files.num_bytes <= 10 * FILE_BYTES
 
 
 def test_unfinished_files_of_the_dead_are_removed_once_they_are_old(tmp_path, monkeypatch):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -319,33 +316,3 @@ def test_threads_and_other_rows_change_no_bit():
         answers += (native.draw(one, alone, *arguments, np.array([(row * 0.137) % 1.0])),)
         answers += native.rank(one, alone, *arguments, 100)
         assert tuple(answer[0].tobytes() for answer in answers) == whole[row]
-
-
-SCRIPT = """
-import numpy as np
-from tureen.kernels.cpu import _native as native
-pool, logits = native.Pool(1), np.random.default_rng(0).normal(0, 3, (3, 5001)).astype(np.float32)
-values, tokens = native.peaks(pool, logits)
-logits[2, 7:5000:3] = -np.inf
-mask = np.arange(157, dtype=np.uint32) * 0x9E3779B9
-arguments = np.arange(3), values, np.array([0.3, 1.0, 2.0])
-print(native.isa(), tokens.tolist(), native.greedy(pool, logits, [mask, None, mask]),
-      native.draw(pool, logits, *arguments, np.array([0.1, 0.5, 0.9])).tolist(),
-      native.best(pool, logits, np.arange(3), 30).tolist(),
-      [round(total, 9) for total in native.totals(pool, logits, *arguments)],
-      native.forbid(pool, logits, np.arange(3), [mask] * 3)[1].tolist(), np.isinf(logits).sum())
-"""
-
-
-def _answers_with(isa):
-    environment = os.environ | ({"TUREEN_CPU_ISA": isa} if isa else {})
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split(" ", 1)
-
-
-@pytest.mark.parametrize("isa", [name for name, runs, _ in native.isas() if runs])
-def test_every_instruction_set_gives_the_same_answers(isa):
-    found = _answers_with(isa)
-    assert found[0] == isa
-    assert found[1] == _answers_with(None)[1]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import gguf
 import numpy as np
 import pytest
@@ -281,31 +277,6 @@ def test_the_bytes_of_a_matrix_outlive_it_and_fill_it():
     view = blank.data
     del blank
     assert np.array_equal(view, data)
-
-
-DIGEST = """
-import hashlib, sys
-import numpy as np
-from tureen.kernels.cpu import _native as native
-
-values = np.random.default_rng(10).standard_normal((37, 300), np.float32)
-values *= 10.0 ** np.random.default_rng(11).integers(-9, 9, (37, 300)).astype(np.float32)
-values[3, 5], values[20, :64] = np.nan, 0
-for matrix_format in ("F32", "BF16", "Q8_ROW", "Q4_1"):
-    packed = native.Matrix.pack(native.Pool(2), values.view(np.uint8).reshape(-1), "F32", matrix_format, 37, 300)
-    print(hashlib.sha256(packed.data).hexdigest())
-"""
-
-
-def test_floats_are_packed_into_the_same_bytes_with_every_instruction_set():
-    found = {}
-    for name in [name for name, runs, _ in native.isas() if runs]:
-        environment = os.environ | {"TUREEN_CPU_ISA": name}
-        run = subprocess.run([sys.executable, "-c", DIGEST], capture_output=True, text=True, env=environment)
-        assert run.returncode == 0, run.stderr
-        found[name] = run.stdout
-    assert "portable" in found
-    assert len(set(found.values())) == 1, found
 
 
 def test_a_pool_has_at_least_one_thread():

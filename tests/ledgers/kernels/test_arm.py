@@ -9,6 +9,8 @@ import arm
 import pytest
 import results
 
+GUARDS = ("kernels",)
+
 native = pytest.importorskip("tureen.kernels.cpu._native")
 
 

@@ -22,7 +22,9 @@ pytestmark = [
         importlib.util.find_spec("tureen.kernels.cpu._native") is None, reason="the native kernels were not built"
     ),
 ]
-TEXT = Path(__file__).parents[1] / "data" / "perplexity.txt"
+GUARDS = ("kernels", "models", "runner", "weights")
+
+TEXT = Path(__file__).parents[2] / "data" / "perplexity.txt"
 
 
 def _measure(token_ids, **settings):

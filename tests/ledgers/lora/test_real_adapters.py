@@ -10,8 +10,10 @@ import pytest
 import tureen
 from tureen.errors import Conflict, InvalidRequest, NotFound
 
+GUARDS = ("lora", "kernels", "examples/adapters/*")
+
 pytestmark = pytest.mark.model
-FOLDER = Path(__file__).resolve().parents[2] / "examples" / "adapters"
+FOLDER = Path(__file__).resolve().parents[3] / "examples" / "adapters"
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 GREEDY = {"temperature": 0, "max_new_tokens": 24}
 LEAST_RIGHT = 9

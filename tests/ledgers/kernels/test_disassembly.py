@@ -12,6 +12,8 @@ import arm
 import disassembly
 import pytest
 
+GUARDS = ("kernels",)
+
 NATIVE = Path(__file__).resolve().parents[3] / "build" / "native"
 FORMATS = {"Q8_ROW": 2, "Q8_0": 3, "Q6_K": 4, "Q5_K": 5, "Q5_1": 6, "Q5_0": 7, "Q4_K": 8, "Q4_1": 9, "Q4_0": 10}
 """Those with 8-bit products, by their numbers in matrix.h."""

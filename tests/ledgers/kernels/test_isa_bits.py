@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import results
 
+GUARDS = ("kernels",)
+
 native = pytest.importorskip("tureen.kernels.cpu._native")
 
 HAS_MODELS = Path(native.__file__).parent.name == "models"

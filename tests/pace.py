@@ -36,7 +36,7 @@ ALLOWED = {
     ("first_run/first_run.py", "main"): "a program, whose figures are times",
     ("first_run/first_run.py", "first_token"): "the same",
     ("grammar/test_schema_corpus.py", "outcome"): "for figures that are printed by hand",
-    ("sandbox/test_hostile_payloads.py", "traps"): "for a connection that must not come",
+    ("servers/test_hostile_payloads.py", "traps"): "for a connection that must not come",
     ("kernels/cpu/test_pool.py", "test_no_call_is_lost_while_threads_fall_asleep"): "any moment will do: it tries many",
     ("media/test_media_fetch.py", "test_a_host_that_sends_a_byte_at_a_time_gets_no_more_than_the_time_for_all.drip"): (
         "time is what it spends: it is over the limit however slow the machine is"

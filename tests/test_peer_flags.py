@@ -48,12 +48,17 @@ def flags_of(name: str) -> list[dict]:
 
 
 @functools.cache
+def parser() -> CommandParser:
+    return cli.parser(["serve"])
+
+
+@functools.cache
 def serve_parser() -> CommandParser:
-    return subparsers(cli.parser(["serve"]))[1]
+    return subparsers(parser())[1]
 
 
 def started(*arguments: str) -> Config:
-    return load_config(cli.parser(["serve"]).parse_args(["serve", *arguments]))
+    return load_config(parser().parse_args(["serve", *arguments]))
 
 
 def migrated(line: str) -> tuple[Config, list[str]]:

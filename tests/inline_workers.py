@@ -13,6 +13,8 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 
+from patience import PATIENCE_S
+
 from tureen.sandbox.fork_server import Program
 from tureen.sandbox.framing import MAX_MESSAGE_BYTES
 from tureen.sandbox.worker import Lost
@@ -46,20 +48,15 @@ def orphaned() -> Lost:
     return Lost(ENDED, has_begun=True, is_blameless=True)
 
 
-def wait_for(event: threading.Event, patience_s: float) -> None:
-    """Hold up the worker of this thread until the event, or until the worker is lost."""
-    worker = _at_work.worker
-    worker.wakes.append(event)
-    if not worker.is_lost:
-        assert event.wait(patience_s)
-    if worker.is_lost:
-        raise worker.reason()
+def at_work() -> InlineWorker:
+    """Return the worker whose code runs in this thread."""
+    worker: InlineWorker = _at_work.worker
+    return worker
 
 
-def pid_at_work() -> int:
-    """Return the process id of the worker whose code runs in this thread."""
-    pid: int = _at_work.worker.pid
-    return pid
+def wait_until_lost() -> None:
+    """Hold up the worker of this thread until it is ended."""
+    assert at_work().lost_event.wait(PATIENCE_S)
 
 
 class InlineWorker:
@@ -74,7 +71,7 @@ class InlineWorker:
         self.memory_bytes = 0
         self.is_lost = False
         self.reason: Callable[[], Lost] = ended_by_itself
-        self.wakes: list[threading.Event] = []
+        self.lost_event = threading.Event()
         self._handle = handle
         self._reply: bytes | None = None
         self._ready = os.eventfd(0, os.EFD_NONBLOCK)
@@ -131,8 +128,7 @@ class InlineWorker:
         """End it. Whoever sends to it, or waits for its reply, gets this reason."""
         if not self.is_lost:
             self.reason, self.is_lost = reason, True
-            for event in self.wakes:
-                event.set()
+            self.lost_event.set()
             self._set_readable()
 
     def kill(self) -> None:

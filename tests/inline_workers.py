@@ -56,7 +56,15 @@ def at_work() -> InlineWorker:
 
 def wait_until_lost() -> None:
     """Hold up the worker of this thread until it is ended."""
-    assert at_work().lost_event.wait(PATIENCE_S)
+    wait_for(threading.Event())
+
+
+def wait_for(event: threading.Event) -> None:
+    """Hold up the worker of this thread until the event, or until it is ended."""
+    worker = at_work()
+    worker.wakes.append(event)
+    if not worker.is_lost:
+        assert event.wait(PATIENCE_S)
 
 
 class InlineWorker:
@@ -71,7 +79,7 @@ class InlineWorker:
         self.memory_bytes = 0
         self.is_lost = False
         self.reason: Callable[[], Lost] = ended_by_itself
-        self.lost_event = threading.Event()
+        self.wakes: list[threading.Event] = []
         self._handle = handle
         self._reply: bytes | None = None
         self._ready = os.eventfd(0, os.EFD_NONBLOCK)
@@ -128,7 +136,8 @@ class InlineWorker:
         """End it. Whoever sends to it, or waits for its reply, gets this reason."""
         if not self.is_lost:
             self.reason, self.is_lost = reason, True
-            self.lost_event.set()
+            for event in self.wakes:
+                event.set()
             self._set_readable()
 
     def kill(self) -> None:

@@ -32,7 +32,7 @@ ALLOWED = {
         "bench/test_bench_drive.py",
         "test_the_time_to_the_first_token_is_not_that_of_the_head",
     ): "the oracle of a measurement",
-    ("constraining/compile_double.py", "make_compile.source"): "in a process of its own, for a file",
+    ("servers/compile_double.py", "make_compile.source"): "in a process of its own, for a file",
     ("first_run/first_run.py", "main"): "a program, whose figures are times",
     ("first_run/first_run.py", "first_token"): "the same",
     ("grammar/test_schema_corpus.py", "outcome"): "for figures that are printed by hand",

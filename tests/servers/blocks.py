@@ -3,7 +3,9 @@ the test that runs it, or why none does."""
 
 SHOWN = "not run: it shows, and has no command"
 START = "not run: it starts a server with a setting, which tests/servers and tests/api start in the same way"
-CLUSTER = "not run: it needs containers or a cluster; tests/servers/test_deployments.py and test_helm_chart.py start its command"
+CLUSTER = (
+    "not run: it needs containers or a cluster; tests/servers/test_deployments.py and test_helm_chart.py start its command"
+)
 PEER = "not run: it needs another server, or a model that is too large"
 LONG = "not run: it takes minutes; it is a target of the Makefile or a tool, run by people"
 

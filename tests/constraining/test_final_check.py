@@ -214,11 +214,17 @@ def test_what_nobody_gets_done_with_takes_its_time_once(inline):
         checker.close()
 
 
+def end_from_outside(_):
+    raise inline_workers.ended_from_outside()
+
+
 def test_what_is_lost_from_outside_is_judged_by_another_worker(inline):
     checker = Checker()
     try:
         assert judged(checker, schema({"type": "null"}), "1") is not None
         checker._worker.lose(inline_workers.ended_from_outside)
+        assert judged(checker, schema({"type": "null"}), "1") is not None
+        checker._worker.answer_with(end_from_outside)  # while it judges
         assert judged(checker, schema({"type": "null"}), "1") is not None
         checker.supervisor.end_fork_server()
         assert judged(checker, schema({"type": "null"}), "1") is not None

@@ -31,11 +31,11 @@ ALLOWED = {
         "bench/test_bench_drive.py",
         "test_the_time_to_the_first_token_is_not_that_of_the_head",
     ): "the oracle of a measurement",
-    ("constraining/compile_double.py", "make_compile.source"): "in a process of its own, for a file",
+    ("servers/compile_double.py", "make_compile.source"): "in a process of its own, for a file",
     ("first_run/first_run.py", "main"): "a program, whose figures are times",
     ("first_run/first_run.py", "first_token"): "the same",
     ("grammar/real_schemas.py", "outcome"): "for figures that are printed by hand",
-    ("sandbox/test_hostile_payloads.py", "traps"): "for a connection that must not come",
+    ("servers/test_hostile_payloads.py", "traps"): "for a connection that must not come",
     (
         "ledgers/kernels/test_pool_processes.py",
         "test_no_call_is_lost_while_threads_fall_asleep",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 
 import msgspec
 import pytest
@@ -209,20 +207,6 @@ def test_how_the_command_ends_tells_the_status(monkeypatch, capsys, raised, stat
     assert capsys.readouterr().err == ("" if status == 130 else f"tureen: {raised.message}\n")
 
 
-def test_help_shows_every_setting_and_loads_no_torch():
-    code = (
-        "import sys\nfrom tureen.cli import command_line as cli\n"
-        "try: cli.main(['serve', '--help=all'])\nexcept SystemExit as e: assert e.code == 0\n"
-        "assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    shown = " ".join(done.stdout.split())
-    assert "[30000]" in shown
-    for field in msgspec.structs.fields(Config):
-        assert "--" + field.name.replace("_", "-") in shown
-
-
 def help_of(capsys, *arguments: str) -> str:
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
@@ -329,18 +313,6 @@ def test_the_version_is_printed(capsys):
 def test_models_lists_an_empty_folder(tmp_path, capsys):
     assert cli.main(["models", "--download-dir", str(tmp_path)]) == 0
     assert "LlamaForCausalLM" in capsys.readouterr().out
-
-
-def test_python_m_tureen_is_the_command():
-    done = subprocess.run([sys.executable, "-m", "tureen", "--version"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout[:7]) == (0, "tureen ")
-
-
-def test_launch_server_takes_the_flags_of_serve():
-    command = [sys.executable, "-m", "tureen.launch_server", "--prot", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "--port" in done.stderr
 
 
 def test_a_mistyped_variable_is_refused_and_one_that_is_no_setting_is_left_alone():

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
-import sys
 import tomllib
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,8 +13,6 @@ from tureen.cli import command_line as cli
 from tureen.config import ENV_PREFIX, Config
 from tureen.config_sources import load, unknown_variables
 from tureen.errors import StartupError
-
-BIN = Path(sys.executable).parent
 
 
 @pytest.fixture(autouse=True)
@@ -116,36 +110,6 @@ def test_variables_that_are_no_settings_are_told_at_the_start(monkeypatch, capsy
         "TUREEN_A",
         "TUREEN_B",
     ]
-
-
-def completed(line: str) -> list[str]:
-    """What bash offers behind the line, with tureen's own completion."""
-    code = """
-        eval "$(tureen completion bash)"
-        COMP_LINE=$1 COMP_POINT=${#1} COMP_TYPE=9
-        _python_argcomplete tureen
-        printf '%s\\n' "${COMPREPLY[@]}"
-    """
-    path = f"{BIN}:{os.environ['PATH']}"
-    command = [shutil.which("bash") or "bash", "-c", code, "bash", line]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PATH": path})
-    return [word.strip() for word in ran.stdout.splitlines() if word.strip()]
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("tureen se", ["serve"]),
-        ("tureen serve --max-qu", ["--max-queued-requests"]),
-        ("tureen serve --engine ", ["auto", "process", "thread"]),
-        ("tureen serve --port 1 --grammar-backend x", ["xgrammar"]),
-        ("tureen config show --page", ["--page-size"]),
-        ("tureen completion ", ["bash", "fish", "zsh"]),
-        ("tureen generate --temperat", ["--temperature"]),
-    ],
-)
-def test_bash_completes_commands_flags_and_their_words(line, words):
-    assert sorted(word for word in completed(line) if word not in ("-h", "--help")) == words
 
 
 @pytest.mark.parametrize(("shell", "mark"), [("bash", "complete "), ("zsh", "compdef"), ("fish", "complete ")])

@@ -1,5 +1,6 @@
 """The pages that tools/docs.py writes are those in the repository."""
 
+import functools
 import importlib.util
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from tureen.contract.params import SamplingParams
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@functools.cache
 def _pages():
     spec = importlib.util.spec_from_file_location("docs_tool", ROOT / "tools" / "docs.py")
     module = importlib.util.module_from_spec(spec)

@@ -9,7 +9,6 @@ import errno
 import importlib
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -145,14 +144,3 @@ def test_a_command_whose_reader_left_ends_quietly(command, tmp_path, monkeypatch
         arguments = [] if not command else ["--help"] if command == "--help" else [command, "--help=all"]
         assert program(arguments) == CLOSED_PIPE
         print("what Python still flushes at its end", flush=True)
-
-
-def test_the_program_itself_writes_nothing_of_a_closed_pipe(tmp_path):
-    """With Python's own end, which flushes what is left."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    ran = subprocess.run(
-        [sys.executable, "-m", "tureen", "config", "show"], stdout=writer, stderr=subprocess.PIPE, check=False
-    )
-    os.close(writer)
-    assert (ran.returncode, ran.stderr) == (CLOSED_PIPE, b"")

@@ -19,6 +19,7 @@ from tureen.config import Config
 from tureen.errors import StartupError
 
 load_peers = functools.cache(peer_tables.load_peers)
+make = cli.parser
 LISTS = Path(__file__).parent / "data" / "peers"
 TAKES = {"no": {"nothing"}, "yes": {"one", "maybe"}, "many": {"many"}, "optional": {"maybe", "one"}}
 """What a peer's own list says of a flag's values, and how a row of ours may be written."""
@@ -38,6 +39,12 @@ TWO_MEANINGS = {"-e", "-n", "-r"}
 
 
 @pytest.fixture(autouse=True)
+def tables_and_a_parser_that_are_made_once(monkeypatch):
+    monkeypatch.setattr(peer_tables, "load_peers", load_peers)
+    monkeypatch.setattr(cli, "parser", lambda arguments=(): parser() if arguments == ["serve"] else make(arguments))
+
+
+@pytest.fixture(autouse=True)
 def no_settings_in_the_environment(monkeypatch):
     for name in Config.__struct_fields__:
         monkeypatch.delenv(f"{config.ENV_PREFIX}{name.upper()}", raising=False)
@@ -48,12 +55,22 @@ def flags_of(name: str) -> list[dict]:
 
 
 @functools.cache
+def parser() -> CommandParser:
+    return make(["serve"])
+
+
+@functools.cache
 def serve_parser() -> CommandParser:
-    return subparsers(cli.parser(["serve"]))[1]
+    return subparsers(parser())[1]
+
+
+@functools.cache
+def own_flags():
+    return serve_parser().own_flags()
 
 
 def started(*arguments: str) -> Config:
-    return load_config(cli.parser(["serve"]).parse_args(["serve", *arguments]))
+    return load_config(parser().parse_args(["serve", *arguments]))
 
 
 def migrated(line: str) -> tuple[Config, list[str]]:
@@ -128,7 +145,7 @@ def examples(verdict: Verdict) -> list[str]:
 @pytest.mark.parametrize(("peer", "verdict"), ROWS)
 def test_a_verdict_does_what_it_says(peer: Peer, verdict: Verdict, capsys):
     """Settings that a row's flag names change, others do not; a refusal tells its reason."""
-    own = serve_parser().own_flags()
+    own = own_flags()
     for spelling in verdict.names:
         outcomes = []
         for value in examples(verdict):

@@ -2,17 +2,10 @@
 
 import argparse
 import json
-import os
-import signal
-import sys
-import threading
 
 import pytest
-from free_ports import free_port
-from patience import wait_until
 
 from tureen.bench.command import add_arguments, run, target_specs
-from tureen.bench.process import listener
 from tureen.errors import TureenError
 
 
@@ -136,25 +129,3 @@ def test_a_server_is_asked_by_its_models_name_though_the_vocabulary_is_given(fak
     assert run(_options("--backend", "openai", "--url", fake_server.url, "--vocab", "500", "--quick")) == 0
     assert {body["model"] for body in fake_server.requests} == {"m"}
     assert max(max(body["prompt"]) for body in fake_server.requests) < 500
-
-
-def test_a_started_server_does_not_outlive_a_benchmark_that_is_told_to_end():
-    port = free_port()
-    script = (
-        "import http.server\n"
-        "class H(http.server.BaseHTTPRequestHandler):\n"
-        "    def do_GET(self): self.send_response(500); self.end_headers()\n"
-        "    def log_message(self, *_): pass\n"
-        f"http.server.HTTPServer(('127.0.0.1', {port}), H).serve_forever()\n"
-    )
-
-    def end_once_started():
-        wait_until(lambda: listener(port) is not None, "the start")
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    ender = threading.Thread(target=end_once_started)
-    ender.start()
-    with pytest.raises(TureenError, match="SIGTERM"):
-        run(_options("--url", f"http://127.0.0.1:{port}", "--start", f'{sys.executable} -c "{script}"'))
-    ender.join()
-    wait_until(lambda: listener(port) is None, "its end")

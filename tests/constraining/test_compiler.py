@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
 import threading
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 
-import numpy as np
+import compile_inline
+import inline_workers
 import pytest
 from patience import PATIENCE_S, wait_until
 from stack_size import stack_bytes
 
-from tureen.constraining import cache, compile_pool, compiler, loading
+from tureen.constraining import cache, compile_pool, compile_worker, compiler, loading
 from tureen.constraining.cache import Cache
 from tureen.constraining.compile_worker import MAX_UNTRIED_BYTES
 from tureen.constraining.compiler import Compiler
@@ -24,9 +21,8 @@ from tureen.constraining.masks import MaskThread
 from tureen.constraining.messages import Failure
 from tureen.grammar.base import GrammarSpec, Vocabulary
 from tureen.grammar.expression import GrammarError
-from tureen.sandbox import seccomp, stacks
+from tureen.sandbox import stacks
 
-DOUBLE = str(Path(__file__).with_name("compile_double.py"))
 VOCABULARY = Vocabulary(tokens=(b"a", b"b"), eos_token_ids=(2,), size=3)
 
 
@@ -55,12 +51,6 @@ class LoadingDouble:
 
 
 @pytest.fixture
-def patient_ends(monkeypatch):
-    """How a worker ended is waited for, however long a busy machine takes to say so."""
-    monkeypatch.setattr("tureen.sandbox.worker.STATUS_TIMEOUT_S", PATIENCE_S)
-
-
-@pytest.fixture
 def clock(monkeypatch):
     """The time as the compiler sees it: it passes only when a test says so."""
     clock = SimpleNamespace(now_s=1000.0, cpu_s=0.0)
@@ -71,7 +61,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def make(monkeypatch, clock):
-    """Makes compilers, whose fork server is the double."""
+    """Makes compilers, whose workers are inline."""
     backends, made = [], []
 
     def find_backend(name):
@@ -90,7 +80,9 @@ def make(monkeypatch, clock):
 
     monkeypatch.setattr(compiler, "check_backend", lambda name: None)
     monkeypatch.setattr(loading, "find_backend", find_backend)
-    monkeypatch.setattr(compile_pool, "PROGRAM", DOUBLE)
+    program = partial(compile_worker.program, compile_inline.make_compile)
+    inline_workers.use(monkeypatch, "tureen.constraining.compile_pool", program)
+    monkeypatch.setattr(compile_pool, "address_space", lambda pid: 0)
     yield make_compiler
     for backend in backends:
         backend.gate.set()
@@ -128,35 +120,18 @@ def pid_in(path, one, count=1):
     return int(lines()[-1])
 
 
-def processes():
-    """Process ids of all fork servers and their workers."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if DOUBLE.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return found
+def worker_of(one, pid):
+    return next((worker for worker in one.supervisor.workers if worker.pid == pid), None)
 
 
-def fork_servers():
-    """Process ids of the fork servers that this process started and that still run."""
-    return [pid for pid in processes() if parent_of(pid) == os.getpid()]
+def kill(one, pid):
+    """As something outside does."""
+    worker_of(one, pid).lose(inline_workers.ended_from_outside)
 
 
-def parent_of(pid):
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    except OSError:
-        return 0
-
-
-def is_running(pid):
-    """Not so once it is dead, whether or not the system has reaped it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+def is_running(one, pid):
+    worker = worker_of(one, pid)
+    return worker is not None and worker.is_alive
 
 
 def test_what_the_child_translated_is_loaded_in_the_engine(make):
@@ -165,19 +140,6 @@ def test_what_the_child_translated_is_loaded_in_the_engine(make):
     assert got.state == "ready"
     assert got.compiled.compiled.source == b"double: ok"
     assert got.error is None
-
-
-def test_nothing_waits_for_a_fork_server_that_never_gets_ready(make, monkeypatch, tmp_path):
-    deaf = tmp_path / "deaf.py"
-    deaf.write_text("import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)")  # until the engine closes it
-    monkeypatch.setattr(compile_pool, "PROGRAM", str(deaf))
-    tokens = tuple(b"token %d" % i for i in range(50_000))
-    one = make(Vocabulary(tokens, (0,), 50_000))
-    got = one.submit(spec("ok"))
-    one.poll()
-    assert got.state == "pending"
-    one.release(got)
-    assert one.stats.pending == 0
 
 
 def test_a_large_vocabulary_arrives_whole(make):
@@ -207,7 +169,7 @@ def test_what_hangs_is_ended_at_the_deadline_and_others_go_on(make, clock, tmp_p
         assert each.error.code == "grammar_compile_timeout"
         assert each.error.status == 400
         assert "10 s" in each.error.message
-    wait_for(lambda: not any(map(is_running, pids)))
+    wait_for(lambda: not any(is_running(one, pid) for pid in pids))
     assert one.stats.timeouts == 2
     clock.cpu_s = 0.0
     assert settled(one, one.submit(spec("ok 2"))).state == "ready"
@@ -237,7 +199,7 @@ def test_a_failure_is_told_and_nothing_else_changes(make, text, status, code):
     assert (failing.error.status, failing.error.code) == (status, code)
     assert "client" not in failing.error.message
     assert before.state == after.state == "ready"
-    assert len(fork_servers()) == 1
+    assert one.supervisor.num_replaced == 0
 
 
 def test_a_refusal_says_what_the_frontend_said(make):
@@ -256,7 +218,7 @@ def test_the_same_constraint_is_compiled_once_for_all_who_wait(make, tmp_path):
     waiting = [one.submit(spec(text)) for _ in range(5)]
     pid_in(tmp_path / "a", one)
     waiting += [one.submit(spec(text)) for _ in range(5)]
-    (tmp_path / "a.go").touch()
+    compile_inline.go(tmp_path / "a")
     settled(one, *waiting)
     assert {id(each.compiled) for each in waiting} == {id(waiting[0].compiled)}
     assert len((tmp_path / "a").read_text().split()) == 1
@@ -341,8 +303,8 @@ def test_a_compile_for_which_a_busy_machine_has_no_time_is_not_at_fault(make, cl
     clock.now_s += 2
     settled(one, first)
     assert (first.error.status, first.error.code) == (503, "grammar_queue_full")
-    wait_for(lambda: not is_running(pid))
-    (tmp_path / "a.go").touch()
+    wait_for(lambda: not is_running(one, pid))
+    compile_inline.go(tmp_path / "a")
     assert settled(one, one.submit(spec(text))).state == "ready"  # it was not remembered
     assert one.stats.timeouts == 0
 
@@ -354,7 +316,7 @@ def test_when_to_try_again_is_told_by_how_long_compiles_take(make, clock, monkey
     first = one.submit(spec(f"until {tmp_path}/a"))
     pid_in(tmp_path / "a", one)
     clock.now_s += 20.0
-    (tmp_path / "a.go").touch()
+    compile_inline.go(tmp_path / "a")
     settled(one, first)
     monkeypatch.setattr(compiler, "MAX_SLOW", 0)
     second = one.submit(spec(f"sleep {tmp_path}/b"))
@@ -377,7 +339,7 @@ def test_the_last_one_that_gives_up_ends_the_compile(make, tmp_path):
     one.release(first)
     assert one.stats.pending == 1
     one.release(second)
-    wait_for(lambda: not is_running(pid))
+    wait_for(lambda: not is_running(one, pid))
     assert one.stats.pending == 0
     assert settled(one, one.submit(spec("ok"))).state == "ready"
 
@@ -389,7 +351,7 @@ def test_what_nobody_waits_for_leaves_the_queue(make, tmp_path):
     queued = one.submit(spec(f"ok {tmp_path}/b"))
     one.release(queued)
     after = one.submit(spec("after"))
-    (tmp_path / "a.go").touch()
+    compile_inline.go(tmp_path / "a")
     settled(one, held, after)
     assert not (tmp_path / "b").exists()
 
@@ -419,13 +381,6 @@ def test_a_queue_that_does_not_move_says_try_again(make, monkeypatch, clock, tmp
     assert one.submit(spec("ok")).state == "pending"
 
 
-def test_a_long_compile_loses_its_priority(make, tmp_path):
-    one = make()
-    one.submit(spec(f"spin {tmp_path}/a"))
-    pid = pid_in(tmp_path / "a", one)
-    wait_for(lambda: os.sched_getscheduler(pid) == os.SCHED_IDLE or os.getpriority(os.PRIO_PROCESS, pid) == 19)
-
-
 @pytest.fixture
 def none_is_slow(monkeypatch):
     """However slow the machine is."""
@@ -447,9 +402,9 @@ def test_a_child_that_failed_is_not_used_again(make, tmp_path, what):
     one = make()
     for text in (what, "ok"):
         settled(one, one.submit(spec(f"{text} {tmp_path}/{text}")))
-    failed, after = ((tmp_path / text).read_text().strip() for text in (what, "ok"))
+    failed, after = (int((tmp_path / text).read_text()) for text in (what, "ok"))
     assert failed != after
-    wait_for(lambda: not is_running(failed))
+    wait_for(lambda: not is_running(one, failed))
 
 
 @pytest.mark.usefixtures("none_is_slow")
@@ -457,41 +412,21 @@ def test_a_waiting_child_that_is_killed_is_replaced(make, tmp_path):
     one = make()
     settled(one, one.submit(spec(f"ok {tmp_path}/a")))
     pid = pid_in(tmp_path / "a", one)
-    assert is_running(pid)
-    os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not is_running(pid))
+    assert is_running(one, pid)
+    kill(one, pid)
+    wait_for(lambda: not is_running(one, pid))
     assert settled(one, one.submit(spec("ok 2"))).state == "ready"
-
-
-def test_a_lower_priority_counts_and_ctrl_c_does_not_reach_the_fork_server(make):
-    one = make()
-    settled(one, one.submit(spec("ok")))
-    (pid,) = fork_servers()
-    assert os.getsid(pid) == os.getsid(0)  # priorities are compared within a session
-    assert os.getpgid(pid) == pid
-    os.kill(pid, signal.SIGINT)
-    assert settled(one, one.submit(spec("ok 2"))).state == "ready"
-    assert fork_servers() == [pid]
-
-
-def test_a_fork_server_killed_while_idle_is_replaced(make):
-    one = make()
-    settled(one, one.submit(spec("ok")))
-    (pid,) = fork_servers()
-    os.kill(pid, signal.SIGKILL)
-    assert settled(one, one.submit(spec("ok 2"))).state == "ready"
-    assert pid not in fork_servers()
 
 
 def test_what_a_killed_fork_server_was_compiling_is_compiled_by_the_next(make, tmp_path):
     one = make()
     got = one.submit(spec(f"until {tmp_path}/a"))
     child = pid_in(tmp_path / "a", one)
-    os.kill(fork_servers()[0], signal.SIGKILL)
+    one.supervisor.end_fork_server()
     pid_in(tmp_path / "a", one, count=2)
-    (tmp_path / "a.go").touch()
+    compile_inline.go(tmp_path / "a")
     assert settled(one, got).state == "ready"
-    wait_for(lambda: not is_running(child))
+    wait_for(lambda: not is_running(one, child))
 
 
 def test_after_two_lost_fork_servers_the_client_is_asked_to_try_again(make, tmp_path):
@@ -500,36 +435,34 @@ def test_after_two_lost_fork_servers_the_client_is_asked_to_try_again(make, tmp_
     got = one.submit(spec(text))
     for count in (1, 2):
         pid_in(tmp_path / "a", one, count=count)
-        os.kill(fork_servers()[0], signal.SIGKILL)
+        one.supervisor.end_fork_server()
     settled(one, got)
     assert (got.error.status, got.error.code) == (503, "grammar_compiler_lost")
-    (tmp_path / "a.go").touch()
+    compile_inline.go(tmp_path / "a")
     assert settled(one, one.submit(spec(text))).state == "ready"
 
 
-@pytest.mark.usefixtures("patient_ends")
 def test_what_is_killed_from_outside_while_it_compiles_is_compiled_again(make, tmp_path):
     one = make()
     got = one.submit(spec(f"until {tmp_path}/a"))
-    os.kill(pid_in(tmp_path / "a", one), signal.SIGKILL)
+    kill(one, pid_in(tmp_path / "a", one))
     pid_in(tmp_path / "a", one, count=2)
-    (tmp_path / "a.go").touch()
+    compile_inline.go(tmp_path / "a")
     assert settled(one, got).state == "ready"
 
 
-@pytest.mark.usefixtures("patient_ends")
 def test_a_constraint_whose_processes_are_killed_again_and_again_is_refused_for_a_while(make, clock, tmp_path):
     one = make()
     text = f"until {tmp_path}/a"
     got = one.submit(spec(text))
     for count in (1, 2):
-        os.kill(pid_in(tmp_path / "a", one, count=count), signal.SIGKILL)
+        kill(one, pid_in(tmp_path / "a", one, count=count))
     settled(one, got)
     assert (got.error.status, got.error.code) == (503, "grammar_compiler_lost")
     assert "from outside" in got.error.message
     assert one.submit(spec(text)).state == "failed"
     clock.now_s += compiler.KEEP_S + 1
-    (tmp_path / "a.go").touch()
+    compile_inline.go(tmp_path / "a")
     assert settled(one, one.submit(spec(text))).state == "ready"
 
 
@@ -551,30 +484,6 @@ def no_thread(*_):
     raise RuntimeError("can't start new thread")
 
 
-def test_a_fork_server_that_cannot_start_fails_requests_instead_of_holding_them(make, monkeypatch, tmp_path):
-    (tmp_path / "broken").touch()
-    (tmp_path / "program.py").write_text(
-        f"import os, runpy, sys\nif os.path.exists({str(tmp_path / 'broken')!r}): sys.exit(1)\n"
-        f"sys.argv[0] = {DOUBLE!r}\nrunpy.run_path({DOUBLE!r}, run_name='__main__')\n"
-    )
-    monkeypatch.setattr(compile_pool, "PROGRAM", str(tmp_path / "program.py"))
-    one = make()
-    assert settled(one, one.submit(spec("ok"))).error.code == "grammar_compiler_lost"
-    (tmp_path / "broken").unlink()
-    assert one.supervisor.wait_ready(PATIENCE_S)
-    assert settled(one, one.submit(spec("ok"))).state == "ready"
-
-
-def test_a_stopped_fork_server_is_replaced_and_what_waits_is_compiled(make):
-    one = make()
-    settled(one, one.submit(spec("ok")))
-    (pid,) = fork_servers()
-    os.kill(pid, signal.SIGSTOP)
-    assert settled(one, one.submit(spec("ok 2"))).state == "ready"
-    wait_for(lambda: not is_running(pid))
-    assert settled(one, one.submit(spec("ok 3"))).state == "ready"
-
-
 def test_loading_does_not_hold_up_the_caller_and_has_the_deadline_too(make, clock):
     one = make()
     one.backend_double.gate.clear()
@@ -586,108 +495,6 @@ def test_loading_does_not_hold_up_the_caller_and_has_the_deadline_too(make, cloc
     assert (got.error.status, got.error.code) == (503, "grammar_queue_full")
     one.backend_double.gate.set()
     assert settled(one, one.submit(spec("ok 2"))).state == "ready"
-
-
-def test_close_leaves_no_process(make, tmp_path):
-    one = make()
-    one.submit(spec(f"sleep {tmp_path}/a"))
-    one.submit(spec(f"spin {tmp_path}/b"))
-    pids = {pid_in(tmp_path / "a", one), pid_in(tmp_path / "b", one), *fork_servers()}
-    assert pids <= set(processes())
-    pids.update(processes())  # one may wait for what is next
-    one.close()
-    wait_for(lambda: not processes() and not any(os.path.exists(f"/proc/{pid}") for pid in pids))
-
-
-def test_no_file_on_a_disk_is_written(make, tmp_path):
-    one = make()
-    one.submit(spec(f"sleep {tmp_path}/a"))
-    for pid in (pid_in(tmp_path / "a", one), *fork_servers()):
-        assert os.readlink(f"/proc/{pid}/cwd") == "/"
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            target = os.readlink(link)
-            info = (link.parent.parent / "fdinfo" / link.name).read_text()
-            is_read_only = int(info.split("flags:")[1].split()[0], 8) & os.O_ACCMODE == os.O_RDONLY
-            in_memory = target.startswith(("/memfd:", "/dev/null", "pipe:", "socket:", "anon_inode:[pidfd]"))
-            assert is_read_only or in_memory or int(link.name) <= 2, target
-
-
-def test_descriptors_are_given_back(make):
-    one = make()
-    settled(one, one.submit(spec("ok")))
-    before = len(os.listdir("/proc/self/fd"))
-    for text in ("ok 1", "refuse", "crash", "ok 2"):
-        settled(one, one.submit(spec(text)))
-    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before)
-
-
-BYTES = Vocabulary(tokens=(*(bytes([i]) for i in range(256)), b""), eos_token_ids=(256,), size=257)
-
-
-@pytest.fixture(scope="module", params=["llguidance", "xgrammar", "outlines"])
-def real(request):
-    one = Compiler(request.param, lambda: BYTES, lambda text: list(text.encode()), timeout_s=PATIENCE_S)
-    yield one
-    one.close()
-
-
-def first_bytes(compiled):
-    mask = np.zeros(9, np.uint32)
-    compiled.start().fill_mask(mask)
-    return {token for token in range(257) if mask[token // 32] >> (token % 32) & 1}
-
-
-def test_a_real_backend_is_made_ready(real):
-    value = {
-        "type": "object",
-        "properties": {"a": {"enum": [1, "x"]}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
-    got = settled(real, real.submit(spec(json.dumps(value), "json_schema")))
-    assert got.error is None
-    assert first_bytes(got.compiled) == {ord("{")}
-    got = settled(real, real.submit(spec("[ab]|c?")))
-    assert first_bytes(got.compiled) == {*b"abc", 256}
-
-
-def test_a_real_fork_server_has_one_thread_so_that_it_can_fork(real):
-    settled(real, real.submit(spec("x")))
-    assert len(os.listdir(f"/proc/{real.supervisor.pid}/task")) == 1
-
-
-@pytest.mark.skipif(not seccomp.is_supported(), reason="there is no seccomp filter for this system")
-def test_a_real_worker_that_compiles_is_sealed(real):
-    settled(real, real.submit(spec("x")))
-    wait_until(lambda: [worker for worker in real.supervisor.workers if worker.has_begun], "a worker in advance")
-    for worker in real.supervisor.workers:
-        if worker.has_begun:
-            assert "Seccomp:\t2\n" in Path(f"/proc/{worker.pid}/status").read_text()
-
-
-def test_what_nothing_can_match_is_refused(real):
-    got = settled(real, real.submit(spec('{"enum": ["a"], "type": "integer"}', "json_schema")))
-    assert got.error.code == "invalid_json_schema"
-
-
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        ("json_schema", '{"a":' * 30_000 + "1" + "}" * 30_000),
-        ("json_schema", '{"enum": [' + ", ".join(f'"{i:x}"' for i in range(100_000)) + "]}"),
-        ("json_schema", '{"$ref": "#"}'),
-        ("regex", "(" * 30_000 + "a" + ")" * 30_000),
-        ("regex", "(((a{1,999}){1,999}){1,999}){1,999}"),
-        ("ebnf", 'root ::= root "a" | "a"'),
-        ("ebnf", "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000),
-        ("structural_tag", "[" * 30_000),
-        ("choice", json.dumps(["x" * 100_000] * 10)),
-    ],
-)
-def test_hostile_constraints_change_nothing(real, kind, text):
-    got = settled(real, real.submit(spec(text, kind)))
-    assert got.error is None or got.error.status == 400
-    assert settled(real, real.submit(spec(f"after-{len(text)}"))).state == "ready"
 
 
 def entry_bytes(text):

@@ -1,16 +1,18 @@
-"""A loader whose pictures are decoded in real processes, for a family that takes them as they are."""
+"""A loader whose pictures are decoded in this process, for a family that takes them as they are."""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from functools import partial
 
+import inline_workers
 import pytest
-from decode_double import PlainFamily
+from plain_family import PlainFamily
 
+from tureen.media import decode_worker
 from tureen.media.loader import MediaLoader
 
-DOUBLE = str(Path(__file__).with_name("decode_double.py"))
+inline_program = partial(decode_worker.program, lambda setup: PlainFamily())
 
 
 class Studio:
@@ -34,7 +36,7 @@ class Studio:
 @pytest.fixture(scope="module")
 def plain_family():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tureen.media.loader.PROGRAM", DOUBLE)
+        inline_workers.use(patch, "tureen.media.loader", inline_program)
         patch.setattr("tureen.media.loader.find_family", lambda hf, preprocessor: PlainFamily())
         yield
 

@@ -33,35 +33,38 @@ def patient_fetcher(monkeypatch):
 
 
 class Remote:
-    """A host of the internet, on this machine. `answer(connection)` is called with each connection."""
+    """A host of the internet, in a thread. `answer(connection)` is called with each connection, one after the other."""
+
+    port = 8080
 
     def __init__(self, answer, tls=None):
         self.requests = []
         self.num_connections = 0
         self._answer = answer
         self._tls = tls
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
+        self._threads = []
 
-    def _serve(self):
+    def dial(self):
+        """The fetcher's end of a connection."""
+        ours, theirs = socket.socketpair()
+        self.num_connections += 1
+        self._threads.append(threading.Thread(target=self._serve, args=(theirs,)))
+        self._threads[-1].start()
+        return ours
+
+    def _serve(self, connection):
         with contextlib.suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                self.num_connections += 1
-                with connection, contextlib.suppress(OSError):
-                    connection.settimeout(30)
-                    if self._tls is not None:
-                        connection = self._tls.wrap_socket(connection, server_side=True)
-                    with connection:
-                        self.requests.append(connection.recv(65536))
-                        self._answer(connection)
+            connection.settimeout(30)
+            if self._tls is not None:
+                connection = self._tls.wrap_socket(connection, server_side=True)
+            with connection:
+                self.requests.append(connection.recv(65536))
+                self._answer(connection)
+        connection.close()
 
     def close(self):
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
 
 @pytest.fixture
@@ -96,9 +99,7 @@ class Internet:
         self.dialled.append((address, port))
         if self._server is None:
             raise ConnectionRefusedError
-        return await asyncio.open_connection(
-            "127.0.0.1", self._server.port, ssl=tls, server_hostname=host if tls else None
-        )
+        return await asyncio.open_connection(sock=self._server.dial(), ssl=tls, server_hostname=host if tls else None)
 
 
 def fetch(internet, url=f"http://{HOST}/a.png", domains=(HOST,)):

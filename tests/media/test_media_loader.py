@@ -1,23 +1,17 @@
-"""The whole way from strings to prepared pixels, in real processes: what goes wrong in one harms no other."""
+"""The whole way from strings to prepared pixels: what goes wrong in one harms no other."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import os
+import queue
 import re
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
-import decode_double as double
+import inline_workers
 import msgspec
 import numpy as np
+import plain_family as double
 import pytest
-import tiny_llava
-from patience import PATIENCE_S, until, wait_until
+from patience import PATIENCE_S
 from PIL import Image
 from stored_pictures import base64_of, stored
 
@@ -47,20 +41,6 @@ def failure(studio, *references, error=InvalidRequest, **options):
     if error is InvalidRequest:
         assert (caught.value.status, caught.value.code) == (400, "invalid_image")
     return caught.value
-
-
-def children_of(pid):
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def resident_bytes(pid):
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def is_alive(pid):
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(") ")[1][0] != "Z"
-    return False
 
 
 def test_pixels_tokens_and_layout_are_what_the_family_made(studio):
@@ -140,35 +120,10 @@ def test_too_many_pictures_or_bytes_for_a_prompt_are_refused(studio, monkeypatch
     assert "in all" in failure(studio, *[encoded(40)] * 3).message
 
 
-def test_a_process_has_no_files_sockets_children_signals_or_environment(studio):
-    assert "could do [] with 0 variables" in failure(studio, encoded(double.ESCAPE)).message
-
-
-@pytest.mark.parametrize("width", [double.SPIN, double.SLEEP, double.CRASH, double.EXIT, double.TAKE_MEMORY])
-def test_a_picture_that_ends_its_process_fails_alone(studio, width):
-    async def both():
-        bad = asyncio.ensure_future(studio.loader.load([encoded(width)], "image", "image_data"))
-        good = [await studio.loader.load([encoded(40)], "image", "image_data") for _ in range(3)]
-        [error] = await asyncio.gather(bad, return_exceptions=True)
-        return error, good
-
-    error, good = studio.run(both())
-    assert isinstance(error, InvalidRequest)
-    assert error.code == "invalid_image"
-    assert "memory" in error.message
-    assert [one.layout for [one] in good] == [(40, 20)] * 3
-    assert studio.load(encoded(40))
-
-
 def test_a_fault_of_the_family_is_an_internal_error_without_what_it_says(studio):
     error = failure(studio, encoded(double.FAULT), error=RequestFailed)
-    assert "KeyError in decode_double.py:" in error.message
+    assert "KeyError in plain_family.py:" in error.message
     assert "no place in this model" in failure(studio, encoded(double.REFUSE)).message
-
-
-def test_a_process_that_was_taken_over_cannot_make_the_front_believe_it(studio):
-    failure(studio, encoded(double.LIE))
-    assert studio.load(encoded(40))
 
 
 @pytest.mark.parametrize(
@@ -195,47 +150,48 @@ def test_a_reply_that_makes_no_sense_is_none(reply):
         loader_module._checked(reply, "image", "image_data", 1)
 
 
-def test_nothing_is_left_of_large_pictures(make_studio):
+def test_a_fork_server_that_cannot_start_is_an_error_of_the_server(make_studio):
     studio = make_studio()
-    assert studio.load(encoded(40))
-    fork_server = studio.loader.supervisor.pid
-    wait_until(lambda: not children_of(fork_server), "a process outlives its picture")
-    before, files = resident_bytes(fork_server), len(os.listdir(f"/proc/{fork_server}/fd"))
-    large = base64_of(stored(Image.new("RGB", (3000, 2000), "red")))
-    for _ in range(3):
-        assert studio.load(large)[0].layout == (3000, 2000)
-        failure(studio, encoded(double.CRASH))
-    wait_until(lambda: not children_of(fork_server), "a process outlives its picture")
-    assert resident_bytes(fork_server) < before + (4 << 20)
-    wait_until(lambda: len(os.listdir(f"/proc/{fork_server}/fd")) <= files, "a file stays open")
+    studio.loader.supervisor.can_start = False
+    assert "no process" in failure(studio, encoded(40), error=RequestFailed).message
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_fork_server_that_is_killed_or_stopped_costs_no_request(make_studio, number):
-    studio = make_studio()
-    assert studio.load(encoded(40))
-    for _ in range(2):
-        before = studio.loader.supervisor.pid
-        os.kill(before, number)
-        assert studio.load(encoded(40))[0].layout == (40, 20)
-        wait_until(lambda pid=before: not is_alive(pid), "it is not replaced")
+def test_a_picture_that_ends_its_process_fails_alone(studio):
+    async def both():
+        bad = asyncio.ensure_future(studio.loader.load([encoded(double.END)], "image", "image_data"))
+        good = [await studio.loader.load([encoded(40)], "image", "image_data") for _ in range(3)]
+        [error] = await asyncio.gather(bad, return_exceptions=True)
+        return error, good
+
+    error, good = studio.run(both())
+    assert isinstance(error, InvalidRequest)
+    assert error.code == "invalid_image"
+    assert "memory" in error.message
+    assert [one.layout for [one] in good] == [(40, 20)] * 3
 
 
-def test_a_picture_whose_process_is_killed_from_outside_is_decoded_by_another_one(make_studio, monkeypatch):
-    monkeypatch.setattr("tureen.sandbox.worker.STATUS_TIMEOUT_S", PATIENCE_S)
-    studio = make_studio()
-    assert studio.load(encoded(40))
-    killed = []
+@pytest.fixture
+def waiting(monkeypatch):
+    """The workers that hold a picture of the width WAIT, as they begin."""
+    begun = queue.Queue()
 
-    def at_work():
-        return {worker.pid for worker in studio.loader.supervisor.workers if worker.has_begun} - set(killed)
+    def wait():
+        begun.put(inline_workers.at_work())
+        inline_workers.wait_until_lost()
 
+    monkeypatch.setitem(double.ACTIONS, double.WAIT, wait)
+    return begun
+
+
+def next_of(waiting):
+    return asyncio.to_thread(waiting.get, timeout=PATIENCE_S)
+
+
+def test_a_picture_whose_process_is_killed_from_outside_is_decoded_by_another_one(studio, waiting):
     async def load_and_kill():
-        loading = asyncio.ensure_future(studio.loader.load([encoded(double.SLEEP)], "image", "image_data"))
+        loading = asyncio.ensure_future(studio.loader.load([encoded(double.WAIT)], "image", "image_data"))
         for _ in range(loader_module.MAX_ATTEMPTS):
-            await until(at_work, "another one", unless=loading)
-            killed.extend(at_work())
-            os.kill(killed[-1], signal.SIGKILL)
+            (await next_of(waiting)).lose(inline_workers.ended_from_outside)
         with pytest.raises(Unavailable, match="ended from outside") as caught:
             await loading
         return caught.value
@@ -245,29 +201,57 @@ def test_a_picture_whose_process_is_killed_from_outside_is_decoded_by_another_on
     assert studio.load(encoded(40))[0].layout == (40, 20)
 
 
-def test_a_fork_server_that_cannot_start_is_an_error_of_the_server(make_studio, monkeypatch):
-    monkeypatch.setattr(loader_module, "PROGRAM", "tureen.no_such_program")
-    monkeypatch.setattr(loader_module, "START_TIMEOUT_S", 1.0)
-    assert "no process" in failure(make_studio(), encoded(40), error=RequestFailed).message
+def test_a_fork_server_that_ends_costs_no_request(make_studio, waiting, monkeypatch):
+    studio = make_studio()
+
+    async def load_and_end():
+        loading = asyncio.ensure_future(studio.loader.load([encoded(double.WAIT)], "image", "image_data"))
+        await next_of(waiting)
+        monkeypatch.delitem(double.ACTIONS, double.WAIT)
+        studio.loader.supervisor.end_fork_server()
+        return await loading
+
+    [prepared] = studio.run(load_and_end())
+    assert prepared.layout == (double.WAIT, 20)
 
 
-def test_a_client_that_goes_away_frees_no_place_before_its_process_has_ended(make_studio, monkeypatch):
-    monkeypatch.setattr(loader_module, "MAX_WAIT_S", 0.2)
+def test_a_client_that_goes_away_frees_no_place_before_its_process_has_ended(make_studio, waiting, monkeypatch):
+    monkeypatch.setattr(loader_module, "MAX_WAIT_S", 0.0)
     studio = make_studio()
 
     async def leave_and_come_back():
-        loads = [asyncio.ensure_future(studio.loader.load([encoded(double.SLEEP)], "image", "a")) for _ in range(2)]
-        await until(lambda: studio.loader.supervisor.pid and len(children_of(studio.loader.supervisor.pid)) == 2)
+        loads = [asyncio.ensure_future(studio.loader.load([encoded(double.WAIT)], "image", "a")) for _ in range(2)]
+        workers = [await next_of(waiting) for _ in loads]
         for one in loads:
             one.cancel()
         with pytest.raises(Unavailable) as error:
             await studio.loader.load([encoded(40)], "image", "image_data")
         assert error.value.code == "media_queue_full"
-        monkeypatch.setattr(loader_module, "MAX_WAIT_S", 60.0)
+        monkeypatch.setattr(loader_module, "MAX_WAIT_S", PATIENCE_S)
+        for worker in workers:
+            worker.lose(inline_workers.ended_by_itself)
         return await studio.loader.load([encoded(40)], "image", "image_data")
 
     [prepared] = studio.run(leave_and_come_back())
     assert prepared.layout == (40, 20)
+
+
+def test_closing_ends_what_is_under_way(make_studio, waiting):
+    studio = make_studio()
+
+    async def close_amid():
+        load = asyncio.ensure_future(studio.loader.load([encoded(double.WAIT)], "image", "image_data"))
+        await next_of(waiting)
+        await studio.loader.close()
+        [error] = await asyncio.gather(load, return_exceptions=True)
+        return error
+
+    assert isinstance(studio.run(close_amid()), TureenError)
+    assert studio.loader.supervisor.workers == []
+
+
+def test_nothing_is_started_before_the_first_picture(make_studio):
+    assert make_studio().loader.supervisor.condition == "off"
 
 
 def test_many_at_once_all_get_their_own(studio):
@@ -277,45 +261,6 @@ def test_many_at_once_all_get_their_own(studio):
         return [one.layout[0] for [one] in await asyncio.gather(*loads)] == list(widths)
 
     assert studio.run(all_at_once())
-
-
-def test_closing_ends_all_processes_and_what_is_under_way(make_studio):
-    studio = make_studio()
-
-    async def close_amid():
-        load = asyncio.ensure_future(studio.loader.load([encoded(double.SLEEP)], "image", "image_data"))
-        await until(lambda: studio.loader.supervisor.pid and children_of(studio.loader.supervisor.pid))
-        pid = studio.loader.supervisor.pid
-        pids = [pid, *children_of(pid)]
-        await studio.loader.close()
-        [error] = await asyncio.gather(load, return_exceptions=True)
-        return pids, error
-
-    pids, error = studio.run(close_amid())
-    assert isinstance(error, TureenError)
-    wait_until(lambda: not any(map(is_alive, pids)), "a process outlives the loader")
-
-
-def test_the_front_needs_no_pillow_and_starts_nothing_before_the_first_picture(make_studio):
-    assert make_studio().loader.supervisor.condition == "off"
-    code = "import sys, tureen.media.loader; sys.exit(any(name in sys.modules for name in ('PIL', 'torch', 'av')))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize(("variant", "modality"), [("llava-clip", "image"), ("onevision", "video")])
-def test_families_of_the_house_work_where_no_file_can_be_opened(tmp_path, make_studio, monkeypatch, variant, modality):
-    tiny_llava.write(tmp_path, variant)
-    hf = json.loads((tmp_path / "config.json").read_text())
-    preprocessor = tiny_llava.PREPROCESSORS[variant]
-    pictures = [picture_of(90, 70) for _ in range(1 if modality == "image" else 3)]
-    monkeypatch.setattr(loader_module, "PROGRAM", "tureen.media.decode_worker")
-    monkeypatch.setattr(loader_module, "find_family", find_family)
-    found = make_studio(hf=hf, preprocessor=preprocessor).load(
-        *map(base64_of, map(stored, pictures)), modality=modality
-    )
-    for one, expected in zip(found, find_family(hf, preprocessor).prepare(pictures, modality), strict=True):
-        assert np.array_equal(one.pixels, expected.pixels)
-        assert one[1:] == expected[1:]
 
 
 def test_a_model_that_takes_no_pictures_is_named():

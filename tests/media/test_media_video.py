@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -104,27 +102,6 @@ def test_an_animation_that_claims_more_frames_than_it_has_is_damaged():
 def test_without_pyav_a_film_says_what_would_read_it(head):
     with pytest.raises(Refused, match=r"MP4 or WebM.*'video'"):
         list(frames(head + bytes(100)))
-
-
-def pyav_film(av, codec, kind, count=100):
-    file = io.BytesIO()
-    with av.open(file, "w", format=kind) as film:
-        stream = film.add_stream(codec, rate=30)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        for index in range(count):
-            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 2 * index, np.uint8), format="rgb24")
-            film.mux(stream.encode(frame))
-        film.mux(stream.encode())
-    return file.getvalue()
-
-
-@pytest.mark.parametrize(("codec", "kind"), [("mpeg4", "mp4"), ("libx264", "mp4"), ("libvpx-vp9", "webm")])
-def test_with_pyav_frames_of_films_are_taken_in_the_process_that_may_do_nothing(studio, codec, kind):
-    av = pytest.importorskip("av")
-    [prepared] = studio.load(base64_of(pyav_film(av, codec, kind)), modality="video", field="video_data")
-    assert prepared.pixels.shape == (32, 48, 64, 3)
-    expected = np.array([2 * (index * 99 // 31) for index in range(32)])
-    assert np.abs(prepared.pixels.mean((1, 2, 3)) - expected).max() < 4
 
 
 def test_one_film_becomes_one_item_with_its_frames(studio):

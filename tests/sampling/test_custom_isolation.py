@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import os
-import select
-import signal
+import itertools
 import threading
-import time
 from types import SimpleNamespace
 
+import inline_workers
 import numpy as np
 import pytest
-from arithmetics import make_array, make_rows, make_sampler
-from patience import PATIENCE_S
-from test_custom_processors import VOCAB, another, applied, load, run_steps, sent, state, steps
+from arithmetics import make_rows, make_sampler
+from client_processors import (
+    PATIENCE_S,
+    VOCAB,
+    another,
+    hanging,
+    load,
+    run_steps,
+    sent,
+    state,
+    steps,
+    use_inline_workers,
+)  # fmt: skip
 
 from tureen.errors import TooManyRequests, Unavailable
-from tureen.logit_processor import CustomLogitProcessor
 from tureen.sampling import processor_messages, processor_pool
 from tureen.sampling.custom import CustomProcessors, load_registered
 from tureen.sampling.processor_pool import ProcessorPool
 
-pytestmark = pytest.mark.usefixtures("patient_sandbox", "each_arithmetic")
+pytestmark = pytest.mark.usefixtures("patient_sandbox", "each_arithmetic", "inline")
 
 ONLY = sent("""
 logits[:, :] = -float("inf")
@@ -39,7 +46,15 @@ return logits
 
 
 @pytest.fixture(scope="module")
-def processors():
+def inline():
+    """No pool starts a process."""
+    with pytest.MonkeyPatch.context() as patch:
+        use_inline_workers(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def processors(inline):
     made = CustomProcessors(load_registered(()), ProcessorPool(20, VOCAB))
     made.pool.charges.suspend = lambda client, why: None  # what comes of a charge is tested elsewhere
     yield made
@@ -100,32 +115,16 @@ def test_a_step_that_breaks_off_leaves_no_reply_to_be_taken_for_the_next_one(pro
     assert [only(processors, token_id) for token_id in (20, 21, 22)] == [20, 21, 22]
 
 
-def test_a_reply_made_up_beforehand_ends_the_worker(processors):
-    body = """
-import os
-from tureen.sampling import processor_messages as messages
-from tureen.sandbox.framing import HEADER
-for descriptor in range(64):
-    for number in range(10):
-        made = messages.reply(number, messages.DONE)
-        try: os.write(descriptor, HEADER.pack(len(made)) + made)
-        except OSError: pass
-return logits
-"""
-    first, second = steps(processors, [state(0, sent(f"marker = {next(another)}\n{body}"))], 2)
-    assert "out of turn" in (first[0].error or second[0].error).message
+def test_a_reply_to_another_message_ends_the_worker(processors):
+    one = state(0, sent(f"marker = {next(another)}\nreturn logits"))
+    [lease] = load(processors, [one])
+    worker = lease.processor.worker
+    worker.answer_with(lambda _: processor_messages.reply(7, processor_messages.DONE))
+    [[row]] = run_steps(processors, [one], 1)
+    assert "out of turn" in row.error.message
+    assert worker.is_lost
     assert only(processors, 8) == 8
-
-
-def hanging(where, index):
-    """A payload whose class hangs in this method."""
-    scope = {"__name__": "__main__", "CustomLogitProcessor": CustomLogitProcessor}
-    exec(
-        f"class Mine(CustomLogitProcessor):\n    marker = {next(another)}, {index}\n"
-        f"    def {where}(self, *given):\n        while True: pass\n",
-        scope,
-    )
-    return scope["Mine"].to_str()
+    processors.pool.release(lease)
 
 
 def test_many_that_hang_hold_up_a_step_no_longer_than_one(processors, monkeypatch):
@@ -137,20 +136,38 @@ def test_many_that_hang_hold_up_a_step_no_longer_than_one(processors, monkeypatc
         return finish(processor, num_rows, until_s)
 
     monkeypatch.setattr(processor_pool.RemoteProcessor, "finish", noting)
-    monkeypatch.setattr(processor_pool, "CALL_TIMEOUT_S", 1.0)
-    [found] = steps(processors, [state(index, hanging("__call__", index)) for index in range(4)], 1)
+    [found] = steps(processors, [state(index, hanging()) for index in range(4)], 1)
     assert all("within" in row.error.message for row in found)
+    assert len(waited) == 4
     assert len(set(waited)) == 1  # one moment for all calls
 
 
-def test_code_that_hangs_while_it_is_loaded_holds_up_no_step(processors, monkeypatch):
-    monkeypatch.setattr(processor_pool, "LOAD_CPU_S", 0.2)
-    lease = processors.pool.acquire("", hanging("__init__", 0))
+@pytest.fixture
+def gate(monkeypatch):
+    """No code is loaded before it opens."""
+    opened, load_ = threading.Event(), processor_pool.RemoteProcessor.load
+
+    def load_late(processor, payload):
+        assert opened.wait(PATIENCE_S)
+        load_(processor, payload)
+
+    monkeypatch.setattr(processor_pool.RemoteProcessor, "load", load_late)
+    yield opened
+    opened.set()
+
+
+def test_code_that_hangs_while_it_is_loaded_holds_up_no_step(processors, gate):
+    gate.set()
+    [ready] = load(processors, [state(0, ONLY)])
+    gate.clear()
+    lease = processors.pool.acquire("", hanging("__init__"))
     assert only(processors, 10) == 10
-    assert lease.is_settled.wait(120)
+    gate.set()
+    assert lease.is_settled.wait(PATIENCE_S)
     assert "not loaded within" in str(lease.error)
     assert lease.error.is_rejected
-    processors.pool.release(lease)
+    for each in (ready, lease):
+        processors.pool.release(each)
 
 
 def test_the_processors_that_requests_need_stay_when_there_are_too_many(processors):
@@ -162,28 +179,21 @@ def test_the_processors_that_requests_need_stay_when_there_are_too_many(processo
     pool.release(leases.pop())
     late = pool.acquire("", sent(f"marker = 16\n{COUNT}"))
     for lease in (late, *leases):
-        assert lease.is_settled.wait(120)
+        assert lease.is_settled.wait(PATIENCE_S)
         assert lease.error is None
         pool.release(lease)
 
 
-def test_code_whose_place_was_given_away_while_it_was_loaded_leaves_no_process(monkeypatch):
-    may_load, load = threading.Event(), processor_pool.RemoteProcessor.load
-
-    def load_late(processor, payload):
-        assert may_load.wait(120)
-        load(processor, payload)
-
+def test_code_whose_place_was_given_away_while_it_was_loaded_leaves_no_process(monkeypatch, gate):
     monkeypatch.setattr(processor_pool, "MAX_WORKERS", 1)
-    monkeypatch.setattr(processor_pool.RemoteProcessor, "load", load_late)
     pool = ProcessorPool(1, VOCAB)
     try:
         left = pool.acquire("alice", ONLY)
         pool.release(left)  # its request was aborted
         wanted = pool.acquire("bob", ONLY)
-        may_load.set()
-        assert left.is_settled.wait(120)
-        assert wanted.is_settled.wait(120)
+        gate.set()
+        assert left.is_settled.wait(PATIENCE_S)
+        assert wanted.is_settled.wait(PATIENCE_S)
         assert wanted.error is None
         assert pool.supervisor.workers == [wanted.processor.worker]
         pool.release(wanted)
@@ -232,72 +242,6 @@ return logits
     processors.pool.release(lease)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "m = np.ones((400, 400))\nlogits += float((m @ m)[0, 0]) - 399\nreturn logits",
-        "np.linalg.svd(np.ones((60, 60)))\nlogits += float(np.random.default_rng(0).integers(1, 2))\nreturn logits",
-        "import sys\nsys.stdout.write('x')\nprint('y', flush=True)\nlogits += 1\nreturn logits",
-    ],
-)
-def test_numpy_and_printing_work_in_the_jail(processors, body):
-    logits = make_rows(np.zeros((1, VOCAB)))
-    one = state(0, sent(body))
-    [lease] = load(processors, [one])
-    assert applied(processors, logits, [processors.start(one)]) == {}
-    processors.pool.release(lease)
-    assert np.array_equal(make_array(logits), np.ones((1, VOCAB)))
-
-
-def test_a_worker_cannot_compute_on_when_its_call_is_over(processors, monkeypatch):
-    body = """
-import os, signal
-from tureen.sampling import processor_messages as messages
-from tureen.sandbox.framing import HEADER
-made = messages.reply(1, messages.DONE)
-for number in (signal.SIGXCPU, signal.SIGPROF):
-    try: signal.signal(number, signal.SIG_IGN)
-    except OSError: pass
-try: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGXCPU])
-except OSError: pass
-for descriptor in range(64):
-    try: os.write(descriptor, HEADER.pack(len(made)) + made)
-    except OSError: pass
-while True: pass
-"""
-    one = state(0, sent(body))
-    [lease] = load(processors, [one])
-    worker = lease.processor.worker
-    monkeypatch.setattr(worker, "limits", worker.limits._replace(cpu_s=1))
-    end = os.pidfd_open(worker.pid)
-    run_steps(processors, [one], 1)
-    assert select.select([end], [], [], 120)[0]  # at the limit of its processor time
-    os.close(end)
-    processors.pool.release(lease)
-
-
-def test_a_processor_that_is_used_for_long_gets_the_time_it_needs(monkeypatch):
-    monkeypatch.setattr(processor_messages, "LIMITS", processor_messages.LIMITS._replace(cpu_s=1))
-    made = CustomProcessors({}, ProcessorPool(1, VOCAB))
-    body = "import time\nend = time.process_time() + 0.25\nwhile time.process_time() < end: pass\nreturn logits"
-    try:
-        found = steps(made, [state(0, sent(body))], 10)  # 2.5 s; 2 are allowed at first
-        assert [step[0].error for step in found] == [None] * 10
-    finally:
-        made.close()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_what_stops_the_server_does_not_stop_the_workers_before_it(processors, number):
-    assert only(processors, 7) == 7
-    pid = processors.pool.supervisor.pid
-    assert os.getpgid(pid) != os.getpgid(0)
-    for one in (pid, *(worker.pid for worker in processors.pool.supervisor.workers)):
-        os.kill(one, number)
-    assert only(processors, 7) == 7
-    assert processors.pool.supervisor.pid == pid
-
-
 TELLS = sent("""
 me = type(self)
 me.seen = getattr(me, "seen", [])
@@ -342,40 +286,35 @@ def test_a_worker_that_no_request_needs_ends_after_a_while_and_its_memory_comes_
     pool = ProcessorPool(1, VOCAB, clock=lambda: clock.now_s)
     try:
         needed, idle = pool.acquire("alice", ONLY), pool.acquire("bob", ONLY)
-        assert needed.is_settled.wait(120)
-        assert idle.is_settled.wait(120)
-        end = os.pidfd_open(idle.processor.worker.pid)
+        assert needed.is_settled.wait(PATIENCE_S)
+        assert idle.is_settled.wait(PATIENCE_S)
+        worker = idle.processor.worker
         pool.release(idle)
         clock.now_s += processor_pool.IDLE_S - 1
         pool.end_idle()
         assert len(pool.supervisor.workers) == 2
         clock.now_s += 2
         pool.end_idle()
-        assert select.select([end], [], [], 120)[0]
-        os.close(end)
+        assert worker.is_killed
         assert pool.supervisor.workers == [needed.processor.worker]
         pool.release(needed)
     finally:
         pool.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_no_step_waits_for_a_fork_server_that_is_gone_and_its_clients_are_not_to_blame(number):
+def test_no_step_waits_for_a_fork_server_that_is_gone_and_its_clients_are_not_to_blame():
     pool = ProcessorPool(1, VOCAB)
     processors = CustomProcessors({}, pool)
     try:
         lease = pool.acquire("alice", ONLY)
-        assert lease.is_settled.wait(120)
-        end = os.pidfd_open(lease.processor.worker.pid)
-        os.kill(pool.supervisor.pid, number)
-        assert select.select([end], [], [], 120)[0]  # its workers end with it
-        os.close(end)
+        assert lease.is_settled.wait(PATIENCE_S)
+        pool.supervisor.end_fork_server()
         one = state(0, ONLY, client="alice", params={"token_id": 3})
         [[row]] = run_steps(processors, [one], 1)
         assert row.error.status == 500
         pool.charges.check("alice")
         again = pool.acquire("alice", ONLY)
-        assert again.is_settled.wait(120)
+        assert again.is_settled.wait(PATIENCE_S)
         [[row]] = run_steps(processors, [one], 1)
         assert row.token_id == 3
         for each in (lease, again):
@@ -384,46 +323,37 @@ def test_no_step_waits_for_a_fork_server_that_is_gone_and_its_clients_are_not_to
         processors.close()
 
 
-def test_a_call_that_hangs_suspends_its_client_alone(monkeypatch):
-    monkeypatch.setattr(processor_pool, "CALL_TIMEOUT_S", 0.5)
-    pool = ProcessorPool(2, VOCAB)
+def test_a_call_that_hangs_suspends_its_client_alone():
+    ticks = itertools.count()
+    pool = ProcessorPool(2, VOCAB, clock=lambda: next(ticks) / 10)
     processors = CustomProcessors({}, pool)
     try:
-        steps(processors, [state(0, hanging("__call__", 0), client="alice")], 1)
-        for index in range(3):
+        steps(processors, [state(0, hanging(), client="alice")], 1)
+        for _ in range(3):
             with pytest.raises(TooManyRequests, match="did not return"):
-                pool.acquire("alice", hanging("__call__", index))
+                pool.acquire("alice", hanging())
         lease = pool.acquire("bob", ONLY)
-        assert pool.take_waits()["alice"] >= 0.5
+        waits = pool.take_waits()
+        assert waits["alice"] > 0
+        assert waits.keys() == {"alice"}
         pool.release(lease)
     finally:
         processors.close()
 
 
 @pytest.fixture
-def pool(monkeypatch):
-    """One of its own; how a worker ended is waited for, however long that takes."""
-    monkeypatch.setattr("tureen.sandbox.worker.STATUS_TIMEOUT_S", 120.0)
-    monkeypatch.setattr(processor_pool, "CALL_TIMEOUT_S", 120.0)
-    monkeypatch.setattr(processor_pool, "LOAD_TIMEOUT_S", 120.0)
+def pool():
+    """One of its own."""
     made = ProcessorPool(2, VOCAB)
     yield made
     made.close()
-
-
-def kill(worker):
-    """Returns when it has ended."""
-    end = os.pidfd_open(worker.pid)
-    os.kill(worker.pid, signal.SIGKILL)
-    assert select.select([end], [], [], 120)[0]
-    os.close(end)
 
 
 def test_who_loses_a_worker_to_somebody_outside_is_told_so_and_may_come_again(pool):
     processors = CustomProcessors({}, pool)
     one = state(0, ONLY, client="alice", params={"token_id": 3})
     [lease] = load(processors, [one])
-    kill(lease.processor.worker)
+    lease.processor.worker.lose(inline_workers.ended_from_outside)
     [[row]] = run_steps(processors, [one], 1)
     assert (row.error.status, row.error.code) == (500, "custom_logit_processor_failed")
     assert "ended from outside" in row.error.message
@@ -437,7 +367,7 @@ def test_a_worker_that_is_killed_while_nobody_needs_it_costs_no_request(pool):
     one = state(0, ONLY, client="alice", params={"token_id": 3})
     [lease] = load(processors, [one])
     pool.release(lease)
-    kill(lease.processor.worker)
+    lease.processor.worker.lose(inline_workers.ended_from_outside)
     [[row]] = steps(processors, [one], 1)
     assert row.token_id == 3
 
@@ -446,16 +376,16 @@ def test_code_whose_process_is_killed_while_it_is_loaded_is_loaded_again_once(po
     real_load, killed = processor_pool.RemoteProcessor.load, []
 
     def kill_first(processor, payload):
-        processor.worker.begin(time.monotonic() + PATIENCE_S)
         if len(killed) < number:
             killed.append(processor.worker.pid)
-            kill(processor.worker)
+            processor.worker.has_begun = True
+            processor.worker.lose(inline_workers.ended_from_outside)
         real_load(processor, payload)
 
     monkeypatch.setattr(processor_pool.RemoteProcessor, "load", kill_first)
     for number, fails in ((1, False), (3, True)):
         lease = pool.acquire(f"client {number}", ONLY)
-        assert lease.is_settled.wait(120)
+        assert lease.is_settled.wait(PATIENCE_S)
         assert (lease.error is not None) == fails
     assert not lease.error.is_rejected
     assert "ended from outside" in str(lease.error)
@@ -468,7 +398,7 @@ def test_code_that_no_thread_can_load_is_refused_by_name_and_leaves_nothing(pool
         with pytest.raises(Unavailable, match="no thread"):
             pool.acquire("alice", ONLY)
     lease = pool.acquire("alice", ONLY)
-    assert lease.is_settled.wait(120)
+    assert lease.is_settled.wait(PATIENCE_S)
     assert lease.error is None
     pool.release(lease)
 
@@ -477,27 +407,29 @@ def no_thread(*_):
     raise RuntimeError("can't start new thread")
 
 
-def test_one_hanging_processor_after_another_costs_others_no_wait_and_is_refused_whatever_its_bytes(monkeypatch):
-    monkeypatch.setattr(processor_pool, "LOAD_CPU_S", 0.2)
+def test_one_hanging_processor_after_another_costs_others_no_wait_and_is_refused_whatever_its_bytes(gate):
     clock = SimpleNamespace(now_s=0.0)
     pool = ProcessorPool(2, VOCAB, clock=lambda: clock.now_s)
     processors = CustomProcessors({}, pool)
     alice = state(0, ONLY, client="alice", params={"token_id": 3})
+    gate.set()
     load(processors, [alice])
+    gate.clear()
     begun, num_refused = [], 0
     for second in range(30):
         clock.now_s += 1
         try:
-            begun.append(pool.acquire("bob", hanging("__init__", second)))
+            begun.append(pool.acquire("bob", hanging("__init__")))
         except TooManyRequests:
             num_refused += 1
         [[row]] = run_steps(processors, [alice], 1)
         assert row.token_id == 3
         assert set(pool.take_waits()) == {"alice"}  # no step has waited for what bob has loaded
         if second == 2:
-            assert begun[0].is_settled.wait(120)
+            gate.set()
+            assert begun[0].is_settled.wait(PATIENCE_S)
     assert (len(begun), num_refused) == (3, 27)
-    assert all(one.is_settled.wait(120) and one.error.is_rejected for one in begun)
+    assert all(one.is_settled.wait(PATIENCE_S) and one.error.is_rejected for one in begun)
     assert "not loaded within" in str(begun[0].error)
     carol = state(0, ONLY, client="carol", params={"token_id": 5})
     [[row]] = steps(processors, [carol], 1)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sqlite3
 import stat
-import subprocess
-import sys
 import threading
 import zlib
 from contextlib import closing
@@ -95,36 +92,6 @@ def test_a_caller_that_is_cancelled_loses_nothing(path):
     assert set(kept(path)) <= {str(number) for number in range(20)}
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-
-
-WRITER = """
-import asyncio, sys
-sys.path.insert(0, {tests!r})
-from test_database import SCHEMA, put
-from tureen.storage.database import Database
-
-async def write():
-    database = Database({path!r}, SCHEMA)
-    for number in range(100000):
-        await database.run(put(str(number)))
-        print(number, flush=True)
-
-asyncio.run(write())
-"""
-
-
-def test_a_process_that_is_killed_between_two_writes_loses_none_that_ended(path):
-    script = WRITER.format(tests=str(Path(__file__).parent), path=path)
-    command = [sys.executable, "-c", script]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as writer:
-        said = [writer.stdout.readline() for _ in range(25)]
-        writer.send_signal(signal.SIGKILL)
-        said += writer.stdout.readlines()
-        writer.wait(PATIENCE_S)
-    told = [line.strip() for line in said if line.endswith("\n")]
-    assert len(told) >= 25
-    assert with_database(path, notes)[0][: len(told)] == told
 
 
 def refusal(path: str, schema: Schema = SCHEMA) -> str:

@@ -150,22 +150,22 @@ def corpus(file: str, port: int) -> dict[str, bytes]:
 NAMES = list(corpus("x", 1))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_hostile_payload_touches_nothing_and_the_next_one_works(pool, traps, name, monkeypatch):
-    if name == "loop":
-        monkeypatch.setattr("tureen.sampling.processor_pool.LOAD_CPU_S", 1.0)
+def test_a_hostile_payload_touches_nothing_and_the_next_one_works(pool, traps, monkeypatch):
     file, listener = traps
-    data = corpus(file, listener.getsockname()[1])[name]
     logits = np.arange(VOCAB, dtype=np.float32)[None]
-    result = run(pool, payload(data), logits)
-    assert isinstance(result, ProcessorError)
-    assert result.is_rejected
-    assert len(str(result)) < 300
-    assert not os.path.lexists(file)
+    wrong = {}
+    for name, data in corpus(file, listener.getsockname()[1]).items():
+        with monkeypatch.context() as patch:
+            if name == "loop":
+                patch.setattr("tureen.sampling.processor_pool.LOAD_CPU_S", 1.0)
+            result = run(pool, payload(data), logits)
+        is_rejected = isinstance(result, ProcessorError) and result.is_rejected and len(str(result)) < 300
+        if not is_rejected or os.path.lexists(file):
+            wrong[name] = (result, os.path.lexists(file))
+    assert wrong == {}
     with pytest.raises(TimeoutError):
         listener.accept()
-    good = run(pool, sent(ADD_ONE), logits)
-    assert np.array_equal(good, logits + 1)
+    assert np.array_equal(run(pool, sent(ADD_ONE), logits), logits + 1)
 
 
 def test_there_are_enough_of_them():

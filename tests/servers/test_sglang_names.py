@@ -13,7 +13,7 @@ import pytest
 
 from tureen.logit_processor import SGLANG_MODULE
 
-SOURCE = Path(__file__).resolve().parent.parent / "compat" / "sglang"
+SOURCE = Path(__file__).resolve().parents[2] / "compat" / "sglang"
 
 
 def _build(folder: Path, *, path: str = "") -> subprocess.CompletedProcess[str]:

@@ -97,7 +97,7 @@ def at_ready(tmp_path_factory):
     model = tiny_models.write(folder / "hf", "llama")
     path = tiny_gguf.write_from_transformers(folder / "m.gguf", model)
     command = [sys.executable, "-c", SCRIPT, str(path)]
-    env = {**os.environ, "HOME": str(folder), "PYTHONPATH": str(Path(__file__).parent)}
+    env = {**os.environ, "HOME": str(folder), "PYTHONPATH": str(Path(__file__).parents[1])}
     ran = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)

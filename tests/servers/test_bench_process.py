@@ -1,17 +1,22 @@
 """Facts about processes, against what this process knows of itself."""
 
+import argparse
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 from free_ports import free_port
 from patience import wait_until
 
+from tureen.bench.command import add_arguments, run
 from tureen.bench.http import Address, BenchError
 from tureen.bench.process import StartedServer, cpu_seconds, family, listener, memory
+from tureen.errors import TureenError
 
 
 def test_the_listener_of_a_port_is_found():
@@ -75,3 +80,31 @@ def test_a_started_server_is_stopped_with_all_its_children():
 def test_a_command_that_cannot_be_run_is_named():
     with pytest.raises(BenchError, match="no-such-program-here"):
         StartedServer("no-such-program-here --port 1")
+
+
+def _options(*arguments):
+    parser = argparse.ArgumentParser(prog="bench")
+    add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def test_a_started_server_does_not_outlive_a_benchmark_that_is_told_to_end():
+    port = free_port()
+    script = (
+        "import http.server\n"
+        "class H(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self): self.send_response(500); self.end_headers()\n"
+        "    def log_message(self, *_): pass\n"
+        f"http.server.HTTPServer(('127.0.0.1', {port}), H).serve_forever()\n"
+    )
+
+    def end_once_started():
+        wait_until(lambda: listener(port) is not None, "the start")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    ender = threading.Thread(target=end_once_started)
+    ender.start()
+    with pytest.raises(TureenError, match="SIGTERM"):
+        run(_options("--url", f"http://127.0.0.1:{port}", "--start", f'{sys.executable} -c "{script}"'))
+    ender.join()
+    wait_until(lambda: listener(port) is None, "its end")

@@ -15,7 +15,7 @@ PORT  ?= 30000
 MODEL ?=
 ARGS  ?=
 
-.PHONY: help install native serve test test-fast test-clients test-shelf test-isas test-busy check check-native fix bench gpu-check wheel lock release first-run docs docs-site soak-sim fuzz coverage mutants chaos soak clean
+.PHONY: help install native serve test test-servers test-ledgers test-all test-clients test-shelf test-isas test-busy check check-native fix bench gpu-check wheel lock release first-run docs docs-site soak-sim fuzz coverage mutants chaos soak clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -66,15 +66,21 @@ $(LINT): pyproject.toml constraints.txt
 serve: $(STAMP) ## start the server on 127.0.0.1:$(PORT); MODEL=, ARGS= override
 	@$(BIN)/tureen serve --port $(PORT) $(if $(MODEL),--model-path '$(MODEL)') $(ARGS)
 
-# In two processes, each with whole files: most of the suite waits, or computes in one thread. ARGS=-n0 makes it one.
+# In two processes, each with whole files. ARGS=-n0 makes it one.
 # Where PYTHONDONTWRITEBYTECODE is set, every start would rewrite every assertion.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-test: $(DEV) native ## the whole test suite
+test: $(DEV) native ## the gate: all tests that need no other process
 	@$(PYTEST) $(ARGS)
 
-test-fast: $(DEV) native ## the part without a model: under a minute
-	@$(PYTEST) -m 'not e2e and not model' $(ARGS)
+test-servers: $(DEV) native ## real servers and processes; a failed test runs once more; ARGS=tests/servers/browser
+	@$(PYTEST) --reruns 1 $(or $(ARGS),tests/servers)
+
+test-ledgers: $(DEV) native ## the large tables, where what they guard has changed; ARGS=--list only says which
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python tools/ledgers.py $(ARGS)
+
+test-all: test test-servers ## every lane, whatever has changed
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python tools/ledgers.py --all
 
 soak-sim: $(DEV) native ## simulate the whole server under more seeds; ARGS='first count'
 	@$(BIN)/python tests/sim/run.py $(or $(ARGS),300 3000)

@@ -113,7 +113,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[pytest.TestReport]:
     report = yield
     if report.when == "teardown":
-        report.user_properties.append((PROPERTY, now() - item.stash[BEGAN]))
+        report.user_properties.append((PROPERTY, list(now() - item.stash[BEGAN])))  # what workers can send
     return report
 
 

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,11 +47,6 @@ def _connects(connection: socket.socket, address: object, *_: object) -> str | N
     return SOCKET if connection.family in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX) and address else None
 
 
-def _sleeps(seconds: float, *_: object) -> str | None:
-    """A thread that sleeps keeps no test waiting."""
-    return SLEEP if seconds and threading.current_thread() is threading.main_thread() else None
-
-
 EVENTS: dict[str, Callable[..., str | None]] = {
     "subprocess.Popen": _starts,
     "os.exec": _starts,
@@ -63,7 +59,6 @@ EVENTS: dict[str, Callable[..., str | None]] = {
     "signal.pthread_kill": _kills,
     "socket.bind": _connects,
     "socket.connect": _connects,
-    "time.sleep": _sleeps,
 }
 """Audit events of Python, and what each means for a test. `None` stands for a harmless call."""
 
@@ -91,12 +86,14 @@ class Watch:
         finally:
             self._acts = acts
 
-    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self._acts is None or event not in EVENTS:
-            return
-        act = EVENTS[event](*arguments)
-        if act is not None and act not in self._acts:
+    def note(self, act: str) -> None:
+        if self._acts is not None and act not in self._acts:
             self._acts[act] = _place()
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        act = EVENTS[event](*arguments) if self._acts is not None and event in EVENTS else None
+        if act is not None:
+            self.note(act)
 
 
 def _place() -> str:
@@ -111,6 +108,17 @@ def _place() -> str:
 
 
 WATCH = Watch()
+SLEEP_S = time.sleep
+
+
+def _sleep(seconds: float) -> None:
+    """Sleep, and note it: only Python 3.13 has an audit event. Another thread that sleeps keeps no test waiting."""
+    if seconds and threading.current_thread() is threading.main_thread():
+        WATCH.note(SLEEP)
+    SLEEP_S(seconds)
+
+
+time.sleep = _sleep
 CAN_HAVE_POOL = template_pool._can_have_pool
 
 

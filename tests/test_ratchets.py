@@ -92,3 +92,10 @@ def test_lines_of_code_are_those_that_are_neither_blank_nor_comment_nor_docstrin
     module = '"""A module.\n\nMore.\n"""\n\nx = 1  # a comment\n# another\n"""Of x."""\n'
     source = module + 'y = """two\nlines"""\nf(\n    x,\n)\n'
     assert ratchets.code_lines(source) == {6, 9, 10, 11, 12, 13}
+
+
+def test_a_slower_gate_is_named_and_a_quicker_one_is_the_new_limit(ratchets):
+    allowed = {"processor seconds of the gate": 900, "known flakes": 2}
+    slower = {"processor seconds of the gate": 901, "known flakes": 1}
+    assert ratchets.compare_suite(allowed, slower) == ["tests: processor seconds of the gate: 901, at most 900"]
+    assert ratchets.lowered_suite(allowed, slower) == {"processor seconds of the gate": 900, "known flakes": 1}

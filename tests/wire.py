@@ -23,6 +23,9 @@ from tureen.http.server import Server
 READ_BYTES = 256 << 10
 """Most that an event loop hands over at once."""
 
+SETTLE_S = 1e-3
+"""More than the turns take in which a server reads what has arrived (virtual_clock.TURN_S each)."""
+
 
 class Transport(asyncio.Transport):
     """What the server wrote, and whether it reads. `is_closed`: it closed the connection; `is_lost`: nothing is left of
@@ -102,7 +105,7 @@ class Wire:
             await self.settle()
 
     async def settle(self) -> None:
-        await asyncio.sleep(1e-6)  # of a clock that moves when there is nothing else to do
+        await asyncio.sleep(SETTLE_S)
 
     async def send_forever(self, part: bytes, limit: int = 64 << 20) -> int:
         """How many bytes were taken until the server read no more of `part`, again and again."""

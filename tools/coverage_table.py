@@ -43,14 +43,14 @@ PARTS = {
     "HTTP front": (
         ["http/middleware.py", "http/connection.py", "http/head.py", "http/sse.py", "http/listener.py"],
         [
-            "tests/api/test_connections.py",
+            "tests/servers/test_connections.py",
             "tests/api/test_http_limits.py",
             "tests/api/test_http_messages.py",
-            "tests/api/test_http_sockets.py",
+            "tests/servers/test_http_sockets.py",
             "tests/api/test_http_time.py",
-            "tests/api/test_listener.py",
+            "tests/servers/test_listener.py",
             "tests/api/test_access.py",
-            "tests/api/test_tls_reload.py",
+            "tests/servers/test_tls_reload.py",
             "tests/api/test_streaming.py",
             "tests/api/test_bad_requests.py",
         ],

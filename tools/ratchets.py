@@ -5,6 +5,9 @@
     tools/ratchets.py --write                 lowers the file to what the code has now
     tools/ratchets.py --feature api "drafts"  a named feature: its package may have as many lines of code as it has now
 
+"test suite" holds the processor seconds of the gate in tests/costs.json, the tests that may leave their process, and
+the known flakes.
+
 The walk of a request is measured by tests/sim/test_walk.py, and lowered by hand.
 """
 
@@ -28,7 +31,7 @@ from prose import empty_names, riddles
 DATA = ROOT / "tools" / "ratchets.json"
 FOOTPRINTS = ("min_p", "json_schema", "cache_salt", "lora_path")
 """Parameters whose names should stand in few files."""
-LINES, FEATURES = "lines of code", "features"
+LINES, FEATURES, SUITE = "lines of code", "features", "test suite"
 SILENT = frozenset(
     {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 )
@@ -44,7 +47,7 @@ def main() -> int:
     parser.add_argument("--list", metavar="FIGURE")
     parser.add_argument("--feature", nargs=2, metavar=("PACKAGE", "NAME"))
     args = parser.parse_args()
-    places, lines = measure(), count_lines()
+    places, lines, suite = measure(), count_lines(), measure_suite()
     if args.list:
         for key, entries in places[args.list].items():
             print(f"{key}: {len(entries)}", *(f"  {entry}" for entry in entries), sep="\n")
@@ -54,8 +57,8 @@ def main() -> int:
         _add_feature(allowed, lines, *args.feature)
         _save(allowed)
     elif args.write:
-        _save(lowered(allowed, places, lines))
-    complaints = [] if args.write else compare(allowed, places, lines)
+        _save(lowered(allowed, places, lines) | {SUITE: lowered_suite(allowed.get(SUITE, {}), suite)})
+    complaints = [] if args.write else [*compare(allowed, places, lines), *compare_suite(allowed[SUITE], suite)]
     print(*complaints, sep="\n", end="\n" if complaints else "")
     return 1 if complaints else 0
 
@@ -89,6 +92,34 @@ def measure() -> Places:
                 places["footprint"][parameter].append(place)
     places["class names"] = {name: where for name, where in sorted(classes.items()) if len(where) > 1}
     return places
+
+
+def measure_suite() -> dict[str, int]:
+    """Return the figures of the test suite. Each may only fall."""
+    tests = ROOT / "tests"
+    return {
+        "processor seconds of the gate": round(json.loads((tests / "costs.json").read_text())["lanes"]["gate"][1]),
+        "exceptions of the gate": _count_entries(tests / "gate_exceptions.py"),
+        "known flakes": _count_entries(tests / "flakes.py"),
+    }
+
+
+def compare_suite(allowed: Mapping[str, int], suite: Mapping[str, int]) -> list[str]:
+    return [
+        f"tests: {name}: {count}, at most {allowed[name]}" for name, count in suite.items() if count > allowed[name]
+    ]
+
+
+def lowered_suite(allowed: Mapping[str, int], suite: Mapping[str, int]) -> dict[str, int]:
+    return {name: min(count, allowed.get(name, count)) for name, count in suite.items()}
+
+
+def _count_entries(path: Path) -> int:
+    """Count the entries of the dictionary that is the only value assigned in a file."""
+    (table,) = (
+        node.value for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.AnnAssign)
+    )
+    return len(ast.literal_eval(table))
 
 
 def count_lines() -> dict[str, int]:

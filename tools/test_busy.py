@@ -12,12 +12,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NUM_LOOPS = 8
 TIMED: tuple[str, ...] = (
-    "tests/api/test_connections.py",
+    "tests/servers/test_connections.py",
     "tests/api/test_generate.py",
     "tests/api/test_media_fields.py",
     "tests/api/test_pause.py",
     "tests/api/test_recorded_clients.py",
-    "tests/api/test_schema_fuzz.py",
+    "tests/ledgers/api/test_schema_fuzz.py",
     "tests/api/test_weight_routes.py",
     "tests/bench",
     "tests/constraining/test_compiler.py",

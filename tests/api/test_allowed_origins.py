@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
-import json
 import re
 import shutil
-import subprocess
-import threading
 
 import pytest
-from app_under_test import App, LiveServer
+from app_under_test import App
 
 from tureen.errors import StartupError
 from tureen.http.origins import check_origins
@@ -105,36 +100,3 @@ def test_what_no_browser_sends_as_an_origin_is_refused_at_the_start(origin, hint
 @pytest.mark.parametrize("origin", ["*", CHAT, "http://localhost:3000", "http://[::1]:8080", "app://obsidian.md"])
 def test_origins_that_browsers_send_are_taken(origin):
     check_origins((origin,))
-
-
-PAGE = """<title>asking</title><script type="module">
-const body = %s, headers = {"Content-Type": "application/json"};
-try {
-  const answer = await fetch("%s/generate", {method: "POST", headers, body: JSON.stringify(body)});
-  document.title = `${answer.status} ${answer.headers.get("x-request-id") !== null} ${(await answer.json()).text}`;
-} catch (error) { document.title = `blocked ${error.name}`; }
-</script>"""
-
-
-@pytest.mark.e2e
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
-@pytest.mark.parametrize("is_allowed", [True, False])
-def test_a_browser_shows_the_answer_to_an_allowed_page_only(tmp_path, is_allowed):
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as site:
-        threading.Thread(target=site.serve_forever).start()
-        origin = f"http://127.0.0.1:{site.server_port}"
-        with LiveServer(allowed_origins=(origin if is_allowed else CHAT,)) as server:
-            (tmp_path / "page.html").write_text(PAGE % (json.dumps(BODY), server.url))
-            command = [
-                CHROMIUM,
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                f"--user-data-dir={tmp_path / 'profile'}",
-            ]
-            command += ["--virtual-time-budget=60000", "--dump-dom", f"{origin}/page.html"]
-            shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        site.shutdown()
-    title = re.search("<title>(.*)</title>", shown)[1]
-    assert title.startswith("200 true " if is_allowed else "blocked TypeError"), shown

@@ -9,6 +9,8 @@ import pytest
 from app_under_test import App
 from work import counted
 
+GUARDS = ("contract", "dialects", "front", "http", "requests")
+
 MODEL = {"model": "default"}
 SPARE = 4000
 """Calls and lines by which the shares of two requests may differ: reading takes some 80 for each 64 KiB of a body."""

@@ -12,6 +12,8 @@ import sys
 import pytest
 from app_under_test import LiveServer
 
+GUARDS = ("contract", "dialects", "front", "http", "requests")
+
 KEY, ADMIN_KEY = "of-a-user", "of-the-admin"
 NOT_HERE = (
     "pause_generation",  # holds up everything that comes after it

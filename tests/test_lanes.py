@@ -1,0 +1,129 @@
+"""The gate notices what leaves its process, and ledgers run when what they guard has changed."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import costs
+import lanes
+import pytest
+
+TOOLS = Path(__file__).resolve().parent.parent / "tools"
+
+
+@pytest.fixture
+def ledgers(monkeypatch):
+    monkeypatch.syspath_prepend(TOOLS)
+    import ledgers
+
+    yield ledgers
+    for name in ("ledgers", "import_rules"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def acts():
+    """Return a function that calls another one, and returns the acts the gate forbids."""
+
+    def watched(call):
+        with lanes.WATCH.pause():
+            lanes.WATCH.begin()
+            call()
+            return set(lanes.WATCH.end())
+
+    return watched
+
+
+def bind():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+
+
+@pytest.mark.parametrize(
+    ("call", "act"),
+    [
+        (lambda: subprocess.run(["true"], check=True), lanes.PROCESS),
+        (lambda: os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0), lanes.PROCESS),
+        (lambda: os.kill(os.getpid(), signal.SIGCONT), lanes.SIGNAL),
+        (bind, lanes.SOCKET),
+        (lambda: time.sleep(0.001), lanes.SLEEP),
+    ],
+)
+def test_an_act_of_another_lane_is_noticed(acts, call, act):
+    assert act in acts(call)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: [end.close() for end in socket.socketpair()],
+        lambda: os.kill(os.getpid(), 0),
+        lambda: time.sleep(0),
+    ],
+)
+def test_what_stays_in_the_process_is_no_act(acts, call):
+    assert not acts(call)
+
+
+def test_each_exception_names_a_test_that_is_there():
+    for name in lanes.EXCEPTIONS:
+        path, _, function = name.partition("::")
+        assert f"def {function}" in (lanes.TESTS / path).read_text(encoding="utf-8"), name
+
+
+def test_a_lane_is_a_folder():
+    paths = {
+        "api/test_a.py": lanes.GATE,
+        "servers/browser/test_b.py": lanes.SERVERS,
+        "ledgers/test_c.py": lanes.LEDGERS,
+    }
+    assert {path: lanes.lane(lanes.TESTS / path) for path in paths} == paths
+
+
+def test_a_run_of_one_lane_keeps_the_costs_of_the_others():
+    gate = costs.table({"tests/api/test_a.py::test_x": costs.Cost(2.0, 3.0)})
+    servers = costs.table({"tests/servers/test_b.py::test_y": costs.Cost(1.0, 9.0)})
+    both = costs.merge(gate, servers)
+    assert both["lanes"] == {"gate": [1, 2.0, 3.0], "servers": [1, 1.0, 9.0]}
+    assert costs.merge(both, costs.table({"tests/api/test_n.py::test_x": costs.Cost(0.1, 0.1)}))["files"] == {
+        "api/test_n.py": [1, 0.1, 0.1],
+        "servers/test_b.py": [1, 1.0, 9.0],
+    }
+
+
+GRAPH = {"grammar": {"errors"}, "engine": {"grammar"}, "http": {"errors"}, "errors": set()}
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (["tureen/grammar/json.py"], "it guards grammar, and tureen/grammar/json.py changed"),
+        (["tureen/errors.py"], "it guards grammar, which imports errors, and tureen/errors.py changed"),
+        (["docs/structured-outputs.md"], "it guards docs/*.md, and docs/structured-outputs.md changed"),
+        (["tests/ledgers/test_docs_site.py"], "tests/ledgers/test_docs_site.py changed"),
+        (["constraints.txt"], "constraints.txt changed"),
+        (None, "all were asked for, or the commit of the last pass is unknown"),
+        (["tureen/http/server.py", "tests/api/test_a.py", "README.md"], None),
+        (["tureen/engine/engine.py"], None),
+    ],
+)
+def test_a_ledger_runs_when_what_it_guards_has_changed(ledgers, changed, reason):
+    path = ledgers.LEDGERS / "test_docs_site.py"
+    decision = ledgers.decide(changed, {path: ("grammar", "docs/*.md")}, GRAPH)[path]
+    assert decision.is_run == (reason is not None)
+    assert reason is None or decision.reason == reason
+
+
+def test_each_ledger_guards_packages_and_files_that_are_there(ledgers):
+    packages = set(ledgers.room_graph(ledgers.read_modules()))
+    missing = {
+        f"{path.name}: {guard}"
+        for path, guards in ledgers.read_ledgers().items()
+        for guard in guards
+        if guard not in packages and not any(ledgers.ROOT.glob(guard))
+    }
+    assert missing == set()

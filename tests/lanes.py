@@ -1,7 +1,7 @@
 """The three lanes of the suite, and the rule that tests of the gate stay in their process.
 
 A lane is a folder: `servers`, `ledgers`, and the gate, which is all the rest. While a test of the gate runs, an audit
-hook records each process it starts, each signal it sends, each socket it binds or connects, and each sleep.
+hook records each process it starts, each signal it sends, and each socket it binds or connects. `pace.py` finds sleeps.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +24,7 @@ TESTS = Path(__file__).parent
 GATE, SERVERS, LEDGERS = "gate", "servers", "ledgers"
 COMMANDS = {GATE: "make test", SERVERS: "make test-servers", LEDGERS: "make test-ledgers"}
 
-PROCESS, SIGNAL, SOCKET, SLEEP = "starts a process", "sends a signal", "opens a socket", "sleeps"
+PROCESS, SIGNAL, SOCKET = "starts a process", "sends a signal", "opens a socket"
 
 
 def lane(path: Path) -> str:
@@ -108,17 +106,6 @@ def _place() -> str:
 
 
 WATCH = Watch()
-SLEEP_S = time.sleep
-
-
-def _sleep(seconds: float) -> None:
-    """Sleep, and note it: only Python 3.13 has an audit event. Another thread that sleeps keeps no test waiting."""
-    if seconds and threading.current_thread() is threading.main_thread():
-        WATCH.note(SLEEP)
-    SLEEP_S(seconds)
-
-
-time.sleep = _sleep
 CAN_HAVE_POOL = template_pool._can_have_pool
 
 

@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import costs
@@ -50,7 +49,6 @@ def bind():
         (lambda: os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0), lanes.PROCESS),
         (lambda: os.kill(os.getpid(), signal.SIGCONT), lanes.SIGNAL),
         (bind, lanes.SOCKET),
-        (lambda: time.sleep(0.001), lanes.SLEEP),
     ],
 )
 def test_an_act_of_another_lane_is_noticed(acts, call, act):
@@ -62,7 +60,6 @@ def test_an_act_of_another_lane_is_noticed(acts, call, act):
     [
         lambda: [end.close() for end in socket.socketpair()],
         lambda: os.kill(os.getpid(), 0),
-        lambda: time.sleep(0),
     ],
 )
 def test_what_stays_in_the_process_is_no_act(acts, call):

@@ -56,6 +56,7 @@ def test_a_healthy_engine_keeps_the_contract(kind):
             assert await client.call("cold_structs") == []  # else two threads of it may decode at once, and crash
             await spares_the_others(client)
         await keeps_the_contract(client, phases)
+        assert client.stats.step_ms >= fake_engine.SLOW_STEP_S * 1000
 
     asyncio.run(scenario())
 

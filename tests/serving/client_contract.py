@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
-from fake_engine import SLOW_STEP_S, make_request
+from fake_engine import make_request
 from patience import until
 
 from tureen.contract.types import EngineStats
@@ -45,7 +45,6 @@ async def generating(client):
     assert [one[:2] for one in together] == [alone[:2]] * 30
     await until(lambda: client.stats.num_running == 0)
     assert client.stats.total_output_tokens - before == 31 * 20 + 7
-    assert client.stats.step_ms >= SLOW_STEP_S * 1000
 
 
 async def spacing(client):

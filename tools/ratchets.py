@@ -115,11 +115,10 @@ def lowered_suite(allowed: Mapping[str, int], suite: Mapping[str, int]) -> dict[
 
 
 def _count_entries(path: Path) -> int:
-    """Count the entries of the dictionary that is the only value assigned in a file."""
-    (table,) = (
-        node.value for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.AnnAssign)
-    )
-    return len(ast.literal_eval(table))
+    """Count the entries of the dictionaries that a file assigns."""
+    statements = ast.parse(path.read_text(encoding="utf-8")).body
+    tables = [node.value for node in statements if isinstance(node, ast.AnnAssign)]
+    return sum(len(table.keys) for table in tables if isinstance(table, ast.Dict))
 
 
 def count_lines() -> dict[str, int]:

@@ -23,6 +23,7 @@ SLEEPS = re.compile(r"\bsleep\((?!0\)|\d{4,}\))")
 ALLOWED = {
     ("patience.py", "wait_until"): "what other threads and processes do is no event here; with a net",
     ("patience.py", "until"): "the same in an event loop",
+    ("costs.py", "now"): "what a test costs is measured",
     ("api/test_media_fields.py", "test_the_time_to_load_counts_against_the_deadline.slow"): "time is what it spends",
     ("api/test_media_fields.py", "_hold_up.slow"): "time is what it spends, or for ever",
     ("serving/linked_fronts.py", "Link.follow"): "what the owner's process does again and again",
@@ -47,6 +48,7 @@ ALLOWED = {
 """By file, and the functions around: why."""
 
 SCRIPTED = (
+    "loop_host.py",
     "wire.py",
     "api/test_http_messages.py",
     "api/test_http_time.py",

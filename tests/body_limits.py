@@ -65,7 +65,7 @@ def places(entry: Entry, body: type[msgspec.Struct]) -> Iterator[Place]:
 
 
 def counts(place: Place) -> tuple[int, int]:
-    """10 and 1,000 times the limit, where so many fit into a body."""
+    """Return 10 and 1,000 times the limit, or fewer if the body would be too large."""
     assert place.most is not None
     fit = min(place.fit, LARGEST // (len(place.entry) + (10 if place.is_map else 1)))
     most = max(place.most, 1)

@@ -53,7 +53,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's, on every machine: two 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="files, and the tests of each, in an order of its own")
     parser.addoption(
-        "--write-images", action="store_true", help="of servers/browser: the pictures in docs/images, anew"
+        "--write-images", action="store_true", help="of servers/browser: rewrite the pictures in docs/images"
     )
     parser.addoption("--sim-seed", type=int, metavar="SEED", help="of tests/sim, this one simulation only")
     parser.addoption("--write-costs", action="store_true", help="put the seconds of whole lanes into tests/costs.json")

@@ -22,7 +22,7 @@ EXCEPTIONS: dict[str, str] = {
     "bench/test_bench_drive.py": SERVED,
     "bench/test_bench_structured.py": SERVED,
     "bench/test_check.py": "it measures without torch, in a process of its own",
-    "devices/test_devices.py": "what is imported is seen in a process of its own",
+    "devices/test_devices.py": "only a new process shows the imports of a module",
     "engine/test_resumed_models.py": PICTURES,
     "faults/test_failing_files.py": PICTURES,
     "fetching/test_hub.py": HUB,

@@ -101,7 +101,7 @@ class LoopHost:
         engine.step = timed_step
 
     async def _wait(self, wait_s: float | None) -> None:
-        """Return when there is a message, or after so many seconds. Other tasks do their work before in any case."""
+        """Return when a message arrives, or after `wait_s` seconds. Other tasks run first in any case."""
         if self._inbox or wait_s == 0:
             await asyncio.sleep(SETTLE_S)
             return

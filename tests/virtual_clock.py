@@ -1,4 +1,4 @@
-"""A clock that moves only when nothing is left to do, and an event loop that goes by it.
+"""A clock that moves only when no task is ready, and an event loop on that clock.
 
 Product code reads `time.monotonic` in many places, so `running` replaces it while a loop runs, and `time.sleep`. It
 also does work for a thread in the call that submits it. So the order of events in a test is always the same.

@@ -422,6 +422,6 @@ def test_a_client_that_leaves_ends_its_request(template):
     with ServedApp(chat_template=template, slow=True) as server:
         with httpx.stream("POST", f"{server.url}/api/chat", json=body) as response:
             next(response.iter_bytes())
-        server.wait_until(lambda: not server.stats.num_running, "the end of a stream that nobody reads")
+        server.wait_until(lambda: not server.stats.num_running, "the end of a stream without a reader")
         server.abandon("/api/chat", body | {"stream": False}, lambda: server.stats.num_running)
-        server.wait_until(lambda: not server.stats.num_running, "the end of a request that nobody waits for")
+        server.wait_until(lambda: not server.stats.num_running, "the end of a request whose client left")

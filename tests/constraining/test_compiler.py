@@ -111,7 +111,7 @@ def settled(one, *compilations):
 
 
 def pid_in(path, one, count=1):
-    """The process id that a child wrote there; `count`: of the newest of so many."""
+    """Return the process id of the newest of `count` children, from the file that they write."""
 
     def lines():
         return path.read_text().split() if path.exists() else []

@@ -32,7 +32,7 @@ def schema(value, after=""):
 
 
 def judged(checker, spec, text):
-    """What does not fit; None when all does, and where nobody could tell."""
+    """Return the rows that do not fit, or None if all fit or no row can be checked."""
     verdict = checker.check(spec, text)
     return verdict.complaint if verdict.is_verified else None
 

@@ -1,7 +1,7 @@
 """The JSON Schema Test Suite, and what becomes of each case: it is right or refused, none is wrongly accepted.
 
 `json_schema_ledger.json` names what is not right; what is refused, with the keyword. It may only get shorter: a case
-that got better must be taken out of it. `python tests/grammar/schema_suite.py` writes it anew, unless a file got
+that got better must be taken out of it. `python tests/grammar/schema_suite.py` rewrites it, unless a file got
 worse. test_schema_suite_sample.py looks at some files, tests/ledgers/grammar/test_schema_suite.py at all.
 """
 

@@ -176,7 +176,7 @@ def test_a_token_is_allowed_exactly_where_a_valid_text_goes_on_with_it(name, siz
 
 
 def check_tokens(name: str, size: str, times: int) -> None:
-    """So many random walks have exact masks; tests/ledgers/grammar takes more of them."""
+    """Random walks have exact masks. tests/ledgers/grammar takes more seeds."""
     assert language_of(spec(SMALL[name])).unenforced == ()
     vocabulary, texts, dice = VOCABULARIES[size], valid_texts(name), random.Random(name)
     grammar = compile_grammar(spec(SMALL[name]), backend(size))

@@ -107,7 +107,7 @@ def test_what_is_drawn_under_a_builder_s_tag_is_what_xgrammar_takes(model, choic
 
 
 def check_builder(model, choice, reasoning):
-    """What is drawn under the tag that XGrammar builds, and what is broken in it, is what XGrammar takes."""
+    """XGrammar accepts each drawn text, and each broken one that our grammar accepts."""
     tag = built(model, choice, reasoning)
     texts = [text for seed in range(3) if (text := drawn(tag, seed)) is not None]
     for text in texts:

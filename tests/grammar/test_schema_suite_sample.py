@@ -12,7 +12,9 @@ EVERY = 8
 def test_every_case_of_some_files_is_as_the_ledger_says(name):
     assert wrongly_accepted(name) == []
     assert changed_without_strict(name) == []
-    assert entry(name) == ledger()[name], "better? then write the ledger anew: python tests/grammar/schema_suite.py"
+    assert entry(name) == ledger()[name], (
+        "the result is better: rewrite the ledger with python tests/grammar/schema_suite.py"
+    )
 
 
 def test_the_ledger_is_about_the_whole_suite():

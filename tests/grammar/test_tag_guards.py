@@ -113,7 +113,7 @@ def test_arguments_of_strict_tools_are_valid_whatever_the_model_wishes(name, req
 
 
 def check_arguments(name: str, required: bool, enough: int) -> None:
-    """So many calls that models with random wishes write are valid; tests/ledgers/grammar has more of them."""
+    """Tool calls of models with random logits are valid. tests/ledgers/grammar takes more seeds."""
     layout = layout_of(name, required=required)
     language = language_of(spec(layout))
     assert language.unenforced == ()
@@ -214,7 +214,7 @@ def test_values_between_free_texts_are_valid(name, size):
 
 
 def check_values(name: str, size: str, enough: int) -> None:
-    """So many values that models with random wishes write are valid; tests/ledgers/grammar has more of them."""
+    """Values of models with random logits are valid. tests/ledgers/grammar takes more seeds."""
     vocabulary, count = VOCABULARIES[size], 0
     grammar = compiled(spec(TRIGGERED[name]), vocabulary)
     for seed in range(10):

@@ -89,7 +89,7 @@ def test_a_long_prompt_in_chunks_equals_transformers_in_float32(default_model_so
 
 
 def check_long_prompt(default_model_source, oracle, length):
-    """What follows a prompt of so many tokens is what transformers says."""
+    """Transformers continues a prompt of this length with the same tokens."""
     rng = random.Random(2)
     prompt = [rng.randrange(49152) for _ in range(length)]
     expected = logprobs(oracle, prompt, last=1)[-1]

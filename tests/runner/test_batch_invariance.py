@@ -112,7 +112,7 @@ def test_logits_do_not_depend_on_the_number_of_rows_in_a_batch(forward, alone, m
 
 
 def check_company(forward, alone, mates):
-    """The last token's logits are the same among so many rows; tests/ledgers/runner takes every number."""
+    """The last token's logits do not depend on the number of rows. tests/ledgers/runner takes every number."""
     last = len(PROMPT) - 1
     assert np.array_equal(_compute(forward, (last,), mates=mates, at=mates // 2), alone)
 

@@ -38,7 +38,7 @@ def test_logprobs_do_not_depend_on_batch_mates_chunks_or_pages(tmp_path, model, 
 
 
 def check_invariance(folder, model, dtype, threads, length):
-    """A prompt of so many tokens has the same log-probabilities alone, in pieces and in company."""
+    """A prompt has the same log-probabilities alone, in chunks and in a batch."""
     write(folder, model)
     settings = {"kernels": "torch", "device": "cpu", "max_total_tokens": 4096}
     runner = load_runner(folder_source(folder), Config(dtype=dtype, num_threads=threads, **settings))

@@ -31,7 +31,7 @@ def schema(value, after=""):
 
 
 def judged(checker, spec, text):
-    """What does not fit; None when all does, and where nobody could tell."""
+    """Return the checker's complaint. None if the text is valid or could not be verified."""
     verdict = checker.check(spec, text)
     return verdict.complaint if verdict.is_verified else None
 

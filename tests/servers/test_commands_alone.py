@@ -54,7 +54,7 @@ def test_launch_server_takes_the_flags_of_serve():
 
 
 def test_the_program_itself_writes_nothing_of_a_closed_pipe(tmp_path):
-    """With Python's own end, which flushes what is left."""
+    """Flush at Python's own exit."""
     reader, writer = os.pipe()
     os.close(reader)
     ran = subprocess.run(

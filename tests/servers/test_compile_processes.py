@@ -113,7 +113,7 @@ def settled(one, *compilations):
 
 
 def pid_in(path, one, count=1):
-    """The process id that a child wrote there; `count`: of the newest of so many."""
+    """Wait until `count` children have written their process ids to a file. Return the last id."""
 
     def lines():
         return path.read_text().split() if path.exists() else []

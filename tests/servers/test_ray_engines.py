@@ -1,5 +1,5 @@
 """Engines as Ray actors: they are killed and ended in mid-stream, come and go, and outputs are those of an undisturbed
-run. tests/serving simulates fronts that follow an engine to where it is made anew."""
+run. tests/serving simulates fronts that follow an engine to the node where Ray rebuilds it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def served(config, count=2, folder=None, **how):
 
 @contextlib.asynccontextmanager
 async def served_by_two_fronts(config, folder, count=2, **how):
-    """So many actors of at most two, the owner's router and another front's."""
+    """Serve `count` actors, of at most two, through the owner's router and another front's."""
     shared = msgspec.structs.replace(config, api_workers=2, replicas=f"{ONE}&n={count}", max_replicas=2)
     async with (
         served(shared, count, folder, num_first=count, **how) as owner,
@@ -167,5 +167,5 @@ def goes_on(server: ServerProcess) -> None:
     streams = begin(server, body)
     os.kill(actors()[0], signal.SIGKILL)
     assert [stream.join().ids for stream in streams] == [expected] * len(streams)
-    wait_until(lambda: states_of(server) == ["healthy", "healthy"], "Ray has made it anew")
+    wait_until(lambda: states_of(server) == ["healthy", "healthy"], "Ray has rebuilt the actor")
     kill_front(server, body, expected)

@@ -215,7 +215,7 @@ def test_a_sealed_worker_has_no_rights(make):
         assert ask(worker, "environment") == "{}"
 
 
-def test_each_message_grants_processor_time_anew(running, monkeypatch):
+def test_each_message_grants_new_processor_time(running, monkeypatch):
     """So one that is used for long gets the time that it needs."""
     with a_worker(running) as worker:
         for used_s in (7.0, 100.0):

@@ -56,7 +56,7 @@ async def spacing(client):
 async def aborting(client):
     task = asyncio.create_task(collect(client, make_request("abort-me", max_new_tokens=ENDLESS)))
     await until(lambda: client.stats.num_running == 1)
-    client.abort("abort")  # nobody's: a beginning of an id is none
+    client.abort("abort")  # a prefix of an id is no id
     client.abort("nobody")
     seen = client.stats.total_output_tokens
     await until(lambda: client.stats.total_output_tokens > seen + 3)

@@ -190,7 +190,7 @@ def _begin(
     name: str | None = None,
     opened: asyncio.Future[None] | None = None,
 ) -> Any:
-    """Connects one end with a reader; through TLS where there is a context."""
+    """Connect one end with a reader, through TLS if `context` is given."""
     app = asyncio.StreamReaderProtocol(reader, accept, loop=loop)
     protocol: Any = app
     if context is not None:

@@ -26,7 +26,7 @@ def surroundings(monkeypatch, processes):
 
 @pytest.fixture
 def nobody(processes):
-    """Gives addresses where nobody listens."""
+    """Return addresses without a listener."""
     return lambda: EngineAddress("127.0.0.1", processes.network.free_port())
 
 

@@ -82,7 +82,7 @@ def test_only_its_owner_may_read_the_token_whether_or_not_it_was_there(tmp_path,
 
 
 def test_actors_get_no_keys():
-    """Each secret setting is in the settings' list of what is never shown."""
+    """Each secret setting is in the list of settings that are never shown."""
     keys = {"api_key": "k-user", "admin_api_key": "k-admin", "api_key_file": "/keys"}
     own = msgspec.msgpack.encode(without_secrets(Config(**keys, num_threads=3)))
     assert not any(key.encode() in own for key in keys.values())

@@ -126,7 +126,7 @@ def test_what_selects_pods_selects_those_of_its_release_alone(release):
 @needs_helm
 def test_notes_say_when_anybody_may_use_the_server(tmp_path):
     chart = shutil.copytree(CHART, tmp_path / "tureen")
-    shutil.move(chart / "templates" / "NOTES.txt", chart / "notes")  # helm shows notes only where there is a cluster
+    shutil.move(chart / "templates" / "NOTES.txt", chart / "notes")  # helm shows notes only with a cluster
     (chart / "templates" / "notes.yaml").write_text('kind: Notes\ntext: {{ tpl (.Files.Get "notes") . | toJson }}')
     assert "There are no keys" in rendered(chart=chart)["Notes"]["text"]
     assert "There are no keys" not in rendered({"keys": {"admin": "s3cret"}}, chart=chart)["Notes"]["text"]

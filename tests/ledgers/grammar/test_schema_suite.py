@@ -24,4 +24,6 @@ def test_without_strict_more_is_accepted_only_where_it_is_said(name):
 
 @pytest.mark.parametrize("name", suite())
 def test_every_case_is_as_the_ledger_says(name):
-    assert entry(name) == ledger()[name], "better? then write the ledger anew: python tests/grammar/schema_suite.py"
+    assert entry(name) == ledger()[name], (
+        "the result is better: rewrite the ledger with python tests/grammar/schema_suite.py"
+    )

@@ -33,7 +33,7 @@ def flags_of(block: str) -> list[str]:
 
 
 def commands(block: str, server: ServerProcess) -> list[str]:
-    """The curl commands of a block, each with what is said about it, for this server."""
+    """Return the curl commands of a block for this server, each with the comment in the next line."""
     joined = block.replace("\\\n", " ").replace("http://127.0.0.1:30000", server.url)
     return re.findall(r"^curl .*(?:\n#.*)?", joined, re.MULTILINE)
 

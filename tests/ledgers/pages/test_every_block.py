@@ -22,7 +22,7 @@ ASKING = [block for block in all_blocks() if block.asks and not block.listed]
 
 
 def fault_of(block: Block, printed: str) -> str | None:
-    """Return what is wrong with what a block has printed."""
+    """Return the faults in the output of a block."""
     if not re.search(r"\w", printed):
         return "it printed nothing"
     for line in printed.splitlines():

@@ -24,7 +24,7 @@ def shared():
 
 
 class Other:
-    """Another process, which does `body(weights)` and then stays until it is told to end."""
+    """A process that calls `body(weights)` and stays until the test ends it."""
 
     def __init__(self, shared, body):
         ready, at_ready = os.pipe()
@@ -65,7 +65,7 @@ def test_weights_that_were_there_for_one_who_looked_are_there_when_it_takes_them
     assert np.array_equal(shared.take("origin", kernels, never)["a"], VALUES)
 
 
-def test_weights_stay_while_somebody_uses_them_and_go_with_the_last(shared):
+def test_weights_stay_while_a_process_uses_them_and_go_with_the_last(shared):
     other = Other(shared, lambda weights: weights.take("origin", kernels, array))
     mine = shared.take("origin", kernels, never)
     shared.free()
@@ -79,7 +79,7 @@ def test_weights_stay_while_somebody_uses_them_and_go_with_the_last(shared):
     assert np.array_equal(shared.take("origin", kernels, array)["a"], VALUES)
 
 
-def test_other_weights_do_not_replace_those_that_somebody_uses(shared):
+def test_other_weights_do_not_replace_those_in_use(shared):
     other = Other(shared, lambda weights: weights.take("origin", kernels, array))
     later = {"a": VALUES + 1}
     assert shared.take("later", kernels, lambda: later) is later

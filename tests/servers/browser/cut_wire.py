@@ -32,7 +32,7 @@ class CutWire:
         return f"http://127.0.0.1:{self.port}"
 
     def release(self) -> None:
-        """Let go on what is held. The next answer may be held, too."""
+        """Release the held answer. The next answer may be held, too."""
         self.hold_after = None
         self.was_held.clear()
         self._loop.call_soon_threadsafe(self._release)

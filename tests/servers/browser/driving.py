@@ -75,7 +75,7 @@ def opened(browser, url: str, *, width: int = 1280) -> Iterator[Any]:
 
 
 def faults_of_looks(page) -> dict[tuple[int, str], str]:
-    """Return what is wider than the screen or breaks a rule of accessibility, by width and colour scheme."""
+    """Return the elements that are wider than the screen or break an accessibility rule, by width and colour scheme."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     faults = {}
     for width, scheme in ((400, "dark"), (1280, "light")):

@@ -1,4 +1,4 @@
-"""The pictures in docs/images can be taken; `--write-images` takes them anew."""
+"""The pictures in docs/images can be taken; `--write-images` takes new ones."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ GUARDS = ("kernels",)
 
 native = pytest.importorskip("tureen.kernels.cpu._native")
 
+CPU = Path("/proc/cpuinfo").read_text(encoding="utf-8")
 HAS_MODELS = Path(native.__file__).parent.name == "models"
 FUSED = [name for name, runs, _ in native.isas() if runs and (HAS_MODELS or name != "portable")]
 # Its instruction for BF16 sums in an order of its own; test_native_linear.py compares with float64.
@@ -32,6 +33,7 @@ def test_an_instruction_set_computes_the_bits_that_the_plainest_computes(isa, ex
 
 
 @pytest.mark.skipif(not HAS_MODELS, reason="this build has no models of instructions")
+@pytest.mark.skipif("avx512_vnni" not in CPU, reason="the models need AVX-512 with VNNI")
 def test_with_models_every_instruction_set_of_the_build_runs():
     assert all(runs for _, runs, _ in native.isas())
     assert FUSED[-1] == "portable"

@@ -130,9 +130,11 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Fail a test of the gate for its acts. After the last test, pytest also ends the servers of other lanes."""
+    acts = WATCH.end() if nextitem is None else {}
     result = yield
-    acts = WATCH.end()
+    acts |= WATCH.end()
     if acts and not is_exception(item.nodeid):
         pytest.fail(complaint(acts), pytrace=False)
     return result

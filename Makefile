@@ -54,7 +54,7 @@ native: $(STAMP) ## build the native kernels again; the tests do so by themselve
 $(DEV): ISAS = all
 $(DEV): $(STAMP)
 	@$(SHOWN) $(INSTALL) --verbose --config-settings=cmake.define.TUREEN_ISAS=$(ISAS) --editable '.[dev]'
-	$(PIP) install --quiet --no-deps 'xgrammar>=0.2.8,<0.3' apache-tvm-ffi  # with dependencies it brings gigabytes
+	$(PIP) install --quiet --no-deps --constraint constraints.txt xgrammar apache-tvm-ffi  # with dependencies it brings gigabytes
 	@touch $@
 
 # All that `make check` needs: no kernels.
@@ -140,7 +140,7 @@ bench: $(STAMP) ## measure a running server; ARGS='--workload single --url …'
 wheel: $(DEV) ## wheels for each Python found, into dist/, each tested in an empty environment; ARGS='3.11 3.13'
 	@$(BIN)/python tools/wheels.py $(ARGS)
 
-lock: $(DEV) ## pin what tureen needs, with hashes, into requirements-hashed.txt; needs uv
+lock: $(DEV) ## pin what is installed: constraints.txt, and with hashes requirements-hashed.txt; needs uv
 	@$(BIN)/python tools/lock.py
 
 release: $(DEV) ## version, CHANGELOG from changes/, wheels, sources; VERSION=1.2.0

@@ -7,12 +7,15 @@ import importlib.util
 import re
 import shutil
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import tureen
+from tureen.grammar.backends.registry import XGRAMMAR
 
 ROOT = Path(__file__).resolve().parents[1]
 DAY = datetime.date(2030, 1, 2)
@@ -98,6 +101,18 @@ def test_something_else_than_a_version_is_refused(arguments):
 )
 def test_progress_is_read_from_what_pip_and_ninja_print(line, shown):
     assert show_progress.step(line) == shown
+
+
+def test_the_development_environment_is_pinned_to_versions_that_fit():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()[1:]
+    pinned = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"], *chain(*extras.values())]
+    needed = [each for each in map(Requirement, wanted) if each.name not in ("tureen", "av")]  # av is never installed
+    wrong = [str(each) for each in needed if pinned.get(canonicalize_name(each.name), "-1") not in each.specifier]
+    assert not wrong, "make lock"
+    assert pinned["xgrammar"] == XGRAMMAR
 
 
 def test_each_dependency_is_pinned_to_a_version_that_fits_and_by_hashes():

@@ -1,9 +1,11 @@
-"""Writes requirements-hashed.txt: what tureen needs, in the versions installed here, with the hashes of their files.
+"""Pins what is installed here: constraints.txt for development, requirements-hashed.txt for users.
 
     python tools/lock.py
 
-The file holds for every Python and platform: `pip install --require-hashes -r requirements-hashed.txt`. Needs uv. Run
-by `make lock` and by `make release`.
+`constraints.txt` has every package of the development environment, so a release of one of them changes nothing until
+`make lock` runs again. `requirements-hashed.txt` has what tureen needs, with the hashes of the files, for every Python
+and platform: `pip install --require-hashes -r requirements-hashed.txt`. Needs uv. Run by `make lock` and by `make
+release`.
 """
 
 from __future__ import annotations
@@ -13,32 +15,30 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGET = ROOT / "requirements-hashed.txt"
+CONSTRAINTS = ROOT / "constraints.txt"
+HASHED = ROOT / "requirements-hashed.txt"
 FLAGS = ("--quiet", "--universal", "--generate-hashes", "--no-header", "--no-annotate", "--python-version", "3.11")
+HEAD = "# The development environment, written by `make lock`. To change a version, install it in .venv first.\n"
 
 
 def main() -> int:
     uv = shutil.which("uv", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))))
     if uv is None:
         raise SystemExit("there is no uv here: pip install uv")
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
-        constraints.write("".join(f"{line}\n" for line in installed()))
-        constraints.flush()
-        given = ("--constraint", constraints.name, "--output-file", str(TARGET), "pyproject.toml")
-        return subprocess.run([uv, "pip", "compile", *FLAGS, *given], cwd=ROOT, check=False).returncode
+    CONSTRAINTS.write_text(HEAD + "".join(f"{line}\n" for line in installed()), encoding="utf-8")
+    given = ("--constraint", str(CONSTRAINTS), "--output-file", str(HASHED), "pyproject.toml")
+    return subprocess.run([uv, "pip", "compile", *FLAGS, *given], cwd=ROOT, check=False).returncode
 
 
 def installed() -> list[str]:
-    """Returns a requirement for each package that is installed here, of this version. Builds of their own are left
-    out: no index has them."""
+    """Returns a requirement for each package that is installed here, of this version, without the label of a local
+    build."""
     found = importlib.metadata.distributions()
-    return sorted(
-        {f"{each.name}=={each.version}" for each in found if each.name != "tureen" and "+" not in each.version}
-    )
+    pinned = {f"{each.name}=={each.version.partition('+')[0]}" for each in found if each.name not in ("pip", "tureen")}
+    return sorted(pinned, key=str.lower)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Backends: what is found by name, what is refused, and languages that are hard on them."""
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import random
 
@@ -12,7 +13,7 @@ from tureen.constraining import compile_worker
 from tureen.constraining.messages import CompilerSetup
 from tureen.errors import StartupError
 from tureen.grammar.backends import llguidance as llguidance_backend
-from tureen.grammar.backends.registry import BACKENDS, find_backend
+from tureen.grammar.backends.registry import BACKENDS, XGRAMMAR, find_backend
 from tureen.grammar.base import GrammarSpec, Vocabulary
 from tureen.grammar.expression import (
     ANY_CHAR,
@@ -124,7 +125,7 @@ def test_an_unknown_backend_is_refused_with_the_known_ones():
     ("name", "line"),
     [
         ("llguidance", "pip install llguidance"),
-        ("xgrammar", "pip install --no-deps xgrammar apache-tvm-ffi"),
+        ("xgrammar", f"pip install --no-deps xgrammar=={XGRAMMAR} apache-tvm-ffi"),
         ("outlines", "pip install outlines_core"),
     ],
 )
@@ -133,6 +134,12 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(name, line, m
     with pytest.raises(StartupError) as caught:
         find_backend(name)
     assert line in str(caught.value)
+
+
+def test_another_version_of_xgrammar_is_refused_with_the_line_that_installs_the_right_one(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.2.8")
+    with pytest.raises(StartupError, match=rf"xgrammar {XGRAMMAR}, but 0.2.8 is installed.*xgrammar=={XGRAMMAR} "):
+        find_backend("xgrammar")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,7 +24,10 @@ class BackendEntry:
     name: str  # of its class there
     needs: tuple[str, ...]  # top-level modules of the packages that it uses
     install: str  # what to type where they are missing
+    version: str | None = None  # of the first package, where no other is known to work
 
+
+XGRAMMAR = "0.2.9"  # its compiled classes are used, which change with any release
 
 BACKENDS = {
     "llguidance": BackendEntry(
@@ -33,7 +37,8 @@ BACKENDS = {
         "tureen.grammar.backends.xgrammar",
         "XgrammarBackend",
         ("xgrammar", "tvm_ffi"),
-        "pip install --no-deps xgrammar apache-tvm-ffi",
+        f"pip install --no-deps xgrammar=={XGRAMMAR} apache-tvm-ffi",
+        XGRAMMAR,
     ),
     "outlines": BackendEntry(
         "tureen.grammar.backends.outlines", "OutlinesBackend", ("outlines_core",), "pip install outlines_core"
@@ -43,7 +48,7 @@ BACKENDS = {
 
 def find_backend(name: str) -> Callable[[Vocabulary, Encode], Backend]:
     """Returns the backend's class, its module imported. Raises StartupError when it is unknown or its packages are
-    missing."""
+    missing or of another version."""
     check_backend(name)
     entry = BACKENDS[name]
     backend: Callable[[Vocabulary, Encode], Backend] = getattr(importlib.import_module(entry.module), entry.name)
@@ -51,14 +56,18 @@ def find_backend(name: str) -> Callable[[Vocabulary, Encode], Backend]:
 
 
 def check_backend(name: str) -> None:
-    """Imports nothing. Raises StartupError when it is unknown or its packages are missing."""
+    """Imports nothing. Raises StartupError when it is unknown, or its packages are missing or of another version."""
     entry = BACKENDS.get(name)
     if entry is None:
         raise StartupError(f"--grammar-backend is {echo(name)}; choose one of {', '.join([*BACKENDS, 'none'])}")
     missing = [module for module in entry.needs if importlib.util.find_spec(module) is None]
     if missing:
-        others = [other for other in BACKENDS if other != name]
-        raise StartupError(
-            f"--grammar-backend {name} needs {' and '.join(missing)}, which is not installed; type: {entry.install} "
-            f"(or choose {' or '.join(others)}, or none)"
-        )
+        problem = f"needs {' and '.join(missing)}, which is not installed"
+    elif entry.version and (installed := importlib.metadata.version(entry.needs[0])) != entry.version:
+        problem = f"needs {entry.needs[0]} {entry.version}, but {installed} is installed"
+    else:
+        return
+    others = [other for other in BACKENDS if other != name]
+    raise StartupError(
+        f"--grammar-backend {name} {problem}; type: {entry.install} (or choose {' or '.join(others)}, or none)"
+    )

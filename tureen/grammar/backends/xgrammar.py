@@ -22,6 +22,7 @@ from tureen.grammar.expression import GrammarError, Language
 
 RAW = 0  # the vocabulary's tokens are the bytes they stand for
 THREADS = 1  # helper processes are forked, and threads would be missing in them
+LATER_MASKS = False  # all masks are made when a grammar is compiled, none when a token is drawn
 
 
 class XgrammarBackend:
@@ -37,7 +38,7 @@ class XgrammarBackend:
         texts = [token if self._tokens.is_text(index) else b"" for index, token in enumerate(vocabulary.tokens)]
         ends = list(vocabulary.eos_token_ids)
         info = self._library.TokenizerInfo(texts, RAW, vocabulary.size, ends, False)
-        self._compiler = self._library.GrammarCompiler(info, THREADS, False, -1)
+        self._compiler = self._library.GrammarCompiler(info, THREADS, False, -1, LATER_MASKS)
 
     def translate(self, language: Language) -> bytes:
         """Returns the grammar as UTF-8. Raises GrammarError."""
@@ -102,10 +103,7 @@ class XgrammarGrammar:
     def forced(self) -> list[int]:
         if self.is_accepting:
             return []
-        try:
-            text = self._matcher.find_jump_forward_string().encode()
-        except UnicodeDecodeError as error:  # it is bytes, which begin or end inside of a character
-            text = error.object
+        text = self._matcher.find_jump_forward_string().encode()
         if not text:
             return []
         return self._forced_text.tokens(text, XgrammarGrammar(self._matcher.fork(), self._tokens, self._forced_text))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -63,7 +62,7 @@ def check_backend(name: str) -> None:
     missing = [module for module in entry.needs if importlib.util.find_spec(module) is None]
     if missing:
         problem = f"needs {' and '.join(missing)}, which is not installed"
-    elif entry.version and (installed := importlib.metadata.version(entry.needs[0])) != entry.version:
+    elif entry.version and (installed := _installed(entry.needs[0])) != entry.version:
         problem = f"needs {entry.needs[0]} {entry.version}, but {installed} is installed"
     else:
         return
@@ -71,3 +70,8 @@ def check_backend(name: str) -> None:
     raise StartupError(
         f"--grammar-backend {name} {problem}; type: {entry.install} (or choose {' or '.join(others)}, or none)"
     )
+
+
+def _installed(package: str) -> str:
+    metadata = importlib.import_module("importlib.metadata")  # a start with the default backend does without it
+    return str(metadata.version(package))

@@ -19,6 +19,7 @@ import lanes
 import process_state
 import pytest
 import retries
+import samples
 from patience import be_patient_over_http
 
 from tureen import config, config_sources
@@ -56,11 +57,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--write-images", action="store_true", help="of servers/browser: rewrite the pictures in docs/images"
     )
     parser.addoption("--sim-seed", type=int, metavar="SEED", help="of tests/sim, this one simulation only")
+    parser.addoption("--every-case", action="store_true", help="tests of the gate that take a sample take all cases")
     parser.addoption("--write-costs", action="store_true", help="put the seconds of whole lanes into tests/costs.json")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for plugin in (lanes, costs, retries):
+    for plugin in (lanes, costs, retries, samples):
         config.pluginmanager.register(plugin)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import costs
 import lanes
 import pytest
+import samples
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 
@@ -124,3 +125,19 @@ def test_each_ledger_guards_packages_and_files_that_are_there(ledgers):
         if guard not in packages and not any(ledgers.ROOT.glob(guard))
     }
     assert missing == set()
+
+
+def test_a_sample_is_spread_over_all_cases(monkeypatch):
+    assert samples.some(range(41), 5) == [0, 10, 20, 30, 40]
+    assert samples.some("abc", 3) == ["a", "b", "c"] == samples.some("abc", 7)
+    assert samples.some("abc", 1) == ["a"]
+    assert samples.number(100, 7) == 7
+    monkeypatch.setattr(samples, "_is_whole", True)
+    assert samples.some(range(41), 5) == [*range(41)]
+    assert samples.number(100, 7) == 100
+
+
+def test_a_sampled_file_of_the_gate_guards_what_it_and_its_helpers_import(ledgers):
+    guarded = ledgers.read_ledgers()[lanes.TESTS / "api" / "test_guarded_answers.py"]
+    assert {"front", "requests", "config"} <= set(guarded)  # imported by app_under_test
+    assert "vision" not in guarded

@@ -1,11 +1,12 @@
-"""Run the ledgers whose guarded packages changed, and print why each is run or left out.
+"""Run the ledgers whose guarded packages changed, and every case of sampled tests; print why each is run or left out.
 
     tools/ledgers.py              what changed since the commit at which all ledgers passed
     tools/ledgers.py --all        all; if they pass, tests/ledgers/passed.txt names this commit
     tools/ledgers.py --list       only print the decision
 
 Other arguments go to pytest. A ledger names in `GUARDS` the packages of tureen it guards, or patterns of paths such as
-`docs/*.md`. A package counts as changed if one that it imports, directly or not, changed.
+`docs/*.md`. A file of the gate with sampled tests (tests/samples.py) guards the packages it imports. A package counts
+as changed if one that it imports, directly or not, changed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))
 from import_rules import PACKAGE, ROOT, read_modules, room, room_graph
 
-LEDGERS = ROOT / "tests" / "ledgers"
+TESTS = ROOT / "tests"
+LEDGERS = TESTS / "ledgers"
 PASSED = LEDGERS / "passed.txt"
 EVERYTHING = ("pyproject.toml", "constraints.txt")
 """Files that concern every ledger."""
@@ -42,6 +44,7 @@ def main(arguments: list[str]) -> int:
     if "--list" in arguments or not chosen:
         return 0
     command = [sys.executable, "-m", "pytest", "--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+    command.append("--every-case")
     others = [argument for argument in arguments if argument != "--all"]
     status = subprocess.run([*command, *chosen, *others], cwd=ROOT).returncode
     if is_all and not status and not others:
@@ -50,8 +53,16 @@ def main(arguments: list[str]) -> int:
 
 
 def read_ledgers() -> dict[Path, tuple[str, ...]]:
-    """Return each file of tests in tests/ledgers and its `GUARDS`. Raises SystemExit if one has none."""
-    return {path: guards(path) for path in sorted(LEDGERS.rglob("test_*.py"))}
+    """Return each file of tests in tests/ledgers and its `GUARDS`, and each file of the gate that takes samples.
+
+    Raises SystemExit if a ledger has no `GUARDS`.
+    """
+    found = {path: guards(path) for path in sorted(LEDGERS.rglob("test_*.py"))}
+    helpers = {path.stem: path for path in TESTS.rglob("*.py")}
+    for path in sorted(TESTS.rglob("test_*.py")):
+        if "pytest.mark.sampled" in path.read_text(encoding="utf-8"):
+            found[path] = tuple(sorted(_packages(path, helpers)))
+    return found
 
 
 def guards(path: Path) -> tuple[str, ...]:
@@ -59,6 +70,19 @@ def guards(path: Path) -> tuple[str, ...]:
         if isinstance(statement, ast.Assign) and [ast.unparse(target) for target in statement.targets] == ["GUARDS"]:
             return tuple(ast.literal_eval(statement.value))
     raise SystemExit(f"{path}: it has no GUARDS. Name the packages it guards: GUARDS = ('grammar', 'docs/*.md')")
+
+
+def _packages(path: Path, helpers: Mapping[str, Path]) -> set[str]:
+    """Return the packages of tureen that a file of tests and its helper modules import."""
+    seen, ahead, packages = {path}, [path], set()
+    while ahead:
+        for name in _imports(ahead.pop()):
+            if name.startswith(f"{PACKAGE}."):
+                packages.add(room(name.removeprefix(f"{PACKAGE}.")))
+            elif (helper := helpers.get(name)) and helper not in seen:
+                seen.add(helper)
+                ahead.append(helper)
+    return packages
 
 
 def changed_since(commit: str) -> list[str] | None:
@@ -123,6 +147,8 @@ def _imports(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == PACKAGE:
+            yield from (f"{PACKAGE}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             yield node.module
 

@@ -1,0 +1,44 @@
+"""Samples: of many seeds or a large product, the gate takes some cases and the ledgers take all.
+
+A test that takes a sample has the mark `sampled`. `--every-case` gives it all cases, and leaves out the tests of the
+gate that have no such mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import pytest
+from lanes import GATE, lane
+
+T = TypeVar("T")
+
+_is_whole = False
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _is_whole
+    _is_whole = config.getoption("every_case")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if _is_whole:
+        left_out = [item for item in items if lane(item.path) == GATE and not item.get_closest_marker("sampled")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+def some(cases: Iterable[T], size: int) -> list[T]:
+    """Return `size` of the cases at even distances, the first and the last among them."""
+    every = list(cases)
+    if _is_whole or size >= len(every):
+        return every
+    if size == 1:
+        return every[:1]
+    return [every[round(place * (len(every) - 1) / (size - 1))] for place in range(size)]
+
+
+def number(every: int, sampled: int) -> int:
+    """Return how many cases a test makes: `sampled` in the gate."""
+    return every if _is_whole else sampled

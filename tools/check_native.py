@@ -20,6 +20,7 @@ BITS = "tests/ledgers/kernels/test_isa_bits.py"
 POOL = "tests/ledgers/kernels/test_pool_processes.py"
 ONCE = (f"{TESTS}/test_native_install.py",)
 """Tests to which it makes no difference which instruction set is taken: `make test` runs them."""
+TWO_PROCESSES = ("--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 PRODUCTS = (f"{TESTS}/test_native_linear.py", f"{TESTS}/test_native_attention.py")
 CHECKS = (
     "-O1 -g1 -w -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS"
@@ -114,7 +115,7 @@ def _own() -> tuple[str, ...]:
 
 def _passes(instruction_set: str, how: str, environment: dict[str, str], tests: tuple[str, ...]) -> bool:
     print(f"check-native: {instruction_set}, {how}", flush=True)
-    command = [sys.executable, "-m", "pytest", *tests, *sys.argv[1:]]
+    command = [sys.executable, "-m", "pytest", *TWO_PROCESSES, *tests, *sys.argv[1:]]
     command += ["--capture=sys"] if environment else []  # what a check finds goes to the real stderr
     environment = os.environ | environment | {"TUREEN_CPU_ISA": instruction_set}
     return subprocess.run(command, cwd=ROOT, env=environment).returncode == 0

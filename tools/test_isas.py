@@ -29,6 +29,7 @@ TORCH_TESTS: tuple[str, ...] = (
     "tests/ledgers/runner/test_every_combination.py::test_logprobs_of_torch_do_not_depend_on_company_chunks_or_pages",
     "tests/vision/test_llava_models.py",
 )
+TWO_PROCESSES = ("--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 NATIVE_TESTS: tuple[str, ...] = (
     "tests/runner/test_batch_invariance.py",
     "tests/models/test_smollm2.py",
@@ -61,7 +62,7 @@ def _present(levels: dict[str, str]) -> list[str]:
 
 def _passes(variable: str, name: str, tests: tuple[str, ...]) -> bool:
     print(f"test-isas: {variable}={name}", flush=True)
-    command = [sys.executable, "-m", "pytest", *tests, *sys.argv[1:]]
+    command = [sys.executable, "-m", "pytest", *TWO_PROCESSES, *tests, *sys.argv[1:]]
     return subprocess.run(command, cwd=ROOT, env=os.environ | {variable: name}).returncode == 0
 
 

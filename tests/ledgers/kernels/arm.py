@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -25,9 +26,13 @@ def build():
     configure = ["cmake", "-S", str(ROOT / "tests/kernels/models"), "-B", str(BUILD), "-G", "Ninja"]
     configure += ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", f"-DCMAKE_CXX_COMPILER={TOOLS[0]}"]
     configure += ["-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O2"]
-    for command in (configure, ["cmake", "--build", str(BUILD)]):
-        run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | {"PATH": path})
-        assert run.returncode == 0, run.stdout.decode(errors="replace")
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two files of tests build it, each in its process
+        for command in (configure, ["cmake", "--build", str(BUILD)]):
+            environment = os.environ | {"PATH": path}
+            run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+            assert run.returncode == 0, run.stdout.decode(errors="replace")
     return BUILD
 
 

@@ -79,7 +79,7 @@ test-servers: $(DEV) native ## real servers and processes; a failed test runs on
 test-ledgers: $(DEV) native ## the large tables, where what they guard has changed; ARGS=--list only says which
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python tools/ledgers.py $(ARGS)
 
-test-all: test test-servers ## every lane, whatever has changed
+test-all: test test-servers check-native test-isas ## every lane, whatever has changed
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python tools/ledgers.py --all
 
 soak-sim: $(DEV) native ## simulate the whole server under more seeds; ARGS='first count'

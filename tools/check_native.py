@@ -3,6 +3,8 @@
 Two builds lie beside the usual one: build/sanitized has the checks, build/models runs the instructions that this
 processor lacks by other means (cmake/isas.cmake). Tests and the processes they start find such a build through a
 `sitecustomize` on PYTHONPATH. GCC only: with Clang the checks' libraries have other names.
+
+`--if-changed` runs them only if the kernels changed since all ledgers passed. Other arguments go to pytest.
 """
 
 from __future__ import annotations
@@ -14,10 +16,14 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).parent))
+from ledgers import is_to_run, without_choice
+
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = "tests/kernels/cpu"
 BITS = "tests/ledgers/kernels/test_isa_bits.py"
 POOL = "tests/ledgers/kernels/test_pool_processes.py"
+GUARDS = ("kernels", "tests/kernels/*", "cmake/*", "CMakeLists.txt", "tools/check_native.py")
 ONCE = (f"{TESTS}/test_native_install.py",)
 """Tests to which it makes no difference which instruction set is taken: `make test` runs them."""
 TWO_PROCESSES = ("--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder")
@@ -45,6 +51,8 @@ class Isa(NamedTuple):
 
 
 def main() -> int:
+    if not is_to_run(Path(__file__).resolve(), GUARDS, sys.argv):
+        return 0
     usual: dict[str, str] = {}
     sets = [isa for isa in _isas(usual) if isa.runs_here]
     if not sets:
@@ -115,7 +123,7 @@ def _own() -> tuple[str, ...]:
 
 def _passes(instruction_set: str, how: str, environment: dict[str, str], tests: tuple[str, ...]) -> bool:
     print(f"check-native: {instruction_set}, {how}", flush=True)
-    command = [sys.executable, "-m", "pytest", *TWO_PROCESSES, *tests, *sys.argv[1:]]
+    command = [sys.executable, "-m", "pytest", *TWO_PROCESSES, *tests, *without_choice(sys.argv[1:])]
     command += ["--capture=sys"] if environment else []  # what a check finds goes to the real stderr
     environment = os.environ | environment | {"TUREEN_CPU_ISA": instruction_set}
     return subprocess.run(command, cwd=ROOT, env=environment).returncode == 0

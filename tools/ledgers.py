@@ -27,6 +27,7 @@ LEDGERS = TESTS / "ledgers"
 PASSED = LEDGERS / "passed.txt"
 EVERYTHING = ("pyproject.toml", "constraints.txt")
 """Files that concern every ledger."""
+IF_CHANGED = "--if-changed"
 
 
 class Decision(NamedTuple):
@@ -36,8 +37,7 @@ class Decision(NamedTuple):
 
 def main(arguments: list[str]) -> int:
     is_all = "--all" in arguments
-    changed = None if is_all else changed_since(PASSED.read_text(encoding="utf-8").strip() if PASSED.exists() else "")
-    decisions = decide(changed, read_ledgers(), room_graph(read_modules()))
+    decisions = decide(None if is_all else changed_since_pass(), read_ledgers(), room_graph(read_modules()))
     for path, decision in decisions.items():
         print(f"{'run ' if decision.is_run else 'skip'} {path.relative_to(ROOT)}: {decision.reason}", flush=True)
     chosen = [str(path.relative_to(ROOT)) for path, decision in decisions.items() if decision.is_run]
@@ -83,6 +83,24 @@ def _packages(path: Path, helpers: Mapping[str, Path]) -> set[str]:
                 seen.add(helper)
                 ahead.append(helper)
     return packages
+
+
+def is_to_run(tool: Path, guards: tuple[str, ...], arguments: list[str]) -> bool:
+    """Decide for another tool, which runs always or, with `--if-changed`, only if what it guards changed."""
+    if IF_CHANGED not in arguments:
+        return True
+    decision = decide(changed_since_pass(), {tool: guards}, room_graph(read_modules()))[tool]
+    print(f"{'run ' if decision.is_run else 'skip'} {tool.relative_to(ROOT)}: {decision.reason}", flush=True)
+    return decision.is_run
+
+
+def without_choice(arguments: list[str]) -> list[str]:
+    return [argument for argument in arguments if argument != IF_CHANGED]
+
+
+def changed_since_pass() -> list[str] | None:
+    """Return the paths that differ from the commit at which all ledgers passed; None if it is unknown."""
+    return changed_since(PASSED.read_text(encoding="utf-8").strip() if PASSED.exists() else "")
 
 
 def changed_since(commit: str) -> list[str] | None:

@@ -1,6 +1,8 @@
 """Tests of what depends on instruction sets, under each that this machine has: ours, oneDNN's and torch's.
 
-What a processor lacks cannot be had by a setting; what it has can be withheld. Arguments go to pytest.
+What a processor lacks cannot be had by a setting; what it has can be withheld.
+
+`--if-changed` runs them only if what they depend on changed since all ledgers passed. Other arguments go to pytest.
 """
 
 from __future__ import annotations
@@ -10,9 +12,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
+from ledgers import is_to_run, without_choice
+
 from tureen.kernels.cpu import native
 
 ROOT = Path(__file__).resolve().parent.parent
+GUARDS = (
+    "attention",
+    "kernels",
+    "layers",
+    "models",
+    "runner",
+    "vision",
+    "tests/kernels/*",
+    "cmake/*",
+    "CMakeLists.txt",
+)
 ONEDNN = {
     "AVX2": "avx2",
     "AVX512_CORE": "avx512bw",
@@ -38,6 +54,8 @@ NATIVE_TESTS: tuple[str, ...] = (
 
 
 def main() -> int:
+    if not is_to_run(Path(__file__).resolve(), GUARDS, sys.argv):
+        return 0
     levels = [("TUREEN_CPU_ISA", name, NATIVE_TESTS) for name in native_sets()]
     levels += [("ONEDNN_MAX_CPU_ISA", name, TORCH_TESTS) for name in _present(ONEDNN)]
     levels += [("ATEN_CPU_CAPABILITY", name, TORCH_TESTS) for name in _present(ATEN)]
@@ -62,7 +80,7 @@ def _present(levels: dict[str, str]) -> list[str]:
 
 def _passes(variable: str, name: str, tests: tuple[str, ...]) -> bool:
     print(f"test-isas: {variable}={name}", flush=True)
-    command = [sys.executable, "-m", "pytest", *TWO_PROCESSES, *tests, *sys.argv[1:]]
+    command = [sys.executable, "-m", "pytest", *TWO_PROCESSES, *tests, *without_choice(sys.argv[1:])]
     return subprocess.run(command, cwd=ROOT, env=os.environ | {variable: name}).returncode == 0
 
 

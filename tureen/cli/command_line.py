@@ -27,8 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return _run(sys.argv[1:] if arguments is None else arguments)
         finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()  # here, where an error is still reported
+            _flush()  # here, where an error is still reported
     except TureenError as error:
         return _report(error.message)
     except ModuleNotFoundError as error:
@@ -54,6 +53,19 @@ def _run(arguments: Sequence[str]) -> int:
         arguments = [*arguments[1:2], "--help"]
     options = parser(arguments).parse_args(arguments)
     return int(options.run(options))
+
+
+def _flush() -> None:
+    """Writes out what was printed. Raises OSError; what could not be written is not tried again when Python ends."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        sys.stdout = None
+        raise OSError(error.errno, error.strerror, "stdout") from None
 
 
 def _report(message: str) -> int:

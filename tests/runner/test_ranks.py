@@ -1,6 +1,7 @@
 """One model over several ranks: the same bits however many there are, and the model that transformers has."""
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tureen.errors import StartupError
 from tureen.models.segments import NUM_SEGMENTS, cut, segments_of, why_not
 from tureen.runner import loading
 from tureen.runner.load import load_runner
+from tureen.runner.rank_forward import RankFactory
 from tureen.runner.ranks import Ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -141,3 +143,17 @@ def test_the_file_in_which_ranks_meet_is_there_until_they_end():
     assert torch.distributed.FileStore(ranks.store_path, 2).get("address") == b"here"
     ranks.close()
     assert not Path(ranks.store_path).parent.exists()
+
+
+def test_ranks_that_cannot_be_built_leave_no_folder_behind(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError
+
+    write(tmp_path / "model", "llama")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(RankFactory, "__init__", fail)
+    config = Config(device="cpu", tensor_parallel_size=2, dtype="float32", max_total_tokens=1024)
+    with pytest.raises(MemoryError):
+        load_runner(folder_source(tmp_path / "model"), config)
+    assert not list((tmp_path / "temporary").iterdir())

@@ -219,9 +219,9 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     capacity = _capacity(config, shape, device, dtype)
     group = RankGroup(0, size)
     ranks = Ranks(group, kind.field)
-    factory = kind(device, dtype, shape, capacity, attention, group, progress=progress, tell=ranks.tell)
     with contextlib.ExitStack() as undo:
         undo.callback(ranks.close)
+        factory = kind(device, dtype, shape, capacity, attention, group, progress=progress, tell=ranks.tell)
         order = RankOrder(
             rank=0,
             config=config,

@@ -20,8 +20,8 @@ VERSION = re.compile(r"\d+\.\d+\.\d+")
 PLACES = {"pyproject.toml": r'(?m)^version = "([^"]*)"$', "tureen/__init__.py": r'(?m)^__version__ = "([^"]*)"$'}
 """Files that name the version -> where."""
 README = "README.md"
-HASHED = "requirements-hashed.txt"
-"""File of tools/lock.py."""
+HASHED, CONSTRAINTS = "requirements-hashed.txt", "constraints.txt"
+"""Files of tools/lock.py."""
 NOTHING_YET = "Nothing released yet. What is coming stands in `changes/`.\n"
 
 
@@ -31,9 +31,10 @@ def main(arguments: list[str]) -> int:
     version = arguments[0]
     if run("git", "status", "--porcelain"):
         raise SystemExit("commit or put away first what git status shows")
+    paths = prepare(ROOT, version, datetime.date.today())
     if subprocess.run([sys.executable, str(ROOT / "tools" / "lock.py")], cwd=ROOT, check=False).returncode:
-        raise SystemExit("the dependencies could not be pinned")
-    paths = [*prepare(ROOT, version, datetime.date.today()), ROOT / HASHED]
+        raise SystemExit("the dependencies could not be pinned. To begin again: git reset --hard")
+    paths += [ROOT / HASHED, ROOT / CONSTRAINTS]
     run("git", "add", "--all", "--", *map(str, paths))
     run("git", "commit", "--quiet", "--message", f"Release {version}")
     run("git", "tag", f"v{version}")

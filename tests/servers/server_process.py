@@ -17,6 +17,9 @@ from patience import PATIENCE_S, wait_until
 PATIENT_SANDBOX = {"PYTHONPATH": str(Path(__file__).parent / "patient")}
 """Environment of a server whose clients send code, which a busy machine lets wait."""
 
+ONE_THREAD = {"TUREEN_NUM_THREADS": "1"}
+"""Other tests and their servers use the other processors."""
+
 
 class ServerProcess:
     """Starts the server on a free port, collects what it prints, stops it at the end."""
@@ -34,7 +37,7 @@ class ServerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | (env or {}),
+            env=os.environ | ONE_THREAD | (env or {}),
             cwd=cwd,
             start_new_session=True,
         )

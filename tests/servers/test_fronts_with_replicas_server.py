@@ -15,7 +15,7 @@ from server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e
 
-PARAMS = {"max_new_tokens": 150, "temperature": 0.8, "ignore_eos": True, "sampling_seed": 5}
+PARAMS = {"max_new_tokens": 60, "temperature": 0.8, "ignore_eos": True, "sampling_seed": 5}
 BODY = {"text": TEXT, "sampling_params": PARAMS}
 
 

@@ -27,8 +27,8 @@ from server_process import ServerProcess, metric
 pytestmark = pytest.mark.e2e
 
 ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
-LONG = {"max_new_tokens": 100, "ignore_eos": True}
-STREAMS = streams(100) | {
+LONG = {"max_new_tokens": 48, "ignore_eos": True}
+STREAMS = streams(48) | {
     "processor": {"text": TEXT, "sampling_params": LONG | {"temperature": 0}, "custom_logit_processor": "counting"},
     "stop": {"text": TEXT, "sampling_params": LONG | {"sampling_seed": 4, "stop": ["zzz", "in the end of the "]}},
 }

@@ -161,7 +161,7 @@ def test_a_server_with_two_fronts_and_its_own_cluster_goes_on_when_an_actor_or_a
 
 
 def goes_on(server: ServerProcess) -> None:
-    params = {"max_new_tokens": 250, "ignore_eos": True, "temperature": 0}
+    params = {"max_new_tokens": 100, "ignore_eos": True, "temperature": 0}
     body = {"text": "Once upon a time", "sampling_params": params}
     expected = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).json()["output_ids"]
     streams = begin(server, body)

@@ -15,7 +15,7 @@ from server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e
 
-STREAMS = {name: body for name, body in streams(80).items() if name != "adapter"}
+STREAMS = {name: body for name, body in streams(48).items() if name != "adapter"}
 
 
 class EngineProcess(ServerProcess):

@@ -16,7 +16,7 @@ from server_process import ServerProcess, metric
 pytestmark = pytest.mark.e2e
 
 ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
-STREAMS = streams(100)
+STREAMS = streams(48)
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,7 @@ def _streams() -> dict[str, dict]:
 
 def _lasting_streams() -> dict[str, dict]:
     """Streams of one prompt, which begin together and go on for a while."""
-    body = {"text": _prompt("Jo", 15), "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
+    body = {"text": _prompt("Jo", 15), "sampling_params": {"max_new_tokens": 90, "ignore_eos": True}}
     seeded = body["sampling_params"] | {"temperature": 0.8, "sampling_seed": 3}
     return {
         "lasting": body | {"sampling_params": body["sampling_params"] | {"temperature": 0}},

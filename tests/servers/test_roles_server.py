@@ -27,28 +27,28 @@ def _prompt(name: str, num_lines: int) -> str:
 
 
 def _streams() -> dict[str, dict]:
-    """Prompts of some 250 tokens, and a short one."""
+    """Prompts of some 150 tokens, and a short one."""
     plain = {"max_new_tokens": 40, "ignore_eos": True}
     seeded = plain | {"temperature": 0.8, "top_p": 0.95, "sampling_seed": 7}
     schema = json.dumps({"type": "array", "items": {"type": "integer", "maximum": 99}, "minItems": 9, "maxItems": 9})
     penalties = {"frequency_penalty": 0.6, "presence_penalty": 0.3, "repetition_penalty": 1.1}
     return {
-        "greedy": {"text": _prompt("Ada", 15), "sampling_params": plain | {"temperature": 0}},
-        "warm": {"text": _prompt("Ben", 15), "sampling_params": seeded},
-        "samples": {"text": _prompt("Cleo", 15), "sampling_params": seeded | {"n": 2}},
-        "grammar": {"text": _prompt("Dan", 15), "sampling_params": seeded | {"json_schema": schema}},
-        "penalties": {"text": _prompt("Eve", 15), "sampling_params": seeded | penalties},
+        "greedy": {"text": _prompt("Ada", 9), "sampling_params": plain | {"temperature": 0}},
+        "warm": {"text": _prompt("Ben", 9), "sampling_params": seeded},
+        "samples": {"text": _prompt("Cleo", 9), "sampling_params": seeded | {"n": 2}},
+        "grammar": {"text": _prompt("Dan", 9), "sampling_params": seeded | {"json_schema": schema}},
+        "penalties": {"text": _prompt("Eve", 9), "sampling_params": seeded | penalties},
         "scores": {
-            "text": _prompt("Finn", 15),
+            "text": _prompt("Finn", 9),
             "sampling_params": seeded,
             "return_logprob": True,
             "top_logprobs_num": 2,
         },
         "prompt-scores": {
-            "text": _prompt("Gus", 15),
+            "text": _prompt("Gus", 9),
             "sampling_params": seeded,
             "return_logprob": True,
-            "logprob_start_len": 200,
+            "logprob_start_len": 100,
         },
         "short": {"text": "Once upon a time", "sampling_params": seeded},
     }
@@ -56,7 +56,7 @@ def _streams() -> dict[str, dict]:
 
 def _lasting_streams() -> dict[str, dict]:
     """Streams of one prompt, which begin together and go on for a while."""
-    body = {"text": _prompt("Jo", 15), "sampling_params": {"max_new_tokens": 90, "ignore_eos": True}}
+    body = {"text": _prompt("Jo", 9), "sampling_params": {"max_new_tokens": 90, "ignore_eos": True}}
     seeded = body["sampling_params"] | {"temperature": 0.8, "sampling_seed": 3}
     return {
         "lasting": body | {"sampling_params": body["sampling_params"] | {"temperature": 0}},
@@ -66,7 +66,7 @@ def _lasting_streams() -> dict[str, dict]:
 
 
 STREAMS, LASTING = _streams(), _lasting_streams()
-LONG = {"long": {"text": _prompt("Hana", 60), "sampling_params": {"temperature": 0, "max_new_tokens": 40}}}
+LONG = {"long": {"text": _prompt("Hana", 36), "sampling_params": {"temperature": 0, "max_new_tokens": 40}}}
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from patience import be_patient_over_http
 
 from tureen import config, config_sources
 from tureen.devices.threads import wait_politely
+from tureen.serving import inproc
 from tureen.weights.source import ModelSource, resolve_model
 
 
@@ -48,6 +49,7 @@ hypothesis.settings.load_profile("patient")
 wait_politely()  # before any test loads torch
 be_patient_over_http()
 read_authorities_once()
+inproc._forget = gc.collect  # it would thaw what is frozen here
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's, on every machine: two processes of tests share its cores
 
 
@@ -85,6 +87,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
+    _freeze()
+
+
+def _freeze() -> None:
     """What was imported and collected lives to the end: no collection of garbage need look at it again."""
     gc.collect()
     gc.freeze()
@@ -100,9 +106,11 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """A test that leaves the process otherwise than it found it fails, and not the one after it."""
     result = yield
+    if nextitem is None or nextitem.path != item.path:
+        _freeze()  # the servers under test collect garbage, too: without it, among all that other files imported
     before = item.stash[STATE]
     changed = process_state.changes(before, process_state.read())
     process_state.restore(before)

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inline_compiler import InlineCompiler
 from real_app import SETTINGS, write_model
+from resumed_pieces import pieces
 from runner_driver import folder_source
-from test_resumed import pieces
 from world import going_on, make_request
 
 from tureen import build

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,6 @@ from tureen.requests.processor_field import check_processor
 from tureen.sampling import sglang_processors
 
 FIELD, OFF = "custom_logit_processor", Config()
-COMPAT = Path(__file__).resolve().parents[2] / "compat" / "sglang"
 THINKING = {
     "Glm4MoeThinkingBudgetLogitProcessor": (151350, 151351, 198),
     "Qwen3ThinkingBudgetLogitProcessor": (151667, 151668, 198),

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from samples import some
 from toy_grammar import ToyGrammar
 from world import World, make_request
 
@@ -39,8 +40,9 @@ def _num_calls():
 NUM_STEPS = _num_calls()
 
 
+@pytest.mark.sampled
 def test_an_abort_at_every_step_of_every_request_ends_it_cleanly():
-    for step in range(NUM_STEPS):
+    for step in some(range(NUM_STEPS), 20):
         for victim in ("r0", "r9"):
             world = _workload()
             for _ in range(step):
@@ -55,8 +57,9 @@ def test_an_abort_at_every_step_of_every_request_ends_it_cleanly():
             assert len(world.answers[victim].token_ids) == tokens or not was_open
 
 
+@pytest.mark.sampled
 def test_aborting_all_at_every_step_leaves_nothing_behind():
-    for step in range(NUM_STEPS):
+    for step in some(range(NUM_STEPS), 20):
         world = _workload()
         for _ in range(step):
             world.step()
@@ -66,7 +69,8 @@ def test_aborting_all_at_every_step_leaves_nothing_behind():
         world.check_answers()
 
 
-@pytest.mark.parametrize("call", range(NUM_STEPS))
+@pytest.mark.sampled
+@pytest.mark.parametrize("call", some(range(NUM_STEPS), 20))
 def test_a_step_that_raises_once_changes_no_answer(call):
     world = _workload(lambda number, row: "raise" if number == call else None)
     world.drain()
@@ -86,7 +90,8 @@ def _fault_of(victim, kind, from_call=0):
     return world
 
 
-@pytest.mark.parametrize("call", range(0, NUM_STEPS, 4))
+@pytest.mark.sampled
+@pytest.mark.parametrize("call", some(range(0, NUM_STEPS, 4), 7))
 @pytest.mark.parametrize("victim", ["r0", "r1", "r5"])
 def test_a_row_that_keeps_raising_fails_alone(call, victim):
     world = _fault_of(victim, "raise", call)
@@ -99,7 +104,8 @@ def test_a_row_that_keeps_raising_fails_alone(call, victim):
         assert (finish.status, finish.code) == (500, "request_failed")
 
 
-@pytest.mark.parametrize("call", range(0, NUM_STEPS, 4))
+@pytest.mark.sampled
+@pytest.mark.parametrize("call", some(range(0, NUM_STEPS, 4), 7))
 @pytest.mark.parametrize("victim", ["r0", "r1", "r5"])
 def test_nan_ends_its_request_and_is_never_found_in_the_cache_again(call, victim):
     """NaN shows only where logits are asked for, so pages with NaN may have been published before."""

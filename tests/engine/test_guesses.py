@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import pytest
+from samples import some
 from world import ADAPTERS, VOCAB_SIZE, World, expected, make_request, simulate
 
 
@@ -26,20 +28,14 @@ PAGE_SIZES = (1, 2, 16)
 RIGHT = (0.0, 0.6, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("page_size", "right", "seed"),
-    [(PAGE_SIZES[(seed + place) % 3], right, seed) for seed in range(20) for place, right in enumerate(RIGHT)],
-)
-def test_guesses_right_or_wrong_change_no_answer(page_size, right, seed):
-    check_guesses(page_size, right, seed)
-
-
-def check_guesses(page_size, right, seed):
-    """Guesses that are right as often as that change no answer; tests/ledgers/engine has all combinations."""
+@pytest.mark.sampled
+@pytest.mark.parametrize(("seed", "right", "page_size"), some(product(range(20), RIGHT, PAGE_SIZES), 28))
+def test_guesses_right_or_wrong_change_no_answer(seed, right, page_size):
     simulate(seed, page_size=page_size, drafter=prophet(random.Random(seed), right)).check_answers()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", some(range(20), 10))
 def test_guesses_go_with_faults_aborts_and_lost_engines(seed):
     drafter = prophet(random.Random(seed), 0.8)
     world = simulate(seed, page_size=2, abort_rate=0.1, fault_rate=0.02, loss_rate=0.05, drafter=drafter)

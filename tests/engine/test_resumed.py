@@ -11,6 +11,8 @@ from byte_tokenizer import BOS, EOS, VOCAB_SIZE, make_byte_tokenizer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from inline_compiler import InlineCompiler
+from resumed_pieces import pieces
+from samples import number
 from world import World, going_on, make_request, random_requests
 
 from tureen.contract.runner import Capacity
@@ -42,17 +44,6 @@ def make_engine(backend="llguidance", *, token_budget=64, token_ids=BYTES):
     )
 
 
-def pieces(engine, request, *mates):
-    """The deltas of a request, beside others."""
-    for one in (*mates, request):
-        engine.add(one)
-    found = []
-    while engine.has_work or engine.is_preparing:
-        engine.prepare()
-        found += [delta for delta in engine.step() if delta.id == request.id]
-    return found
-
-
 def check_every_cut(make, request, *mates):
     """At each border between two deltas. Returns what an undisturbed run sends."""
     whole = pieces(make(), request)
@@ -76,14 +67,10 @@ def _make_world(seed):
     )
 
 
-@settings(deadline=None, max_examples=15)
+@pytest.mark.sampled
+@settings(deadline=None, max_examples=number(120, 8))
 @given(st.integers(0, 2**32))
 def test_any_request_goes_on_from_every_delta(seed):
-    check_resumed(seed)
-
-
-def check_resumed(seed):
-    """A random request goes on from each of its deltas; tests/ledgers/engine takes more of them."""
     chance = random.Random(seed)
     context_len = _make_world(seed).context_len
     [request] = random_requests(chance, context_len, 1)
@@ -114,7 +101,8 @@ GRAMMARS = [
 scores = st.none() | st.builds(LogprobSpec, prompt_start=st.integers(-1, 3), top=st.integers(0, 2))
 
 
-@settings(deadline=None, max_examples=25)
+@pytest.mark.sampled
+@settings(deadline=None, max_examples=number(60, 8))
 @given(
     params=st.fixed_dictionaries(TEXTS),
     grammar=st.sampled_from([None, None, None, *GRAMMARS]),
@@ -149,7 +137,8 @@ def _num_chars(token_ids):
     return len(codecs.getincrementaldecoder("utf-8")("replace").decode(data))
 
 
-@settings(deadline=None, max_examples=25)
+@pytest.mark.sampled
+@settings(deadline=None, max_examples=number(60, 8))
 @given(
     params=st.fixed_dictionaries(TEXTS),
     grammar=st.sampled_from([None, *GRAMMARS]),

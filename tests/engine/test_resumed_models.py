@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inline_compiler import InlineCompiler
 from real_app import SETTINGS, write_model
+from resumed_pieces import pieces
 from runner_driver import folder_source
-from test_resumed import pieces
+from samples import number
 from world import going_on, make_request
 
 from tureen import build
@@ -91,7 +92,8 @@ def engines(tmp_path_factory):
         engine.close()
 
 
-@settings(deadline=None, max_examples=40)
+@pytest.mark.sampled
+@settings(deadline=None, max_examples=number(40, 10))
 @given(
     params=st.fixed_dictionaries(PARAMS),
     processor=st.sampled_from(PROCESSORS),
@@ -137,7 +139,7 @@ class Written:
     """Requests as `/generate` makes them; one engine that nobody disturbs, and one that goes on with what it began."""
 
     def __init__(self, **settings):
-        config = load({"device": "cpu", "max_total_tokens": 4096, **settings}, environment={})
+        config = load({"device": "cpu", "num_threads": 1, "max_total_tokens": 4096, **settings}, environment={})
         model = build.find_model(config)
         (self.one, info), (self.other, _) = (build.make_engine(config, model=model) for _ in range(2))
         media = build.media_loader(config, model)

@@ -7,6 +7,7 @@ from functools import partial
 
 import msgspec
 import pytest
+from samples import some
 from world import CheckedRunner, simulate
 
 from tureen.contract.runner import Batch, StepOutput
@@ -28,17 +29,20 @@ def thread():
         yield thread
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", some(range(20), 6))
 def test_a_step_and_its_output_can_be_sent_to_another_process(seed):
     simulate(seed, page_size=4, make_runner=FarRunner).check_answers()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", some(range(20), 6))
 def test_a_runner_may_give_its_output_after_the_step_was_submitted(seed, thread):
     simulate(seed, page_size=4, make_runner=partial(CheckedRunner, thread=thread)).check_answers()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", some(range(20), 6))
 def test_a_step_may_fail_after_it_was_submitted(seed, thread):
     world = simulate(seed, page_size=4, fault_rate=0.05, make_runner=partial(CheckedRunner, thread=thread))
     world.check_answers(may_fail=True)

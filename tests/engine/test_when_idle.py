@@ -6,6 +6,7 @@ import random
 
 import msgspec
 import pytest
+from samples import some
 from world import World, make_request
 
 from tureen.engine.queue import Schedule
@@ -70,9 +71,10 @@ def draw(rng: random.Random, name: str, **more):
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("policy", ["fcfs", "lpm", "fair"])
 @pytest.mark.parametrize("by_priority", [False, True])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", some(range(12), 3))
 def test_the_rows_of_others_are_the_same_with_and_without_what_runs_when_idle(seed, by_priority, policy):
     rng = random.Random(seed)
     options = {"num_pages": 40, "page_size": 4, "max_rows": rng.choice([1, 2, 4]), "token_budget": rng.choice([8, 32])}

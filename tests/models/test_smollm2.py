@@ -6,6 +6,7 @@ import pytest
 import torch
 from recorded_texts import CLEAR, RECORDED
 from runner_driver import GREEDY, Running, generate, step
+from samples import number
 from tiny_models import greedy, logprobs
 
 from tureen.config import Config
@@ -56,20 +57,28 @@ def test_weights_are_those_that_the_gguf_package_reads(default_model_source, wei
     gguf = pytest.importorskip("gguf")
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(str(default_model_source.path)).tensors}
 
-    def theirs(name):
-        return torch.from_numpy(gguf.dequantize(stored[name].data, stored[name].tensor_type).copy())
+    def theirs(name, rows=slice(None)):
+        return torch.from_numpy(gguf.dequantize(stored[name].data[rows], stored[name].tensor_type).copy())
 
-    assert torch.equal(weights["model.embed_tokens.weight"].float(), theirs("token_embd.weight"))
+    for rows in (slice(1000), slice(-1000, None)):
+        assert torch.equal(weights["model.embed_tokens.weight"][rows].float(), theirs("token_embd.weight", rows))
     assert torch.equal(weights["model.layers.17.mlp.down_proj.weight"], theirs("blk.17.ffn_down.weight"))
     assert torch.equal(weights["model.layers.3.self_attn.v_proj.weight"], theirs("blk.3.attn_v.weight"))
     permuted = theirs("blk.29.attn_k.weight").view(3, 32, 2, 576).swapaxes(1, 2).reshape(192, 576)
     assert torch.equal(weights["model.layers.29.self_attn.k_proj.weight"], permuted)
 
 
-def test_greedy_tokens_and_logprobs_equal_transformers_in_float32(default_model_source, oracle):
-    runner = make_runner(default_model_source, dtype="float32")
+@pytest.fixture(scope="module")
+def float32_runner(default_model_source):
+    return make_runner(default_model_source, dtype="float32")
+
+
+@pytest.mark.sampled
+def test_greedy_tokens_and_logprobs_equal_transformers_in_float32(float32_runner, oracle):
+    count = number(24, 12)
     sequence = Running(0, PROMPT, [40, 3, 17, 88], logprobs=TOP)
-    assert generate(runner, sequence, 24, chunk=7, score=True) == greedy(oracle, PROMPT, 24, draft=sequence.output)
+    found = generate(float32_runner, sequence, count, chunk=7, score=True)
+    assert found == greedy(oracle, PROMPT, count, draft=sequence.output)
     expected = logprobs(oracle, sequence.token_ids[:-1])
     for report, row in zip(sequence.prompt_logprobs + sequence.output_logprobs, expected, strict=True):
         assert abs(report.token[0] - float(row[report.token[1]])) < 1e-4
@@ -80,31 +89,26 @@ def test_greedy_tokens_and_logprobs_equal_transformers_in_float32(default_model_
 def test_a_recorded_text_is_transformers_and_no_token_of_it_is_a_close_call(default_model_source, oracle, prompt):
     tokenizer = load_tokenizer(default_model_source)
     text, num_tokens = RECORDED[prompt]
-    found = greedy(oracle, tokenizer.encode(prompt), num_tokens, clear=CLEAR)
+    draft = tokenizer.encode(text, add_special_tokens=False)
+    found = greedy(oracle, tokenizer.encode(prompt), num_tokens, clear=CLEAR, draft=draft)
     assert tokenizer.decode(found, skip_special_tokens=False) == text
 
 
-def test_a_long_prompt_in_chunks_equals_transformers_in_float32(default_model_source, oracle):
-    check_long_prompt(default_model_source, oracle, 280)
-
-
-def check_long_prompt(default_model_source, oracle, length):
-    """Transformers continues a prompt of this length with the same tokens."""
+@pytest.mark.sampled
+def test_a_long_prompt_in_chunks_equals_transformers_in_float32(float32_runner, oracle):
     rng = random.Random(2)
-    prompt = [rng.randrange(49152) for _ in range(length)]
+    prompt = [rng.randrange(49152) for _ in range(number(650, 140))]
     expected = logprobs(oracle, prompt, last=1)[-1]
     sequence = Running(0, prompt, range(100, 145), logprobs=TOP)
-    generate(make_runner(default_model_source, dtype="float32"), sequence, 1, chunk=256)
+    generate(float32_runner, sequence, 1, chunk=number(256, 128))
     assert max(abs(value - float(expected[token])) for value, token in sequence.output_logprobs[0].top) < 1e-4
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="bit for bit on CPU only")
-def test_a_request_gives_the_same_tokens_and_logprobs_alone_and_among_seven(default_model_source):
-    check_company(make_runner(default_model_source), repeats=4, num_mates=7, count=4)
-
-
-def check_company(runner, repeats, num_mates, count):
-    """A long prompt is answered the same alone, in pieces and in company; tests/ledgers/models takes more of each."""
+@pytest.mark.sampled
+def test_a_request_gives_the_same_tokens_and_logprobs_alone_in_pieces_and_among_others(default_model_source):
+    runner = make_runner(default_model_source)
+    repeats, num_mates, longest, count = number(20, 3), number(30, 7), number(90, 40), number(12, 3)
     rng = random.Random(4)
 
     def run(params, chunk, mates):
@@ -115,7 +119,9 @@ def check_company(runner, repeats, num_mates, count):
 
     for params in (GREEDY, SamplingParams(temperature=1.0)):
         mates = [
-            Running(slot, [rng.randrange(49152) for _ in range(rng.randrange(1, 90))], range(30 * slot, 30 * slot + 30))
+            Running(
+                slot, [rng.randrange(49152) for _ in range(rng.randrange(1, longest))], range(30 * slot, 30 * slot + 30)
+            )
             for slot in range(1, num_mates + 1)
         ]
         alone = run(params, 1000, [])

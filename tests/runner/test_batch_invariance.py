@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 from runner_driver import folder_source, random_tokens
+from samples import some
 from tiny_models import write
 
 from tureen.config import Config
@@ -106,18 +107,19 @@ def alone(forward):
     return _compute(forward, ())
 
 
-@pytest.mark.parametrize("mates", [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 47, 48, 63])
+MATES = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 47, 48, 63)
+CHUNKS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 32, 33, 63, 64, 65, 82)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("mates", [*MATES, *some(sorted({*range(1, 64)} - {*MATES}), 0)])
 def test_logits_do_not_depend_on_the_number_of_rows_in_a_batch(forward, alone, mates):
-    check_company(forward, alone, mates)
-
-
-def check_company(forward, alone, mates):
-    """The last token's logits do not depend on the number of rows. tests/ledgers/runner takes every number."""
     last = len(PROMPT) - 1
     assert np.array_equal(_compute(forward, (last,), mates=mates, at=mates // 2), alone)
 
 
-@pytest.mark.parametrize("chunk", [*range(1, 18), 31, 32, 33, 63, 64, 65, 82])
+@pytest.mark.sampled
+@pytest.mark.parametrize("chunk", [*CHUNKS, *some(sorted({*range(1, 83)} - {*CHUNKS}), 0)])
 def test_logits_do_not_depend_on_how_a_prompt_is_cut_into_chunks(forward, alone, chunk):
     assert np.array_equal(_compute(forward, range(chunk, len(PROMPT), chunk)), alone)
 

@@ -126,7 +126,8 @@ def test_the_text_part_of_a_larger_gemma3_is_served(tmp_path, original):
 
 
 def test_random_weights_are_those_of_the_config_and_the_same_at_every_start():
-    config = gemma3.parse({"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 1, "vocab_size": 64})
+    small = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "vocab_size": 64}
+    config = gemma3.parse({"architectures": ["Gemma3ForCausalLM"], **small})
     first, second = (
         {one.name: one for one in loading.weights(None, {}, config, load_format="dummy", progress=no_progress)}
         for _ in range(2)

@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 from runner_driver import folder_source
+from shared_arrays import VALUES, array, is_empty, never
 from tiny_models import write
 
 from tureen.config import Config
@@ -14,15 +15,6 @@ from tureen.runner.packed_copy import bytes_of
 from tureen.runner.shared_weights import SharedWeights
 
 kernels = pytest.importorskip("tureen.kernels.cpu._native")
-VALUES = np.arange(4096, dtype=np.float32)
-
-
-def array() -> dict:
-    return {"a": VALUES.copy()}
-
-
-def never() -> dict:
-    raise AssertionError("the weights are made though they are there")
 
 
 @pytest.fixture
@@ -30,10 +22,6 @@ def shared():
     weights = SharedWeights()
     yield weights
     os.close(weights.descriptor)
-
-
-def is_empty(shared) -> bool:
-    return os.fstat(shared.descriptor).st_blocks == 0
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])

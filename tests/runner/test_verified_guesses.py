@@ -19,7 +19,7 @@ from tureen.kernels.cpu import native
 from tureen.runner.load import load_runner
 
 PROMPT = random_tokens(21, 5)
-COUNT = 24  # tokens of output
+COUNT = 14  # tokens of output
 CASES = {
     "greedy": {"params": GREEDY},
     "drawn": {"params": SamplingParams(temperature=1.0, top_p=0.95), "seed": 3},

@@ -77,10 +77,11 @@ def test_greedy_takes_the_best_of_the_allowed():
 
 
 def test_allowed_tokens_are_drawn_as_their_renormalised_probabilities_say():
-    logits = make_logits(8, VOCAB, scale=1.0, rows=1)
+    logits = np.tile(make_logits(8, VOCAB, scale=1.0, rows=1), (1500, 1))
     allowed = [1, 40, 63, 64, 129]
     weights = np.exp(logits[0, allowed].astype(np.float64))
-    drawn = Counter(sample([make_state(seed=seed)], logits, {0: mask_of(*allowed)})[0].token_id for seed in range(1500))
+    states = [make_state(slot, seed=slot) for slot in range(1500)]
+    drawn = Counter(found.token_id for found in sample(states, logits, dict.fromkeys(range(1500), mask_of(*allowed))))
     assert set(drawn) <= set(allowed)
     assert chisquare([drawn[token] for token in allowed], 1500 * weights / weights.sum()).pvalue > 1e-4
 

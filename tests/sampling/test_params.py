@@ -4,8 +4,9 @@ from typing import get_args
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import number
 from work import count_lines
 
 from tureen.contract.params import SamplingParams, check_params
@@ -207,6 +208,8 @@ VALID = st.builds(
 )
 
 
+@pytest.mark.sampled
+@settings(max_examples=number(100, 25))
 @given(params=VALID)
 def test_parameters_survive_both_wires(params):
     check_params(params, vocab_size=VOCAB)

@@ -6,6 +6,7 @@ import torch
 from arithmetics import arithmetic, make_array, make_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import number
 from sampling_reference import kept_probabilities, log_softmax, make_logits, make_state, processed_logits
 from transformers import NoBadWordsLogitsProcessor, TypicalLogitsWarper
 
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("each_arithmetic")
 VOCAB = 40
 tokens = st.lists(st.integers(0, VOCAB - 1), max_size=30)
 penalties = st.floats(-2, 2)
+a_few = settings(max_examples=number(100, 25))
 
 
 def _run(logits, *states):
@@ -52,6 +54,8 @@ def test_a_row_with_default_parameters_uses_no_stage():
     assert not run_logit_stages(arithmetic(), make_rows(np.zeros((1, 4))), [start_slot(make_state(), ())], [0])
 
 
+@pytest.mark.sampled
+@a_few
 @given(seed=st.integers(0, 10**6), output=tokens, penalty=penalties)
 def test_frequency_penalty_subtracts_per_occurrence_in_the_output(seed, output, penalty):
     logits = make_logits(seed, VOCAB)
@@ -60,6 +64,8 @@ def test_frequency_penalty_subtracts_per_occurrence_in_the_output(seed, output, 
     np.testing.assert_allclose(result[0], expected, rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.sampled
+@a_few
 @given(seed=st.integers(0, 10**6), output=tokens, penalty=penalties)
 def test_presence_penalty_subtracts_once_whatever_the_count(seed, output, penalty):
     logits = make_logits(seed, VOCAB)
@@ -68,6 +74,8 @@ def test_presence_penalty_subtracts_once_whatever_the_count(seed, output, penalt
     np.testing.assert_allclose(result[0], expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.sampled
+@a_few
 @given(seed=st.integers(0, 10**6), prompt=tokens, output=tokens, penalty=st.floats(0.01, 2))
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits_of_prompt_and_output(
     seed, prompt, output, penalty
@@ -108,6 +116,8 @@ def test_min_new_tokens_forbids_the_ends_until_it_is_reached():
         assert np.array_equal(result, expected)
 
 
+@pytest.mark.sampled
+@a_few
 @given(bias=st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-100, 100), min_size=1, max_size=20))
 def test_logit_bias_is_added(bias):
     logits = make_logits(1, VOCAB)
@@ -117,6 +127,8 @@ def test_logit_bias_is_added(bias):
     np.testing.assert_allclose(_run([logits], make_state(logit_bias=bias))[0], expected, rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.sampled
+@a_few
 @given(allowed=st.sets(st.integers(0, VOCAB - 1), min_size=1, max_size=20))
 def test_tokens_that_are_not_allowed_are_forbidden_and_the_others_stay_as_they_are(allowed):
     logits = make_logits(1, VOCAB)
@@ -128,6 +140,8 @@ def test_tokens_that_are_not_allowed_are_forbidden_and_the_others_stay_as_they_a
 few = st.integers(0, 4)
 
 
+@pytest.mark.sampled
+@a_few
 @given(
     banned=st.lists(st.lists(few, min_size=1, max_size=4).map(tuple), min_size=1, max_size=6),
     output=st.lists(few, max_size=12),
@@ -150,8 +164,9 @@ def test_a_bias_does_not_free_a_token_that_min_new_tokens_forbids():
     assert _run([make_logits(0, VOCAB)], state)[0, 2] == -np.inf
 
 
+@pytest.mark.sampled
+@a_few
 @given(seed=st.integers(0, 10**6), prompt=tokens, outputs=st.lists(tokens, min_size=3, max_size=3), data=st.data())
-@settings(max_examples=50)
 def test_rows_of_a_batch_with_different_stages_equal_the_plain_pipeline(seed, prompt, outputs, data):
     params = st.fixed_dictionaries(
         {},
@@ -181,6 +196,8 @@ def _num_kept(logits, **params):
     return int(num_kept(ranked, ranked.sum(axis=1), [p])[0])
 
 
+@pytest.mark.sampled
+@a_few
 @given(
     seed=st.integers(0, 10**6),
     temperature=st.floats(0.05, 5),
@@ -215,13 +232,14 @@ def test_min_p_keeps_tokens_relative_to_the_best():
     assert _num_kept(np.zeros(5, dtype=np.float32), min_p=1.0) == 5
 
 
+@pytest.mark.sampled
+@a_few
 @given(
     seed=st.integers(0, 10**6),
     mass=st.floats(0.01, 0.999),
     scale=st.sampled_from([0.1, 1.0, 5.0]),
     top_k=st.sampled_from([None, 1, 2, 40]),
 )
-@settings(deadline=None)
 def test_typical_p_keeps_what_transformers_keeps(seed, mass, scale, top_k):
     row = np.sort(make_logits(seed, VOCAB, scale=scale).astype(np.float64))[::-1]
     scores = torch.tensor(row.copy())[None]
@@ -247,6 +265,8 @@ def test_top_k_larger_than_the_vocabulary_keeps_all():
     assert _num_kept(make_logits(3, VOCAB), top_k=2**63 - 1) == VOCAB
 
 
+@pytest.mark.sampled
+@a_few
 @given(seed=st.integers(0, 10**6), temperature=st.floats(0.05, 50))
 def test_temperature_divides_the_differences_between_logits(seed, temperature):
     logits = make_logits(seed, VOCAB)

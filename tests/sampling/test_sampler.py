@@ -7,6 +7,7 @@ import torch
 from arithmetics import make_rows, make_sampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import number
 from sampling_reference import draw, make_logits, make_state
 
 from tureen.contract.runner import NAN_LOGITS
@@ -50,7 +51,8 @@ def _sampler(*states, vocab_size=VOCAB):
 
 
 @given(data=st.data(), seed=st.integers(0, 10**6), grid=st.sampled_from([None, 0.5]), num_rows=st.integers(1, 5))
-@settings(max_examples=150, deadline=None)
+@pytest.mark.sampled
+@settings(max_examples=number(150, 40), deadline=None)
 def test_the_whole_sampler_equals_a_float64_reference_given_the_same_uniform_number(data, seed, grid, num_rows):
     tokens = st.lists(st.integers(0, VOCAB - 1), max_size=10)
     states = [
@@ -94,8 +96,8 @@ def test_the_whole_sampler_equals_a_float64_reference_given_the_same_uniform_num
 )
 def test_a_real_vocabulary_equals_the_reference_however_far_the_cuts_reach(params, scale):
     vocab_size = 12_345
-    states = [make_state(slot, seed=slot, **params) for slot in range(6)]
-    logits = make_logits(5, vocab_size, scale=scale, grid=0.01, rows=6)
+    states = [make_state(slot, seed=slot, **params) for slot in range(3)]
+    logits = make_logits(5, vocab_size, scale=scale, grid=0.01, rows=3)
     outputs = _sample(_sampler(*states, vocab_size=vocab_size), logits, states)
     expected = [draw(row, state, uniform([state.seed], [3])[0]) for row, state in zip(logits, states, strict=True)]
     assert min(margin for _, margin in expected) > 1e-12
@@ -183,12 +185,10 @@ def test_an_enormous_temperature_draws_from_all_tokens_alike():
 
 
 def test_equal_logits_are_cut_by_id():
-    logits = np.zeros((1, 2000), dtype=np.float32)
+    logits = np.zeros((300, 2000), dtype=np.float32)
     for params, num_kept in (({"top_k": 3}, 3), ({"top_k": 700}, 700), ({"top_p": 0.0499}, 100)):
-        drawn = set()
-        for seed in range(300):
-            state = make_state(seed=seed, **params)
-            drawn.add(_sample(_sampler(state, vocab_size=2000), logits, [state])[0].token_id)
+        states = [make_state(slot, seed=slot, **params) for slot in range(300)]
+        drawn = {output.token_id for output in _sample(_sampler(*states, vocab_size=2000), logits, states)}
         assert max(drawn) < num_kept
         assert max(drawn) > num_kept * 0.9 - 1
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 import tiny_llava
+from llava_checks import Model, check_end_to_end, load_tiny_encoder
 from runner_driver import folder_source
 from safetensors.torch import load_file, save_file
-from test_llava_models import Model, check_end_to_end, load_tiny_encoder
 
 from tureen.media.families import find_family
 from tureen.weights import llava_original

@@ -14,6 +14,7 @@ from gguf.quants import quantize
 from mapped_pages import resident_kib
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from samples import number
 
 from tureen.errors import StartupError
 from tureen.weights.safetensors import MAX_HEADER, SafetensorsFile
@@ -139,14 +140,15 @@ def test_a_header_too_large_to_be_read_is_refused_before_it_is(tmp_path):
         SafetensorsFile(path)
 
 
+@pytest.mark.sampled
 def test_damaged_headers_are_refused_where_the_format_s_own_library_refuses_them(tmp_path):
     source = _make_folder(tmp_path / "m", {"a": torch.randn(2, 3), "b": torch.arange(4).to(torch.bfloat16)})
     file = source.path / "model.safetensors"
     data = file.read_bytes()
     header = 8 + int.from_bytes(data[:8], "little")
     rng = np.random.default_rng(0)
-    num_refused = 0
-    for _ in range(1500):
+    num_refused, num_cases = 0, number(1500, 300)
+    for _ in range(num_cases):
         damaged = bytearray(data)
         for _ in range(rng.choice((1, 1, 3))):
             damaged[rng.integers(header)] = rng.choice(list(b'0123456789"{}[],:FB \x00\xff'))
@@ -160,4 +162,4 @@ def test_damaged_headers_are_refused_where_the_format_s_own_library_refuses_them
         assert "\n" not in fault
         assert expected is not None or str(file) in fault
         num_refused += expected is None
-    assert 1000 < num_refused < 1495
+    assert 0.6 * num_cases < num_refused < num_cases

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "runner"))
-from test_shared_weights import VALUES, array, is_empty, kernels, never
+from shared_arrays import VALUES, array, is_empty, never
 
 from tureen.runner.shared_weights import SharedWeights
 
 GUARDS = ("runner", "kernels")
+
+kernels = pytest.importorskip("tureen.kernels.cpu._native")
 
 
 @pytest.fixture

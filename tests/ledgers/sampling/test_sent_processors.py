@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2] / "sampling"))
-from test_sglang_processors import COMPAT, FIELD, OFF
-
+from tureen.config import Config
 from tureen.logit_processor import SGLANG_NAMES
 from tureen.requests.processor_field import check_processor
 
+FIELD, OFF = "custom_logit_processor", Config()
+COMPAT = Path(__file__).resolve().parents[3] / "compat" / "sglang"
 GUARDS = ("sampling", "compat/*")
 
 

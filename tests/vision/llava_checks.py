@@ -1,0 +1,144 @@
+"""Models that see against transformers: embeddings, logits and tokens, end to end through our text model."""
+
+import os
+
+import msgspec
+import numpy as np
+import pytest
+import tiny_llava
+import torch
+from runner_driver import GREEDY, Running, folder_source
+
+from tureen.config import Config
+from tureen.contract.runner import Batch
+from tureen.contract.types import NO_TOKEN, LogprobSpec, MediaItem
+from tureen.devices.base import resolve_device
+from tureen.log import no_progress
+from tureen.media.families import find_family
+from tureen.runner.encoder import load_encoder
+from tureen.runner.load import load_runner
+from tureen.weights.source import model_config, preprocessor_config
+
+DEVICE = os.environ.get("TUREEN_TEST_DEVICE", "cpu")
+CLOSE = 2e-5
+NEW_TOKENS = 7
+TEXT = (5, 17, 99), (7, 200), (41, 42, 43, 44)
+"""Before, between and after pictures."""
+
+
+class Model(msgspec.Struct):
+    folder: object
+    oracle: object
+    variant: str
+    encoder: object
+    family: object
+
+
+def _make_config(**changes):
+    return Config(
+        device=DEVICE, dtype="float32", page_size=4, max_total_tokens=2048, num_threads=1, context_length=512, **changes
+    )
+
+
+def load_tiny_encoder(folder, **changes):
+    source = folder_source(folder)
+    return load_encoder(source, model_config(source), _make_config(**changes), resolve_device(DEVICE, 2), no_progress)
+
+
+def make_model(folder, variant):
+    oracle = tiny_llava.write(folder, variant)
+    source = folder_source(folder)
+    family = find_family(model_config(source), preprocessor_config(source))
+    return Model(folder, oracle, variant, load_tiny_encoder(folder), family)
+
+
+def item_of(prepared):
+    pixels = prepared.pixels
+    return MediaItem("", 0, prepared.num_tokens, pixels.tobytes(), pixels.shape, tuple(prepared.layout))
+
+
+def encode(encoder, prepared):
+    """[num_tokens, hidden size]."""
+    *pauses, last = encoder.encode(item_of(prepared))
+    assert pauses == [None] * len(pauses)
+    return np.frombuffer(last, np.float32).reshape(prepared.num_tokens, -1)
+
+
+def _pixels(model, pictures, modality):
+    """What transformers makes of them: arguments of its model."""
+    if modality == "video":
+        frames = [np.asarray(picture.resize((28, 28), 3)) for picture in pictures]
+        mean, std = (
+            np.array(getattr(tiny_llava.processor(model.variant), name)) for name in ("image_mean", "image_std")
+        )
+        values = np.moveaxis((np.stack(frames) / 255 - mean) / std, -1, 1)
+        return {"pixel_values_videos": torch.tensor(values[None], dtype=torch.float32)}
+    is_nested = modality == "multi-images" and model.variant == "onevision"
+    return dict(tiny_llava.processor(model.variant)([pictures] if is_nested else pictures, return_tensors="pt"))
+
+
+@torch.no_grad()
+def expected_embeddings(model, pictures, modality):
+    inputs = _pixels(model, pictures, modality)
+    if modality == "video":
+        return [model.oracle.model.get_video_features(**inputs).pooler_output[0].numpy()]
+    return [one.numpy() for one in model.oracle.model.get_image_features(**inputs).pooler_output]
+
+
+@torch.no_grad()
+def _expected(model, prompt, pictures, modality):
+    """The tokens that follow, and the log-probabilities [new tokens, vocab] that they are drawn from."""
+    tokens, rows, given, past = [], [], list(prompt), None
+    inputs = _pixels(model, pictures, modality)
+    for _ in range(NEW_TOKENS):
+        output = model.oracle(input_ids=torch.tensor([given]), past_key_values=past, use_cache=True, **inputs)
+        rows.append(torch.log_softmax(output.logits[0, -1], dim=-1).numpy())
+        given, inputs, past = [int(rows[-1].argmax())], {}, output.past_key_values
+        tokens += given
+    return tokens, rows
+
+
+def _prompt(counts, token_id):
+    """Text with a picture of so many tokens after each piece of it but the last."""
+    found = list(TEXT[0])
+    for count, text in zip(counts, (*TEXT[1:], TEXT[0]), strict=False):
+        found += [token_id] * count + list(text)
+    return found
+
+
+def _generate(model, prompt, embeddings, *, chunk=1 << 20, **changes):
+    """The tokens that follow, and the drawn tokens' log-probabilities. prompt: NO_TOKEN where the embeddings stand."""
+    runner = load_runner(folder_source(model.folder), _make_config(**changes))
+    try:
+        spec = LogprobSpec(prompt_start=-1, top=0)
+        running = Running(0, prompt, range(200), params=GREEDY, logprobs=spec)
+        while len(running.output) < NEW_TOKENS:
+            row = running.next_row(chunk)
+            first = running.token_ids[: row.start].count(NO_TOKEN)
+            given = embeddings[first : first + row.token_ids.count(NO_TOKEN)]
+            row = msgspec.structs.replace(row, embeds=given.tobytes())
+            [output] = runner.run(Batch((row,), (running.state,) if running.is_new else ())).rows
+            running.is_new = False
+            running.take(row, output)
+        return running.output, [one.token[0] for one in running.output_logprobs]
+    finally:
+        runner.close()
+
+
+def check_end_to_end(model, pictures, modality, **changes):
+    prepared = model.family.prepare(pictures, modality)
+    is_video = modality == "video"
+    placeholder = model.family.video_placeholder_id if is_video else model.family.placeholder_id
+    counts = [one.num_tokens for one in prepared]
+    embeddings = np.concatenate([encode(model.encoder, one) for one in prepared])
+    tokens, logprobs = _generate(model, _prompt(counts, NO_TOKEN), embeddings, **changes)
+    expected_tokens, expected_rows = _expected(model, _prompt(counts, placeholder), pictures, modality)
+    assert tokens == expected_tokens
+    for token, found, row in zip(tokens, logprobs, expected_rows, strict=True):
+        assert found == pytest.approx(row[token], abs=2e-4)
+
+
+def check_embeddings(encoder, prepared, expected):
+    found = encode(encoder, prepared)
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() < CLOSE * max(1, np.abs(expected).max())

@@ -69,11 +69,26 @@ def make_app(written, monkeypatch):
         app.close()
 
 
-@pytest.fixture
-def app(written, make_app):
-    """Red and blue are loaded."""
+@pytest.fixture(scope="module")
+def server(written):
     folder, _ = written
-    return make_app(lora_paths=(f"red={folder / 'red'}", f"blue={folder / 'blue'}"))
+    paths = (f"red={folder / 'red'}", f"blue={folder / 'blue'}")
+    with App(**SETTINGS, factory=partial(real_engine, folder), lora_paths=paths) as running:
+        yield running
+
+
+@pytest.fixture
+def app(written, server):
+    """Red and blue are loaded, and the cache is empty."""
+    server.post("/flush_cache")
+    yield server
+    server.check_idle()
+    for name in {"red", "blue"}.symmetric_difference(server.state.adapters):
+        if name in server.state.adapters:
+            server.post("/unload_lora_adapter", lora_name=name)
+        else:
+            server.post("/load_lora_adapter", lora_name=name, lora_path=str(written[0] / name))
+    assert set(server.state.adapters) == {"red", "blue"}
 
 
 def tokens(answer):

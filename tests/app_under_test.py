@@ -114,8 +114,10 @@ class App:
         return self.app.state.server
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Do what `asyncio.Runner.run` does, but for its handler of Ctrl-C: to set that is much of a short request."""
+        loop = self._runner.get_loop()
         with self.time():
-            return self._runner.run(work)
+            return loop.run_until_complete(loop.create_task(work, context=self._runner._context))
 
     async def _connect(self, factory: Any) -> HealingClient:
         client = loop_host.connect(factory, self.clock)

@@ -69,11 +69,24 @@ def make_app(written, monkeypatch):
         app.close()
 
 
+@pytest.fixture(scope="module")
+def server(written):
+    folder = written[0]
+    paths = tuple(f"{name}={folder / name}" for name in ("red", "blue"))
+    with App(**SETTINGS, factory=partial(real_engine, folder), lora_paths=paths) as running:
+        yield running
+
+
 @pytest.fixture
-def app(written, make_app):
-    """Red and blue are loaded."""
-    folder, _ = written
-    return make_app(lora_paths=(f"red={folder / 'red'}", f"blue={folder / 'blue'}"))
+def app(written, server):
+    """Red and blue are loaded, and the cache is empty."""
+    server.post("/flush_cache")
+    yield server
+    server.check_idle()
+    for name in server.state.adapters.keys() - {"red", "blue"}:
+        server.post("/unload_lora_adapter", lora_name=name)
+    for name in {"red", "blue"} - server.state.adapters.keys():
+        server.post("/load_lora_adapter", lora_name=name, lora_path=str(written[0] / name))
 
 
 def tokens(answer):

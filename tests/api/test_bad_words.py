@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from app_under_test import App
 from real_app import RealApp, write_model
+from samples import number
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
@@ -34,7 +35,7 @@ def app(request, folder):
 
 
 def outputs(app, **params):
-    sampling = {"max_new_tokens": 40, "ignore_eos": True, "sampling_seed": 5} | params
+    sampling = {"max_new_tokens": 30, "ignore_eos": True, "sampling_seed": 5} | params
     answers = app.generate(input_ids=PROMPT, sampling_params=sampling)
     return [answer["output_ids"] for answer in (answers if isinstance(answers, list) else [answers])]
 
@@ -48,12 +49,13 @@ def words_in(output):
     return [bytes(output[i : i + size]).decode() for size in (2, 3) for i in range(len(output) - size + 1)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("temperature", [0, 1.3])
 @pytest.mark.parametrize("n", [1, 3])
 def test_no_sequence_of_tokens_of_a_bad_word_is_in_an_output(app, temperature, n):
     how = {"temperature": temperature, "n": n, "allowed_token_ids": list(range(97, 123))}
     bad_words, seen = [], 0
-    for _ in range(6):
+    for _ in range(number(6, 3)):
         answers = outputs(app, bad_words=bad_words, **how)
         assert not any(has(answer, word.encode()) for answer in answers for word in bad_words)
         news = [word for answer in answers for word in words_in(answer)]
@@ -70,10 +72,11 @@ def test_a_word_that_is_not_written_anyway_changes_nothing(app):
     assert outputs(app, temperature=1.0, bad_words=[absent]) == plain
 
 
+@pytest.mark.sampled
 def test_a_constrained_output_keeps_to_both(app):
     pattern = {"regex": "[abc]{30}"}
     bad_words = ["a", "bb", "bcb"]
-    for seed in range(4):
+    for seed in range(number(4, 2)):
         [output] = outputs(app, **pattern, bad_words=bad_words, sampling_seed=seed)
         text = bytes(output[:30]).decode()
         assert set(text) <= set("bc")

@@ -641,8 +641,8 @@ def test_nobody_sees_the_files_and_batches_of_another_client(tmp_path):
 
 
 def test_answers_that_find_no_room_are_errors_and_nothing_more_is_run(tmp_path):
-    with BatchApp(tmp_path / "kept", max_batch_bytes=40_000) as app:
-        many = [line(f"r{index}", prompt="a", max_tokens=1000, seed=index) for index in range(60)]
+    with BatchApp(tmp_path / "kept", max_batch_bytes=24_000) as app:
+        many = [line(f"r{index}", prompt="a", max_tokens=250, seed=index) for index in range(60)]
         ended = app.ended(app.begin(many))
         counts = ended["request_counts"]
         assert ended["status"] == "completed"

@@ -8,8 +8,8 @@ from real_app import RealApp, write_model
 
 from tureen.kernels.cpu import native
 
-PARAMS = {"temperature": 0, "max_new_tokens": 7, "ignore_eos": True}
-PROMPTS = [list(range(9, 9 + 40)), [200, 3, 77, 150, 61], [17]]
+PARAMS = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
+PROMPTS = [list(range(9, 9 + 20)), [200, 3, 77, 150, 61], [17]]
 VARIANTS = ["mixtral", "qwen2-moe", "qwen3-moe"]
 ROUTES = [f"/{verb}_expert_distribution_record" for verb in ("start", "stop", "dump")]
 
@@ -91,13 +91,13 @@ def test_a_second_end_is_refused_and_so_are_other_weights_while_experts_are_coun
     assert app.post("/stop_expert_distribution_record").status_code == 409
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_a_model_without_experts_says_so(route, tmp_path):
+def test_a_model_without_experts_says_so(tmp_path):
     write_model(tmp_path, 1)
     with RealApp(tmp_path) as app:
-        refused = app.post(route)
-    assert refused.status_code == 400
-    assert "has no experts" in refused.json()["error"]["message"]
+        for route in ROUTES:
+            refused = app.post(route)
+            assert refused.status_code == 400, route
+            assert "has no experts" in refused.json()["error"]["message"], route
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 from app_under_test import App
-from samples import some
+from samples import number, some
 
 LETTERS = {"type": "string", "maxLength": 1}
 SCHEMAS: dict[str, Any] = {
@@ -69,10 +69,11 @@ def is_valid(name: str, text: str) -> bool:
     return jsonschema.Draft202012Validator(SCHEMAS[name]).is_valid(json.loads(text))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SCHEMAS)
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_an_answer_is_valid_and_comes_to_its_end(app: App, name, temperature):
-    for seed in range(6):
+    for seed in some(range(6), 2):
         params = {"json_schema": SCHEMAS[name], "max_new_tokens": 400, "temperature": temperature, "seed": seed}
         answer = app.generate(text=f"p{seed}", sampling_params=params)
         assert answer["meta_info"]["finish_reason"]["type"] == "stop"
@@ -81,20 +82,22 @@ def test_an_answer_is_valid_and_comes_to_its_end(app: App, name, temperature):
     app.check_idle()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SCHEMAS)
-@pytest.mark.parametrize("limit", [50, 60, 75, 90, 120])
+@pytest.mark.parametrize("limit", some([50, 60, 75, 90, 120], 3))
 def test_with_little_left_it_is_brought_to_a_valid_end(app: App, name, limit):
-    for seed in range(4):
+    for seed in some(range(4), 2):
         params = {"json_schema": SCHEMAS[name], "max_new_tokens": limit, "temperature": 1, "seed": seed}
         answer = app.generate(text=f"p{seed}", sampling_params=params)
         assert answer["meta_info"]["finish_reason"]["type"] == "stop", answer["text"]
         assert is_valid(name, answer["text"]), answer["text"]
 
 
+@pytest.mark.sampled
 def test_answers_in_company_are_those_that_come_alone(app: App):
     bodies = [
         {"text": f"p{number}", "sampling_params": {"json_schema": schema, "max_new_tokens": 400, "seed": number}}
-        for number, schema in enumerate([*SCHEMAS.values()] * 3)
+        for number, schema in enumerate([*SCHEMAS.values()] * number(3, 2))
     ]
     alone = [app.generate(**body)["output_ids"] for body in bodies]
 
@@ -147,7 +150,7 @@ def test_answers_to_random_schemas_are_valid(app: App, seed):
         "required": ["v"],
     }
     validator = jsonschema.Draft202012Validator(schema)
-    for _ in range(3):
+    for _ in range(number(3, 1)):
         params = {"json_schema": schema, "temperature": 1, "seed": dice.randrange(1000), "max_new_tokens": None}
         answer = app.generate(text="a", sampling_params=params)
         assert answer["meta_info"]["finish_reason"]["type"] == "stop"
@@ -155,6 +158,7 @@ def test_answers_to_random_schemas_are_valid(app: App, seed):
         assert validator.is_valid(value) or "unenforced" in answer["meta_info"], answer["text"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_whatever_the_limit_is_the_answer_is_whole_or_refused_with_the_least_number(app: App, name):
     params = {"json_schema": SCHEMAS[name], "temperature": 1}
@@ -162,8 +166,8 @@ def test_whatever_the_limit_is_the_answer_is_whole_or_refused_with_the_least_num
     assert refused.json()["error"]["code"] == "max_new_tokens_too_small"
     least = int(re.search(r"send at least (\d+)", refused.json()["error"]["message"])[1])
     assert app.post(text="p", sampling_params=params | {"max_new_tokens": least - 1}).status_code == 400
-    for limit in range(least, least + 16):
-        for seed in range(3):
+    for limit in some(range(least, least + 16), 6):
+        for seed in range(number(3, 1)):
             answer = app.generate(text="p", sampling_params=params | {"max_new_tokens": limit, "seed": seed})
             assert answer["meta_info"]["finish_reason"]["type"] == "stop", (limit, answer["text"])
             assert is_valid(name, answer["text"]), (limit, answer["text"])

@@ -6,6 +6,7 @@ import asyncio
 import functools
 
 import pytest
+from samples import some
 from wire import Wire, all_played, echoing, played
 
 from tureen.errors import InvalidRequest
@@ -254,12 +255,13 @@ def app():
         yield running.app
 
 
-def cuts(message: bytes) -> list[tuple[bytes, ...]]:
-    """The whole, in two parts cut at every byte, and byte by byte."""
-    halves = [(message[:cut], message[cut:]) for cut in range(1, len(message))]
+def cuts(message: bytes, size: int) -> list[tuple[bytes, ...]]:
+    """The whole, in two parts cut at every byte, of which the gate takes `size`, and byte by byte."""
+    halves = some([(message[:cut], message[cut:]) for cut in range(1, len(message))], size)
     return [(message,), *halves, tuple(message[index : index + 1] for index in range(len(message)))]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", VALID)
 def test_a_message_means_the_same_wherever_it_is_cut(app, name):
     message, expected = VALID[name]
@@ -269,10 +271,12 @@ def test_a_message_means_the_same_wherever_it_is_cut(app, name):
         return [answer.told for answer in wire.answers()], wire.is_closed
 
     expected_of_all = expected, name in ("HTTP/1.0", "close, and more")
-    told = all_played(app, [functools.partial(scene, parts=parts) for parts in cuts(message)])
-    assert [parts for parts, one in zip(cuts(message), told, strict=True) if one != expected_of_all] == []
+    every = cuts(message, 24)
+    told = all_played(app, [functools.partial(scene, parts=parts) for parts in every])
+    assert [parts for parts, one in zip(every, told, strict=True) if one != expected_of_all] == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", INVALID)
 def test_what_is_no_proper_message_gets_400_and_the_connection_is_closed(app, name):
     message, field = INVALID[name]
@@ -287,7 +291,7 @@ def test_what_is_no_proper_message_gets_400_and_the_connection_is_closed(app, na
         assert field == "*" or (error["param"] or "") == field
         assert error["message"].isprintable()
 
-    all_played(app, [functools.partial(scene, parts=parts) for parts in cuts(message)])
+    all_played(app, [functools.partial(scene, parts=parts) for parts in cuts(message, 12)])
 
 
 def test_who_may_not_be_sure_to_send_a_body_gets_no_second_request_in(app):

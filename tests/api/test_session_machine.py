@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
+import pytest
 from byte_tokenizer import BOS, EOS, make_byte_tokenizer
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from samples import number
 
 from tureen.config import Config
 from tureen.errors import TureenError
@@ -258,5 +260,5 @@ class SessionMachine(RuleBasedStateMachine):
         assert not self.sessions._num_tokens
 
 
-TestSessionMachine = SessionMachine.TestCase
-TestSessionMachine.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestSessionMachine = pytest.mark.sampled(SessionMachine.TestCase)
+TestSessionMachine.settings = settings(max_examples=number(150, 40), stateful_step_count=50, deadline=None)

@@ -16,6 +16,9 @@ from msgspec import inspect
 from tureen.front.compat import compat_routes
 from tureen.http.dialect import BodyPart
 
+LAST = "{{ messages[-1]['content'] }}"
+"""A template of the last message alone: answers in chats end as those to prompts do."""
+
 CHAT = [{"role": "user", "content": "say:a"}]
 TOOL = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "boolean"}}}}
 TOOLS = [{"type": "function", "function": TOOL}]
@@ -201,7 +204,9 @@ class Servers(NamedTuple):
 @pytest.fixture(scope="module")
 def app(tmp_path_factory) -> Iterator[Servers]:
     stores = {"batch_path": str(tmp_path_factory.mktemp("batches"))}
-    with App(chat_template="chatml", enable_priority_scheduling=True, **stores) as running:
+    template = tmp_path_factory.mktemp("templates") / "last.jinja"
+    template.write_text(LAST)
+    with App(chat_template=str(template), enable_priority_scheduling=True, **stores) as running:
         assert running.post("/open_session", capacity_of_str_len=1000, session_id="open").status_code == 200
         loaded = running.post("/load_lora_adapter", lora_name="whisper", lora_path="/adapters/whisper")
         assert loaded.status_code == 200

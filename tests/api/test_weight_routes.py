@@ -23,6 +23,7 @@ PROMPT = [17, 4, 99, 120, 33, 8, 250, 61, 7, 7, 12, 90, 200, 31, 5, 66, 1]
 PARAMS = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
 JSON = {"content-type": "application/json"}
 KINDS = ("native", "torch")
+NUM_CACHED = 256
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def models(tmp_path_factory):
 def server(request, models):
     if request.param == "native" and native.load() is None:
         pytest.skip("no native kernels")
-    with RealApp(models[0] / "red", kernels=request.param, max_total_tokens=1024) as app:
+    with RealApp(models[0] / "red", kernels=request.param, max_total_tokens=NUM_CACHED) as app:
         yield _noting_calls(app)
 
 
@@ -51,7 +52,7 @@ def app(server, models):
 
 @pytest.fixture(scope="module")
 def torch_server(models):
-    with RealApp(models[0] / "red", kernels="torch", max_total_tokens=1024) as app:
+    with RealApp(models[0] / "red", kernels="torch", max_total_tokens=NUM_CACHED) as app:
         yield _noting_calls(app)
 
 
@@ -210,7 +211,7 @@ def test_a_field_that_is_not_honoured_is_refused_by_name(torch_app, fields, name
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
 
 
-NUM_LONG, NUM_SAMPLES = 200, 8
+NUM_LONG, NUM_SAMPLES = 64, 8
 LONG = {"input_ids": PROMPT, "sampling_params": PARAMS | {"max_new_tokens": NUM_LONG, "n": NUM_SAMPLES}}
 """More than the KV cache holds: some of it is preempted."""
 
@@ -422,18 +423,28 @@ def test_weights_are_those_that_compute_and_not_those_of_a_file_that_has_changed
     assert weight(app, name="model.norm.weight", truncate_size=64).json() == blue.tolist()
 
 
-@pytest.mark.parametrize(("variant", "name"), [("phi3", "qkv_proj"), ("phi3", "gate_up_proj"), ("gemma3", "norm")])
-@pytest.mark.parametrize("kernels", ["native", "torch"])
-def test_a_weight_is_shown_as_the_checkpoint_has_it(tmp_path, kernels, variant, name):
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """Folders of models of which the engine joins or changes weights, by variant."""
+    root = tmp_path_factory.mktemp("others")
+    for variant in ("phi3", "gemma3"):
+        write_model(root / variant, 1, variant)
+    return root
+
+
+@pytest.mark.parametrize(("variant", "names"), [("phi3", ("qkv_proj", "gate_up_proj")), ("gemma3", ("norm",))])
+@pytest.mark.parametrize("kernels", KINDS)
+def test_a_weight_is_shown_as_the_checkpoint_has_it(others, kernels, variant, names):
     if kernels == "native" and native.load() is None:
         pytest.skip("no native kernels")
-    write_model(tmp_path, 1, variant)
-    found = {full: value for full, value in load_file(tmp_path / "model.safetensors").items() if name in full}
-    with RealApp(tmp_path, kernels=kernels) as app:
-        for full, stored in found.items():
-            values = np.array(weight(app, name=full, truncate_size=VOCAB_SIZE).json())
-            assert values == pytest.approx(stored[:VOCAB_SIZE], abs=1e-6), full
-    assert found
+    stored = load_file(others / variant / "model.safetensors")
+    with RealApp(others / variant, kernels=kernels) as app:
+        for name in names:
+            found = [full for full in stored if name in full]
+            assert found, name
+            for full in found:
+                values = np.array(weight(app, name=full, truncate_size=VOCAB_SIZE).json())
+                assert values == pytest.approx(stored[full][:VOCAB_SIZE], abs=1e-6), full
 
 
 def test_an_unknown_weight_is_not_found_and_a_near_one_named(torch_app):
@@ -466,10 +477,10 @@ def test_after_release_and_resume_the_same_request_gives_the_same_tokens(app, ta
 def test_both_parts_must_be_back_before_anything_is_answered(torch_app):
     torch_app.post("/release_memory_occupation")
     torch_app.post("/resume_memory_occupation", tags=["weights"])
-    assert torch_app.post(input_ids=PROMPT).status_code == 503
+    assert torch_app.post(input_ids=PROMPT, sampling_params=PARAMS).status_code == 503
     torch_app.post("/resume_memory_occupation", tags=["kv_cache"])
     torch_app.post("/resume_memory_occupation")  # nothing is away any more
-    assert torch_app.post(input_ids=PROMPT).status_code == 200
+    assert torch_app.post(input_ids=PROMPT, sampling_params=PARAMS).status_code == 200
 
 
 def test_memory_is_not_released_while_a_request_has_not_ended(torch_app):
@@ -511,7 +522,7 @@ def test_memory_that_there_is_not_is_refused_by_name(torch_app, fields):
     answer = torch_app.post("/release_memory_occupation", **fields)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"].startswith("tag")
-    assert torch_app.post(input_ids=PROMPT).status_code == 200
+    assert torch_app.post(input_ids=PROMPT, sampling_params=PARAMS).status_code == 200
 
 
 def _num_requests(app):
@@ -530,7 +541,7 @@ def test_the_load_of_the_one_replica_is_told(torch_app):
     assert busy["dp_rank"] == 0
     assert 1 <= busy["num_running_reqs"] <= busy["num_total_reqs"] == NUM_SAMPLES
     assert busy["num_used_tokens"] >= len(PROMPT)
-    assert busy["max_total_num_tokens"] == busy["memory"]["token_capacity"] == 1024
+    assert busy["max_total_num_tokens"] == busy["memory"]["token_capacity"] == NUM_CACHED
     torch_app.check_idle()
     (idle,) = torch_app.request("GET", "/v1/loads?include=core").json()["loads"]
     assert (idle["num_total_reqs"], idle["num_used_tokens"], "memory" in idle) == (0, 0, False)

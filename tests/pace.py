@@ -20,6 +20,12 @@ NETS = {"wait", "join", "result", "settimeout", "wait_for", "timeout", "run_unti
 
 SLEEPS = re.compile(r"\bsleep\((?!0\)|\d{4,}\))")
 
+MAY_DEPEND = re.compile(
+    r"sleep|wait|timeout|deadline|run_until|monotonic|perf_counter|process_time|thread_time|time_ns|\btime\("
+    r"|\b(?:join|result|communicate)\(\s*[\d.]"
+)
+"""A source without any of these has no fault."""
+
 ALLOWED = {
     ("patience.py", "wait_until"): "what other threads and processes do is no event here; with a net",
     ("patience.py", "until"): "the same in an event loop",
@@ -69,7 +75,7 @@ class Fault:
 
 
 def faults(source: str) -> list[Fault]:
-    return list(_faults(ast.parse(source), ""))
+    return list(_faults(ast.parse(source), "")) if MAY_DEPEND.search(source) else []
 
 
 def _faults(node: ast.AST, where: str) -> Iterator[Fault]:
@@ -100,10 +106,10 @@ def _of(node: ast.AST) -> str:
 
 
 def _of_call(call: ast.Call) -> str:
-    module, _, name = ast.unparse(call.func).rpartition(".")
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     if name == "sleep" and not (call.args and _is_at_once_or_for_ever(call.args[0])):
         return "sleeps"
-    if name in CLOCKS or (name == "time" and (module == "time" or module.removesuffix("()").endswith("loop"))):
+    if name in CLOCKS or (name == "time" and _is_of_clock(call.func)):
         return "reads a clock"
     limits = [word.value for word in call.keywords if word.arg == "timeout"]
     limits += call.args[-1:] if name in NETS else []
@@ -112,6 +118,11 @@ def _of_call(call: ast.Call) -> str:
     if name == "settings" and any(word.arg == "deadline" and _number(word.value) for word in call.keywords):
         return "asserts a duration"
     return ""
+
+
+def _is_of_clock(function: ast.expr) -> bool:
+    module, _, _ = ast.unparse(function).rpartition(".")
+    return module == "time" or module.removesuffix("()").endswith("loop")
 
 
 def _of_defaults(arguments: ast.arguments) -> Iterator[str]:

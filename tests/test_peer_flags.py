@@ -20,6 +20,7 @@ from tureen.errors import StartupError
 
 load_peers = functools.cache(peer_tables.load_peers)
 make = cli.parser
+own_flags_of = functools.cache(CommandParser.own_flags)
 LISTS = Path(__file__).parent / "data" / "peers"
 TAKES = {"no": {"nothing"}, "yes": {"one", "maybe"}, "many": {"many"}, "optional": {"maybe", "one"}}
 """What a peer's own list says of a flag's values, and how a row of ours may be written."""
@@ -41,6 +42,7 @@ TWO_MEANINGS = {"-e", "-n", "-r"}
 @pytest.fixture(autouse=True)
 def tables_and_a_parser_that_are_made_once(monkeypatch):
     monkeypatch.setattr(peer_tables, "load_peers", load_peers)
+    monkeypatch.setattr(CommandParser, "own_flags", own_flags_of)
     monkeypatch.setattr(cli, "parser", lambda arguments=(): parser() if arguments == ["serve"] else make(arguments))
 
 
@@ -169,6 +171,7 @@ def test_a_verdict_does_what_it_says(peer: Peer, verdict: Verdict, capsys):
         assert verdict.kind in ("refused", "told") or outcomes, "no sample fits: add one"
 
 
+@functools.cache
 def own_field(flag: str) -> str:
     return serve_parser()._option_string_actions[flag].dest
 

@@ -80,6 +80,8 @@ def make(monkeypatch, clock):
 
     monkeypatch.setattr(compiler, "check_backend", lambda name: None)
     monkeypatch.setattr(loading, "find_backend", find_backend)
+    # A worker collects the garbage of its own small process, not that of all tests.
+    monkeypatch.setattr(compile_worker, "gc", SimpleNamespace(collect=int, disable=int))
     program = partial(compile_worker.program, compile_inline.make_compile)
     inline_workers.use(monkeypatch, "tureen.constraining.compile_pool", program)
     monkeypatch.setattr(compile_pool, "address_space", lambda pid: 0)

@@ -29,6 +29,8 @@ from tureen.media.loader import MediaLoader
 from tureen.runner import native as native_runner
 from tureen.runner.load import load_runner
 
+pytestmark = pytest.mark.sampled
+
 OPEN = Site(os, "open", no_more(errno.EMFILE))
 BUILTIN_OPEN = Site(builtins, "open", no_more(errno.EMFILE))
 DUP = Site(os, "dup", no_more(errno.EMFILE))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "sim"))
 
 from simulated_fleet import SimulatedFleet
 from virtual_time import Clock, VirtualLoop, virtual_time
+
+fields_of = functools.cache(msgspec.structs.fields)
 
 
 @pytest.fixture
@@ -21,6 +25,8 @@ def simulate(monkeypatch):
 
     # Virtual time does not wait for a process that renders chat templates.
     monkeypatch.setattr("tureen.requests.template_pool._can_have_pool", lambda: False)
+    # Each application reads the fields of the bodies of its routes.
+    monkeypatch.setattr(msgspec.structs, "fields", fields_of)
 
     def run(body, sizes, limit, *, seed=1, **how):
         clock, chance = Clock(), random.Random(seed)

@@ -26,10 +26,15 @@ def llguidance_tokens():
     return llguidance.LLTokenizer(_ByteTokens())
 
 
+@functools.cache
+def _llguidance_matcher(lark):
+    grammar = llguidance.LLMatcher.grammar_from_lark(lark)
+    return llguidance.LLMatcher(llguidance_tokens(), grammar, log_level=0)
+
+
 def llguidance_takes(lark, text):
     """Whether llguidance's own reader of Lark takes the text."""
-    grammar = llguidance.LLMatcher.grammar_from_lark(lark)
-    matcher = llguidance.LLMatcher(llguidance_tokens(), grammar, log_level=0)
+    matcher = _llguidance_matcher(lark).deep_copy()
     assert not matcher.is_error(), matcher.get_error()
     data = text.encode()
     return matcher.try_consume_tokens(list(data)) == len(data) and matcher.is_accepting()

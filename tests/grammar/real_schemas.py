@@ -2,7 +2,7 @@
 
 The schemas are those of `schema_corpus.toml`. Values are drawn for each, jsonschema_rs tells which are valid, and a
 value is accepted where some order of its keys may be written by the compiled grammar. `schema_corpus_ledger.json` names
-what is not right; it may only get shorter. test_real_schemas.py looks at every 64th schema, tests/ledgers/grammar at
+what is not right; it may only get shorter. test_real_schemas.py looks at every 256th schema, tests/ledgers/grammar at
 every eighth; `python tests/grammar/real_schemas.py` checks all, and rewrites the ledger unless a result is worse.
 """
 

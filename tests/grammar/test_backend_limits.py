@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 from backend_languages import chain, chars, choice, encode, optional, star, strings_of, vocabulary
+from samples import number, some
 
 from tureen.constraining import compile_worker
 from tureen.constraining.messages import CompilerSetup
@@ -92,13 +93,9 @@ def strings_and_verdicts(language):
     return sorted(inside)[:200], sorted((others | near) - inside)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", some(range(60), 10))
 def test_random_languages_are_accepted_exactly(backend, seed):
-    check_random_language(backend, seed)
-
-
-def check_random_language(backend, seed):
-    """A backend accepts the texts of this language and no others; tests/ledgers/grammar takes more seeds."""
     source = random.Random(seed)
     names = ["x", "y"] if seed % 2 else []
     rules = {name: choice(random_expression(source, 2, names), source.choice(["a", "b", ""])) for name in names}
@@ -188,14 +185,15 @@ HARD = {
     "counts of counts": Language(star(star(star(chars("ab"), 50, 100), 50, 100), 50, 100)),
     "a character long before the end": Language(chain(ANYTHING, "a", star(chars("ab"), 25, 25))),
     "a long count without a text": Language(Both(Not(chain(ANYTHING, "ab", ANYTHING)), star(ANY_CHAR, 0, 10_000))),
-    "many texts": many_texts(1_000),
+    "many texts": many_texts(number(5_000, 1_000)),
     "ambiguous recursion": Language(
         RuleCall("x"), {"x": choice("a", chain(RuleCall("x"), optional(RuleCall("x")), Text("b")))}
     ),
-    "many rules": many_rules(200),
+    "many rules": many_rules(number(500, 200)),
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["a character long before the end", "many texts", "ambiguous recursion", "many rules"])
 def test_a_hard_language_is_compiled_or_refused(backend, name):
     steps_until_refused(backend, HARD[name])

@@ -12,6 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import samples
 from exact_masks import allowed, check_exact
 from work import count_lines
 
@@ -123,18 +124,14 @@ def test_a_guard_leaves_nothing_unenforced(name):
     assert json_schema(json.dumps(SCHEMAS[name])).unenforced != ()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", VOCABULARIES)
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_whatever_the_model_wishes_the_value_is_valid_and_there_is_always_a_way_on(name, size):
-    check_wishes(name, size, range(4))
-
-
-def check_wishes(name: str, size: str, seeds: range) -> None:
-    """What models with these wishes write is valid; tests/ledgers/grammar takes more seeds."""
     vocabulary = VOCABULARIES[size]
     grammar = compiled(SCHEMAS[name], vocabulary)
     assert isinstance(grammar, GuardedCompiled)
-    for seed in seeds:
+    for seed in range(samples.number(12, 2)):
         text = written(grammar.start(), vocabulary, random.Random(seed))
         assert is_valid(SCHEMAS[name], text), text
 
@@ -191,6 +188,7 @@ SMALL = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", VOCABULARIES)
 @pytest.mark.parametrize("name", SMALL)
 def test_a_token_is_allowed_exactly_where_a_valid_text_goes_on_with_it(name, size):
@@ -203,7 +201,7 @@ def test_a_token_is_allowed_exactly_where_a_valid_text_goes_on_with_it(name, siz
         for chosen in itertools.permutations(items, count)
     ]
     grammar, dice = compiled(schema, vocabulary), random.Random(name)
-    check_exact(grammar, vocabulary, texts, dice, times=6)
+    check_exact(grammar, vocabulary, texts, dice, times=samples.number(6, 2))
 
 
 @pytest.mark.parametrize("name", ["objects", "keys", "multiples of 0.37", "escapes"])

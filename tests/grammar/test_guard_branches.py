@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 from exact_masks import allowed, check_exact
+from samples import number
 
 from tureen.grammar import GrammarSpec, Vocabulary, compile_grammar, find_backend
 from tureen.grammar.frontends import language_of
@@ -169,19 +170,15 @@ def no_states(monkeypatch):
     monkeypatch.setattr(write_arrays, "MAX_STATES", 0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", VOCABULARIES)
 @pytest.mark.parametrize("name", SMALL)
 def test_a_token_is_allowed_exactly_where_a_valid_text_goes_on_with_it(name, size):
-    check_tokens(name, size, times=4)
-
-
-def check_tokens(name: str, size: str, times: int) -> None:
-    """Random walks have exact masks. tests/ledgers/grammar takes more seeds."""
     assert language_of(spec(SMALL[name])).unenforced == ()
     vocabulary, texts, dice = VOCABULARIES[size], valid_texts(name), random.Random(name)
     grammar = compile_grammar(spec(SMALL[name]), backend(size))
     assert isinstance(grammar, GuardedCompiled)
-    check_exact(grammar, vocabulary, texts, dice, times=times)
+    check_exact(grammar, vocabulary, texts, dice, times=number(12, 2))
 
 
 NESTED: dict[str, Any] = {

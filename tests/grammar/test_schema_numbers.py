@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import random
@@ -11,13 +12,16 @@ from fractions import Fraction
 
 import jsonschema_rs
 import pytest
+import samples
+from samples import some
 
 from tureen.grammar import regular
 from tureen.grammar.expression import NOTHING, GrammarError, Terminal
 from tureen.grammar.schema.numbers import NumberSet
 
 CANONICAL = re.compile(r"(?!-0(\.0*)?([eE].*)?$)-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-INTEGERS = [str(number) for number in range(-1200, 1201)]
+INTEGERS = [str(one) for one in range(-1200, 1201)]
+WHOLE = {text: Fraction(text) for text in INTEGERS}
 STEPS = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 15, 16, 20, 25, 30, 60, 100, 125, 1000]
 DECIMAL_STEPS = ["0.01", "0.05", "0.1", "0.2", "0.25", "0.3", "0.5", "0.7", "1.2", "1.5", "2.5"]
 
@@ -57,6 +61,7 @@ def fits(schema, value):
     )
 
 
+@functools.cache
 def exact(schema):
     """The schema with Fractions for numbers."""
     pairs = json.loads(schema, parse_float=Fraction, parse_int=Fraction).items()
@@ -78,21 +83,23 @@ def as_text(schema):
     return "{" + ", ".join(members) + "}"
 
 
+@pytest.mark.sampled
 def test_integers_in_ranges_are_those_that_arithmetic_finds():
     rng = random.Random(1)
-    for _ in range(80):
+    for _ in range(samples.number(80, 20)):
         size = rng.choice([12, 150, 1300])
         schema = {"type": "integer", **random_bounds(rng, lambda size=size: rng.randint(-size, size))}
-        wanted = {text for text in INTEGERS if fits(schema, Fraction(text))}
+        wanted = {text for text, value in WHOLE.items() if fits(schema, value)}
         assert accepted(described(schema), INTEGERS) == wanted, schema
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.sampled
+@pytest.mark.parametrize("step", some(STEPS, 10))
 def test_multiples_of_integers_are_those_that_arithmetic_finds(step):
     rng = random.Random(step)
     for bounds in ({}, random_bounds(rng, lambda: rng.randint(-1500, 1500)), {"minimum": -7, "maximum": 5000 * step}):
         schema = {"type": "integer", "multipleOf": step, **bounds}
-        wanted = {text for text in INTEGERS if fits(schema, Fraction(text))}
+        wanted = {text for text, value in WHOLE.items() if fits(schema, value)}
         assert accepted(described(schema), INTEGERS) == wanted, schema
 
 
@@ -107,10 +114,11 @@ def canonical(texts):
     return {text for text in texts if CANONICAL.fullmatch(text)}
 
 
+@pytest.mark.sampled
 def test_decimals_in_ranges_are_those_that_arithmetic_finds():
     rng = random.Random(2)
     texts = canonical(GRID)
-    for _ in range(60):
+    for _ in range(samples.number(60, 20)):
         places = rng.choice([0, 1, 2, 3])
         schema = as_text(random_bounds(rng, lambda places=places: round(Decimal(rng.uniform(-4, 4)), places)))
         wanted = {text for text in texts if fits(exact(schema), Fraction(text))}
@@ -233,10 +241,11 @@ def random_set(rng, depth):
     return described(schema), lambda value: fits(exact(schema), value)
 
 
+@pytest.mark.sampled
 def test_combinations_hold_what_logic_says():
     rng = random.Random(3)
     values = {Fraction(number, 20) for number in range(-80, 81)}
-    for _ in range(120):
+    for _ in range(samples.number(120, 30)):
         numbers, is_inside = random_set(rng, 3)
         wanted = {value for value in values if is_inside(value)}
         assert {value for value in values if numbers.contains(Decimal(value.numerator) / value.denominator)} == wanted
@@ -268,10 +277,11 @@ def str_of(value):
     return json.dumps(value.numerator if value.denominator == 1 else float(value))
 
 
+@pytest.mark.sampled
 def test_a_set_is_empty_exactly_where_no_text_is_accepted():
     rng = random.Random(4)
     outcomes = set()
-    for _ in range(300):
+    for _ in range(samples.number(300, 80)):
         low = Decimal(rng.randint(-40, 40)) / 10
         numbers = NumberSet.between(low, low + Decimal(rng.randint(0, 12)) / 10).intersect(
             rng.choice([NumberSet.integers(), NumberSet.multiples_of(Decimal("0.7")), NumberSet.multiples_of(3)])

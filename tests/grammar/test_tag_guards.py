@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 from exact_masks import allowed, check_exact
+from samples import number
 
 from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, compile_grammar, find_backend, language_of
 from tureen.grammar.guard.guarded import GuardedCompiled
@@ -106,14 +107,11 @@ def calls_in(name: str, text: str) -> list[tuple[str, Any]]:
     return [(tool, json.loads(arguments)) for tool, arguments in calls]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("required", [True, False], ids=["required", "auto"])
 @pytest.mark.parametrize("name", NAMES)
 def test_arguments_of_strict_tools_are_valid_whatever_the_model_wishes(name, required):
-    check_arguments(name, required, enough=3)
-
-
-def check_arguments(name: str, required: bool, enough: int) -> None:
-    """Tool calls of models with random logits are valid. tests/ledgers/grammar takes more seeds."""
+    enough = number(10**6, 2)
     layout = layout_of(name, required=required)
     language = language_of(spec(layout))
     assert language.unenforced == ()
@@ -184,6 +182,7 @@ LAYOUTS: dict[str, tuple[Any, list[str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", VOCABULARIES)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_token_is_allowed_exactly_where_a_right_text_goes_on_with_it(name, size):
@@ -192,7 +191,7 @@ def test_a_token_is_allowed_exactly_where_a_right_text_goes_on_with_it(name, siz
     texts = [text.encode() for text in right]
     grammar = compiled(spec(layout), vocabulary)
     assert isinstance(grammar, GuardedCompiled)
-    check_exact(grammar, vocabulary, texts, dice, times=4)
+    check_exact(grammar, vocabulary, texts, dice, times=number(4, 2))
 
 
 TAG = tag("<a>", LETTERS, "</a>")
@@ -207,15 +206,11 @@ TRIGGERED = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", VOCABULARIES)
 @pytest.mark.parametrize("name", TRIGGERED)
 def test_values_between_free_texts_are_valid(name, size):
-    check_values(name, size, enough=3)
-
-
-def check_values(name: str, size: str, enough: int) -> None:
-    """Values of models with random logits are valid. tests/ledgers/grammar takes more seeds."""
-    vocabulary, count = VOCABULARIES[size], 0
+    vocabulary, count, enough = VOCABULARIES[size], 0, number(10**6, 2)
     grammar = compiled(spec(TRIGGERED[name]), vocabulary)
     for seed in range(10):
         text = written(grammar.start(), vocabulary, random.Random(seed), ["<a>", "<ab>", "<o>", "</o>"])

@@ -12,6 +12,7 @@ from collections import OrderedDict
 
 import msgspec
 import pytest
+import samples
 from fake_engine import make_request
 
 from tureen.replicas.placing import PrefixIndex, Standing, choose
@@ -119,7 +120,8 @@ class Simulation:
         return self.num_found / self.num_asked, max(works) * len(works) / sum(works)
 
 
-@pytest.mark.parametrize(("num_replicas", "sessions"), [(8, 120), (64, 120)])
+@pytest.mark.sampled
+@pytest.mark.parametrize(("num_replicas", "sessions"), [(8, 120), (samples.number(64, 16), 120)])
 def test_sessions_find_their_pages_and_no_replica_is_much_busier_than_the_mean(num_replicas, sessions):
     simulation = Simulation(num_replicas)
     share, busiest = simulation.run(simulation.by_prefix, sessions)

@@ -30,7 +30,6 @@ from tureen.http.server import Server
 from tureen.media.loader import MediaLoader
 from tureen.requests import template_pool
 from tureen.requests.state import ServerState
-from tureen.serving import inproc
 from tureen.serving.healing import HealingClient
 from tureen.serving.inproc import InprocClient
 from tureen.text.tokenizer import Tokenizer
@@ -197,16 +196,6 @@ class ThreadedApp(App):
         await client.start()
         return client
 
-    def close(self) -> None:
-        with keeping_garbage():
-            super().close()
-
-
-def keeping_garbage() -> contextlib.AbstractContextManager[None]:
-    """Leave what an engine leaves behind to the next collection: conftest.py froze all that the tests imported, and to
-    look through that takes a second."""
-    return replaced((inproc, "_forget", lambda: None))
-
 
 class LiveServer:
     """The application under uvicorn, in a thread, on a free port."""
@@ -268,7 +257,7 @@ class LiveServer:
         assert not self._thread.is_alive()
 
     def _run(self, loop: Callable[[], Any]) -> None:
-        with asyncio.Runner(loop_factory=loop) as runner, keeping_garbage():
+        with asyncio.Runner(loop_factory=loop) as runner:
             runner.run(self._serve())
 
     async def _serve(self) -> None:

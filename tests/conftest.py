@@ -49,7 +49,7 @@ hypothesis.settings.load_profile("patient")
 wait_politely()  # before any test loads torch
 be_patient_over_http()
 read_authorities_once()
-inproc._forget = gc.collect  # it would thaw what is frozen here
+inproc._forget = lambda: None  # a server that ends collects the garbage of its process; here of all tests
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's, on every machine: two processes of tests share its cores
 
 
@@ -91,7 +91,7 @@ def pytest_collection_finish() -> None:
 
 
 def _freeze() -> None:
-    """What was imported and collected lives to the end: no collection of garbage need look at it again."""
+    """Let no later collection of garbage look at what is here now: modules, cases, and what files of tests keep."""
     gc.collect()
     gc.freeze()
 
@@ -110,7 +110,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """A test that leaves the process otherwise than it found it fails, and not the one after it."""
     result = yield
     if nextitem is None or nextitem.path != item.path:
-        _freeze()  # the servers under test collect garbage, too: without it, among all that other files imported
+        _freeze()
     before = item.stash[STATE]
     changed = process_state.changes(before, process_state.read())
     process_state.restore(before)

@@ -45,12 +45,6 @@ def test_a_request_that_makes_the_engine_raise_is_ended_and_no_other():
     play(scenario)
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_kept_for_good(monkeypatch):
-    """What all tests keep is not looked at again whenever an engine ends."""
-    monkeypatch.setattr("tureen.serving.inproc.gc.get_freeze_count", lambda: 0)
-
-
 def in_thread(factory):
     return InprocClient(lambda report: factory(Config(log_level="error"), progress=report))
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import platform
 import random
 import ssl
 from collections.abc import Iterator
@@ -49,6 +50,7 @@ hypothesis.settings.load_profile("patient")
 wait_politely()  # before any test loads torch
 be_patient_over_http()
 read_authorities_once()
+platform.processor()  # starts a process the first time, and clients of OpenAI ask for it
 inproc._forget = lambda: None  # a server that ends collects the garbage of its process; here of all tests
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's, on every machine: two processes of tests share its cores
 

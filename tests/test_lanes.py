@@ -141,3 +141,14 @@ def test_a_sampled_file_of_the_gate_guards_what_it_and_its_helpers_import(ledger
     guarded = ledgers.read_ledgers()[lanes.TESTS / "api" / "test_guarded_answers.py"]
     assert {"front", "requests", "config"} <= set(guarded)  # imported by app_under_test
     assert "vision" not in guarded
+
+
+def test_no_file_of_tests_imports_from_another(ledgers):
+    tests = {path.stem for path in lanes.TESTS.rglob("test_*.py")}
+    imports = {
+        f"{path.relative_to(lanes.TESTS)} imports {name}: move what both need to a helper module"
+        for path in lanes.TESTS.rglob("*.py")
+        for name in ledgers._imports(path)
+        if name in tests
+    }
+    assert imports == set()

@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 import pytest
-from test_closing_languages import BYTES, FAR, closing_of, follow_both, letters, place_behind, vocabulary
+from closing_places import BYTES, FAR, closing_of, follow_both, letters, place_behind, vocabulary
 
 from tureen.grammar import GrammarSpec, find_backend, language_of
 from tureen.grammar.closing import ClosingCompiler

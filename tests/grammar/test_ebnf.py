@@ -1,27 +1,17 @@
 """EBNF: every string up to a length against recognisers written for the test, every refusal, hostile texts."""
 
 import re
-from itertools import product
 from random import Random
 
 import pytest
 from matching import matches
 from samples import some
+from short_strings import assert_same, strings
 
 from tureen.grammar.ebnf import ebnf
 from tureen.grammar.expression import GrammarError
 from tureen.grammar.rules import calls
 from tureen.grammar.written_rules import MAX_PARTS, MAX_RULES
-
-
-def strings(alphabet, most):
-    return ("".join(letters) for length in range(most + 1) for letters in product(alphabet, repeat=length))
-
-
-def assert_same(grammar, oracle, alphabet, most):
-    language = ebnf(grammar)
-    wrong = [text for text in strings(alphabet, most) if matches(language, text) != bool(oracle(text))]
-    assert not wrong, f"{grammar}: {wrong[:5]} of {len(wrong)}"
 
 
 @pytest.mark.parametrize(

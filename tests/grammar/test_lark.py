@@ -3,7 +3,7 @@
 import pytest
 from matching import matches
 from other_matchers import compiled_lark, llguidance_takes, xgrammar_takes
-from test_ebnf import strings
+from short_strings import strings
 
 from tureen.grammar import GrammarSpec, language_of
 from tureen.grammar.expression import GrammarError

@@ -6,7 +6,7 @@ import pytest
 from matching import matches
 from other_matchers import llguidance_takes
 from samples import some
-from test_ebnf import assert_same, strings
+from short_strings import assert_same, strings
 
 from tureen.grammar.ebnf import ebnf
 from tureen.grammar.expression import GrammarError

@@ -6,7 +6,7 @@ import jinja2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_tool_calls import assert_linear, joined
+from parts_of_calls import assert_linear, joined
 
 from tureen.text.messages import Reasoning, Tool
 from tureen.text.tagged_parser import argument_text, types_of

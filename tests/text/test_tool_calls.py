@@ -2,12 +2,12 @@
 
 import ast
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parts_of_calls import assert_linear, joined
 from samples import number
 
 from tureen.errors import StartupError
@@ -162,24 +162,6 @@ NO_CALLS = {
 def parts_of(name, pieces, **options):
     parser = PARSERS[name].parser(TOOLS, **options)
     return [part for piece in pieces for part in parser.feed(piece)] + parser.close()
-
-
-def joined(parts):
-    """Content, and each call's name and arguments as text; the parts are whole and in order."""
-    content, calls = "", []
-    for part in parts:
-        match part:
-            case Content(text):
-                assert text
-                content += text
-            case CallStart(index, name):
-                assert index == len(calls)
-                calls.append((name, ""))
-            case CallArguments(index, text):
-                assert text
-                assert index == len(calls) - 1
-                calls[-1] = (calls[-1][0], calls[-1][1] + text)
-    return content, calls
 
 
 def read(name, pieces, **options):
@@ -345,28 +327,6 @@ HOSTILE = {
     "mistral": ("[TOOL_CALLS]f", '[TOOL_CALLS][{"name": "f", "arguments": {}},', "[TOOL_CALLS]f{"),
     "pythonic": ("[", "[ ", "[f(a=", "[f(a=1),", "[f(\\"),
 }
-
-
-def assert_linear(read, unit):
-    """Four times as much text, in pieces or whole, takes at most about four times as many calls of functions."""
-
-    def num_calls(num_chars, size):
-        """Of functions, Python's own too."""
-        text, count = unit * (num_chars // len(unit)), 0
-
-        def note(_, event, __):
-            nonlocal count
-            count += event in ("call", "c_call")
-
-        sys.setprofile(note)
-        try:
-            read([text[at : at + size] for at in range(0, len(text), size)])
-        finally:
-            sys.setprofile(None)
-        return count
-
-    for size in (5, 10**6):
-        assert num_calls(12_000, size) < 4.5 * num_calls(3_000, size) + 500
 
 
 @pytest.mark.parametrize(("name", "unit"), [(name, unit) for name, units in HOSTILE.items() for unit in units])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
 import tempfile
@@ -13,38 +12,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from numbered_pages import FILE_BYTES, PAGE_BYTES, _all, _files, _key, _page, _read
 
 from tureen.errors import StartupError
 from tureen.tiers import page_files
-from tureen.tiers.page_files import PREFIX_BYTES, DamagedPage, NoPage, PageFiles
-
-PAGE_BYTES = 100
-FILE_BYTES = PREFIX_BYTES + PAGE_BYTES
-
-
-def _key(number: int) -> bytes:
-    return hashlib.sha256(number.to_bytes(8, "little")).digest()
-
-
-def _page(number: int) -> memoryview:
-    return memoryview(bytes([number % 256]) * PAGE_BYTES)
-
-
-def _read(files: PageFiles, number: int) -> bytes | None:
-    buffer = bytearray(PAGE_BYTES)
-    try:
-        files.read(_key(number), memoryview(buffer))
-    except NoPage:
-        return None
-    return bytes(buffer)
-
-
-def _files(folder: Path, num_pages: int = 10) -> PageFiles:
-    return PageFiles(folder / "pages", page_bytes=PAGE_BYTES, max_bytes=num_pages * FILE_BYTES)
-
-
-def _all(folder: Path) -> list[Path]:
-    return [path for path in (folder / "pages").rglob("*") if path.is_file() and path.name != "usage"]
+from tureen.tiers.page_files import PREFIX_BYTES, DamagedPage, PageFiles
 
 
 class QuotaMachine(RuleBasedStateMachine):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "kernels" / "cpu"))
-from test_native_dispatch import NEEDED, ONLY_BY_NAME, runnable
+from instruction_sets import NEEDED, ONLY_BY_NAME, runnable
 
 GUARDS = ("kernels",)
 

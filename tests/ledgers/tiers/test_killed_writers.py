@@ -8,7 +8,7 @@ from pathlib import Path
 from patience import wait_until
 
 sys.path.append(str(Path(__file__).parents[2] / "tiers"))
-from test_page_files import FILE_BYTES, _all, _files, _key, _page, _read
+from numbered_pages import FILE_BYTES, _all, _files, _key, _page, _read
 
 GUARDS = ("tiers", "storage")
 
@@ -17,7 +17,7 @@ WRITER = """
 import itertools, sys
 sys.path[:0] = sys.argv[2:]
 from pathlib import Path
-from test_page_files import _files, _key, _page
+from numbered_pages import _files, _key, _page
 files = _files(Path(sys.argv[1]))
 print("ready", flush=True)
 for number in itertools.cycle(range(40)):

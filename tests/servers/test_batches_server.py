@@ -13,8 +13,6 @@ import pytest
 from patience import wait_until
 from server_process import ServerProcess
 
-pytestmark = pytest.mark.e2e
-
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "batches.md").read_text(encoding="utf-8")
 ROUTE = "/v1/completions"
 NUM_LINES = (80, 800, 8000)

@@ -17,12 +17,9 @@ from typing import ClassVar
 
 import httpx
 import jsonschema
-import pytest
 from patience import PATIENCE_S, wait_until
 from server_process import ServerProcess, metric
 from terminal_session import TerminalSession
-
-pytestmark = pytest.mark.e2e
 
 ABORTED = "sglang:num_aborted_requests_total"
 QUESTION = "What is the capital of France?"

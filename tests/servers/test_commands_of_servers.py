@@ -12,8 +12,6 @@ import own_home
 import pytest
 from server_process import ServerProcess
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):

@@ -13,7 +13,6 @@ import pytest
 from patience import PATIENCE_S
 from terminal_session import TerminalSession
 
-pytestmark = pytest.mark.e2e
 CTRL_C = "\x03"
 
 

@@ -6,15 +6,12 @@ import sys
 from pathlib import Path
 
 import httpx
-import pytest
 from patience import wait_until
 from server_process import ServerProcess
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "deploy"))
 
 from chart import container, needs_helm, rendered
-
-pytestmark = pytest.mark.e2e
 
 
 def without_port(arguments: list[str]) -> list[str]:

@@ -4,10 +4,7 @@ to."""
 from __future__ import annotations
 
 import httpx
-import pytest
 from server_process import ServerProcess
-
-pytestmark = pytest.mark.e2e
 
 TURNS = ("The largest river of South America is the", " Its mouth lies in")
 

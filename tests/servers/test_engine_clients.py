@@ -27,8 +27,6 @@ from tureen.errors import StartupError
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 
-pytestmark = pytest.mark.e2e
-
 CONFIG = Config(log_level="error")
 
 

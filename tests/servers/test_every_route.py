@@ -7,8 +7,6 @@ import pytest
 from patience import wait_until
 from server_process import ServerProcess
 
-pytestmark = pytest.mark.e2e
-
 TIMEOUT_S = 240
 STREAMS = {"/status/live"}
 """They end with the client."""

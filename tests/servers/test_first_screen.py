@@ -10,7 +10,7 @@ import httpx
 import pytest
 from page_blocks import ROOT, block_with
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = pytest.mark.model
 
 ADDRESS = "http://127.0.0.1:30000"
 

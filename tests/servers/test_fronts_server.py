@@ -15,8 +15,6 @@ from followers import MAX_ATTEMPTS, PATIENCE_S, TEXT, follow_through_death, wait
 from front_streams import GONE, Stream
 from server_process import ServerProcess, command_line, metric
 
-pytestmark = pytest.mark.e2e
-
 ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
 NUM_FRONTS = 3
 MANY = 8

@@ -7,13 +7,10 @@ import os
 import signal
 
 import httpx
-import pytest
 from decoys import Decoys, imported_by_python
 from followers import PATIENCE_S, TEXT, engines, follow_through_death, states, wait_until
 from front_streams import begin, kill_front
 from server_process import ServerProcess
-
-pytestmark = pytest.mark.e2e
 
 PARAMS = {"max_new_tokens": 60, "temperature": 0.8, "ignore_eos": True, "sampling_seed": 5}
 BODY = {"text": TEXT, "sampling_params": PARAMS}

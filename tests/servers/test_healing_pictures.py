@@ -19,7 +19,7 @@ from tureen.log import no_progress
 from tureen.logit_processor import CustomLogitProcessor
 from tureen.recipes import shapes_vlm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = pytest.mark.model
 
 LONG = {"max_new_tokens": 60, "ignore_eos": True}
 PROMPT = "<|im_start|>user\n<image>\nDescribe this image.<|im_end|>\n<|im_start|>assistant\n"

@@ -24,8 +24,6 @@ from followers import (
 )
 from server_process import ServerProcess, metric
 
-pytestmark = pytest.mark.e2e
-
 ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
 LONG = {"max_new_tokens": 48, "ignore_eos": True}
 STREAMS = streams(48) | {

@@ -5,10 +5,7 @@ from __future__ import annotations
 import stat
 
 import httpx
-import pytest
 from server_process import ServerProcess, metric
-
-pytestmark = pytest.mark.e2e
 
 PROMPT = "The Amazon is a river in South America. " * 12 + "Its mouth lies in"
 

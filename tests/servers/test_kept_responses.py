@@ -8,11 +8,8 @@ import stat
 from pathlib import Path
 
 import httpx
-import pytest
 from patience import wait_until
 from server_process import ServerProcess
-
-pytestmark = pytest.mark.e2e
 
 PATH = "/v1/responses"
 

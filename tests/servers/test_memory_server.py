@@ -9,8 +9,6 @@ import pytest
 from patience import wait_until
 from server_process import ServerProcess, command_line
 
-pytestmark = pytest.mark.e2e
-
 LONG = {
     "input_ids": [[5 + (i + j) % 1000 for i in range(400)] for j in range(4)],
     "sampling_params": {"max_new_tokens": 1},

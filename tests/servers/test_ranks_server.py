@@ -14,8 +14,6 @@ from server_process import ServerProcess, command_line, metric
 from tiny_adapters import write_adapter
 from tiny_models import write
 
-pytestmark = pytest.mark.e2e
-
 STREAMS = streams(40)
 SETTINGS = {
     "parts of layers, two replicas": ("--tensor-parallel-size", "2", "--replicas", "2"),

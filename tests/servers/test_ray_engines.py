@@ -33,7 +33,6 @@ from tureen.replicas.router import Router
 from tureen.serving import healing
 
 pytestmark = [
-    pytest.mark.e2e,
     # What Ray leaves of a start that failed, which is tried again.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

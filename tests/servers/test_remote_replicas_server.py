@@ -8,12 +8,9 @@ import re
 import signal
 
 import httpx
-import pytest
 from followers import PATIENCE_S, engines, follow_all, states, streams, wait_until
 from free_ports import free_port
 from server_process import ServerProcess
-
-pytestmark = pytest.mark.e2e
 
 STREAMS = {name: body for name, body in streams(48).items() if name != "adapter"}
 

@@ -13,8 +13,6 @@ import pytest
 from followers import PATIENCE_S, engines, follow_all, follow_through_death, states, streams, wait_until
 from server_process import ServerProcess, metric
 
-pytestmark = pytest.mark.e2e
-
 ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
 STREAMS = streams(48)
 

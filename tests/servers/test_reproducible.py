@@ -11,8 +11,6 @@ import httpx
 import pytest
 from server_process import ServerProcess
 
-pytestmark = pytest.mark.e2e
-
 PROMPT = "In the autumn of 1871 the keeper of the lighthouse wrote in his book that the sea"
 NEW_TOKENS = 48
 KINDS = {

@@ -15,8 +15,6 @@ import pytest
 from followers import PATIENCE_S, engines, follow_all, states, wait_until
 from server_process import ServerProcess
 
-pytestmark = pytest.mark.e2e
-
 PLACES = ("the sea", "a river", "the hills", "an old bridge", "the market", "a forest", "the station")
 LEAST = "64"
 

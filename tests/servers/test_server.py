@@ -9,12 +9,9 @@ import signal
 import socket
 
 import httpx
-import pytest
 from patience import PATIENCE_S, wait_until
 from recorded_texts import CAPITAL, RECORDED
 from server_process import ServerProcess, metric
-
-pytestmark = pytest.mark.e2e
 
 GREEDY = {"temperature": 0, "max_new_tokens": 16}
 

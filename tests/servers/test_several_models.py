@@ -16,8 +16,6 @@ import pytest
 from patience import PATIENCE_S, wait_until
 from server_process import ServerProcess
 
-pytestmark = pytest.mark.e2e
-
 LIMIT_BYTES = 600_000_000
 NAMES = ("long", "embedder", "short")
 PROMPTS = ("The capital of France is", "Once upon a time", "One, two, three,", "The sky is")

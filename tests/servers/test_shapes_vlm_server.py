@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = pytest.mark.model
 
 PROMPT = "<|im_start|>user\n<image>\nDescribe this image in a very short sentence.<|im_end|>\n<|im_start|>assistant\n"
 FORBIDDEN = {

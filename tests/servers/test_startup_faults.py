@@ -7,10 +7,7 @@ import socket
 import subprocess
 import sys
 
-import pytest
 from patience import PATIENCE_S
-
-pytestmark = pytest.mark.e2e
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ import pytest
 from patience import wait_until
 from server_process import ServerProcess, metric
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = pytest.mark.model
 
 PERSON = {
     "type": "object",

@@ -9,12 +9,9 @@ import subprocess
 import sys
 
 import httpx
-import pytest
 from patience import PATIENCE_S, wait_until
 from server_process import ServerProcess
 from throwaway_ca import EXPIRED, Authority
-
-pytestmark = pytest.mark.e2e
 
 KEY, ADMIN_KEY, PASSWORD = "user-k3y-7", "admin-k3y-7", "passw0rd-7"
 

@@ -20,7 +20,7 @@ from server_process import PATIENT_SANDBOX, ServerProcess
 
 from tureen.logit_processor import CustomLogitProcessor
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = pytest.mark.model
 
 TEXT = "The capital of France is"
 GREEDY = {"temperature": 0, "max_new_tokens": 8}

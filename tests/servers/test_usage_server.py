@@ -12,7 +12,6 @@ from server_process import ServerProcess
 ADMIN = {"authorization": "Bearer ADMIN"}
 
 
-@pytest.mark.e2e
 @pytest.mark.usefixtures("default_model_source")
 def test_what_was_written_survives_kill_9(tmp_path):
     keys = tmp_path / "keys"

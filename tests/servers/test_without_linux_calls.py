@@ -9,8 +9,6 @@ import pytest
 from patience import PATIENCE_S
 from server_process import ServerProcess
 
-pytestmark = pytest.mark.e2e
-
 TAKEN_AWAY = """
     import os, platform, signal, socket, sys
 

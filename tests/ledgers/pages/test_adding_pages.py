@@ -18,7 +18,7 @@ from server_process import ServerProcess
 
 GUARDS = ("docs/adding-a-*.md", "contract", "models", "dialects", "attention", "sampling")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = pytest.mark.model
 
 KINDS = ("parameter", "model", "dialect", "backend")
 JSON = {"content-type": "application/json"}

@@ -15,7 +15,7 @@ from server_process import ServerProcess
 
 GUARDS = ("docs/*.md", "README.md", "dialects", "contract", "requests")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = pytest.mark.model
 
 ROOT = Path(__file__).resolve().parents[3]
 ROUTES = (

@@ -14,7 +14,7 @@ from page_commands import completed
 
 GUARDS = ("docs/*.md", "README.md", "CONTRIBUTING.md", "cli", "front", "http", "dialects", "contract", "requests")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = pytest.mark.model
 
 ADDRESS = re.compile(r"(127\.0\.0\.1|localhost):30000")
 CURL = 'curl() { command curl -sS --fail-with-body --max-time 120 -w "\\n" "$@" || exit 1; }\n'

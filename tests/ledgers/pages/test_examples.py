@@ -21,7 +21,6 @@ from throwaway_ca import Authority
 
 GUARDS = ("examples/*", "cli", "front", "http", "dialects", "sampling")
 
-pytestmark = pytest.mark.e2e
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 FILES = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh"))

@@ -16,7 +16,6 @@ from server_process import ServerProcess
 
 GUARDS = ("docs/several-models.md", "docs/models-by-name.md", "docs/terminal.md", "cli", "fleet", "fetching")
 
-pytestmark = pytest.mark.e2e
 
 TIMEOUT_S = 240
 

@@ -21,7 +21,7 @@ from server_process import PATIENT_SANDBOX, ServerProcess
 
 GUARDS = ("docs/*.md", "README.md", "cli", "front", "fronts", "http", "dialects", "storage", "engine")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = pytest.mark.model
 
 
 @pytest.fixture(scope="module")

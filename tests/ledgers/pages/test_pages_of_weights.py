@@ -15,8 +15,6 @@ from server_process import ServerProcess
 
 GUARDS = ("docs/scaling.md", "docs/operations.md", "replicas", "serving", "runner", "weights")
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:

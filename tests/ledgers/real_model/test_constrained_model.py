@@ -23,7 +23,7 @@ from tureen.weights.source import load_tokenizer
 
 GUARDS = ("grammar", "constraining", "sampling", "engine", "docs/structured-outputs.md")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = pytest.mark.model
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "structured-outputs.md").read_text(encoding="utf-8")
 PERSON = {

@@ -13,7 +13,6 @@ from tureen.weights.source import load_tokenizer
 
 GUARDS = ("models", "runner", "engine", "dialects")
 
-pytestmark = pytest.mark.e2e
 
 PROMPT = "The lighthouse keeper wrote in his book that the"
 PARAMS = {"temperature": 0, "max_new_tokens": 16}

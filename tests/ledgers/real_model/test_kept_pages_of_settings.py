@@ -12,7 +12,6 @@ from server_process import ServerProcess, metric
 
 GUARDS = ("tiers", "cache", "storage", "replicas")
 
-pytestmark = pytest.mark.e2e
 
 PROMPT = "The Amazon is a river in South America. " * 12 + "Its mouth lies in"
 

@@ -23,7 +23,6 @@ FILE = os.environ.get(VARIABLE, "")
 GUARDS = ("models", "runner", "kernels", "layers", "lora", "grammar", "dialects")
 
 pytestmark = [
-    pytest.mark.e2e,
     pytest.mark.model,
     pytest.mark.skipif(not FILE, reason=f"{VARIABLE} names no GGUF file of a larger model"),
 ]

@@ -21,7 +21,6 @@ from tureen.weights.source import load_tokenizer, resolve_model
 
 GUARDS = ("media", "vision", "runner", "cache", "serving")
 
-pytestmark = pytest.mark.e2e
 
 NEW_TOKENS = 12
 PROMPT = "A chat. USER: <image>\nDescribe this picture ASSISTANT:"

@@ -14,7 +14,6 @@ from server_process import ServerProcess
 
 GUARDS = ("models", "runner", "kernels", "layers", "text", "weights")
 
-pytestmark = pytest.mark.e2e
 
 CLOSE = 1e-5
 LIMIT = 256  # tokens, as it was trained

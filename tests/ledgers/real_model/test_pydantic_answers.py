@@ -9,7 +9,7 @@ from pydantic_models import MODELS, NOT_TOLD
 
 GUARDS = ("grammar", "constraining", "dialects")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = pytest.mark.model
 
 ASKED = [
     name

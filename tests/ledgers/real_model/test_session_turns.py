@@ -7,7 +7,6 @@ import pytest
 
 GUARDS = ("requests", "cache", "engine", "dialects")
 
-pytestmark = pytest.mark.e2e
 
 TURNS = [
     "<|im_start|>user\nName the largest river of South America and the countries it flows through.<|im_end|>\n"

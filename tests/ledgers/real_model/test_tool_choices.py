@@ -14,7 +14,7 @@ from server_process import ServerProcess
 
 GUARDS = ("dialects", "text", "grammar", "constraining", "docs/tool-calls.md")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = pytest.mark.model
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "tool-calls.md").read_text(encoding="utf-8")
 WEATHER = {

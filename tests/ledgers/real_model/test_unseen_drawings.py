@@ -11,7 +11,7 @@ import shape_drawings
 
 GUARDS = ("media", "vision", "runner", "recipes")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = pytest.mark.model
 shapes = shape_drawings.load()
 PROMPT = "<|im_start|>user\n<image>\nDescribe this image in a very short sentence.<|im_end|>\n<|im_start|>assistant\n"
 COUNT, AT_ONCE = 40, 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Any
@@ -10,8 +11,10 @@ OF_IMPORTS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
 """Variables that pytest changes, or torch sets when its compiler is imported, always to the same."""
 
 
-SET_BY_THE_PRODUCT = ("torch.get_num_threads()",)
-"""Loading a model with torch sets it for the process. After a test it is set back; the test is not at fault."""
+SET_BY_THE_PRODUCT = ("torch.get_num_threads()", "logging.getLogger().handlers", "the level of tureen's log")
+"""Loading a model with torch, or a command, sets it for the process. It is set back; the test is not at fault."""
+
+LOG = logging.getLogger("tureen")
 
 
 def read() -> dict[str, Any]:
@@ -19,6 +22,8 @@ def read() -> dict[str, Any]:
     kept = {name: value for name, value in os.environ.items() if name not in OF_IMPORTS}
     state: dict[str, Any] = {f"os.environ[{name!r}]": value for name, value in kept.items()}
     state["os.getcwd()"] = os.getcwd()
+    state["logging.getLogger().handlers"] = tuple(logging.getLogger().handlers)
+    state["the level of tureen's log"] = LOG.level
     torch = sys.modules.get("torch")
     if hasattr(torch, "get_default_dtype"):
         state["torch.get_num_threads()"] = torch.get_num_threads()
@@ -44,6 +49,8 @@ def restore(before: dict[str, Any]) -> None:
         del os.environ[name]
     os.environ.update(wanted)
     os.chdir(before["os.getcwd()"])
+    logging.getLogger().handlers[:] = before["logging.getLogger().handlers"]
+    LOG.setLevel(before["the level of tureen's log"])
     torch = sys.modules.get("torch")
     if hasattr(torch, "set_num_threads"):
         torch.set_num_threads(before.get("torch.get_num_threads()", int(os.environ["OMP_NUM_THREADS"])))

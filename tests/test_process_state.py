@@ -67,6 +67,25 @@ def test_threads_of_torch_that_a_test_changes_are_set_back_for_the_next(house):
     result.assert_outcomes(passed=2)
 
 
+def test_the_log_that_a_command_sets_up_is_set_back_for_the_next_test(house):
+    house.makepyfile(
+        """
+        import logging
+
+        from tureen.log import TextFormatter, set_up_logging
+
+        def test_first():
+            set_up_logging("debug", "text")
+
+        def test_second():
+            assert not any(isinstance(one.formatter, TextFormatter) for one in logging.getLogger().handlers)
+            assert logging.getLogger("tureen").level == logging.NOTSET
+        """
+    )
+    result = house.runpytest_inprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=2)
+
+
 def test_a_test_that_leaves_a_variable_behind_fails_and_the_next_one_does_not(house):
     house.makepyfile(
         """

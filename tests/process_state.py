@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import logging
 import os
 import sys
@@ -11,8 +12,8 @@ OF_IMPORTS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
 """Variables that pytest changes, or torch sets when its compiler is imported, always to the same."""
 
 
-SET_BY_THE_PRODUCT = ("torch.get_num_threads()", "logging.getLogger().handlers", "the level of tureen's log")
-"""Loading a model with torch, or a command, sets it for the process. It is set back; the test is not at fault."""
+SET_BY_THE_PRODUCT = ("torch.get_num_threads()", "logging.getLogger().handlers", "the level of tureen's log", "print")
+"""Loading a model with torch, a command, or Ray sets these for the process. They are set back, and no test fails."""
 
 LOG = logging.getLogger("tureen")
 
@@ -24,6 +25,7 @@ def read() -> dict[str, Any]:
     state["os.getcwd()"] = os.getcwd()
     state["logging.getLogger().handlers"] = tuple(logging.getLogger().handlers)
     state["the level of tureen's log"] = LOG.level
+    state["print"] = builtins.print
     torch = sys.modules.get("torch")
     if hasattr(torch, "get_default_dtype"):
         state["torch.get_num_threads()"] = torch.get_num_threads()
@@ -51,6 +53,7 @@ def restore(before: dict[str, Any]) -> None:
     os.chdir(before["os.getcwd()"])
     logging.getLogger().handlers[:] = before["logging.getLogger().handlers"]
     LOG.setLevel(before["the level of tureen's log"])
+    builtins.print = before["print"]
     torch = sys.modules.get("torch")
     if hasattr(torch, "set_num_threads"):
         torch.set_num_threads(before.get("torch.get_num_threads()", int(os.environ["OMP_NUM_THREADS"])))

@@ -24,9 +24,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if _is_whole:
-        left_out = [item for item in items if lane(item.path) == GATE and not item.get_closest_marker("sampled")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        config.hook.pytest_deselected(items=[item for item in items if not _has_more(item)])
+        items[:] = [item for item in items if _has_more(item)]
+
+
+def _has_more(item: pytest.Item) -> bool:
+    """Say whether a test runs with `--every-case`."""
+    return lane(item.path) != GATE or item.get_closest_marker("sampled") is not None
 
 
 def some(cases: Iterable[T], size: int) -> list[T]:
@@ -39,6 +43,6 @@ def some(cases: Iterable[T], size: int) -> list[T]:
     return [every[round(place * (len(every) - 1) / (size - 1))] for place in range(size)]
 
 
-def number(every: int, sampled: int) -> int:
-    """Return how many cases a test makes: `sampled` in the gate."""
+def either(every: T, sampled: T) -> T:
+    """Return the first with `--every-case`, and the second in the gate."""
     return every if _is_whole else sampled

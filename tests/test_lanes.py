@@ -131,10 +131,10 @@ def test_a_sample_is_spread_over_all_cases(monkeypatch):
     assert samples.some(range(41), 5) == [0, 10, 20, 30, 40]
     assert samples.some("abc", 3) == ["a", "b", "c"] == samples.some("abc", 7)
     assert samples.some("abc", 1) == ["a"]
-    assert samples.number(100, 7) == 7
+    assert samples.either(100, 7) == 7
     monkeypatch.setattr(samples, "_is_whole", True)
     assert samples.some(range(41), 5) == [*range(41)]
-    assert samples.number(100, 7) == 100
+    assert samples.either(100, 7) == 100
 
 
 def test_a_sampled_file_of_the_gate_guards_what_it_and_its_helpers_import(ledgers):

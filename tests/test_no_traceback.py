@@ -152,6 +152,6 @@ def test_a_command_whose_reader_left_ends_quietly(command, tmp_path, monkeypatch
 def test_output_that_finds_no_space_is_one_line_and_is_not_tried_again(arguments, capsys, monkeypatch):
     with contextlib.suppress(OSError), open("/dev/full", "w") as output:
         monkeypatch.setattr(sys, "stdout", output)
-        assert status_of(*arguments) == 1
-        assert sys.stdout is None  # or Python's last flush fails, and the exit status is 120
+        found = status_of(*arguments), sys.stdout
+    assert found == (1, None)  # with stdout left there, Python's last flush fails, and the exit status is 120
     assert capsys.readouterr().err == "tureen: stdout: No space left on device\n"

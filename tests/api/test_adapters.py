@@ -80,13 +80,23 @@ def server(written):
 @pytest.fixture
 def app(written, server):
     """Red and blue are loaded, and the cache is empty."""
-    server.post("/flush_cache")
+    assert server.post("/flush_cache").status_code == 200
     yield server
-    server.check_idle()
+    try:
+        server.check_idle()
+    finally:
+        _restore(server, written[0])
+
+
+def _restore(server, folder):
+    """Leave no mark of a test, also of one that failed."""
+    server.post("/continue_generation")
+    server.post("/abort_request", abort_all=True)
     for name in server.state.adapters.keys() - {"red", "blue"}:
-        server.post("/unload_lora_adapter", lora_name=name)
+        assert server.post("/unload_lora_adapter", lora_name=name).status_code == 200
     for name in {"red", "blue"} - server.state.adapters.keys():
-        server.post("/load_lora_adapter", lora_name=name, lora_path=str(written[0] / name))
+        response = server.post("/load_lora_adapter", lora_name=name, lora_path=str(folder / name))
+        assert response.status_code == 200, response.text
 
 
 def tokens(answer):

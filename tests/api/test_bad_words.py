@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from app_under_test import App
 from real_app import RealApp, write_model
-from samples import number
+from samples import either
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
@@ -55,7 +55,7 @@ def words_in(output):
 def test_no_sequence_of_tokens_of_a_bad_word_is_in_an_output(app, temperature, n):
     how = {"temperature": temperature, "n": n, "allowed_token_ids": list(range(97, 123))}
     bad_words, seen = [], 0
-    for _ in range(number(6, 3)):
+    for _ in range(either(6, 3)):
         answers = outputs(app, bad_words=bad_words, **how)
         assert not any(has(answer, word.encode()) for answer in answers for word in bad_words)
         news = [word for answer in answers for word in words_in(answer)]
@@ -76,7 +76,7 @@ def test_a_word_that_is_not_written_anyway_changes_nothing(app):
 def test_a_constrained_output_keeps_to_both(app):
     pattern = {"regex": "[abc]{30}"}
     bad_words = ["a", "bb", "bcb"]
-    for seed in range(number(4, 2)):
+    for seed in range(either(4, 2)):
         [output] = outputs(app, **pattern, bad_words=bad_words, sampling_seed=seed)
         text = bytes(output[:30]).decode()
         assert set(text) <= set("bc")

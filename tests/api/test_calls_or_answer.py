@@ -13,7 +13,7 @@ from app_under_test import App
 from byte_tokenizer import EOS
 from fake_engine import make_engine
 from openai_judge import joined_messages, judge, make_client
-from samples import number, some
+from samples import either, some
 from served_app import ServedApp
 
 TEMPLATE = "{# <tool_call> <think> #}{% if tools %}{% endif %}{{ messages[-1]['content'] }}"
@@ -87,9 +87,7 @@ def each_with_half_of_the_ways() -> list[tuple[dict, dict]]:
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize(
-    ("asked", "way"), each_with_half_of_the_ways() if number(0, 1) else itertools.product(FORMATS, WAYS)
-)
+@pytest.mark.parametrize(("asked", "way"), either(list(itertools.product(FORMATS, WAYS)), each_with_half_of_the_ways()))
 def test_a_model_may_call_or_answer_in_the_form(app: App, asked, way):
     body = {
         "tools": tools(strict=way["strict"]),

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 from app_under_test import App
-from samples import number, some
+from samples import either, some
 
 LETTERS = {"type": "string", "maxLength": 1}
 SCHEMAS: dict[str, Any] = {
@@ -96,8 +96,8 @@ def test_with_little_left_it_is_brought_to_a_valid_end(app: App, name, limit):
 @pytest.mark.sampled
 def test_answers_in_company_are_those_that_come_alone(app: App):
     bodies = [
-        {"text": f"p{number}", "sampling_params": {"json_schema": schema, "max_new_tokens": 400, "seed": number}}
-        for number, schema in enumerate([*SCHEMAS.values()] * number(3, 2))
+        {"text": f"p{at}", "sampling_params": {"json_schema": schema, "max_new_tokens": 400, "seed": at}}
+        for at, schema in enumerate([*SCHEMAS.values()] * either(3, 2))
     ]
     alone = [app.generate(**body)["output_ids"] for body in bodies]
 
@@ -150,7 +150,7 @@ def test_answers_to_random_schemas_are_valid(app: App, seed):
         "required": ["v"],
     }
     validator = jsonschema.Draft202012Validator(schema)
-    for _ in range(number(3, 1)):
+    for _ in range(either(3, 1)):
         params = {"json_schema": schema, "temperature": 1, "seed": dice.randrange(1000), "max_new_tokens": None}
         answer = app.generate(text="a", sampling_params=params)
         assert answer["meta_info"]["finish_reason"]["type"] == "stop"
@@ -167,7 +167,7 @@ def test_whatever_the_limit_is_the_answer_is_whole_or_refused_with_the_least_num
     least = int(re.search(r"send at least (\d+)", refused.json()["error"]["message"])[1])
     assert app.post(text="p", sampling_params=params | {"max_new_tokens": least - 1}).status_code == 400
     for limit in some(range(least, least + 16), 6):
-        for seed in range(number(3, 1)):
+        for seed in range(either(3, 1)):
             answer = app.generate(text="p", sampling_params=params | {"max_new_tokens": limit, "seed": seed})
             assert answer["meta_info"]["finish_reason"]["type"] == "stop", (limit, answer["text"])
             assert is_valid(name, answer["text"]), (limit, answer["text"])

@@ -9,7 +9,7 @@ import pytest
 from byte_tokenizer import BOS, EOS, make_byte_tokenizer
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from samples import number
+from samples import either
 
 from tureen.config import Config
 from tureen.errors import TureenError
@@ -261,4 +261,4 @@ class SessionMachine(RuleBasedStateMachine):
 
 
 TestSessionMachine = pytest.mark.sampled(SessionMachine.TestCase)
-TestSessionMachine.settings = settings(max_examples=number(150, 40), stateful_step_count=50, deadline=None)
+TestSessionMachine.settings = settings(max_examples=either(150, 40), stateful_step_count=50, deadline=None)

@@ -10,7 +10,7 @@ import jsonschema
 import msgspec
 import pytest
 from constrained_outputs import FORMATS, PATTERNS, least_of, limited, make_engine, random_schema, run
-from samples import number
+from samples import either
 from world import going_on
 
 from tureen.grammar import GrammarSpec
@@ -28,7 +28,7 @@ def check(schema, answer, most):
 def test_random_numbers_under_random_schemas_and_random_limits_always_make_valid_json():
     dice = random.Random(17)
     cases = []
-    for index in range(number(150, 40)):
+    for index in range(either(150, 40)):
         schema = random_schema(dice)
         text = json.dumps(schema)
         least = least_of("json_schema", text)
@@ -92,7 +92,7 @@ def judged(kind, text, answer):
 def test_whatever_the_constraint_says_an_answer_within_any_limit_is_whole_or_refused(kind, text):
     least = least_of(kind, text)
     for most in (least, least + 1, least + 3, least + 11, least + 40):
-        requests = [limited(f"{most} {seed}", kind, text, most, seed=seed) for seed in range(number(6, 3))]
+        requests = [limited(f"{most} {seed}", kind, text, most, seed=seed) for seed in range(either(6, 3))]
         for answer, token_ids, finish in run(make_engine(), *requests).values():
             assert (finish.type, len(token_ids) <= most) == ("stop", True)
             assert judged(kind, text, answer), (kind, text, most, answer)
@@ -161,7 +161,7 @@ def cut_and_resumed(request, make):
 def test_an_output_that_goes_on_elsewhere_ends_as_it_would_have():
     dice = random.Random(3)
     num_early = 0
-    for index in range(number(12, 6)):
+    for index in range(either(12, 6)):
         text = json.dumps(random_schema(dice))
         most = least_of("json_schema", text) + dice.choice([0, 3, 15, 30])
         for field in ("max_new_tokens", ""):
@@ -169,7 +169,7 @@ def test_an_output_that_goes_on_elsewhere_ends_as_it_would_have():
             ways = list(cut_and_resumed(request, make_engine))
             assert all(way == ways[-1] for way in ways), (text, most)
             num_early += ways[-1][2].closed_early
-    assert num_early > 2
+    assert num_early > either(5, 2)
 
 
 def test_an_output_ends_the_same_alone_among_others_in_small_pieces_and_preempted():

@@ -9,7 +9,7 @@ import re
 import jsonschema
 import pytest
 from constrained_outputs import FORMATS, PATTERNS, constrained, make_engine, random_schema, run
-from samples import number
+from samples import either
 
 from tureen.contract.types import LogprobSpec
 
@@ -39,7 +39,7 @@ def check_json(schema, answer):
 def test_random_numbers_under_random_schemas_always_make_valid_json():
     rng = random.Random(4)
     engine = make_engine()
-    schemas = {str(index): random_schema(rng) for index in range(number(120, 40))}
+    schemas = {str(index): random_schema(rng) for index in range(either(120, 40))}
     requests = [
         constrained(
             name,
@@ -67,7 +67,7 @@ def test_random_numbers_under_patterns_always_make_matches(backend):
     requests = [
         constrained(f"{seed} {pattern}", "regex", pattern, seed=seed, max_new_tokens=60)
         for pattern in PATTERNS
-        for seed in range(number(8, 3))
+        for seed in range(either(8, 3))
     ]
     answers = run(engine, *requests)
     for request in requests:

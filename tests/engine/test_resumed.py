@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from inline_compiler import InlineCompiler
 from resumed_pieces import pieces
-from samples import number
+from samples import either
 from world import World, going_on, make_request, random_requests
 
 from tureen.contract.runner import Capacity
@@ -68,7 +68,7 @@ def _make_world(seed):
 
 
 @pytest.mark.sampled
-@settings(deadline=None, max_examples=number(120, 8))
+@settings(deadline=None, max_examples=either(120, 8))
 @given(st.integers(0, 2**32))
 def test_any_request_goes_on_from_every_delta(seed):
     chance = random.Random(seed)
@@ -102,7 +102,7 @@ scores = st.none() | st.builds(LogprobSpec, prompt_start=st.integers(-1, 3), top
 
 
 @pytest.mark.sampled
-@settings(deadline=None, max_examples=number(60, 8))
+@settings(deadline=None, max_examples=either(60, 8))
 @given(
     params=st.fixed_dictionaries(TEXTS),
     grammar=st.sampled_from([None, None, None, *GRAMMARS]),
@@ -138,7 +138,7 @@ def _num_chars(token_ids):
 
 
 @pytest.mark.sampled
-@settings(deadline=None, max_examples=number(60, 8))
+@settings(deadline=None, max_examples=either(60, 8))
 @given(
     params=st.fixed_dictionaries(TEXTS),
     grammar=st.sampled_from([None, *GRAMMARS]),

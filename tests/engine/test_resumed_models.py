@@ -19,7 +19,7 @@ from inline_compiler import InlineCompiler
 from real_app import SETTINGS, write_model
 from resumed_pieces import pieces
 from runner_driver import folder_source
-from samples import number
+from samples import either
 from world import going_on, make_request
 
 from tureen import build
@@ -93,7 +93,7 @@ def engines(tmp_path_factory):
 
 
 @pytest.mark.sampled
-@settings(deadline=None, max_examples=number(40, 10))
+@settings(deadline=None, max_examples=either(40, 10))
 @given(
     params=st.fixed_dictionaries(PARAMS),
     processor=st.sampled_from(PROCESSORS),

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from patience import wait_until
-from samples import number
 
 import tureen
 
@@ -99,9 +98,9 @@ class Failing:
             yield
 
 
-def each_failure(site: Site, work: Callable[[Failing], None], most: int = MOST) -> None:
-    """Do `work(failing)` for k = 1, 2, …, in the gate for every third k, until the k-th call is not reached."""
-    for k in range(1, most, number(1, 3)):
+def each_failure(site: Site, work: Callable[[Failing], None], most: int = MOST, step: int = 1) -> None:
+    """Do `work(failing)` for k = 1, 2, 2 + step, …, until the k-th call is not reached."""
+    for k in (1, *range(2, most, step)):
         failing = Failing(site, k)
         work(failing)
         if not failing.has_failed:

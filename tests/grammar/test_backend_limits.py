@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 from backend_languages import chain, chars, choice, encode, optional, star, strings_of, vocabulary
-from samples import number, some
+from samples import either, some
 
 from tureen.constraining import compile_worker
 from tureen.constraining.messages import CompilerSetup
@@ -185,11 +185,11 @@ HARD = {
     "counts of counts": Language(star(star(star(chars("ab"), 50, 100), 50, 100), 50, 100)),
     "a character long before the end": Language(chain(ANYTHING, "a", star(chars("ab"), 25, 25))),
     "a long count without a text": Language(Both(Not(chain(ANYTHING, "ab", ANYTHING)), star(ANY_CHAR, 0, 10_000))),
-    "many texts": many_texts(number(5_000, 1_000)),
+    "many texts": many_texts(either(5_000, 1_000)),
     "ambiguous recursion": Language(
         RuleCall("x"), {"x": choice("a", chain(RuleCall("x"), optional(RuleCall("x")), Text("b")))}
     ),
-    "many rules": many_rules(number(500, 200)),
+    "many rules": many_rules(either(500, 200)),
 }
 
 

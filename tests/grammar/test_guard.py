@@ -131,7 +131,7 @@ def test_whatever_the_model_wishes_the_value_is_valid_and_there_is_always_a_way_
     vocabulary = VOCABULARIES[size]
     grammar = compiled(SCHEMAS[name], vocabulary)
     assert isinstance(grammar, GuardedCompiled)
-    for seed in range(samples.number(12, 2)):
+    for seed in range(samples.either(12, 2)):
         text = written(grammar.start(), vocabulary, random.Random(seed))
         assert is_valid(SCHEMAS[name], text), text
 
@@ -201,7 +201,7 @@ def test_a_token_is_allowed_exactly_where_a_valid_text_goes_on_with_it(name, siz
         for chosen in itertools.permutations(items, count)
     ]
     grammar, dice = compiled(schema, vocabulary), random.Random(name)
-    check_exact(grammar, vocabulary, texts, dice, times=samples.number(6, 2))
+    check_exact(grammar, vocabulary, texts, dice, times=samples.either(6, 2))
 
 
 @pytest.mark.parametrize("name", ["objects", "keys", "multiples of 0.37", "escapes"])

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 from other_matchers import BYTES, compiled_tag, xgrammar_takes
-from samples import number
+from samples import either
 from xgrammar.builtin_structural_tag import get_model_structural_tag
 
 from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, compile_grammar, find_backend, language_of
@@ -104,13 +104,11 @@ PAIRS = [(model, at, REASONING[(place + at) % 3]) for place, model in enumerate(
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize(
-    ("model", "choice", "reasoning"), PAIRS if number(len(COMBINATIONS), len(PAIRS)) == len(PAIRS) else COMBINATIONS
-)
+@pytest.mark.parametrize(("model", "choice", "reasoning"), either(COMBINATIONS, PAIRS))
 def test_what_is_drawn_under_a_builder_s_tag_is_what_xgrammar_takes(model, choice, reasoning):
     """XGrammar accepts each drawn text, and each broken one that our grammar accepts."""
     tag = built(model, CHOICES[choice], reasoning)
-    texts = [text for seed in range(number(3, 2)) if (text := drawn(tag, seed)) is not None]
+    texts = [text for seed in range(either(3, 2)) if (text := drawn(tag, seed)) is not None]
     for text in texts:
         assert xgrammar_takes(compiled_tag(tag), text), text
     source = random.Random(0)

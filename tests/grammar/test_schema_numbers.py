@@ -86,7 +86,7 @@ def as_text(schema):
 @pytest.mark.sampled
 def test_integers_in_ranges_are_those_that_arithmetic_finds():
     rng = random.Random(1)
-    for _ in range(samples.number(80, 20)):
+    for _ in range(samples.either(80, 20)):
         size = rng.choice([12, 150, 1300])
         schema = {"type": "integer", **random_bounds(rng, lambda size=size: rng.randint(-size, size))}
         wanted = {text for text, value in WHOLE.items() if fits(schema, value)}
@@ -118,7 +118,7 @@ def canonical(texts):
 def test_decimals_in_ranges_are_those_that_arithmetic_finds():
     rng = random.Random(2)
     texts = canonical(GRID)
-    for _ in range(samples.number(60, 20)):
+    for _ in range(samples.either(60, 20)):
         places = rng.choice([0, 1, 2, 3])
         schema = as_text(random_bounds(rng, lambda places=places: round(Decimal(rng.uniform(-4, 4)), places)))
         wanted = {text for text in texts if fits(exact(schema), Fraction(text))}
@@ -245,7 +245,7 @@ def random_set(rng, depth):
 def test_combinations_hold_what_logic_says():
     rng = random.Random(3)
     values = {Fraction(number, 20) for number in range(-80, 81)}
-    for _ in range(samples.number(120, 30)):
+    for _ in range(samples.either(120, 30)):
         numbers, is_inside = random_set(rng, 3)
         wanted = {value for value in values if is_inside(value)}
         assert {value for value in values if numbers.contains(Decimal(value.numerator) / value.denominator)} == wanted
@@ -281,7 +281,7 @@ def str_of(value):
 def test_a_set_is_empty_exactly_where_no_text_is_accepted():
     rng = random.Random(4)
     outcomes = set()
-    for _ in range(samples.number(300, 80)):
+    for _ in range(samples.either(300, 80)):
         low = Decimal(rng.randint(-40, 40)) / 10
         numbers = NumberSet.between(low, low + Decimal(rng.randint(0, 12)) / 10).intersect(
             rng.choice([NumberSet.integers(), NumberSet.multiples_of(Decimal("0.7")), NumberSet.multiples_of(3)])

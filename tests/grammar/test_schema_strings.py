@@ -8,7 +8,7 @@ import re
 
 import pytest
 from matching import matches_expression
-from samples import number
+from samples import either
 
 from tureen.grammar import regular
 from tureen.grammar.expression import (
@@ -53,7 +53,7 @@ def decoded(text):
 
 def texts():
     """All texts between quotes of up to four pieces, in the gate three, and all of up to three without."""
-    for size in range(number(5, 4)):
+    for size in range(either(5, 4)):
         for pieces in itertools.product(PIECES, repeat=size):
             yield '"' + "".join(pieces) + '"'
     for size in range(4):

@@ -7,8 +7,8 @@ from functools import partial
 from itertools import product
 
 import pytest
+import samples
 from matching import _ends, _worked_out, matches
-from samples import number
 
 from tureen.grammar.expression import GrammarError, Terminal
 from tureen.grammar.regular import automaton
@@ -160,14 +160,14 @@ OPEN = ([("ab", "c*")], ["a"], [tag("ab", regex("c*"), "")])
 @pytest.mark.parametrize(("plain", "triggers", "tags"), [ONE, LONG, TWO, SHARED, OPEN])
 def test_triggered_tags_are_what_a_scanner_reads(plain, triggers, tags, at_least_one, stop_after_first):
     options = {"at_least_one": at_least_one, "stop_after_first": stop_after_first}
-    assert_same(triggered(triggers, tags, **options), Scanner(triggers, plain, **options), "abc", number(6, 5))
+    assert_same(triggered(triggers, tags, **options), Scanner(triggers, plain, **options), "abc", samples.either(6, 5))
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("excludes", [["c"], ["ca"], ["bb", "cc"], ["ba"]])
 def test_excluded_strings_do_not_occur_in_the_free_text_nor_in_it_and_the_trigger(excludes):
     oracle = Scanner(["ab"], [("ab", "ca")], excludes=excludes)
-    assert_same(triggered(["ab"], [tag("ab", const("c"), "a")], excludes=excludes), oracle, "abc", number(6, 5))
+    assert_same(triggered(["ab"], [tag("ab", const("c"), "a")], excludes=excludes), oracle, "abc", samples.either(6, 5))
 
 
 @pytest.mark.parametrize("stop_after_first", [False, True])

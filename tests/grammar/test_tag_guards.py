@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 from exact_masks import allowed, check_exact
-from samples import number
+from samples import either
 
 from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, compile_grammar, find_backend, language_of
 from tureen.grammar.guard.guarded import GuardedCompiled
@@ -111,7 +111,7 @@ def calls_in(name: str, text: str) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize("required", [True, False], ids=["required", "auto"])
 @pytest.mark.parametrize("name", NAMES)
 def test_arguments_of_strict_tools_are_valid_whatever_the_model_wishes(name, required):
-    enough = number(10**6, 2)
+    enough = either(10**6, 2)
     layout = layout_of(name, required=required)
     language = language_of(spec(layout))
     assert language.unenforced == ()
@@ -191,7 +191,7 @@ def test_a_token_is_allowed_exactly_where_a_right_text_goes_on_with_it(name, siz
     texts = [text.encode() for text in right]
     grammar = compiled(spec(layout), vocabulary)
     assert isinstance(grammar, GuardedCompiled)
-    check_exact(grammar, vocabulary, texts, dice, times=number(4, 2))
+    check_exact(grammar, vocabulary, texts, dice, times=either(4, 2))
 
 
 TAG = tag("<a>", LETTERS, "</a>")
@@ -210,7 +210,7 @@ TRIGGERED = {
 @pytest.mark.parametrize("size", VOCABULARIES)
 @pytest.mark.parametrize("name", TRIGGERED)
 def test_values_between_free_texts_are_valid(name, size):
-    vocabulary, count, enough = VOCABULARIES[size], 0, number(10**6, 2)
+    vocabulary, count, enough = VOCABULARIES[size], 0, either(10**6, 2)
     grammar = compiled(spec(TRIGGERED[name]), vocabulary)
     for seed in range(10):
         text = written(grammar.start(), vocabulary, random.Random(seed), ["<a>", "<ab>", "<o>", "</o>"])

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import number
+from samples import either
 from work import count_lines
 
 from tureen.contract.params import SamplingParams, check_params
@@ -209,7 +209,7 @@ VALID = st.builds(
 
 
 @pytest.mark.sampled
-@settings(max_examples=number(100, 25))
+@settings(max_examples=either(100, 25))
 @given(params=VALID)
 def test_parameters_survive_both_wires(params):
     check_params(params, vocab_size=VOCAB)

@@ -6,7 +6,7 @@ import torch
 from arithmetics import arithmetic, make_array, make_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import number
+from samples import either
 from sampling_reference import kept_probabilities, log_softmax, make_logits, make_state, processed_logits
 from transformers import NoBadWordsLogitsProcessor, TypicalLogitsWarper
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("each_arithmetic")
 VOCAB = 40
 tokens = st.lists(st.integers(0, VOCAB - 1), max_size=30)
 penalties = st.floats(-2, 2)
-a_few = settings(max_examples=number(100, 25))
+a_few = settings(max_examples=either(100, 25))
 
 
 def _run(logits, *states):

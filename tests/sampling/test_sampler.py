@@ -7,7 +7,7 @@ import torch
 from arithmetics import make_rows, make_sampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import number
+from samples import either
 from sampling_reference import draw, make_logits, make_state
 
 from tureen.contract.runner import NAN_LOGITS
@@ -52,7 +52,7 @@ def _sampler(*states, vocab_size=VOCAB):
 
 @given(data=st.data(), seed=st.integers(0, 10**6), grid=st.sampled_from([None, 0.5]), num_rows=st.integers(1, 5))
 @pytest.mark.sampled
-@settings(max_examples=number(150, 40), deadline=None)
+@settings(max_examples=either(150, 40), deadline=None)
 def test_the_whole_sampler_equals_a_float64_reference_given_the_same_uniform_number(data, seed, grid, num_rows):
     tokens = st.lists(st.integers(0, VOCAB - 1), max_size=10)
     states = [

@@ -9,7 +9,7 @@ import pytest
 import regex
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from samples import number
+from samples import either
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Backend
 from toy_tokenizer import BOS, IM_END, PIECES, SPECIALS, make_toy_tokenizer
@@ -123,7 +123,7 @@ def _brute_force(params, ids, allowed_from):
 
 
 @pytest.mark.sampled
-@settings(max_examples=number(600, 120), deadline=None)
+@settings(max_examples=either(600, 120), deadline=None)
 @given(ids_lists, st.lists(stop_texts, max_size=4), st.booleans(), st.booleans(), st.integers(0, 10))
 @example([97, 97, 98], ["aab", "ab"], True, False, 0)
 @example([0xE6, 0x97, 0xA5], ["日"], True, False, 0)
@@ -137,7 +137,7 @@ def test_text_is_cut_where_brute_force_cuts_it(ids, stops, skip_special, no_stop
 
 
 @pytest.mark.sampled
-@settings(max_examples=number(600, 120), deadline=None)
+@settings(max_examples=either(600, 120), deadline=None)
 @given(ids_lists, st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=3), st.lists(stop_texts, max_size=1),
        st.booleans(), st.integers(0, 10))  # fmt: skip
 @example([0xDE, 0xA6, 97], ["\\ba"], [], False, 0)  # a combining mark is a letter to regex, not to re
@@ -149,7 +149,7 @@ def test_text_is_cut_at_patterns_where_brute_force_cuts_it(ids, patterns, stops,
 
 
 @pytest.mark.sampled
-@settings(max_examples=number(400, 80), deadline=None)
+@settings(max_examples=either(400, 80), deadline=None)
 @given(ids_lists, st.lists(stop_texts, max_size=4))
 def test_exactly_what_may_become_a_stop_is_held_back(ids, stops):
     params = SamplingParams(stop=tuple(stops))
@@ -164,7 +164,7 @@ def test_exactly_what_may_become_a_stop_is_held_back(ids, stops):
 
 
 @pytest.mark.sampled
-@settings(max_examples=number(300, 75), deadline=None)
+@settings(max_examples=either(300, 75), deadline=None)
 @given(ids_lists, st.lists(stop_texts, max_size=2), st.lists(st.none() | st.integers(0, 60), min_size=41, max_size=41))
 def test_text_is_taken_up_to_where_it_may_be_and_none_is_lost(ids, stops, ends):
     detokenizer = Detokenizer(TOY, SamplingParams(stop=tuple(stops)))
@@ -184,7 +184,7 @@ def test_text_is_taken_up_to_where_it_may_be_and_none_is_lost(ids, stops, ends):
 
 
 @pytest.mark.sampled
-@settings(max_examples=number(300, 75), deadline=None)
+@settings(max_examples=either(300, 75), deadline=None)
 @given(st.lists(st.integers(0, 255), max_size=30))
 def test_text_of_any_bytes_is_that_of_the_tokenizers_package(ids):
     taken, _, _ = _run(SamplingParams(), ids)

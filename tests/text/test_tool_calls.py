@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parts_of_calls import assert_linear, joined
-from samples import number
+from samples import either
 
 from tureen.errors import StartupError
 from tureen.text import tools
@@ -192,7 +192,7 @@ def test_what_is_no_call_is_content_to_the_last_character(name, text):
 def test_a_text_reads_the_same_wherever_it_is_cut(name, text, parallel):
     whole = read(name, [text], parallel=parallel)
     assert read(name, text, parallel=parallel) == whole
-    step = 1 + len(text) // number(100, 30)
+    step = 1 + len(text) // either(100, 30)
     for first in range(0, len(text) + 1, step):
         assert read(name, [text[:first], text[first:]], parallel=parallel) == whole
         for second in range(first, len(text) + 1, 4 * step):
@@ -232,7 +232,7 @@ def written(name, calls, ascii_only):
 
 @pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "pythonic"])
 @pytest.mark.sampled
-@settings(max_examples=number(100, 25), deadline=None)
+@settings(max_examples=either(100, 25), deadline=None)
 @given(calls=CALLS, ascii_only=st.booleans(), data=st.data())
 def test_any_calls_come_out_as_they_were_written_in_any_pieces(name, calls, ascii_only, data):
     text = written(name, calls, ascii_only)
@@ -252,7 +252,7 @@ FRAGMENTS = (
 
 @pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "pythonic"])
 @pytest.mark.sampled
-@settings(max_examples=number(300, 75), deadline=None)
+@settings(max_examples=either(300, 75), deadline=None)
 @given(pieces=st.lists(st.sampled_from(FRAGMENTS), max_size=25), cut=st.integers(0, 80))
 def test_any_mixture_reads_the_same_in_any_pieces_and_its_content_is_what_stands_there(name, pieces, cut):
     text = "".join(pieces)

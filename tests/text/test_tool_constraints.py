@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from byte_tokenizer import EOS
 from inline_compiler import VOCABULARY, InlineCompiler
-from samples import number
+from samples import either
 
 from tureen.grammar.base import GrammarSpec
 from tureen.text.messages import CallArguments, CallStart, Content, Tool, ToolChoice
@@ -58,7 +58,7 @@ CLOSERS = {
     "deepseek_v32": ("</｜DSML｜parameter>",),
 }
 """What ends a value in tags, which random bytes would never write."""
-LEAST_SEEDS = number(1000, 4)
+LEAST_SEEDS = either(1000, 4)
 """Outputs of each kind that are drawn at least; those that take a sample draw all in the ledgers."""
 
 

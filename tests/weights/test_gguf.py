@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import tiny_gguf
-from samples import number
+from samples import either
 from work import count_lines
 
 from tureen.errors import StartupError
@@ -240,7 +240,7 @@ def test_no_flipped_bytes_raise_anything_but_a_startup_error(tiny):
     data = tiny.read_bytes()
     header = data.index(b"output_norm.weight") + 64
     rng = random.Random(0)
-    refused, num_cases = 0, number(1500, 300)
+    refused, num_cases = 0, either(1500, 300)
     for _ in range(num_cases):
         damaged = bytearray(data)
         for _ in range(rng.choice((1, 1, 4))):

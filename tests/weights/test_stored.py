@@ -14,7 +14,7 @@ from gguf.quants import quantize
 from mapped_pages import resident_kib
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from samples import number
+from samples import either
 
 from tureen.errors import StartupError
 from tureen.weights.safetensors import MAX_HEADER, SafetensorsFile
@@ -147,7 +147,7 @@ def test_damaged_headers_are_refused_where_the_format_s_own_library_refuses_them
     data = file.read_bytes()
     header = 8 + int.from_bytes(data[:8], "little")
     rng = np.random.default_rng(0)
-    num_refused, num_cases = 0, number(1500, 300)
+    num_refused, num_cases = 0, either(1500, 300)
     for _ in range(num_cases):
         damaged = bytearray(data)
         for _ in range(rng.choice((1, 1, 3))):

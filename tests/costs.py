@@ -132,7 +132,7 @@ class Collector:
     def pytest_sessionfinish(self) -> None:
         found = table(self._costs)
         write(LATEST, found)
-        if self._config.getoption("write_costs"):
+        if self._config.getoption("write_costs") and not self._config.getoption("every_case"):
             write(COMMITTED, merge(read(), found))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

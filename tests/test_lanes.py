@@ -1,5 +1,6 @@
 """The gate notices what leaves its process, and ledgers run when what they guard has changed."""
 
+import importlib
 import os
 import signal
 import socket
@@ -15,13 +16,14 @@ import samples
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 
 
-@pytest.fixture
-def ledgers(monkeypatch):
-    monkeypatch.syspath_prepend(TOOLS)
-    import ledgers
+@pytest.fixture(scope="module")
+def ledgers():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(TOOLS)
+        import ledgers
 
-    yield ledgers
-    for name in ("ledgers", "import_rules"):
+        yield ledgers
+    for name in ("ledgers", "import_rules", "check_native", "test_isas"):
         sys.modules.pop(name, None)
 
 
@@ -117,7 +119,7 @@ def test_a_ledger_runs_when_what_it_guards_has_changed(ledgers, changed, reason)
 
 
 def test_each_ledger_guards_packages_and_files_that_are_there(ledgers):
-    packages = set(ledgers.room_graph(ledgers.read_modules()))
+    packages = set(ledgers.graph())
     missing = {
         f"{path.name}: {guard}"
         for path, guards in ledgers.read_ledgers().items()
@@ -138,9 +140,37 @@ def test_a_sample_is_spread_over_all_cases(monkeypatch):
 
 
 def test_a_sampled_file_of_the_gate_guards_what_it_and_its_helpers_import(ledgers):
-    guarded = ledgers.read_ledgers()[lanes.TESTS / "api" / "test_guarded_answers.py"]
-    assert {"front", "requests", "config"} <= set(guarded)  # imported by app_under_test
-    assert "vision" not in guarded
+    found = ledgers.read_ledgers()
+    assert {"front", "requests", "config"} <= set(found[lanes.TESTS / "api" / "test_guarded_answers.py"])
+    assert found[lanes.TESTS / "grammar" / "test_ebnf.py"] == ("grammar",)
+
+
+@pytest.mark.parametrize(
+    ("changed", "test"),
+    [
+        ("tests/inline_compiler.py", "engine/test_closing_outputs.py"),  # imported by constrained_outputs
+        ("tests/fleet/conftest.py", "fleet/test_fleet.py"),
+        ("tureen/dialects/ollama/generate.py", "api/test_guarded_answers.py"),  # no import leads there
+    ],
+)
+def test_a_sampled_file_runs_when_what_it_reaches_has_changed(ledgers, changed, test):
+    path = lanes.TESTS / test
+    decision = ledgers.decide([changed], {path: tuple(ledgers.reach(path).packages)}, ledgers.graph())[path]
+    assert decision.is_run
+    assert changed in decision.reason
+
+
+@pytest.mark.parametrize("tool", ["check_native", "test_isas"])
+def test_a_tool_that_may_be_left_out_guards_itself_and_the_tests_it_runs(ledgers, capsys, monkeypatch, tool):
+    guards = importlib.import_module(tool).GUARDS
+    path = ledgers.ROOT / "tools" / f"{tool}.py"
+    for changed in (f"tools/{tool}.py", "tureen/kernels/cpu/src/pool.cpp", "tests/kernels/test_linear.py"):
+        monkeypatch.setattr(ledgers, "changed_since_pass", lambda changed=changed: [changed])
+        assert ledgers.is_to_run(path, guards, ["--if-changed"]), changed
+    monkeypatch.setattr(ledgers, "changed_since_pass", lambda: ["README.md"])
+    assert not ledgers.is_to_run(path, guards, ["--if-changed"])
+    assert ledgers.is_to_run(path, guards, [])
+    assert all(guard in ledgers.graph() or any(ledgers.ROOT.glob(guard)) for guard in guards)
 
 
 def test_no_file_of_tests_imports_from_another(ledgers):

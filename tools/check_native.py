@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ledgers import is_to_run, without_choice
+from ledgers import TWO_PROCESSES, is_to_run, without_choice
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = "tests/kernels/cpu"
 BITS = "tests/ledgers/kernels/test_isa_bits.py"
 POOL = "tests/ledgers/kernels/test_pool_processes.py"
-GUARDS = ("kernels", "tests/kernels/*", "cmake/*", "CMakeLists.txt", "tools/check_native.py")
+GUARDS = ("kernels", "tests/kernels/*", BITS, POOL, "cmake/*", "CMakeLists.txt")
 ONCE = (f"{TESTS}/test_native_install.py",)
 """Tests to which it makes no difference which instruction set is taken: `make test` runs them."""
-TWO_PROCESSES = ("--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 PRODUCTS = (f"{TESTS}/test_native_linear.py", f"{TESTS}/test_native_attention.py")
 CHECKS = (
     "-O1 -g1 -w -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS"

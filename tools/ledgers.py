@@ -1,7 +1,8 @@
 """Run the ledgers whose guarded packages changed, and every case of sampled tests; print why each is run or left out.
 
     tools/ledgers.py              what changed since the commit at which all ledgers passed
-    tools/ledgers.py --all        all; if they pass, tests/ledgers/passed.txt names this commit
+    tools/ledgers.py --all        all
+    tools/ledgers.py --all --passed   if they pass, tests/ledgers/passed.txt names this commit (make test-all)
     tools/ledgers.py --list       only print the decision
 
 Other arguments go to pytest. A ledger names in `GUARDS` the packages of tureen it guards, or patterns of paths such as
@@ -13,9 +14,10 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import functools
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +30,11 @@ PASSED = LEDGERS / "passed.txt"
 EVERYTHING = ("pyproject.toml", "constraints.txt")
 """Files that concern every ledger."""
 IF_CHANGED = "--if-changed"
+TWO_PROCESSES = ("--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+HARNESS = frozenset({"samples", "lanes"})
+"""Helpers that decide what runs, and say nothing about tureen."""
+PLUG_INS = {"front": {"dialects"}}
+"""Packages that a package finds by name, without an import."""
 
 
 class Decision(NamedTuple):
@@ -35,19 +42,25 @@ class Decision(NamedTuple):
     reason: str
 
 
+class Reach(NamedTuple):
+    """The files of tests that a test uses, itself among them, and the packages of tureen that they import."""
+
+    files: frozenset[str]  # from the root
+    packages: frozenset[str]
+
+
 def main(arguments: list[str]) -> int:
     is_all = "--all" in arguments
-    decisions = decide(None if is_all else changed_since_pass(), read_ledgers(), room_graph(read_modules()))
+    decisions = decide(None if is_all else changed_since_pass(), read_ledgers(), graph())
     for path, decision in decisions.items():
         print(f"{'run ' if decision.is_run else 'skip'} {path.relative_to(ROOT)}: {decision.reason}", flush=True)
     chosen = [str(path.relative_to(ROOT)) for path, decision in decisions.items() if decision.is_run]
     if "--list" in arguments or not chosen:
         return 0
-    command = [sys.executable, "-m", "pytest", "--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
-    command.append("--every-case")
-    others = [argument for argument in arguments if argument != "--all"]
-    status = subprocess.run([*command, *chosen, *others], cwd=ROOT).returncode
-    if is_all and not status and not others:
+    others = [argument for argument in arguments if argument not in ("--all", "--passed")]
+    command = [sys.executable, "-m", "pytest", *TWO_PROCESSES, "--every-case", *chosen, *others]
+    status = subprocess.run(command, cwd=ROOT).returncode
+    if "--passed" in arguments and is_all and not status and not others:
         PASSED.write_text(_git("rev-parse", "HEAD") + "\n", encoding="utf-8")
     return status
 
@@ -58,10 +71,9 @@ def read_ledgers() -> dict[Path, tuple[str, ...]]:
     Raises SystemExit if a ledger has no `GUARDS`.
     """
     found = {path: guards(path) for path in sorted(LEDGERS.rglob("test_*.py"))}
-    helpers = {path.stem: path for path in TESTS.rglob("*.py")}
     for path in sorted(TESTS.rglob("test_*.py")):
         if "pytest.mark.sampled" in path.read_text(encoding="utf-8"):
-            found[path] = tuple(sorted(_packages(path, helpers)))
+            found[path] = tuple(sorted(reach(path).packages))
     return found
 
 
@@ -72,25 +84,40 @@ def guards(path: Path) -> tuple[str, ...]:
     raise SystemExit(f"{path}: it has no GUARDS. Name the packages it guards: GUARDS = ('grammar', 'docs/*.md')")
 
 
-def _packages(path: Path, helpers: Mapping[str, Path]) -> set[str]:
-    """Return the packages of tureen that a file of tests and its helper modules import."""
-    seen, ahead, packages = {path}, [path], set()
+def reach(path: Path) -> Reach:
+    """Follow the imports of a file of tests, and of each `conftest.py` of its folder and the folders around it."""
+    folders = [folder for folder in path.parents if folder.is_relative_to(TESTS) and folder != TESTS]
+    ahead = [path, *(found for folder in folders if (found := folder / "conftest.py").exists())]
+    seen, packages = set(ahead), set()
     while ahead:
         for name in _imports(ahead.pop()):
             if name.startswith(f"{PACKAGE}."):
                 packages.add(room(name.removeprefix(f"{PACKAGE}.")))
-            elif (helper := helpers.get(name)) and helper not in seen:
+            elif name not in HARNESS and (helper := _helpers().get(name)) and helper not in seen:
                 seen.add(helper)
                 ahead.append(helper)
-    return packages
+    return Reach(frozenset(file.relative_to(ROOT).as_posix() for file in seen), frozenset(packages))
+
+
+@functools.cache
+def _helpers() -> dict[str, Path]:
+    return {path.stem: path for path in TESTS.rglob("*.py") if path.stem != "conftest"}
+
+
+@functools.cache
+def graph() -> dict[str, set[str]]:
+    """Return the packages that each package imports, or finds by name."""
+    imported = room_graph(read_modules())
+    return {package: others | PLUG_INS.get(package, set()) for package, others in imported.items()}
 
 
 def is_to_run(tool: Path, guards: tuple[str, ...], arguments: list[str]) -> bool:
-    """Decide for another tool, which runs always or, with `--if-changed`, only if what it guards changed."""
+    """Decide for another tool, which runs always or, with `--if-changed`, only if it or what it guards changed."""
     if IF_CHANGED not in arguments:
         return True
-    decision = decide(changed_since_pass(), {tool: guards}, room_graph(read_modules()))[tool]
-    print(f"{'run ' if decision.is_run else 'skip'} {tool.relative_to(ROOT)}: {decision.reason}", flush=True)
+    name = tool.relative_to(ROOT).as_posix()
+    decision = decide(changed_since_pass(), {tool: (name, *guards)}, graph())[tool]
+    print(f"{'run ' if decision.is_run else 'skip'} {name}: {decision.reason}", flush=True)
     return decision.is_run
 
 
@@ -132,9 +159,9 @@ def decide(
 def _decide(
     ledger: Path, guarded: tuple[str, ...], changed: list[str], packages: dict[str, str], graph: Mapping[str, set[str]]
 ) -> Decision:
-    own = {ledger.stem, *_imports(ledger)}
+    own = reach(ledger).files
     for path in changed:
-        if path.startswith("tests/") and Path(path).stem in own:
+        if path in own:
             return Decision(True, f"{path} changed")
         for guard in guarded:
             if fnmatch.fnmatch(path, guard):
@@ -160,15 +187,18 @@ def _reached(package: str, graph: Mapping[str, set[str]]) -> set[str]:
     return seen
 
 
-def _imports(path: Path) -> Iterator[str]:
-    """Yield the modules that a file of tests imports by a bare name, such as helpers of tests."""
+@functools.cache
+def _imports(path: Path) -> frozenset[str]:
+    """Return the names of the modules that a file of tests imports."""
+    found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module == PACKAGE:
-            yield from (f"{PACKAGE}.{alias.name}" for alias in node.names)
+            found |= {f"{PACKAGE}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield node.module
+            found.add(node.module)
+    return frozenset(found)
 
 
 def _git(*arguments: str) -> str:

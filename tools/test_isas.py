@@ -13,22 +13,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ledgers import is_to_run, without_choice
+from ledgers import TWO_PROCESSES, is_to_run, without_choice
 
 from tureen.kernels.cpu import native
 
 ROOT = Path(__file__).resolve().parent.parent
-GUARDS = (
-    "attention",
-    "kernels",
-    "layers",
-    "models",
-    "runner",
-    "vision",
-    "tests/kernels/*",
-    "cmake/*",
-    "CMakeLists.txt",
-)
 ONEDNN = {
     "AVX2": "avx2",
     "AVX512_CORE": "avx512bw",
@@ -45,12 +34,13 @@ TORCH_TESTS: tuple[str, ...] = (
     "tests/ledgers/runner/test_every_combination.py::test_logprobs_of_torch_do_not_depend_on_company_chunks_or_pages",
     "tests/vision/test_llava_models.py",
 )
-TWO_PROCESSES = ("--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 NATIVE_TESTS: tuple[str, ...] = (
     "tests/runner/test_batch_invariance.py",
     "tests/models/test_smollm2.py",
     "tests/servers/test_server.py::test_the_model_answers_a_question_and_says_why_it_stopped",
 )
+PACKAGES = ("attention", "kernels", "layers", "models", "runner", "vision")
+GUARDS = (*PACKAGES, *(f"{test.partition('::')[0]}*" for test in TORCH_TESTS + NATIVE_TESTS))
 
 
 def main() -> int:

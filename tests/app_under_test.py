@@ -113,7 +113,7 @@ class App:
         return self.app.state.server
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Do what `asyncio.Runner.run` does, but for its handler of Ctrl-C: to set that is much of a short request."""
+        """Run like `asyncio.Runner.run`, without its handler of Ctrl-C, which costs more than a short request."""
         loop = self._runner.get_loop()
         with self.time():
             return loop.run_until_complete(loop.create_task(work, context=self._runner._context))

@@ -23,7 +23,7 @@ import retries
 import samples
 from patience import be_patient_over_http
 
-from tureen import config, config_sources
+from tureen import config, config_sources, registry
 from tureen.devices.threads import wait_politely
 from tureen.serving import inproc
 from tureen.weights.source import ModelSource, resolve_model
@@ -51,6 +51,7 @@ wait_politely()  # before any test loads torch
 be_patient_over_http()
 read_authorities_once()
 platform.processor()  # starts a process the first time, and clients of OpenAI ask for it
+registry._constant = functools.cache(registry._constant)  # each load of a model would parse the files of all models
 inproc._forget = lambda: None  # a server that ends collects the garbage of its process; here of all tests
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's, on every machine: two processes of tests share its cores
 
@@ -93,7 +94,7 @@ def pytest_collection_finish() -> None:
 
 
 def _freeze() -> None:
-    """Let no later collection of garbage look at what is here now: modules, cases, and what files of tests keep."""
+    """Exempt all objects that exist now from later garbage collections."""
     gc.collect()
     gc.freeze()
 

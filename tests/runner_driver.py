@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from tureen import registry
 from tureen.contract.params import SamplingParams
 from tureen.contract.runner import Batch, Row, RowOutput, SlotState
 from tureen.contract.types import LogprobSpec
 from tureen.weights.source import ModelSource
-
-registry._constant = functools.cache(registry._constant)  # each load of a model would parse all models
 
 GREEDY = SamplingParams(temperature=0.0)
 SPEC = LogprobSpec(prompt_start=0, top=256)

@@ -1,4 +1,4 @@
-"""Constrained requests for an engine with random numbers in place of a model, and what they are answered."""
+"""Constrained requests for an engine with random numbers in place of a model, and their answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_engine(backend="llguidance", *, token_budget=64, num_pages=600, context
 
 
 def run(engine, *requests):
-    """Of each request its text, tokens and finish."""
+    """Return each request's text, tokens and finish."""
     answers = {request.id: ["", (), None] for request in requests}
     for request in requests:
         engine.add(request)
@@ -60,7 +60,7 @@ def limited(request_id, kind, text, most, *, seed=0, field="max_new_tokens", **p
 
 
 def least_of(kind, text):
-    """What the refusal of a limit of one token names; 1 where it is not refused."""
+    """Return the limit that the refusal of one token names; 1 if there is no refusal."""
     [answer] = run(make_engine(), limited("a", kind, text, 1)).values()
     if answer[2].type != "error":
         return 1
@@ -70,7 +70,7 @@ def least_of(kind, text):
 
 
 def random_schema(rng, depth=0):
-    """A schema of bounded size whose values are short."""
+    """Return a schema of bounded size whose values are short."""
     leaves = [
         lambda: {"type": "integer", "minimum": rng.randrange(-50, 0), "maximum": rng.randrange(200)},
         lambda: {"type": "number", "exclusiveMinimum": rng.randrange(-9, 0), "maximum": rng.randrange(1, 9)},

@@ -2,7 +2,7 @@
 
 
 def pieces(engine, request, *mates):
-    """The deltas of a request, beside others."""
+    """Return the deltas of a request that runs beside others."""
     for one in (*mates, request):
         engine.add(one)
     found = []

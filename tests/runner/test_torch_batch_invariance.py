@@ -4,7 +4,6 @@ Each pair of a model, a type and a number of threads is here; tests/ledgers/runn
 """
 
 import pytest
-import torch
 from torch_invariance import DTYPES, MODELS, THREADS, check_invariance
 
 PAIRS = [
@@ -14,14 +13,6 @@ PAIRS = [
 ]
 
 
-@pytest.fixture
-def same_threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("same_threads")
 @pytest.mark.parametrize(("model", "dtype", "threads"), PAIRS)
 def test_logprobs_do_not_depend_on_batch_mates_chunks_or_pages(tmp_path, model, dtype, threads):
     check_invariance(tmp_path, model, dtype, threads, length=23, num_tokens=2)

@@ -17,9 +17,6 @@ from patience import PATIENCE_S, wait_until
 PATIENT_SANDBOX = {"PYTHONPATH": str(Path(__file__).parent / "patient")}
 """Environment of a server whose clients send code, which a busy machine lets wait."""
 
-ONE_THREAD = {"TUREEN_NUM_THREADS": "1"}
-"""Other tests and their servers use the other processors."""
-
 
 class ServerProcess:
     """Starts the server on a free port, collects what it prints, stops it at the end."""
@@ -28,16 +25,19 @@ class ServerProcess:
         self,
         *arguments: str,
         env: dict[str, str] | None = None,
+        threads: int | None = 1,
         cwd: Path | None = None,
         python: str = sys.executable,
         command: Sequence[str] = ("serve", "--port", "0"),
     ) -> None:
+        """`threads` of the engine; None for as many as it takes by itself. Other tests use the other processors."""
+        number_of_threads = {} if threads is None else {"TUREEN_NUM_THREADS": str(threads)}
         self.process = subprocess.Popen(
             [python, "-m", "tureen", *command, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | ONE_THREAD | (env or {}),
+            env=os.environ | number_of_threads | (env or {}),
             cwd=cwd,
             start_new_session=True,
         )

@@ -50,7 +50,7 @@ def server(default_model_source) -> Iterator[ServerProcess]:
         "--freeze-grace-s",
         str(PATIENCE_S),
     )
-    with ServerProcess(*arguments, env={"PYTHONPATH": folder}) as running:
+    with ServerProcess(*arguments, env={"PYTHONPATH": folder}, threads=None) as running:
         running.wait_ready()
         body = {"lora_name": "late", "lora_path": str(ADAPTERS / "whisper")}
         assert httpx.post(f"{running.url}/load_lora_adapter", json=body, timeout=PATIENCE_S).status_code == 200

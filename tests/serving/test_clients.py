@@ -4,7 +4,10 @@ beside it. tests/servers/test_engine_clients.py has real processes."""
 from __future__ import annotations
 
 import asyncio
+import gc
+import importlib.util
 import threading
+import weakref
 
 import fake_engine
 import pytest
@@ -15,6 +18,7 @@ from stack_size import stack_bytes
 from tureen.config import Config
 from tureen.errors import StartupError
 from tureen.sandbox.stacks import THREAD_BYTES
+from tureen.serving import inproc
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 
@@ -95,3 +99,21 @@ def test_the_thread_of_an_engine_has_stack_for_its_grammars_whatever_the_default
 
     asyncio.run(scenario())
     assert seen[0] >= THREAD_BYTES
+
+
+class Ring:
+    """An object that holds itself."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_what_an_ended_engine_leaves_is_freed_though_it_was_kept_for_good():
+    spec = importlib.util.spec_from_file_location("inproc_as_it_is", inproc.__file__)  # conftest.py replaced a part
+    as_it_is = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(as_it_is)
+    left = weakref.ref(Ring())
+    gc.freeze()
+    as_it_is._forget()
+    assert left() is None
+    assert gc.get_freeze_count() > 0

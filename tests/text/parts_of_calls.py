@@ -1,4 +1,4 @@
-"""What a parser of tool calls gave, as one content and whole calls; and what it costs."""
+"""Join the parts that a parser of tool calls gave, and count its work."""
 
 from __future__ import annotations
 

@@ -8,31 +8,29 @@ from pathlib import Path
 from tureen.tiers.page_files import PREFIX_BYTES, NoPage, PageFiles
 
 PAGE_BYTES = 100
-
-
 FILE_BYTES = PREFIX_BYTES + PAGE_BYTES
 
 
-def _key(number: int) -> bytes:
+def key_of(number: int) -> bytes:
     return hashlib.sha256(number.to_bytes(8, "little")).digest()
 
 
-def _page(number: int) -> memoryview:
+def page_of(number: int) -> memoryview:
     return memoryview(bytes([number % 256]) * PAGE_BYTES)
 
 
-def _read(files: PageFiles, number: int) -> bytes | None:
+def read_page(files: PageFiles, number: int) -> bytes | None:
     buffer = bytearray(PAGE_BYTES)
     try:
-        files.read(_key(number), memoryview(buffer))
+        files.read(key_of(number), memoryview(buffer))
     except NoPage:
         return None
     return bytes(buffer)
 
 
-def _files(folder: Path, num_pages: int = 10) -> PageFiles:
+def page_files_in(folder: Path, num_pages: int = 10) -> PageFiles:
     return PageFiles(folder / "pages", page_bytes=PAGE_BYTES, max_bytes=num_pages * FILE_BYTES)
 
 
-def _all(folder: Path) -> list[Path]:
+def files_in(folder: Path) -> list[Path]:
     return [path for path in (folder / "pages").rglob("*") if path.is_file() and path.name != "usage"]

@@ -99,7 +99,7 @@ def _expected(model, prompt, pictures, modality):
 
 
 def _prompt(counts, token_id):
-    """Text with a picture of so many tokens after each piece of it but the last."""
+    """Text with a picture of that many tokens after each piece of it but the last."""
     found = list(TEXT[0])
     for count, text in zip(counts, (*TEXT[1:], TEXT[0]), strict=False):
         found += [token_id] * count + list(text)
@@ -107,7 +107,7 @@ def _prompt(counts, token_id):
 
 
 def _generate(model, prompt, embeddings, *, chunk=1 << 20, **changes):
-    """The tokens that follow, and the drawn tokens' log-probabilities. prompt: NO_TOKEN where the embeddings stand."""
+    """The tokens that follow, and the drawn tokens' log-probabilities. prompt: NO_TOKEN in place of embeddings."""
     runner = load_runner(folder_source(model.folder), _make_config(**changes))
     try:
         spec = LogprobSpec(prompt_start=-1, top=0)

@@ -20,7 +20,6 @@ from llava_checks import (
 from safetensors.torch import load_file, save_file
 
 from tureen.registry import declared
-from tureen.runner import loading
 from tureen.vision.names import local_name
 from tureen.weights.stored import VISION
 
@@ -53,8 +52,7 @@ def _is_used(kind):
 
 
 @pytest.mark.parametrize("model", MUTATED, indirect=True)
-def test_noise_in_any_weight_of_the_part_that_sees_is_noticed(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(loading, "find_text_model", functools.cache(loading.find_text_model))  # parses all models
+def test_noise_in_any_weight_of_the_part_that_sees_is_noticed(model, tmp_path):
     picture = tiny_llava.picture(28, 28)
     [prepared] = model.family.prepare([picture], "image")
     [expected] = expected_embeddings(model, [picture], "image")

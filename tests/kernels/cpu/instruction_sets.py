@@ -9,13 +9,8 @@ import pytest
 
 native = pytest.importorskip("tureen.kernels.cpu._native")
 
-
 AVX2 = {"avx2", "fma", "f16c"}
-
-
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
-
-
 NEEDED = {
     "amx": AVX512 | {"avx512_vnni", "amx_tile", "amx_int8", "amx_bf16"},
     "avx512vnni": AVX512 | {"avx512_vnni"},
@@ -27,14 +22,10 @@ NEEDED = {
     "portable": set(),
 }
 """Flags that the system names when it lets programs use them; best instruction set first."""
-
-
 KINDS = {
     "x86_64": ["amx", "avx512vnni", "avx512", "avxvnni", "avx2", "portable"],
     "aarch64": ["i8mm", "neon", "portable"],
 }
-
-
 ONLY_BY_NAME = {"amx", "i8mm"}
 """Never run on a processor that has them."""
 

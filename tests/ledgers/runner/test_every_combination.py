@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "runner"))
 from torch_invariance import DTYPES, MODELS, THREADS, check_invariance
@@ -12,14 +11,6 @@ from torch_invariance import DTYPES, MODELS, THREADS, check_invariance
 GUARDS = ("attention", "kernels", "layers", "models", "runner")
 
 
-@pytest.fixture
-def same_threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("same_threads")
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("model", MODELS)

@@ -74,4 +74,7 @@ def check_backend(name: str) -> None:
 
 def _installed(package: str) -> str:
     metadata = importlib.import_module("importlib.metadata")  # a start with the default backend does without it
-    return str(metadata.version(package))
+    try:
+        return str(metadata.version(package)).partition("+")[0]  # without the label of a local build
+    except metadata.PackageNotFoundError:
+        return "an unknown version"

@@ -137,7 +137,7 @@ def test_text_is_cut_where_brute_force_cuts_it(ids, stops, skip_special, no_stop
 
 
 @pytest.mark.sampled
-@settings(max_examples=either(600, 120), deadline=None)
+@settings(max_examples=either(600, 400), deadline=None)
 @given(ids_lists, st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=3), st.lists(stop_texts, max_size=1),
        st.booleans(), st.integers(0, 10))  # fmt: skip
 @example([0xDE, 0xA6, 97], ["\\ba"], [], False, 0)  # a combining mark is a letter to regex, not to re

@@ -4,6 +4,7 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +33,8 @@ from tureen.grammar.expression import (
 )
 
 VOCABULARY = vocabulary()
+
+PAGE = Path(__file__).parents[2] / "docs" / "structured-outputs.md"
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -131,6 +134,7 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(name, line, m
     with pytest.raises(StartupError) as caught:
         find_backend(name)
     assert line in str(caught.value)
+    assert name == "llguidance" or line in PAGE.read_text(encoding="utf-8")
 
 
 def test_another_version_of_xgrammar_is_refused_with_the_line_that_installs_the_right_one(monkeypatch):

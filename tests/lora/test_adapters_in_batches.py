@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 from runner_driver import Running, folder_source, step
-from samples import some
+from samples import either, some
 from tiny_adapters import write_adapter
 from tiny_models import VARIANTS, logprobs, write
 
@@ -17,7 +17,10 @@ from tureen.contract.types import LogprobSpec
 from tureen.kernels.cpu import native
 from tureen.runner.load import load_runner
 
+pytestmark = pytest.mark.sampled
+
 KERNELS = ("torch", "native")
+LENGTH = either(41, 29)  # tokens of a prompt
 CLOSE = 1e-4
 SPEC = LogprobSpec(prompt_start=0, top=256)
 BEST = LogprobSpec(prompt_start=0, top=4)
@@ -54,7 +57,7 @@ def load_adapter(runner, number, folder):
 
 def make_sequence(slot, adapter, *, length=None, pages_at=None, logprobs=SPEC):
     rng = random.Random(slot)
-    prompt = [rng.randrange(256) for _ in range(length or 20 + 3 * slot)]
+    prompt = [rng.randrange(256) for _ in range(length or 20 + either(7, 3) * slot)]
     first = PAGES_EACH * (slot if pages_at is None else pages_at)
     sequence = Adapted(slot, prompt, range(first, first + PAGES_EACH), logprobs=logprobs)
     sequence.adapter = adapter
@@ -83,7 +86,7 @@ def distance(sequence, oracle):
     )
 
 
-@pytest.fixture(scope="module", params=("llama-biases", "phi3", "gemma3"))
+@pytest.fixture(scope="module", params=(*either(("llama",), ()), "llama-biases", "phi3", "gemma3"))
 def written(request, tmp_path_factory):
     """A model's folder, and the oracles by the number of their adapter."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -111,12 +114,11 @@ def test_every_row_of_a_batch_has_the_distributions_of_its_own_adapter(written, 
         assert distance(sequence, other) > 100 * CLOSE
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("adapter", some(range(4), 2))
 def test_the_bits_do_not_depend_on_chunks_neighbours_or_pages(runner, adapter):
-    alone = reports(*run(runner, [make_sequence(0, adapter, length=29, logprobs=BEST)], 4, (1000,)))
+    alone = reports(*run(runner, [make_sequence(0, adapter, length=LENGTH, logprobs=BEST)], 4, (1000,)))
     for chunks, mates, at in (((3,), (), 0), ((7,), (1, 2, 3, 0), 9), ((1000, 3, 16), (3, 3, adapter), 11)):
-        sequence = make_sequence(0, adapter, length=29, pages_at=at, logprobs=BEST)
+        sequence = make_sequence(0, adapter, length=LENGTH, pages_at=at, logprobs=BEST)
         others = [make_sequence(slot, mate, logprobs=BEST) for slot, mate in enumerate(mates, start=1)]
         place = len(others) // 2
         run(runner, [*others[:place], sequence, *others[place:]], 4, chunks)
@@ -153,7 +155,6 @@ def test_an_adapter_that_goes_leaves_the_others_as_they_are(written, kernels):
     assert distance(run(runner, [make_sequence(0, 0)], 2, (1000,))[0], oracles[0]) < CLOSE
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("variant", "kernels"),
     [(variant, kernels) for place, variant in enumerate(VARIANTS) for kernels in some(KERNELS[:: (-1) ** place], 1)],

@@ -140,7 +140,7 @@ bench: $(STAMP) ## measure a running server; ARGS='--workload single --url …'
 wheel: $(DEV) ## wheels for each Python found, into dist/, each tested in an empty environment; ARGS='3.11 3.13'
 	@$(BIN)/python tools/wheels.py $(ARGS)
 
-lock: $(DEV) ## pin what is installed: constraints.txt, and with hashes requirements-hashed.txt; needs uv
+lock: $(DEV) ## pin the installed versions in constraints.txt, and hash them in requirements-hashed.txt; needs uv
 	@$(BIN)/python tools/lock.py
 
 release: $(DEV) ## version, CHANGELOG from changes/, wheels, sources; VERSION=1.2.0

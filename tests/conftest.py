@@ -50,9 +50,9 @@ hypothesis.settings.load_profile("patient")
 wait_politely()  # before any test loads torch
 be_patient_over_http()
 read_authorities_once()
-platform.processor()  # starts a process the first time, and clients of OpenAI ask for it
+platform.processor()  # the first call starts a process, and the OpenAI client calls it
 registry._constant = functools.cache(registry._constant)  # each load of a model would parse the files of all models
-inproc._forget = lambda: None  # a server that ends collects the garbage of its process; here of all tests
+inproc._forget = lambda: None  # a closing server collects all garbage, here that of every test
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's, on every machine: two processes of tests share its cores
 
 

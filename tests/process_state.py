@@ -13,7 +13,7 @@ OF_IMPORTS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
 
 
 SET_BY_THE_PRODUCT = ("torch.get_num_threads()", "logging.getLogger().handlers", "the level of tureen's log", "print")
-"""Loading a model with torch, a command, or Ray sets these for the process. They are set back, and no test fails."""
+"""torch, commands and Ray set these for the process. They are restored, and the test does not fail."""
 
 LOG = logging.getLogger("tureen")
 

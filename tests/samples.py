@@ -1,4 +1,4 @@
-"""Samples: of many seeds or a large product, the gate takes some cases and the ledgers take all.
+"""Samples: the gate runs some of many seeds or of a large product, and the ledgers run all.
 
 A test that takes a sample has the mark `sampled`. `--every-case` gives it all cases, and leaves out the tests of the
 gate that have no such mark.
@@ -29,12 +29,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _has_more(item: pytest.Item) -> bool:
-    """Say whether a test runs with `--every-case`."""
+    """Return whether a test runs with `--every-case`."""
     return lane(item.path) != GATE or item.get_closest_marker("sampled") is not None
 
 
 def some(cases: Iterable[T], size: int) -> list[T]:
-    """Return `size` of the cases at even distances, the first and the last among them."""
+    """Return `size` of the cases at even distances, including the first and the last."""
     every = list(cases)
     if _is_whole or size >= len(every):
         return every

@@ -1,4 +1,4 @@
-"""Run the ledgers whose guarded packages changed, and every case of sampled tests; print why each is run or left out.
+"""Run the ledgers and the sampled tests whose guarded packages changed, and print the reason for each decision.
 
     tools/ledgers.py              what changed since the commit at which all ledgers passed
     tools/ledgers.py --all        all
@@ -32,7 +32,7 @@ EVERYTHING = ("pyproject.toml", "constraints.txt")
 IF_CHANGED = "--if-changed"
 TWO_PROCESSES = ("--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 HARNESS = frozenset({"samples", "lanes"})
-"""Helpers that decide what runs, and say nothing about tureen."""
+"""Helpers that select tests. No test depends on their imports."""
 PLUG_INS = {"front": {"dialects"}}
 """Packages that a package finds by name, without an import."""
 

@@ -1,9 +1,9 @@
-"""Pins what is installed here: constraints.txt for development, requirements-hashed.txt for users.
+"""Pin the installed versions: constraints.txt for development, requirements-hashed.txt for users.
 
     python tools/lock.py
 
-`constraints.txt` has every package of the development environment, so a release of one of them changes nothing until
-`make lock` runs again. `requirements-hashed.txt` has what tureen needs, with the hashes of the files, for every Python
+`constraints.txt` lists every package of the development environment. A new release changes nothing until `make lock`
+runs again. `requirements-hashed.txt` lists the dependencies of tureen with the hashes of their files, for every Python
 and platform: `pip install --require-hashes -r requirements-hashed.txt`. Needs uv. Run by `make lock` and by `make
 release`.
 """
@@ -34,8 +34,7 @@ def main() -> int:
 
 
 def installed() -> list[str]:
-    """Returns a requirement for each package that is installed here, of this version, without the label of a local
-    build."""
+    """Return `name==version` of each installed package, without the label of a local build."""
     found = importlib.metadata.distributions()
     pinned = {f"{each.name}=={each.version.partition('+')[0]}" for each in found if each.name not in ("pip", "tureen")}
     return sorted(pinned, key=str.lower)

@@ -89,7 +89,7 @@ def app(written, server):
 
 
 def _restore(server, folder):
-    """Leave no mark of a test, also of one that failed."""
+    """Undo the changes of a test, even if it failed."""
     server.post("/continue_generation")
     server.post("/abort_request", abort_all=True)
     for name in server.state.adapters.keys() - {"red", "blue"}:

@@ -324,7 +324,7 @@ THINKING: tuple[Any, ...] = (
 
 
 def combined(systems: tuple[Any, ...], thoughts: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Return systems, tools and thoughts; in the gate each two of them come together, but not each three."""
+    """Return combinations of system, tools and thinking: all in the ledgers, every pair of values in the gate."""
     pairs = itertools.product(enumerate(TOOLS), enumerate(thoughts))
     sampled = [(systems[(at + of) % len(systems)], tools, thinking) for (at, tools), (of, thinking) in pairs]
     return either(list(itertools.product(systems, TOOLS, thoughts)), sampled)

@@ -81,7 +81,7 @@ WAYS = [{"strict": True}, {"strict": False}, {"strict": True, "parallel": False}
 
 
 def each_with_half_of_the_ways() -> list[tuple[dict, dict]]:
-    """Return pairs in which each format comes strict and not, and with parallel calls and without."""
+    """Return pairs that cover each format with and without strict, and with and without parallel calls."""
     every = [(asked, way, is_odd) for asked, is_odd in zip(FORMATS, (0, 1) * 2, strict=True) for way in WAYS]
     return [(asked, way) for asked, way, is_odd in every if (WAYS.index(way) in (1, 2)) == is_odd]
 

@@ -256,7 +256,7 @@ def app():
 
 
 def cuts(message: bytes, size: int) -> list[tuple[bytes, ...]]:
-    """The whole, in two parts cut at every byte, of which the gate takes `size`, and byte by byte."""
+    """Return the message whole, byte by byte, and cut in two at each byte; the gate cuts at `size` bytes."""
     halves = some([(message[:cut], message[cut:]) for cut in range(1, len(message))], size)
     return [(message,), *halves, tuple(message[index : index + 1] for index in range(len(message)))]
 

@@ -17,7 +17,7 @@ from tureen.front.compat import compat_routes
 from tureen.http.dialect import BodyPart
 
 LAST = "{{ messages[-1]['content'] }}"
-"""A template of the last message alone: answers in chats end as those to prompts do."""
+"""A template that renders only the last message, so chats end like plain prompts."""
 
 CHAT = [{"role": "user", "content": "say:a"}]
 TOOL = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "boolean"}}}}

@@ -425,7 +425,7 @@ def test_weights_are_those_that_compute_and_not_those_of_a_file_that_has_changed
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
-    """Folders of models of which the engine joins or changes weights, by variant."""
+    """Return model folders by variant: the engine merges or converts some of their weights."""
     root = tmp_path_factory.mktemp("others")
     for variant in ("phi3", "gemma3"):
         write_model(root / variant, 1, variant)

@@ -60,7 +60,7 @@ def limited(request_id, kind, text, most, *, seed=0, field="max_new_tokens", **p
 
 
 def least_of(kind, text):
-    """Return the limit that the refusal of one token names; 1 if there is no refusal."""
+    """Return the minimum max_new_tokens that the server names when it rejects 1, or 1 if it accepts 1."""
     [answer] = run(make_engine(), limited("a", kind, text, 1)).values()
     if answer[2].type != "error":
         return 1

@@ -1,8 +1,8 @@
-"""The deltas of a request, one by one: where an output is cut, another engine goes on with it."""
+"""Collect the deltas of a request, and resume it from one of them on another engine."""
 
 
 def pieces(engine, request, *mates):
-    """Return the deltas of a request that runs beside others."""
+    """Return the deltas of one request while others run concurrently."""
     for one in (*mates, request):
         engine.add(one)
     found = []

@@ -25,7 +25,7 @@ from tureen.runner.fake import FakeRunner
 PAGE_SIZES = (1, 2, 16)
 SEEDS = range(120)
 FINDERS = (0, 1, 4, 6, 10, 21, 72)
-"""Seeds that find all of the mistakes; where they find no mistake, the others are tried."""
+"""Seeds that find all of the mistakes. If they find none, the others are tried."""
 
 
 def _is_caught(seeds) -> bool:

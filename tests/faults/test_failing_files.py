@@ -33,7 +33,7 @@ from tureen.runner.load import load_runner
 pytestmark = pytest.mark.sampled
 
 STEP = either(1, 3)
-"""Every third call fails in the gate, behind the first two."""
+"""The gate fails the first two calls, then every third."""
 
 OPEN = Site(os, "open", no_more(errno.EMFILE))
 BUILTIN_OPEN = Site(builtins, "open", no_more(errno.EMFILE))

@@ -1,4 +1,4 @@
-"""Places in a grammar and in what closes it, side by side."""
+"""Compare a grammar with the automaton that closes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def vocabulary(tokens):
 
 
 def letters(chars, *words):
-    """A token for each character, and some more."""
+    """Return a token for each character, and one for each word."""
     return [char.encode() for char in chars] + [word.encode() for word in words]
 
 

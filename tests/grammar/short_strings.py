@@ -1,4 +1,4 @@
-"""Every short string, held against a grammar and a recogniser."""
+"""Compare a grammar with a recogniser on every short string."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An array in memory that processes share, and whether that memory is in use."""
+"""Arrays in shared memory, and whether that memory is in use."""
 
 import os
 

@@ -30,7 +30,7 @@ class ServerProcess:
         python: str = sys.executable,
         command: Sequence[str] = ("serve", "--port", "0"),
     ) -> None:
-        """`threads` of the engine; None for as many as it takes by itself. Other tests use the other processors."""
+        """threads: of the engine, or None for its default. One thread leaves processors to concurrent tests."""
         number_of_threads = {} if threads is None else {"TUREEN_NUM_THREADS": str(threads)}
         self.process = subprocess.Popen(
             [python, "-m", "tureen", *command, *arguments],

@@ -25,7 +25,7 @@ def _prompt(name: str, num_lines: int) -> str:
 
 
 def _streams() -> dict[str, dict]:
-    """Prompts of some 150 tokens, and a short one."""
+    """Return prompts of about 150 tokens, and a short one."""
     plain = {"max_new_tokens": 40, "ignore_eos": True}
     seeded = plain | {"temperature": 0.8, "top_p": 0.95, "sampling_seed": 7}
     schema = json.dumps({"type": "array", "items": {"type": "integer", "maximum": 99}, "minItems": 9, "maxItems": 9})

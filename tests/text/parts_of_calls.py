@@ -8,7 +8,7 @@ from tureen.text.messages import CallArguments, CallStart, Content
 
 
 def joined(parts):
-    """Content, and each call's name and arguments as text; the parts are whole and in order."""
+    """Return the content, and the name and arguments of each call. Check that parts are complete and in order."""
     content, calls = "", []
     for part in parts:
         match part:
@@ -29,7 +29,7 @@ def assert_linear(read, unit):
     """Four times as much text, in pieces or whole, takes at most about four times as many calls of functions."""
 
     def num_calls(num_chars, size):
-        """Of functions, Python's own too."""
+        """Count calls of functions, including built-in ones."""
         text, count = unit * (num_chars // len(unit)), 0
 
         def note(_, event, __):

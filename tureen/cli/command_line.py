@@ -56,7 +56,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _flush() -> None:
-    """Writes out what was printed. Raises OSError; what could not be written is not tried again when Python ends."""
+    """Flush stdout. Raises OSError, and then drops the buffer, so that Python does not retry at exit."""
     if sys.stdout is None:
         return
     try:

@@ -28,7 +28,7 @@ def build():
     configure += ["-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O2"]
     BUILD.mkdir(parents=True, exist_ok=True)
     with (BUILD / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two files of tests build it, each in its process
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two test processes build it
         for command in (configure, ["cmake", "--build", str(BUILD)]):
             environment = os.environ | {"PATH": path}
             run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)

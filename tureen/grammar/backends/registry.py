@@ -23,10 +23,10 @@ class BackendEntry:
     name: str  # of its class there
     needs: tuple[str, ...]  # top-level modules of the packages that it uses
     install: str  # what to type where they are missing
-    version: str | None = None  # of the first package, where no other is known to work
+    version: str | None = None  # required version of the first package, if only one works
 
 
-XGRAMMAR = "0.2.9"  # its compiled classes are used, which change with any release
+XGRAMMAR = "0.2.9"  # any release may change the compiled classes we call
 
 BACKENDS = {
     "llguidance": BackendEntry(
@@ -73,7 +73,7 @@ def check_backend(name: str) -> None:
 
 
 def _installed(package: str) -> str:
-    metadata = importlib.import_module("importlib.metadata")  # a start with the default backend does without it
+    metadata = importlib.import_module("importlib.metadata")  # the default backend does not need it
     try:
         return str(metadata.version(package)).partition("+")[0]  # without the label of a local build
     except metadata.PackageNotFoundError:

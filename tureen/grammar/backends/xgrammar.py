@@ -22,7 +22,7 @@ from tureen.grammar.expression import GrammarError, Language
 
 RAW = 0  # the vocabulary's tokens are the bytes they stand for
 THREADS = 1  # helper processes are forked, and threads would be missing in them
-LATER_MASKS = False  # all masks are made when a grammar is compiled, none when a token is drawn
+LATER_MASKS = False  # compute all masks at compile time
 
 
 class XgrammarBackend:

@@ -93,7 +93,7 @@ fuzz: $(DEV) native ## fuzz what reads strangers' bytes, a minute each; ARGS='gg
 chaos: $(DEV) native ## freeze, kill, starve each process of a server in mid-stream; ARGS='seed more'
 	@$(BIN)/python tools/chaos.py $(ARGS)
 
-soak: $(DEV) native ## load for so many seconds: nothing may grow; ARGS=seconds
+soak: $(DEV) native ## load for a number of seconds: nothing may grow; ARGS=seconds
 	@$(BIN)/python tools/soak.py $(ARGS)
 
 coverage: $(DEV) native ## branch coverage of what keeps the books; ARGS='quotas'

@@ -51,7 +51,7 @@ function(check_isa name header flags defines result)
 #define VARIANT ${name}
 #include \"${header}\"
 namespace tureen { namespace VARIANT {
-int_part check(Integers w, Inputs x) { DotSum<8> sum; sum.start(0); sum.add<0>(w, x); return sum.total(); }
+int_part check(Integers w, Inputs x) { DotSum<8, 8> sum; sum.start(0); sum.add<0>(w, x); return sum.total(); }
 } }
 #ifdef TUREEN_TILE_PRODUCTS
 void tiles() { _tile_zero(0); _tile_dpbsud(0, 1, 2); _tile_dpbf16ps(0, 1, 2); }

@@ -25,7 +25,7 @@ BLOCKS = {
     },
     "adding-a-model.md": {
         "git apply model.diff": "tests/ledgers/pages/test_adding_pages.py",
-        "+++ b/tureen/models/seed_oss.py": "tests/ledgers/pages/test_adding_pages.py",
+        "+++ b/tureen/models/helium.py": "tests/ledgers/pages/test_adding_pages.py",
     },
     "adding-a-parameter.md": {
         "git apply parameter.diff": "tests/ledgers/pages/test_adding_pages.py",
@@ -76,6 +76,7 @@ BLOCKS = {
     "embeddings.md": {
         "tureen serve --model-path pypi:gt-all-mi": "tests/api/test_embeddings_page.py",
         "curl http://127.0.0.1:30000/v1/rerank -H": "tests/api/test_embeddings_page.py",
+        "curl http://127.0.0.1:30000/classify -H ": "tests/api/test_embeddings_page.py",
     },
     "fields-that-have-no-effect.md": {
         "HTTP/1.1 200 OK": SHOWN,

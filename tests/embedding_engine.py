@@ -18,7 +18,7 @@ MAX_TOKENS = 16
 class LetterCounts:
     """Of each of four letters, how often it stands in the text."""
 
-    def embed(self, token_ids: Sequence[int]) -> bytes:
+    def embed(self, token_ids: Sequence[int], second_start: int) -> bytes:
         return struct.pack("<4f", *(float(list(token_ids).count(ord(letter))) for letter in "abcd"))
 
 

@@ -1,10 +1,13 @@
 """Engines over the fake runner that do what the prompt says; a child process can build them by name.
 
 "say:héllo" answers "héllo" and EOS. Any other prompt gets letters that depend on prompt and seed, without end.
-A drawn byte 1 makes the next step's numbers of that sequence wrong; a request with the salt "die" kills the engine.
+A drawn byte 1 makes the next step's numbers of that sequence wrong; a request with the salt "die" kills the engine,
+and one with the salt "abort" its process.
 """
 
 from __future__ import annotations
+
+import os
 
 from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
 from inline_compiler import InlineCompiler
@@ -44,8 +47,10 @@ class WaitingCompiler(InlineCompiler):
 
 
 class DyingEngine(Engine):
-    """Its fourth step with a request of the salt "die" in it raises. The operation "cold_structs" names the Structs
-    that msgspec has no information on."""
+    """Its fourth step with a request of the salt "die" raises, and of the salt "abort" aborts.
+
+    The operation "cold_structs" names the Structs that msgspec has no information on.
+    """
 
     num_steps_to_live = 3
 
@@ -56,8 +61,11 @@ class DyingEngine(Engine):
         return super().call(op, **args)
 
     def step(self) -> list[OutputDelta]:
-        if any(sequence.request.cache_salt.strip() == "die" for sequence in self._sequences.values()):
+        salts = {sequence.request.cache_salt.strip() for sequence in self._sequences.values()}
+        if salts & {"die", "abort"}:
             self.num_steps_to_live -= 1
+            if self.num_steps_to_live < 0 and "abort" in salts:
+                os.abort()  # as a fault in native code does
             if self.num_steps_to_live < 0:
                 raise RuntimeError("scripted death")
         return super().step()

@@ -46,6 +46,7 @@ class Running:
         self.num_prompt = len(prompt)
         self.pages = tuple(pages)
         self.num_computed = 0
+        self.state_number = -1  # of the state at num_computed, for layers without attention
         self.is_new = True
         self.prompt_logprobs: list = []
         self.output_logprobs: list = []
@@ -66,10 +67,13 @@ class Running:
             self.pages,
             end == len(self.token_ids),
             score_targets=targets,
+            state_from=self.state_number,
+            state_to=2 * self.state.slot + (self.state_number == 2 * self.state.slot),
         )
 
     def take(self, row: Row, output: RowOutput) -> None:
         self.num_computed += len(row.token_ids)
+        self.state_number = row.state_to
         self.prompt_logprobs += output.scores
         if output.error is not None:
             self.errors.append(output.error)
@@ -105,7 +109,7 @@ def computed(runner) -> Running:
 
 def hidden_states(runner):
     """Those of tokens of `PROMPT`, from the third on."""
-    row = Row(2, tuple(PROMPT[:7]), 0, (12,), sample=False, hidden_from=2)
+    row = Row(2, tuple(PROMPT[:7]), 0, (12,), sample=False, hidden_from=2, state_to=4)
     return runner.run(Batch((row,))).rows[0].hidden_states
 
 

@@ -67,7 +67,11 @@ def test_a_setting_that_needs_torch_says_so_before_a_model_is_fetched(without, s
 
 def test_a_model_that_sees_says_what_it_needs(without, folder, monkeypatch):
     without("PIL")
-    monkeypatch.setattr(build, "model_config", lambda source: {"model_type": "llava", "architectures": ["X"]})
+    monkeypatch.setattr(
+        build,
+        "model_config",
+        lambda source: {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]},
+    )
     with pytest.raises(StartupError, match=r"a model that sees, needs PIL.*pip install 'tureen\[torch\]'$"):
         build.find_model(Config(model_path=str(folder)))
 

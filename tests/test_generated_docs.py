@@ -1,6 +1,7 @@
 """The pages that tools/docs.py writes are those in the repository."""
 
 import functools
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -10,6 +11,9 @@ import pytest
 
 from tureen.config import Config
 from tureen.contract.params import SamplingParams
+from tureen.registry import declared
+from tureen.text.reasoning import FORMATS
+from tureen.text.tools import PARSERS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,10 +29,20 @@ def _pages():
 MIGRATION = [f"migrate-from-{name}.md" for name in ("sglang", "vllm", "llamacpp", "tgi")]
 
 
-@pytest.mark.parametrize("name", ["parameters.md", "settings.md", "models.md", "clients.md", *MIGRATION])
+@pytest.mark.parametrize(
+    "name", ["parameters.md", "settings.md", "models.md", "architectures.md", "clients.md", *MIGRATION]
+)
 def test_a_generated_page_is_current(name):
     committed = (ROOT / "docs" / name).read_text(encoding="utf-8")
     assert committed == _pages()[name], "run: make docs"
+
+
+def test_the_formats_of_a_family_s_calls_and_thoughts_exist():
+    modules = {importlib.import_module(name) for name in declared("tureen.models", "ARCHITECTURES").values()}
+    families = [family for module in modules for family in getattr(module, "FAMILIES", {}).values()]
+    assert len(families) > 40
+    assert {family.calls for family in families} - {""} <= PARSERS.keys()
+    assert {family.thoughts for family in families} - {""} <= FORMATS.keys()
 
 
 def test_every_parameter_and_setting_is_on_its_page():

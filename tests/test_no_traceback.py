@@ -5,9 +5,11 @@ The commands are those of `tureen --help`, so a new one is tried, too.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import importlib
+import logging
 import os
 import re
 import sys
@@ -19,6 +21,7 @@ from tureen.__main__ import CLOSED_PIPE
 from tureen.__main__ import main as program
 from tureen.cli import command_line as cli
 from tureen.extras import EXTRAS
+from tureen.http.server import is_no_cancellation
 
 COMMANDS = cli._names()
 NAMES_A_MODEL = ("engine", "generate", "pull", "rm", "serve", "show")
@@ -155,3 +158,9 @@ def test_output_that_finds_no_space_is_one_line_and_is_not_tried_again(arguments
         found = status_of(*arguments), sys.stdout
     assert found == (1, None)  # with stdout left there, Python's last flush fails, and the exit status is 120
     assert capsys.readouterr().err == "tureen: stdout: No space left on device\n"
+
+
+@pytest.mark.parametrize(("error", "is_shown"), [(asyncio.CancelledError(), False), (ValueError(), True)])
+def test_a_request_that_the_shutdown_cancels_leaves_no_traceback_in_the_log(error, is_shown):
+    facts = {"exc_info": (type(error), error, None), "msg": "Exception in ASGI application"}
+    assert is_no_cancellation(logging.makeLogRecord(facts)) is is_shown

@@ -337,6 +337,8 @@ OWN = {
     "tureen/fetching/shelf.py": "the package's own table",
     "tureen/run_files.py": "a file that it makes",
     "tureen/fetching/download.py": "files that it makes",
+    "tureen/fetching/hub.py": "files that it makes",
+    "tureen/transformers_classes.py": "sources of an installed package",
     "tureen/fetching/locks.py": "a lock that it makes",
     "tureen/fetching/pypi.py": "files that it has just made",
     "tureen/runner/packed_copy.py": "a file that it makes",

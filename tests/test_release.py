@@ -115,11 +115,15 @@ def test_the_development_environment_is_pinned_to_versions_that_fit():
     assert pinned["xgrammar"] == XGRAMMAR
 
 
-def test_each_dependency_is_pinned_to_a_version_that_fits_and_by_hashes():
-    text = (ROOT / "requirements-hashed.txt").read_text().replace("\\\n", " ")
+@pytest.mark.parametrize(
+    ("file", "extras"), [("requirements-hashed.txt", ()), ("deploy/docker/requirements-cuda.txt", ("torch",))]
+)
+def test_each_dependency_is_pinned_to_a_version_that_fits_and_by_hashes(file, extras):
+    text = (ROOT / file).read_text().replace("\\\n", " ")
     pinned = [line.partition(" --hash=sha256:")[::2] for line in text.splitlines() if line]
     assert all(re.fullmatch(r"[0-9a-f]{64}( +--hash=sha256:[0-9a-f]{64})*", hashes) for _, hashes in pinned)
     versions = {Requirement(line).name: str(Requirement(line).specifier).removeprefix("==") for line, _ in pinned}
-    for line in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for line in chain(project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)):
         needed = Requirement(line)
         assert versions[needed.name.lower().replace("_", "-")] in needed.specifier, f"{line}: make lock"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tiny_gguf import architecture_metadata, write_gguf
 
 from tureen.__main__ import main
 
@@ -37,6 +38,15 @@ def test_a_model_that_cannot_be_served_is_named_with_what_can(tmp_path, capsys, 
     (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     (tmp_path / "model.safetensors").write_bytes(weights)
     assert all(word in refusal(capsys, monkeypatch, "--model-path", str(tmp_path)) for word in named)
+
+
+def test_an_architecture_is_judged_before_the_tokenizer(tmp_path, capsys, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps(MAMBA))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert "'MambaForCausalLM' is not supported" in refusal(capsys, monkeypatch, "--model-path", str(tmp_path))
+    unknown = {"tokenizer.ggml.model": "of tomorrow", "tokenizer.ggml.tokens": ["a"]}
+    path = write_gguf(tmp_path / "m.gguf", architecture_metadata("jamba") | unknown)
+    assert "'jamba' is not supported" in refusal(capsys, monkeypatch, "--model-path", str(path))
 
 
 def test_a_kv_cache_that_does_not_fit_is_refused_with_the_flag_to_change(default_model_source, capsys, monkeypatch):

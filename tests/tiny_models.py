@@ -30,6 +30,12 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+}
 GEMMA_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     "full_attention": {"rope_type": "linear", "rope_theta": 100000.0, "factor": 4.0},
@@ -60,17 +66,109 @@ QWEN2_MOE = {
     "shared_expert_intermediate_size": 80,
     "norm_topk_prob": False,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+GLM_ROPE = {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+GLM_MOE = {
+    "num_hidden_layers": 3,
+    "head_dim": 32,
+    "rope_parameters": GLM_ROPE,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+    "use_qk_norm": True,
+    "attention_bias": True,
+}
+ERNIE_MOE = {
+    "num_hidden_layers": 3,
+    "moe_num_experts": 6,
+    "moe_k": 3,
+    "moe_intermediate_size": 48,
+    "moe_num_shared_experts": 2,
+    "use_bias": False,
+}
+GRANITE_DENSE = {
+    "num_local_experts": 0,
+    "layer_types": ["full_attention", "full_attention"],
+    "shared_intermediate_size": 80,
+    "position_embedding_type": "rope",
+}
+QWEN_LINEAR = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+}
+QWEN_LINEAR_MOE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 80,
+}
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 24,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+    "time_step_limit": [0.3, 1.5],
+}
+GRANITE_H = MAMBA | {
+    "num_hidden_layers": 4,
+    "layer_types": ["mamba", "mamba", "attention", "mamba"],
+    "shared_intermediate_size": 80,
+}
+NEMOTRON = {
+    "hybrid_override_pattern": "MM-*-M",
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 24,
+    "ssm_state_size": 16,
+    "n_groups": 4,
+    "chunk_size": 16,
+    "head_dim": 32,
+    "time_step_min": 1e-9,  # transformers takes it for the least time step; NVIDIA's own code does not
+}
+FALCON = {
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 24,
+    "mamba_chunk_size": 16,
+    "embedding_multiplier": 1.4,
+    "lm_head_multiplier": 0.7,
+    "mlp_multipliers": [0.8, 0.6],
+    "key_multiplier": 0.5,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.8,
+    "ssm_multipliers": [0.7, 0.8, 0.9, 1.1, 1.3],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.6,
+}
+OF_STATE_SPACE = (".A_log", ".dt_bias", ".D", ".conv1d.weight", ".conv1d.bias")
+"""Ends of names of weights on which decays and time steps depend: large enough that these differ from head to head."""
 CLEAR = 2e-4
 """Between the logarithms of the best two tokens, each of which tests allow to be 1e-4 off in float32."""
 VARIANTS = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
-    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 32}),
     "llama-rope-llama3": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
     "llama-rope-linear": (
         "Llama",
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 50000.0}},
     ),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 32}),
+    "llama-rope-yarn": ("Llama", {"rope_parameters": YARN_ROPE}),
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral-sliding": ("Mistral", {"sliding_window": 10}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
@@ -82,13 +180,140 @@ VARIANTS = {
         "Gemma2",
         {"head_dim": 32, "sliding_window": 12, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     ),
-    "phi3": ("Phi3", {"sliding_window": 10}),
     "phi3-partial": ("Phi3", {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}}),
+    "phi3": ("Phi3", {"sliding_window": 10}),
     "granite": ("Granite", GRANITE),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": None}),
     "qwen2-moe": ("Qwen2Moe", QWEN_MOE | QWEN2_MOE),
     "qwen3-moe": ("Qwen3Moe", QWEN_MOE | {"head_dim": 32, "norm_topk_prob": True}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "tie_word_embeddings": True}),
+    "gemma": ("Gemma", {"head_dim": 32}),
+    "olmo2": ("Olmo2", {"attention_bias": True}),
+    "olmo3": ("Olmo3", {"num_hidden_layers": 4, "sliding_window": 10}),
+    "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 3}),
+    "glm": ("Glm", {"head_dim": 32, "attention_bias": True, "rope_parameters": GLM_ROPE}),
+    "glm4": ("Glm4", {"head_dim": 32, "attention_bias": True, "rope_parameters": GLM_ROPE}),
+    "glm4-moe": ("Glm4Moe", GLM_MOE),
+    "ernie4-5": ("Ernie4_5", {"head_dim": 32, "use_bias": True}),
+    "ernie4-5-moe": ("Ernie4_5_Moe", ERNIE_MOE),
+    "hunyuan": ("HunYuanDenseV1", {"head_dim": 32, "attention_bias": True}),
+    "hunyuan-moe": ("HunYuanMoEV1", {"head_dim": 32, "num_experts": 6, "moe_topk": 3}),
+    "exaone4": ("Exaone4", {"num_hidden_layers": 4, "sliding_window": 10, "head_dim": 32}),
+    "seed-oss": ("SeedOss", {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True, "residual_dropout": 0.0}),
+    "granite-moe": ("GraniteMoe", GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 3}),
+    "granite-moe-shared": (
+        "GraniteMoeShared",
+        GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 80},
+    ),
+    "granite4": ("GraniteMoeHybrid", GRANITE | GRANITE_DENSE),
+    "granite4-h": (
+        "GraniteMoeHybrid",
+        GRANITE | GRANITE_H | {"num_local_experts": 0, "mamba_n_groups": 1},
+    ),
+    "granite4-h-moe": (
+        "GraniteMoeHybrid",
+        GRANITE
+        | GRANITE_H
+        | {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "mamba_proj_bias": True,
+            "position_embedding_type": "rope",
+        },
+    ),
+    "bamba": ("Bamba", MAMBA | {"num_hidden_layers": 3, "attn_layer_indices": [1], "mlp_bias": True}),
+    "nemotron-h": ("NemotronH", NEMOTRON | {"mlp_bias": True}),
+    "nemotron-h-moe": (
+        "NemotronH",
+        NEMOTRON
+        | {
+            "hybrid_override_pattern": "ME*-ME",
+            "use_bias": True,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "moe_shared_expert_intermediate_size": 80,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
+    "falcon-h1": ("FalconH1", FALCON),
+    "falcon-h1-norm": (
+        "FalconH1",
+        FALCON
+        | {
+            "mamba_rms_norm": True,
+            "mamba_n_groups": 2,
+            "mamba_proj_bias": True,
+            "projectors_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "ministral": (
+        "Ministral",
+        {"sliding_window": 10, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 32},
+    ),
+    "ministral3": ("Ministral3", {"head_dim": 32, "rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}}),
+    "minimax-m2": (
+        "MiniMaxM2",
+        {
+            "head_dim": 32,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "starcoder2": ("Starcoder2", {"use_bias": True, "sliding_window": 10}),
+    "cohere2": ("Cohere2", {"num_hidden_layers": 4, "sliding_window": 10, "logit_scale": 0.5}),
+    "arcee": ("Arcee", {"mlp_bias": True}),
+    "lfm2": (
+        "Lfm2",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "conv", "full_attention", "conv"],
+            "conv_bias": True,
+            "intermediate_size": 144,
+            "block_multiple_of": 32,
+        },
+    ),
+    "qwen3-next": (
+        "Qwen3Next",
+        QWEN_LINEAR
+        | {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 80,
+        },
+    ),
+    "qwen3-5": ("Qwen3_5Text", QWEN_LINEAR),
+    "qwen3-5-moe": (
+        "Qwen3_5MoeText",
+        QWEN_LINEAR
+        | {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 80,
+        },
+    ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "head_dim": 32,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 10,
+            "rope_parameters": YARN | {"truncate": False},
+        },
+    ),
+    "apertus": ("Apertus", {"head_dim": 32, "attention_bias": True}),
+    "phimoe": (
+        "Phimoe",
+        {"num_local_experts": 6, "router_jitter_noise": 0.2, "attention_bias": True, "lm_head_bias": True},
+    ),
 }
 
 
@@ -119,6 +344,11 @@ def spread(model: torch.nn.Module) -> None:
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
             else:
                 parameter.normal_(std=0.5 if "embed" in name else 0.15)
+            if name.endswith(OF_STATE_SPACE) and "linear_attn" not in name:
+                parameter.mul_(4)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.normal_(std=0.15)
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from tureen.http.dialect import dialects
 sys.path.insert(0, str(Path(__file__).parent))
 from chart_schema import CHART, chart_schema
 from clients_page import clients_page
-from models_page import models_page
+from models_page import models_pages
 from peers_page import peers_pages
 from pictures import pictures
 
@@ -50,11 +50,10 @@ def main() -> None:
 
 
 def pages() -> dict[str, str]:
-    models = models_page(GENERATED.format(source="the files of tureen/models"))
     return {
         "parameters.md": _parameters_page(),
         "settings.md": _settings_page(),
-        "models.md": models,
+        **models_pages(GENERATED.format(source="the files of tureen/models")),
         "clients.md": clients_page(GENERATED.format(source="tests/clients")),
         **peers_pages(),
     }

@@ -4,8 +4,8 @@
 
 `constraints.txt` lists every package of the development environment. A new release changes nothing until `make lock`
 runs again. `requirements-hashed.txt` lists the dependencies of tureen with the hashes of their files, for every Python
-and platform: `pip install --require-hashes -r requirements-hashed.txt`. Needs uv. Run by `make lock` and by `make
-release`.
+and platform: `pip install --require-hashes -r requirements-hashed.txt`. `deploy/docker/requirements-cuda.txt` lists
+those of the extra `torch`, too. Needs uv. Run by `make lock` and by `make release`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 HASHED = ROOT / "requirements-hashed.txt"
+HASHED_CUDA = ROOT / "deploy" / "docker" / "requirements-cuda.txt"
 FLAGS = ("--quiet", "--universal", "--generate-hashes", "--no-header", "--no-annotate", "--python-version", "3.11")
 HEAD = "# The development environment, written by `make lock`. To change a version, install it in .venv first.\n"
 
@@ -29,8 +30,12 @@ def main() -> int:
     if uv is None:
         raise SystemExit("there is no uv here: pip install uv")
     CONSTRAINTS.write_text(HEAD + "".join(f"{line}\n" for line in installed()), encoding="utf-8")
-    given = ("--constraint", str(CONSTRAINTS), "--output-file", str(HASHED), "pyproject.toml")
-    return subprocess.run([uv, "pip", "compile", *FLAGS, *given], cwd=ROOT, check=False).returncode
+    for file, extras in ((HASHED, ()), (HASHED_CUDA, ("--extra", "torch"))):
+        given = (*extras, "--constraint", str(CONSTRAINTS), "--output-file", str(file), "pyproject.toml")
+        status = subprocess.run([uv, "pip", "compile", *FLAGS, *given], cwd=ROOT, check=False).returncode
+        if status:
+            return status
+    return 0
 
 
 def installed() -> list[str]:

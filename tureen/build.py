@@ -35,7 +35,8 @@ from tureen.kernels.cpu import native
 from tureen.log import Progress, get_logger, no_progress
 from tureen.media.files import media_root
 from tureen.media.loader import MediaLoader
-from tureen.registry import declared, declaring
+from tureen.registry import declared, declaring, unsupported
+from tureen.runner.kinds import ENCODERS, is_encoder, judge_of, model_kind
 from tureen.runner.load import load_runner
 from tureen.runner.loading import architecture_of
 from tureen.runner.parts import files_of
@@ -46,8 +47,7 @@ from tureen.serving.process import ProcessClient
 from tureen.text.chat_template import check_chat_template
 from tureen.text.tokenizer import Tokenizer
 from tureen.text.tools import marks_calls
-from tureen.weights.gguf_config import gguf_pooling
-from tureen.weights.sentence_files import embedding_sizes
+from tureen.weights.sentence_files import classifier_of, embedding_sizes
 from tureen.weights.source import (
     ModelSource,
     generation_defaults,
@@ -64,10 +64,6 @@ if TYPE_CHECKING:
 
 
 log = get_logger("build")
-
-EMBEDDING = "EMBEDDING_ARCHITECTURES"
-"""The name under which a file of tureen/models lists architectures that make embeddings."""
-
 
 NOTHING_COMPUTES = (
     "nothing here can compute: this installation has neither native CPU kernels nor torch. Install a wheel of tureen "
@@ -103,12 +99,22 @@ def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
     check_chat_template(config.chat_template)
     _require_torch(_settings_with_torch(config))  # before anything is fetched
     source = open_model(pull(config.model_path, config, progress))
+    _require_architecture(source, config)
     progress("build tokenizer", 0, 1)
     tokenizer = load_tokenizer(source, config.tokenizer_path)
     progress("build tokenizer", 1, 1)
     model = Model(source, tokenizer)
     _require_torch(_models_with_torch(config, model))
     return model
+
+
+def _require_architecture(source: ModelSource, config: Config) -> None:
+    """Raises StartupError for an architecture that is not served, before anything else of the model is judged."""
+    hf = model_config(source)
+    architecture = architecture_of(hf)
+    is_served = is_encoder(hf) or declaring("tureen.models", "ARCHITECTURES", architecture) is not None
+    if not is_served and config.model_impl != "transformers":
+        raise unsupported(architecture)
 
 
 def media_loader(config: Config, model: Model) -> MediaLoader | None:
@@ -155,8 +161,8 @@ def _models_with_torch(config: Config, model: Model) -> Iterator[Reason]:
     hf = model_config(model.source)
     if declaring("tureen.media", "MODEL_TYPES", hf.get("model_type")) is not None:
         yield Reason(f"{model.source.name}, a model that sees,", "model_path", ("torch", "PIL"))
-    if config.dtype == "bfloat16" and makes_embeddings(model.source):
-        yield Reason("--dtype bfloat16, for a model that makes embeddings,", "dtype")
+    if config.dtype == "bfloat16" and is_encoder(hf):
+        yield Reason("--dtype bfloat16, for an encoder,", "dtype")
 
 
 def _require_torch(reasons: Iterator[Reason]) -> None:
@@ -167,14 +173,9 @@ def _require_torch(reasons: Iterator[Reason]) -> None:
         require(reason.what, *reason.modules, field=reason.field)
 
 
-def makes_embeddings(source: ModelSource) -> bool:
-    """Says whether a model makes embeddings, and no text."""
-    return declaring("tureen.models", EMBEDDING, architecture_of(model_config(source))) is not None
-
-
 def architectures() -> list[str]:
     """Returns the names of architectures in a config.json that this version can run."""
-    return sorted(declared("tureen.models", "ARCHITECTURES") | declared("tureen.models", EMBEDDING))
+    return sorted(declared("tureen.models", "ARCHITECTURES") | declared("tureen.models", ENCODERS))
 
 
 def make_engine(
@@ -189,8 +190,8 @@ def make_engine(
     source, tokenizer = model or find_model(config, progress=progress)
     wait_politely()  # before torch is loaded
     hf_config = model_config(source)
-    if makes_embeddings(source):
-        return _embedding_engine(config, source, hf_config, tokenizer, progress)
+    if is_encoder(hf_config):
+        return _encoder_engine(config, source, hf_config, tokenizer, progress)
     return _text_engine(config, source, hf_config, tokenizer, progress, _shared(weights_descriptor))
 
 
@@ -202,7 +203,7 @@ def _shared(descriptor: int | None) -> SharedWeights | None:
     return SharedWeights(descriptor)
 
 
-def _embedding_engine(
+def _encoder_engine(
     config: Config, source: ModelSource, hf_config: Mapping[str, Any], tokenizer: Tokenizer, progress: Progress
 ) -> tuple[EmbeddingEngine, EngineInfo]:
     """Raises StartupError."""
@@ -230,16 +231,45 @@ def _embedding_engine(
         context_len=limit,
         max_total_tokens=limit,
         page_size=1,
-        hidden_size=embedder.config.hidden_size,
         kv_bytes_per_token=0,
         max_running_requests=1,
         eos_token_ids=(),
         load_seconds=time.monotonic() - started,
-        pooling=embedder.pooling,
-        embedding_sizes=embedding_sizes(hf_config, embedder.config.hidden_size),
         files=files_of(source),
+        **_purpose(source, hf_config, tokenizer, embedder.config.hidden_size),
     )
     return engine, info
+
+
+def _purpose(source: ModelSource, hf: Mapping[str, Any], tokenizer: Tokenizer, state_size: int) -> dict[str, Any]:
+    """Returns the fields of EngineInfo that tell what the model is for. `state_size`: of the last layer's output.
+    Raises StartupError."""
+    sentence = source.sentence
+    common = {"prompts": sentence.prompts, "default_prompt": sentence.default_prompt, "similarity": sentence.similarity}
+    kind = model_kind(source)
+    if kind == "classifier":
+        classifier = classifier_of(hf, sentence)
+        return common | {"classifier": classifier, "hidden_size": len(classifier.labels)}
+    if kind == "embedder":
+        size = sentence.dense[-1].outputs if sentence.dense else state_size
+        sizes = embedding_sizes(hf, size)
+        return common | {"pooling": sentence.pooling or "mean", "hidden_size": size, "embedding_sizes": sizes}
+    sizes = embedding_sizes(hf, state_size)
+    return {
+        "judge": judge_of(source, tokenizer.chat_template, tokenizer.token_id),
+        "hidden_size": state_size,
+        "embedding_sizes": sizes,
+    }
+
+
+def _as_trained(config: Config, source: ModelSource, hf: Mapping[str, Any]) -> Config:
+    """Returns the settings with the length that an embedding model or a reranker was trained with, unless
+    --context-length is set."""
+    trained, positions = source.sentence.max_tokens, hf.get("max_position_embeddings")
+    if trained is None or config.context_length is not None:
+        return config
+    length = min(trained, positions) if isinstance(positions, int) else trained
+    return msgspec.structs.replace(config, context_length=length)
 
 
 def _text_engine(
@@ -252,13 +282,14 @@ def _text_engine(
 ) -> tuple[Engine, EngineInfo]:
     """Raises StartupError."""
     started = time.monotonic()
+    config, generates = _as_trained(config, source, hf_config), model_kind(source) == "generator"
     runner = load_runner(source, config, progress=progress, shared=shared)
     eos_token_ids = tuple(sorted({*hf_config.get("eos_token_id", ()), *tokenizer.eos_token_ids}))
     engine = Engine(
         runner,
         tokenizer,
         eos_token_ids=eos_token_ids,
-        compiler=_compiler(config, tokenizer, eos_token_ids, runner.capacity().vocab_size),
+        compiler=_compiler(config, tokenizer, eos_token_ids, runner.capacity().vocab_size) if generates else None,
         max_queued=config.max_queued_requests,
         token_budget=config.chunked_prefill_size,
         schedule=Schedule(config.schedule_policy, config.enable_priority_scheduling),
@@ -354,7 +385,6 @@ def _describe(
         context_len=capacity.context_len,
         max_total_tokens=capacity.num_pages * capacity.page_size,
         page_size=capacity.page_size,
-        hidden_size=capacity.hidden_size,
         kv_bytes_per_token=capacity.kv_bytes_per_token,
         max_running_requests=capacity.max_rows,
         eos_token_ids=eos_token_ids,
@@ -362,10 +392,9 @@ def _describe(
         load_seconds=load_seconds,
         adapters=adapters,
         generation_defaults=generation_defaults(source),
-        decoder_pooling=(source.gguf and gguf_pooling(source.gguf)) or "last",
         rope_factors=device.get("rope_factors"),  # type: ignore[attr-defined]
-        embedding_sizes=embedding_sizes(hf_config, capacity.hidden_size),
         files=files_of(source),
+        **_purpose(source, hf_config, tokenizer, capacity.hidden_size),
     )
 
 

@@ -18,6 +18,7 @@ EXTRAS = {
     "cryptography": "tls",
     "ray": "ray",
     "av": "video",
+    "gguf": "gguf",
     "opentelemetry.sdk": "otel",
     "opentelemetry.exporter.otlp.proto.http": "otel",
 }

@@ -1,6 +1,6 @@
 """Finds a plug-in by what its file declares, and imports only that file.
 
-Imports: errors.
+Imports: errors, transformers_classes.
 Imported by: all.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+from tureen import transformers_classes
 from tureen.errors import StartupError, echo
 
 
@@ -20,12 +21,31 @@ def find_model(architecture: str) -> ModuleType:
     """Imports the module of `tureen.models` that lists the architecture. Raises StartupError naming the known ones."""
     module = declaring("tureen.models", "ARCHITECTURES", architecture)
     if module is None:
-        known = declared("tureen.models", "ARCHITECTURES")
-        raise StartupError(
-            f"architecture {architecture or '(none in config.json)'} is not supported; "
-            f"this version serves {', '.join(sorted(known))}"
-        )
+        raise unsupported(architecture)
     return importlib.import_module(module)
+
+
+def unsupported(architecture: str) -> StartupError:
+    """Returns the error for a config.json with this architecture; "" if it names none."""
+    known = f"this version serves {', '.join(sorted(declared('tureen.models', 'ARCHITECTURES')))}"
+    if not architecture:
+        return StartupError(f"architecture (none in config.json) is not supported; {known}")
+    return StartupError(
+        f"architecture {echo(architecture)} is not supported; {transformers_classes.advice(architecture)}; {known}",
+        field="model_path",
+    )
+
+
+def other_way(architecture: str) -> str:
+    """Returns what to do with a GGUF file whose model config.json would call by this architecture."""
+    if declaring("tureen.models", "ARCHITECTURES", architecture) is not None:
+        return "safetensors of this model run: give their folder, or ORG/NAME of the hub"
+    return f"with its safetensors, {transformers_classes.advice(architecture)}"
+
+
+def find_encoder(architecture: str) -> ModuleType:
+    """Imports the module of `tureen.models` that lists the encoder, which must be there."""
+    return importlib.import_module(declared("tureen.models", "ENCODER_ARCHITECTURES")[architecture])
 
 
 def find_text_model(model_type: object) -> ModuleType:

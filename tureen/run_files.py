@@ -93,7 +93,7 @@ def stop(server: RunningServer) -> None:
 
 
 def wait(server: RunningServer, timeout_s: float) -> bool:
-    """Waits until a server has ended. Says whether it has, within so many seconds."""
+    """Waits for a server to end. Returns whether it ended in time."""
     end = time.monotonic() + timeout_s
     try:
         descriptor = os.pidfd_open(server.pid)  # type: ignore[attr-defined,unused-ignore] # Linux

@@ -22,13 +22,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tureen.build import connect, find_model, may_load_torch, media_loader
+from tureen.build import Model, connect, find_model, may_load_torch, media_loader
 from tureen.config import Config
 from tureen.config_facts import asks_for_traces, is_alone
-from tureen.errors import StartupError, TureenError
+from tureen.errors import StartupError
 from tureen.http.listener import LOOPBACK, bind, remove_socket
 from tureen.http.origins import check_hosts, check_origins
 from tureen.http.tls import load_context
@@ -36,17 +36,14 @@ from tureen.log import get_logger, set_up_logging, warn_of_root
 from tureen.requests.keys import load_keys
 from tureen.run_files import RunNote
 from tureen.serving.client import EngineClient
+from tureen.serving.inproc import ENGINE_THREAD
 from tureen.terminal import Access, PhaseDisplay, banner
 
 if TYPE_CHECKING:
     from tureen.http.server import ServedApp
-    from tureen.requests.state import ServerState
 
 SWITCH_INTERVAL_S = 0.001
 """Seconds for which the engine's thread may keep the interpreter from the event loop."""
-
-IDLE_S = 0.5
-"""Seconds after the server is ready at which it begins work that can wait, where nothing runs."""
 
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/run/systemd/container"))
 """Files that Docker, Podman and systemd leave in their containers."""
@@ -66,11 +63,10 @@ def serve(config: Config) -> int:
     warn_of_root()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server takes it; the engine's process never does
     with asyncio.Runner(loop_factory=fastest_event_loop()) as runner:
-        try:
-            return runner.run(_serve(config))
-        except KeyboardInterrupt:
-            threading.excepthook = lambda _: None  # the next one may close the loop while uvloop's thread ends it
-            raise
+        status = runner.run(_serve(config))
+    if any(thread.name == ENGINE_THREAD for thread in threading.enumerate()):
+        os._exit(status)  # the thread loads or computes still, and would abort the interpreter when that ends
+    return status
 
 
 def _check_access(config: Config) -> None:
@@ -108,11 +104,20 @@ def fastest_event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
+def _leave(at_end: contextlib.ExitStack, number: int, _: FrameType | None) -> None:
+    """Handle a signal before the server serves: close `at_end`, and let the signal end the process. A thread that loads
+    a model cannot be asked to end."""
+    at_end.close()
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+
+
 async def _serve(config: Config) -> int:
     started = time.monotonic()
     with bind(config) as listener, contextlib.ExitStack() as at_end:
         at_end.callback(remove_socket, config)
         at_end.callback(listener.close)
+        signal.signal(signal.SIGINT, partial(_leave, at_end))
         url = _url(config, listener)
         with PhaseDisplay() as display:
             if config.api_workers > 1:
@@ -133,7 +138,8 @@ async def _serve(config: Config) -> int:
             place = url if config.uds is None else f"unix:{config.uds}"
             note.write(place, loaded.model_path, loaded.source_path)
             print(text, file=sys.stderr, flush=True)  # noqa: T201
-            helpers.append(asyncio.create_task(_prepare_when_idle(client, serving.state.server)))
+            preparing = importlib.import_module("tureen.requests.preparing")
+            helpers.append(asyncio.create_task(preparing.probe_when_idle(serving.state.server)))
 
         try:
             await server.Server(serving, config, ready).serve(sockets=[listener])
@@ -179,12 +185,21 @@ async def _load_for_fronts(
     """Loads the model, and starts the fronts beside this one. Raises StartupError."""
     fronts = importlib.import_module("tureen.fronts.start")
     fronts.check(config)
-    sockets = importlib.import_module("tureen.temporary_folder").TemporaryFolder("fronts")
-    at_end.callback(sockets.close)
-    loaded = await _load(config, display, partial(fronts.connect, folder=sockets.path))
+    folder = Path()
+
+    async def start(config: Config, model: Model, *, progress: PhaseDisplay) -> EngineClient:
+        nonlocal folder
+        sockets = importlib.import_module("tureen.temporary_folder").TemporaryFolder("fronts")
+        at_end.callback(sockets.close)
+        signal.signal(signal.SIGTERM, partial(_leave, at_end))  # from here on, no step holds the interpreter for long
+        folder = sockets.path
+        client: EngineClient = await fronts.connect(config, model, folder, progress=progress)
+        return client
+
+    loaded = await _load(config, display, start)
     try:
         listeners = fronts.more_listeners(listener, config.api_workers - 1)
-        owner = importlib.import_module("tureen.fronts.owner").Fronts(config, sockets.path, listeners, loaded.app)
+        owner = importlib.import_module("tureen.fronts.owner").Fronts(config, folder, listeners, loaded.app)
         await owner.open()
         if is_alone(config):
             client: Any = loaded.client
@@ -217,22 +232,6 @@ def _import_shell() -> ModuleType:
     """Imports what runs the application, and the application."""
     importlib.import_module("tureen.http.server")
     return importlib.import_module("tureen.front.app")
-
-
-async def _prepare_when_idle(client: EngineClient, state: ServerState) -> None:
-    """Begins what the first chat and the first constraint would wait for, once no request runs."""
-    if client.info.pooling is not None:
-        return
-    while True:
-        await asyncio.sleep(IDLE_S)
-        if client.health.state == "unloaded":
-            return
-        if not state.num_running:
-            break
-    with contextlib.suppress(TureenError):  # the first chat tries again
-        await asyncio.to_thread(state.context.probe_templates)
-    with contextlib.suppress(TureenError):  # an engine that has died says so elsewhere
-        await client.call("prepare_grammars")
 
 
 def _credentials(config: Config) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 EMBEDDING_EXAMPLE = '{"input": ["A cat sleeps on the sofa.", "A kitten naps on the couch."]}'
+RERANK_EXAMPLE = '{"query": "pets", "documents": ["A cat sleeps.", "Taxes rise."]}'
 EXAMPLE = '{"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}'
 
 
@@ -149,7 +150,10 @@ def banner(info: EngineInfo, access: Access, seconds: float, *, others: Sequence
     cache = f"  KV cache  {info.max_total_tokens:,} tokens ({cache_mib:,.0f} MiB, taken as used)"
     inputs = f", {info.activations} activations" if info.activations else ""
     path, example = "/generate", EXAMPLE
-    if info.pooling is not None:
+    if info.classifier is not None:
+        cache = f"  scores    {', '.join(info.classifier.labels[:8])}"
+        path, example = "/v1/rerank", RERANK_EXAMPLE
+    elif info.pooling is not None:
         cache = f"  makes     embeddings of {info.hidden_size:,} numbers"
         path, example = "/v1/embeddings", EMBEDDING_EXAMPLE
     return "\n".join(

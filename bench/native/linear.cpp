@@ -22,9 +22,9 @@ using namespace tureen;
 namespace {
 
 constexpr size_t COLD_BYTES = size_t(32) << 20;
-constexpr double SECONDS = 0.1;     // for each figure, at least
-constexpr int FEW_ROWS = 16;        // up to so many, each thread takes one share of the tiles
-constexpr int SHARE_TILES = 12;     // of more rows
+constexpr double SECONDS = 0.1;  // for each figure, at least
+constexpr int FEW_ROWS = 16;     // up to this number, each thread takes one share of the tiles
+constexpr int SHARE_TILES = 12;  // of more rows
 constexpr int ROWS[] = {1, 4, 16, 64, 512};
 
 struct Shape {
@@ -118,7 +118,8 @@ void print_table(Pool& pool, Format format) {
 int main(int argc, char** argv) {
     std::vector<std::string> names(argv + 1, argv + argc);
     if (names.empty()) {
-        names = {"F32", "BF16", "Q8_ROW", "Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0"};
+        names = {"F32",  "BF16", "Q8_ROW", "Q8_0",  "Q6_K",   "Q5_K",   "Q5_1", "Q5_0",
+                 "Q4_K", "Q4_1", "Q4_0",   "MXFP4", "IQ4_NL", "IQ4_XS", "Q3_K", "Q2_K"};
     }
     for (int threads : {1, 2}) {
         Pool pool(threads);

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import re
+from types import SimpleNamespace
 
 import pytest
 from app_under_test import App, parse_events
 from openai_judge import judge
 
+from tureen.contract.types import FinishReason
 from tureen.errors import RequestFailed
+from tureen.requests.reading import Reading
 from tureen.requests.thinking_budget import BudgetedRun
+from tureen.text.messages import Content, Reasoning
+from tureen.text.reasoning import FORMATS
+from tureen.text.tools import PARSERS
 
 PATH = "/v1/chat/completions"
 LEVELS = "{# <think> #}say:{{ reasoning_effort }}{{ enable_thinking }}"
@@ -103,6 +109,63 @@ def test_two_levels_are_refused(levels):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reasoning")
     answer = post(levels, reasoning={"effort": "low"}, chat_template_kwargs={"reasoning_effort": "low"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reasoning.effort")
+
+
+END = "<|end|><|start|>assistant"
+THOUGHT = f"<|channel|>analysis<|message|>The user asks.{END}"
+SEVEN = "<|channel|>final<|message|>It is 7."
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture(scope="module")
+def harmony(tmp_path_factory):
+    template = "{# <|channel|>analysis<|message|> #}{% if tools %}{% endif %}{{ messages[-1]['content'] }}"
+    with make_app(tmp_path_factory.mktemp("harmony"), template) as running:
+        yield running
+
+
+@pytest.mark.parametrize("tools", [{}, {"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}])
+@pytest.mark.parametrize(
+    ("said", "thought", "answer"),
+    [
+        (THOUGHT + SEVEN, "The user asks.", "It is 7."),
+        (SEVEN, None, "It is 7."),
+        (THOUGHT[:44], "The user asks.", None),
+    ],
+)
+def test_channels_of_gpt_oss_are_reasoning_and_answer_with_tools_and_without(harmony, tools, said, thought, answer):
+    said = f"say:{said}"
+    message = choice(harmony, said, max_tokens=200, **tools)["message"]
+    assert (message["reasoning_content"], message["content"] or None) == (thought, answer)
+    pieces = [one["delta"] for one in stream(harmony, said, max_tokens=200, **tools)]
+    joined = ["".join(one.get(name) or "" for one in pieces) for name in ("reasoning_content", "content")]
+    assert joined == [thought or "", answer or ""]
+
+
+@pytest.mark.parametrize(
+    ("said", "parts"),
+    [
+        (f"Hm.{END}{SEVEN}", [Reasoning("Hm."), Content("It is 7.")]),
+        ("Hm.", [Reasoning("Hm.")]),
+    ],
+)
+def test_thoughts_of_gpt_oss_that_begin_in_the_prompt_are_reasoning(said, parts):
+    reading = Reading(reasoning=FORMATS["gpt-oss"], tool_format=PARSERS["gpt-oss"], starts_inside=True)
+    output = SimpleNamespace(text=said, token_ids=[], finish=FinishReason(type="stop"))
+    assert reading.reader().catch_up(output) == parts
+
+
+def test_channels_of_gpt_oss_stay_in_the_answer_where_that_is_asked_for(harmony):
+    message = choice(harmony, f"say:{THOUGHT}{SEVEN}", max_tokens=200, separate_reasoning=False)["message"]
+    assert message["content"].endswith("<|end|><|start|>assistant\n\nIt is 7.")
+    assert "The user asks." in message["content"]
+
+
+def test_a_call_of_gpt_oss_follows_its_reasoning(harmony):
+    called = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}'
+    message = choice(harmony, f"say:{THOUGHT}{called}", max_tokens=200, tools=TOOLS)["message"]
+    assert message["reasoning_content"] == "The user asks."
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
 
 
 def stream(app: App, said: str = "say:a", **body) -> list[dict]:

@@ -3,6 +3,7 @@ bound to, how many there may be."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import shutil
 import sqlite3
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 from app_under_test import App
 
-from tureen.errors import StartupError
+from tureen.errors import StartupError, Unavailable
 from tureen.requests.session_keeping import SessionKeeper
 from tureen.requests.sessions import Sessions
 
@@ -395,3 +396,26 @@ def test_what_cannot_be_written_is_told_and_written_later(path):
     with start(path) as app:
         assert [each["rid"] for each in shown(app, "s")["requests"]] == ["told", "later"]
         assert app.request("GET", "/sessions/gone").status_code == 404
+
+
+@pytest.mark.parametrize("faults", [1, 2])
+def test_of_two_saves_of_a_session_on_a_full_disk_each_answers_what_became_of_it(path, monkeypatch, faults):
+    with start(path) as app:
+        open_session(app, session_id="s", durable=False)
+        file, left = app.state.sessions.keeper._file, [Unavailable("the disk is full", code="storage_full")] * faults
+        write = file.write
+
+        async def write_later(*rows) -> None:
+            await asyncio.sleep(0)
+            if left:
+                raise left.pop()
+            await write(*rows)
+
+        monkeypatch.setattr(file, "write", write_later)
+
+        async def save_twice():
+            return await asyncio.gather(*(app.http.post("/save_session", json={"session_id": "s"}) for _ in "ab"))
+
+        codes = [answer.status_code for answer in app.run(save_twice())]
+        assert sorted(codes) == [503, 503] if faults == 2 else [200, 503]
+        assert shown(app, "s")["durable"] is (200 in codes)

@@ -10,6 +10,8 @@ import pytest
 from app_under_test import App
 from embedding_engine import make_embedding_engine
 
+from tureen.contract.types import Classifier
+
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "embeddings.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^curl .*$", PAGE.replace("\\\n", " "), re.MULTILINE)
 SERVER = "http://127.0.0.1:30000"
@@ -20,9 +22,10 @@ def test_each_command_on_the_page_works(app: App, command):
     words = shlex.split(command)
     path = next(word for word in words if word.startswith(SERVER)).removeprefix(SERVER)
     how = {"content": words[words.index("-d") + 1], "headers": {"content-type": "application/json"}}
-    if path != "/v1/rerank":
+    if path not in ("/v1/rerank", "/classify"):
         response = app.request("POST", path, **how)
     else:
-        with App(factory=make_embedding_engine) as embedder:
-            response = embedder.request("POST", path, **how)
+        facts = {} if path == "/v1/rerank" else {"classifier": Classifier(("bad", "poor", "fair", "good"))}
+        with App(factory=make_embedding_engine, facts=facts) as other:
+            response = other.request("POST", path, **how)
     assert response.status_code == 200, response.text

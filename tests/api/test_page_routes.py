@@ -98,7 +98,7 @@ def test_a_wrong_body_of_vertex_is_refused_by_name(app: App, body, field):
 
 
 def test_a_model_that_classifies_is_not_there_and_that_is_said(app: App):
-    error = app.error(path="/classify", text="a")
+    error = app.error(path="/classify", input="a")
     assert error["code"] == "not_a_classification_model"
 
 

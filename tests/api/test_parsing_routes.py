@@ -62,6 +62,12 @@ def test_without_a_name_calls_are_read_as_the_chat_routes_would():
         ("qwen3", "<think>\n3 + 4 = 7\n</think>\n\nIt is 7.", "3 + 4 = 7", "It is 7."),
         ("qwen3", "It is 7.", "", "It is 7."),
         ("mistral", "[THINK]3 + 4 = 7[/THINK]It is 7.", "3 + 4 = 7", "It is 7."),
+        (
+            "openai_gptoss",
+            "<|channel|>analysis<|message|>3 + 4 = 7<|end|><|start|>assistant<|channel|>final<|message|>It is 7.",
+            "3 + 4 = 7",
+            "It is 7.",
+        ),
     ],
 )
 def test_reasoning_is_told_apart_as_sglang_documents_it(app: App, parser, text, reasoning, answer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import importlib.metadata
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +19,7 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import error_attributes, http_attributes, url_attributes
 from patience import PATIENCE_S
 
-from tureen import extras
+from tureen import __version__, extras
 from tureen.config import Config
 from tureen.contract.types import OutputDelta, StepTimes, Timeline
 from tureen.engine.times import RequestTimes
@@ -41,8 +42,8 @@ KNOWN = {
 class Span:
     """A span as the collector got it."""
 
-    def __init__(self, span: Any, service: str) -> None:
-        self.name, self.service = span.name, service
+    def __init__(self, span: Any, resource: dict[str, Any]) -> None:
+        self.name, self.service, self.version = span.name, resource["service.name"], resource["service.version"]
         self.trace, self.id, self.parent = span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex()
         self.began, self.ended = span.start_time_unix_nano, span.end_time_unix_nano
         self.is_error = span.status.code == span.status.STATUS_CODE_ERROR
@@ -82,7 +83,7 @@ class Collector:
         for body in self.bodies:
             for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
                 names = {pair.key: _plain(pair.value) for pair in resource.resource.attributes}
-                found += [Span(span, names["service.name"]) for scope in resource.scope_spans for span in scope.spans]
+                found += [Span(span, names) for scope in resource.scope_spans for span in scope.spans]
         return found
 
     def close(self) -> None:
@@ -238,6 +239,19 @@ def test_the_standard_variables_are_enough(collector, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
     traced(collector, CHAT)
     assert {span.service for span in collector.spans()} == {"chats"}
+
+
+def test_a_copy_that_no_installer_has_seen_sends_traces_with_its_version(collector, monkeypatch):
+    read = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "tureen":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return read(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    traced(collector, CHAT, otlp_endpoint=collector.url)
+    assert {span.version for span in collector.spans()} == {__version__}
 
 
 def test_a_service_without_a_name_is_tureen(collector):

@@ -166,6 +166,8 @@ NOT_HERE = {
     "modalities": "tests/api/test_media_fields.py",
     "dimensions": "tests/api/test_embedding_server.py has a model whose embeddings may be cut",
     "pooling": "tests/api/test_openai_embeddings.py",
+    "prompt_name": "tests/models/test_decoder_embeddings.py has a model with prompts",
+    "instruct": "tests/models/test_decoder_embeddings.py has a reranker that takes one",
     "reasoning_effort": "tests/api/test_chat_prompt.py has templates that know it",
     "think": "tests/api/test_ollama.py has templates that know it",
     "input_ids": "tests/api/test_contract.py: it stands in place of text",

@@ -71,11 +71,12 @@ def make(monkeypatch, clock):
 
         return build
 
-    def make_compiler(vocabulary=VOCABULARY, name="double", **settings):
+    def make_compiler(vocabulary=VOCABULARY, name="double", *, is_open=True, **settings):
         one = Compiler(name, lambda: vocabulary, lambda text: [], **settings)
         made.append(one)
-        one.prepare()
-        one.backend_double = one._loaders.get(has_specials=False).backend
+        if is_open:
+            wait_until(one._open_pool)
+            one.backend_double = one._opening.result()[1].get(has_specials=False).backend
         return one
 
     monkeypatch.setattr(compiler, "check_backend", lambda name: None)
@@ -239,6 +240,28 @@ def test_what_was_compiled_is_ready_at_once_until_the_cache_is_cleared(make, tmp
     assert one.submit(GrammarSpec("regex", text, after="</think>")).state == "pending"
 
 
+def test_no_worker_starts_before_the_first_constraint(make, tmp_path):
+    one = make(is_open=False)
+    one.poll()
+    assert (one.supervisor, one._opening) == (None, None)
+    assert settled(one, one.submit(spec(f"ok {tmp_path}/a"))).state == "ready"
+    assert one.supervisor is not None
+
+
+def test_a_vocabulary_that_cannot_be_made_fails_its_constraint_and_the_next_one_tries_again(make, tmp_path):
+    one, made = make(is_open=False), []
+
+    def fail_once():
+        made.append(1)
+        if len(made) == 1:
+            raise ValueError("out of luck")
+        return VOCABULARY
+
+    one._make_vocabulary = fail_once
+    assert settled(one, one.submit(spec(f"ok {tmp_path}/a"))).error.code == "grammar_failed"
+    assert settled(one, one.submit(spec(f"ok {tmp_path}/b"))).state == "ready"
+
+
 def test_what_took_long_is_kept_for_the_next_start(make, clock, tmp_path):
     spent_s = {"quick": compiler.WORTH_KEEPING_S / 2, "slow": compiler.WORTH_KEEPING_S * 2}
     before = make(kept=KeptGrammars(tmp_path / "kept"))
@@ -246,12 +269,30 @@ def test_what_took_long_is_kept_for_the_next_start(make, clock, tmp_path):
         settled(before, before.submit(spec(f"ok {tmp_path}/{name}")))
     before.close()
     before._loader.shutdown()  # all is written
-    after = make(kept=KeptGrammars(tmp_path / "kept"))
-    after._loader.submit(lambda: None).result()  # the folder has been looked at
+    after = make(kept=KeptGrammars(tmp_path / "kept"), is_open=False)
     for name in spent_s:
         got = settled(after, after.submit(spec(f"ok {tmp_path}/{name}")))
         assert got.compiled.compiled.source == f"double: ok {tmp_path}/{name}".encode()
     assert [len((tmp_path / name).read_text().split()) for name in spent_s] == [2, 1]
+
+
+def test_a_kept_grammar_is_loaded_after_a_preparation_that_failed(make, clock, tmp_path, monkeypatch):
+    clock.cpu_s = compiler.WORTH_KEEPING_S * 2
+    text = f"ok {tmp_path}/a"
+    before = make(kept=KeptGrammars(tmp_path / "kept"))
+    settled(before, before.submit(spec(text)))
+    before.close()
+    before._loader.shutdown()  # all is written
+    after, loaders = make(kept=KeptGrammars(tmp_path / "kept"), is_open=False), compiler.LazyCompilers
+
+    def fail_once(*parts):
+        monkeypatch.setattr(compiler, "LazyCompilers", loaders)
+        raise ValueError("out of luck")
+
+    monkeypatch.setattr(compiler, "LazyCompilers", fail_once)
+    assert settled(after, after.submit(spec(text))).error.code == "grammar_failed"
+    assert settled(after, after.submit(spec(text))).state == "ready"
+    assert len((tmp_path / "a").read_text().split()) == 1
 
 
 def test_what_is_not_kept_after_all_is_compiled(make, clock, tmp_path):

@@ -21,7 +21,7 @@ def open_kept(tmp_path):
 
     def open_(vocabulary=VOCABULARY, backend="llguidance"):
         kept = KeptGrammars(tmp_path / "grammars")
-        kept.open(backend, vocabulary)
+        kept.list_files(backend, vocabulary)
         return kept
 
     return open_
@@ -60,6 +60,15 @@ def test_what_another_version_of_the_library_made_is_not_there(open_kept, monkey
         kept_grammars.importlib.metadata, "version", lambda name: "9" if name == "llguidance" else version(name)
     )
     assert not open_kept().has(b"spec")
+
+
+def test_a_copy_that_no_installer_has_seen_keeps_grammars(open_kept, monkeypatch):
+    def version(name):
+        raise kept_grammars.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(kept_grammars.importlib.metadata, "version", version)
+    open_kept().write(b"spec", REPLY)
+    assert open_kept().has(b"spec")
 
 
 def damaged(data):
@@ -117,7 +126,7 @@ def test_the_files_that_were_used_longest_ago_go_first(open_kept, monkeypatch, t
 def test_a_folder_that_cannot_be_made_is_no_error(tmp_path):
     (tmp_path / "file").touch()
     kept = KeptGrammars(tmp_path / "file" / "grammars")
-    kept.open("llguidance", VOCABULARY)
+    kept.list_files("llguidance", VOCABULARY)
     kept.write(b"spec", REPLY)
     assert not kept.has(b"spec")
 

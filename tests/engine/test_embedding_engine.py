@@ -23,7 +23,7 @@ class _Sums:
     def __init__(self):
         self.seen = []
 
-    def embed(self, token_ids):
+    def embed(self, token_ids, second_start):
         self.seen.append(tuple(token_ids))
         if REFUSED in token_ids:
             raise RequestFailed("not a number")

@@ -159,11 +159,22 @@ class CheckedRunner(FakeRunner):
             demand(row.start < end <= len(row.pages) * size, "a row without tokens, or without room for them")
             for page in row.pages[row.start // size : -(-end // size)]:
                 demand(pool.count(page) == 1, f"page {page} is written while others hold it")
+        _check_states(batch, self.capacity().num_states)
         page_bytes = size * WIDTH
         for page in range(pool.num_pages):
             if pool.count(page) == 0:
                 self._kv[page * page_bytes : (page + 1) * page_bytes] = POISON * size
         return super().run(batch, masks)
+
+
+def _check_states(batch: Batch, num_states: int) -> None:
+    """Rows may be computed in any order, and once more: no state may be read and written, or written twice."""
+    rows = batch.rows if num_states else ()
+    read = {row.state_from for row in rows if row.start}
+    written = [number for row in rows for number in (row.state_to, *(number for _, number in row.state_saves))]
+    demand(all(0 <= number < num_states for number in (*read, *written)), "a state that is not there")
+    demand(len(set(written)) == len(written), "a state is written twice")
+    demand(not read & set(written), "a state is read and written")
 
 
 @dataclass
@@ -226,8 +237,10 @@ class World:
         choose=None,
         make_runner=CheckedRunner,
         drafter=None,
+        num_saved=None,
         **options,
     ) -> None:
+        """num_saved: saved states of layers without attention; None: the model has no such layers."""
         self._options = {
             "num_pages": num_pages,
             "page_size": page_size,
@@ -238,9 +251,11 @@ class World:
             "choose": choose,
             "make_runner": make_runner,
             "drafter": drafter,
+            "num_saved": num_saved,
             **options,
         }
-        capacity = Capacity(num_pages, page_size, max_rows, VOCAB_SIZE, context_len)
+        num_states = 0 if num_saved is None else 2 * max_rows + 1 + num_saved
+        capacity = Capacity(num_pages, page_size, max_rows, VOCAB_SIZE, context_len, num_states=num_states)
         self.compiler = ToyCompiler(VOCAB_SIZE, EOS_IDS)
         self.runner = make_runner(capacity, fault=fault, choose=choose)
         self.engine = Engine(

@@ -141,7 +141,7 @@ class Simulated:
 
     def _send(self, handler: BaseHTTPRequestHandler, content: bytes) -> None:
         asked = handler.headers.get("Range")
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and self.has_ranges else 0
+        start = int(asked.removeprefix("bytes=").partition("-")[0]) if asked and self.has_ranges else 0
         if start >= len(content) and asked:
             handler.send_response(416)
             handler.send_header("Content-Range", f"bytes */{len(content)}")

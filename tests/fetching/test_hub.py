@@ -16,9 +16,12 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
+import tiny_gguf
+import tiny_models
 from patience import wait_until
 from simulated_hub import Simulated
 
+from tureen.cli import command_line as cli
 from tureen.config import Config
 from tureen.errors import StartupError
 from tureen.fetching import hub as hub_module
@@ -409,3 +412,60 @@ def test_the_command_shows_a_bar_on_a_terminal_and_ends_with_the_path(hub, confi
     assert " left" in shown.decode()
     assert str(find_here(parse("org/name"), config)) in shown.decode().replace("\r\n", "")
     assert "tureen serve --model org/name" in shown.decode()
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+def _shown(name, config, capsys):
+    assert cli.main(["show", name, "--download-dir", config.download_dir]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, "yes: LlamaForCausalLM, safetensors"),
+        ({"architectures": ["MambaForCausalLM"]}, "no: architecture 'MambaForCausalLM' is not supported; --model-impl"),
+        ({"num_attention_heads": None}, "no: config.json: num_attention_heads: is missing"),
+    ],
+)
+def test_show_says_of_a_folder_on_the_hub_whether_it_runs(hub, config, capsys, changes, verdict):
+    hub.files["org/m"] = FOLDER | {"config.json": json.dumps(LLAMA | changes).encode()}
+    shown = _shown("org/m", config, capsys)
+    assert f"runs         {verdict}" in shown
+    assert not any("safetensors" in path for path in _content_requests(hub))
+    assert find_here(parse("org/m"), config) is None
+
+
+def test_show_says_of_a_gguf_file_on_the_hub_whether_it_runs_and_fits(hub, config, capsys, tmp_path):
+    model = tiny_models.write(tmp_path / "hf", "llama")
+    for name, changes in (("m-Q4_K_M", {}), ("m-Q8_0", {"tokenizer.ggml.pre": "of tomorrow"})):
+        path = tiny_gguf.write_from_transformers(tmp_path / f"{name}.gguf", model, changes)
+        hub.files.setdefault("org/m", {})[path.name] = path.read_bytes()
+    shown = _shown("org/m", config, capsys)
+    assert "runs         yes: LlamaForCausalLM, gguf" in shown
+    assert "it fits" in shown
+    assert "runs         no: tokenizer.ggml.pre 'of tomorrow' is not known" in _shown("org/m:Q8_0", config, capsys)
+
+
+def test_show_asks_only_for_the_head_of_a_gguf_file(hub, config, capsys, monkeypatch):
+    hub.files["org/m"] = {"m.gguf": b"GGUF" + bytes(1 << 20)}
+    monkeypatch.setattr(hub_module, "HEAD_BYTES", 64)
+    assert "runs         no: " in _shown("org/m", config, capsys)
+    assert [asked for path, asked in hub.requests if path.endswith("m.gguf")] == ["bytes=0-63"]
+
+
+def test_show_says_why_a_model_on_the_hub_is_not_known(hub, config, capsys, monkeypatch):
+    assert "runs         not known: model org/none: the hub has no such repository" in _shown(
+        "org/none", config, capsys
+    )
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "HF_HUB_OFFLINE forbids to ask the hub" in _shown("org/none", config, capsys)

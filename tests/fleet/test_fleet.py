@@ -11,6 +11,8 @@ from exchange import Exchange
 from samples import some
 
 from tureen.fleet.sharing import CommonWeights
+from tureen.requests import preparing
+from tureen.requests.state import Context
 from tureen.runner.shared_weights import SharedWeights
 
 THREE = {"one": 40, "two": 40, "three": 50}
@@ -189,6 +191,41 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten_and_nothing_is_loaded_
         assert fleet.member("one").is_ready
 
     simulate(body, {"one": 60, "two": 60}, 100)
+
+
+def test_the_templates_of_a_further_model_are_probed_before_its_first_chat_once_no_request_runs(simulate, monkeypatch):
+    async def body(fleet):
+        probed = []
+        monkeypatch.setattr(Context, "probe_templates", lambda context: probed.append(context.info.model_name))
+        monkeypatch.setattr(preparing, "IDLE_S", 0.1)
+        long = fleet.generate("two", "abc", num_tokens=300)
+        while not fleet.member("two").is_ready:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert (long.running.done(), probed) == (False, [])
+        await answered(long)
+        await asyncio.sleep(1)
+        assert probed == ["two"]
+
+    simulate(body, THREE, 1000)
+
+
+def test_clients_share_the_places_of_those_who_wait_for_a_model(simulate, monkeypatch):
+    async def body(fleet):
+        fleet.launcher.launch_s = 60
+        greedy = [fleet.generate("two", "say:a") for _ in range(5)]
+        await asyncio.sleep(1)
+        assert fleet.member("two").report()["num_waiting"] == 4
+        monkeypatch.setattr(Exchange, "address", "192.0.2.1")
+        modest = [fleet.generate("two", "say:a") for _ in range(3)]
+        for exchange in greedy + modest:
+            await exchange.wait()
+        for exchanges in (greedy, modest):
+            assert [exchange.status for exchange in exchanges].count(200) == 2
+        assert {exchange.error["code"] for exchange in greedy + modest if exchange.status != 200} == {"queue_full"}
+        assert fleet.member("two").num_users == 0
+
+    simulate(body, THREE, 1000, max_queued_requests=4)
 
 
 def test_an_engine_that_dies_harms_no_other_model(simulate):

@@ -22,8 +22,10 @@ from tureen.media.decode import Refused, decode
 from tureen.weights.gguf import GgufFile
 from tureen.weights.onnx_file import OnnxFile
 from tureen.weights.safetensors import SafetensorsFile
+from tureen.weights.stored import Stored, readable, to_float32
 
 REFUSALS = (TureenError, GrammarError, Refused, msgspec.ValidationError)
+MOST_TENSORS, MOST_VALUES = 32, 1 << 12
 CORPUS = Path(__file__).parent / "corpus"
 
 
@@ -46,6 +48,14 @@ def _file(kind: Callable[[Path], object], name: str) -> Callable[[bytes], None]:
     return run
 
 
+def _gguf(path: Path) -> None:
+    """Read the header, and the values of the first tensors."""
+    file = GgufFile(path)
+    for info in list(file.tensors.values())[:MOST_TENSORS]:
+        if info.num_elements <= MOST_VALUES:
+            to_float32(readable(Stored(info.name, info.shape, info.encoding.name, file.raw(info))))
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "connection": connection_target.run,
     "route": route_target.run,
@@ -57,7 +67,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "processor_field": processor_target.field,
     "processor": processor_target.pickle,
     "adapter": adapter_target.run,
-    "gguf": _file(GgufFile, ".gguf"),
+    "gguf": _file(_gguf, ".gguf"),
     "safetensors": _file(SafetensorsFile, ".safetensors"),
     "onnx": _file(OnnxFile, ".onnx"),
     "picture": lambda data: decode(data) and None,

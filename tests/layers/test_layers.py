@@ -5,7 +5,7 @@ from torch.nn import functional
 from tureen.layers.activation import gelu_tanh_and_mul, sigmoid, silu_and_mul, tanh
 from tureen.layers.norm import RMSNorm
 from tureen.layers.rope import RopeConfig
-from tureen.layers.rotary import RopeTable, rotate
+from tureen.layers.rotary import RopeTable, Rotation, rotate
 
 ROWS = (1, 2, 3, 5, 16, 33, 99, 100, 299)
 
@@ -45,10 +45,10 @@ def test_one_number_a_row_gives_the_same_bits_among_any_number_of_rows(function,
 @pytest.mark.parametrize("head_dim", [20, 64])
 def test_a_rotated_token_is_the_same_among_any_number_of_tokens(head_dim):
     x = torch.randn(300, 9, head_dim, generator=torch.Generator().manual_seed(1))
-    cos, sin = RopeTable(RopeConfig(theta=10000.0), head_dim, 300, torch.device("cpu")).at(torch.arange(300))
-    expected = rotate(x, cos, sin)
+    rotation = RopeTable(RopeConfig(theta=10000.0), head_dim, 300, torch.device("cpu")).at(torch.arange(300))
+    expected = rotate(x, rotation)
     for rows in ROWS:
-        assert torch.equal(rotate(x[:rows], cos[:rows], sin[:rows]), expected[:rows])
+        assert torch.equal(rotate(x[:rows], Rotation(rotation.cos[:rows], rotation.sin[:rows], False)), expected[:rows])
 
 
 @pytest.mark.usefixtures("threads")
@@ -77,10 +77,10 @@ def test_the_norm_equals_its_definition():
 def test_rotation_turns_each_pair_by_its_position_times_its_frequency():
     config, positions = RopeConfig(theta=1000.0, kind="linear", factor=2.0), torch.tensor([0, 3, 17])
     x = torch.randn(3, 2, 8)
-    cos, sin = RopeTable(config, 8, 32, torch.device("cpu")).at(positions)
+    rotation = RopeTable(config, 8, 32, torch.device("cpu")).at(positions)
     angles = positions[:, None] / 2.0 * 1000.0 ** (-torch.arange(0, 8, 2).double() / 8)
     turned = torch.view_as_complex(torch.stack((x[..., :4], x[..., 4:]), -1).double()) * torch.polar(
         torch.ones_like(angles), angles
     ).unsqueeze(1)
     expected = torch.cat((turned.real, turned.imag), -1)
-    torch.testing.assert_close(rotate(x, cos, sin).double(), expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(rotate(x, rotation).double(), expected, atol=1e-6, rtol=1e-6)

@@ -6,6 +6,7 @@ import random
 
 import msgspec
 import pytest
+import tiny_gguf
 import torch
 from runner_driver import Running, folder_source, step
 from samples import either, some
@@ -14,8 +15,11 @@ from tiny_models import VARIANTS, logprobs, write
 
 from tureen.config import Config
 from tureen.contract.types import LogprobSpec
+from tureen.errors import InvalidRequest
 from tureen.kernels.cpu import native
+from tureen.layers.mixers import Mamba2
 from tureen.runner.load import load_runner
+from tureen.weights.source import open_model
 
 pytestmark = pytest.mark.sampled
 
@@ -163,12 +167,35 @@ def test_every_architecture_takes_adapters_wherever_they_are_supported(variant, 
     model = write(tmp_path, variant)
     runner = make_runner(tmp_path, kernels)
     targets = "all-linear"
-    if variant in ("mixtral", "qwen2-moe", "qwen3-moe"):
+    if any(isinstance(mixer, Mamba2) for mixer in runner._model.mixers):  # PEFT refuses its out_proj
+        targets = [*ATTENTION, "in_proj", "gate_proj", "up_proj", "down_proj"]
+    if runner._model.experts:
         targets = ATTENTION + (SHARED if variant == "qwen2-moe" else [])
+    if runner._model.has_gate:  # its q_proj has the gates too
+        targets = ["k_proj", "v_proj", "o_proj", "in_proj_qkv", "out_proj"]
     oracle = write_adapter(model, tmp_path / "adapter", target_modules=targets)
     load_adapter(runner, 1, tmp_path / "adapter")
     for sequence in run(runner, [make_sequence(0, 1), make_sequence(1, 0)], 2, (1000,)):
         assert distance(sequence, oracle if sequence.adapter else model) < CLOSE
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("key_heads", "is_refused"), [(2, True), (4, False)])
+def test_adapters_of_heads_that_a_gguf_file_has_in_another_order_are_refused(key_heads, is_refused, tmp_path):
+    model = write(tmp_path, "qwen3-5", linear_num_key_heads=key_heads)
+    path = tiny_gguf.write_from_transformers(tmp_path / "m.gguf", model)
+    oracle = write_adapter(model, tmp_path / "adapter", target_modules=["k_proj", "out_proj"])
+    config = Config(device="cpu", dtype="float32", kernels="torch", page_size=8, max_total_tokens=2048, num_threads=1)
+    runner = load_runner(open_model(path), config)
+    if is_refused:
+        with pytest.raises(
+            InvalidRequest, match=r"linear_attn\.out_proj', whose heads a GGUF file has in another order"
+        ):
+            load_adapter(runner, 1, tmp_path / "adapter")
+        return
+    load_adapter(runner, 1, tmp_path / "adapter")
+    for sequence in run(runner, [make_sequence(0, 1)], 2, (1000,)):
+        assert distance(sequence, oracle) < CLOSE
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -3,46 +3,98 @@ import json
 import os
 import random
 import warnings
+from itertools import product
 
+import converted_gguf
 import mutated
 import numpy as np
 import pytest
+import tiny_gguf
 import torch
 from msgspec.structs import replace
-from runner_driver import PROMPT, Running, distance, folder_source, generate, step
-from tiny_models import VARIANTS, greedy, logprobs, write
+from runner_driver import PROMPT, Running, distance, generate, step
+from safetensors.torch import load_file, save_file
+from samples import some
+from tiny_larger_models import LARGER, write_larger
+from tiny_models import VARIANTS, YARN, greedy, logprobs, write
+from transformers import LlamaForCausalLM
 
 from tureen.config import Config
 from tureen.contract.types import LogprobSpec
 from tureen.errors import StartupError
+from tureen.layers.mixers import Mamba2
 from tureen.layers.rope import RopeConfig
+from tureen.models.config import Multipliers
 from tureen.registry import declared
 from tureen.runner import loading
 from tureen.runner.load import load_runner
+from tureen.weights.source import open_model
 from tureen.weights.stored import Stored, to_float32
 
 DEVICE = os.environ.get("TUREEN_TEST_DEVICE", "cpu")
 CLOSE = 1e-4
+WEIGHTS = "model.safetensors"
+PARTS = ("gate", "up", "down")
 SPEC = LogprobSpec(prompt_start=0, top=256)
 
 
+TYPED = ("granitemoehybrid", "ministral", "lfm2", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+"""Types of models whose configs have always had layer_types, or whose variants have others than the usual ones."""
+NOT_IN_OLDER_STYLE = ("gemma3", "nemotron-h", "nemotron-h-moe")
+"""Variants without a rope, and one with two ropes, which has a test of its own."""
 BEGINNING = PROMPT[:24]
 """Longer than the windows, so a mutation that changes the whole prompt changes this part."""
-MUTATED = {
-    "LlamaForCausalLM": "llama-biases",
-    "MistralForCausalLM": "mistral-sliding",
-    "MixtralForCausalLM": "mixtral",
-    "Qwen2ForCausalLM": "qwen2-sliding",
-    "Qwen2MoeForCausalLM": "qwen2-moe",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3-moe",
-    "Gemma2ForCausalLM": "gemma2-softcaps",
-    "Gemma3ForCausalLM": "gemma3",
-    "GraniteForCausalLM": "granite",
-    "Phi3ForCausalLM": "phi3",
-    "SmolLM3ForCausalLM": "smollm3",
+MUTATED = {f"{family.removesuffix('Text')}ForCausalLM": variant for variant, (family, _) in VARIANTS.items()}
+"""By architecture, its last variant, which is the one with the most parts."""
+
+ALL_SPARSE = {"mlp_only_layers": []}
+HEAD_SCALE = {"query_pre_attn_scalar": 32}
+NO_BIAS = {"attention_bias": False}
+IN_GGUF = {
+    "llama-rope-linear": {},
+    "llama-rope-yarn": {},
+    "mistral-sliding": {},
+    "mixtral": {},
+    "qwen2": {},
+    "qwen2-moe": ALL_SPARSE,
+    "qwen3": {},
+    "qwen3-moe": ALL_SPARSE,
+    "gemma2-softcaps": HEAD_SCALE,
+    "gemma3": HEAD_SCALE,
+    "granite": {},
+    "phi3": {},
+    "phi3-partial": {},
+    "smollm3": {},
+    "gemma": {},
+    "olmo2": NO_BIAS,
+    "olmo3": {},
+    "olmoe": {},
+    "glm": {},
+    "glm4": {},
+    "glm4-moe": {"n_group": 1, "topk_group": 1},
+    "ernie4-5": {"use_bias": False},
+    "ernie4-5-moe": {},
+    "hunyuan": NO_BIAS,
+    "hunyuan-moe": {},
+    "exaone4": {},
+    "seed-oss": {"attention_out_bias": False, "mlp_bias": False},
+    "granite-moe": {},
+    "granite-moe-shared": {},
+    "granite4": {"position_embedding_type": None},
+    "ministral3": {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
+    "minimax-m2": {},
+    "starcoder2": {},
+    "cohere2": {},
+    "arcee": {"mlp_bias": False},
+    "lfm2": {"conv_bias": False},
+    "qwen3-next": {},
+    "qwen3-5": {},
+    "qwen3-5-moe": {},
+    "gpt-oss": {},
+    "apertus": NO_BIAS,
+    "phimoe": {"router_jitter_noise": 0.01},
 }
-"""By architecture, the variant with the most parts."""
+"""Variants, and the keys of their configs that GGUF metadata cannot say otherwise, or llama.cpp does not know."""
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
@@ -51,17 +103,17 @@ def model(request, tmp_path_factory):
     return folder, write(folder, request.param)
 
 
-def make_runner(folder, *, page_size=16, kernels="auto", **settings):
+def make_runner(model, *, page_size=16, kernels="auto", dtype="float32", **settings):
     config = Config(
         device=DEVICE,
-        dtype="float32",
+        dtype=dtype,
         page_size=page_size,
         max_total_tokens=1024,
         num_threads=1,
         kernels=kernels,
         **settings,
     )
-    return load_runner(folder_source(folder), config)
+    return load_runner(open_model(model), config)
 
 
 def shuffled_pages(runner, seed=0):
@@ -81,9 +133,18 @@ def check_parity(runner, oracle, prompt, pages, *, count, chunk=1000):
     assert max(distance(report, row) for report, row in zip(reports, expected.tolist(), strict=True)) < CLOSE
 
 
+SETTINGS = [(16, 1000, "auto"), (1, 16, "torch"), (16, 7, "auto"), (4, 33, "torch"), (1, 1, "auto")]
+
+
+@pytest.mark.sampled
 @pytest.mark.parametrize(
-    ("page_size", "chunk", "kernels"),
-    [(16, 1000, "auto"), (16, 7, "auto"), (1, 16, "torch"), (1, 1, "auto"), (4, 33, "torch")],
+    ("model", "page_size", "chunk", "kernels"),
+    [
+        (variant, *settings)
+        for place, variant in enumerate(VARIANTS)
+        for settings in some(SETTINGS[place % 3 + 1 :] + SETTINGS[: place % 3 + 1], 2)
+    ],
+    indirect=["model"],
 )
 def test_greedy_tokens_and_all_logprobs_equal_transformers(model, page_size, chunk, kernels):
     folder, oracle = model
@@ -91,18 +152,79 @@ def test_greedy_tokens_and_all_logprobs_equal_transformers(model, page_size, chu
     check_parity(runner, oracle, PROMPT, shuffled_pages(runner)[: -(-100 // page_size)], count=12, chunk=chunk)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("variant", "kernels"), [*product(IN_GGUF, ["auto"]), ("qwen3-5", "torch")])
+def test_a_gguf_file_gives_the_tokens_and_logprobs_of_transformers(variant, kernels, tmp_path):
+    oracle = write(tmp_path, variant, **IN_GGUF[variant])
+    runner = make_runner(tiny_gguf.write_from_transformers(tmp_path / "m.gguf", oracle), kernels=kernels)
+    check_parity(runner, oracle, PROMPT, range(8), count=4)
+
+
+def _fused_qkv(tensors, oracle):
+    for layer, kind in product(range(2), ("weight", "bias")):
+        parts = [tensors.pop(f"blk.{layer}.attn_{part}.{kind}") for part in "qkv"]
+        tensors[f"blk.{layer}.attn_qkv.{kind}"] = np.concatenate(parts)
+
+
+def _by_key_head(tensors, oracle):
+    for layer in (0, 1, 3):
+        for part in ("qkv", "gate"):
+            del tensors[f"blk.{layer}.attn_{part}.weight"]
+        weight = oracle.state_dict()[f"model.layers.{layer}.linear_attn.in_proj_qkvz.weight"]
+        tensors[f"blk.{layer}.ssm_in.weight"] = weight.numpy()
+
+
+@pytest.mark.parametrize(("variant", "fuse"), [("glm", _fused_qkv), ("qwen3-next", _by_key_head)])
+def test_matrices_that_other_gguf_files_have_in_one_are_taken_apart(variant, fuse, tmp_path):
+    oracle = write(tmp_path, variant)
+    tensors = {name: array for _, name, array in converted_gguf.tensors(oracle)}
+    fuse(tensors, oracle)
+    metadata = converted_gguf.metadata(oracle) | tiny_gguf.byte_vocabulary()
+    runner = make_runner(tiny_gguf.write_gguf(tmp_path / "m.gguf", metadata, tensors))
+    check_parity(runner, oracle, PROMPT, range(8), count=4)
+
+
+def test_weights_in_float16_stay_exact_in_small_models(tmp_path, monkeypatch):
+    write(tmp_path, "llama", dtype=torch.float16)
+    oracle = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    runner = make_runner(tmp_path, dtype="auto", kv_cache_dtype="float32")
+    assert runner.call("device")["dtype"] == "f32"
+    check_parity(runner, oracle, PROMPT, range(8), count=2)
+    monkeypatch.setattr("tureen.runner.native.SMALL_MODEL", 1)
+    assert make_runner(tmp_path, dtype="auto").call("device")["dtype"] == "bf16"
+
+
 def mutations(config):
     """Yield a name of the mutation, the changed config, and the kind of weights that get noise."""
     for kind in mutated.kinds(config.weights()):
-        yield kind, config, kind
-    for window in dict.fromkeys(config.windows):
+        if not kind.endswith("act_fn.eps"):  # a limit so near 0 that the noise moves nothing past it
+            yield kind, config, kind
+    for window in dict.fromkeys(config.windows[layer] for layer in config.attention_layers):
         other = len(BEGINNING) // 2 if window is None else window + 1
         windows = tuple(other if one == window else one for one in config.windows)
         yield f"window {window}", replace(config, windows=windows), None
-    for rope in dict.fromkeys(config.ropes):
+    for rope in dict.fromkeys(config.ropes[layer] for layer in config.attention_layers):
         other = RopeConfig(theta=10000.0) if rope is None else replace(rope, theta=1.05 * rope.theta)
         ropes = tuple(other if one == rope else one for one in config.ropes)
         yield f"rope {rope}", replace(config, ropes=ropes), None
+    for mixer in {mixer for mixer in config.mixers if isinstance(mixer, Mamba2)}:
+        for changes in mixer_mutations(mixer):
+            mixers = tuple(replace(one, **changes) if one == mixer else one for one in config.mixers)
+            yield f"{changes}", replace(config, mixers=mixers), None
+    for name in Multipliers.__struct_fields__ if config.mixers_beside else ():
+        multipliers = replace(config.multipliers, **{name: 1.05 * getattr(config.multipliers, name)})
+        yield name, replace(config, multipliers=multipliers), None
+
+
+def mixer_mutations(mixer):
+    """Yield other values of a Mamba 2 layer's settings."""
+    yield {"step_limits": (0.6, 1.2)}
+    yield {"in_scale": 1.05 * mixer.in_scale}
+    yield {"out_scale": 1.05 * mixer.out_scale}
+    for index, scale in enumerate(mixer.scales):
+        yield {"scales": (*mixer.scales[:index], 1.05 * scale, *mixer.scales[index + 1 :])}
+    if mixer.has_norm:
+        yield {"gate_last": not mixer.gate_last}
 
 
 def with_noise(weights, kind):
@@ -121,10 +243,14 @@ def remembering(oracle):
 
 @pytest.mark.parametrize(
     ("architecture", "model", "kernels"),
-    [*((name, variant, "auto") for name, variant in MUTATED.items()), ("Gemma3ForCausalLM", "gemma3", "torch")],
+    [
+        *((name, variant, "auto") for name, variant in MUTATED.items()),
+        ("Gemma3ForCausalLM", "gemma3", "torch"),
+        ("FalconH1ForCausalLM", "falcon-h1-norm", "torch"),
+    ],
     indirect=["model"],
 )
-def test_noise_in_any_weight_another_window_and_another_rope_are_noticed(architecture, model, kernels, monkeypatch):
+def test_noise_in_any_weight_another_window_rope_or_factor_is_noticed(architecture, model, kernels, monkeypatch):
     folder, oracle = model[0], remembering(model[1])
     describe, weights = loading.describe, loading.weights
     config = describe(json.loads((folder / "config.json").read_text()))
@@ -145,7 +271,9 @@ def test_noise_in_any_weight_another_window_and_another_rope_are_noticed(archite
 
 def test_every_architecture_without_pictures_is_tested_with_noise():
     known = declared("tureen.models", "ARCHITECTURES")
-    assert set(MUTATED) == {name for name in known if not name.endswith("ForConditionalGeneration")}
+    others = ("ForConditionalGeneration", "Model", "ForSequenceClassification")  # the last two have no logits of tokens
+    named_twice = {"PhiMoEForCausalLM"}
+    assert set(MUTATED) == {name for name in known if not name.endswith(others)} - named_twice
 
 
 def test_rows_of_one_batch_do_not_mix(model):
@@ -161,13 +289,14 @@ def test_rows_of_one_batch_do_not_mix(model):
         assert sequence.output == greedy(oracle, prompt, len(sequence.output), draft=sequence.output)
 
 
+@pytest.mark.parametrize("model", [name for name in VARIANTS if name not in NOT_IN_OLDER_STYLE], indirect=True)
 def test_a_config_in_the_older_style_means_the_same(model, tmp_path):
     folder, oracle = model
     config = json.loads((folder / "config.json").read_text())
     parameters = config.pop("rope_parameters")
-    config.pop("layer_types", None)
-    if "full_attention" in parameters:
-        pytest.skip("scaling of gemma3 is told apart in a test of its own")
+    parameters = parameters.get("full_attention", parameters)
+    if config["model_type"] not in TYPED:
+        config.pop("layer_types", None)
     config |= {"rope_theta": parameters.pop("rope_theta"), "rope_scaling": parameters}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
@@ -178,10 +307,10 @@ def test_a_config_in_the_older_style_means_the_same(model, tmp_path):
 def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
     with pytest.raises(StartupError, match=r"MambaForCausalLM.*Gemma3ForCausalLM.*LlamaForCausalLM.*Qwen3ForCausalLM"):
-        load_runner(folder_source(tmp_path), Config(device=DEVICE))
+        load_runner(open_model(tmp_path), Config(device=DEVICE))
 
 
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("kernels", ["auto", "gguf", "torch"])
 @pytest.mark.parametrize(
     ("original", "context_length", "factors"),
     [(64, None, "short"), (64, 64, "short"), (48, 100, "long")],
@@ -201,8 +330,9 @@ def test_longrope_has_the_short_factors_unless_a_longer_context_is_asked_for(
         warnings.simplefilter("ignore")
         more = {"rope_parameters": parameters, "original_max_position_embeddings": original}
         oracle = write(tmp_path, "phi3-partial", **more)
+    model = tiny_gguf.write_from_transformers(tmp_path / "m.gguf", oracle) if kernels == "gguf" else tmp_path
     with caplog.at_level("INFO", "tureen"):
-        runner = make_runner(tmp_path, context_length=context_length, kernels=kernels)
+        runner = make_runner(model, context_length=context_length, kernels=kernels.replace("gguf", "auto"))
     assert runner.capacity().context_len == (context_length or original)
     assert runner.call("device")["rope_factors"] == factors
     [line] = [record.message for record in caplog.records if "LongRoPE" in record.message]
@@ -213,3 +343,73 @@ def test_longrope_has_the_short_factors_unless_a_longer_context_is_asked_for(
     expected = logprobs(oracle, sequence.token_ids[:-1])
     reports = sequence.prompt_logprobs + sequence.output_logprobs
     assert max(distance(report, row) for report, row in zip(reports, expected.tolist(), strict=True)) < CLOSE
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("variant", LARGER)
+def test_the_text_model_of_a_model_that_sees_equals_transformers(variant, tmp_path):
+    oracle, prompt = write_larger(tmp_path, variant), [token % 240 for token in PROMPT]
+    runner = make_runner(tmp_path)
+    check_parity(runner, oracle, prompt, shuffled_pages(runner)[:7], count=4, chunk=7)
+
+
+@pytest.mark.parametrize(
+    ("variant", "name"),
+    [
+        ("glm4-moe", "model.layers.3.eh_proj.weight"),
+        ("qwen3-5", "mtp.fc.weight"),
+        ("ernie4-5-moe", "model.mtp_linear_proj.0.weight"),
+    ],
+)
+def test_stored_layers_that_guess_further_tokens_are_left_out(variant, name, tmp_path):
+    oracle = write(tmp_path, variant)
+    save_file(load_file(tmp_path / WEIGHTS) | {name: torch.ones(64, 128)}, tmp_path / WEIGHTS, {"format": "pt"})
+    runner = make_runner(tmp_path)
+    check_parity(runner, oracle, PROMPT, shuffled_pages(runner)[:7], count=4)
+
+
+def test_a_layer_that_the_config_does_not_have_is_refused(tmp_path):
+    write(tmp_path, "llama")
+    name = "model.layers.2.mlp.up_proj.weight"
+    save_file(load_file(tmp_path / WEIGHTS) | {name: torch.ones(96, 64)}, tmp_path / WEIGHTS, {"format": "pt"})
+    with pytest.raises(StartupError, match=name):
+        make_runner(tmp_path)
+
+
+def test_experts_that_a_file_keeps_in_one_tensor_are_taken_apart(tmp_path):
+    oracle = write(tmp_path, "qwen3-5-moe")
+    weights = load_file(tmp_path / WEIGHTS)
+    for layer in range(4):
+        experts = f"model.layers.{layer}.mlp.experts"
+        own = {part: [weights.pop(f"{experts}.{i}.{part}_proj.weight") for i in range(6)] for part in PARTS}
+        pairs = zip(own["gate"], own["up"], strict=True)
+        weights[f"{experts}.gate_up_proj"] = torch.stack([torch.cat(pair) for pair in pairs])
+        weights[f"{experts}.down_proj"] = torch.stack(own["down"])
+    save_file(weights, tmp_path / WEIGHTS, {"format": "pt"})
+    runner = make_runner(tmp_path)
+    check_parity(runner, oracle, PROMPT, shuffled_pages(runner)[:7], count=4)
+
+
+@pytest.mark.parametrize("parameters", [{"rope_theta": 7e4}, {"rope_parameters": {"rope_theta": 7e4}}])
+def test_both_ropes_of_olmo_3_have_the_one_theta_of_a_config(parameters, tmp_path):
+    write(tmp_path, "olmo3")
+    hf = json.loads((tmp_path / "config.json").read_text())
+    del hf["rope_parameters"]
+    assert {rope.theta for rope in loading.describe(hf | parameters).ropes} == {7e4}
+
+
+@pytest.mark.parametrize("variant", ["starcoder2", "llama", "arcee"])
+@pytest.mark.parametrize("name", ["clamped_swiglu", "xielu", "tanh"])
+def test_an_activation_of_another_family_is_refused(variant, name, tmp_path):
+    write(tmp_path, variant)
+    hf = json.loads((tmp_path / "config.json").read_text())
+    with pytest.raises(StartupError, match=f"hidden_act: '{name}' is not supported; known: silu"):
+        loading.describe(hf | {"hidden_act": name})
+
+
+def test_an_odd_number_of_rotated_dimensions_is_refused(tmp_path):
+    write(tmp_path, "glm")
+    hf = json.loads((tmp_path / "config.json").read_text())
+    hf["rope_parameters"]["partial_rotary_factor"] = 0.66
+    with pytest.raises(StartupError, match="partial_rotary_factor"):
+        loading.describe(hf)

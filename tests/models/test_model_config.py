@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import tiny_models
 import torch
+import transformers
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tureen.errors import StartupError
-from tureen.layers.activation import GATED
+from tureen.layers.activation import GATED, PLAIN
 from tureen.layers.rope import RopeConfig, frequencies
-from tureen.models.config import ACTIVATIONS
+from tureen.models.config import ACTIVATIONS, rope
 from tureen.models.torch_decoder import DecoderModel
+from tureen.registry import find_model
 from tureen.runner.loading import describe
 from tureen.weights.source import ModelSource, model_config
+from tureen.weights.stored import Stored
 
 LOW_IS_HIGH = {
     "rope_type": "llama3",
@@ -25,31 +30,60 @@ LOW_IS_HIGH = {
     "original_max_position_embeddings": 32,
 }
 
+YARN = {"rope_type": "yarn", "factor": 8, "original_max_position_embeddings": 32}
+
+
+NO_BYTES = np.empty(0, np.uint8)
+IN_MEMORY = (
+    (".block_sparse_moe.", ".mlp."),
+    (".mlp.router.", ".mlp.gate."),
+    (".mlp.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),
+    (".mlp.gate.moe_statics.", ".mlp.gate."),
+)
+
 
 @pytest.mark.parametrize("variant", tiny_models.VARIANTS)
 def test_names_and_shapes_of_the_weights_are_those_of_transformers(tmp_path, variant):
     model = tiny_models.write(tmp_path, variant)
     config = describe(model_config(ModelSource("m", tmp_path, "safetensors")))
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    family = find_model(config.architecture)
+    renames, apart = getattr(family, "RENAMES", ()), getattr(family, "apart", lambda stored, _: [stored])
+    shapes = {
+        part.name: part.shape
+        for name, tensor in model.state_dict().items()
+        for part in apart(Stored(_renamed(name, renames), tuple(tensor.shape), "F32", NO_BYTES), config)
+    }
     expected = dict(part for pair in shapes.items() for part in _apart(*pair, model.config))
     if model.config.tie_word_embeddings:
         del expected["lm_head.weight"]
-    assert config.weights() == expected
+    assert {name: _without_ones(shape) for name, shape in config.weights().items()} == expected
     with torch.device("meta"):
         built = DecoderModel(config, torch.float32)
-    assert {name: tuple(tensor.shape) for name, tensor in built.weights().items()} == expected
+    assert {name: tuple(tensor.shape) for name, tensor in built.weights().items()} == config.weights()
+
+
+def _renamed(name, renames):
+    """The name here of a weight in the memory of transformers, whose files may have another."""
+    for part, ours in (*renames, *IN_MEMORY):
+        name = name.replace(part, ours)
+    return name
+
+
+def _without_ones(shape):
+    return tuple(size for size in shape if size != 1)
 
 
 def _apart(name, shape, config):
     """Names and shapes of the matrices that transformers keeps in one."""
+    shape = _without_ones(shape)
     if name.endswith("experts.gate_up_proj"):
         num_experts, rows, columns = shape
         halves = ("gate_proj", "up_proj")
         stem = name.removesuffix("gate_up_proj")
         return [(f"{stem}{i}.{half}.weight", (rows // 2, columns)) for i in range(num_experts) for half in halves]
-    if name.endswith("experts.down_proj"):
-        stem = name.removesuffix("down_proj")
-        return [(f"{stem}{index}.down_proj.weight", shape[1:]) for index in range(shape[0])]
+    if name.endswith(("experts.down_proj", "experts.up_proj")):
+        stem, _, part = name.rpartition(".")
+        return [(f"{stem}.{index}.{part}.weight", shape[1:]) for index in range(shape[0])]
     if "gate_up_proj" in name:
         halves = (name.replace("gate_up_proj", half) for half in ("gate_proj", "up_proj"))
         return [(half, (shape[0] // 2, shape[1])) for half in halves]
@@ -61,7 +95,7 @@ def _apart(name, shape, config):
 
 
 def test_every_activation_that_a_config_may_name_exists():
-    assert set(ACTIVATIONS) == set(GATED)
+    assert set(ACTIVATIONS) == set(PLAIN) == {*GATED} - {"clamped_swiglu"}
 
 
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 256])
@@ -80,12 +114,46 @@ def test_rotary_frequencies_are_those_of_transformers_to_the_last_bits(kind, the
     np.testing.assert_allclose(found, expected.numpy(), rtol=5e-7, atol=0)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    "yarn",
+    [
+        {"factor": 4.0, "original_max_position_embeddings": 32768},
+        {"factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0, "mscale_all_dim": 0.5},
+        {"factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False, "rope_theta": 150000.0},
+        {"factor": 16.0, "original_max_position_embeddings": 16384, "beta_fast": 8, "beta_slow": 2.0},
+        {"factor": 2.0, "original_max_position_embeddings": 8, "attention_factor": 1.25, "partial_rotary_factor": 0.5},
+        {"factor": 1.0, "original_max_position_embeddings": 4096, "beta_fast": 1},
+    ],
+)
+def test_frequencies_and_magnitude_of_yarn_are_those_of_transformers(yarn, head_dim):
+    yarn = {"rope_type": "yarn", "rope_theta": 1000000.0, **yarn}
+    hf = {"head_dim": head_dim, "max_position_embeddings": 32768, "num_attention_heads": 2, "hidden_size": 64}
+    expected, magnitude = ROPE_INIT_FUNCTIONS["yarn"](LlamaConfig(rope_parameters=dict(yarn), **hf), "cpu")
+    found = rope(hf, yarn)
+    assert found.magnitude == pytest.approx(magnitude, rel=1e-12)
+    np.testing.assert_allclose(frequencies(found, head_dim, 4096), expected.numpy(), rtol=5e-7, atol=0)
+
+
+@pytest.mark.parametrize(("factor", "context_len"), [(4.0, 4096), (0.5, 1024)])
+def test_yarn_makes_the_context_longer_though_max_position_embeddings_has_not_grown(factor, context_len):
+    hf = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    hf |= {"num_attention_heads": 4, "max_position_embeddings": 1024, "architectures": ["LlamaForCausalLM"]}
+    hf["rope_scaling"] = {"type": "yarn", "factor": factor, "original_max_position_embeddings": 1024}
+    assert describe(hf).context_len == context_len
+
+
 @pytest.mark.parametrize(
     ("architecture", "changes", "key"),
     [
         ("LlamaForCausalLM", {"rope_scaling": "linear"}, "rope_scaling"),
         ("LlamaForCausalLM", {"rope_theta": float("inf")}, "rope_theta"),
         ("LlamaForCausalLM", {"rope_scaling": LOW_IS_HIGH}, "low_freq_factor"),
+        ("LlamaForCausalLM", {"rope_scaling": YARN | {"beta_fast": 0.5}}, "beta_fast"),
+        ("LlamaForCausalLM", {"rope_scaling": YARN | {"factor": 0}}, "factor"),
+        ("LlamaForCausalLM", {"rope_scaling": YARN | {"truncate": 1}}, "truncate"),
+        ("LlamaForCausalLM", {"rope_scaling": YARN | {"mscale": -1, "mscale_all_dim": 1}}, "mscale"),
+        ("LlamaForCausalLM", {"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta"),
         ("Qwen2ForCausalLM", {"layer_types": 5, "use_sliding_window": True}, "layer_types"),
         ("Qwen2ForCausalLM", {"layer_types": [["a"], ["b"]], "use_sliding_window": True}, "layer_types"),
         ("Qwen3ForCausalLM", {"max_window_layers": "2"}, "max_window_layers"),
@@ -93,6 +161,23 @@ def test_rotary_frequencies_are_those_of_transformers_to_the_last_bits(kind, the
         ("Qwen3MoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 9}, "num_experts_per_tok"),
         ("MixtralForCausalLM", {"num_local_experts": 1}, "num_experts_per_tok"),
         ("Gemma3ForConditionalGeneration", {"text_config": "x"}, "text_config"),
+        ("GraniteMoeHybridForCausalLM", {"mamba_n_heads": 3}, "mamba_n_heads"),
+        ("GraniteMoeHybridForCausalLM", {"hidden_act": "relu2"}, "hidden_act: 'relu2' is not supported; only 'silu'"),
+        ("GraniteMoeHybridForCausalLM", {"layer_types": ["mamba1", "attention"]}, "layer_types"),
+        ("BambaForCausalLM", {"mamba_n_heads": 4, "mamba_n_groups": 3}, "mamba_n_groups"),
+        ("BambaForCausalLM", {"mamba_n_heads": 4, "mamba_d_conv": 10}, "mamba_d_conv: must be at most 9"),
+        ("BambaForCausalLM", {"mamba_n_heads": 4, "time_step_limit": [1.0, 0.5]}, "time_step_limit"),
+        ("BambaForCausalLM", {"mamba_n_heads": 4, "time_step_limit": ["a", {}]}, "time_step_limit"),
+        ("BambaForCausalLM", {"attn_layer_indices": 1}, "attn_layer_indices"),
+        ("FalconH1ForCausalLM", {"mamba_n_heads": 8, "ssm_multipliers": [1.0]}, "ssm_multipliers"),
+        ("FalconH1ForCausalLM", {"mamba_n_heads": 8, "mlp_multipliers": 2}, "mlp_multipliers"),
+        ("NemotronHForCausalLM", {}, "hybrid_override_pattern"),
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": "MX"}, "hybrid_override_pattern: must say M"),
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": "M-M"}, "num_hidden_layers: 2 is not"),
+        ("NemotronHForCausalLM", {"layers_block_type": ["mamba", {}]}, "layers_block_type"),
+        ("NemotronHForCausalLM", {"moe_latent_size": 64}, "moe_latent_size"),
+        ("NemotronHForCausalLM", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act"),
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": "ME", "mlp_bias": True}, "mlp_bias"),
         ("Phi3ForCausalLM", {"rope_scaling": [1]}, "rope_scaling"),
     ],
 )
@@ -109,3 +194,82 @@ def test_qwen_has_no_windows_where_its_config_switches_them_off():
     hf["architectures"] = ["Qwen2ForCausalLM"]
     assert describe(hf | {"use_sliding_window": False}).windows == (None, None)
     assert describe(hf | {"use_sliding_window": True}).windows == (8, 8)
+
+
+HARMLESS = {
+    "tokens, names and versions": "_name_or_path bos_token_id eos_token_id pad_token_id sep_token_id eod_token_id "
+    "model_type transformers_version id2label label2id problem_type",
+    "what transformers returns": "output_attentions output_hidden_states output_router_logits return_dict use_cache "
+    "num_logits_to_keep",
+    "training": "attention_dropout residual_dropout embedding_dropout embd_pdrop resid_pdrop initializer_range "
+    "router_aux_loss_coef router_jitter_noise input_jitter_noise hidden_dropout rescale_prenorm_residual "
+    "z_loss_coefficient time_step_max time_step_floor",
+    "how it is computed, not what": "dtype chunk_size_feed_forward pretraining_tp mamba_chunk_size chunk_size "
+    "use_mamba_kernels mamba_ssm_cache_dtype residual_in_fp32 moe_shared_expert_overlap",
+    "other kinds of models": "is_encoder_decoder",
+}
+"""Reason -> keys of config.json that change no output."""
+INSTEAD = {
+    "SmolLM3": {"no_rope_layer_interval": "no_rope_layers", "sliding_window": "layer_types",
+                "use_sliding_window": "layer_types", "layer_types": "use_sliding_window"},
+    "Gemma": {"hidden_act": "hidden_activation"},
+    "Gemma3Text": {"_sliding_window_pattern": "layer_types"},
+    "Exaone4": {"sliding_window_pattern": "layer_types"},
+    "Qwen2Moe": {"layer_types": "use_sliding_window", "sliding_window": "use_sliding_window",
+                 "use_sliding_window": "layer_types", "max_window_layers": "layer_types"},
+    "Qwen3": {"layer_types": "use_sliding_window", "sliding_window": "use_sliding_window",
+              "use_sliding_window": "layer_types", "max_window_layers": "layer_types"},
+    "Qwen3Moe": {"sliding_window": "use_sliding_window", "use_sliding_window": "sliding_window"},
+    "Qwen2": {"max_window_layers": "layer_types"},
+    "Starcoder2": {"rms_norm_eps": "norm_epsilon"},
+    "Cohere2": {"rms_norm_eps": "layer_norm_eps"},
+    "Lfm2": {"rms_norm_eps": "norm_eps", "full_attn_idxs": "layer_types"},
+    "Ernie4_5_Moe": {"moe_norm_min": "nothing: a sum of probabilities is larger"},
+    "Phi3": {"original_max_position_embeddings": "rope_parameters, if they are longrope"},
+    "NemotronH": {"rms_norm_eps": "layer_norm_epsilon", "expand": "mamba_num_heads and mamba_head_dim",
+                  "num_nextn_predict_layers": "nothing: further tokens are not predicted",
+                  "mtp_layers_block_type": "nothing: further tokens are not predicted",
+                  "time_step_min": "time_step_limit; transformers alone takes it for the least time step"},
+    "FalconH1": {"mamba_expand": "mamba_d_ssm"},
+}  # fmt: skip
+"""Family -> key -> the key that decides in its place, in the configs of the variants."""
+
+
+def _others(value):
+    """Other values of a key, of which one must matter."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, 2 * value + 2, max(1, value // 2)]
+    if isinstance(value, float):
+        return [1.5 * value + 0.25]
+    if isinstance(value, list):
+        return [value[:-1], value[::-1], value + value[:1], [0]]
+    if isinstance(value, dict):
+        return [{"rope_type": "unknown"}]
+    return ["unknown", True, 3, 0.5, [1]]
+
+
+def _unread(family, changes):
+    """The keys of a config that may have other values without a change of what it describes."""
+    hf = json.loads(getattr(transformers, f"{family}Config")(**(tiny_models.SHAPE | changes)).to_json_string(False))
+    hf["architectures"] = [f"{family.removesuffix('Text')}ForCausalLM"]
+    described = describe(hf)
+
+    def matters(key, value):
+        try:
+            return describe({**hf, key: value}) != described
+        except StartupError:
+            return True
+
+    return {key for key, value in hf.items() if not any(matters(key, other) for other in _others(value))}
+
+
+@pytest.mark.parametrize("family", dict.fromkeys(family for family, _ in tiny_models.VARIANTS.values()))
+@pytest.mark.filterwarnings("ignore")
+def test_a_key_of_a_config_is_read_or_refused_or_known_to_change_nothing(family):
+    unread = set.intersection(
+        *(_unread(family, changes) for own, changes in tiny_models.VARIANTS.values() if own == family)
+    )
+    known = {*" ".join(HARMLESS.values()).split(), *INSTEAD.get(family, ())}
+    assert unread - known == set()

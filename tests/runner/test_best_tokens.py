@@ -10,20 +10,21 @@ from tureen.contract.runner import Row
 native = pytest.importorskip("tureen.kernels.cpu._native")
 
 HIDDEN = 32
-NO_NORM = np.empty(0, np.float32)
+NOTHING = np.empty(0, np.float32)
 
 
 def _run(matrix, tokens, *, threads, sample=None):
     """A model without layers: token i's embedding times the matrix."""
     pool = native.Pool(threads)
-    tape = native.Tape(pool, native.KvCache(1, 1, 256, 1, 16, "float32"), HIDDEN, len(matrix))
+    tape = native.Tape(pool, native.KvCache(1, 1, 256, 1, 16, "float32"), None, HIDDEN, len(matrix))
 
     def packed(values):
         return native.Matrix.pack(pool, values.view(np.uint8).reshape(-1), "F32", "F32", *values.shape)
 
     embeddings = np.random.default_rng(1).uniform(0.5, 1.5, matrix.shape).astype(np.float32)
     tape.embed(packed(embeddings), 1.0)
-    tape.head(norm=NO_NORM, eps=0.0, matrix=packed(matrix), scale=1.0, softcap=0.0)
+    no_norm = native.Norm(NOTHING, 0.0, NOTHING, False)
+    tape.head(norm=no_norm, matrix=packed(matrix), bias=NOTHING, scale=1.0, softcap=0.0)
     sample = sample or [True] * len(tokens)
     tape.run(tuple(Row(0, (token,), 0, (0,), draws) for token, draws in zip(tokens, sample, strict=True)))
     return tape.best(), *tape.sampled()

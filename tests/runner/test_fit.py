@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import safetensors.numpy
 import tiny_gguf
@@ -9,9 +11,10 @@ import tiny_llava
 import tiny_models
 
 from tureen.config import Config
-from tureen.runner import fit
+from tureen.runner import fit, loading
+from tureen.runner.kv_pool import plan_capacity
 from tureen.runner.load import load_runner
-from tureen.weights.source import open_model
+from tureen.weights.source import model_config, open_model
 
 pytest.importorskip("tureen.kernels.cpu._native")
 MIB = 1 << 20
@@ -80,3 +83,22 @@ def test_the_part_that_sees_counts_in_float32_as_it_is_loaded(tmp_path, monkeypa
     seeing = sum(4 * values.size for name, values in tensors.items() if "language_model" not in name)
     heads = sum(4 * values.size for name, values in tensors.items() if name.startswith("lm_head"))
     assert fit.memory_need(open_model(tmp_path / "llava"), Config()).weights == seeing - heads > 0
+
+
+@pytest.mark.parametrize(("num_free", "num_rows"), [(8, 1), (64, 4), (1 << 14, 32)])
+def test_states_take_a_quarter_of_the_memory_at_most_and_bound_how_many_requests_run(num_free, num_rows, tmp_path):
+    tiny_models.write(tmp_path, "qwen3-5")
+    model = loading.describe(model_config(open_model(tmp_path)))
+    each = 4 * model.state_floats
+    device = SimpleNamespace(type="cpu", name="cpu", free_bytes=lambda: num_free * each)
+    config = Config(max_running_requests=32, context_length=16, max_total_tokens=16)
+    capacity = plan_capacity(config, model, token_bytes=64, weight_bytes=0, device=device)
+    assert capacity.max_rows == num_rows
+    assert 2 * num_rows < capacity.num_states <= max(3, num_free // 4)
+
+
+def test_a_model_without_such_layers_has_no_states(source):
+    model = loading.describe(model_config(source))
+    device = SimpleNamespace(type="cpu", name="cpu", free_bytes=lambda: 1 << 30)
+    capacity = plan_capacity(Config(), model, token_bytes=64, weight_bytes=0, device=device)
+    assert (capacity.num_states, capacity.max_rows) == (0, Config().max_running_requests)

@@ -79,7 +79,7 @@ def test_a_tied_head_that_the_file_repeats_is_no_fault(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, r"rope_scaling: 'yarn' is not supported"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, r"rope_scaling: 'dynamic' is not supported"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": -0.5}}, "partial_rotary_factor"),
         (
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.5}},

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -175,17 +173,3 @@ def health(server: ServerProcess) -> tuple[int, str]:
 
 def wait_well(server: ServerProcess) -> None:
     wait_until(lambda: health(server)[0] == 200, "the engine is well")
-
-
-def ask(server: ServerProcess, **body) -> dict:
-    response = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-def kill_engine(server: ServerProcess) -> None:
-    """Kills it, and waits for the next one. That there was none for a while is nothing that one can count on seeing."""
-    before = metric(server.url, REPLACED)
-    os.kill(engine(server), signal.SIGKILL)
-    wait_until(lambda: metric(server.url, REPLACED) > before, "it is replaced")
-    wait_well(server)

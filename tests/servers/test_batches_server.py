@@ -9,14 +9,13 @@ import subprocess
 from pathlib import Path
 
 import httpx
-import pytest
 from patience import wait_until
 from server_process import ServerProcess
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "batches.md").read_text(encoding="utf-8")
 ROUTE = "/v1/completions"
 NUM_LINES = (80, 800, 8000)
-"""Lines of a batch whose server is killed twice in the middle. Where one was killed too late a longer one is tried."""
+"""Lines of a batch whose server is killed and stopped in the middle. If one ends too early, a longer one is tried."""
 
 
 def body_of(index: int) -> dict:
@@ -27,25 +26,20 @@ def text_of(answer: dict) -> str:
     return answer["choices"][0]["text"]
 
 
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    return tmp_path / "kept"
-
-
 def start(folder: Path) -> ServerProcess:
     return ServerProcess("--batch-path", str(folder), "--max-running-requests", "4").wait_ready()
 
 
-def test_a_server_that_is_killed_in_the_middle_answers_each_line_once_and_the_page_s_commands_work(
+def test_a_batch_whose_server_is_killed_and_stopped_has_each_line_once_and_the_page_s_commands_work(
     default_model_source, tmp_path
 ):
     for num_lines in NUM_LINES:
         folder = tmp_path / str(num_lines)
-        batch_id, before = killed_twice(folder, num_lines)
+        batch_id, before = killed_and_stopped(folder, num_lines)
         if before[1].count(b"\n") < num_lines:
             break
     assert before[1].startswith(before[0])
-    assert before[1].count(b"\n") < num_lines, "killed too late each time"
+    assert before[1].count(b"\n") < num_lines, "stopped too late each time"
     with start(folder) as server:
         wait_until(lambda: batch(server, batch_id)["status"] == "completed", "the end")
         ended = batch(server, batch_id)
@@ -58,6 +52,9 @@ def test_a_server_that_is_killed_in_the_middle_answers_each_line_once_and_the_pa
             alone = httpx.post(f"{server.url}{ROUTE}", json=body_of(int(answer["custom_id"][1:])), timeout=60).json()
             assert text_of(answer["response"]["body"]) == text_of(alone)
         the_commands_of_the_page_work(server, tmp_path)
+        with ServerProcess("--batch-path", str(folder)) as other:  # a folder is for one server
+            assert other.process.wait() == 1
+            wait_until(lambda: "--batch-path" in other.output, "why")
 
 
 def the_commands_of_the_page_work(server: ServerProcess, folder: Path) -> None:
@@ -72,8 +69,11 @@ def the_commands_of_the_page_work(server: ServerProcess, folder: Path) -> None:
         assert answer in shown
 
 
-def killed_twice(folder: Path, num_lines: int) -> tuple[str, list[bytes]]:
-    """Begins a batch and kills its server twice; returns the batch's id and what was written before each kill."""
+def killed_and_stopped(folder: Path, num_lines: int) -> tuple[str, list[bytes]]:
+    """Begin a batch, kill its server, and stop the next one, each in the middle of it.
+
+    Return the batch's id and what each wrote. A server that ends does not wait for batches.
+    """
     lines = [
         {"custom_id": f"r{index}", "method": "POST", "url": ROUTE, "body": body_of(index)} for index in range(num_lines)
     ]
@@ -83,50 +83,26 @@ def killed_twice(folder: Path, num_lines: int) -> tuple[str, list[bytes]]:
         file = httpx.post(f"{server.url}/v1/files", data={"purpose": "batch"}, files=files).json()
         body = {"input_file_id": file["id"], "endpoint": ROUTE, "completion_window": "24h"}
         batch_id = httpx.post(f"{server.url}/v1/batches", json=body).json()["id"]
-        kill_after(server, batch_id, 10)
-    before = [whole_lines(folder)]
+        wait_answered(server, batch_id, 10)
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+    written = [whole_lines(folder)]
     with start(folder) as server:
-        kill_after(server, batch_id, min(len(before[0].splitlines()) + 10, num_lines))
-    return batch_id, [*before, whole_lines(folder)]
+        wait_answered(server, batch_id, min(len(written[0].splitlines()) + 10, num_lines))
+        assert server.stop() == 0
+        assert "did not end in time" not in server.output
+    return batch_id, [*written, whole_lines(folder)]
 
 
 def batch(server: ServerProcess, batch_id: str) -> dict:
     return httpx.get(f"{server.url}/v1/batches/{batch_id}").json()
 
 
-def kill_after(server: ServerProcess, batch_id: str, num_answered: int) -> None:
+def wait_answered(server: ServerProcess, batch_id: str, num_answered: int) -> None:
     wait_until(lambda: batch(server, batch_id)["request_counts"]["completed"] >= num_answered, "some answers")
-    server.process.send_signal(signal.SIGKILL)
-    server.process.wait()
 
 
 def whole_lines(folder: Path) -> bytes:
     [output] = folder.glob("files/*-output")
     content = output.read_bytes()
     return content[: content.rfind(b"\n") + 1]
-
-
-def test_a_server_that_is_told_to_end_does_not_wait_for_its_batches_and_a_folder_is_for_one(
-    default_model_source, folder
-):
-    with start(folder) as server:
-        body = {"prompt": "A", "max_tokens": 2000, "ignore_eos": True}
-        lines = "".join(
-            json.dumps({"custom_id": str(index), "method": "POST", "url": ROUTE, "body": body}) + "\n"
-            for index in range(50)
-        )
-        file = httpx.post(
-            f"{server.url}/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", lines)}
-        ).json()
-        body = {"input_file_id": file["id"], "endpoint": ROUTE, "completion_window": "24h"}
-        batch_id = httpx.post(f"{server.url}/v1/batches", json=body).json()["id"]
-        wait_until(lambda: httpx.get(f"{server.url}/v1/loads").json()["loads"][0]["num_running_reqs"], "the start")
-        with ServerProcess("--batch-path", str(folder)) as other:
-            assert other.process.wait() == 1
-            wait_until(lambda: "--batch-path" in other.output, "why")
-        assert server.stop() == 0
-        assert "did not end in time" not in server.output
-    with start(folder) as server:
-        assert batch(server, batch_id)["status"] == "in_progress"
-        assert httpx.post(f"{server.url}/v1/batches/{batch_id}/cancel").status_code == 200
-        wait_until(lambda: batch(server, batch_id)["status"] == "cancelled", "the end")

@@ -29,7 +29,7 @@ def test_the_listener_of_a_port_is_found():
     assert listener(port) is None
 
 
-def test_a_familys_cpu_time_and_memory_include_its_children():
+def test_a_familys_cpu_time_and_memory_include_its_children_and_a_process_that_is_gone_has_none():
     command = "b = bytearray(64 << 20)\nfor i in range(3_000_000): pass\nprint(flush=True)\ninput()"
     own, before = memory(os.getpid()), cpu_seconds(os.getpid())
     child = subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -40,21 +40,16 @@ def test_a_familys_cpu_time_and_memory_include_its_children():
     child.communicate(b"\n")
     assert child.pid not in family(os.getpid())
     assert cpu_seconds(os.getpid()) >= before + 0.02  # of children that ended, too
+    assert (cpu_seconds(child.pid), memory(child.pid), cpu_seconds(None)) == (None, None, None)
 
 
-def test_a_process_that_is_gone_has_no_figures():
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    assert cpu_seconds(child.pid) is None
-    assert memory(child.pid) is None
-    assert cpu_seconds(None) is None
-
-
-def test_a_server_that_ends_before_it_is_ready_is_reported_with_its_last_words():
+def test_a_server_that_ends_before_it_is_ready_or_cannot_be_run_is_reported():
     server = StartedServer(f"{sys.executable} -c \"print('no such model'); raise SystemExit(3)\"")
     with pytest.raises(BenchError, match=r"(?s)status 3.*no such model"):
         asyncio.run(server.ready(Address("http://127.0.0.1:9")))
     server.stop()
+    with pytest.raises(BenchError, match="no-such-program-here"):
+        StartedServer("no-such-program-here --port 1")
 
 
 def test_a_started_server_is_stopped_with_all_its_children():
@@ -75,11 +70,6 @@ def test_a_started_server_is_stopped_with_all_its_children():
     server.stop()
     wait_until(lambda: not any(memory(pid) and memory(pid).resident for pid in members), "the end of all")
     wait_until(lambda: listener(port) is None, "the end of its socket")
-
-
-def test_a_command_that_cannot_be_run_is_named():
-    with pytest.raises(BenchError, match="no-such-program-here"):
-        StartedServer("no-such-program-here --port 1")
 
 
 def _options(*arguments):

@@ -89,11 +89,8 @@ def test_what_a_server_reads_leaves_the_page_cache_before_each_start_that_counts
     assert any("libc" in path.name for path, _ in evicted)  # every program has it mapped
 
 
-def test_a_target_without_a_command_is_refused():
+def test_a_target_without_a_command_and_starts_beside_other_workloads_are_refused():
     with pytest.raises(TureenError, match="needs --start"):
         _run("--workload", "start", "--url", "http://127.0.0.1:9")
-
-
-def test_starts_are_not_measured_beside_other_workloads():
     with pytest.raises(TureenError, match="--workload start runs alone"):
         _run("--workload", "single,start", "--url", "http://127.0.0.1:9")

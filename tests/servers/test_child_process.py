@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 
-import pytest
 from decoys import Decoys, imported_by_python
 from patience import PATIENCE_S
 
@@ -39,11 +38,20 @@ def test_a_child_searches_the_absolute_folders_of_pythonpath_alone(tmp_path, mon
         assert (child.returncode, said.decode(), decoys.imported) == (0, f"{packages}\n", [])
 
 
-@pytest.mark.parametrize("command", [["-m", "tureen", "--version"], ["-umtureen.launch_server", "--help"]])
-def test_the_command_imports_nothing_from_the_current_folder(tmp_path, command):
+def test_ctrl_c_in_a_terminal_does_not_end_a_child_that_just_starts(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT); print('runs')")
+    child = child_process.start(str(program), stdout=subprocess.PIPE)
+    said, _ = child.communicate()
+    assert (child.returncode, said) == (0, b"runs\n")
+
+
+def test_the_command_imports_nothing_from_the_current_folder(tmp_path):
     decoys = Decoys(tmp_path, without=imported_by_python())
-    done = subprocess.run([sys.executable, *command], cwd=decoys.folder, capture_output=True, text=True, check=False)
-    assert (done.returncode, decoys.imported) == (0, []), done.stderr
+    for words in (["-m", "tureen", "--version"], ["-umtureen.launch_server", "--help"]):
+        command = [sys.executable, *words]
+        done = subprocess.run(command, cwd=decoys.folder, capture_output=True, text=True, check=False)
+        assert (done.returncode, decoys.imported) == (0, []), done.stderr
 
 
 GENERATIONS = """

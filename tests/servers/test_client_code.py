@@ -32,9 +32,13 @@ def sent(body: str, method="__call__", arguments="logits, custom_param_list") ->
 
 @pytest.fixture(scope="module")
 def pool():
+    """Nothing is left running when it is closed."""
     running = ProcessorPool(ROWS, VOCAB)
     yield running
+    lease = load(running, sent(ADD_ONE), "last")
+    ends = [os.pidfd_open(pid) for pid in (running.supervisor.pid, lease.processor.worker.pid)]
     running.close()
+    assert [ended(end) for end in ends] == [True, True]
 
 
 def load(pool, text, client=""):
@@ -166,11 +170,3 @@ def test_a_worker_cannot_compute_on_when_its_call_is_over(pool, monkeypatch):
     end = os.pidfd_open(worker.pid)
     step(pool, lease)
     assert ended(end)  # at the limit of its processor time
-
-
-def test_nothing_is_left_running_when_the_pool_is_closed():
-    pool = ProcessorPool(1, VOCAB)
-    lease = load(pool, sent(ADD_ONE))
-    ends = [os.pidfd_open(pid) for pid in (pool.supervisor.pid, lease.processor.worker.pid)]
-    pool.close()
-    assert [ended(end) for end in ends] == [True, True]

@@ -41,12 +41,9 @@ def test_help_shows_every_setting_and_loads_no_torch():
         assert "--" + field.name.replace("_", "-") in shown
 
 
-def test_python_m_tureen_is_the_command():
+def test_python_m_tureen_is_the_command_and_launch_server_takes_the_flags_of_serve():
     done = subprocess.run([sys.executable, "-m", "tureen", "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout[:7]) == (0, "tureen ")
-
-
-def test_launch_server_takes_the_flags_of_serve():
     command = [sys.executable, "-m", "tureen.launch_server", "--prot", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2

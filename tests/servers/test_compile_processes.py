@@ -78,8 +78,8 @@ def make(monkeypatch, clock):
     def make_compiler(vocabulary=VOCABULARY, name="double", **settings):
         one = Compiler(name, lambda: vocabulary, lambda text: [], **settings)
         made.append(one)
-        one.prepare()
-        one.backend_double = one._loaders.get(has_specials=False).backend
+        wait_until(one._open_pool)
+        one.backend_double = one._opening.result()[1].get(has_specials=False).backend
         return one
 
     monkeypatch.setattr(compiler, "check_backend", lambda name: None)
@@ -166,7 +166,8 @@ def test_nothing_waits_for_a_fork_server_that_never_gets_ready(make, monkeypatch
     assert one.stats.pending == 0
 
 
-def test_a_long_compile_loses_its_priority(make, tmp_path):
+def test_a_long_compile_loses_its_priority(make, monkeypatch, tmp_path):
+    monkeypatch.setattr(compile_pool, "IDLE_AFTER_S", 0.2)
     one = make()
     one.submit(spec(f"spin {tmp_path}/a"))
     pid = pid_in(tmp_path / "a", one)
@@ -182,15 +183,6 @@ def test_a_lower_priority_counts_and_ctrl_c_does_not_reach_the_fork_server(make)
     os.kill(pid, signal.SIGINT)
     assert settled(one, one.submit(spec("ok 2"))).state == "ready"
     assert fork_servers() == [pid]
-
-
-def test_a_fork_server_killed_while_idle_is_replaced(make):
-    one = make()
-    settled(one, one.submit(spec("ok")))
-    (pid,) = fork_servers()
-    os.kill(pid, signal.SIGKILL)
-    assert settled(one, one.submit(spec("ok 2"))).state == "ready"
-    assert pid not in fork_servers()
 
 
 def test_what_a_killed_fork_server_was_compiling_is_compiled_by_the_next(make, tmp_path):
@@ -274,11 +266,16 @@ def test_descriptors_are_given_back(make):
 BYTES = Vocabulary(tokens=(*(bytes([i]) for i in range(256)), b""), eos_token_ids=(256,), size=257)
 
 
-@pytest.fixture(scope="module", params=["llguidance", "xgrammar", "outlines"])
-def real(request):
-    one = Compiler(request.param, lambda: BYTES, lambda text: list(text.encode()), timeout_s=PATIENCE_S)
-    yield one
-    one.close()
+@pytest.fixture(scope="module")
+def real():
+    """Compilers by the name of their backend."""
+    names = ("llguidance", "xgrammar", "outlines")
+    made = {
+        name: Compiler(name, lambda: BYTES, lambda text: list(text.encode()), timeout_s=PATIENCE_S) for name in names
+    }
+    yield made
+    for one in made.values():
+        one.close()
 
 
 def first_bytes(compiled):
@@ -287,37 +284,37 @@ def first_bytes(compiled):
     return {token for token in range(257) if mask[token // 32] >> (token % 32) & 1}
 
 
-def test_a_real_backend_is_made_ready(real):
-    value = {
-        "type": "object",
-        "properties": {"a": {"enum": [1, "x"]}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
-    got = settled(real, real.submit(spec(json.dumps(value), "json_schema")))
-    assert got.error is None
-    assert first_bytes(got.compiled) == {ord("{")}
-    got = settled(real, real.submit(spec("[ab]|c?")))
-    assert first_bytes(got.compiled) == {*b"abc", 256}
+OBJECT = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, "x"]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
 
 
-def test_a_real_fork_server_has_one_thread_so_that_it_can_fork(real):
-    settled(real, real.submit(spec("x")))
-    assert len(os.listdir(f"/proc/{real.supervisor.pid}/task")) == 1
+def test_a_real_backend_is_made_ready_refuses_what_nothing_matches_and_has_one_thread(real):
+    for name, one in real.items():
+        got = settled(one, one.submit(spec(json.dumps(OBJECT), "json_schema")))
+        assert got.error is None, name
+        assert first_bytes(got.compiled) == {ord("{")}, name
+        got = settled(one, one.submit(spec("[ab]|c?")))
+        assert first_bytes(got.compiled) == {*b"abc", 256}, name
+        nothing = settled(one, one.submit(spec('{"enum": ["a"], "type": "integer"}', "json_schema")))
+        assert nothing.error.code == "invalid_json_schema", name
+        assert len(os.listdir(f"/proc/{one.supervisor.pid}/task")) == 1, name  # so that it can fork
+
+
+def begun(one):
+    return [worker for worker in one.supervisor.workers if worker.has_begun]
 
 
 @pytest.mark.skipif(not seccomp.is_supported(), reason="there is no seccomp filter for this system")
 def test_a_real_worker_that_compiles_is_sealed(real):
-    settled(real, real.submit(spec("x")))
-    wait_until(lambda: [worker for worker in real.supervisor.workers if worker.has_begun], "a worker in advance")
-    for worker in real.supervisor.workers:
-        if worker.has_begun:
-            assert "Seccomp:\t2\n" in Path(f"/proc/{worker.pid}/status").read_text()
-
-
-def test_what_nothing_can_match_is_refused(real):
-    got = settled(real, real.submit(spec('{"enum": ["a"], "type": "integer"}', "json_schema")))
-    assert got.error.code == "invalid_json_schema"
+    for name, one in real.items():
+        settled(one, one.submit(spec("x")))
+        wait_until(lambda one=one: begun(one), "a worker in advance")
+        for worker in begun(one):
+            assert "Seccomp:\t2\n" in Path(f"/proc/{worker.pid}/status").read_text(), name
 
 
 HOSTILE = [
@@ -335,11 +332,12 @@ HOSTILE = [
 
 def test_hostile_constraints_change_nothing(real):
     wrong = []
-    for kind, text in HOSTILE:
-        got = settled(real, real.submit(spec(text, kind)))
-        after = settled(real, real.submit(spec(f"after-{kind}-{len(text)}")))
-        if (got.error is not None and got.error.status != 400) or after.state != "ready":
-            wrong.append((kind, text[:50], got.error, after.error))
+    for name, one in real.items():
+        for kind, text in HOSTILE:
+            got = settled(one, one.submit(spec(text, kind)))
+            after = settled(one, one.submit(spec(f"after-{kind}-{len(text)}")))
+            if (got.error is not None and got.error.status != 400) or after.state != "ready":
+                wrong.append((name, kind, text[:50], got.error, after.error))
     assert wrong == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import io
+import itertools
 import json
 import re
 import socket
@@ -126,9 +127,10 @@ def test_the_documented_clients_work_word_for_word(server):
     assert printed.strip() == "Paris. It is a city of 2 millio"  # 32 tokens
     answer = eval(run_client(server, PLAIN_CLIENT), {})  # noqa: S307 - a dictionary that we printed
     assert answer["text"].strip() == printed.strip()
+    requests_and_httpx_read_the_same_stream(server)
 
 
-def test_requests_and_httpx_read_the_same_stream(server):
+def requests_and_httpx_read_the_same_stream(server):
     body = {"text": "say:héllo 🙂", "stream": True}
     by_httpx = parse_events(httpx.post(f"{server.url}/generate", json=body).text)
     with requests.post(f"{server.url}/generate", json=body, stream=True) as response:
@@ -137,10 +139,13 @@ def test_requests_and_httpx_read_the_same_stream(server):
     assert json.loads(lines[-2].removeprefix("data: "))["text"] == by_httpx[-1]["text"] == "héllo 🙂"
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("reset", [True, False], ids=["RST", "FIN"])
-@pytest.mark.parametrize("body", [{"text": "abc"}, {"text": ["abc", "abd"]}], ids=["single", "batch"])
-def test_a_client_that_leaves_while_its_request_runs_frees_its_place(server, stream, reset, body):
+def test_a_client_that_leaves_while_its_request_runs_frees_its_place(server):
+    for stream, reset, text in itertools.product((True, False), (True, False), ("abc", ["abc", "abd"])):
+        leave_while_it_runs(server, stream, reset, {"text": text})
+
+
+def leave_while_it_runs(server, stream, reset, body):
+    """reset: close the connection by RST instead of FIN."""
     before = server.metric("num_aborted_requests_total")
     count = 2 if isinstance(body["text"], list) else 1
     with connect(server) as connection:
@@ -154,8 +159,12 @@ def test_a_client_that_leaves_while_its_request_runs_frees_its_place(server, str
     wait_until(lambda: server.metric("num_aborted_requests_total") == before + count, "they are counted")
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_while_its_request_waits_is_taken_from_the_queue(server, stream):
+def test_a_client_that_leaves_while_its_request_waits_is_taken_from_the_queue(server):
+    for stream in (True, False):
+        leave_while_it_waits(server, stream)
+
+
+def leave_while_it_waits(server, stream):
     before = server.metric("num_aborted_requests_total")
     with contextlib.ExitStack() as stack:
         busy = [stack.enter_context(connect(server)) for _ in range(16)]
@@ -175,11 +184,15 @@ def num_gone(server: LiveServer) -> float:
     return parse_metrics(httpx.get(f"{server.url}/metrics").text).get("http_responses_total[499]", 0)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_left_is_in_the_log_and_the_metrics_as_that_with_the_tokens_that_were_made_for_it(
-    server, caplog, stream
-):
+def test_a_client_that_left_is_in_the_log_and_the_metrics_as_that_with_the_tokens_that_were_made_for_it(server, caplog):
     caplog.set_level("INFO", logger="tureen.http")
+    for stream in (True, False):
+        caplog.clear()
+        leave_and_be_noted(server, caplog, stream)
+    a_stream_that_was_read_to_its_end_is_no_client_that_left(server, caplog)
+
+
+def leave_and_be_noted(server, caplog, stream):
     gone, made = num_gone(server), server.metric("generation_tokens_total")
     before = server.stats.total_output_tokens
     with connect(server) as connection:
@@ -193,8 +206,8 @@ def test_a_client_that_left_is_in_the_log_and_the_metrics_as_that_with_the_token
     assert num_tokens <= server.metric("generation_tokens_total") - made
 
 
-def test_a_stream_that_was_read_to_its_end_is_no_client_that_left(server, caplog):
-    caplog.set_level("INFO", logger="tureen.http")
+def a_stream_that_was_read_to_its_end_is_no_client_that_left(server, caplog):
+    caplog.clear()
     gone = num_gone(server)
     body = {"text": "say:abc", "stream": True}
     assert httpx.post(f"{server.url}/generate", json=body).status_code == 200
@@ -210,17 +223,6 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_does_no_harm(server, cap
     wait_until(lambda: server.metric("http_responses_total[499]") >= 1, "the note")
     assert "failed" not in caplog.text
     assert httpx.post(f"{server.url}/generate", json={"text": "say:a"}).json()["text"] == "a"
-
-
-def test_many_clients_that_leave_at_any_time_leave_nothing_behind(server):
-    for index in range(60):
-        seen = server.stats.total_output_tokens
-        with connect(server) as connection:
-            connection.sendall(message(text="abc", stream=index % 2 == 0, sampling_params=LONG | {"n": 1 + index % 3}))
-            wait_until(lambda enough=seen + index % 7: server.stats.total_output_tokens >= enough, "tokens")
-            if index % 3 == 0:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST_ON_CLOSE)
-    check_idle(server)
 
 
 def test_a_reader_that_takes_nothing_holds_up_nobody(server):
@@ -247,29 +249,33 @@ def test_a_reader_that_stalls_too_long_is_taken_for_gone(monkeypatch):
         wait_until(lambda: server.metric("num_aborted_requests_total") > 0, "it is counted")
 
 
-@pytest.mark.parametrize(
-    ("bad", "status"),
-    [
-        (message(text=""), 400),
-        (head(length=3) + b"{{{", 400),
-        (message("/nope", text="a"), 404),
-        (message("/generate/", text="x" * 100_000), 404),
-        (head(method="DELETE"), 405),
-        (head(length=2).replace(b"application/json", b"text/plain") + b"{}", 415),
-    ],
+ERRORS = (
+    (message(text=""), 400),
+    (head(length=3) + b"{{{", 400),
+    (message("/nope", text="a"), 404),
+    (message("/generate/", text="x" * 100_000), 404),
+    (head(method="DELETE"), 405),
+    (head(length=2).replace(b"application/json", b"text/plain") + b"{}", 415),
 )
-def test_a_connection_can_be_used_on_after_an_error_also_by_a_pipelining_client(server, bad, status):
+
+
+def test_a_connection_can_be_used_on_after_an_error_also_by_a_pipelining_client(server):
+    for bad, status in ERRORS:
+        is_used_on(server, bad, status)
+
+
+def is_used_on(server, bad, status):
     good = message(text="say:good")
     with connect(server) as connection:
         connection.sendall(bad)
         ((first, _, _),) = read_responses(connection, 1)
         connection.sendall(good)
         ((second, _, body),) = read_responses(connection, 1)
-        assert (first, second, json.loads(body)["text"]) == (status, 200, "good")
+        assert (first, second, json.loads(body)["text"]) == (status, 200, "good"), bad[:100]
     with connect(server) as connection:
         connection.sendall(bad + good + bad + good)
         responses = read_responses(connection, 4)
-        assert [response[0] for response in responses] == [status, 200, status, 200]
+        assert [response[0] for response in responses] == [status, 200, status, 200], bad[:100]
         assert json.loads(responses[3][2])["text"] == "good"
 
 
@@ -288,51 +294,53 @@ def test_after_a_body_that_was_not_read_the_connection_is_closed():
         assert httpx.post(f"{server.url}/generate", json={"text": "say:a"}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "nonsense",
-    [
-        b"\x16\x03\x01\x02\x00\x01\x00",
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"nonsense\r\n\r\n",
-        b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: -5\r\n\r\n",
-        b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: " + b"9" * 40 + b"\r\n\r\n",
-        b"POST /generate HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"GET /health HTTP/1.1\r\n\r\n",
-    ],
+NONSENSE = (
+    b"\x16\x03\x01\x02\x00\x01\x00",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"nonsense\r\n\r\n",
+    b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: -5\r\n\r\n",
+    b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: " + b"9" * 40 + b"\r\n\r\n",
+    b"POST /generate HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"GET /health HTTP/1.1\r\n\r\n",
 )
-def test_bytes_that_are_no_proper_request_get_400(server, nonsense):
-    with connect(server) as connection:
-        connection.sendall(nonsense)
-        ((status, headers, body),) = read_responses(connection, 1)
-        assert (status, headers["content-type"]) == (400, "application/json")
-        assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+def test_bytes_that_are_no_proper_request_get_400(server):
+    wrong = []
+    for nonsense in NONSENSE:
+        with connect(server) as connection:
+            connection.sendall(nonsense)
+            ((status, headers, body),) = read_responses(connection, 1)
+            told = status, headers["content-type"], json.loads(body)["error"]["type"]
+        wrong += [(nonsense, told)] * (told != (400, "application/json", "invalid_request_error"))
+    assert wrong == []
     assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-@pytest.mark.parametrize(
-    "head_bytes",
-    [
-        b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
-        b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"y" * 2_000_000,
-        b"GET /" + b"x" * 2_000_000,
-        b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
-    ],
-    ids=["many headers", "endless header", "endless path", "long path"],
-)
-def test_a_head_over_the_limit_is_refused_without_waiting_for_its_end(server, head_bytes):
-    with connect(server) as connection:
-        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-            connection.sendall(head_bytes)
-        with contextlib.suppress(ConnectionResetError):  # what it sent after our answer may reset the connection
-            ((status, _, body),) = read_responses(connection, 1)
-            assert (status, json.loads(body)["error"]["code"]) == (431, "headers_too_large")
-        with contextlib.suppress(ConnectionResetError):
-            assert connection.recv(100) == b""
+LARGE_HEADS = {
+    "many headers": b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
+    "endless header": b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"y" * 2_000_000,
+    "endless path": b"GET /" + b"x" * 2_000_000,
+    "long path": b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+}
+
+
+def test_a_head_over_the_limit_is_refused_without_waiting_for_its_end(server):
+    for name, head_bytes in LARGE_HEADS.items():
+        with connect(server) as connection:
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                connection.sendall(head_bytes)
+            with contextlib.suppress(ConnectionResetError):  # what it sent after our answer may reset the connection
+                ((status, _, body),) = read_responses(connection, 1)
+                assert (status, json.loads(body)["error"]["code"]) == (431, "headers_too_large"), name
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(100) == b"", name
     assert httpx.get(f"{server.url}/health").status_code == 200
+    a_head_of_many_small_pieces_just_under_the_limit_is_taken(server)
 
 
-def test_a_head_of_many_small_pieces_just_under_the_limit_is_taken(server):
+def a_head_of_many_small_pieces_just_under_the_limit_is_taken(server):
     with connect(server) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n")
         for _ in range(60):
@@ -371,22 +379,20 @@ def test_many_idle_connections_keep_nobody_out(server, monkeypatch):
         assert len(connections(server)) >= 200
 
 
-@pytest.mark.parametrize(
-    "path", ["//generate", "/generate/", "/%67enerate", "/v1/../generate", "http://[::1]:1/generate"]
-)
-def test_no_path_gets_around_the_key_over_a_socket(path):
-    with LiveServer(api_key="k3y") as server, connect(server) as connection:
-        content = b'{"text":"say:a"}'
-        connection.sendall(head(path, len(content)) + content)
-        assert read_responses(connection, 1)[0][0] == 401
+PATHS = ("//generate", "/generate/", "/%67enerate", "/v1/../generate", "http://[::1]:1/generate")
+TWO_KEYS = b"GET /model_info HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: x\r\nAuthorization: Bearer k3y\r\n\r\n"
 
 
-def test_a_repeated_authorization_header_is_no_way_in():
-    with LiveServer(api_key="k3y") as server, connect(server) as connection:
-        connection.sendall(
-            b"GET /model_info HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: x\r\nAuthorization: Bearer k3y\r\n\r\n"
-        )
-        assert read_responses(connection, 1)[0][0] == 400
+def test_no_path_and_no_repeated_header_gets_around_the_key_over_a_socket():
+    content = b'{"text":"say:a"}'
+    requests = {path: (head(path, len(content)) + content, 401) for path in PATHS} | {"two keys": (TWO_KEYS, 400)}
+    told = {}
+    with LiveServer(api_key="k3y") as server:
+        for name, (request, _) in requests.items():
+            with connect(server) as connection:
+                connection.sendall(request)
+                told[name] = read_responses(connection, 1)[0][0]
+    assert told == {name: status for name, (_, status) in requests.items()}
 
 
 def test_while_it_drains_the_server_refuses_what_comes_and_finishes_what_runs():
@@ -420,7 +426,7 @@ def test_what_does_not_end_in_time_is_told_so():
         server.wait_ended()
 
 
-def test_a_second_signal_ends_at_once():
+def test_an_idle_server_and_a_second_signal_end_without_waiting():
     with LiveServer(slow=True) as server, connect(server) as connection:
         connection.sendall(message(text="abc", stream=True, sampling_params=LONG))
         wait_until(lambda: server.stats.num_running == 1, "the start")
@@ -429,9 +435,6 @@ def test_a_second_signal_ends_at_once():
         server.terminate()
         server.wait_ended()
         assert server.stats.total_output_tokens < LONG["max_new_tokens"]
-
-
-def test_an_idle_server_ends_at_once():
     with LiveServer(drain_timeout_s=3600) as server:
         httpx.post(f"{server.url}/generate", json={"text": "say:a"})
         server.terminate()

@@ -12,11 +12,13 @@ import uvloop
 from app_under_test import LiveServer
 from patience import PATIENCE_S
 
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+
+@pytest.fixture(params=LOOPS)
 def server(request, monkeypatch) -> Iterator[LiveServer]:
     monkeypatch.setattr("tureen.http.server.KEEP_ALIVE_S", 10 * PATIENCE_S)  # no idle connection is closed
-    with LiveServer(loop=request.param) as running:
+    with LiveServer(loop=LOOPS[request.param]) as running:
         yield running
 
 
@@ -29,7 +31,7 @@ def answer_of(connection: socket.socket) -> bytes:
     return connection.recv(1 << 16)
 
 
-def test_a_connection_that_waits_for_a_front_that_is_gone_is_answered_once_its_socket_is_covered(server):
+def test_a_connection_of_a_front_that_is_gone_is_answered_once_its_socket_is_covered_also_after_a_reload(server):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(PATIENCE_S)
         with socket.create_connection(listener.getsockname(), PATIENCE_S) as waiting:
@@ -42,9 +44,10 @@ def test_a_connection_that_waits_for_a_front_that_is_gone_is_answered_once_its_s
             accepted.close()
             assert later.recv(1) == b""
         assert httpx.get(f"{server.url}/health").status_code == 200
+    a_reload_keeps_what_is_covered(server)
 
 
-def test_a_reload_keeps_what_is_covered(server):
+def a_reload_keeps_what_is_covered(server):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         do(server, server._server.cover(listener))
         do(server, server._server._listen(None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -64,15 +65,15 @@ def test_once_says_how_long_it_waits_and_twice_leaves(tmp_path):
     assert not (tmp_path / "s").exists()
 
 
-@pytest.mark.parametrize(("phase", "times"), [("build tokenizer", 1), ("load weights", 3)])
-def test_while_the_model_is_loaded_it_leaves_without_a_traceback(tmp_path, phase, times):
-    with serve(tmp_path) as terminal:
-        terminal.wait_for(phase)
-        for _ in range(times):
-            terminal.keys(CTRL_C)
-        terminal.wait_ended()
-        assert "Traceback" not in terminal.shown
-        assert "Exception ignored" not in terminal.shown
+def test_while_the_model_is_loaded_it_leaves_without_a_traceback(tmp_path):
+    for phase, times in (("build tokenizer", 1), ("load weights", 3)):
+        with serve(tmp_path) as terminal:
+            terminal.wait_for(phase)
+            for _ in range(times):
+                terminal.keys(CTRL_C)
+            terminal.wait_ended()
+            assert "Traceback" not in terminal.shown
+            assert "Exception ignored" not in terminal.shown
 
 
 INTERRUPTED = """
@@ -88,9 +89,61 @@ sys.meta_path.insert(0, Interrupting())
 """
 
 
-@pytest.mark.parametrize(("program", "module"), [("tureen", "tureen.cli"), ("tureen.launch_server", "tureen.config")])
-def test_while_modules_are_imported_it_leaves_without_a_traceback(tmp_path, program, module):
-    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED.format(module=module))
-    command = [sys.executable, "-m", program, "serve", "--help"]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+def test_while_modules_are_imported_it_leaves_without_a_traceback(tmp_path):
+    for program, module in (("tureen", "tureen.cli"), ("tureen.launch_server", "tureen.config")):
+        (tmp_path / "sitecustomize.py").write_text(INTERRUPTED.format(module=module))
+        command = [sys.executable, "-m", program, "serve", "--help"]
+        done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (130, b"", b""), program
+
+
+STUCK = """
+import sys, threading
+
+def wait(event, arguments):
+    if event == "open" and {file!r} in str(arguments[0]).replace("__pycache__/", ""):
+        print("a step takes for ever", file=sys.stderr, flush=True)
+        threading.Event().wait()
+
+sys.addaudithook(wait)
+"""
+"""A `sitecustomize` with which the thread that opens a file never ends."""
+
+MODEL, SHELL, WEIGHTS = ".gguf", "front/app.", "runner/native."
+"""Files that are opened when a model is found, while its weights are loaded, and by what loads them."""
+
+
+def end_in_step(tmp_path, file: str, sign: signal.Signals, *command: str) -> int:
+    """Ends a command while a thread of it is in the step that opens a file. Returns the exit status."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    (tmp_path / "sitecustomize.py").write_text(STUCK.format(file=file))
+    with TerminalSession(*command, env={"PYTHONPATH": str(tmp_path), "TMPDIR": str(temporary)}) as terminal:
+        terminal.wait_for("a step takes for ever")
+        os.kill(terminal.process.pid, sign)
+        status = terminal.wait_ended()
+        assert "Traceback" not in terminal.shown
+    assert list(temporary.iterdir()) == []
+    return status
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("file", "more"),
+    [
+        (MODEL, ()),
+        (WEIGHTS, ()),
+        (WEIGHTS, ("--engine", "process")),
+        (SHELL, ("--api-workers", "2")),
+    ],
+)
+def test_a_signal_ends_a_start_that_threads_are_busy_with(tmp_path, file, more, sign):
+    path = tmp_path / "s"
+    status = end_in_step(tmp_path, file, sign, "serve", "--uds", str(path), "--device", "cpu", *more)
+    assert status == -sign
+    assert not (path.exists() and sign is signal.SIGINT)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_start_of_an_engine(tmp_path, sign):
+    assert end_in_step(tmp_path, WEIGHTS, sign, "engine", "--listen", "127.0.0.1:0", "--device", "cpu") == -sign

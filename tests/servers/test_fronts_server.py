@@ -1,4 +1,7 @@
-"""The real server with three fronts on one port: clients need not know which one they have reached, or that it dies."""
+"""The real server with three fronts on one port: clients need not know which one they have reached, or that it dies.
+
+test_replicas_server.py kills an engine of two fronts; tests/serving/test_front_clients.py has fronts with one engine.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,17 @@ from pathlib import Path
 
 import httpx
 import pytest
-from followers import MAX_ATTEMPTS, PATIENCE_S, TEXT, follow_through_death, wait_until
+from followers import MAX_ATTEMPTS, PATIENCE_S, TEXT, wait_until
 from front_streams import GONE, Stream
 from server_process import ServerProcess, command_line, metric
 
 ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
 NUM_FRONTS = 3
+NUM_TOKENS = 60
 MANY = 8
 """Connections enough that not all of them reach the same front: the kernel spreads them."""
 SHORT = {"text": TEXT, "sampling_params": {"max_new_tokens": 6, "temperature": 0.8, "sampling_seed": 3}}
-LONG = {"text": TEXT, "sampling_params": {"max_new_tokens": 100, "temperature": 0.8, "ignore_eos": True}}
+LONG = {"text": TEXT, "sampling_params": {"max_new_tokens": NUM_TOKENS, "temperature": 0.8, "ignore_eos": True}}
 MOST = 2
 KEYS = {"alice": "alices-key", "bob": "bobs-key"}
 
@@ -82,14 +86,7 @@ def seeded(seed: int) -> dict:
     return {"sampling_params": LONG["sampling_params"] | {"sampling_seed": seed}}
 
 
-def test_all_fronts_answer_and_with_the_same_tokens(server, alone):
-    streams = begin_on_all(server, LONG | seeded(5))
-    for stream in streams:
-        assert stream.join().ids == alone["output_ids"]
-        assert stream.finish == {"type": "length", "length": 100}
-
-
-def test_metrics_are_the_sums_of_all_fronts_whichever_answers(server):
+def metrics_are_the_sums_of_all_fronts_whichever_answers(server):
     name = "sglang:num_requests_total"
     before = metric(server.url, name)
     with ThreadPoolExecutor(MANY) as pool:
@@ -99,7 +96,7 @@ def test_metrics_are_the_sums_of_all_fronts_whichever_answers(server):
     assert metric(server.url, "sglang:e2e_request_latency_seconds_count") == before + MANY
 
 
-def test_a_session_is_known_to_all_fronts(server):
+def a_session_is_known_to_all_fronts(server):
     opened = call(server, "/open_session", {"capacity_of_str_len": 100_000}).json()
     rid = None
     num_prompt = 0
@@ -119,7 +116,7 @@ def test_a_session_is_known_to_all_fronts(server):
     assert closed == [200, 404]
 
 
-def test_a_kept_response_is_continued_on_any_front(server):
+def a_kept_response_is_continued_on_any_front(server):
     before = None
     for turn in range(MANY):
         body = {"model": "m", "input": f"turn {turn}", "max_output_tokens": 4, "store": True}
@@ -129,7 +126,7 @@ def test_a_kept_response_is_continued_on_any_front(server):
         assert call(server, f"/v1/responses/{before}").json()["id"] == before
 
 
-def test_an_idempotency_key_is_known_to_all_fronts(server):
+def an_idempotency_key_is_known_to_all_fronts(server):
     headers = {"idempotency-key": "once-and-for-all"}
     with ThreadPoolExecutor(MANY) as pool:
         answers = list(pool.map(lambda _: call(server, "/generate", SHORT, **headers), range(MANY)))
@@ -137,14 +134,14 @@ def test_an_idempotency_key_is_known_to_all_fronts(server):
     assert sorted(answer.headers.get("idempotent-replayed", "") for answer in answers) == [""] + ["true"] * (MANY - 1)
 
 
-def test_an_abort_reaches_the_requests_of_all_fronts(server):
+def an_abort_reaches_the_requests_of_all_fronts(server):
     streams = begin_on_all(server, {"text": TEXT, "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}})
     answer = call(server, "/abort_request", {"abort_all": True}, key="boss")
     assert answer.json() == {"aborted": len(streams)}
     assert {stream.join().finish["type"] for stream in streams} == {"abort"}
 
 
-def test_a_client_has_no_more_requests_at_once_than_it_may_over_all_fronts(server):
+def a_client_has_no_more_requests_than_it_may_over_all_fronts(server):
     endless = {"text": TEXT, "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}}
     streams = [Stream(caller(server, KEYS["bob"]), endless) for _ in range(MANY)]
     for stream in streams:
@@ -153,7 +150,7 @@ def test_a_client_has_no_more_requests_at_once_than_it_may_over_all_fronts(serve
     assert call(server, "/abort_request", {"abort_all": True}, key="boss").json() == {"aborted": MOST}
 
 
-def test_an_adapter_that_is_loaded_is_there_for_all_fronts_at_once(server):
+def an_adapter_that_is_loaded_is_there_for_all_fronts(server):
     loading = {"lora_name": "late", "lora_path": str(ADAPTERS / "whisper")}
     assert call(server, "/load_lora_adapter", loading, key="boss").status_code == 200
     answers = [call(server, "/generate", SHORT | {"lora_path": "late"}) for _ in range(MANY)]
@@ -163,29 +160,39 @@ def test_an_adapter_that_is_loaded_is_there_for_all_fronts_at_once(server):
     assert gone == {404}
 
 
-def test_admin_routes_and_wrong_keys_are_refused_on_all_fronts(server):
+def admin_routes_and_wrong_keys_are_refused_on_all_fronts(server):
     assert {call(server, "/flush_cache", {}).status_code for _ in range(MANY)} == {403}
     assert {call(server, "/generate", SHORT, key="nobodys").status_code for _ in range(MANY)} == {401}
 
 
-def test_a_large_body_is_refused_by_all_fronts_before_it_is_read(server):
+def a_large_body_is_refused_by_all_fronts(server):
     large = {"text": "x" * (33 << 20)}
     for path in ("/generate", "/open_session"):
         assert {call(server, path, large).status_code for _ in range(4)} == {413}
 
 
-def test_an_engine_that_dies_loses_nothing_of_the_streams_of_all_fronts(server, alone):
-    def follow() -> None:
-        streams = begin_on_all(server, LONG | seeded(5))
-        [engine] = [pid for pid in server.children() if "tureen.serving.child" in command_line(pid)]
-        os.kill(engine, signal.SIGKILL)
-        for stream in streams:
-            assert stream.join().ids == alone["output_ids"]
+ON_ALL = (
+    metrics_are_the_sums_of_all_fronts_whichever_answers,
+    a_session_is_known_to_all_fronts,
+    a_kept_response_is_continued_on_any_front,
+    an_idempotency_key_is_known_to_all_fronts,
+    an_abort_reaches_the_requests_of_all_fronts,
+    a_client_has_no_more_requests_than_it_may_over_all_fronts,
+    an_adapter_that_is_loaded_is_there_for_all_fronts,
+    admin_routes_and_wrong_keys_are_refused_on_all_fronts,
+    a_large_body_is_refused_by_all_fronts,
+)
 
-    follow_through_death(follow, server, 1)
+
+def test_each_front_knows_what_was_done_at_the_others(server):
+    for check in ON_ALL:
+        check(server)
 
 
-def test_a_killed_front_is_replaced_and_the_engine_ends_its_requests_and_no_others(server, alone):
+def test_a_killed_front_loses_no_request_but_its_own_and_its_successor_knows_what_operators_changed(server, alone):
+    loading = {"lora_name": "late", "lora_path": str(ADAPTERS / "whisper")}
+    assert call(server, "/load_lora_adapter", loading, key="boss").status_code == 200
+    assert call(server, "/update_weight_version", {"new_version": "step-2"}, key="boss").status_code == 200
     name = "sglang:num_requests_total"
     for _ in range(MAX_ATTEMPTS):
         streams = begin_on_all(server, LONG | seeded(5))
@@ -202,36 +209,25 @@ def test_a_killed_front_is_replaced_and_the_engine_ends_its_requests_and_no_othe
         if lost:  # all may have ended before it was killed
             break
     assert lost
-    for stream in begin_on_all(server, LONG | seeded(5)):
-        assert stream.join().ids == alone["output_ids"]
-
-
-def test_a_front_that_is_stopped_keeps_nobody_who_comes_and_goes_on_when_it_thaws(server, alone):
-    victim = fronts(server)[1]
-    streams = begin_on_all(server, LONG | seeded(5))
-    os.kill(victim["pid"], signal.SIGSTOP)
-    try:
-        answers = [call(server, "/generate", LONG | seeded(5)).json()["output_ids"] for _ in range(MANY)]
-    finally:
-        os.kill(victim["pid"], signal.SIGCONT)
-    assert answers == [alone["output_ids"]] * MANY
-    for stream in streams:
-        assert stream.join().ids == alone["output_ids"]
-    assert fronts(server)[1]["pid"] == victim["pid"]
-
-
-def test_a_front_that_replaces_another_knows_what_operators_have_changed(server):
-    loading = {"lora_name": "late", "lora_path": str(ADAPTERS / "whisper")}
-    assert call(server, "/load_lora_adapter", loading, key="boss").status_code == 200
-    assert call(server, "/update_weight_version", {"new_version": "step-2"}, key="boss").status_code == 200
-    victim = fronts(server)[1]
-    os.kill(victim["pid"], signal.SIGKILL)
-    wait_until(lambda: is_replaced(server, victim["pid"]), "it is replaced")
     streams = begin_on_all(server, SHORT | {"lora_path": "late"} | {"sampling_params": LONG["sampling_params"]})
     assert {stream.join().status for stream in streams} == {200}
     answers = [call(server, "/generate", SHORT).json() for _ in range(MANY)]
     assert {answer["meta_info"]["weight_version"] for answer in answers} == {"step-2"}
     assert call(server, "/unload_lora_adapter", {"lora_name": "late"}, key="boss").status_code == 200
+
+
+def test_a_front_that_is_stopped_keeps_nobody_who_comes_and_goes_on_when_it_thaws(server, alone):
+    victim, expected = fronts(server)[1], call(server, "/generate", SHORT).json()["output_ids"]
+    streams = begin_on_all(server, LONG | seeded(5))
+    os.kill(victim["pid"], signal.SIGSTOP)
+    try:
+        answers = [call(server, "/generate", SHORT).json()["output_ids"] for _ in range(MANY)]
+    finally:
+        os.kill(victim["pid"], signal.SIGCONT)
+    assert answers == [expected] * MANY
+    for stream in streams:
+        assert stream.join().ids == alone["output_ids"]
+    assert fronts(server)[1]["pid"] == victim["pid"]
 
 
 def test_a_stream_whose_front_dies_is_resumed_at_another(default_model_source, tmp_path):

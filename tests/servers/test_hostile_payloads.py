@@ -7,6 +7,8 @@ import os
 import pickle
 import socket
 import struct
+import subprocess
+import sys
 import textwrap
 
 import dill
@@ -147,14 +149,13 @@ def corpus(file: str, port: int) -> dict[str, bytes]:
     }
 
 
-NAMES = list(corpus("x", 1))
-
-
 def test_a_hostile_payload_touches_nothing_and_the_next_one_works(pool, traps, monkeypatch):
     file, listener = traps
     logits = np.arange(VOCAB, dtype=np.float32)[None]
     wrong = {}
-    for name, data in corpus(file, listener.getsockname()[1]).items():
+    payloads = corpus(file, listener.getsockname()[1])
+    assert len(payloads) >= 20
+    for name, data in payloads.items():
         with monkeypatch.context() as patch:
             if name == "loop":
                 patch.setattr("tureen.sampling.processor_pool.LOAD_CPU_S", 1.0)
@@ -168,15 +169,9 @@ def test_a_hostile_payload_touches_nothing_and_the_next_one_works(pool, traps, m
     assert np.array_equal(run(pool, sent(ADD_ONE), logits), logits + 1)
 
 
-def test_there_are_enough_of_them():
-    assert len(NAMES) >= 20
-
-
 def test_nothing_is_unpickled_on_this_side(pool):
     seen = []
     active = [True]
-
-    import sys
 
     sys.addaudithook(lambda event, _: seen.append(event) if active[0] and event.startswith("pickle.") else None)
     run(pool, payload(text_gadget("os", "system", "true")), np.zeros((1, VOCAB), dtype=np.float32))
@@ -206,36 +201,44 @@ BASES = {
 """SGLang's base class: the first one sent an object, those of today send the class."""
 
 
-@pytest.mark.parametrize("version", BASES)
-def test_an_unpickled_name_of_sglang_s_is_our_base_class(pool, tmp_path, version):
-    """What a client's script sends that has SGLang's class: made in a process where that module exists."""
-    import subprocess
-    import sys
+CLIENT = """
+import sys, torch
+for folder in sys.argv[1:]:
+    sys.path.insert(0, folder)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sglang"]:
+        del sys.modules[name]
+    from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
-    module = tmp_path / "sglang" / "srt" / "sampling"
-    module.mkdir(parents=True)
-    for folder in (tmp_path / "sglang", tmp_path / "sglang" / "srt", module):
-        (folder / "__init__.py").touch()
-    (module / "custom_logit_processor.py").write_text(
-        f"import json\nfrom abc import ABC, abstractmethod\n\nimport dill\n{textwrap.dedent(BASES[version])}"
-    )
-    script = (
-        "import torch\n"
-        "from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor\n\n\n"
-        "class Only(CustomLogitProcessor):\n"
-        "    def __call__(self, logits, custom_param_list):\n"
-        "        for row, params in enumerate(custom_param_list):\n"
-        "            logits[row, torch.arange(logits.shape[1]) != params['token_id']] = -float('inf')\n"
-        "        return logits\n\n\nprint(Only().to_str())\n"
-    )
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    made = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    logits = np.zeros((2, VOCAB), dtype=np.float32)
-    sequences = [Tracked(0, {"token_id": 7}, [], []), Tracked(1, {"token_id": 9}, [], [])]
-    result = run(pool, made.stdout.strip(), logits, sequences)
-    assert isinstance(result, np.ndarray), str(result)
-    assert result.argmax(axis=1).tolist() == [7, 9]
-    assert np.isfinite(result).sum(axis=1).tolist() == [1, 1]
+    class Only(CustomLogitProcessor):
+        def __call__(self, logits, custom_param_list):
+            for row, params in enumerate(custom_param_list):
+                logits[row, torch.arange(logits.shape[1]) != params["token_id"]] = -float("inf")
+            return logits
+
+    print(Only().to_str())
+"""
+"""A client's script, for each folder with SGLang's class."""
+
+
+def test_an_unpickled_name_of_sglang_s_is_our_base_class(pool, tmp_path):
+    """What a client's script sends that has SGLang's class: made in a process where that module exists."""
+    for version, base in BASES.items():
+        module = tmp_path / version / "sglang" / "srt" / "sampling"
+        module.mkdir(parents=True)
+        for folder in (module, module.parent, module.parents[1]):
+            (folder / "__init__.py").touch()
+        head = "import json\nfrom abc import ABC, abstractmethod\n\nimport dill\n"
+        (module / "custom_logit_processor.py").write_text(head + textwrap.dedent(base))
+    (tmp_path / "client.py").write_text(CLIENT)
+    command = [sys.executable, str(tmp_path / "client.py"), *(str(tmp_path / version) for version in BASES)]
+    made = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
+    for version, text in zip(BASES, made, strict=True):
+        logits = np.zeros((2, VOCAB), dtype=np.float32)
+        sequences = [Tracked(0, {"token_id": 7}, [], []), Tracked(1, {"token_id": 9}, [], [])]
+        result = run(pool, text, logits, sequences)
+        assert isinstance(result, np.ndarray), (version, str(result))
+        assert result.argmax(axis=1).tolist() == [7, 9], version
+        assert np.isfinite(result).sum(axis=1).tolist() == [1, 1], version
 
 
 def test_a_reply_that_is_garbage_fails_the_request_alone(pool):

@@ -55,28 +55,34 @@ def test_the_client_of_the_jdk_which_asks_for_http_2_is_answered(server):
     assert told[3]["version"] == tureen.__version__
 
 
-@pytest.mark.parametrize(
-    "protocol", [b"h2c\r\nHTTP2-Settings: AAMAAABkAAQBAAAA", b"websocket\r\nSec-WebSocket-Version: 13"]
-)
-def test_an_upgrade_is_not_heard_and_the_body_is(server, protocol):
-    asked = b"Connection: Upgrade\r\nUpgrade: " + protocol + b"\r\nContent-Length: %d\r\n\r\n" % len(BODY)
-    last = START + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY)
-    answer = exchanged(server, START + asked + BODY + last + BODY)
-    assert answer.count(b"HTTP/1.1 200 OK") == answer.count(b'"text":"good"') == 2
-    assert b"101" not in answer.split(b"\r\n")[0]
+def test_an_upgrade_is_not_heard_and_the_body_is(server):
+    for protocol in (b"h2c\r\nHTTP2-Settings: AAMAAABkAAQBAAAA", b"websocket\r\nSec-WebSocket-Version: 13"):
+        asked = b"Connection: Upgrade\r\nUpgrade: " + protocol + b"\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+        last = START + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+        answer = exchanged(server, START + asked + BODY + last + BODY)
+        assert answer.count(b"HTTP/1.1 200 OK") == answer.count(b'"text":"good"') == 2, protocol
+        assert b"101" not in answer.split(b"\r\n")[0], protocol
 
 
-@pytest.mark.parametrize(
-    ("first", "part"),
-    [
-        (CHUNKED + b"1\r\na\r\n0\r\n", b"X-Filler: " + b"y" * 1000 + b"\r\n"),
-        (CHUNKED + b"1;", b"x" * 1000),
-        (START, b"X-Filler: " + b"y" * 1000 + b"\r\n"),
-        (b"GET /", b"x" * 1000),
-    ],
-    ids=["trailers", "chunk extension", "headers", "path"],
-)
-def test_what_has_no_end_is_cut_off_over_a_socket_too(server, first, part):
+ENDLESS = {
+    "trailers": (CHUNKED + b"1\r\na\r\n0\r\n", b"X-Filler: " + b"y" * 1000 + b"\r\n"),
+    "chunk extension": (CHUNKED + b"1;", b"x" * 1000),
+    "headers": (START, b"X-Filler: " + b"y" * 1000 + b"\r\n"),
+    "path": (b"GET /", b"x" * 1000),
+}
+"""How each begins, and what is sent again and again."""
+
+
+def test_what_has_no_end_is_cut_off_over_a_socket_too(server):
+    sent = {name: num_sent(server, first, part) for name, (first, part) in ENDLESS.items()}
+    # what the networks of both sides hold comes on top
+    least, most = connection.MAX_FRAMING_BYTES - 2000, 32 << 20
+    assert {name: size for name, size in sent.items() if not least <= size < most} == {}
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def num_sent(server: LiveServer, first: bytes, part: bytes) -> int:
+    """Return how many bytes the server takes before it closes the connection."""
     sent = 0
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connected:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -84,9 +90,7 @@ def test_what_has_no_end_is_cut_off_over_a_socket_too(server, first, part):
         with contextlib.suppress(ConnectionError):
             while sent < 64 << 20:
                 sent += connected.send(part)
-    # what the networks of both sides hold comes on top
-    assert connection.MAX_FRAMING_BYTES - 2000 <= sent < 32 << 20
-    assert httpx.get(f"{server.url}/health").status_code == 200
+    return sent
 
 
 def test_a_key_in_a_trailer_opens_nothing_over_a_socket():
@@ -97,8 +101,16 @@ def test_a_key_in_a_trailer_opens_nothing_over_a_socket():
             assert exchanged(server, request).startswith(b"HTTP/1.1 401 ")
 
 
-@pytest.mark.parametrize("keep", [b"", b"Connection: keep-alive\r\n"])
-def test_a_stream_to_a_client_of_http_1_0_is_not_in_chunks_and_ends_with_the_connection(server, keep):
+def test_a_client_of_http_1_0_gets_no_chunks_and_a_stream_ends_with_the_connection(server):
+    for keep in (b"", b"Connection: keep-alive\r\n"):
+        stream_to_http_1_0(server, keep)
+    asked = START.replace(b"POST /generate HTTP/1.1", b"GET /version HTTP/1.0") + b"\r\n"
+    head, _, body = exchanged(server, asked).partition(b"\r\n\r\n")
+    assert b"content-length: %d" % len(body) in head
+    assert json.loads(body) == {"version": tureen.__version__}
+
+
+def stream_to_http_1_0(server: LiveServer, keep: bytes) -> None:
     body = b'{"text":"say:good","stream":true}'
     asked = START + b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
     answer = exchanged(server, asked.replace(b"HTTP/1.1", b"HTTP/1.0") + keep + b"\r\n" + body)
@@ -110,14 +122,6 @@ def test_a_stream_to_a_client_of_http_1_0_is_not_in_chunks_and_ends_with_the_con
     assert events.endswith(b"data: [DONE]\n\n")
     assert all(event.startswith(b"data: {") for event in events.split(b"\n\n")[:-2])  # no sizes of chunks between them
     assert b'"text":"good"' in events
-
-
-def test_an_answer_of_known_length_to_a_client_of_http_1_0_says_its_length(server):
-    head, _, body = exchanged(
-        server, START.replace(b"POST /generate HTTP/1.1", b"GET /version HTTP/1.0") + b"\r\n"
-    ).partition(b"\r\n\r\n")
-    assert b"content-length: %d" % len(body) in head
-    assert json.loads(body) == {"version": tureen.__version__}
 
 
 def test_more_connections_than_may_be_open_are_told_so_and_closed_and_those_that_are_open_go_on(monkeypatch):

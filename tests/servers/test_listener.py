@@ -37,16 +37,23 @@ def test_a_port_that_a_server_before_has_just_left_is_taken_again():
     bind(Config(host="127.83.1.2", port=30_000)).close()
 
 
-@pytest.mark.parametrize(
-    ("taken", "free"),
-    [([30_000], 30_001), ([30_000, 30_001, 30_002], 30_003), ([65_534], 65_535), ([65_535], 0), ([65_534, 65_535], 0)],
+PORTS = (
+    ([30_000], 30_001),
+    ([30_000, 30_001, 30_002], 30_003),
+    ([65_534], 65_535),
+    ([65_535], 0),
+    ([65_534, 65_535], 0),
 )
-def test_where_a_port_is_in_use_the_next_free_one_is_named_and_0_lets_the_system_choose(taken, free):
-    with _taken("127.83.1.3", *taken):
-        with pytest.raises(StartupError) as caught:
-            bind(Config(host="127.83.1.3", port=taken[0]))
-        assert str(caught.value) == f"port {taken[0]} is in use; choose another, such as --port {free}"
-        bind(Config(host="127.83.1.3", port=free)).close()
+"""Ports in use, and the one that is named."""
+
+
+def test_where_a_port_is_in_use_the_next_free_one_is_named_and_0_lets_the_system_choose():
+    for taken, free in PORTS:
+        with _taken("127.83.1.3", *taken):
+            with pytest.raises(StartupError) as caught:
+                bind(Config(host="127.83.1.3", port=taken[0]))
+            assert str(caught.value) == f"port {taken[0]} is in use; choose another, such as --port {free}"
+            bind(Config(host="127.83.1.3", port=free)).close()
 
 
 def test_a_hundred_ports_in_use_are_enough():

@@ -72,11 +72,16 @@ def no_delay(monkeypatch):
 
 
 def actors() -> list[int]:
-    """The processes of the actors of this cluster, whose processes descend from this one, the oldest first."""
+    """The processes of the actors of this cluster."""
+    return descendants(os.getpid(), b"ray::EngineHost")
+
+
+def descendants(pid: int, name: bytes) -> list[int]:
+    """The descendants of a process whose command has this name in it, the oldest first."""
     found = []
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if place.read_bytes().startswith(b"ray::EngineHost") and os.getpid() in ancestors(int(place.parent.name)):
+            if name in place.read_bytes().partition(b"\0")[0] and pid in ancestors(int(place.parent.name)):
                 found.append(int(place.parent.name))
     return sorted(found)
 
@@ -154,6 +159,7 @@ def test_a_server_with_two_fronts_and_its_own_cluster_goes_on_when_an_actor_or_a
             if server.process.poll() is not None and attempt == 1:
                 continue
             goes_on(server.wait_ready())
+            goes_on_without_the_head(server)
             break
     wait_until(lambda: actors() == [], "they end with their server")
     assert (tmp_path / ".ray" / "auth_token").stat().st_size
@@ -168,3 +174,16 @@ def goes_on(server: ServerProcess) -> None:
     assert [stream.join().ids for stream in streams] == [expected] * len(streams)
     wait_until(lambda: states_of(server) == ["healthy", "healthy"], "Ray has rebuilt the actor")
     kill_front(server, body, expected)
+
+
+def goes_on_without_the_head(server: ServerProcess) -> None:
+    """It says of an engine that Ray cannot replace what an operator is to do, and serves on the other."""
+    [head] = descendants(server.process.pid, b"/gcs_server")
+    os.kill(head, signal.SIGKILL)
+    os.kill(actors()[0], signal.SIGKILL)
+    wait_until(lambda: "down" in states_of(server), "it gives up")
+    assert sorted(states_of(server)) == ["down", "healthy"]
+    assert "gcs_server" in httpx.get(f"{server.url}/status").text
+    assert "Start the head again, then this server" in server.output
+    body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
+    assert httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).status_code == 200

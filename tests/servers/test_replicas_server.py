@@ -1,5 +1,5 @@
-"""The real server over two engines, one of which is killed or stopped: every output is that of an undisturbed run.
-tests/serving/test_router.py does so at each step."""
+"""The real server with two fronts over two engines: whichever process dies or stops, outputs are those of an
+undisturbed run. tests/serving simulates each moment of it, also with one front (test_router.py)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,27 @@ from pathlib import Path
 
 import httpx
 import pytest
+from decoys import Decoys, imported_by_python
 from followers import PATIENCE_S, engines, follow_all, follow_through_death, states, streams, wait_until
+from front_streams import kill_front
 from server_process import ServerProcess, metric
 
 ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
 STREAMS = streams(48)
+BODY = {"text": "Once", "sampling_params": {"max_new_tokens": 60, "ignore_eos": True, "sampling_seed": 5}}
 
 
 @pytest.fixture(scope="module")
-def server(default_model_source) -> Iterator[ServerProcess]:
+def server(default_model_source, tmp_path_factory) -> Iterator[ServerProcess]:
+    decoys = Decoys(tmp_path_factory.mktemp("decoys"), without=imported_by_python())
     patient = "--grammar-compile-timeout-s", "120", "--freeze-grace-s", str(PATIENCE_S)
-    with ServerProcess("--replicas", "2", *patient) as running:
+    with ServerProcess("--api-workers", "2", "--replicas", "2", *patient, cwd=decoys.folder) as running:
         running.wait_ready()
         assert len(engines(running)) == 2
         body = {"lora_name": "late", "lora_path": str(ADAPTERS / "whisper")}
         assert httpx.post(f"{running.url}/load_lora_adapter", json=body, timeout=PATIENCE_S).status_code == 200
         yield running
+    assert decoys.imported == []
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +38,17 @@ def undisturbed(server) -> dict[str, list[tuple]]:
     return follow_all(server, STREAMS)
 
 
+def wait_well(server: ServerProcess) -> None:
+    wait_until(lambda: states(server) == ["healthy", "healthy"], "both are well")
+
+
 def test_a_killed_replica_loses_nothing_and_a_stopped_one_goes_on_when_it_thaws(server, undisturbed):
     def follow() -> dict[str, list[tuple]]:
-        wait_until(lambda: states(server) == ["healthy", "healthy"], "both are well")
+        wait_well(server)
         return follow_all(server, STREAMS, lambda: os.kill(engines(server)[0], signal.SIGKILL))
 
     assert follow_through_death(follow, server, 1) == undisturbed
-    wait_until(lambda: states(server) == ["healthy", "healthy"], "it is replaced")
+    wait_well(server)
     before = metric(server.url, "sglang:engine_replacements_total")
 
     def stop() -> None:
@@ -49,8 +58,14 @@ def test_a_killed_replica_loses_nothing_and_a_stopped_one_goes_on_when_it_thaws(
 
     assert follow_all(server, STREAMS, stop) == undisturbed
     os.kill(engines(server)[0], signal.SIGCONT)
-    wait_until(lambda: states(server) == ["healthy", "healthy"], "it answers")
+    wait_well(server)
     assert metric(server.url, "sglang:engine_replacements_total") == before
+
+
+def test_a_killed_front_costs_no_stream_of_the_other_a_token(server):
+    wait_well(server)
+    expected = httpx.post(f"{server.url}/generate", json=BODY, timeout=PATIENCE_S).json()["output_ids"]
+    kill_front(server, BODY, expected)
 
 
 def operate(server: ServerProcess, verb: str, number: int) -> httpx.Response:

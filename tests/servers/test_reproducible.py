@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import json
 import uuid
 from collections.abc import Iterator
@@ -12,10 +13,11 @@ import pytest
 from server_process import ServerProcess
 
 PROMPT = "In the autumn of 1871 the keeper of the lighthouse wrote in his book that the sea"
-NEW_TOKENS = 48
+NEW_TOKENS = 32
+NUM_OTHERS = 14
 KINDS = {
     "greedy": {"temperature": 0},
-    "greedy-penalised": {"temperature": 0, "frequency_penalty": 0.7, "repetition_penalty": 1.2, "min_new_tokens": 40},
+    "greedy-penalised": {"temperature": 0, "frequency_penalty": 0.7, "repetition_penalty": 1.2, "min_new_tokens": 28},
     "seeded": {"sampling_seed": 11},
     "seeded-cut": {"sampling_seed": 12, "temperature": 1.3, "top_p": 0.9, "top_k": 50, "min_p": 0.02},
     "seeded-everything": {
@@ -36,7 +38,7 @@ def asked(kind: str, **fields) -> dict:
 
 
 def other(number: int) -> dict:
-    params = {"max_new_tokens": 20 + 3 * number, "temperature": 0.5 + number / 20, "ignore_eos": True}
+    params = {"max_new_tokens": 10 + 3 * number, "temperature": 0.5 + number / 10, "ignore_eos": True}
     return {"text": f"Chapter {number}: " + "on the road " * (number % 7), "sampling_params": params}
 
 
@@ -54,67 +56,42 @@ def result(answer: dict) -> tuple[list[int], list[float], str]:
 
 @pytest.fixture(scope="module")
 def alone(server) -> dict[str, tuple]:
-    """What each kind of request gives by itself, with nothing cached."""
-    return {kind: result(generate(server, asked(kind, cache_salt=uuid.uuid4().hex))) for kind in KINDS}
+    """What each kind of request gives by itself, with nothing cached. The kinds differ from each other."""
+    found = {kind: result(generate(server, asked(kind, cache_salt=uuid.uuid4().hex))) for kind in KINDS}
+    assert len({tuple(ids) for ids, _, _ in found.values()}) == len(KINDS)
+    assert all(len(ids) == NEW_TOKENS for ids, _, _ in found.values())
+    return found
 
 
 @pytest.fixture(scope="module")
 def crowded_server(default_model_source) -> Iterator[ServerProcess]:
     """An engine in a process of its own, whose KV cache holds a few requests only and which computes small pieces."""
     with ServerProcess(
-        "--engine", "process", "--max-total-tokens", "320", "--page-size", "8", "--chunked-prefill-size", "24"
+        "--engine", "process", "--max-total-tokens", "192", "--page-size", "8", "--chunked-prefill-size", "24"
     ) as running:
         yield running.wait_ready()
 
 
-def test_the_kinds_differ_from_each_other(alone):
-    assert len({tuple(ids) for ids, _, _ in alone.values()}) == len(KINDS)
-    assert all(len(ids) == NEW_TOKENS for ids, _, _ in alone.values())
+def warm(server: ServerProcess, kind: str) -> tuple:
+    salt = uuid.uuid4().hex
+    generate(server, asked(kind, cache_salt=salt))
+    again = generate(server, asked(kind, cache_salt=salt))
+    assert again["meta_info"]["cached_tokens"] > 0
+    return result(again)
 
 
-def test_with_a_warm_prefix_cache(server, alone):
-    for kind in KINDS:
-        salt = uuid.uuid4().hex
-        generate(server, asked(kind, cache_salt=salt))
-        again = generate(server, asked(kind, cache_salt=salt))
-        assert again["meta_info"]["cached_tokens"] > 0
-        assert result(again) == alone[kind], kind
+def streamed(server: ServerProcess, kind: str) -> tuple:
+    with httpx.stream("POST", f"{server.url}/generate", json=asked(kind, stream=True), timeout=120) as response:
+        events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert events[-1] == "[DONE]"
+    return result(json.loads(events[-2]))
 
 
-def test_streamed(server, alone):
-    for kind in KINDS:
-        with httpx.stream("POST", f"{server.url}/generate", json=asked(kind, stream=True), timeout=120) as response:
-            events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
-        assert events[-1] == "[DONE]"
-        assert result(json.loads(events[-2])) == alone[kind], kind
-
-
-def test_among_thirty_others(server, alone):
-    with concurrent.futures.ThreadPoolExecutor(30 + len(KINDS)) as pool:
-        before = [pool.submit(generate, server, other(number)) for number in range(15)]
-        ours = {kind: pool.submit(generate, server, asked(kind)) for kind in KINDS}
-        after = [pool.submit(generate, server, other(number)) for number in range(15, 30)]
-        found = {kind: result(future.result()) for kind, future in ours.items()}
-        for future in before + after:
-            future.result()
-    assert found == alone
-
-
-def test_preempted_and_computed_again_in_small_pieces_in_the_other_engine_mode(crowded_server, alone):
-    bodies = [asked(kind) for _ in range(3) for kind in KINDS]
-    together = {"text": [PROMPT] * len(bodies), "sampling_params": [body["sampling_params"] for body in bodies]}
-    answers = generate(crowded_server, together | {"return_logprob": True})
-    assert [result(answer) for answer in answers] == [*alone.values()] * 3
-    [stats] = httpx.get(f"{crowded_server.url}/server_info").json()["internal_states"]
-    assert stats["total_preemptions"] >= 5
-
-
-def test_alone_in_another_process_and_the_other_engine_mode(crowded_server, alone):
-    found = {kind: result(generate(crowded_server, asked(kind, cache_salt=uuid.uuid4().hex))) for kind in KINDS}
-    assert found == alone
-
-
-def test_as_part_of_a_batch_and_as_one_of_n(server, alone):
+def test_with_a_warm_prefix_cache_streamed_and_as_part_of_a_batch_or_of_n(server, alone):
+    with concurrent.futures.ThreadPoolExecutor(len(KINDS)) as pool:
+        for way in (warm, streamed):
+            found = pool.map(functools.partial(way, server), KINDS)
+            assert dict(zip(KINDS, found, strict=True)) == alone, way
     batch = asked("seeded") | {
         "text": [PROMPT] * len(KINDS),
         "sampling_params": [asked(kind)["sampling_params"] for kind in KINDS],
@@ -123,3 +100,25 @@ def test_as_part_of_a_batch_and_as_one_of_n(server, alone):
     samples = asked("seeded")
     samples["sampling_params"] = samples["sampling_params"] | {"n": 3, "sampling_seed": 10}
     assert result(generate(server, samples)[1]) == alone["seeded"]
+
+
+def test_among_others(server, alone):
+    with concurrent.futures.ThreadPoolExecutor(NUM_OTHERS + len(KINDS)) as pool:
+        before = [pool.submit(generate, server, other(number)) for number in range(NUM_OTHERS // 2)]
+        ours = {kind: pool.submit(generate, server, asked(kind)) for kind in KINDS}
+        after = [pool.submit(generate, server, other(number)) for number in range(NUM_OTHERS // 2, NUM_OTHERS)]
+        found = {kind: result(future.result()) for kind, future in ours.items()}
+        for future in before + after:
+            future.result()
+    assert found == alone
+
+
+def test_in_the_other_engine_mode_alone_and_preempted_and_computed_again_in_small_pieces(crowded_server, alone):
+    found = {kind: result(generate(crowded_server, asked(kind, cache_salt=uuid.uuid4().hex))) for kind in KINDS}
+    assert found == alone
+    bodies = [asked(kind) for _ in range(3) for kind in KINDS]
+    together = {"text": [PROMPT] * len(bodies), "sampling_params": [body["sampling_params"] for body in bodies]}
+    answers = generate(crowded_server, together | {"return_logprob": True})
+    assert [result(answer) for answer in answers] == [*alone.values()] * 3
+    [stats] = httpx.get(f"{crowded_server.url}/server_info").json()["internal_states"]
+    assert stats["total_preemptions"] >= 5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import json
 import signal
@@ -22,14 +21,6 @@ def generate(server: ServerProcess, **body) -> dict:
     return response.json()
 
 
-def events(server: ServerProcess, **body) -> list[dict]:
-    with httpx.stream("POST", f"{server.url}/generate", json=body | {"stream": True}, timeout=120) as response:
-        assert response.headers["content-type"].startswith("text/event-stream")
-        data = [line.removeprefix("data: ") for line in response.iter_lines() if line]
-    assert data[-1] == "[DONE]"
-    return [json.loads(item) for item in data[:-1]]
-
-
 def test_the_model_answers_a_question_and_says_why_it_stopped(server):
     text, num_tokens = RECORDED[CAPITAL]
     answer = generate(server, text=CAPITAL, sampling_params={"temperature": 0, "max_new_tokens": 32})
@@ -37,31 +28,6 @@ def test_the_model_answers_a_question_and_says_why_it_stopped(server):
     assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": 2}
     assert answer["meta_info"]["completion_tokens"] == len(answer["output_ids"]) == num_tokens
     assert answer["output_ids"][-1] == 2
-
-
-def test_a_seeded_request_gets_the_same_tokens_alone_among_thirty_others_and_streamed(server):
-    asked = {"text": "Once upon a time", "sampling_params": {"sampling_seed": 7, "max_new_tokens": 24, "top_p": 0.9}}
-    alone = generate(server, **asked)
-    others = [
-        {"text": f"Story number {i} begins", "sampling_params": {"max_new_tokens": 24 + i, "temperature": 0.5 + i / 20}}
-        for i in range(30)
-    ]
-    with concurrent.futures.ThreadPoolExecutor(31) as pool:
-        running = [pool.submit(generate, server, **body) for body in others[:15]]
-        crowded = pool.submit(generate, server, **asked)
-        running += [pool.submit(generate, server, **body) for body in others[15:]]
-        assert crowded.result()["output_ids"] == alone["output_ids"]
-        for other in running:
-            other.result()
-    streamed = events(server, **asked)
-    assert streamed[-1]["output_ids"] == alone["output_ids"]
-    assert streamed[-1]["text"] == alone["text"]
-    assert alone["meta_info"]["sampling_seed"] == 7
-    samples = generate(
-        server, text=asked["text"], sampling_params=asked["sampling_params"] | {"sampling_seed": 5, "n": 3}
-    )
-    assert samples[2]["output_ids"] == alone["output_ids"]  # sample i is the request with seed + i
-    assert len({tuple(sample["output_ids"]) for sample in samples}) > 1
 
 
 def test_a_repeated_prompt_comes_from_the_cache_and_changes_nothing(server):

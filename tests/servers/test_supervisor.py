@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -54,6 +53,9 @@ def running(request):
     assert one.wait_ready(PATIENCE_S)
     yield one
     one.close()
+
+
+sealed_only = pytest.mark.parametrize("running", ["sealed"], indirect=True)
 
 
 @contextlib.contextmanager
@@ -96,14 +98,11 @@ def wait_replaced(supervisor, before):
         )
 
 
-def test_a_worker_answers_message_after_message_and_large_ones(running):
+def test_a_worker_is_a_process_of_its_own_that_answers_message_after_message_and_large_ones(running):
     with a_worker(running) as worker:
         assert [ask(worker, f"echo {number}") for number in range(20)] == [str(number) for number in range(20)]
         assert ask(worker, "echo " + "x" * (3 << 20)) == "x" * (3 << 20)
         assert ask(worker, f"size {5 << 20}") == "x" * (5 << 20)
-
-
-def test_each_worker_is_a_process_of_its_own_that_knows_the_setup(running):
     with a_worker(running) as one, a_worker(running) as other:
         assert ask(one, "setup").endswith("words")
         assert int(ask(one, "pid")) == one.pid != other.pid == int(ask(other, "pid"))
@@ -117,30 +116,25 @@ def test_descriptors_reach_the_worker_they_were_sent_to(make, tmp_path):
         assert ask(worker, "descriptor") == "from outside"
 
 
-def test_memory_past_the_limit_is_refused_and_below_it_given(running):
+def test_memory_past_the_limit_is_refused_and_below_it_given_and_a_reply_that_is_too_large_is_not_read(running):
     with a_worker(running) as worker:
         assert ask(worker, f"memory {16 << 20}") == str(16 << 20)
         assert ask(worker, f"memory {80 << 20}") == "MemoryError"
         assert ask(worker, "echo on") == "on"
+        worker.send(b"size 1000", until_s=time.monotonic() + PATIENCE_S)
+        with pytest.raises(Lost, match="1000 bytes"):
+            worker.receive(time.monotonic() + PATIENCE_S, 999)
 
 
-def test_one_that_computes_past_its_limit_is_ended(running):
-    with a_worker(running) as worker:
-        watched = Watched(worker.pid)
-        with pytest.raises(Lost, match="ended its process") as caught:
-            ask(worker, "spin")
-        assert caught.value.has_begun
-        assert not caught.value.is_blameless
-        assert watched.has_ended()
-
-
-def test_one_that_does_not_answer_in_time_is_late_and_can_be_ended(running):
+def test_one_that_does_not_answer_in_time_is_late_and_what_the_server_ends_is_not_ended_from_outside(running, patient):
     with a_worker(running) as worker:
         with pytest.raises(Lost) as caught:
             worker.call(b"sleep", timeout_s=0.05)
         assert caught.value.is_late
         watched = Watched(worker.pid)
     assert watched.has_ended()
+    with a_worker(running) as worker:
+        assert not lost(worker, "sleep", worker.kill).is_outside
 
 
 @pytest.fixture
@@ -159,23 +153,27 @@ def lost(worker, text, do=lambda: None):
     return caught.value
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_who_ends_or_stops_a_worker_from_outside_is_told_from_what_it_did_itself(running, patient, number):
-    with a_worker(running) as worker:
-        error = lost(worker, "sleep", lambda: os.kill(worker.pid, number))
-        assert (error.is_outside, error.is_blameless, error.has_begun) == (True, False, True)
-        assert "from outside" in str(error)
+def test_a_worker_that_is_ended_from_outside_is_told_from_one_that_ends_by_itself(running, monkeypatch):
+    outside = {"is killed": signal.SIGKILL, "is stopped": signal.SIGSTOP}
+    told = {}
+    with a_worker(running):  # another one, which nothing happens to
+        for text in (*outside, "exit", "spin", "crash", "close"):
+            patience_s = 0.2 if text == "close" else PATIENCE_S  # nothing comes that could be waited for
+            monkeypatch.setattr("tureen.sandbox.worker.STATUS_TIMEOUT_S", patience_s)
+            with a_worker(running) as worker:
+                watched = Watched(worker.pid)
+                if text in outside:
+                    error = lost(worker, "sleep", lambda pid=worker.pid, text=text: os.kill(pid, outside[text]))
+                else:
+                    error = lost(worker, text)
+                told[text] = error.is_outside, error.is_blameless, error.has_begun, "from outside" in str(error)
+            assert watched.has_ended()
+    assert running.num_replaced == 0
+    by_itself = dict.fromkeys(("exit", "spin", "crash", "close"), (False, False, True, False))
+    assert told == dict.fromkeys(outside, (True, False, True, True)) | by_itself
 
 
-@pytest.mark.parametrize("text", ["exit", "spin", "crash", "close"])
-def test_a_worker_that_ends_by_itself_is_not_ended_from_outside(running, text, monkeypatch):
-    if text != "close":  # then nothing comes that could be waited for
-        monkeypatch.setattr("tureen.sandbox.worker.STATUS_TIMEOUT_S", PATIENCE_S)
-    with a_worker(running) as worker:
-        error = lost(worker, text)
-        assert (error.is_outside, error.is_blameless) == (False, False)
-
-
+@sealed_only
 def test_a_worker_that_cannot_be_looked_at_for_want_of_descriptors_counts_as_running(running, monkeypatch):
     with a_worker(running) as worker, monkeypatch.context() as patch:
         patch.setattr("builtins.open", no_descriptor)
@@ -187,17 +185,7 @@ def no_descriptor(*_, **more):
     raise OSError(errno.EMFILE, "Too many open files")
 
 
-def test_what_the_server_ends_itself_is_not_ended_from_outside(running, patient):
-    with a_worker(running) as worker:
-        assert not lost(worker, "sleep", worker.kill).is_outside
-
-
-def test_of_two_workers_only_the_one_that_was_killed_was_ended_from_outside(running, patient):
-    with a_worker(running) as one, a_worker(running) as other:
-        assert lost(one, "sleep", lambda: os.kill(one.pid, signal.SIGKILL)).is_outside
-        assert not lost(other, "exit").is_outside
-
-
+@sealed_only
 def test_workers_leave_no_process_behind_that_nobody_has_asked_about(running, patient):
     with a_worker(running) as worker:
         lost(worker, "exit")
@@ -215,6 +203,7 @@ def test_a_sealed_worker_has_no_rights(make):
         assert ask(worker, "environment") == "{}"
 
 
+@sealed_only
 def test_each_message_grants_new_processor_time(running, monkeypatch):
     """So one that is used for long gets the time that it needs."""
     with a_worker(running) as worker:
@@ -264,57 +253,30 @@ def test_where_there_is_no_filter_the_log_says_at_the_start_which_workers_have_n
     assert [message.partition(",")[0] for message in caplog.messages] == ["doubles run without a seccomp filter"]
 
 
-def test_a_worker_hears_nothing_of_the_server_s_environment(make, monkeypatch):
-    monkeypatch.setenv("TUREEN_API_KEY", "secret")
-    with a_worker(make()) as worker:
-        assert "secret" not in ask(worker, "environment")
+def is_lost(worker):
+    with pytest.raises(Lost):
+        ask(worker, "sleep")
+    return True
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV])
-def test_a_fork_server_that_dies_or_stops_is_replaced_and_later_workers_work(make, number):
+def test_a_fork_server_that_dies_or_stops_is_replaced_and_later_workers_work(make):
     supervisor = make()
-    with a_worker(supervisor) as worker:
-        assert ask(worker, "echo before") == "before"
-        pid, before = supervisor.pid, supervisor.num_replaced
-        watched, workers = Watched(pid), Watched(worker.pid)
-        os.kill(pid, number)
-        assert watched.has_ended()
-        assert workers.has_ended()  # it dies with the one that it came from
-        wait_replaced(supervisor, before)
-        with pytest.raises(Lost) as caught:
-            ask(worker, "echo after")
-        assert caught.value.is_blameless
-    assert supervisor.pid != pid
-    with a_worker(supervisor) as worker:
-        assert ask(worker, "echo again") == "again"
-
-
-def test_who_waits_for_a_worker_whose_fork_server_dies_is_told(make):
-    supervisor = make()
-    with a_worker(supervisor) as worker:
-        caught = []
-
-        def wait():
-            with pytest.raises(Lost) as error:
-                ask(worker, "sleep")
-            caught.append(error.value)
-
-        thread = threading.Thread(target=wait)
-        thread.start()
-        os.kill(supervisor.pid, signal.SIGKILL)
-        thread.join(PATIENCE_S)
-        assert len(caught) == 1
-
-
-def test_a_stopped_worker_is_ended_and_who_waits_is_told(make):
-    supervisor = make()
-    with a_worker(supervisor) as worker:
-        os.kill(worker.pid, signal.SIGSTOP)
-        with pytest.raises(Lost):
-            ask(worker, "echo on")
-    with a_worker(supervisor) as worker:
-        assert ask(worker, "echo on") == "on"
-    assert supervisor.num_replaced == 0
+    for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV):
+        with a_worker(supervisor) as worker:
+            assert ask(worker, "echo before") == "before"
+            pid, before = supervisor.pid, supervisor.num_replaced
+            watched, workers = Watched(pid), Watched(worker.pid)
+            with ThreadPoolExecutor(1) as threads, a_worker(supervisor) as other:
+                waiting = threads.submit(is_lost, other)
+                os.kill(pid, number)
+                assert watched.has_ended()
+                assert workers.has_ended()  # it dies with the one that it came from
+                assert waiting.result(PATIENCE_S)
+            wait_replaced(supervisor, before)
+            with pytest.raises(Lost) as caught:
+                ask(worker, "echo after")
+            assert caught.value.is_blameless
+        assert supervisor.pid != pid
 
 
 def test_while_one_is_replaced_it_says_so_and_nothing_waits(make, tmp_path):
@@ -377,28 +339,26 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("is_stopped", [False, True])
-def test_nothing_outlives_an_engine_that_is_killed(is_stopped):
+def test_nothing_outlives_an_engine_that_is_killed_while_its_fork_server_is_stopped():
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
     with subprocess.Popen(
         [sys.executable, "-c", ENGINE, DOUBLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
     ) as engine:
         pids = [int(word) for word in engine.stdout.readline().split()]
         watched = [Watched(pid) for pid in pids]
-        if is_stopped:
-            os.kill(pids[0], signal.SIGSTOP)
+        os.kill(pids[0], signal.SIGSTOP)
         engine.kill()
         assert all(each.has_ended() for each in watched)
 
 
-def test_a_hundred_workers_leave_no_descriptor_behind(make):
+def test_many_workers_leave_no_descriptor_behind(make):
     supervisor = make()
     with a_worker(supervisor) as worker:
         ask(worker, "echo x")
     folders = "/proc/self/fd", f"/proc/{supervisor.pid}/fd"
     wait_until(lambda: children_of(supervisor.pid) == [], "the end of the first worker")
     before = [len(os.listdir(one)) for one in folders]
-    for number in range(100):
+    for number in range(20):
         with a_worker(supervisor) as worker:
             if number % 2:
                 with pytest.raises(Lost):
@@ -437,14 +397,8 @@ def test_a_burst_of_real_workers_waits_for_each_other_and_all_work(make):
         assert list(threads.map(work, range(12))) == [str(number) for number in range(12)]
 
 
-def test_a_reply_that_is_too_large_is_not_read(running):
-    with a_worker(running) as worker:
-        worker.send(b"size 1000", until_s=time.monotonic() + PATIENCE_S)
-        with pytest.raises(Lost, match="1000 bytes"):
-            worker.receive(time.monotonic() + PATIENCE_S, 999)
-
-
-def test_the_environment_of_a_fork_server_is_its_own(make):
+def test_the_environment_of_a_fork_server_is_its_own(make, monkeypatch):
+    monkeypatch.setenv("TUREEN_API_KEY", "secret")
     with a_worker(make()) as worker:
         assert set(json.loads(ask(worker, "environment"))) <= {
             "PATH", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "LC_CTYPE",

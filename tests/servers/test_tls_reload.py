@@ -25,11 +25,6 @@ LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 LONG = {"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 1500}}
 
 
-@pytest.fixture(params=LOOPS)
-def loop(request):
-    return LOOPS[request.param]
-
-
 class Files:
     """The files the server reads, which a test replaces; alice's and bob's certificates."""
 
@@ -66,7 +61,13 @@ def files(tmp_path) -> Files:
     return Files(tmp_path)
 
 
-def test_a_client_is_revoked_by_a_reload_and_running_streams_go_on(files: Files, loop):
+def test_a_client_is_revoked_by_a_reload_and_running_streams_go_on(tmp_path):
+    for name, loop in LOOPS.items():
+        (tmp_path / name).mkdir()
+        is_revoked_while_streams_go_on(Files(tmp_path / name), loop)
+
+
+def is_revoked_while_streams_go_on(files: Files, loop):
     with LiveServer(slow=True, loop=loop, **files.settings()) as server, files.client(files.alice) as alice:
         with alice.stream("POST", f"{server.url}/generate", json=LONG) as running:
             lines = running.iter_lines()
@@ -93,8 +94,8 @@ def long_kept(monkeypatch):
 
 
 @pytest.mark.usefixtures("long_kept")
-def test_an_idle_connection_of_a_revoked_client_is_closed(files: Files, loop):
-    with LiveServer(loop=loop, **files.settings()) as server:
+def test_an_idle_connection_of_a_revoked_client_is_closed(files: Files):
+    with LiveServer(**files.settings()) as server:
         context = ssl.create_default_context(cafile=files.ca.cert)
         context.load_cert_chain(*files.alice)
         plain = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
@@ -106,8 +107,8 @@ def test_an_idle_connection_of_a_revoked_client_is_closed(files: Files, loop):
 
 
 @pytest.mark.usefixtures("long_kept")
-def test_a_request_that_is_on_its_way_is_answered_and_is_the_last_of_its_connection(files: Files, loop):
-    with LiveServer(loop=loop, **files.settings()) as server:
+def test_a_request_that_is_on_its_way_is_answered_and_is_the_last_of_its_connection(files: Files):
+    with LiveServer(**files.settings()) as server:
         context = ssl.create_default_context(cafile=files.ca.cert)
         context.load_cert_chain(*files.alice)
         plain = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
@@ -124,11 +125,11 @@ def connections(server: LiveServer):
     return list(server._server.server_state.connections)
 
 
-def test_new_certificate_and_ca_take_the_place_of_the_old(files: Files, loop, tmp_path):
+def test_new_certificate_and_ca_take_the_place_of_the_old(files: Files, tmp_path):
     (tmp_path / "new").mkdir()
     new = Authority(tmp_path / "new", "new-ca")
     dave = new.issue("dave")
-    with LiveServer(loop=loop, **files.settings()) as server:
+    with LiveServer(**files.settings()) as server:
         files.put(new, new.issue("new-server", for_server=True), new.revoke())
         server.hang_up()
         context = ssl.create_default_context(cafile=new.cert)
@@ -141,24 +142,37 @@ def test_new_certificate_and_ca_take_the_place_of_the_old(files: Files, loop, tm
             files.status(server, files.alice)
 
 
-@pytest.mark.parametrize("file", ["cert", "key", "ca", "crl", "expired", "gone"])
-def test_with_a_bad_new_file_the_old_ones_stay_and_the_log_names_it(files: Files, caplog, file):
+BAD_FILES = ("cert", "key", "ca", "crl", "expired", "gone")
+
+
+def test_with_a_bad_new_file_the_old_ones_stay_and_the_log_names_it(files: Files, caplog):
     with LiveServer(**files.settings()) as server:
-        bad = {"cert": files.live.cert, "key": files.live.key, "ca": files.live_ca, "crl": files.live_crl}
-        path = Path(bad.get(file, files.live.cert))
-        if file == "expired":
-            shutil.copy(files.ca.issue("old", valid=EXPIRED, for_server=True).cert, path)
-        elif file == "gone":
-            path.unlink()
-        else:
-            path.write_text("-----BEGIN NONSENSE-----\n")
-        with caplog.at_level("ERROR"):
-            server.hang_up()
-        errors = [record.getMessage() for record in caplog.records]
-        assert len(errors) == 1, errors
-        assert str(path) in errors[0]
-        assert "stay as they were" in errors[0]
-        assert files.status(server, files.alice) == 200
+        for file in BAD_FILES:
+            good = {name: Path(path).read_bytes() for name, path in files.settings().items()}
+            caplog.clear()
+            path = spoilt(files, file)
+            with caplog.at_level("ERROR"):
+                server.hang_up()
+            errors = [record.getMessage() for record in caplog.records]
+            assert len(errors) == 1, (file, errors)
+            assert str(path) in errors[0], file
+            assert "stay as they were" in errors[0], file
+            assert files.status(server, files.alice) == 200, file
+            for name, content in good.items():
+                Path(files.settings()[name]).write_bytes(content)
+
+
+def spoilt(files: Files, file: str) -> Path:
+    """Put a bad file in place of a good one. Return its path."""
+    bad = {"cert": files.live.cert, "key": files.live.key, "ca": files.live_ca, "crl": files.live_crl}
+    path = Path(bad.get(file, files.live.cert))
+    if file == "expired":
+        shutil.copy(files.ca.issue("old", valid=EXPIRED, for_server=True).cert, path)
+    elif file == "gone":
+        path.unlink()
+    else:
+        path.write_text("-----BEGIN NONSENSE-----\n")
+    return path
 
 
 def test_a_session_from_before_a_reload_is_not_resumed(files: Files):
@@ -177,8 +191,8 @@ def test_a_session_from_before_a_reload_is_not_resumed(files: Files):
         plain.close()
 
 
-def test_no_client_fails_while_certificates_are_read_again_and_again(files: Files, loop):
-    with LiveServer(loop=loop, **files.settings()) as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
+def test_no_client_fails_while_certificates_are_read_again_and_again(files: Files):
+    with LiveServer(**files.settings()) as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
         num_done, is_over = [0, 0], threading.Event()
 
         def keep_asking(who: int, pair: Pair) -> list[int]:
@@ -238,9 +252,13 @@ server._run(uvloop.new_event_loop if sys.argv[1] == "uvloop" else asyncio.new_ev
 """
 
 
-@pytest.mark.parametrize("name", LOOPS)
-@pytest.mark.parametrize("with_tls", [True, False])
-def test_the_signal_itself_reloads_and_never_ends_the_process(files: Files, name, with_tls):
+def test_the_signal_itself_reloads_and_never_ends_the_process(files: Files):
+    for name, with_tls in (("uvloop", True), ("asyncio", False)):
+        reload_by_signal(files, name, with_tls)
+        files.revoke()
+
+
+def reload_by_signal(files: Files, name: str, with_tls: bool) -> None:
     settings = files.settings() if with_tls else {}
     command = [sys.executable, "-c", ALONE, name, repr(settings)]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -88,13 +88,10 @@ def _generate(url, **fields):
     return _ask(url, "/generate", {"text": TEXT, "sampling_params": GREEDY} | fields).json()
 
 
-def test_nothing_heavy_belongs_to_the_installation():
+def test_nothing_heavy_belongs_to_the_installation(python):
     brought = light_environment.distributions()
     assert {"numpy", "tokenizers", "starlette"} <= set(brought)
     assert not {name.lower() for name in (*HEAVY, "pillow", "triton", "sympy")} & set(brought)
-
-
-def test_the_environment_has_no_torch(python):
     tries = "\n".join(f"try:\n import {name}\n print({name!r})\nexcept ImportError: pass" for name in HEAVY)
     assert subprocess.run([python, "-I", "-c", tries], capture_output=True, text=True, check=True).stdout == ""
 
@@ -148,20 +145,14 @@ def test_answers_are_those_of_a_server_beside_torch(light, server):
         assert here["meta_info"].get("output_token_logprobs") == there["meta_info"].get("output_token_logprobs")
 
 
-def test_constraints_hold(light):
+def test_constraints_adapters_and_registered_processors_work(light):
     for limit in ({"regex": "(Rome|Oslo)"}, {"json_schema": {"enum": ["Rome", "Oslo"]}}):
         assert _generate(light, sampling_params=GREEDY | limit)["text"].strip('"') in ("Rome", "Oslo"), limit
     text = _generate(light, sampling_params=GREEDY | {"ebnf": 'root ::= [1-9] " + " [1-9]'})["text"]
     assert re.fullmatch("[1-9] [+] [1-9]", text)
-
-
-def test_an_adapter_changes_the_answer_of_its_requests(light):
     plain, adapted = _generate(light), _generate(light, lora_path="strange")
     assert plain["output_ids"] != adapted["output_ids"]
     assert plain["output_ids"] == _generate(light)["output_ids"]
-
-
-def test_a_registered_processor_gets_logits_with_a_tensor_s_methods(light):
     params = GREEDY | {"custom_params": {"ids": [65, 66]}, "ignore_eos": True}
     answer = _generate(light, custom_logit_processor="only", sampling_params=params)
     assert set(answer["output_ids"]) <= {65, 66}
@@ -174,14 +165,16 @@ def _payload(source):
     return kind.to_str()
 
 
-def test_code_that_a_client_wrote_with_torch_runs(light):
+def test_code_that_a_client_wrote_with_torch_runs_or_is_told_how_to_get_what_it_lacks(light):
     best = _generate(light, sampling_params=GREEDY | {"max_new_tokens": 1}, return_logprob=True, top_logprobs_num=2)
     second = best["meta_info"]["output_top_logprobs"][0][1][1]
     answer = _generate(light, sampling_params=GREEDY | {"max_new_tokens": 1}, custom_logit_processor=_payload(SENT))
     assert answer["output_ids"] == [second]
+    the_documented_example_runs(light)
+    code_that_calls_what_only_torch_has_is_told_how_to_get_it(light)
 
 
-def test_the_documented_example_runs(light):
+def the_documented_example_runs(light):
     source = (light_environment.ROOT / "examples" / "custom_logit_processor.py").read_text(encoding="utf-8")
     head = source.partition("response = ")[0].replace("import requests\n", "")
     params = GREEDY | {"custom_params": {"token_id": 5}}
@@ -189,7 +182,7 @@ def test_the_documented_example_runs(light):
     assert answer["output_ids"] == [5] * 8
 
 
-def test_code_that_calls_what_only_torch_has_is_told_how_to_get_it(light):
+def code_that_calls_what_only_torch_has_is_told_how_to_get_it(light):
     body = {
         "text": TEXT,
         "sampling_params": GREEDY,
@@ -221,10 +214,11 @@ def test_the_benchmark_measures_it(light, python, tmp_path):
     assert json.loads(report.read_text())
 
 
-def test_the_check_says_what_is_not_installed(python):
+def test_what_is_not_installed_is_said_by_the_check_and_by_what_needs_it(python):
     ran = subprocess.run([python, "-I", "-m", "tureen", "check"], capture_output=True, text=True, check=True)
     assert re.search(r"^torch +not installed", ran.stdout, re.MULTILINE)
     assert re.search(r"^kernels +\w+", ran.stdout, re.MULTILINE)
+    what_needs_torch_says_so_in_a_line(python)
 
 
 def test_an_embedding_model_is_served(python, minilm_source):
@@ -245,7 +239,7 @@ NEED = {
 }
 
 
-def test_what_needs_torch_says_so_in_a_line(python):
+def what_needs_torch_says_so_in_a_line(python):
     for name, flags in NEED.items():
         command = [python, "-I", "-m", "tureen", "serve", "--port", "0", *flags]
         ran = subprocess.run(command, capture_output=True, text=True)

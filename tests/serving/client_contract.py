@@ -126,13 +126,13 @@ async def closing(client):
         await collect(client, make_request("late"))
 
 
-async def spares_the_others(client):
-    """A request that makes the engine raise is ended, and no other."""
+async def spares_the_others(client, salt="die"):
+    """A request whose salt makes the engine raise or abort is ended, and no other."""
     alone = [await collect(client, make_request(f"r{i}", "ab" * i + "c", max_new_tokens=30)) for i in range(4)]
     tasks = [
         asyncio.create_task(collect(client, make_request(f"s{i}", "ab" * i + "c", max_new_tokens=30))) for i in range(4)
     ]
-    killer = asyncio.create_task(collect(client, make_request("killer", cache_salt="die")))
+    killer = asyncio.create_task(collect(client, make_request("killer", cache_salt=salt)))
     assert await asyncio.gather(*tasks) == alone
     with pytest.raises(RequestFailed) as failed:
         await killer

@@ -20,6 +20,9 @@ class Exchange:
     pace_s = 0.0
     """How long the client takes for each piece of the answer."""
 
+    address = "127.0.0.1"
+    """The client's."""
+
     def __init__(self, app: Any, method: str, path: str, body: Any = None, **headers: str) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
@@ -41,7 +44,7 @@ class Exchange:
             "root_path": "",
             "scheme": "http",
             "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in given.items()],
-            "client": ("127.0.0.1", 1),
+            "client": (self.address, 1),
             "server": ("127.0.0.1", 80),
         }
         self.running = asyncio.create_task(app(scope, self._receive, self._send))

@@ -103,6 +103,7 @@ def test_what_cannot_belong_to_a_mark_is_not_held_back():
         ("glm45", "<think>I think.</think>So."),
         ("kimi", "◁think▷I think.◁/think▷So."),
         ("mistral", "[THINK]I think.[/THINK]So."),
+        ("seed-oss", "<seed:think>I think.</seed:think>So."),
     ],
 )
 def test_each_model_family_has_its_marks(form, text):
@@ -119,6 +120,9 @@ def test_the_names_of_vllm_are_known_too():
         ("{% if enable_thinking %}<think>\n{% endif %}", "<think>"),
         ("{{ content.split('</think>')[-1] }}", "<think>"),
         ("[THINK]{{ thinking }}[/THINK]", "[THINK]"),
+        ("{{ '<seed:think>' + thinking + '</seed:think>' }}", "<seed:think>"),
+        ('{{- "<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}', "<|channel|>analysis<|message|>"),
+        ("{{ message.content + '<|end|>\n<|assistant|>' }}", None),
         ("{{ messages[0].content }}", None),
     ],
 )

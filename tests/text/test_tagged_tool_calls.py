@@ -1,4 +1,4 @@
-"""Tool calls as Qwen3-Coder, GLM, MiniMax, DeepSeek, gpt-oss and Granite write them: templates, cuts, broken calls."""
+"""Tool calls as the chat templates of Qwen3-Coder, GLM, MiniMax, LFM2 and others write them: cuts, broken calls."""
 
 import json
 
@@ -66,11 +66,35 @@ TEMPLATES = {
         "{% for c in calls %}{% if not loop.first %}<|start|>assistant{% endif %}<|channel|>commentary "
         "to=functions.{{ c.name }} <|constrain|>json<|message|>{{ c.arguments | tojson }}<|call|>{% endfor %}"
     ),
+    "seed_oss": (
+        "{% for c in calls %}\n<seed:tool_call>\n<function={{ c.name }}>\n{% for k, v in c.arguments.items() %}"
+        "<parameter={{ k }}>{{ v if v is string else v | tojson }}</parameter>\n{% endfor %}</function>\n"
+        "</seed:tool_call>{% endfor %}"
+    ),
+    "lfm2": (
+        "<|tool_call_start|>[{% for c in calls %}{{ c.name }}({% for k, v in c.arguments.items() %}{{ k }}="
+        "{{ v | python }}{% if not loop.last %}, {% endif %}{% endfor %}){% if not loop.last %}, {% endif %}"
+        "{% endfor %}]<|tool_call_end|>"
+    ),
+    "olmo3": (
+        "<function_calls>{% for c in calls %}{{ c.name }}({% for k, v in c.arguments.items() %}{{ k }}="
+        "{{ v | tojson }}{% if not loop.last %}, {% endif %}{% endfor %}){% if not loop.last %}\n{% endif %}"
+        "{% endfor %}</function_calls>"
+    ),
+    "hunyuan": (
+        '<tool_calls>[{% for c in calls %}{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}'
+        "{% if not loop.last %}, {% endif %}{% endfor %}]</tool_calls>"
+    ),
+    "apertus": (
+        '<|tools_prefix|>[{% for c in calls %}{"{{ c.name }}": {{ c.arguments | tojson }}}'
+        "{% if not loop.last %}, {% endif %}{% endfor %}]<|tools_suffix|>"
+    ),
 }
 """How the chat templates of these models write the calls of an assistant's message, shortened."""
 
 ENVIRONMENT = jinja2.Environment()
 ENVIRONMENT.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+ENVIRONMENT.filters["python"] = repr
 
 
 def written(name, calls):
@@ -199,6 +223,36 @@ SAMPLES = {
         "",
         [("f", '{"x": "7", "y": 7}')],
     ),
+    "lfm2: text around the calls, and no space between them": (
+        "lfm2",
+        "Sure. <|tool_call_start|>[f(), f(a='<|tool_call_end|>',b=[1, None])]<|tool_call_end|> Done.",
+        "Sure.  Done.",
+        [("f", "{}"), ("f", '{"a": "<|tool_call_end|>", "b": [1, null]}')],
+    ),
+    "lfm2: an object of arguments, cut before the end of the list": (
+        "lfm2",
+        '<|tool_call_start|>[f(**{"a": 1})',
+        "",
+        [("f", '{"a": 1}')],
+    ),
+    "olmo3: lines": (
+        "olmo3",
+        '<function_calls>\nf(a="x")\nf(b=True)\n</function_calls>\nDone.',
+        "\nDone.",
+        [("f", '{"a": "x"}'), ("f", '{"b": true}')],
+    ),
+    "hunyuan: lines": (
+        "hunyuan",
+        'I look.\n<tool_calls>\n[\n  {"name": "f", "arguments": {"a": 1}}\n]\n</tool_calls>',
+        "I look.",
+        [("f", '{"a": 1}')],
+    ),
+    "apertus: spaces": (
+        "apertus",
+        '<|tools_prefix|> [ { "f" : {"a": {"b": "}"}} } , {"f": {}} ] <|tools_suffix|>',
+        "",
+        [("f", '{"a": {"b": "}"}}'), ("f", "{}")],
+    ),
     "granite: with a space": (
         "granite",
         '<|tool_call|> [{"name": "f", "arguments": {"a": 1}}]',
@@ -258,6 +312,15 @@ NO_CALLS = {
     ),
     "granite": ("<|tool_call|>", "<|tool_call|>[1]", '[{"name": "f", "arguments": {}}]'),
     "gpt-oss": ("Just text.", "<|channel|>", "<|channel|>" + "x" * 500),
+    "seed_oss": (
+        "<tool_call><function=f></function></tool_call>",
+        "<seed:tool_call>",
+        "<seed:tool_call>\n<function=g>",
+    ),
+    "lfm2": ("[f()]", "<|tool_call_start|>", "<|tool_call_start|>[g()]", "<|tool_call_start|>[f(x)]", "<|tool_call_"),
+    "olmo3": ("f()", "<function_calls>", "<function_calls>g()</function_calls>", "<function_calls>\nf(open('x'))"),
+    "hunyuan": ("<tool_calls>", '<tool_calls>[{"name": "g", "arguments": {}}]', "<tool_calls>[]</tool_calls>"),
+    "apertus": ('<|tools_prefix|>[{"g": {}}]', '<|tools_prefix|>[{"f": 1}]', '<|tools_prefix|>{"f"', '[{"f": {}}]'),
 }
 
 
@@ -371,6 +434,9 @@ HOSTILE = {
         "<|end|>",
     ),
     "granite": ("<|tool_call|>[", '<|tool_call|>[{"name": "f", "arguments": {}},'),
+    "lfm2": ("<|tool_call_start|>[", "<|tool_call_start|>[f()]<|tool_call_end|>", "<|tool_call_start|>[f(a='"),
+    "olmo3": ("<function_calls>", "<function_calls>f()\n", "<function_calls>f(a=["),
+    "apertus": ('<|tools_prefix|>[{"f": {}}', '<|tools_prefix|>[{"f"', "<|tools_prefix|>"),
 }
 
 
@@ -390,6 +456,11 @@ def test_work_grows_with_the_text_and_not_with_its_square(name, unit):
         ("{{ '<｜DSML｜function_calls>' }}", "deepseek_v32"),
         ("{{ '<|tool_call|>' }}", "granite"),
         ('{{- "<|start|>assistant<|channel|>commentary" }}', "gpt-oss"),
+        (r"{{ '\n<seed:tool_call>\n<function=' + tool_call.name + '>' }}", "seed_oss"),
+        ('{{- "<|tool_call_start|>[" + calls + "]<|tool_call_end|>" -}}', "lfm2"),
+        ("{{ '<function_calls>' }}", "olmo3"),
+        ("{{ '<tool_calls>[' }}", "hunyuan"),
+        ("{{ '<|tools_prefix|>[' }}", "apertus"),
     ],
 )
 def test_a_chat_template_tells_the_format(template, name):

@@ -31,10 +31,11 @@ FREE = {"properties": {"on": {"type": "boolean"}}, "required": ["on"]}  # its ty
 TOOLS = (Tool(name="weather", parameters=WEATHER), Tool(name="light.set", parameters=FREE), Tool(name="ping"))
 STRICT = (Tool(name="weather", parameters=WEATHER, strict=True), *TOOLS[1:])
 SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
-TAGGED = ("qwen3_coder", "glm45", "minimax_m2", "deepseek_v32")
-NAMES = ("hermes", "llama3", "mistral", "pythonic", *TAGGED, "deepseek_v3", "deepseek_v31", "granite", "gpt-oss")
-HELD_BY_STRICT = ("mistral", "deepseek_v3", "deepseek_v31", "granite", "gpt-oss")
+TAGGED = ("qwen3_coder", "seed_oss", "glm45", "minimax_m2", "deepseek_v32")
 WITH_AUTO = ("hermes", "llama3", "pythonic", *TAGGED)
+PYTHON = ("lfm2", "olmo3")
+HELD_BY_STRICT = ("mistral", "deepseek_v3", "deepseek_v31", "granite", "gpt-oss", "hunyuan", "apertus", *PYTHON)
+NAMES = (*WITH_AUTO, *HELD_BY_STRICT)
 ONE_CALL = ("gpt-oss",)  # it ends the answer
 MAX_CHARS = 400
 MARKS = ("｜".encode()[0], "▁".encode()[0])  # which stand in those of DeepSeek
@@ -53,6 +54,7 @@ def compiled(tag):
 
 CLOSERS = {
     "qwen3_coder": ("</parameter>", "\n</parameter>"),
+    "seed_oss": ("</parameter>", "\n</parameter>"),
     "glm45": ("</arg_value>",),
     "minimax_m2": ("</parameter>",),
     "deepseek_v32": ("</｜DSML｜parameter>",),
@@ -168,12 +170,17 @@ BEGINNINGS = {
         "<|channel|>commentary to=functions.",
         "<|start|>assistant to=functions.weather<|channel|>",
     ),
+    "seed_oss": ("", "<", "So <b>. <seed:tool_call>", "<seed:tool_call>\n<function=weather>\n", "{"),
+    "lfm2": ("", "<", "So <b>. <|tool_call_start|>", "<|tool_call_start|>[weather(", "["),
+    "olmo3": ("", "<", "So <b>. <function_calls>", "<function_calls>\nweather(", "["),
+    "hunyuan": ("", "<", "So <b>. <tool_calls>", '<tool_calls>[{"name": "weather", ', "{"),
+    "apertus": ("", "<", "So <b>. <|tools_prefix|>", '<|tools_prefix|>[{"weather": ', "{"),
 }
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("parallel", [True, False])
-@pytest.mark.parametrize("name", [*WITH_AUTO, *HELD_BY_STRICT])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_strict_tool_gets_valid_arguments_wherever_the_model_calls_it(name, parallel):
     tag = constraint(PARSERS[name], STRICT, ANY, parallel=parallel)
     counts = []
@@ -294,10 +301,35 @@ TEXTS = {
         '<｜DSML｜function_calls><｜DSML｜invoke name="weather"><｜DSML｜parameter name="city" string="false">"Rome"'
         "</｜DSML｜parameter></｜DSML｜invoke>",
     ),
+    "seed_oss": (
+        "It is <b>warm</b>, {not} [cold].",
+        "<seed:tool_call>\n<function=weather>\n<parameter=city>Rome</parameter>\n</function>\n</seed:tool_call>",
+        "<seed:tool_call><function=weather><parameter=city>Rome</parameter></function></seed:tool_call>",
+    ),
+    "lfm2": (
+        "It is <b>warm</b>, {not} [cold].",
+        '<|tool_call_start|>[weather(city="Rome")]<|tool_call_end|>',
+        '<|tool_call_start|>[weather(**{"city": "Rome"})]<|tool_call_end|>',
+    ),
+    "olmo3": (
+        "It is <b>warm</b>, {not} [cold].",
+        '<function_calls>weather(city="Rome")</function_calls>',
+        '<function_calls>\nweather(**{"city": "Rome"})\n</function_calls>',
+    ),
+    "hunyuan": (
+        "It is <b>warm</b>, {not} [cold].",
+        '<tool_calls>[{"name": "weather", "arguments": {"city": "Rome"}}]</tool_calls>',
+        '<tool_calls>\n[\n{"name": "weather", "arguments": {"city": "Rome"}}\n]\n</tool_calls>',
+    ),
+    "apertus": (
+        "It is <b>warm</b>, {not} [cold].",
+        '<|tools_prefix|>[{"weather": {"city": "Rome"}}]<|tools_suffix|>',
+        '<|tools_prefix|> [ { "weather" : {"city": "Rome"}}]<|tools_suffix|>',
+    ),
 }
 
 
-@pytest.mark.parametrize("name", [*WITH_AUTO, *HELD_BY_STRICT])
+@pytest.mark.parametrize("name", NAMES)
 def test_no_way_to_write_a_call_that_the_parser_knows_escapes_strict(name):
     tag = constraint(PARSERS[name], STRICT, ANY, parallel=True)
     free, *calls = TEXTS[name]
@@ -319,6 +351,7 @@ def test_one_call_at_most_without_parallel_calls_and_text_before_it_where_the_fo
         "llama3": '{"name": "ping", "parameters": {}}',
         "pythonic": "[ping(**{})]",
         "qwen3_coder": "So:\n<tool_call>\n<function=ping>\n</function>\n</tool_call>",
+        "seed_oss": "So:\n<seed:tool_call>\n<function=ping>\n</function>\n</seed:tool_call>",
         "glm45": "So:\n<tool_call>ping</tool_call>",
         "minimax_m2": 'So:\n<minimax:tool_call>\n<invoke name="ping">\n</invoke>\n</minimax:tool_call>',
         "deepseek_v32": "So:\n<｜DSML｜function_calls>\n"
@@ -345,7 +378,7 @@ def test_formats_whose_calls_are_written_in_many_ways_are_held_to_one_only_by_st
 
 
 @pytest.mark.parametrize("choice", [REQUIRED, ToolChoice("required", "bad"), ANY])
-@pytest.mark.parametrize("name", [*WITH_AUTO, *HELD_BY_STRICT])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_schema_that_cannot_be_enforced_is_found_under_the_clients_own_name(name, choice):
     bad = Tool(name="bad", parameters={"type": "object", "properties": {"a": {"minLenght": 3}}}, strict=True)
     tools = (*STRICT, bad)

@@ -52,7 +52,7 @@ def _make_item(**changes):
 
 def test_a_text_model_has_no_encoder(tmp_path):
     tiny_models.write(tmp_path, "llama")
-    assert _load_encoder(tmp_path) is None
+    assert load_runner(folder_source(tmp_path), Config(device="cpu", max_total_tokens=64)).encoder is None
 
 
 @pytest.mark.parametrize(

@@ -204,9 +204,13 @@ def test_tensors_that_overlap_are_refused(tmp_path):
     assert "overlap" in _fault(path)
 
 
-def test_a_type_that_cannot_be_read_is_named(tmp_path):
-    raw = np.zeros((1, 84), np.uint8), gguf.GGMLQuantizationType.Q2_K
-    assert "Q2_K" in _fault(tiny_gguf.write_gguf(tmp_path / "q2.gguf", METADATA, {"t": raw}))
+def test_a_type_that_cannot_be_read_is_named_with_the_file_to_take_instead(tmp_path):
+    raw = np.zeros((1, 36), np.uint8), gguf.GGMLQuantizationType.NVFP4
+    metadata = tiny_gguf.architecture_metadata("llama") | tiny_gguf.byte_vocabulary()
+    path = tiny_gguf.write_gguf(tmp_path / "nvfp4.gguf", metadata, {"t": raw})
+    message = _message_of_use(path)
+    assert "tensor 't' has type NVFP4, which cannot be read" in message
+    assert message.endswith("; take the model's Q4_K_M file")
 
 
 def _use(path):

@@ -22,7 +22,7 @@ from tureen.weights.source import ModelSource, model_config
 from tureen.weights.stored import iter_stored
 from tureen.weights.tensors import as_tensor
 
-VARIANTS = ("llama", "llama-tied", "mistral-sliding", "qwen2", "qwen3", "gemma3")
+VARIANTS = ("llama", "llama-tied", "mistral-sliding", "qwen2", "qwen3", "gemma2", "gemma3", "granite", "smollm3")
 SAME_FACTS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
               "rms_norm_eps", "max_position_embeddings", "vocab_size", "tie_word_embeddings", "model_type",
               "sliding_window", "use_sliding_window")  # fmt: skip

@@ -1,7 +1,8 @@
-"""GPTQ, AWQ, FP8 and compressed-tensors: the values are those of the formats' definitions, in float64."""
+"""GPTQ, AWQ, FP8, MXFP4 and compressed-tensors: the values are those of the formats' definitions, in float64."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from quantised_writers import AWQ, FP8, GPTQ, compressed, rounded
 from runner_driver import Running, generate
 from safetensors.torch import load_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tureen.config import Config
 from tureen.contract.types import LogprobSpec
@@ -503,3 +505,43 @@ def test_native_kernels_keep_the_integers_of_a_quantised_model(quantised_model):
     expected = tiny_models.logprobs(oracle, sequence.token_ids[:-1])
     reports = sequence.prompt_logprobs + sequence.output_logprobs
     assert np.mean(_distances(reports, expected)) < 0.05
+
+
+def _mxfp4(shape):
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+    return blocks, torch.randint(110, 130, shape, generator=generator, dtype=torch.uint8)
+
+
+def test_experts_in_mxfp4_have_the_values_that_transformers_computes(tmp_path):
+    stacks = {"gate_up_proj": _mxfp4((3, 24, 4)), "down_proj": _mxfp4((3, 8, 2))}
+    tensors = {f"{name}_blocks": blocks for name, (blocks, _) in stacks.items()}
+    tensors |= {f"{name}_scales": scales for name, (_, scales) in stacks.items()}
+    bias = torch.randn(3, 24).to(torch.bfloat16)
+    source = _source(tmp_path, tensors | {"gate_up_proj_bias": bias}, {"quant_method": "mxfp4"})
+    stored = _stored(source)
+    assert set(stored) == {"a.gate_up_proj.weight", "a.down_proj.weight", "a.gate_up_proj_bias"}
+    for name, (blocks, scales) in stacks.items():
+        expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).transpose(1, 2)
+        one = stored[f"a.{name}.weight"]
+        assert (one.encoding, one.shape) == ("MXFP4", tuple(expected.shape))
+        np.testing.assert_array_equal(to_float32(one), expected.numpy())
+        packed = native.require().Matrix.pack(native.require().Pool(1), one.data, "MXFP4", "MXFP4",
+                                              expected.shape[0] * expected.shape[1], expected.shape[2])  # fmt: skip
+        np.testing.assert_array_equal(packed.unpack().reshape(expected.shape), expected.numpy())
+
+
+@pytest.mark.parametrize(
+    ("blocks", "scales", "fault"),
+    [
+        ((2, 8, 16), (2, 8), r"has shape \[2, 8, 16\], not \[experts, rows, groups, 16\]"),
+        ((2, 8, 1, 8), (2, 8, 1), r"has shape \[2, 8, 1, 8\]"),
+        ((2, 8, 1, 16), (2, 8, 2), r"has shape \[2, 8, 2\], not \[2, 8, 1\]"),
+        ((2, 8, 1, 16), None, "'a.x_scales' is missing"),
+    ],
+)
+def test_misshapen_mxfp4_is_named(tmp_path, blocks, scales, fault):
+    tensors = {"x_blocks": torch.zeros(blocks, dtype=torch.uint8)}
+    if scales:
+        tensors["x_scales"] = torch.zeros(scales, dtype=torch.uint8)
+    assert re.search(fault, _fault(tmp_path, tensors, {"quant_method": "mxfp4"}))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import socket
 import threading
 from itertools import product
 
+import gguf
 import numpy as np
 import pytest
 import tiny_gguf
@@ -18,6 +20,7 @@ from wheels import write_wheel
 from tureen.errors import StartupError
 from tureen.fetching import pypi
 from tureen.fetching.shelf import Wheel, shelf
+from tureen.weights.gguf_facts import HARMLESS
 from tureen.weights.source import ModelSource, load_tokenizer, model_config, resolve_model
 
 GGUF = b"GGUF" + bytes(range(256)) * 8192
@@ -411,6 +414,33 @@ def test_gemma3_slides_five_layers_of_six(tmp_path):
     assert (config["rope_theta"], config["rope_local_base_freq"]) == (1_000_000.0, 10_000.0)
 
 
+@pytest.mark.parametrize("architecture", ["gemma2", "gemma3"])
+def test_gemma_s_windows_may_be_a_flag_for_each_layer(tmp_path, architecture):
+    metadata = tiny_gguf.architecture_metadata(architecture, attention__sliding_window_pattern=[False, True])
+    assert _gguf_config(tmp_path, **metadata)["layer_types"] == ["full_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize(("layers", "scale"), [(46, 16), (26, 8)])
+def test_gemma_2_27b_alone_scales_queries_by_hidden_size_over_heads(tmp_path, layers, scale):
+    metadata = tiny_gguf.architecture_metadata("gemma2", block_count=layers, attention__key_length=8)
+    config = _gguf_config(tmp_path, **metadata, **{"gemma2.attention.value_length": 8})
+    assert config["query_pre_attn_scalar"] == scale
+    assert config["layer_types"][:2] == ["sliding_attention", "full_attention"]
+
+
+def test_phimoe_with_longrope_is_refused_for_its_files_lack_the_magnitude(tmp_path):
+    factors = {f"rope_factors_{kind}.weight": np.ones(8, np.float32) for kind in ("long", "short")}
+    facts = MIXTURE | {"rope__scaling__original_context_length": 64}
+    with pytest.raises(StartupError, match="its files lack short_mscale; take the model's safetensors"):
+        _gguf_config(tmp_path, factors, **tiny_gguf.architecture_metadata("phimoe", **facts))
+
+
+def test_an_adapter_is_not_taken_for_a_model(tmp_path):
+    metadata = tiny_gguf.architecture_metadata("llama") | {"general.type": "adapter"}
+    with pytest.raises(StartupError, match="this is an adapter: give the model"):
+        _gguf_config(tmp_path, **metadata)
+
+
 def test_llama_with_a_window_is_mistral(tmp_path):
     config = _gguf_config(tmp_path, **tiny_gguf.architecture_metadata("llama", attention__sliding_window=9))
     assert (config["architectures"], config["sliding_window"]) == (["MistralForCausalLM"], 9)
@@ -421,17 +451,99 @@ def test_linear_scaling_is_read(tmp_path):
     assert _gguf_config(tmp_path, **metadata)["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
 
 
+@pytest.mark.parametrize("facts", [{"rope__scaling__factor": 4.0}, {"rope__scale_linear": 4.0}])
+def test_a_factor_without_a_type_is_linear_scaling_as_in_llama_cpp(tmp_path, facts):
+    metadata = tiny_gguf.architecture_metadata("llama", **facts)
+    assert _gguf_config(tmp_path, **metadata)["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+
+
+def test_yarn_is_read_with_all_its_settings(tmp_path):
+    facts = {"original_context_length": 32, "yarn_beta_fast": 8.0, "yarn_log_multiplier": 0.5}
+    facts = YARN | {f"rope.scaling.{key}": value for key, value in facts.items()}
+    metadata = tiny_gguf.architecture_metadata("llama", **facts)
+    expected = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 8.0,
+                "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.5}  # fmt: skip
+    assert _gguf_config(tmp_path, **metadata)["rope_scaling"] == expected
+
+
+MIXTURE = {"expert_count": 8, "expert_used_count": 2}
+MODERN = {"attention__layer_norm_epsilon": 1e-5, "attention__sliding_window": 8}
+SHARED = {"expert_shared_count": 2, "expert_shared_feed_forward_length": 8, "expert_feed_forward_length": 8}
+YARN = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
+
+
 @pytest.mark.parametrize(
     ("architecture", "facts", "fault"),
     [
-        ("mamba", {}, "architecture 'mamba' is not supported; these are: llama, qwen2, qwen3, gemma3"),
-        ("llama", {"expert_count": 8}, "mixture of experts"),
+        ("plamo", {}, "architecture 'plamo' is not supported in GGUF files; these are: llama, qwen2, qwen2moe, qwen3"),
+        ("mamba", {}, "'mamba' is not supported in GGUF files; with its safetensors, --model-impl transformers cannot"),
+        ("olmo", {}, "'olmo' is not supported in GGUF files; with its safetensors, try --model-impl transformers"),
+        ("clip", {}, "this is an mmproj file, the part of a model that sees: give the GGUF file of its language model"),
+        ("qwen3", {"expert_count": 8}, "mixture of experts"),
+        ("llama", {"expert_count": 8}, "llama.expert_used_count must be a positive integer, got"),
+        (
+            "llama",
+            MIXTURE | {"expert_shared_feed_forward_length": 8},
+            "llama.expert_shared_feed_forward_length 8 is not",
+        ),
+        ("olmoe", MIXTURE | {"expert_weights_norm": True}, "olmoe.expert_weights_norm true is not supported"),
+        ("gpt-oss", MIXTURE, "gpt-oss.attention.sliding_window must be a positive"),
+        ("glm4moe", MIXTURE | {"expert_group_count": 4}, "glm4moe.expert_group_count 4 is not supported"),
+        ("minimax-m2", MIXTURE | {"expert_gating_func": 1}, "minimax-m2.expert_gating_func 1 is not supported"),
+        (
+            "hunyuan-moe",
+            MIXTURE | {"expert_shared_feed_forward_length": 8},
+            "_shared_feed_forward_length must be 96, got 8",
+        ),
+        ("ernie4_5-moe", MIXTURE | SHARED, "ernie4_5-moe.expert_shared_feed_forward_length must be 16, got 8"),
+        (
+            "olmo2",
+            {"attention__sliding_window": 8, "rope__freq_base_swa": 5.0},
+            "olmo2.rope.freq_base_swa must be 10000",
+        ),
+        ("mistral3", {"attention__temperature_scale": 0.1}, "mistral3.attention.temperature_scale without YaRN is not"),
+        ("qwen35", {"ssm__time_step_rank": 3, "ssm__inner_size": 8}, "ssm.inner_size 8 is not a multiple of"),
+        ("lfm2", {}, "lfm2.attention.head_count_kv must have a number for each of 2 layers"),
+        (
+            "lfm2",
+            {"attention__head_count_kv": [0, 1, 2]},
+            "head_count_kv must have one positive integer, or 0, for each",
+        ),
+        (
+            "lfm2",
+            {"attention__head_count_kv": [0.0, 1.5]},
+            "head_count_kv must have one positive integer, or 0, for each",
+        ),
+        (
+            "modern-bert",
+            MODERN | {"rope__scaling__type": "yarn"},
+            "modern-bert.rope.scaling.type 'yarn' is not supported",
+        ),
+        ("modern-bert", MODERN | {"hidden_activation": ["gelu"]}, "modern-bert.hidden_activation must be a name, got"),
+        ("granitehybrid", {"attention__head_count_kv": [2, 0]}, "this Granite 4 has Mamba layers"),
+        ("llama", {"residual_scale": 2.0}, "llama.residual_scale is not known, and it may change what the model"),
+        ("qwen3moe", MIXTURE | {"expert_gating_func": 2}, "qwen3moe.expert_gating_func 2 is not supported"),
+        ("qwen2moe", MIXTURE | {"expert_weights_scale": 2.5}, "qwen2moe.expert_weights_scale 2.5 is not supported"),
+        ("qwen3moe", MIXTURE | {"leading_dense_block_count": 1}, "qwen3moe.leading_dense_block_count 1 is not"),
+        ("qwen3", {"nextn_predict_layers": 2}, "qwen3.nextn_predict_layers must be less than 2, got 2"),
         ("llama", {"attention__head_count": 0}, "llama.attention.head_count must be a positive integer, got 0"),
         ("llama", {"attention__head_count": [1, 2]}, "differs from layer to layer"),
         ("llama", {"block_count": "two"}, "llama.block_count must be a positive integer"),
         ("llama", {"rope__freq_base": 0.0}, "llama.rope.freq_base must be a positive number"),
-        ("llama", {"rope__dimension_count": 8}, "a part of each head"),
-        ("llama", {"rope__scaling__type": "yarn"}, "rotary scaling 'yarn' is not supported"),
+        ("llama", {"rope__dimension_count": 8}, "llama.rope.dimension_count 8 of 16 is not supported"),
+        ("phi3", {"rope__dimension_count": 18}, "phi3.rope.dimension_count 18 of 16 is not supported"),
+        ("phi3", {"rope__dimension_count": 7}, "phi3.rope.dimension_count 7 of 16 is not supported"),
+        ("phi3", {"rope__scaling__type": "longrope"}, "tensor 'rope_factors_long.weight' must be 8 float32 numbers"),
+        ("llama", {"attention__head_count_kv": [1, 2]}, "llama.attention.head_count_kv differs from layer to layer"),
+        ("llama", {"attention__scale": 0.5}, "llama.attention.scale must be 0.25, got 0.5"),
+        ("gemma3", {"attention__sliding_window_pattern": [True]}, "must have a flag for each of 2 layers"),
+        ("gemma2", {"attention__sliding_window_pattern": [7, 7]}, "must have a flag for each of 2 layers"),
+        ("granite", {}, "granite.logit_scale must be a positive number, got"),
+        ("granitemoe", {"rope__scaling__finetuned": False}, "attention without positions (granitemoe.rope.scaling."),
+        ("llama", {"rope__scaling__type": "ntk"}, "llama.rope.scaling.type 'ntk' is not supported; these are: none,"),
+        ("llama", {"rope__scaling__type": "yarn"}, "llama.rope.scaling.factor must be a positive number"),
+        ("llama", YARN | {"rope__scaling__yarn_attn_factor": 2.0}, "rope.scaling.yarn_attn_factor must be 1, got 2.0"),
+        ("llama", YARN | {"rope__scaling__yarn_beta_slow": -1.0}, "yarn_beta_slow must be a positive number"),
         ("llama", {"attention__value_length": 8}, "keys and values of different length"),
         ("gemma3", {"final_logit_softcapping": 30.0}, "capping of logits"),
         ("qwen3", {"pooling_type": 2}, "qwen3.pooling_type 2 (cls) is not supported; these are: 0 (none), 1 (mean), 3"),
@@ -446,25 +558,89 @@ def test_what_a_file_asks_for_and_is_not_supported_is_named(tmp_path, architectu
     assert fault in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"rope.scaling.attn_factor": 1.0},
+        {"rope.scaling.mscale": 1.0},
+        {"mm.tokens_per_image": 256},
+        {"vision.block_count": 27},
+        YARN
+        | {"rope__scaling__attn_factor": 0.1 * math.log(4) + 1},  # as OLMo 3 has it; transformers takes this anyway
+    ],
+)
+def test_a_key_that_changes_nothing_is_accepted(tmp_path, harmless):
+    with_yarn = YARN if "rope__scaling__type" in harmless else {}
+    plain = tiny_gguf.architecture_metadata("llama", **with_yarn)
+    assert _gguf_config(tmp_path, **tiny_gguf.architecture_metadata("llama", **harmless)) == _gguf_config(
+        tmp_path, **plain
+    )
+
+
+def _named_keys(names):
+    """All keys of architectures that the gguf package knows."""
+    for value in vars(names).values():
+        if isinstance(value, type):
+            yield from _named_keys(value)
+        elif isinstance(value, str) and value.startswith("{arch}.") and value.count("{") == 1:
+            yield value.removeprefix("{arch}.")
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "glm4", "olmo2"])
+def test_every_key_of_llama_cpp_is_read_or_refused_or_harmless(tmp_path, architecture):
+    plain = tiny_gguf.architecture_metadata(architecture)
+    expected = _gguf_config(tmp_path, **plain)
+    ignored = set()
+    for key in _named_keys(gguf.Keys):
+        try:
+            config = _gguf_config(tmp_path, **plain | {f"{architecture}.{key}": 3})
+        except StartupError:
+            continue
+        if config == expected:
+            ignored.add(key)
+    also_ignored = {"attention.causal"}  # true as ever
+    assert ignored <= HARMLESS | also_ignored
+
+
 VALUES = (0, 1, 1 << 31, -0.5, float("nan"), True, "", "text", [1, 2], [1, 1], ["a", "b"], [[1], [2]])
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", "gemma3", "qwen2moe", "phi3", "granite", "lfm2", "qwen35", "gpt-oss", "glm4moe"]
+)
 def test_no_value_of_another_type_raises_anything_but_a_startup_error(tmp_path, architecture):
     vocabulary = tiny_gguf.byte_vocabulary() | {"tokenizer.ggml.add_bos_token": True, "split.count": 1}
-    metadata = tiny_gguf.architecture_metadata(architecture, rope__scaling__type="linear", rope__scaling__factor=2.0)
+    more = MORE.get(architecture, {})
+    more = more | (
+        MIXTURE | {"expert_feed_forward_length": 8, "nextn_predict_layers": 1} if "moe" in architecture else {}
+    )
+    metadata = tiny_gguf.architecture_metadata(architecture, **YARN, rope__scaling__yarn_beta_fast=16.0, **more)
+    factors = {f"rope_factors_{kind}.weight": np.ones(8, np.float32) for kind in ("long", "short")}
+    tensors = {"token_embd.weight": np.zeros((256, 4), np.float32)} | (factors if architecture == "phi3" else {})
     metadata |= vocabulary | {"tokenizer.ggml.add_space_prefix": True, "tokenizer.ggml.scores": [0.0] * 256}
     path = tmp_path / "m.gguf"
     cases = product(("gpt2", "llama"), metadata, VALUES)
     for tokenizer, key, value in some(cases, 110):
         changed = metadata | {"tokenizer.ggml.model": tokenizer} | {key: value}
         changed["general.architecture"] = str(changed["general.architecture"])
-        tiny_gguf.write_gguf(path, changed, {"token_embd.weight": np.zeros((256, 4), np.float32)})
+        tiny_gguf.write_gguf(path, changed, tensors)
         for use in (model_config, load_tokenizer):
             message = _message_of(use, ModelSource("m", path, "gguf"))
             assert "\n" not in message
             assert message == "" or str(path) in message
+
+
+MORE = {
+    "granite": {"logit_scale": 2.0, "attention.scale": 0.5},
+    "gemma3": {"attention.sliding_window_pattern": [True, False]},
+    "lfm2": {"attention.head_count_kv": [0, 2], "shortconv.l_cache": 3},
+    "qwen35": {"ssm.time_step_rank": 2, "ssm.inner_size": 8, "ssm.group_count": 2, "ssm.state_size": 4,
+               "ssm.conv_kernel": 4, "rope.dimension_sections": [1, 1, 2, 0]},
+    "gpt-oss": MIXTURE | {"attention.sliding_window": 8},
+    "glm4moe": SHARED | {"expert_weights_scale": 2.0, "expert_gating_func": 2},
+}  # fmt: skip
+"""Keys that some architectures have."""
 
 
 def _message_of(use, source):

@@ -16,7 +16,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from samples import either
 
+from tureen import extras
 from tureen.errors import StartupError
+from tureen.weights.gguf import GgufFile
+from tureen.weights.gguf_widen import WIDENED, note
 from tureen.weights.safetensors import MAX_HEADER, SafetensorsFile
 from tureen.weights.source import ModelSource, model_config
 from tureen.weights.stored import iter_stored, to_float32
@@ -66,6 +69,58 @@ def test_a_bias_goes_with_its_rows(tmp_path):
     path = tiny_gguf.write_gguf(tmp_path / "m.gguf", tiny_gguf.architecture_metadata("llama"), tensors)
     stored = _stored(ModelSource("m", path, "gguf"))["model.layers.0.self_attn.q_proj.bias"]
     assert to_float32(stored)[:16].tolist() == [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15]
+
+
+MIXTURE = {"expert_count": 3, "expert_used_count": 2}
+
+
+def _write_layer(path, tensors, architecture="qwen3moe"):
+    metadata = tiny_gguf.architecture_metadata(architecture, **MIXTURE)
+    tensors = {f"blk.0.{name}.weight": tensor for name, tensor in tensors.items()}
+    embedding = {"token_embd.weight": np.zeros((256, 64), np.float32)}
+    return ModelSource("m", tiny_gguf.write_gguf(path, metadata, embedding | tensors), "gguf")
+
+
+@pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_1])
+def test_an_expert_is_a_view_of_its_own_bytes_in_the_stack(tmp_path, kind):
+    values = np.random.default_rng(0).standard_normal((3, 48, 64), dtype=np.float32)
+    raw = quantize(values.reshape(-1, 64), kind).reshape(3, 48, -1)
+    stored = _stored(_write_layer(tmp_path / "m.gguf", {"ffn_up_exps": (raw, kind)}))
+    for number in range(3):
+        one = stored[f"model.layers.0.mlp.experts.{number}.up_proj.weight"]
+        assert (one.encoding, one.shape, one.data.flags.owndata) == (kind.name, (48, 64), False)
+        assert one.data.tobytes() == raw[number].tobytes()
+        np.testing.assert_array_equal(to_float32(one), gguf.dequantize(raw[number], kind))
+
+
+def test_experts_in_tensors_of_their_own_are_those_of_a_stack(tmp_path):
+    values = np.random.default_rng(0).standard_normal((3, 64, 48), dtype=np.float32)
+    stacked = _stored(_write_layer(tmp_path / "stacked.gguf", {"ffn_down_exps": values}, "llama"))
+    apart = {f"ffn_down.{number}": values[number] for number in range(3)}
+    alone = _stored(_write_layer(tmp_path / "apart.gguf", apart, "llama"))
+    assert alone.keys() == stacked.keys()
+    assert len(alone) == 4
+    for name, one in alone.items():
+        np.testing.assert_array_equal(to_float32(one), to_float32(stacked[name]))
+
+
+def test_a_stack_of_vectors_is_refused_by_name(tmp_path):
+    source = _write_layer(tmp_path / "m.gguf", {"ffn_up_exps": np.zeros(48, np.float32)})
+    with pytest.raises(StartupError, match=r"m\.gguf: the tensor of .*experts.* has one dimension"):
+        _stored(source)
+
+
+def test_layers_that_guess_tokens_ahead_are_left_out(tmp_path):
+    metadata = tiny_gguf.architecture_metadata("qwen3", block_count=3, nextn_predict_layers=1)
+    tensors = {
+        "token_embd.weight": np.zeros((256, 64), np.float32),
+        "blk.1.attn_norm.weight": np.zeros(64, np.float32),
+        "blk.2.attn_norm.weight": np.zeros(64, np.float32),
+        "blk.2.nextn.eh_proj.weight": np.zeros((64, 128), np.float32),
+    }
+    source = ModelSource("m", tiny_gguf.write_gguf(tmp_path / "m.gguf", metadata, tensors), "gguf")
+    assert model_config(source)["num_hidden_layers"] == 2
+    assert _stored(source).keys() == {"model.embed_tokens.weight", "model.layers.1.input_layernorm.weight"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -163,3 +218,37 @@ def test_damaged_headers_are_refused_where_the_format_s_own_library_refuses_them
         assert expected is not None or str(file) in fault
         num_refused += expected is None
     assert 0.6 * num_cases < num_refused < num_cases
+
+
+@pytest.mark.parametrize("name", sorted(WIDENED))
+def test_a_type_without_kernels_is_rewritten_with_the_values_that_gguf_computes(tmp_path, name):
+    kind = gguf.GGMLQuantizationType[name]
+    raw = np.random.default_rng(0).integers(0, 64, (64, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
+    tensors = {"token_embd.weight": np.zeros((256, 64), np.float32), "blk.0.attn_q.weight": (raw, kind)}
+    path = tiny_gguf.write_gguf(tmp_path / "m.gguf", tiny_gguf.architecture_metadata("llama"), tensors)
+    stored = _stored(ModelSource("m", path, "gguf"))["model.layers.0.self_attn.q_proj.weight"]
+    assert (stored.encoding, stored.shape) == (WIDENED[name][0], (64, 256))
+    np.testing.assert_array_equal(to_float32(stored), gguf.dequantize(raw, kind)[stored.row_order])
+
+
+def test_a_type_whose_tables_are_not_installed_names_the_package(tmp_path, monkeypatch):
+    kind = gguf.GGMLQuantizationType.IQ3_S
+    tensors = {"token_embd.weight": (np.zeros((256, 110), np.uint8), kind)}
+    path = tiny_gguf.write_gguf(tmp_path / "m.gguf", tiny_gguf.architecture_metadata("llama"), tensors)
+    monkeypatch.setattr(extras, "is_installed", lambda module: module != "gguf")
+    with pytest.raises(StartupError, match=r"type IQ3_S needs gguf.*pip install 'tureen\[gguf\]'"):
+        _stored(ModelSource("m", path, "gguf"))
+
+
+def test_one_line_names_the_types_that_are_rewritten(tmp_path):
+    kinds = gguf.GGMLQuantizationType
+    tensors = {
+        "token_embd.weight": (np.zeros((256, 110), np.uint8), kinds.IQ3_S),
+        "blk.0.attn_q.weight": (np.zeros((64, 82), np.uint8), kinds.IQ2_S),
+        "blk.0.attn_k.weight": (np.zeros((32, 82), np.uint8), kinds.IQ2_S),
+        "blk.0.attn_v.weight": (np.zeros((32, 110), np.uint8), kinds.Q3_K),
+    }
+    path = tiny_gguf.write_gguf(tmp_path / "m.gguf", tiny_gguf.architecture_metadata("llama"), tensors)
+    told = note(GgufFile(path).tensors.values())
+    assert told == "tensors of these types take 4.56 bits a weight in memory, without loss: IQ2_S (2), IQ3_S (1)"
+    assert not note([])

@@ -15,6 +15,9 @@ class Span(NamedTuple):
     length: int
     start: int
     pages: tuple[int, ...]
+    state_from: int = -1  # see contract.runner.Row
+    state_to: int = -1
+    state_saves: tuple[tuple[int, int], ...] = ()
 
 
 class ModelInput(NamedTuple):
@@ -37,6 +40,7 @@ class LayerShape(NamedTuple):
     scale: float
     window: int | None  # a token sees itself and the window - 1 tokens before it; None = all before it
     softcap: float | None = None  # c: scores become c * tanh(score / c)
+    has_sinks: bool = False  # each head has one more score in its softmax, which belongs to no token (arXiv:2309.17453)
 
 
 class AttentionNeeds(NamedTuple):
@@ -54,9 +58,9 @@ class AttentionBackend(Protocol):
     def plan(self, inputs: ModelInput) -> None:
         """Prepares what all layers share. Called once per step, before `forward`."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = None) -> Tensor:
         """Attends: q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim] -> [tokens, heads * head_dim].
 
         The new K/V are stored first; each token then attends to the positions up to its own. layer: the index of the
-        layer.
+        layer. sinks: float32 [heads], for layers that have them.
         """

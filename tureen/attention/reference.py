@@ -90,23 +90,24 @@ class ReferenceAttention:
                 split = _split(_pieces(inputs.spans, sizes.most_queries(kind[1])), kind[1])
                 self._groups[kind] = [self._group(part, kind, sizes, inputs, alone=len(split) == 1) for part in split]
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = None) -> Tensor:
         shape, keys, values = self._layers[layer], self._keys[layer], self._values[layer]
         keys.index_copy_(0, self._kv_slots, k)
         values.index_copy_(0, self._kv_slots, v)
         groups = self._groups[_kind(shape)]
         if len(groups) == 1 and groups[0].tokens is None:
-            return _attend(q, keys, values, groups[0], shape)
+            return _attend(q, keys, values, groups[0], shape, sinks)
         out = q.new_empty(q.shape[0], shape.num_heads * shape.head_dim)
         for group in groups:
             if group.tokens is None:
-                out.copy_(_attend(q, keys, values, group, shape))
+                out.copy_(_attend(q, keys, values, group, shape, sinks))
             else:
-                out.index_copy_(0, group.tokens, _attend(q.index_select(0, group.tokens), keys, values, group, shape))
+                own = q.index_select(0, group.tokens)
+                out.index_copy_(0, group.tokens, _attend(own, keys, values, group, shape, sinks))
         return out
 
     def _tiles(self, layer: LayerShape) -> Tiles:
-        return tiles(layer.num_kv_heads, layer.head_dim, layer.softcap, self._dtype, self._device)
+        return tiles(layer.num_kv_heads, layer.head_dim, layer.softcap, layer.has_sinks, self._dtype, self._device)
 
     def _group(
         self, pieces: list[QueryPiece], kind: tuple[int | None, int], sizes: Tiles, inputs: ModelInput, *, alone: bool
@@ -205,7 +206,9 @@ def _mask(positions: Tensor, first: int, width: int, window: int | None, dtype: 
     return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, float("-inf"))
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, group: QueryGroup, shape: LayerShape) -> Tensor:
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, group: QueryGroup, shape: LayerShape, sinks: Tensor | None
+) -> Tensor:
     """Attends: q [rows * queries, heads, head_dim] -> [rows * queries, heads * head_dim]. Heads that share keys become
     queries."""
     rows, queries, kv_heads = group.mask.shape[0], group.queries, shape.num_kv_heads
@@ -215,7 +218,10 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, group: QueryGroup, shape: L
     q = q.to(dtype).reshape(rows, queries, kv_heads, -1, shape.head_dim)
     q = q.permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, shape.head_dim)
     length = q.shape[2]
-    q = functional.pad(q, (0, 0, 0, group.mask.shape[2] - length))
-    out = scaled_dot_product(q, k, v, group.mask, shape.scale, shape.softcap)[:, :, :length]
+    padding = group.mask.shape[2] - length
+    q = functional.pad(q, (0, 0, 0, padding))
+    if sinks is not None:
+        sinks = functional.pad(sinks.view(kv_heads, -1).repeat_interleave(queries, dim=1), (0, padding))
+    out = scaled_dot_product(q, k, v, group.mask, shape.scale, shape.softcap, sinks)[:, :, :length]
     out = out.reshape(rows, kv_heads, -1, queries, shape.head_dim).permute(0, 3, 1, 2, 4)
     return out.reshape(rows * queries, -1).to(keys.dtype)

@@ -33,7 +33,7 @@ class Tiles(NamedTuple):
     block: int  # beyond those, its multiples
 
     def most_queries(self, heads: int) -> int:
-        """Returns the number of queries that fit into a tile, if so many heads share the keys."""
+        """Returns the number of queries that fit into a tile, where `heads` heads share the keys."""
         return max(1, self.queries[-1] // heads) if self.queries else 1 << 30
 
     def padded_queries(self, number: int) -> int:
@@ -49,27 +49,37 @@ class Tiles(NamedTuple):
         return next((size for size in self.keys if size >= number), -(-number // self.block) * self.block)
 
 
-def tiles(kv_heads: int, head_dim: int, softcap: float | None, dtype: torch.dtype, device: torch.device) -> Tiles:
+def tiles(
+    kv_heads: int, head_dim: int, softcap: float | None, has_sinks: bool, dtype: torch.dtype, device: torch.device
+) -> Tiles:
     """Returns the sizes for this shape, dtype and device; probed once on a CPU."""
     if device.type != "cpu":
         return Tiles((), (), GPU_KEYS)
-    return _probed(kv_heads, head_dim, softcap, dtype, torch.get_num_threads())
+    return _probed(kv_heads, head_dim, softcap, has_sinks, dtype, torch.get_num_threads())
 
 
-def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
+def scaled_dot_product(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None, sinks: Tensor | None = None
+) -> Tensor:
     """Computes scaled dot-product attention, [rows, kv heads, queries, head_dim].
 
     q [rows, kv heads, queries, head_dim]; k, v [rows, kv heads, keys, head_dim]; mask [rows, 1, queries, keys], added
-    to the scores.
+    to the scores; sinks [kv heads, queries]: one more score each, which no value belongs to.
     """
-    if softcap is None:
+    if softcap is None and sinks is None:
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    scores = torch.tanh(q @ k.transpose(2, 3) * (scale / softcap)) * softcap + mask
-    return scores.float().softmax(dim=-1).to(v.dtype) @ v
+    scores = q @ k.transpose(2, 3) * (scale if softcap is None else scale / softcap)
+    scores = (scores if softcap is None else torch.tanh(scores) * softcap) + mask
+    if sinks is None:
+        return scores.float().softmax(dim=-1).to(v.dtype) @ v
+    own = sinks.float()[None, :, :, None].expand(scores.shape[0], -1, -1, 1)
+    return torch.cat((scores.float(), own), dim=-1).softmax(dim=-1)[..., :-1].to(v.dtype) @ v
 
 
 @lru_cache(maxsize=256)
-def _probed(kv_heads: int, head_dim: int, softcap: float | None, dtype: torch.dtype, threads: int) -> Tiles:
+def _probed(
+    kv_heads: int, head_dim: int, softcap: float | None, has_sinks: bool, dtype: torch.dtype, threads: int
+) -> Tiles:
     """Probes the sizes on a CPU. `threads`: the number that torch uses now."""
     with torch.inference_mode():
         generator = torch.Generator().manual_seed(head_dim)
@@ -78,7 +88,7 @@ def _probed(kv_heads: int, head_dim: int, softcap: float | None, dtype: torch.dt
         k, v = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
         order = torch.randperm(PAIRED, generator=generator)
         k, v = (torch.cat(two, 3)[:, :, :, order].flatten(2, 3) for two in ((k, k), (v, -v)))
-        attend = partial(_attend, k=k, v=v, softcap=softcap)
+        attend = partial(_attend, k=k, v=v, softcap=softcap, has_sinks=has_sinks)
         sizes = agreeing_sizes(partial(attend, seen=KEY_BLOCK, width=KEY_BLOCK), queries, SIZES)
 
         def agrees(seen: int, width: int, rows: int = 1) -> bool:
@@ -106,7 +116,15 @@ def _agree(
 
 
 def _attend(
-    queries: Tensor, *, k: Tensor, v: Tensor, softcap: float | None, seen: int, width: int, rows: int = 1
+    queries: Tensor,
+    *,
+    k: Tensor,
+    v: Tensor,
+    softcap: float | None,
+    has_sinks: bool,
+    seen: int,
+    width: int,
+    rows: int = 1,
 ) -> Tensor:
     """Attends with queries [number, kv_heads * head_dim], of which each sees the first `seen` of `width` keys; same
     shape."""
@@ -116,5 +134,6 @@ def _attend(
     k, v = (tensor.expand(rows, -1, -1, -1) for tensor in (k, v))
     mask = torch.zeros(rows, 1, len(queries), width, dtype=queries.dtype)
     mask[..., seen:] = float("-inf")
-    out = scaled_dot_product(q, k, v, mask, head_dim**-0.5, softcap)
+    sinks = torch.zeros(kv_heads, len(queries)) if has_sinks else None
+    out = scaled_dot_product(q, k, v, mask, head_dim**-0.5, softcap, sinks)
     return out[-1].transpose(0, 1).reshape(len(queries), -1)

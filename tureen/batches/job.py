@@ -262,7 +262,7 @@ class Job:
 
     async def _slices(self, *, at_once: bool = False) -> AsyncGenerator[list[tuple[int, bytes]], None]:
         """Yields the numbered lines of the input, many at a time; each time when lines may begin, or `at_once`. All
-        batches together hold so many pieces and one long line. Raises OSError."""
+        batches together hold a limited number of pieces and one long line. Raises OSError."""
         read = partial(self._means.store.contents.read, self.batch.input_file_id)
         lines = LineReader(read, self._means.max_line_bytes)
         while not lines.is_at_end:

@@ -73,7 +73,7 @@ class Store:
     # ---- room
 
     def check_room(self, client: str, num_bytes: int) -> None:
-        """Raises PayloadTooLarge when a client would keep too much with so many more bytes."""
+        """Raises PayloadTooLarge when these bytes would take a client over what it may keep."""
         if self._held[client] + num_bytes > self._max_client_bytes:
             raise PayloadTooLarge(
                 f"this client keeps {self._held[client]} bytes of files, and may keep {self._max_client_bytes}; delete "

@@ -47,7 +47,7 @@ class Turns:
         return sum(len(share.waiting) for share in self._shares.values())
 
     async def take(self, client: str, num_bytes: int = 0) -> None:
-        """Waits for a turn of the client for something of so many bytes."""
+        """Waits for the client's turn to hold `num_bytes` bytes."""
         waiter = WaitingTurn(num_bytes, asyncio.get_running_loop().create_future())
         share = self._shares.setdefault(client, Share(self._num_turns))
         share.waiting.append(waiter)

@@ -110,7 +110,7 @@ def _fit(need: MemoryNeed, remedy: str) -> Lines:
 
 
 def measure(config: Config, seconds: float = SECONDS) -> Speed:
-    """Has a model generate one stream for so many seconds. Raises TureenError."""
+    """Has a model generate one stream for `seconds`. Raises TureenError."""
     quiet = msgspec.structs.replace(config, log_level="error", grammar_backend="none")
     params: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_new_tokens": None}  # to the context's end
     with OfflineEngine(quiet) as engine:

@@ -14,7 +14,7 @@ READ_BYTES = 96 << 20  # about what a token of the default model reads
 READINGS = 3
 PEAK_SECONDS = 0.1
 ONE_CORE = 1.25
-"""Processors that together do less than so many times what one does count as one core."""
+"""Processors that together do less than this many times the work of one count as one core."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ DEFAULT_WORK = Work(
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """The speeds that were measured with so many threads."""
+    """The speeds that were measured with a number of threads."""
 
     threads: int
     read_gb_s: float

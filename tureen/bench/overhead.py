@@ -50,7 +50,7 @@ class TimedFakeRunner(FakeRunner):
 
 
 class EngineOverhead(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of one decode step with so many sequences running: plan, commit and detokenize, without the runner."""
+    """The time of one decode step of `running` sequences: plan, commit and detokenize, without the runner."""
 
     running: int
     step_ms: Spread

@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("text", type=Path)
     parser.add_argument("settings", nargs="+", metavar="NAME=VALUE[,…]", help="of tureen.Engine")
     parser.add_argument("--model-path", default=DEFAULT_MODEL)
-    parser.add_argument("--tokens", type=int, help="the first so many [all]")
+    parser.add_argument("--tokens", type=int, help="how many of the first tokens [all]")
     options = parser.parse_args()
     tokenizer = find_model(Config(model_path=options.model_path)).tokenizer
     token_ids = tokenizer.encode(read_text(options.text, max_bytes=MAX_TEXT_BYTES))[: options.tokens]

@@ -25,7 +25,7 @@ LEAD = 100  # steps in which the first sequences decode and the last prompts are
 
 
 class StepShare(msgspec.Struct, frozen=True, kw_only=True):
-    """The shares of one decode step with so many sequences running."""
+    """The shares of one decode step of a number of sequences."""
 
     running: int
     step_ms: Spread

@@ -105,7 +105,7 @@ class Dice:
         self.first_id, self.last_id = vocab_size // 16, vocab_size - vocab_size // 16 - 1
 
     def token_ids(self, count: int) -> list[int]:
-        """Returns so many random token ids."""
+        """Returns random token ids."""
         return [self.random.randint(self.first_id, self.last_id) for _ in range(count)]
 
     def length(self, median: float, sigma: float, least: int, most: int) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from tureen.cache.pages import PagePool
 from tureen.cache.radix import Namespace, RadixNode, RadixTree
+from tureen.cache.states import SavedStates
 
 
 class PageTable:
@@ -50,10 +51,15 @@ class LowerTier(Protocol):
 class CacheManager:
     """Owns the page pool and the radix tree. A page is free, or held by page tables, by the tree, or by both."""
 
-    def __init__(self, num_pages: int, page_size: int, *, prefix_cache: bool = True) -> None:
+    def __init__(
+        self, num_pages: int, page_size: int, *, prefix_cache: bool = True, states: Iterable[int] | None = None
+    ) -> None:
+        """states: numbers for saved states of layers without attention; None: the model has no such layers."""
         self.page_size = page_size
+        self.has_states = states is not None
+        self.states = SavedStates(states or ())
         self.pool = PagePool(num_pages)
-        self.tree = RadixTree(self.pool, page_size)
+        self.tree = RadixTree(self.pool, page_size, self.states)
         self._prefix_cache = prefix_cache  # False: nothing is published, so nothing is ever found
         self._open: dict[PageTable, None] = {}
         self.tier: LowerTier | None = None  # to which the pages of closed tables are saved
@@ -64,13 +70,35 @@ class CacheManager:
         return len(self.pool.free) + len(self.tree.idle)
 
     def num_pages_for(self, num_tokens: int) -> int:
-        """Returns how many pages hold so many tokens."""
+        """Returns the number of pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def match(self, namespace: Namespace, token_ids: Sequence[int], max_tokens: int) -> list[RadixNode]:
         """Returns the nodes of the longest cached prefix of at most `max_tokens` tokens, whole pages only. Locks
-        nothing."""
-        return self.tree.match(namespace, token_ids, max_tokens // self.page_size)
+        nothing.
+
+        In a model that has layers without attention, a prefix is usable up to its last page with a saved state.
+        """
+        nodes = self.tree.match(namespace, token_ids, max_tokens // self.page_size)
+        while self.has_states and nodes and nodes[-1].state < 0:
+            nodes.pop()
+        return nodes
+
+    def num_known(self, namespace: Namespace, token_ids: Sequence[int], max_tokens: int) -> int:
+        """Returns how many tokens of a prefix have their pages in the tree, with or without a saved state."""
+        return len(self.tree.match(namespace, token_ids, max_tokens // self.page_size)) * self.page_size
+
+    def keep_state(self, table: PageTable, num_tokens: int, number: int) -> RadixNode | None:
+        """Files the saved state after the table's first `num_tokens` tokens under the page that it follows.
+
+        Returns the node that holds it now. Returns None, and gives the number back, if the page is not published or has
+        a state.
+        """
+        index = num_tokens // self.page_size - 1
+        if index >= len(table.nodes) or not self.tree.is_attached(table.nodes[index]):
+            self.states.give_back(number)
+            return None
+        return table.nodes[index] if self.states.hold(table.nodes[index], number) else None
 
     def open(
         self,
@@ -92,6 +120,8 @@ class CacheManager:
         """
         for node in nodes:
             self.tree.lock(node)
+        if self.has_states and nodes:
+            self.states.touch(nodes[-1])
         if self.num_pages_for(num_tokens) - len(nodes) + headroom > self.num_available:
             for node in reversed(nodes):
                 self.tree.unlock(node)
@@ -175,5 +205,6 @@ class CacheManager:
                 holders[page] += 1
             if tuple([node.page for node in table.nodes]) != table.pages[: len(table.nodes)]:
                 wrong.append("a page table does not hold the pages of its nodes")
+        wrong += self.states.check()
         wrong += self.tree.check(holders)  # adds the tree's references
         return wrong + self.pool.check(holders)

@@ -77,7 +77,7 @@ class PromptFile:
         print(text, file=sys.stderr, flush=True)
 
     def run(self, engine: OfflineEngine, concurrency: int) -> int:
-        """Answers what is left, so many lines at a time. Returns the number of those that could not be answered."""
+        """Answers what is left, a number of lines at a time. Returns the number of those that could not be answered."""
         if self._answered:
             self.tell(f"{len(self._answered):,} lines are answered already")
         try:

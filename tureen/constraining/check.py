@@ -42,8 +42,8 @@ REGEX_TIMEOUT_S = 0.2
 CHECK_TIMEOUT_S = 1.0
 START_TIMEOUT_S = 20.0
 MAX_WAIT_S = 2.0  # for the checks of other outputs
-SLOW_KEEP_S = 60.0  # so long a constraint that no judge got done with is not judged again ...
-MAX_SLOW = 64  # ... and so many are remembered
+SLOW_KEEP_S = 60.0  # for this long, a constraint that no judge finished is not judged again
+MAX_SLOW = 64  # such constraints that are remembered
 LIMITS = WorkerLimits(memory_bytes=512 << 20, cpu_s=30, is_sealed=True)
 """The limits of a judge. The limit on its processor time ends a judge that its user has left."""
 

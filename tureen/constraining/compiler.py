@@ -30,6 +30,7 @@ MAX_WAIT_S = 30.0  # in the queue, behind others
 MAX_RUNNING_S = 60.0
 """For how long a compile goes on whose deadline, which counts its own processor time, does not come: the processor is
 busy with others."""
+HALF_A_PAIR = "it holds half of a surrogate pair, which is no text"
 NOT_BEGUN = f"others came first, and this one was not begun in {MAX_WAIT_S:g} s"
 STARVED = f"the processor had too little time for it in {MAX_RUNNING_S:g} s"
 MAX_ATTEMPTS = 2  # a fork server that dies is none of the client's doing, nor is one end from outside
@@ -39,6 +40,8 @@ MAX_SLOW = 4
 PACE_SHARE = 0.3  # that the last compile has in what is told about how long one takes
 WORTH_KEEPING_S = 0.02  # of processor time: what takes longer is kept on disk
 KEEP_S = 60.0  # a failure that may have come of the machine's load
+Opening = Future[tuple[bytes, LazyCompilers]]
+"""The setup of the workers, and the loaders of what they compile."""
 State = Literal["pending", "ready", "failed"]
 
 log = get_logger("grammar")
@@ -80,6 +83,12 @@ class CompilerStats(msgspec.Struct):
     pending: int = 0
     seconds_each: float = 0.0  # from start to end, the last compiles counting most
 
+    def note(self, seconds: float) -> None:
+        """Count a compile that took this long."""
+        self.compiles += 1
+        self.compile_ms += seconds * 1000
+        self.seconds_each += PACE_SHARE * (seconds - self.seconds_each)
+
 
 class CompileJob:
     """A constraint that is being compiled, for all who wait for it: queued, then a task, then loaded."""
@@ -115,7 +124,7 @@ class CompileJob:
 class Compiler:
     """Compiles constraints elsewhere. One thread, the engine's, calls all of it; no call waits.
 
-    It takes nothing until `prepare`, or the first constraint: make_vocabulary is called then.
+    It uses no resources until the first constraint; then a thread calls make_vocabulary.
     """
 
     def __init__(
@@ -143,13 +152,9 @@ class Compiler:
         self._queue: deque[CompileJob] = deque()
         self._loader = DeepExecutor(1, "load-grammar")
         self._stats = CompilerStats()
-        self._loaders: LazyCompilers | None = None
+        self._opening: Opening | None = None
         self._pool: CompilePool | None = None
         self._complaints = RateLimit(count=1, interval_s=10.0)
-
-    def prepare(self) -> None:
-        """Begin what the first constraint would wait for."""
-        self._open_pool()
 
     def share(self, budget: MemoryBudget) -> None:
         """The processes that compile count for this budget, once there are some."""
@@ -180,17 +185,12 @@ class Compiler:
         try:
             job = CompileJob(spec, msgspec.msgpack.encode(spec), self._num_replaced)
         except UnicodeEncodeError:
-            compilation.settle(
-                messages.invalid(spec, GrammarError("it holds half of a surrogate pair, which is no text"))
-            )
+            compilation.settle(messages.invalid(spec, GrammarError(HALF_A_PAIR)))
             return compilation
         job.waiters.append(compilation)
         self._jobs[spec] = job
-        if self._kept is not None and self._kept.has(job.encoded):
-            job.load = self._loader.submit(_load_kept, job, self._kept, self._loaders)
-        else:
-            self._queue.append(job)
-            self._advance_queue()
+        self._load_or_enqueue(job)
+        self._advance_queue()
         return compilation
 
     def poll(self) -> None:
@@ -279,7 +279,7 @@ class Compiler:
             self._loader.submit(self._kept.write, job.encoded, reply)
         self._end_task(job)
         job.source_bytes, job.unenforced = len(reply.source), reply.unenforced
-        job.load = self._loader.submit(_load, self._loaders, reply)
+        job.load = self._loader.submit(_load, self._opening, reply)
 
     def _follow_load(self, job: CompileJob, load: Future[ClosingGrammar | None]) -> None:
         if not load.done():
@@ -308,9 +308,7 @@ class Compiler:
         """`keep_s`: how long it is remembered."""
         now_s = time.monotonic()
         if job.started_s is not None:
-            self._stats.compiles += 1
-            self._stats.compile_ms += (now_s - job.started_s) * 1000
-            self._stats.seconds_each += PACE_SHARE * (now_s - job.started_s - self._stats.seconds_each)
+            self._stats.note(now_s - job.started_s)
         for compilation in job.waiters:
             compilation.settle(result)
         if keep_s > 0:
@@ -328,6 +326,13 @@ class Compiler:
             job.task.end()
         job.task = None
 
+    def _load_or_enqueue(self, job: CompileJob) -> None:
+        """Load the job's grammar from disk if it is kept; otherwise queue the job."""
+        if self._kept is not None and self._kept.has(job.encoded):
+            job.load = self._loader.submit(_load_kept, job, self._kept, self._opening)
+        else:
+            self._queue.append(job)
+
     def _advance_queue(self) -> None:
         """Begin queued compiles as far as there is room for them. What the system has nothing for now waits."""
         try:
@@ -339,19 +344,26 @@ class Compiler:
             if self._complaints.admit() is not None:
                 log.error("a constraint cannot be compiled now: %s", error)
 
-    def _open_pool(self) -> CompilePool:
-        """The one that there is, or a new one."""
+    def _open_pool(self) -> CompilePool | None:
+        """Return the pool; None while a thread prepares what the first constraint needs."""
         if self._pool is None:
-            vocabulary = self._make_vocabulary()
-            setup = msgspec.msgpack.encode(messages.CompilerSetup(self._backend_name, vocabulary))
-            # nobody waits for it before the first load
-            self._loaders = LazyCompilers(self._backend_name, vocabulary, self._encode)
-            self._loader.submit(self._loaders.get, has_specials=False)
-            if self._kept is not None:
-                self._loader.submit(self._kept.open, self._backend_name, vocabulary)
+            if self._opening is None:
+                parts = (self._backend_name, self._make_vocabulary, self._encode, self._kept)
+                self._opening = self._loader.submit(_prepare, *parts)
+            if not self._opening.done():
+                return None
+            if (error := self._opening.exception()) is not None:
+                self._opening = None  # the next constraint tries again
+                for job in list(self._queue):
+                    self._fail(job, messages.broken(job.spec, error))
+                return None
+            setup, loaders = self._opening.result()
             self._pool = CompilePool(setup, self._max_parallel + MAX_SLOW)
+            self._loader.submit(loaders.get, has_specials=False)  # while the workers start
             if self._budget is not None:
                 self._pool.supervisor.share(self._budget)
+            for job in [self._queue.popleft() for _ in range(len(self._queue))]:  # the kept grammars are listed now
+                self._load_or_enqueue(job)
         return self._pool
 
     def _has_room(self) -> bool:
@@ -370,19 +382,31 @@ def _timeout(spec: GrammarSpec, timeout_s: float) -> Failure:
     )
 
 
-def _load(loaders: LazyCompilers | None, reply: CompileReply) -> ClosingGrammar:
-    assert loaders is not None
-    return loaders.get(has_specials=reply.has_specials).load(reply)
+def _prepare(
+    backend: str, make_vocabulary: Callable[[], Vocabulary], encode: Encode, kept: KeptGrammars | None
+) -> tuple[bytes, LazyCompilers]:
+    """Builds the vocabulary, a third of a second for 150,000 tokens, and what depends on it."""
+    vocabulary = make_vocabulary()
+    setup = msgspec.msgpack.encode(messages.CompilerSetup(backend, vocabulary))
+    loaders = LazyCompilers(backend, vocabulary, encode)
+    if kept is not None:
+        kept.list_files(backend, vocabulary)  # last, because a listed grammar is loaded without asking again
+    return setup, loaders
 
 
-def _load_kept(job: CompileJob, kept: KeptGrammars, loaders: LazyCompilers | None) -> ClosingGrammar | None:
-    """Loads what is kept; None where it is not there after all."""
+def _load(opening: Opening | None, reply: CompileReply) -> ClosingGrammar:
+    assert opening is not None
+    return opening.result()[1].get(has_specials=reply.has_specials).load(reply)
+
+
+def _load_kept(job: CompileJob, kept: KeptGrammars, opening: Opening | None) -> ClosingGrammar | None:
+    """Loads a kept grammar; returns None if its file is missing or damaged."""
     reply = kept.read(job.encoded)
     if reply is None:
         return None
     job.source_bytes, job.unenforced = len(reply.source), reply.unenforced
     try:
-        return _load(loaders, reply)
+        return _load(opening, reply)
     except (GrammarError, RuntimeError, ValueError):  # compiled anew, it says what is wrong
         return None
 

@@ -34,15 +34,15 @@ log = get_logger("grammar")
 
 
 class KeptGrammars:
-    """The files of a folder. `open` comes first; until then, and where the folder cannot be used, there are none."""
+    """The files of a folder: none until `list_files`, or where the folder cannot be used."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._origin = b""
         self._names: set[str] = set()
 
-    def open(self, backend: str, vocabulary: Vocabulary) -> None:
-        """Lists what is there."""
+    def list_files(self, backend: str, vocabulary: Vocabulary) -> None:
+        """Reads the names of the files that are there, for this backend and vocabulary."""
         self._origin = _origin(backend, vocabulary)
         with contextlib.suppress(OSError):  # there is no folder yet
             self._names = {path.stem for path in self._folder.iterdir() if path.suffix == SUFFIX}
@@ -123,7 +123,7 @@ def _origin(backend: str, vocabulary: Vocabulary) -> bytes:
     """Returns a digest of what a grammar depends on beside its constraint: the code that compiles it, the library, the
     vocabulary."""
     metadata = importlib.import_module("importlib.metadata")  # no start needs it
-    digest = hashlib.sha256(metadata.version("tureen").encode())
+    digest = hashlib.sha256(tureen.__version__.encode())
     for path in sorted(Path(str(tureen.grammar.__file__)).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     for module in BACKENDS[backend].needs if backend in BACKENDS else ():

@@ -31,7 +31,7 @@ class MaskThread:
         self._executor = DeepExecutor(1, "masks")  # starts its thread with the first step that needs it
 
     def start(self, fills: Mapping[int, Fill], num_masks: Mapping[int, int]) -> PendingMasks:
-        """Begin to fill the masks of these slots: so many of each."""
+        """Begin to fill the masks of these slots, a number for each."""
         masks = {slot: (self._masks[slot], *self._more(num_masks[slot] - 1)) for slot in fills}
         try:
             return PendingMasks(masks, self._executor.submit(_fill, masks, fills))

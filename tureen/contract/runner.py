@@ -44,7 +44,10 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     score_targets: tuple[int, ...] = ()  # known tokens that follow token_ids[score_from], …: their logprobs are asked
     embeds: bytes = b""  # float32 [k, hidden_size]: the embeddings of those k of token_ids that are NO_TOKEN, in order
     hidden_from: int | None = None  # index into token_ids of the first position whose hidden state is asked for
-    num_drafts: int = 0  # so many of token_ids, at their end, are guesses of what will be drawn
+    num_drafts: int = 0  # of token_ids, the last ones, which guess what will be drawn
+    state_from: int = -1  # number of the state before the first token; -1: zeros, or the model has no states
+    state_to: int = -1  # number of the state after the last token, another than state_from
+    state_saves: tuple[tuple[int, int], ...] = ()  # (n, number): the state after the first n tokens is saved there
 
     @property
     def num_known(self) -> int:
@@ -132,6 +135,7 @@ class Capacity(msgspec.Struct, frozen=True):
     context_len: int
     hidden_size: int = 1
     kv_bytes_per_token: int = 0
+    num_states: int = 0  # of sequences in layers without attention; ids 0 .. num_states - 1
 
 
 class PageMemory(Protocol):

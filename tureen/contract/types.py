@@ -15,11 +15,12 @@ HiddenStates = Literal["none", "last", "all", "pooled"]
 """The positions whose last layer's output is returned, after the final norm; pooled = one vector of the whole prompt:
 their mean, or what an embedding model makes of them."""
 
-Pooling = Literal["mean", "cls"]
-"""How an embedding model makes one vector of the tokens' vectors: their mean, or the first token's."""
+ModelKind = Literal["generator", "embedder", "classifier"]
+"""The purpose of a model, which decides the routes that answer: it writes text, makes embeddings, or scores texts and
+pairs of texts."""
 
-DecoderPooling = Literal["mean", "last"]
-"""How a model that writes text makes one vector of the tokens' vectors."""
+Pooling = Literal["mean", "cls", "last"]
+"""How an embedding model makes one vector of the tokens' vectors: their mean, the first token's, or the last's."""
 
 RopeFactors = Literal["short", "long"]
 """The list of factors of LongRoPE that a server uses."""
@@ -28,6 +29,9 @@ PauseMode = Literal["abort", "retract", "in_place"]
 
 EngineRole = Literal["prefill", "decode", "both"]
 """The work of one engine of several: it computes long prompts, whose pages others read; it answers; or both."""
+
+ScoreActivation = Literal["identity", "sigmoid", "softmax"]
+"""The function that turns a classifier's logits into the numbers of an answer."""
 
 NO_TOKEN = -1
 """Stands in a prompt's token ids in place of a token that the client gave as an embedding."""
@@ -97,6 +101,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     client_weight: float = 1.0  # ... in proportion to these
     adapter: str = ""  # name or path of one that is loaded
     embeds: bytes = b""  # prompt embeddings, float32 [num_prompt, hidden_size]; token_ids are then all NO_TOKEN
+    second_start: int = 0  # of a pair of texts: the first position that is of the second token type; 0 = no pair
     media: tuple[MediaItem, ...] = ()  # where they stand, token_ids has a number below NO_TOKEN made of their digest
     hidden_states: HiddenStates = "none"
     explain: bool = False
@@ -284,6 +289,23 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
     num_poison: int = 0  # requests that were ended because engines died of them
 
 
+class Classifier(msgspec.Struct, frozen=True):
+    """The labels of a model that scores texts, and how its logits become scores. A cross-encoder has one label."""
+
+    labels: tuple[str, ...]
+    pair_activation: ScoreActivation = "sigmoid"  # of the score of a pair
+    label_activation: ScoreActivation = "softmax"  # of the probabilities of labels
+
+
+class Judge(msgspec.Struct, frozen=True):
+    """How a model judges if a document suits a query: the token ids of its answers, and the text around the two."""
+
+    yes: int
+    no: int
+    before: str
+    after: str
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about the engine that the front needs, known once it is ready."""
 
@@ -311,13 +333,24 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     which is no top_k."""
 
     pooling: Pooling | None = None  # the model makes embeddings in this way and generates nothing
-    decoder_pooling: DecoderPooling = "last"  # of a model that generates: how it makes embeddings unless a request says
+    prompts: dict[str, str] = {}  # texts before those that are embedded, by the names that the model's files give them
+    default_prompt: str | None = None  # the name of the prompt of a text for which the client names none
+    similarity: Literal["cosine", "dot"] = "cosine"  # of two embeddings
+    classifier: Classifier | None = None  # the model scores texts and generates nothing
+    judge: Judge | None = None  # of a model that generates: it was trained to judge documents
     rope_factors: RopeFactors | None = None  # None: the model has no LongRoPE
     embedding_sizes: tuple[int, ...] = ()  # to which an embedding may be cut
     files: tuple[tuple[str, int, int], ...] = ()  # that the weights came from: name, bytes, time of the last change
     weights: str = ""  # digest of their files, where durable sessions are kept
     kv_identity: str = ""  # digest of all that KV pages depend on, where they are kept on a disk
     kv_folder: str = ""  # tells the folder in which they are kept from others
+
+    @property
+    def kind(self) -> ModelKind:
+        """The purpose of the model."""
+        if self.classifier is not None:
+            return "classifier"
+        return "generator" if self.pooling is None else "embedder"
 
 
 # What the front sends to the engine's loop ...

@@ -99,7 +99,7 @@ async def _generate_one(state: ServerState) -> None:
     if state.room.num_free < 1:
         raise state.room.refusal("so no token was generated")
     info = state.context.info
-    is_generating = info.pooling is None
+    is_generating = info.kind == "generator"
     sampling = Sampling(SamplingParams(max_new_tokens=int(is_generating), temperature=0.0), {}, Names())
     options = Options(hidden_states="none" if is_generating else states_for(None, info))
     prompt = Prompt([info.bos_token_id or 0])
@@ -212,7 +212,7 @@ def model_facts(state: ServerState) -> dict[str, Any]:
         "model_path": info.model_path,
         "served_model_name": info.model_name,
         "tokenizer_path": config.tokenizer_path or info.model_path,
-        "is_generation": info.pooling is None,
+        "is_generation": info.kind == "generator",
         "weight_version": config.weight_version,
         "model_type": info.model_type,
         "architectures": [info.architecture],

@@ -152,7 +152,7 @@ def _calls(text: str, form: ToolFormat, tools: tuple[Tool, ...]) -> dict[str, An
 
 
 def _separated(text: str, form: ReasoningFormat) -> dict[str, str]:
-    parser = ReasoningParser(form)
+    parser = tool_formats.PARSERS[form.calls].parser(()) if form.calls else ReasoningParser(form)
     parts = parser.feed(text) + parser.close()
     return {"reasoning_text": _joined(parts, Reasoning), "text": _joined(parts, Content)}
 

@@ -25,7 +25,7 @@ class ProfileBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = ""
     num_steps: Annotated[
         NumSteps | None,
-        Meta(description=f"End after so many steps. Default: at /stop_profile, or after {MAX_STEPS}."),
+        Meta(description=f"End after this many steps. Default: at /stop_profile, or after {MAX_STEPS}."),
     ] = None
     activities: Annotated[
         Annotated[list[Activity], Meta(min_length=1, max_length=16)] | None,

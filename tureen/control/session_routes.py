@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 import msgspec
@@ -69,6 +70,7 @@ class SessionCalls:
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
+        self._saving = asyncio.Lock()  # one save must not answer for another, which may fail
 
     @property
     def _sessions(self) -> Sessions:
@@ -99,15 +101,16 @@ class SessionCalls:
         body = convert(await _read(request, SaveBody, "session_id"), SaveBody)
         keeper = self._keeper("session_id")
         owner = client_name(request)
-        session = self._sessions.find(owner, body.session_id)
-        was_durable, timeout_s = session.keeper is not None, session.timeout_s
-        save(self._sessions, body.session_id, keeper, owner=owner, timeout_s=body.timeout)
-        try:
-            await self._sessions.saved(session)
-        except TureenError:
-            if not was_durable:
-                unsave(self._sessions, session, timeout_s)
-            raise
+        async with self._saving:
+            session = self._sessions.find(owner, body.session_id)
+            was_durable, timeout_s = session.keeper is not None, session.timeout_s
+            save(self._sessions, body.session_id, keeper, owner=owner, timeout_s=body.timeout)
+            try:
+                await self._sessions.saved(session)
+            except TureenError:
+                if not was_durable:
+                    unsave(self._sessions, session, timeout_s)
+                raise
         return Response()
 
     async def fork(self, request: Request) -> Response:

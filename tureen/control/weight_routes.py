@@ -16,7 +16,7 @@ from tureen import __version__
 from tureen.config import cache_dir
 from tureen.contract.params import INT64_MAX, JsonObject
 from tureen.devices.cpu import trim
-from tureen.errors import InvalidRequest, NotFound, StartupError, echo
+from tureen.errors import InvalidRequest, NotFound, StartupError, TureenError, echo
 from tureen.fetching.names import WHAT_IS_TAKEN
 from tureen.http.dialect import Docs, Entry, read_body, unless_gone
 from tureen.log import get_logger
@@ -115,8 +115,10 @@ def _weight_routes(state: ServerState) -> list[Entry]:
     async def update(request: Request) -> Response:
         body = await read_body(request, UpdateBody)
         _refuse(body, state)
-        if state.context.info.pooling is not None:
-            raise NotFound("a model that makes embeddings keeps its weights; start the server again with the others")
+        if state.context.info.kind != "generator":
+            raise NotFound(
+                "a model that makes embeddings or scores keeps its weights; start the server again with the others"
+            )
         source = await asyncio.to_thread(_find, body.model_path, state)
         change = _roll if body.rolling else _update
         num_paused = await unless_gone(request, change(source, body, state, turn))
@@ -248,10 +250,23 @@ async def _update(source: ModelSource, body: UpdateBody, state: ServerState, tur
         await held.enter_async_context(turn)
         if body.abort_all_requests:
             _abort_all(state)
-        held.push_async_callback(state.client.call, "let_go")
+        held.push_async_callback(_let_go, state)
         while await state.client.call("hold"):
             await asyncio.sleep(POLL_S)
-        return await asyncio.shield(_install(source, body, state, held.pop_all()))
+        installing = asyncio.ensure_future(_install(source, body, state, held.pop_all()))
+        installing.add_done_callback(_note_failure)
+        return await asyncio.shield(installing)
+
+
+async def _let_go(state: ServerState) -> None:
+    with contextlib.suppress(TureenError):  # an engine that has ended holds nothing
+        await state.client.call("let_go")
+
+
+def _note_failure(installing: asyncio.Future[object]) -> None:
+    """Log why an update failed: its client may have left."""
+    if not installing.cancelled() and (error := installing.exception()) is not None:
+        log.info("the weights were not updated: %s", error)
 
 
 async def _install(

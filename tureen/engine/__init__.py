@@ -3,5 +3,5 @@
 It plans with integers, and knows no tensors, sockets, processes or event loops.
 
 Imports: cache, constraining, contract, errors, grammar, log, sampling, sandbox, text; msgspec, numpy.
-Imported by: bench, build, front, replicas, serving, tiers.
+Imported by: bench, build, replicas, serving, tiers.
 """

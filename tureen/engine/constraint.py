@@ -38,7 +38,7 @@ class Constraint:
         unenforced: tuple[Unenforced, ...] = (),
     ) -> None:
         """`field`: the client's name of the constraint. `place`: what brings the output to an end in time. `reserve`:
-        so many tokens more than it counts an end may take. `unenforced`: what the constraint says and the grammar does
+        tokens that an end may take beyond those it counts. `unenforced`: what the constraint says and the grammar does
         not keep."""
         self.unenforced = unenforced
         self._reserve = reserve
@@ -70,7 +70,7 @@ class Constraint:
         return self._place is not None
 
     def fill_mask(self, mask: Mask, left: int) -> Nearness:
-        """Writes which tokens may come next, where so many may come. Raises GrammarError."""
+        """Writes which tokens may come next, where `left` may come. Raises GrammarError."""
         self._grammar.fill_mask(mask)
         nearness = AWAY if self._place is None else self._restrict(self._place, mask, left)
         if self._avoids_end and self._grammar.is_accepting:

@@ -24,7 +24,7 @@ from tureen.text.detokenizer import Detokenizer
 from tureen.text.tokenizer import Tokenizer
 
 DONE = FinishReason(type="length", length=0)
-NO_TEXT = "this model makes embeddings and generates no text; use /v1/embeddings, /v1/rerank or /encode"
+NO_TEXT = "this model makes embeddings or scores and generates no text; use /v1/embeddings or /v1/rerank"
 
 MAX_FAILED = 8
 """Number of texts in a row whose computation may fail. After that the device is at fault, and the engine ends."""
@@ -33,10 +33,10 @@ log = get_logger("engine")
 
 
 class Embedder(Protocol):
-    """A model that makes one vector of a text."""
+    """A model that makes one vector of a text, or of a pair of texts."""
 
-    def embed(self, token_ids: Many[int]) -> bytes:
-        """Returns the embedding of a text, float32 [hidden_size] as bytes. Raises RequestFailed."""
+    def embed(self, token_ids: Many[int], second_start: int) -> bytes:
+        """Returns the vector, float32 as bytes. second_start: as in GenerateRequest. Raises RequestFailed."""
 
 
 class EmbeddingEngine:
@@ -85,7 +85,7 @@ class EmbeddingEngine:
 
     def add(self, request: GenerateRequest) -> None:
         """Queues a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
-        if request.hidden_states != "pooled" or request.max_new_tokens:
+        if request.hidden_states not in ("pooled", "last") or request.max_new_tokens:
             raise InvalidRequest(NO_TEXT, code="not_a_generation_model")
         if request.embeds:
             raise InvalidRequest("input_embeds: this model takes text or token ids", field="input_embeds")
@@ -168,7 +168,7 @@ class EmbeddingEngine:
 
     def _compute(self, request: GenerateRequest) -> None:
         try:
-            vector = self._embedder.embed(request.token_ids)
+            vector = self._embedder.embed(request.token_ids, request.second_start)
         except TureenError as error:
             self._end(request, finish.failed(error))
         except Exception:  # this request fails, the others go on

@@ -35,6 +35,7 @@ from tureen.engine.queue import (
 from tureen.engine.rows import RowRunner
 from tureen.engine.scheduler import Scheduler
 from tureen.engine.sequence import Sequence
+from tureen.engine.states import make_cache
 from tureen.errors import InvalidRequest, NotFound, TureenError, Unavailable, echo
 from tureen.log import get_logger
 from tureen.text.detokenizer import Detokenizer
@@ -98,7 +99,7 @@ class Engine:
         compiler: Compiler | None = None,
     ) -> None:
         capacity = runner.capacity()
-        self.cache = CacheManager(capacity.num_pages, capacity.page_size, prefix_cache=prefix_cache)
+        self.cache = make_cache(capacity, prefix_cache=prefix_cache)
         rank = priority_first if schedule.by_priority else first_come
         longest = LongestPrefixFirst(partial(_cached_len, self.cache))
         order = {"fcfs": QueueOrder(), "lpm": longest, "fair": LeastServedFirst(rank)}[schedule.policy]
@@ -129,8 +130,7 @@ class Engine:
 
     @property
     def is_preparing(self) -> bool:
-        """Says whether requests wait for a grammar, for a client's code, for a replay or for pages; then `prepare` must
-        be called often."""
+        """Returns whether requests wait for a grammar, client code, a replay or pages; then call `prepare` often."""
         return any(self.preparing.busy)
 
     @property
@@ -220,7 +220,6 @@ class Engine:
         """Runs a control operation: the method named `op`. Raises NotFound for an unknown one."""
         operations: dict[str, Callable[..., object]] = {
             "stats": self.stats,
-            "prepare_grammars": self.preparing.grammars.prepare,
             "load_adapter": self.adapters.load,
             "unload_adapter": self.adapters.unload,
             **self.control.operations,
@@ -262,8 +261,7 @@ class Engine:
                 self._ended.append(self._end(sequence, finish.row_failed(error)))
 
     def _take_over(self, sequence: Sequence, row: Row, result: RowOutput) -> OutputDelta | None:
-        """Applies a row's result to its sequence. Returns what its client gets. Raises InvalidRequest,
-        RequestFailed."""
+        """Applies a row's result to its sequence; returns its client's delta. Raises InvalidRequest, RequestFailed."""
         can_only_end = result.error == NOTHING_TO_DRAW and sequence.is_accepted
         if result.error is not None and not can_only_end:
             return self._drop(sequence, output.explained(sequence, result.error))
@@ -276,6 +274,8 @@ class Engine:
         elif sequence.request.max_new_tokens == 0 and sequence.num_computed == sequence.num_tokens:
             sequence.ended = finish.reached(sequence, context_len=self._limits.context_len)
         self.cache.publish(sequence.table, sequence.token_ids, sequence.num_computed)
+        if self.scheduler.states is not None:
+            self.scheduler.states.computed(sequence, row)
         if sequence.ended is not None and not sequence.needs_run:
             end = self._end(sequence, sequence.ended)
             return self.preparing.saved_first(end) if sequence.request.awaits_saving else end
@@ -340,7 +340,7 @@ def _cached_len(cache: CacheManager, sequence: Sequence) -> int:
 
 
 def _check_room(num_waiting: int, limit: int) -> None:
-    """Raises Unavailable when so many wait."""
+    """Raises Unavailable when the queue is full."""
     if num_waiting >= limit:
         raise Unavailable(
             f"{limit} requests are waiting already; try again later, or start the server with a larger "

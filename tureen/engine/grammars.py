@@ -50,11 +50,6 @@ class Grammars:
         if self._compiler is not None:
             self._compiler.share(budget)
 
-    def prepare(self) -> None:
-        """Begins what the first constraint would otherwise wait for: the start of the compile workers."""
-        if self._compiler is not None:
-            self._compiler.prepare()
-
     def remove(self, sequence: Sequence) -> None:
         """Takes out a sequence that waits here and has ended."""
         compilation = self.waiting.pop(sequence)

@@ -53,16 +53,16 @@ class QueueOrder:
         return waiting
 
     def joined(self, sequence: Sequence, waiting: Many[Sequence]) -> None:
-        """Hears that a sequence begins to wait beside `waiting`."""
+        """Called when a sequence joins those in `waiting`."""
 
     def admitted(self, sequence: Sequence) -> None:
-        """Hears that a sequence runs for the first time."""
+        """Called when a sequence runs for the first time."""
 
     def held_up(self, sequence: Sequence, seconds: float) -> None:
-        """Hears that code of the sequence's client made others wait for so many seconds."""
+        """Called with the seconds that code of the sequence's client kept others waiting."""
 
     def generated(self, sequence: Sequence, num_tokens: int) -> None:
-        """Hears that so many more tokens of a sequence's output are sent."""
+        """Called when a sequence has sent more tokens of its output."""
 
 
 class LongestPrefixFirst(QueueOrder):

@@ -10,7 +10,7 @@ from tureen.engine.sequence import Sequence
 from tureen.errors import RequestFailed, TureenError
 
 TOKENS_AT_ONCE = 256
-"""Most tokens that are replayed between two steps: so many hold up other requests for no longer than a step does."""
+"""Most tokens that are replayed between two steps: these hold up other requests for no longer than a step does."""
 
 
 class Replays:

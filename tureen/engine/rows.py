@@ -64,7 +64,9 @@ class RowRunner:
         if table is None:
             return True
         try:
-            row = Row(slot=0, token_ids=(0,), start=0, pages=table.pages, sample=False)
+            capacity = self._runner.capacity()
+            state = 2 * capacity.max_rows if capacity.num_states else -1  # belongs to no sequence
+            row = Row(slot=0, token_ids=(0,), start=0, pages=table.pages, sample=False, state_to=state)
             self._runner.submit(Batch((row,))).result()
         except Exception:
             log.exception("the runner fails on everything")

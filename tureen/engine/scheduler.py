@@ -11,6 +11,7 @@ from tureen.cache.radix import RadixNode
 from tureen.contract.runner import Row, SlotState
 from tureen.engine.queue import WaitingQueue
 from tureen.engine.sequence import Sequence
+from tureen.engine.states import StateKeeper
 from tureen.errors import TureenError
 
 RESUME_HEADROOM = 64
@@ -18,7 +19,7 @@ RESUME_HEADROOM = 64
 
 
 Drafter = Callable[[Sequence, int], tuple[int, ...]]
-"""A function that guesses the next tokens of a sequence, at most so many. Guesses change no output, only the speed."""
+"""A function that guesses the next tokens of a sequence, up to a number. Guesses change no output, only the speed."""
 
 
 class StepPlan(NamedTuple):
@@ -40,7 +41,13 @@ class Scheduler:
     """
 
     def __init__(
-        self, cache: CacheManager, queue: WaitingQueue, *, max_rows: int, token_budget: int, by_priority: bool
+        self,
+        cache: CacheManager,
+        queue: WaitingQueue,
+        *,
+        max_rows: int,
+        token_budget: int,
+        by_priority: bool,
     ) -> None:
         self.queue = queue
         self.running: list[Sequence] = []
@@ -54,6 +61,7 @@ class Scheduler:
         self._free_slots = list(range(max_rows - 1, -1, -1))
         self._token_budget = token_budget
         self._by_priority = by_priority
+        self.states = StateKeeper(cache) if cache.has_states else None
 
     @property
     def num_free_slots(self) -> int:
@@ -76,7 +84,7 @@ class Scheduler:
         self._fill(plan, when_idle=False)
         if not plan.rows:
             self._fill(plan, when_idle=True)
-        if self.drafter is not None:
+        if self.drafter is not None and self.states is None:
             self._guess(plan, self.drafter)
         return plan
 
@@ -95,8 +103,9 @@ class Scheduler:
             num_tokens = min(budget, sequence.num_needed - sequence.num_computed)
             end = sequence.num_computed + num_tokens
             if end <= sequence.table.room or self._make_room(sequence, end):
+                row = sequence.row(num_tokens)
                 plan.sequences.append(sequence)
-                plan.rows.append(sequence.row(num_tokens))
+                plan.rows.append(row if self.states is None else self.states.with_states(sequence, row))
                 budget -= num_tokens
         if self.queue.waiting and budget and all(sequence.table is not None for sequence in running):
             self._admit(plan, budget, when_idle=when_idle)
@@ -141,6 +150,8 @@ class Scheduler:
 
     def _stop_running(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
         assert sequence.table is not None
+        if self.states is not None:
+            self.states.end(sequence)
         self.cache.close(sequence.table, distrust_from=distrust_from)
         self._free_slots.append(sequence.slot)
         self.running.remove(sequence)
@@ -169,7 +180,8 @@ class Scheduler:
             self._start_running(sequence, table)
             num_tokens = min(budget, sequence.num_needed - sequence.num_computed)
             plan.sequences.append(sequence)
-            plan.rows.append(sequence.row(num_tokens))
+            row = sequence.row(num_tokens)
+            plan.rows.append(row if self.states is None else self.states.with_states(sequence, row))
             plan.new_slots.append(sequence.slot_state())
             budget -= num_tokens
 
@@ -218,7 +230,7 @@ class Scheduler:
         """Returns a running sequence's table that is about to get the very next page this one needs, and how many pages
         they share, at most `last`."""
         size, index = self.cache.page_size, len(nodes)
-        if index >= last:
+        if index >= last or self.cache.has_states:  # it could not use pages without a saved state
             return None
         tail = nodes[-1] if nodes else None
         page = sequence.token_ids[index * size : (index + 1) * size]
@@ -238,6 +250,8 @@ class Scheduler:
         self.queue.remove(sequence)
         sequence.table = table
         sequence.slot = self._free_slots.pop()
+        if self.states is not None:
+            self.states.begin(sequence)
         sequence.num_computed = table.num_matched * self.cache.page_size
         if not sequence.has_begun:
             sequence.has_begun = True

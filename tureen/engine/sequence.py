@@ -72,7 +72,7 @@ class Sequence:
         self.num_cached = request.resumed_cached  # prompt tokens found in the prefix cache when it first ran
         self.slot = -1
         self.table: PageTable | None = None
-        self.leader: tuple[PageTable, int] | None = None  # waits until this table has published so many pages
+        self.leader: tuple[PageTable, int] | None = None  # waits until this table has published this number of pages
         self.constraint: Constraint | None = None  # there once its grammar is compiled
         self.ended: FinishReason | None = None  # the output is complete, but maybe not all of it is computed
         self.sent = SentOutput(len(request.resumed))

@@ -30,7 +30,7 @@ class RequestTimes:
         self._step_ns = time.time_ns()
 
     def end_step(self, num_tokens: int, *, has_drawn: bool) -> None:
-        """Notes that the step computed so many tokens of the request."""
+        """Notes how many tokens of the request the step computed."""
         ended_ns = time.time_ns()
         self._num_steps += 1
         if has_drawn and not self._drawn_ns:

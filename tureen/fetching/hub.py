@@ -11,13 +11,14 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from tureen.errors import StartupError, echo
 from tureen.fetching import ggufs
-from tureen.fetching.download import BUSY, HttpFault, RemoteFile, Unreachable, disk_fault, fetch, read_url
+from tureen.fetching.download import BUSY, HttpFault, RemoteFile, Unreachable, disk_fault, fetch, open_url, read_url
 from tureen.fetching.locks import locked
 from tureen.files import read_regular
 from tureen.log import BYTES, Progress
@@ -29,6 +30,8 @@ TAKEN: Final = re.compile(r"[^/]+\.(safetensors|json|jinja)|tokenizer\.model|\d+
 PICKLES: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 DIGEST: Final = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 COMMIT: Final = re.compile("[0-9a-f]{40}")
+HEAD_BYTES: Final = 16 << 20
+"""Bytes that hold the metadata of a GGUF file. The largest vocabularies take some 12 MiB."""
 TRUE: Final = ("1", "on", "yes", "true")
 
 
@@ -135,6 +138,40 @@ def pull(repository: Repository, root: Path, progress: Progress) -> Path:
     if path is None:
         raise StartupError(f"model {repository.text}: the repository has no whole model; name another, or a file of it")
     return path
+
+
+def preview(repository: Repository, folder: Path) -> tuple[Path, int]:
+    """Makes stand-ins of a model's files that hold no weights: config.json, or GGUF files with nothing but their head.
+
+    Returns the model's folder or GGUF file, and the number of bytes that `pull` would fetch. Raises StartupError.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in TRUE:
+        raise _unreachable(repository, "HF_HUB_OFFLINE forbids to ask the hub")
+    try:
+        commit, listed = _listing(repository)
+        names = _chosen(repository, listed)
+        remotes = {name: _remote(repository, commit, name, listed[name]) for name in names}
+        for name, remote in remotes.items():
+            if name.endswith(".gguf") or name == "config.json":
+                _write_head(remote, folder / Path(name).name)
+    except (HttpFault, Unreachable) as fault:
+        raise _refused(repository, fault) from None
+    except StartupError as error:
+        raise _named(repository, error) from None
+    first = folder / Path(names[0]).name
+    total = sum(remote.size or 0 for remote in remotes.values())
+    return first if first.suffix == ".gguf" else folder, total
+
+
+def _write_head(remote: RemoteFile, place: Path) -> None:
+    """Fetches the beginning of a file; the rest of the stand-in is a hole. Raises HttpFault, Unreachable."""
+    headers = {**remote.headers, "Range": f"bytes=0-{HEAD_BYTES - 1}"}
+    with open_url(remote.url, headers) as answer, place.open("wb") as file:
+        try:
+            file.write(answer.read(HEAD_BYTES))
+        except (OSError, HTTPException) as error:
+            raise Unreachable(str(error)) from None
+        file.truncate(remote.size)
 
 
 def _named(repository: Repository, error: StartupError) -> StartupError:

@@ -80,6 +80,16 @@ def find_here(reference: Reference, config: Config) -> Path | None:
     return folder if (folder / "config.json").is_file() else None
 
 
+def preview(reference: Reference, config: Config, folder: Path) -> tuple[Path, int] | None:
+    """Returns stand-ins of a model on the hub, see `hub.preview`; None for a model from elsewhere. Raises
+    StartupError."""
+    if reference.kind != "hub":
+        return None
+    from tureen.fetching import hub  # noqa: PLC0415
+
+    return hub.preview(_repository(reference, config), folder)
+
+
 def hub_root(config: Config) -> Path:
     """Returns the folder for models of the hub: that of its own library where somebody named it, else one of ours."""
     from tureen.fetching import hub  # noqa: PLC0415

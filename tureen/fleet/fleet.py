@@ -14,6 +14,9 @@ from tureen.fleet.pauses import Pauses
 from tureen.fleet.register import Register, Starter
 from tureen.fleet.room import GIB, Room
 from tureen.log import get_logger
+from tureen.requests.preparing import probe_when_idle
+from tureen.requests.queue_shares import runs_to_displace
+from tureen.requests.quotas import current_work
 from tureen.requests.state import DRAIN_RETRY_S, ServerState
 
 log = get_logger("fleet")
@@ -75,17 +78,20 @@ class Fleet:
         self.room.hear_leaving(member)
 
     def _check(self, member: Member, now_s: float) -> None:
-        """Raises Unavailable when nobody may wait for this model now."""
+        """Raises Unavailable when this client may not wait for the model now. Clients share the places."""
         if self._is_draining:
             raise _draining()
         if now_s < member.loads.retry_s:
             raise _failed(member, now_s)
-        if len(member.waiters) >= member.config.max_queued_requests:
-            raise Unavailable(
-                f"{len(member.waiters)} requests wait until the model {member.name} is loaded; try again later",
-                code="queue_full",
-                retry_after_s=max(1, math.ceil(member.loads.seconds)),
-            )
+        num_free = member.config.max_queued_requests - len(member.waiters)
+        if num_free > 0:
+            return
+        displaced = runs_to_displace(member.waiters, current_work().account, 1, num_free)
+        if displaced is None:
+            raise _full(member)
+        for waiter in displaced:
+            waiter.refuse(_full(member))
+            del member.waiters[waiter]
 
     # ---- loading
 
@@ -135,6 +141,7 @@ class Fleet:
         try:
             if member.client is None:
                 await self._starter.launch(member)
+                self._probe(member)
             else:
                 await member.client.suspension.resume(member.loads.note_phase)
             await self._pauses.catch_up(member)
@@ -148,6 +155,11 @@ class Fleet:
         member.used_s = loop.time()
         member.standing = "loaded"
         log.info("model %s: loaded in %.1f s", member.name, member.loads.seconds)
+
+    def _probe(self, member: Member) -> None:
+        """Probe the templates of a model that was just loaded for the first time; the server probes the default's."""
+        if member is not self.default and member.state is not None:
+            self._keep(asyncio.create_task(probe_when_idle(member.state)))
 
     def _hear_demand(self, member: Member) -> None:
         """Hears that the engine of an unloaded model was asked for something, by who did not come as a request."""
@@ -237,9 +249,7 @@ class Fleet:
         self._is_draining = True
         for member in self.members:
             for waiter in member.waiters:
-                if not waiter.done.done():
-                    waiter.done.set_exception(_draining())
-                    waiter.done.exception()
+                waiter.refuse(_draining())
             member.waiters.clear()
 
     async def close(self) -> None:
@@ -252,6 +262,15 @@ class Fleet:
 
 def _draining() -> Unavailable:
     return Unavailable("the server is shutting down; try another one", code="draining", retry_after_s=DRAIN_RETRY_S)
+
+
+def _full(member: Member) -> Unavailable:
+    return Unavailable(
+        f"{member.config.max_queued_requests} requests wait until the model {member.name} is loaded, and this client "
+        "has its share of them; try again later, or start the server with a larger --max-queued-requests",
+        code="queue_full",
+        retry_after_s=max(1, math.ceil(member.loads.seconds)),
+    )
 
 
 def _failed(member: Member, now_s: float) -> Unavailable:

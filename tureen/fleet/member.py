@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tureen.config import Config
@@ -11,6 +11,7 @@ from tureen.errors import TureenError
 from tureen.fleet.sharing import CommonWeights
 from tureen.http.dialect import Entry
 from tureen.requests.model_field import ModelNames
+from tureen.requests.quotas import current_work
 from tureen.requests.state import ServerState, Standing
 from tureen.serving.healing import HealingClient
 
@@ -25,6 +26,14 @@ class Waiter:
         self.since_s = since_s
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.holds = False  # the model is loaded, and counts this one among its users
+        self.work = current_work()
+        self.outputs: Sequence[Any] = (None,)  # it takes one place, whatever its body asks for
+
+    def refuse(self, error: TureenError) -> None:
+        """End the wait with an error."""
+        if not self.done.done():
+            self.done.set_exception(error)
+            self.done.exception()  # it may have left
 
 
 class Loads:
@@ -135,9 +144,7 @@ class Member:
         """Refuses all who wait, and what the engine was asked for beside them."""
         self.loads.is_asked_for = False
         for waiter in self.waiters:
-            if not waiter.done.done():
-                waiter.done.set_exception(make_error())
-                waiter.done.exception()  # it may have left
+            waiter.refuse(make_error())
         self.waiters.clear()
         if self.client is not None and self.standing == "unloaded":
             self.client.suspension.fail_waiting(make_error)

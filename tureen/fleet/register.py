@@ -18,7 +18,7 @@ class Starter(Protocol):
     """Finds models, and starts their engines. Its methods raise StartupError."""
 
     async def measure(self, member: Member, share_bytes: int) -> int:
-        """Finds a model's files and returns the bytes that it needs, of so many that its share is."""
+        """Finds a model's files and returns the bytes that it needs of its share."""
 
     async def launch(self, member: Member) -> None:
         """Starts a model's engine, which then is ready."""

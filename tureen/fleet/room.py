@@ -13,7 +13,7 @@ from tureen.log import get_logger
 GIB = 1 << 30
 
 Measure = Callable[[Member, int], Awaitable[int]]
-"""Finds a model's files and returns the bytes that it needs, of so many that its share is. Raises StartupError."""
+"""Finds a model's files and returns the bytes that it needs of its share. Raises StartupError."""
 
 log = get_logger("fleet")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from starlette.applications import Starlette
 
-from tureen.build import Model, connect, find_model, makes_embeddings, may_load_torch, media_loader
+from tureen.build import Model, connect, find_model, may_load_torch, media_loader
 from tureen.config import Config
 from tureen.devices.cpu import free_bytes
 from tureen.errors import StartupError
@@ -26,7 +26,9 @@ from tureen.media.loader import MediaLoader
 from tureen.metrics import Metrics
 from tureen.requests.state import ServerState, make_context
 from tureen.runner.embedder import refuse_settings
+from tureen.runner.kinds import is_encoder
 from tureen.serving.healing import HealingClient
+from tureen.weights.source import model_config
 
 log = get_logger("fleet")
 
@@ -69,7 +71,7 @@ class Launcher:
         """Returns the bytes that a model needs; its KV cache takes what is left of `share_bytes`. Raises
         StartupError."""
         model = await self._find(member)
-        if makes_embeddings(model.source):
+        if is_encoder(model_config(model.source)):
             member.config = for_embeddings(member.config, member.own)
             refuse_settings(member.config)
         uses_torch = may_load_torch(member.config, model)

@@ -29,7 +29,6 @@ from tureen.control import (
     weight_routes,
 )
 from tureen.control.reporter import report_forever, sample_forever
-from tureen.engine.embedding import NO_TEXT
 from tureen.errors import InvalidRequest, MethodNotAllowed, NotFound, RequestFailed, TureenError, echo
 from tureen.front import compat, generate, openapi, page, playground
 from tureen.http import replay
@@ -40,6 +39,7 @@ from tureen.http.origins import cors
 from tureen.log import get_logger
 from tureen.media.loader import MediaLoader
 from tureen.metrics import Metrics
+from tureen.requests.kinds import check_kind
 from tureen.requests.state import ServerState, make_context
 from tureen.serving.client import EngineClient
 from tureen.text.tokenizer import Tokenizer
@@ -66,9 +66,9 @@ log = get_logger("http")
 
 def fitting(state: ServerState, entries: list[Entry]) -> list[Entry]:
     """Returns the routes that a model has, of those of all APIs: one that only makes embeddings refuses to generate."""
-    if state.context.info.pooling is None:
+    if state.context.info.kind == "generator":
         return entries
-    return [_without_text(entry) if _needs_text(entry) else entry for entry in entries]
+    return [_without_text(entry, state) if _needs_text(entry) else entry for entry in entries]
 
 
 def build_app(
@@ -150,11 +150,12 @@ def _needs_text(entry: Entry) -> bool:
     return entry.access == "user" and "POST" in (entry.methods or ()) and not entry.any_model
 
 
-def _without_text(entry: Entry) -> Entry:
-    """Replaces a route that generates by one that refuses: the model only makes embeddings."""
+def _without_text(entry: Entry, state: ServerState) -> Entry:
+    """Replaces a route that generates by one that refuses: the model generates no text."""
 
     async def refuse(_: Request) -> Response:
-        raise InvalidRequest(NO_TEXT, code="not_a_generation_model")
+        check_kind(state.context.info, "generator")
+        raise AssertionError(entry.path)
 
     return Entry(
         entry.path, refuse, access=entry.access, methods=sorted(entry.methods or ()), render_error=entry.render_error

@@ -40,7 +40,7 @@ async def join(config: Config, folder: Path, facts: Sequence[ReplicaFacts]) -> R
 
 
 def clients_of(config: Config, folder: Path, count: int) -> list[MakeClient]:
-    """Returns functions that make the clients of so many replicas. Raises StartupError."""
+    """Returns functions that make the clients of the replicas. Raises StartupError."""
     if not isinstance(config.replicas, str):
         return [
             partial(_joined_client, config, door_of(folder, number), role_of(config, number)) for number in range(count)
@@ -51,7 +51,7 @@ def clients_of(config: Config, folder: Path, count: int) -> list[MakeClient]:
 
 
 def _engines_in_actors(config: Config, folder: Path, count: int) -> list[RemoteEngine]:
-    """Returns so many engines that are where the owner says. folder: of this front's certificate."""
+    """Returns engines that are where the owner says. folder: of this front's certificate."""
     cluster_ca = importlib.import_module("tureen.replicas.cluster_ca")
     context = front_context(cluster_ca.with_files(config, folder, "replica_"))
 

@@ -378,7 +378,7 @@ class Fronts:
             await asyncio.sleep(LOOK_S)
 
     def _end_frozen(self, seconds: float) -> None:
-        """Ends fronts that have not spoken for --freeze-grace-s, after so many seconds in which they could have."""
+        """Ends fronts that have not spoken for --freeze-grace-s, counting only seconds in which they could have."""
         for front in self._all:
             front.silent_s = front.silent_s + seconds if front.is_up and front.is_away else 0.0
             if front.silent_s > self._state.context.config.freeze_grace_s:

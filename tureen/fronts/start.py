@@ -75,7 +75,7 @@ async def connect(config: Config, model: Model, folder: Path, *, progress: Progr
 
 
 def more_listeners(listener: socket.socket, count: int) -> list[socket.socket]:
-    """Returns the sockets of so many more fronts, bound to the address of the first one's.
+    """Returns the sockets of `count` more fronts, bound to the first one's address.
 
     The kernel spreads connections over sockets of one address. Those for a socket whose front is gone wait in it, since
     it stays open here. A Unix socket cannot be bound twice: all have the same, and whoever is free accepts.

@@ -29,6 +29,7 @@ from tureen.fronts.wire import Answer, Ask, Figures, Order, SharedFacts, Unable,
 from tureen.http.server import Server
 from tureen.log import LOGGER_NAME, get_logger, set_up_logging
 from tureen.media.loader import MediaLoader
+from tureen.requests.preparing import probe_when_idle
 from tureen.requests.state import ServerState
 from tureen.sandbox.budget import helper_bytes
 from tureen.server import SWITCH_INTERVAL_S, fastest_event_loop
@@ -169,7 +170,11 @@ async def _run(control: socket.socket, listener: socket.socket) -> None:
         state: ServerState = app.state.server
         state.number_from((order.number << NUMBERS) + 1)
         entrance = Entrance(app, order.config, str(folder / OWNER))
-        server = FrontServer(entrance, config, lambda: tasks.append(asyncio.create_task(worker.report())))
+
+        def ready() -> None:
+            tasks.extend(map(asyncio.create_task, (worker.report(), probe_when_idle(state))))
+
+        server = FrontServer(entrance, config, ready)
     except TureenError as error:
         wire.send(Unable(error.message))
         if client is not None:

@@ -118,7 +118,7 @@ class Closing:
         return count
 
     def start(self, most: int) -> ClosingPlace:
-        """Returns the beginning of an output of at most so many tokens."""
+        """Returns the start of an output with a limit on its tokens."""
         zones = min(WORD_ZONE, most // WORD_SHARE), min(SENTENCE_ZONE, most // SENTENCE_SHARE)
         return ClosingPlace(self._place(self._follower), self._ends, zones)
 

@@ -2,4 +2,4 @@
 
 MAX_DIGITS = 20
 EXACT_DIGITS = 15
-"""Decimals of so many digits are told apart by doubles."""
+"""Doubles tell decimals of this many digits apart."""

@@ -403,7 +403,7 @@ class EmptyFree:
         self._work += 1
         if self._work > MAX_REWRITTEN:
             raise GrammarError(
-                f"the grammar is too large: it repeats what can be empty in so many ways that writing them out takes "
+                f"the grammar is too large: what it repeats can be empty, and writing out all the ways takes "
                 f"more than {MAX_REWRITTEN} parts; do not repeat (…)*, (…)? or optional rules again"
             )
 

@@ -21,7 +21,7 @@ class TaggedValue(NamedTuple):
     is_text: bool = True
 
     def moved(self, count: int) -> TaggedValue:
-        """Returns it where so many nodes stand before the first of the list."""
+        """Returns it with the numbers of its nodes moved by an offset."""
         return self if self.node == NOWHERE else self._replace(node=self.node + count)
 
 
@@ -32,7 +32,7 @@ class TaggedValues(NamedTuple):
     others: TaggedValue
 
     def moved(self, count: int) -> TaggedValues:
-        """Returns them where so many nodes stand before the first of the list."""
+        """Returns them with the numbers of their nodes moved by an offset."""
         return TaggedValues({key: value.moved(count) for key, value in self.keys.items()}, self.others.moved(count))
 
 

@@ -16,7 +16,7 @@ MAX_OPTIONS = 12
 
 
 def way_out(grammar: Grammar, place: ClosingPlace, most: int) -> list[int] | None:
-    """Returns tokens, at most so many, behind which the output can end; None where none were found. Changes nothing.
+    """Returns at most `most` tokens after which the output can end; None where none were found. Changes nothing.
 
     It is the shortest way, or one that always goes on with a token that leads as near to the end as one that the guard
     allows can: so from each place on the way at least the rest of the same way is found. Raises GrammarError.
@@ -67,7 +67,7 @@ def _shortest(grammar: Grammar, place: ClosingPlace, most: int) -> list[int] | N
 
 
 def _next(grammar: Grammar, place: ClosingPlace, left: int) -> list[int]:
-    """Returns the tokens that may come next on a way of at most so many; the last one is tried first."""
+    """Returns the tokens that may come next on a way of at most `left`; the last one is tried first."""
     mask = np.zeros_like(place.ends)
     grammar.fill_mask(mask)
     known = grammar.nearer() if isinstance(grammar, GuardedGrammar) else []

@@ -141,6 +141,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Closes connections and the application; uvicorn calls it. After a second signal the application has
         LAST_EVENTS_S, where uvicorn would leave it as it is and log how it broke."""
+        logging.getLogger("uvicorn.error").addFilter(is_no_cancellation)  # of what does not end in time
         await super().shutdown(sockets)
         if self.force_exit:
             with contextlib.suppress(TimeoutError):
@@ -221,6 +222,11 @@ class Server(uvicorn.Server):
             log.warning("%d requests did not end in time: aborted", self._state.common.abort_all("shutdown"))
             await asyncio.sleep(LAST_EVENTS_S)
         self.should_exit = True
+
+
+def is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Return whether a line of the log is anything else than the traceback of a cancelled request."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
 async def _end(servers: Sequence[asyncio.Server]) -> None:

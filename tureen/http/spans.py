@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from typing import NamedTuple
 
 from opentelemetry import propagate
@@ -22,6 +21,7 @@ from opentelemetry.util.types import AttributeValue
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tureen import __version__
 from tureen.contract.types import StepTimes, Timeline
 from tureen.http.call import ClientCall, call_of
 from tureen.http.dialect import Entry
@@ -42,15 +42,14 @@ class Traces:
 
     def __init__(self, endpoint: str | None) -> None:
         """`endpoint`: without the path; None = OpenTelemetry's variables say."""
-        version = metadata.version("tureen")
-        resource = Resource.create({"service.version": version})
+        resource = Resource.create({"service.version": __version__})
         if str(resource.attributes["service.name"]).startswith("unknown_service"):
             resource = resource.merge(Resource({"service.name": "tureen"}))
         url = None if endpoint is None else endpoint.rstrip("/").removesuffix(TRACES_PATH) + TRACES_PATH
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._exporter = OTLPSpanExporter(endpoint=url)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
-        self.tracer = self._provider.get_tracer("tureen", version)
+        self.tracer = self._provider.get_tracer("tureen", __version__)
 
     def start(self) -> None:
         pass

@@ -18,7 +18,7 @@ from torch.nn import functional
 from tureen.log import get_logger
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-SMALL = 16  # a piece of up to so many rows costs little more than one of half as many: its time is that of the weights
+SMALL = 16  # up to this many rows, a piece costs little more than one of half as many: reading weights takes the time
 
 log = get_logger("kernels")
 

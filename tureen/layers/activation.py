@@ -7,7 +7,7 @@ not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tureen.kernels.rows import SIZES, agreeing_sizes, by_pieces
+from tureen.layers.activation_names import SWIGLU_ALPHA, SWIGLU_LIMIT, XIELU
 
 Function = Callable[[Tensor], Tensor]
 
@@ -32,8 +33,63 @@ def gelu_tanh_and_mul(x: Tensor) -> Tensor:
     return by_rows(_gelu_tanh_and_mul, x)
 
 
-GATED: dict[str, Function] = {"silu": silu_and_mul, "gelu_pytorch_tanh": gelu_tanh_and_mul}
+def relu_squared_and_mul(x: Tensor) -> Tensor:
+    """Computes relu(gate)² * up of x [tokens, 2 * size], whose halves are gate and up: [tokens, size]."""
+    gate, up = x.chunk(2, dim=-1)
+    return relu_squared(gate).mul_(up)
+
+
+def clamped_swiglu(x: Tensor) -> Tensor:
+    """Computes gate * sigmoid(1.702 * gate) * (up + 1) of x [tokens, 2 * size], whose halves are gate and up, the gate
+    at most 7, up between -7 and 7 (gpt-oss, arXiv:2508.10925): [tokens, size]."""
+    gate, up = x.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return gate.mul(sigmoid(gate * SWIGLU_ALPHA)).mul_(up.add_(1))
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Computes gelu by its tanh approximation (arXiv:1606.08415)."""
+    return by_rows(_gelu_tanh, x)
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """Computes relu(x)² (arXiv:2109.08668)."""
+    return functional.relu(x).square_()
+
+
+def silu(x: Tensor) -> Tensor:
+    return by_rows(functional.silu, x)
+
+
+class Xielu:
+    """The activation xIELU (arXiv:2411.13010), whose parameters are weights."""
+
+    def __init__(self) -> None:
+        self._parameters = {name: torch.empty(1, dtype=torch.float32) for name in XIELU}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        positive, negative, slope, most = self._parameters.values()
+        wide = x.float()
+        bent = by_rows(torch.expm1, torch.minimum(wide, most)) - wide
+        curved = torch.where(
+            wide > 0, functional.softplus(positive) * wide * wide, bent * (slope + functional.softplus(negative))
+        )
+        return (curved + slope * wide).to(x.dtype)
+
+    def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._parameters.items():
+            yield f"{prefix}.{name}", tensor
+
+
+GATED: dict[str, Function] = {
+    "silu": silu_and_mul,
+    "gelu_pytorch_tanh": gelu_tanh_and_mul,
+    "relu2": relu_squared_and_mul,
+    "clamped_swiglu": clamped_swiglu,
+}
 """Gated activations by the name in a model's config."""
+PLAIN: dict[str, Function] = {"silu": silu, "gelu_pytorch_tanh": gelu_tanh, "relu2": relu_squared}
+"""Activations without a gate, likewise."""
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -50,6 +106,10 @@ def by_rows(function: Function, x: Tensor) -> Tensor:
     if x.device.type != "cpu":
         return function(x)
     return by_pieces(function, x.contiguous(), _sizes(function, x.shape[1], x.dtype, torch.get_num_threads()))
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return functional.gelu(x, approximate="tanh")
 
 
 def _silu_and_mul(x: Tensor) -> Tensor:

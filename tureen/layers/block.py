@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
 from tureen.layers.attention import Attention, Step
 from tureen.layers.experts import ExpertsMLP
 from tureen.layers.linear import Linear
-from tureen.layers.mlp import GatedMLP
-from tureen.layers.norm import RMSNorm
+from tureen.layers.mlp import MLP
+from tureen.layers.norm import Norm
 
 if TYPE_CHECKING:
+    from tureen.layers.recurrent import Beside, GatedDeltaLayer, Mamba2Layer, ShortConvLayer
     from tureen.layers.segments import Segments
+
+    TokenMixer = Attention | ShortConvLayer | GatedDeltaLayer | Mamba2Layer | Beside | Segments
+    Feed = MLP | ExpertsMLP | Segments
+
+
+NormPlaces = Literal["pre", "post", "both", "parallel"]
 
 
 class Block:
-    """x += scale * attention(norm(x)); x += scale * mlp(norm(x)).
+    """x += scale * attention(x); x += scale * mlp(x), with norms before, after, or both; see ModelConfig.norms.
+    A block may have one of the two alone, with one norm before it.
 
-    With four norms: x += scale * norm(attention(norm(x))); the mlp likewise.
-
-    norms: two or four, by the names that checkpoints give them, in the order in which they are applied.
+    norms: by the names that checkpoints give them, in the order in which they are applied.
     """
 
     def __init__(
         self,
-        attention: Attention | Segments,
-        mlp: GatedMLP | ExpertsMLP | Segments,
-        norms: dict[str, RMSNorm],
+        attention: TokenMixer | None,
+        mlp: Feed | None,
+        norms: dict[str, Norm],
+        places: NormPlaces,
         scale: float,
     ) -> None:
         self._attention = attention
@@ -37,15 +44,25 @@ class Block:
         self._norms = norms
         self._scale = scale
         in_order = tuple(norms.values())
-        self._post_norms = in_order[1::2] if len(in_order) == 4 else None
-        self._pre_norms = in_order if self._post_norms is None else in_order[::2]
+        self._is_parallel = places == "parallel"
+        before = in_order * 2 if attention is None or mlp is None else in_order
+        self._pre_norms = {"pre": before, "both": in_order[::2], "parallel": in_order * 2, "post": ()}[places]
+        self._post_norms = {"both": in_order[1::2], "post": in_order}.get(places, ())
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """Computes the block for x [tokens, hidden_size], which is changed in place and returned."""
-        attended = self._attention(self._pre_norms[0](x), step)
-        x.add_(attended if self._post_norms is None else self._post_norms[0](attended), alpha=self._scale)
-        fed = self._mlp(self._pre_norms[1](x))
-        return x.add_(fed if self._post_norms is None else self._post_norms[1](fed), alpha=self._scale)
+        attended = None if self._attention is None else self._after(0, self._attention(self._before(0, x), step))
+        if attended is not None and not self._is_parallel:
+            x.add_(attended, alpha=self._scale)
+        if self._mlp is not None:
+            x.add_(self._after(1, self._mlp(self._before(1, x))), alpha=self._scale)
+        return x.add_(attended, alpha=self._scale) if attended is not None and self._is_parallel else x
+
+    def _before(self, part: int, x: Tensor) -> Tensor:
+        return self._pre_norms[part](x) if self._pre_norms else x
+
+    def _after(self, part: int, x: Tensor) -> Tensor:
+        return self._post_norms[part](x) if self._post_norms else x
 
     @property
     def experts(self) -> ExpertsMLP | None:
@@ -57,15 +74,21 @@ class Block:
         names."""
         for name, norm in self._norms.items():
             yield from norm.weights(f"{prefix}{name}")
-        yield from self._attention.weights(f"{prefix}self_attn.")
-        yield from self._mlp.weights(f"{prefix}mlp.")
+        for name, part in self._parts():
+            yield from part.weights(f"{prefix}{name}.")
 
     def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
         """Yields the layers that adapters may change, each with the prefix of its weights' names."""
-        yield from self._attention.linears(f"{prefix}self_attn.")
-        yield from self._mlp.linears(f"{prefix}mlp.")
+        for name, part in self._parts():
+            yield from part.linears(f"{prefix}{name}.")
 
     def finish(self) -> None:
         """Lays the weights out for the device, once all are there."""
-        self._attention.finish()
-        self._mlp.finish()
+        for _, part in self._parts():
+            part.finish()
+
+    def _parts(self) -> Iterator[tuple[str, TokenMixer | Feed]]:
+        if self._attention is not None:
+            yield "self_attn", self._attention
+        if self._mlp is not None:
+            yield "mlp", self._mlp

@@ -40,6 +40,7 @@ class Head:
         *,
         dtype: torch.dtype,
         tied: Embedding | None,
+        bias: bool,
         scale: float,
         softcap: float | None,
     ) -> None:
@@ -47,16 +48,19 @@ class Head:
         self._scale = scale
         self._softcap = softcap
         self.weight = torch.empty(0 if tied else vocab_size, hidden_size, dtype=dtype)
+        self.bias = torch.empty(vocab_size, dtype=dtype) if bias else None
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        return scaled_logits(kernel.linear(hidden, self.weight).float(), self._scale, self._softcap)
+        return scaled_logits(kernel.linear(hidden, self.weight, self.bias).float(), self._scale, self._softcap)
 
     def weights(self, name: str) -> Iterator[tuple[str, Tensor]]:
         if self._tied is None:
             yield f"{name}.weight", kernel.unpack(self.weight)
+        if self.bias is not None:
+            yield f"{name}.bias", self.bias
 
     def finish(self) -> None:
-        self.weight = kernel.pack(self.weight if self._tied is None else self._tied.weight)
+        self.weight = kernel.pack(self.weight if self._tied is None else self._tied.weight, self.bias)
 
 
 def scaled_logits(logits: Tensor, scale: float, softcap: float | None) -> Tensor:

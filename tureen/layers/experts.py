@@ -10,35 +10,81 @@ from torch.nn import functional
 
 from tureen.layers.activation import sigmoid
 from tureen.layers.linear import Linear
-from tureen.layers.mlp import GatedMLP
+from tureen.layers.mlp import MLP
+from tureen.layers.routing import Experts
+
+
+class ExpertRouter:
+    """Chooses a token's experts and weighs them; see layers.routing.Experts."""
+
+    def __init__(self, hidden_size: int, experts: Experts, dtype: torch.dtype) -> None:
+        self._experts = experts
+        self._linear = Linear(hidden_size, {"gate": experts.count}, bias=experts.has_bias, dtype=dtype)
+        self._correction = torch.empty(experts.count, dtype=torch.float32) if experts.has_correction else None
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the weights and the numbers of each token's experts, both [tokens, num_chosen]."""
+        config = self._experts
+        logits = self._linear(x).float()
+        if config.score == "sparsemixer":
+            return _mixed_sparsely(logits, config.num_chosen, config.jitter)
+        scores = functional.softmax(logits, dim=-1) if config.score == "softmax" else sigmoid(logits)
+        ranked = scores if self._correction is None else scores + self._correction
+        if config.num_groups > 1:
+            ranked = _without_groups(ranked, config.num_groups, config.num_chosen_groups)
+        chosen = ranked.topk(config.num_chosen, dim=-1).indices
+        weights = scores.gather(1, chosen)
+        if config.is_normalised:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights * config.factor, chosen
+
+    def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        yield from self._linear.weights(prefix)
+        if self._correction is not None:
+            yield f"{prefix}gate.e_score_correction_bias", self._correction
+
+
+def _mixed_sparsely(logits: Tensor, num_chosen: int, jitter: float) -> tuple[Tensor, Tensor]:
+    """Chooses the best experts in turn; a weight is a softmax over the logits left that are near enough to it."""
+    left, weights, chosen = logits, [], []
+    for _ in range(num_chosen):
+        largest, best = left.max(dim=-1, keepdim=True)
+        is_far = (largest - logits) / logits.abs().clamp(min=largest) > 2 * jitter
+        near = functional.softmax(left.masked_fill(is_far, -torch.inf), dim=-1)
+        weights.append(near.gather(1, best))
+        chosen.append(best)
+        left = left.scatter(1, best, -torch.inf)
+    return torch.cat(weights, dim=1), torch.cat(chosen, dim=1)
+
+
+def _without_groups(ranked: Tensor, num_groups: int, num_chosen: int) -> Tensor:
+    """Excludes the experts of all but the best groups, ranked by the sum of their two best."""
+    grouped = ranked.view(ranked.shape[0], num_groups, -1)
+    sums = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
+    excluded = torch.ones_like(sums, dtype=torch.bool).scatter(1, sums.topk(num_chosen, dim=-1).indices, value=False)
+    return grouped.masked_fill(excluded[..., None], -torch.inf).flatten(1)
 
 
 class ExpertsMLP:
-    """The sum of what the chosen experts give, by the router's weights; with `shared`, plus its result times a gate."""
+    """The sum of what the chosen experts give, by the router's weights.
+
+    shared: one more that every token uses, times the sigmoid of `shared_gate` if there is one.
+    """
 
     def __init__(
-        self,
-        router: Linear,
-        experts: list[GatedMLP],
-        *,
-        num_chosen: int,
-        is_normalised: bool,
-        shared: tuple[GatedMLP, Linear] | None,
+        self, router: ExpertRouter, experts: list[MLP], shared: MLP | None, shared_gate: Linear | None
     ) -> None:
         self._router = router
         self._experts = experts
-        self._num_chosen = num_chosen
-        self._is_normalised = is_normalised
         self._shared = shared
+        self._shared_gate = shared_gate
         self.count = len(experts)
         self.counts: Tensor | None = None  # int64 [experts]: the tokens that each took; None = they are not counted
 
     def __call__(self, x: Tensor) -> Tensor:
-        weights, chosen = functional.softmax(self._router(x).float(), dim=-1).topk(self._num_chosen, dim=-1)
+        weights, chosen = self._router(x)
         if self.counts is not None:
             self.counts += torch.bincount(chosen.flatten(), minlength=self.count)
-        if self._is_normalised:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
         result = torch.zeros_like(x)
         for index, expert in enumerate(self._experts):
             rows, ranks = torch.where(chosen == index)
@@ -46,8 +92,8 @@ class ExpertsMLP:
                 weighted = expert(x[rows]) * weights[rows, ranks, None].to(x.dtype)
                 result.index_add_(0, rows, weighted)
         if self._shared is not None:
-            mlp, gate = self._shared
-            result += sigmoid(gate(x)) * mlp(x)
+            gate = 1.0 if self._shared_gate is None else sigmoid(self._shared_gate(x))
+            result += gate * self._shared(x)
         return result
 
     def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
@@ -55,18 +101,18 @@ class ExpertsMLP:
         for index, expert in enumerate(self._experts):
             yield from expert.weights(f"{prefix}experts.{index}.")
         if self._shared is not None:
-            mlp, gate = self._shared
-            yield from mlp.weights(f"{prefix}shared_expert.")
-            yield from gate.weights(prefix)
+            yield from self._shared.weights(f"{prefix}shared_expert.")
+        if self._shared_gate is not None:
+            yield from self._shared_gate.weights(prefix)
 
     def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
         """Yields the layers that adapters may change, each with the prefix of its weights' names."""
         if self._shared is not None:
-            yield from self._shared[0].linears(f"{prefix}shared_expert.")
+            yield from self._shared.linears(f"{prefix}shared_expert.")
 
     def finish(self) -> None:
         """Lays the weights out for the device, once all are there."""
         for expert in self._experts:
             expert.finish()
         if self._shared is not None:
-            self._shared[0].finish()
+            self._shared.finish()

@@ -1,4 +1,4 @@
-"""The gated feed-forward block (Shazeer 2020, arXiv:2002.05202)."""
+"""The feed-forward block, with a gate (Shazeer 2020, arXiv:2002.05202) or without."""
 
 from __future__ import annotations
 
@@ -7,35 +7,53 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from tureen.layers.activation import GATED
+from tureen.layers.activation import GATED, PLAIN, Xielu
 from tureen.layers.linear import Linear
 
 
-class GatedMLP:
-    """Computes down(activation(gate(x)) * up(x)).
+class MLP:
+    """Computes down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate.
 
-    bias: of gate and up; down_bias: of down.
+    bias: of gate and up; down_bias: of down. scales: factors of gate(x) and of the result.
     """
 
     def __init__(
-        self, hidden_size: int, size: int, activation: str, *, bias: bool, down_bias: bool, dtype: torch.dtype
+        self,
+        hidden_size: int,
+        size: int,
+        activation: str,
+        *,
+        has_gate: bool,
+        bias: bool,
+        down_bias: bool,
+        dtype: torch.dtype,
+        scales: tuple[float, float] = (1.0, 1.0),
     ) -> None:
-        self._gate_up = Linear(hidden_size, {"gate_proj": size, "up_proj": size}, bias=bias, dtype=dtype)
+        parts = {"gate_proj": size, "up_proj": size} if has_gate else {"up_proj": size}
+        self._into = Linear(hidden_size, parts, bias=bias, dtype=dtype)
         self._down = Linear(size, {"down_proj": hidden_size}, bias=down_bias, dtype=dtype)
-        self._activation = GATED[activation]
+        self._size = size
+        self._gate_scale, self._scale = scales
+        self._activation = Xielu() if activation == "xielu" else (GATED if has_gate else PLAIN)[activation]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._down(self._activation(self._gate_up(x)))
+        inner = self._into(x)
+        if self._gate_scale != 1:
+            inner[:, : self._size].mul_(self._gate_scale)
+        result = self._down(self._activation(inner))
+        return result if self._scale == 1 else result * self._scale
 
     def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        yield from self._gate_up.weights(prefix)
+        yield from self._into.weights(prefix)
         yield from self._down.weights(prefix)
+        if isinstance(self._activation, Xielu):
+            yield from self._activation.weights(f"{prefix}act_fn")
 
     def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
         """Yields the layers that adapters may change, each with the prefix of its weights' names."""
-        yield prefix, self._gate_up
+        yield prefix, self._into
         yield prefix, self._down
 
     def finish(self) -> None:
-        self._gate_up.finish()
+        self._into.finish()
         self._down.finish()

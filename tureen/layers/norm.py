@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+"""Normalisation of vectors."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 class RMSNorm:
-    """Computes x / rms(x) * weight over the last dimension, in float32."""
+    """Computes x / rms(x) * weight over the last dimension, in float32 (arXiv:1910.07467)."""
 
     def __init__(self, size: int, eps: float) -> None:
         self._eps = eps
@@ -24,3 +25,23 @@ class RMSNorm:
 
     def weights(self, name: str) -> Iterator[tuple[str, Tensor]]:
         yield f"{name}.weight", self._weight
+
+
+class LayerNorm:
+    """Computes (x - mean(x)) / deviation(x) * weight + bias over the last dimension, in float32 (arXiv:1607.06450)."""
+
+    def __init__(self, size: int, eps: float, *, bias: bool) -> None:
+        self._eps = eps
+        self._weight = torch.empty(size, dtype=torch.float32)
+        self._bias = torch.empty(size, dtype=torch.float32) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.layer_norm(x.float(), self._weight.shape, self._weight, self._bias, self._eps).to(x.dtype)
+
+    def weights(self, name: str) -> Iterator[tuple[str, Tensor]]:
+        yield f"{name}.weight", self._weight
+        if self._bias is not None:
+            yield f"{name}.bias", self._bias
+
+
+Norm = RMSNorm | LayerNorm

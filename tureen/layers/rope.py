@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 
 class RopeConfig(msgspec.Struct, frozen=True):
-    """Base frequency and scaling of a rope. `kind`: default, linear (positions divided by factor), llama3 or
-    longrope."""
+    """Base frequency and scaling of a rope. `kind`: default, linear (positions divided by factor), llama3, longrope or
+    yarn."""
 
     theta: float
     kind: str = "default"
@@ -22,7 +22,11 @@ class RopeConfig(msgspec.Struct, frozen=True):
     original_context: int = 8192
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
-    magnitude: float = 1.0  # what is rotated is also multiplied by it
+    beta_fast: float = 32.0  # yarn: turns within original_context from which a frequency is kept
+    beta_slow: float = 1.0  # yarn: turns up to which a frequency is divided by factor
+    truncate: bool = True  # yarn: the ends of the ramp between the two are whole numbers
+    magnitude: float = 1.0  # rotated vectors are also multiplied by it
+    is_interleaved: bool = False  # pairs are neighbours, (x[2i], x[2i + 1]), not (x[i], x[i + half])
 
 
 def frequencies(config: RopeConfig, head_dim: int, context_len: int) -> NDArray[np.float32]:
@@ -40,6 +44,8 @@ def frequencies(config: RopeConfig, head_dim: int, context_len: int) -> NDArray[
         plain = _llama3(plain, config)
     elif config.kind == "longrope":
         plain = _longrope(powers, config, context_len)
+    elif config.kind == "yarn":
+        plain = _yarn(powers.astype(np.float32), config)
     return np.asarray(plain, np.float32)
 
 
@@ -63,3 +69,25 @@ def _longrope(powers: NDArray[np.float64], config: RopeConfig, context_len: int)
     """
     factors = config.long_factors if context_len > config.original_context else config.short_factors
     return np.asarray(1 / (np.asarray(factors, np.float32) * powers.astype(np.float32)), np.float64)
+
+
+def _yarn(powers: NDArray[np.float32], config: RopeConfig) -> NDArray[np.float64]:
+    """Scales frequencies by YaRN (arXiv:2309.00071, section 3.2).
+
+    Frequencies that turn often within the original context are kept, slow ones are divided by `factor`, and a ramp
+    over the dimensions blends those between.
+    """
+    size = 2 * len(powers)
+
+    def dimension(turns: float) -> float:
+        """Returns the dimension whose frequency makes this number of turns within the original context."""
+        return size * math.log(config.original_context / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
+
+    low, high = dimension(config.beta_fast), dimension(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    width = high - low if high != low else 0.001
+    divided = ((np.arange(len(powers)) - low) / width).clip(0, 1)
+    plain = np.asarray(1 / powers, np.float64)
+    return np.asarray(plain / config.factor * divided + plain * (1 - divided))

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from tureen.errors import InvalidRequest, StartupError, echo
 from tureen.files import open_regular
+from tureen.layers.mixers import GatedDelta, Mixer
 from tureen.models.config import STACKED, ModelConfig
+from tureen.registry import find_model
 from tureen.weights.mapped import TensorInfo
 from tureen.weights.name_patterns import PatternFault, compile_pattern
 from tureen.weights.safetensors import SafetensorsFile
@@ -101,15 +103,24 @@ def read_adapter(folder: str, model: ModelConfig) -> Adapter:
     file = _open(path / WEIGHTS)
     shapes = model.weights()
     ranks, alphas = (_entries(config, key) for key in ("rank_pattern", "alpha_pattern"))
-    parts = [_part(module, pair, config, shapes, ranks, alphas) for module, pair in _pairs(file).items()]
+    renames = getattr(find_model(model.architecture), "RENAMES", ())
+    parts = [_part(module, pair, renames, config, shapes, ranks, alphas) for module, pair in _pairs(file).items()]
     counts = Counter(name for part in parts for name in part.places)
     twice = next((name for name, count in counts.items() if count > 1), None)
     if twice is not None:
         raise _fault(f"changes {echo(twice)} twice, under different names")
+    moved = next((name for name in counts if ".linear_attn." in name), None)
+    if moved is not None and any(_has_moved_heads(mixer) for mixer in model.mixers):
+        raise _fault(f"changes {echo(moved)}, whose heads a GGUF file has in another order; take the safetensors")
     adapter: dict[str, Factors] = {}
     for part in parts:
         adapter |= _factors(file, part)
     return adapter
+
+
+def _has_moved_heads(mixer: Mixer | None) -> bool:
+    """Returns whether value heads are in another order than in the checkpoints that adapters are trained for."""
+    return isinstance(mixer, GatedDelta) and mixer.is_apart and mixer.num_value_heads != mixer.num_key_heads
 
 
 def _existing(folder: str) -> Path:
@@ -184,6 +195,7 @@ def _pairs(file: SafetensorsFile) -> dict[str, dict[str, TensorInfo]]:
 def _part(
     module: str,
     pair: Mapping[str, TensorInfo],
+    renames: Iterable[tuple[str, str]],
     config: Mapping[str, Any],
     shapes: Mapping[str, tuple[int, ...]],
     ranks: list[ModuleValue],
@@ -191,7 +203,7 @@ def _part(
 ) -> ModuleTensors:
     if len(pair) != 2:
         raise _fault(f"has only one of lora_A and lora_B of {echo(module)}")
-    places = _places(local_name(module), shapes)  # first: a name that the model has is short
+    places = _places(module, renames, shapes)  # first: a name that the model has is short
     (rank, inputs), (outputs, up_rank) = pair["A"].shape, pair["B"].shape
     told = _by_pattern(ranks, module, config.get("r"))
     if type(told) is not int or not 1 <= told <= MAX_RANK:
@@ -245,11 +257,17 @@ def _by_pattern(entries: list[ModuleValue], module: str, default: object) -> obj
     return next((entry.value for entry in entries if entry.matches(module)), default)
 
 
-def _places(module: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Returns the model's own matrices that a module stands for, with their outputs."""
-    *before, last = module.split(".")
-    names = [module]
-    if f"{module}.weight" not in shapes:
+def _places(module: str, renames: Iterable[tuple[str, str]], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Returns the model's own matrices that a module stands for, with their outputs.
+
+    renames: parts of a checkpoint's names -> ours, as a family's RENAMES has them.
+    """
+    name = f"{local_name(module)}."
+    for part, ours in renames:
+        name = name.replace(part, ours)
+    names = [name.removesuffix(".")]
+    *before, last = names[0].split(".")
+    if f"{names[0]}.weight" not in shapes:
         names = [".".join((*before, part)) for part in STACKED.get(last, ())]
     if not names or not all(_may_change(name, shapes) for name in names):
         raise _fault(f"changes {echo(module)}, which this model has not, or where adapters are not supported")

@@ -91,7 +91,7 @@ def plan(size: Size, target: Size, tile: int, side: int, max_tiles: int | None =
     """Computes a picture's layout.
 
     size: the picture's, in pixels; target: that of `best_resolution`; tile: pixels along a tile's side; side: features
-    along one. max_tiles: a picture with more features than so many tiles have is resampled.
+    along one. max_tiles: a picture with more features than these tiles have is resampled.
     """
     rows, columns = target[0] // tile, target[1] // tile
     height, width = rows * side, columns * side

@@ -30,8 +30,8 @@ CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4"})
 
 
 def sampled(count: int) -> list[int]:
-    """Returns the indices of the frames that are taken of so many: the first, the last and evenly between them; all
-    where they are few."""
+    """Returns the indices of the frames that are used: the first, the last and some evenly between them; all where
+    they are few."""
     taken = min(count, MAX_FRAMES)
     return [int(index) for index in np.linspace(0, count - 1, taken)]
 

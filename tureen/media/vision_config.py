@@ -52,7 +52,7 @@ class TowerConfig(msgspec.Struct, frozen=True, kw_only=True):
     stretches: bool = False  # positions are interpolated for pictures of another size than image_size
 
     def num_patches(self, height: int, width: int) -> int:
-        """Returns the number of patches of a picture of so many pixels."""
+        """Returns the number of patches of a picture, by its size in pixels."""
         return (height // self.patch_size) * (width // self.patch_size)
 
     def weights(self) -> dict[str, tuple[int, ...]]:
@@ -103,7 +103,7 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
     has_newline: bool  # a learnt embedding ends each row of a picture
 
     def num_features(self, height: int, width: int) -> int:
-        """Returns the number of features of a picture, or of a tile, of so many pixels."""
+        """Returns the number of features of a picture or a tile, by its size in pixels."""
         return self.tower.num_patches(height, width) + self.tower.has_class_token - self.drops_first
 
     def weights(self, hidden_size: int) -> dict[str, tuple[int, ...]]:

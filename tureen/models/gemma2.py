@@ -8,8 +8,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from tureen.models.config import ModelConfig, common, number, optional_number, refuse, sliding_windows
+from tureen.models.published import Published
 
 ARCHITECTURES = ("Gemma2ForCausalLM",)
+FAMILIES = {
+    "Gemma 2": Published("google/gemma-2-2b-it", "2.6B, 9B, 27B"),
+}
 
 DEFAULTS = {
     "vocab_size": 256000,
@@ -41,7 +45,7 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
         config,
         qkv_bias=bias,
         out_bias=bias,
-        post_norms=True,
+        norms="both",
         unit_offset_norm=True,
         embedding_scale=config.hidden_size**0.5,
         attention_scale=number(hf, "query_pre_attn_scalar") ** -0.5,

@@ -7,10 +7,22 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tureen.layers.rope import RopeConfig
-from tureen.models.config import ModelConfig, common, integer, number, refuse, rope, rope_parameters, sliding_windows
+from tureen.models.config import (
+    ModelConfig,
+    common,
+    integer,
+    number,
+    refuse,
+    ropes_of_windows,
+    sliding_windows,
+    without_ropes,
+)
+from tureen.models.published import Published
 
 ARCHITECTURES = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+FAMILIES = {
+    "Gemma 3": Published("google/gemma-3-270m-it", "0.3B, 1B, 4B, 12B, 27B"),
+}
 
 DEFAULTS = {
     "vocab_size": 262208,
@@ -35,36 +47,22 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
     """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
     hf = {**DEFAULTS, **hf}
     refuse(hf, use_bidirectional_attention=False, attn_logit_softcapping=0, final_logit_softcapping=0)
-    config = common({key: value for key, value in hf.items() if key not in ("rope_parameters", "rope_scaling")})
+    config = common(without_ropes(hf))
     every = integer(hf, "sliding_window_pattern", integer(hf, "_sliding_window_pattern", FULL_EVERY))
     slides = [(layer + 1) % every != 0 for layer in range(config.num_layers)]
     windows = sliding_windows(hf, config.num_layers, slides)
-    local, full = _ropes(hf)
+    local = hf.get("rope_local_base_freq") or LOCAL_THETA
+    full = hf.get("rope_theta") or GLOBAL_THETA
     bias = bool(hf.get("attention_bias", False))
     return replace(
         config,
         qkv_bias=bias,
         out_bias=bias,
-        qk_norm=True,
-        post_norms=True,
+        qk_norm="head",
+        norms="both",
         unit_offset_norm=True,
         embedding_scale=config.hidden_size**0.5,
         attention_scale=number(hf, "query_pre_attn_scalar") ** -0.5,
         windows=windows,
-        ropes=tuple(full if window is None else local for window in windows),
-    )
-
-
-def _ropes(hf: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
-    """Returns the ropes of layers with a window and of layers without. Scaling concerns the latter alone, unless given
-    for each."""
-    parameters = rope_parameters(hf)
-    if "full_attention" in parameters or "sliding_attention" in parameters:
-        local = rope_parameters({"rope_parameters": parameters.get("sliding_attention")})
-        full = rope_parameters({"rope_parameters": parameters.get("full_attention")})
-    else:
-        local, full = {}, parameters
-    return (
-        rope({}, local, theta=hf.get("rope_local_base_freq") or LOCAL_THETA),
-        rope({}, full, theta=hf.get("rope_theta") or GLOBAL_THETA),
+        ropes=ropes_of_windows(hf, windows, local_theta=local, full_theta=full),
     )

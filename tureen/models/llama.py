@@ -8,8 +8,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from tureen.models.config import ModelConfig, common, sliding_windows
+from tureen.models.published import Published
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "MistralModel")
+FAMILIES = {
+    "Llama 3": Published("meta-llama/Llama-3.2-1B-Instruct", "1.2B, 3B, 8B, 70B", calls="llama3"),
+    "SmolLM2": Published("HuggingFaceTB/SmolLM2-135M-Instruct", "0.1B, 0.4B, 1.7B", calls="hermes"),
+    "Mistral 7B, Nemo": Published("mistralai/Mistral-7B-Instruct-v0.3", "7B, 12B", calls="mistral"),
+}
 TEXT_DEFAULTS = {
     "llama": {
         "architectures": ["LlamaForCausalLM"],
@@ -39,7 +45,7 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
     """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
     config = common(hf)
     bias = bool(hf.get("attention_bias", False))
-    slides = config.architecture == "MistralForCausalLM" and hf.get("sliding_window") is not None
+    slides = config.architecture.startswith("Mistral") and hf.get("sliding_window") is not None
     return replace(
         config,
         qkv_bias=bias,

@@ -8,8 +8,12 @@ from typing import Any
 from tureen.media import llava
 from tureen.media.vision_config import VisionConfig
 from tureen.models import multimodal
+from tureen.models.published import Published
 
 ARCHITECTURES = ("LlavaForConditionalGeneration",)
+FAMILIES = {
+    "LLaVA 1.5": Published("llava-hf/llava-1.5-7b-hf", "7B, 13B"),
+}
 
 
 def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,12 @@ from typing import Any
 from tureen.media import llava_next
 from tureen.media.vision_config import VisionConfig
 from tureen.models import multimodal
+from tureen.models.published import Published
 
 ARCHITECTURES = ("LlavaNextForConditionalGeneration",)
+FAMILIES = {
+    "LLaVA-NeXT": Published("llava-hf/llava-v1.6-mistral-7b-hf", "7B, 13B, 34B"),
+}
 
 
 def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:

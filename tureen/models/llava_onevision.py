@@ -8,8 +8,12 @@ from typing import Any
 from tureen.media import llava_onevision
 from tureen.media.vision_config import VisionConfig
 from tureen.models import multimodal
+from tureen.models.published import Published
 
 ARCHITECTURES = ("LlavaOnevisionForConditionalGeneration",)
+FAMILIES = {
+    "LLaVA-OneVision": Published("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", "0.9B, 8B"),
+}
 
 
 def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,14 +7,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tureen.models.config import Experts, ModelConfig, checked, common, integer, sliding_windows
+from tureen.layers.routing import Experts
+from tureen.models.config import EXPERT_NAMES, ModelConfig, checked, common, integer, sliding_windows
+from tureen.models.published import Published
 
 ARCHITECTURES = ("MixtralForCausalLM",)
+FAMILIES = {
+    "Mixtral": Published("mistralai/Mixtral-8x7B-Instruct-v0.1", "47B-A13B, 141B-A39B"),
+}
 RENAMES = (
     (".block_sparse_moe.", ".mlp."),
-    (".w1.", ".gate_proj."),
-    (".w3.", ".up_proj."),
-    (".w2.", ".down_proj."),
+    *EXPERT_NAMES,
 )
 """Parts of a checkpoint's names -> what they are called here."""
 

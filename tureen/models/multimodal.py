@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tureen.errors import StartupError, echo
+from tureen.errors import echo
+from tureen.models.config import fault
 
 
 def text_config(hf: Mapping[str, Any], model_type: str, *, ties_if_text_does: bool) -> dict[str, Any]:
@@ -16,6 +17,6 @@ def text_config(hf: Mapping[str, Any], model_type: str, *, ties_if_text_does: bo
     """
     text = hf.get("text_config") or {}
     if not isinstance(text, Mapping):
-        raise StartupError(f"config.json: text_config: must be an object, got {echo(text)}", field="text_config")
+        raise fault("text_config", f"must be an object, got {echo(text)}")
     ties = bool(hf.get("tie_word_embeddings")) or (ties_if_text_does and bool(text.get("tie_word_embeddings")))
     return {"model_type": model_type, **text, "tie_word_embeddings": ties}

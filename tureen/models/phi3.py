@@ -8,8 +8,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from tureen.models.config import ModelConfig, common, rope_parameters, sliding_windows
+from tureen.models.published import Published
 
 ARCHITECTURES = ("Phi3ForCausalLM",)
+FAMILIES = {
+    "Phi-3, Phi-4": Published("microsoft/Phi-4-mini-instruct", "3.8B, 14B", thoughts="qwen3"),
+}
 
 OLD_ROPES = ("su", "yarn")
 """Older names of longrope in published configs."""

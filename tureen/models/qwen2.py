@@ -8,8 +8,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from tureen.models.config import ModelConfig, common, layer_number, sliding_windows
+from tureen.models.published import Published
 
-ARCHITECTURES = ("Qwen2ForCausalLM",)
+ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen2Model")
+FAMILIES = {
+    "Qwen2.5": Published("Qwen/Qwen2.5-0.5B-Instruct", "0.5B, 1.5B, 3B, 7B, 14B, 32B, 72B", calls="hermes"),
+    "DeepSeek-R1-Distill-Qwen": Published(
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "1.8B, 7B, 14B, 32B", thoughts="deepseek-r1"
+    ),
+}
 TEXT_DEFAULTS = {
     "qwen2": {
         "architectures": ["Qwen2ForCausalLM"],

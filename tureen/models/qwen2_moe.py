@@ -7,18 +7,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tureen.models.config import (
-    Experts,
-    ModelConfig,
-    checked,
-    common,
-    integer,
-    layer_number,
-    sliding_windows,
-    sparse_layers,
-)
+from tureen.layers.routing import Experts
+from tureen.models.config import ModelConfig, checked, common, integer, layer_number, sliding_windows, sparse_layers
+from tureen.models.published import Published
 
 ARCHITECTURES = ("Qwen2MoeForCausalLM",)
+FAMILIES = {
+    "Qwen1.5-MoE": Published("Qwen/Qwen1.5-MoE-A2.7B-Chat", "14B-A2.7B"),
+}
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:

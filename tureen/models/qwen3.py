@@ -8,8 +8,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from tureen.models.config import ModelConfig, common, layer_number, sliding_windows
+from tureen.models.published import Published
 
-ARCHITECTURES = ("Qwen3ForCausalLM",)
+ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen3Model", "Qwen3ForSequenceClassification")
+FAMILIES = {
+    "Qwen3": Published("Qwen/Qwen3-0.6B", "0.6B, 1.7B, 4B, 8B, 14B, 32B", calls="hermes", thoughts="qwen3"),
+}
 TEXT_DEFAULTS = {
     "qwen3": {
         "architectures": ["Qwen3ForCausalLM"],
@@ -35,4 +39,4 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
     first = layer_number(hf, "max_window_layers", 28)  # this layer and those after it slide
     slides = [layer >= first for layer in range(config.num_layers)]
     windows = sliding_windows(hf, config.num_layers, slides) if hf.get("use_sliding_window") else config.windows
-    return replace(config, qkv_bias=bias, out_bias=bias, qk_norm=True, windows=windows)
+    return replace(config, qkv_bias=bias, out_bias=bias, qk_norm="head", windows=windows)

@@ -7,9 +7,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tureen.models.config import Experts, ModelConfig, checked, common, integer, sliding_windows, sparse_layers
+from tureen.layers.routing import Experts
+from tureen.models.config import ModelConfig, checked, common, integer, sliding_windows, sparse_layers
+from tureen.models.published import Published
 
 ARCHITECTURES = ("Qwen3MoeForCausalLM",)
+FAMILIES = {
+    "Qwen3 MoE": Published("Qwen/Qwen3-30B-A3B-Instruct-2507", "30B-A3B, 235B-A22B", calls="hermes", thoughts="qwen3"),
+    "Qwen3-Coder": Published("Qwen/Qwen3-Coder-30B-A3B-Instruct", "30B-A3B, 480B-A35B", calls="qwen3_coder"),
+}
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
@@ -27,7 +33,7 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
         config,
         qkv_bias=bias,
         out_bias=bias,
-        qk_norm=True,
+        qk_norm="head",
         windows=sliding_windows(hf if slides else {}, config.num_layers, [slides] * config.num_layers),
         experts=sparse_layers(hf, config.num_layers, checked(experts)),
     )

@@ -36,7 +36,15 @@ def share(size: int, index: int) -> range:
 
 
 def why_not(config: ModelConfig, num_ranks: int) -> str:
-    """Says why a model cannot be computed by so many ranks, and what numbers would do; "" where it can."""
+    """Returns why `num_ranks` ranks cannot compute the model, and which numbers can; "" if they can."""
+    if config.qk_norm == "all":
+        return "the model normalises all heads together, which no rank has; leave it out"
+    if config.state_floats or config.parts:
+        return "ranks do not share out the model's recurrent layers, or layers with one part; leave it out"
+    if config.has_gate:
+        return "the model's heads have gates, which ranks do not share out; leave it out"
+    if config.head_bias:
+        return "the model's head has a bias, which ranks do not share out; leave it out"
     small = next((f"{name} {size}" for name, size in _sizes(config) if size < NUM_SEGMENTS), "")
     if small:
         return f"the model's {small} cannot be cut into {NUM_SEGMENTS} segments; leave it out"
@@ -50,6 +58,8 @@ def cut(config: ModelConfig, segment: Segment, name: str) -> tuple[slice, ...]:
     """Returns the index of a segment's part of a weight of `ModelConfig.weights`; of one that every segment needs, all
     of it."""
     module = name.rsplit(".", 2)[-2]
+    if name.endswith(".sinks"):
+        return (_scaled(segment.heads, 1),)
     if module in ("q_proj", "o_proj"):
         places = _scaled(segment.heads, config.head_dim)
     elif module in ("k_proj", "v_proj"):

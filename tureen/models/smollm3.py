@@ -7,10 +7,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tureen.errors import StartupError, echo
-from tureen.models.config import ModelConfig, common, integer, sliding_windows
+from tureen.errors import echo
+from tureen.models.config import ModelConfig, common, fault, integer, sliding_windows
+from tureen.models.published import Published
 
 ARCHITECTURES = ("SmolLM3ForCausalLM",)
+FAMILIES = {
+    "SmolLM3": Published("HuggingFaceTB/SmolLM3-3B", "3B", calls="hermes", thoughts="qwen3"),
+}
 THETA = 2_000_000.0
 
 
@@ -37,8 +41,5 @@ def _turning(hf: Mapping[str, Any], num_layers: int) -> list[bool]:
         every = integer(hf, "no_rope_layer_interval", 4)
         return [(layer + 1) % every != 0 for layer in range(num_layers)]
     if not isinstance(flags, list) or len(flags) < num_layers or any(value not in (0, 1) for value in flags):
-        raise StartupError(
-            f"config.json: no_rope_layers: must have a 1 or 0 for each of {num_layers} layers, got {echo(flags)}",
-            field="no_rope_layers",
-        )
+        raise fault("no_rope_layers", f"must have a 1 or 0 for each of {num_layers} layers, got {echo(flags)}")
     return [bool(value) for value in flags[:num_layers]]

@@ -21,7 +21,9 @@ def layers_of(config: ModelConfig, stage: int, num_stages: int) -> range:
 
 
 def why_not(config: ModelConfig, num_stages: int) -> str:
-    """Says why a model cannot be computed by so many stages; "" where it can."""
+    """Returns why `num_stages` stages cannot compute a model; "" if they can."""
+    if config.state_floats or config.parts:
+        return "stages do not share out the model's recurrent layers, or layers with one part; leave it out"
     if num_stages <= config.num_layers:
         return ""
-    return f"the model has {config.num_layers} layers, and each rank computes at least one; use at most so many"
+    return f"the model has {config.num_layers} layers, and each rank computes at least one; use fewer ranks"

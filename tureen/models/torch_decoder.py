@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,15 +12,22 @@ from tureen.attention.base import AttentionBackend, LayerShape, ModelInput
 from tureen.layers.attention import Attention, Step
 from tureen.layers.block import Block
 from tureen.layers.embedding import Embedding, Head
-from tureen.layers.experts import ExpertsMLP
+from tureen.layers.experts import ExpertRouter, ExpertsMLP
+from tureen.layers.kept_states import KeptStates
 from tureen.layers.linear import Linear
-from tureen.layers.mlp import GatedMLP
-from tureen.layers.norm import RMSNorm
+from tureen.layers.mixers import GatedDelta, Mixer, ShortConv
+from tureen.layers.mlp import MLP
+from tureen.layers.norm import LayerNorm, Norm, RMSNorm
+from tureen.layers.recurrent import Beside, GatedDeltaLayer, Mamba2Layer, ShortConvLayer
 from tureen.layers.rope import RopeConfig
 from tureen.layers.rotary import RopeTable
-from tureen.models.config import Experts, ModelConfig
+from tureen.layers.routing import Experts
+from tureen.models.config import ModelConfig
 from tureen.weights.stored import Stored
 from tureen.weights.tensors import as_tensor
+
+if TYPE_CHECKING:
+    from tureen.layers.block import TokenMixer
 
 
 class DecoderLayers:
@@ -28,8 +36,11 @@ class DecoderLayers:
 
     def __init__(self, config: ModelConfig, layers: range, dtype: torch.dtype) -> None:
         self.config = config
-        self._blocks = {layer: _block(config, layer, place, dtype) for place, layer in enumerate(layers)}
+        own = [layer for layer in layers if config.has_attention(layer)]
+        places = {layer: place for place, layer in enumerate(own)}  # in the attention backend
+        self._blocks = {layer: _block(config, layer, places.get(layer, -1), dtype) for layer in layers}
         self._tables: list[RopeTable] = []
+        self.states: KeptStates | None = None  # of layers without attention, once there is a cache
 
     def weights(self) -> dict[str, Tensor]:
         """Returns the tensor that its values go into for every name in `config.weights()` that is here."""
@@ -63,12 +74,12 @@ class DecoderLayers:
 
     def _compute(self, x: Tensor, inputs: ModelInput, attention: AttentionBackend) -> Tensor:
         """Computes the layers for x [tokens, hidden_size], which is changed in place and returned."""
-        step = Step(attention, tuple(table.at(inputs.positions) for table in self._tables))
+        step = make_step(self.config, inputs, attention, self._tables, self.states)
         for block in self._blocks.values():
             x = block(x, step)
         return x
 
-    def _parts(self) -> Iterator[tuple[str, Embedding | Block | RMSNorm | Head]]:
+    def _parts(self) -> Iterator[tuple[str, Embedding | Block | Norm | Head]]:
         """Yields each part with the prefix of its weights' names."""
         for index, block in self._blocks.items():
             yield f"model.layers.{index}.", block
@@ -81,13 +92,14 @@ class DecoderModel(DecoderLayers):
         """layers: those that are computed here; None = all."""
         super().__init__(config, range(config.num_layers) if layers is None else layers, dtype)
         self._embedding = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, scale=config.embedding_scale)
-        self._norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self._norm = make_norm(config)
         tied = self._embedding if config.tie_embeddings else None
         self._head = Head(
             config.vocab_size,
             config.hidden_size,
             dtype=dtype,
             tied=tied,
+            bias=config.head_bias,
             scale=config.logit_scale,
             softcap=config.logit_softcap,
         )
@@ -117,7 +129,7 @@ class DecoderModel(DecoderLayers):
         super().finish(context_len, device)
         self._head.finish()
 
-    def _parts(self) -> Iterator[tuple[str, Embedding | Block | RMSNorm | Head]]:
+    def _parts(self) -> Iterator[tuple[str, Embedding | Block | Norm | Head]]:
         yield "model.embed_tokens", self._embedding
         yield from super()._parts()
         yield "model.norm", self._norm
@@ -133,6 +145,7 @@ def layer_shape(config: ModelConfig, layer: int) -> LayerShape:
         config.attention_scale,
         config.windows[layer],
         config.attention_softcap,
+        config.has_sinks,
     )
 
 
@@ -147,16 +160,39 @@ def _ropes(config: ModelConfig) -> list[RopeConfig]:
 
 
 def _block(config: ModelConfig, layer: int, place: int, dtype: torch.dtype) -> Block:
-    attention = make_attention(
-        config, layer, layer_shape(config, layer), place=place, out_bias=config.out_bias, dtype=dtype
-    )
+    part = config.part_of(layer)
+    mixer = None if part == "mlp" else _mixer(config, layer, place, dtype)
     experts = config.experts_of(layer)
-    mlp: GatedMLP | ExpertsMLP
-    if experts is None:
+    mlp: MLP | ExpertsMLP | None = None
+    if part != "mixer" and experts is None:
         mlp = make_mlp(config, config.intermediate_size, dtype, down_bias=config.mlp_bias)
-    else:
-        mlp = make_experts(config, experts, dtype, *make_routers(config, experts, dtype))
-    return Block(attention, mlp, make_norms(config), config.residual_scale)
+    elif part != "mixer" and experts is not None:
+        mlp = make_experts(config, experts, dtype, *make_routers(config, experts, dtype), down_bias=config.mlp_bias)
+    return Block(mixer, mlp, make_norms(config, layer), config.norms, config.residual_scale)
+
+
+def _mixer(config: ModelConfig, layer: int, place: int, dtype: torch.dtype) -> TokenMixer:
+    """Makes a layer's attention, or what it has in its place. place: of the attention in its backend."""
+    mixer = config.mixer_of(layer)
+    if mixer is not None and not config.mixers_beside:
+        return _recurrent(config, mixer, layer, dtype)
+    shape = layer_shape(config, layer)
+    attention = make_attention(config, layer, shape, place=place, out_bias=config.out_bias, dtype=dtype)
+    if mixer is None:
+        return attention
+    factors = config.multipliers
+    return Beside(attention, _recurrent(config, mixer, layer, dtype), factors.attention_in, factors.attention_out)
+
+
+def _recurrent(
+    config: ModelConfig, mixer: Mixer, layer: int, dtype: torch.dtype
+) -> ShortConvLayer | GatedDeltaLayer | Mamba2Layer:
+    size, start = config.hidden_size, config.state_start(layer)
+    if isinstance(mixer, ShortConv):
+        return ShortConvLayer(mixer, size, start, dtype)
+    if isinstance(mixer, GatedDelta):
+        return GatedDeltaLayer(mixer, size, start, config.norm_eps, dtype)
+    return Mamba2Layer(mixer, size, start, config.norm_eps, dtype)
 
 
 def make_attention(
@@ -173,36 +209,82 @@ def make_attention(
         out_bias=out_bias,
         dtype=dtype,
     )
+    if config.has_gate:
+        width = {"gate_proj": shape.num_heads * shape.head_dim}
+        attention.add_gate(Linear(config.hidden_size, width, bias=False, dtype=dtype))
     if config.qk_norm:
-        attention.normalise_heads(*(RMSNorm(config.head_dim, config.norm_eps) for _ in range(2)))
+        is_all = config.qk_norm == "all"
+        sizes = [shape.head_dim * (heads if is_all else 1) for heads in (shape.num_heads, shape.num_kv_heads)]
+        q_norm, k_norm = (_norm(config, size, bias=False) for size in sizes)
+        attention.normalise(q_norm, k_norm, are_together=is_all, is_last=config.qk_norm_last)
     return attention
 
 
-def make_norms(config: ModelConfig) -> dict[str, RMSNorm]:
+def make_step(
+    config: ModelConfig,
+    inputs: ModelInput,
+    attention: AttentionBackend,
+    tables: list[RopeTable],
+    states: KeptStates | None = None,
+) -> Step:
+    """Returns the values that all layers share in this step."""
+    rope = tuple(table.at(inputs.positions) for table in tables)
+    if config.query_growth is None:
+        return Step(attention, rope, None, inputs.spans, states)
+    every, beta = config.query_growth.every, config.query_growth.beta
+    grown = 1 + beta * torch.log1p((inputs.positions // every).float())
+    return Step(attention, rope, grown[:, None, None], inputs.spans, states)
+
+
+def make_norms(config: ModelConfig, layer: int) -> dict[str, Norm]:
     """Makes the norms of a layer by their names; see Block."""
-    return {name: RMSNorm(config.hidden_size, config.norm_eps) for name in config.layer_norms}
+    return {name: make_norm(config) for name in config.layer_norms(layer)}
 
 
-def make_mlp(config: ModelConfig, size: int, dtype: torch.dtype, *, down_bias: bool) -> GatedMLP:
+def make_norm(config: ModelConfig) -> Norm:
+    """Makes a norm of hidden states."""
+    return _norm(config, config.hidden_size, bias=config.norm_bias)
+
+
+def _norm(config: ModelConfig, size: int, *, bias: bool) -> Norm:
+    return LayerNorm(size, config.norm_eps, bias=bias) if config.layer_norm else RMSNorm(size, config.norm_eps)
+
+
+def make_mlp(config: ModelConfig, size: int, dtype: torch.dtype, *, down_bias: bool) -> MLP:
     """Makes an mlp of this intermediate size."""
     activation = config.activation
-    return GatedMLP(config.hidden_size, size, activation, bias=config.mlp_bias, down_bias=down_bias, dtype=dtype)
+    return MLP(
+        config.hidden_size,
+        size,
+        activation,
+        has_gate=config.gated_mlp,
+        bias=config.mlp_bias,
+        down_bias=down_bias,
+        dtype=dtype,
+        scales=(config.multipliers.gate, config.multipliers.mlp_out),
+    )
 
 
-def make_routers(config: ModelConfig, experts: Experts, dtype: torch.dtype) -> tuple[Linear, Linear | None]:
+def make_routers(config: ModelConfig, experts: Experts, dtype: torch.dtype) -> tuple[ExpertRouter, Linear | None]:
     """Makes the router of a layer's experts, and the gate of the one that every token uses, if there is one."""
-    router = Linear(config.hidden_size, {"gate": experts.count}, bias=False, dtype=dtype)
-    if not experts.shared_size:
+    router = ExpertRouter(config.hidden_size, experts, dtype)
+    if not experts.shared_size or not experts.has_shared_gate:
         return router, None
     return router, Linear(config.hidden_size, {"shared_expert_gate": 1}, bias=False, dtype=dtype)
 
 
 def make_experts(
-    config: ModelConfig, experts: Experts, dtype: torch.dtype, router: Linear, shared_gate: Linear | None
+    config: ModelConfig,
+    experts: Experts,
+    dtype: torch.dtype,
+    router: ExpertRouter,
+    shared_gate: Linear | None,
+    *,
+    down_bias: bool,
 ) -> ExpertsMLP:
     """Makes a layer's experts, whose weights the router and the gate give."""
-    plain = [make_mlp(config, experts.size, dtype, down_bias=config.mlp_bias) for _ in range(experts.count)]
+    plain = [make_mlp(config, experts.size, dtype, down_bias=down_bias) for _ in range(experts.count)]
     shared = None
-    if shared_gate is not None:
-        shared = make_mlp(config, experts.shared_size, dtype, down_bias=config.mlp_bias), shared_gate
-    return ExpertsMLP(router, plain, num_chosen=experts.num_chosen, is_normalised=experts.is_normalised, shared=shared)
+    if experts.shared_size:
+        shared = make_mlp(config, experts.shared_size, dtype, down_bias=down_bias)
+    return ExpertsMLP(router, plain, shared, shared_gate)

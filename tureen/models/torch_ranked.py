@@ -11,12 +11,10 @@ from torch import Tensor
 
 from tureen.attention.base import AttentionBackend, LayerShape, ModelInput
 from tureen.devices.groups import RankGroup
-from tureen.layers.attention import Step
 from tureen.layers.block import Block
 from tureen.layers.embedding import Embedding
 from tureen.layers.experts import ExpertsMLP
 from tureen.layers.linear import Linear
-from tureen.layers.norm import RMSNorm
 from tureen.layers.rotary import RopeTable
 from tureen.layers.segments import SegmentHead, SegmentLayer, Segments
 from tureen.models.config import ModelConfig
@@ -26,8 +24,10 @@ from tureen.models.torch_decoder import (
     make_attention,
     make_experts,
     make_mlp,
+    make_norm,
     make_norms,
     make_routers,
+    make_step,
     rope_tables,
 )
 from tureen.weights.stored import Stored
@@ -66,9 +66,10 @@ class RankedDecoder:
         self._embedding = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, scale=config.embedding_scale)
         self._layers = [(self._attention(layer), self._mlp(layer)) for layer in range(config.num_layers)]
         self._blocks = [
-            Block(attention, mlp, make_norms(config), config.residual_scale) for attention, mlp in self._layers
+            Block(attention, mlp, make_norms(config, layer), config.norms, config.residual_scale)
+            for layer, (attention, mlp) in enumerate(self._layers)
         ]
-        self._norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self._norm = make_norm(config)
         self._head = SegmentHead(
             config.hidden_size,
             [len(share(config.vocab_size, index)) for index in range(NUM_SEGMENTS)],
@@ -83,7 +84,7 @@ class RankedDecoder:
     def forward(self, inputs: ModelInput, attention: AttentionBackend) -> Tensor:
         """Returns hidden states [tokens, hidden_size] before the final norm, on every rank the same.
         `attention.plan(inputs)` has been called."""
-        step = Step(attention, tuple(table.at(inputs.positions) for table in self._tables))
+        step = make_step(self.config, inputs, attention, self._tables)
         x = self._embedding(inputs.token_ids)
         if inputs.embedded is not None:
             places, vectors = inputs.embedded
@@ -174,7 +175,9 @@ class RankedDecoder:
                 own[index] = make_mlp(config, size, dtype, down_bias=False)
                 continue
             sizes = {name: len(share(getattr(experts, name), index)) for name in ("size", "shared_size")}
-            own[index] = make_experts(config, msgspec.structs.replace(experts, **sizes), dtype, *routers)
+            has_bias = config.mlp_bias and index == 0  # an expert adds its bias once
+            shares = msgspec.structs.replace(experts, **sizes)
+            own[index] = make_experts(config, shares, dtype, *routers, down_bias=has_bias)
         return self._summed(own, "down_proj", has_bias=config.mlp_bias and experts is None)
 
     def _summed(self, own: dict[int, SegmentLayer], out: str, *, has_bias: bool) -> Segments:

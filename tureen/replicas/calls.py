@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 OF_ANY = ("weight", "stats")
 """Operations that ask for what is equal in all replicas: one that is well is asked."""
 
-FOLLOWED = ("update_weights", "resume_memory", "pause", "resume", "hold", "let_go", "prepare_grammars")
+FOLLOWED = ("update_weights", "resume_memory", "pause", "resume", "hold", "let_go")
 """Operations after which a replica that could not do them is restarted, in the state of one that could."""
 
 UNDONE_BY = {

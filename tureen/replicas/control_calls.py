@@ -81,7 +81,7 @@ class AdapterName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 CALLS: dict[str, type[msgspec.Struct]] = {
-    **dict.fromkeys(("flush_cache", "overview", "stats", "resume", "hold", "let_go", "prepare_grammars"), NoArguments),
+    **dict.fromkeys(("flush_cache", "overview", "stats", "resume", "hold", "let_go"), NoArguments),
     **dict.fromkeys(("stop_profile", "start_expert_record", "stop_expert_record", "take_expert_record"), NoArguments),
     "pause": Pause,
     "update_weights": NewWeights,

@@ -56,11 +56,11 @@ def engine_context(config: Config, address: EngineAddress) -> ssl.SSLContext | N
 
 async def _serve(config: Config, address: EngineAddress, context: ssl.SSLContext | None, role: EngineRole) -> int:
     stopped = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     with PhaseDisplay() as display:
         server = await start_engine(config, address, context, display, role)
         await server.engine.start(display)
+    for number in (signal.SIGINT, signal.SIGTERM):  # until now, a signal ends the process
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     log.info("the engine is ready; it takes requests of servers at %s", server.address)
     await stopped.wait()
     await server.close()

@@ -111,7 +111,7 @@ class SharedEngine(ReplicaClient):
         return self._streams.num_relayed
 
     def count(self, change: int) -> None:
-        """Notes that so many more, or fewer, requests of fronts run."""
+        """Adds to the number of requests of fronts that run; a negative number takes away."""
         self._streams.num_relayed += change
 
     def _hear(self, epoch: int, message: FromEngine) -> None:

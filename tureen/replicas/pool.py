@@ -90,7 +90,7 @@ class Pool:
             self.look(LOOK_S)
 
     def look(self, seconds: float) -> None:
-        """Judges the load of so many seconds. Begins a change, unless one is under way, or none may be."""
+        """Judges the load of the last `seconds`. Begins a change, unless one is under way or none is allowed."""
         running = [each for each in self._replicas if not each.is_parked]
         change = self._scaler.judge(seconds, sum(each.total_load for each in running), len(running))
         if not change or "change" in self._tasks or self._num_holds:

@@ -36,6 +36,9 @@ from tureen.serving.unblamed import UnblamedStreams
 PLACE_S = 300.0
 """Seconds within which an actor must have its place, and know its address."""
 
+HEAD_S = 5.0
+"""Seconds within which Ray's head must take a connection."""
+
 LOOPBACK = "127.0.0.1"
 
 log = get_logger("replicas")
@@ -103,9 +106,10 @@ class RayClient(RemoteClient):
             async with asyncio.timeout(PLACE_S):
                 host, port = await self._actor.address.remote()
         except TimeoutError:
-            raise OSError(f"Ray has found no place for the actor within {PLACE_S:g} s") from None
+            raise OSError(await _why_head() or f"Ray has found no place for the actor within {PLACE_S:g} s") from None
         except RayError as error:
-            raise OSError(f"the Ray actor is not there: {str(error).strip().splitlines()[-1]}") from None
+            reason = f"the Ray actor is not there: {str(error).strip().splitlines()[-1]}"
+            raise OSError(await _why_head() or reason) from None
         address = EngineAddress(host, port, ENGINE_NAME)
         self._place.address = str(address)
         return address
@@ -120,6 +124,24 @@ class RayClient(RemoteClient):
     async def close(self) -> None:
         await super().close()
         await self.release()
+
+
+async def _why_head() -> str:
+    """Return why Ray's head places no actors; "" if it answers, or this process is in no cluster."""
+    if not ray.is_initialized():  # the next call would start a cluster
+        return ""
+    address = ray.get_runtime_context().gcs_address
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(HEAD_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except OSError:
+        return (
+            f"Ray's head process (gcs_server at {address}) does not answer, and without it Ray replaces no engine; the "
+            "other engines serve on. Start the head again, then this server; with ray://local, restart this server"
+        )
+    writer.close()
+    return ""
 
 
 def ray_clients(config: Config, text: str, model: Model, folder: Path | None = None) -> list[MakeClient]:

@@ -324,7 +324,7 @@ class Passage:
         return self.hardware if self.hardware[-1:] == [replica.hardware] else [*self.hardware, replica.hardware]
 
     def enter(self, replica: Replica, num_uncached: int, num_left: int) -> None:
-        """Goes to a replica, which has so many tokens of it to compute, `num_uncached` of them before the first one."""
+        """Goes to a replica, which has `num_left` tokens of it to compute, `num_uncached` before the first new one."""
         self.replica = replica
         self.attempt_id = self.live.request.id if not self.num_moves else f"{self.live.request.id}~{self.num_moves}"
         self._num_uncached, self._left = num_uncached, num_left
@@ -333,7 +333,7 @@ class Passage:
         replica.passages[self.attempt_id] = self
 
     def note(self, num_tokens: int) -> None:
-        """Notes that so many tokens have come."""
+        """Notes that tokens have come."""
         done = min(self._left, num_tokens + self._num_uncached)
         self._num_uncached = 0
         self._left -= done

@@ -29,7 +29,7 @@ from tureen.requests.reading import Reading
 from tureen.requests.state import Context, ServerState
 from tureen.text.messages import Message, Tool, ToolChoice
 from tureen.text.reasoning import ReasoningFormat
-from tureen.text.tools import ToolFormat, calls_or, constraint, schema_fields
+from tureen.text.tools import PARSERS, ToolFormat, calls_or, constraint, schema_fields
 
 TO_THE_END: Mapping[str, Any] = MappingProxyType({"max_new_tokens": None})
 """Default of chat APIs: an answer may go on to the end of the context."""
@@ -38,7 +38,7 @@ NUM_END_TOKENS = 32
 """Tokens at the end of a prompt of token ids in which a mark of reasoning is looked for."""
 
 TOOL_SIZE = 256
-"""Cost of one tool for `offload`: the grammar of its calls takes as long as tokenizing so many characters."""
+"""Cost of one tool for `offload`: the grammar of its calls takes as long as tokenizing this many characters."""
 
 log = get_logger("api")
 
@@ -99,7 +99,7 @@ async def prepare(chat: Chat, state: ServerState, *, owner: str = "") -> Plan:
     if reasoning is not None:
         starts_inside = _starts_inside(chat, prompt.text, reasoning)
         if starts_inside and any(getattr(sampling.params, name) is not None for name in CONSTRAINTS):
-            later = {"grammar_after": reasoning.end, **setup.sampling}
+            later = {"grammar_after": reasoning.end + reasoning.answer, **setup.sampling}
             sampling = await planning.sampling_of(later, context, setup.names, chat.defaults)
     if prompt.num_neutralised:
         state.metrics.add("num_neutralised_tokens", prompt.num_neutralised)
@@ -128,7 +128,7 @@ class ToolSetup(NamedTuple):
     """How a chat's tools shape its prompt and its sampling."""
 
     tools: tuple[Tool, ...]  # tools that the model may call
-    format: ToolFormat | None  # None without tools
+    format: ToolFormat | None  # None without tools, unless its parser also extracts the reasoning
     sampling: Mapping[str, Any]  # the body's parameters, and a grammar where tool_choice, strict or parallel need one
     names: Names
     error_fields: Mapping[str, str] = {}  # a schema's path in errors about the grammar -> the client's field
@@ -147,7 +147,8 @@ def _tool_setup(chat: Chat, context: Context) -> ToolSetup:
     if reasoning is not None and reasoning.is_special:
         _keep_special_tokens(sampling, chat, "reasoning" if chat.separate_reasoning else None)
     if not chat.tools or chat.tool_choice.mode == "none":
-        return ToolSetup((), None, sampling, chat.names)
+        form = PARSERS.get(reasoning.calls) if reasoning is not None else None
+        return ToolSetup((), form, sampling, chat.names)
     form = context.tool_format
     if form is None:
         raise InvalidRequest("tools: the server runs with --tool-call-parser none; leave them out", field="tools")

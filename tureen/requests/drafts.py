@@ -25,7 +25,7 @@ SEED_BITS = 52
 JavaScript clients have."""
 
 REQUEST_SIZE = 32
-"""Cost of making one request for `offload`: as long as tokenizing so many characters."""
+"""Cost of making one request for `offload`: as long as tokenizing this many characters."""
 
 MAX_EXPLAINED_TOKENS = 1 << 14
 """Most tokens of one answer that are explained; each takes some 2 KB as JSON."""
@@ -238,6 +238,7 @@ def _requests(
             client_weight=weight,
             adapter=options.adapter,
             embeds=prompt.embeds,
+            second_start=prompt.second_start,
             hidden_states=options.hidden_states,
             explain=options.explain,
             timed=work.trace is not None,

@@ -40,11 +40,24 @@ def states_for(pooling: PoolingField | None, info: EngineInfo) -> HiddenStates:
     pooling that the model does not have."""
     own = info.pooling
     if own is None and pooling != "cls":
-        return "pooled" if (pooling or info.decoder_pooling) == "mean" else "last"
+        return "pooled" if pooling == "mean" else "last"
     if own is not None and pooling in (None, own):
-        return "pooled"
+        return "last" if own == "last" else "pooled"
     allowed = "mean or last, as this model reads from left to right" if own is None else f"{own}, or left out"
     raise InvalidRequest(f"pooling must be {allowed}; got {pooling}", field="pooling")
+
+
+def prompt_text(name: str | None, info: EngineInfo) -> str:
+    """Returns the text that the model's makers put before texts, by its name; None = that of the model's default.
+    Raises InvalidRequest for a name that the model does not have."""
+    chosen = info.default_prompt if name is None else name
+    if chosen is None:
+        return ""
+    if chosen not in info.prompts:
+        names = ", ".join(sorted(info.prompts))
+        allowed = f"one of {names}, or left out" if names else "left out: this model has no prompts"
+        raise InvalidRequest(f"prompt_name must be {allowed}; got {echo(chosen)}", field="prompt_name")
+    return info.prompts[chosen]
 
 
 def check_dimensions(dimensions: int | None, info: EngineInfo) -> None:
@@ -71,7 +84,7 @@ async def embed(
     """
     context = state.context
     if chosen.truncate is not None:
-        inputs = await _cut(inputs, _limit(chosen.truncate, context), context.tokenizer)
+        inputs = await _cut(inputs, limit_of(chosen.truncate, context), context.tokenizer)
     resolved = await tokenising.resolve(inputs, names, state)
     options = Options(hidden_states=chosen.hidden_states, adapter=chosen.adapter, priority=chosen.priority)
     return await waves.run_all(waves.draft_of(resolved, names, NOTHING_DRAWN, options, requester), requester, state)
@@ -91,7 +104,8 @@ def normalised(vector: NDArray[np.float64]) -> NDArray[np.float64]:
     return vector / (length or 1.0)
 
 
-def _limit(truncate: int, context: Context) -> int:
+def limit_of(truncate: int, context: Context) -> int:
+    """Returns the most tokens of a prompt that `truncate` leaves. Raises InvalidRequest."""
     if truncate == -1:
         return context.capacity
     if not 1 <= truncate <= context.capacity:

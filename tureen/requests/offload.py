@@ -17,7 +17,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 INLINE_CHARS = 2048
-"""Work that costs no more than tokenizing so many characters runs on the event loop: handing it to a thread costs as
+"""Work that costs no more than tokenizing this many characters runs on the event loop: handing it to a thread costs as
 much. All pieces that one request brings within one turn of the event loop count together."""
 
 LARGE = INLINE_CHARS + 1

@@ -79,7 +79,7 @@ class PartLog:
         self._drop()
 
     def limit(self, max_bytes: int) -> None:
-        """Keeps at most so many bytes from now on."""
+        """Sets the most bytes that are kept from now on."""
         self._max_bytes = max_bytes
         self._drop()
 

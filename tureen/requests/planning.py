@@ -25,7 +25,7 @@ T = TypeVar("T")
 MAX_SEQUENCES = 512
 MAX_RID_CHARS = 256
 PATTERN_SIZE = 32
-"""Cost of compiling one character of a stop pattern for `offload`: as long as tokenizing so many."""
+"""Cost of compiling one character of a stop pattern for `offload`: as long as tokenizing this many."""
 
 Origin = Literal["request", "model", "server", "default"]
 

@@ -22,6 +22,7 @@ class Prompt(NamedTuple):
     token_ids: list[int]
     embeds: bytes = b""
     media: tuple[MediaItem, ...] = ()
+    second_start: int = 0  # of a pair of texts, as in GenerateRequest
 
 
 class Texts(NamedTuple):

@@ -55,7 +55,7 @@ class QueueRoom:
         return self._max_running + self._max_queued - max(0, num_live)
 
     def check(self, num_requests: int) -> None:
-        """Raise Unavailable if there is no room for so many more, also after displacing others."""
+        """Raise Unavailable if there is no room for these requests, even after displacing others."""
         if num_requests > self.num_free:
             self._find_displaced(num_requests)
 

@@ -106,7 +106,7 @@ class Account:
         return self._used
 
     def restore(self, used: float, seconds_ago: float) -> None:
-        """Begins with a bucket that lacked `used` tokens so many seconds ago."""
+        """Begins with a bucket that lacked `used` tokens some seconds ago."""
         self._used, self._since_s = used, self._clock() - seconds_ago
 
     def hold(self, num_tokens: int) -> Hold:

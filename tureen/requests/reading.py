@@ -57,10 +57,13 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
     def reader(self) -> OutputReader:
         """Makes the reader of one output."""
-        reasoning = None
-        if self.reasoning is not None and (self.separate_reasoning or self.tool_format is not None):
+        reasoning, form = None, self.tool_format
+        calls_find_it = self.reasoning is not None and form is not None and self.reasoning.calls in form.NAMES
+        if self.reasoning is not None and not calls_find_it and (self.separate_reasoning or form is not None):
             reasoning = ReasoningParser(self.reasoning, starts_inside=self.starts_inside)
-        calls = self.tool_format.parser(self.tools, parallel=self.parallel) if self.tool_format else None
+        calls = form.parser(self.tools, parallel=self.parallel) if form is not None else None
+        if calls is not None and calls_find_it and self.reasoning is not None and self.starts_inside:
+            calls.feed(self.reasoning.begin)  # the prompt has it
         marks = None if self.separate_reasoning else self.reasoning
         return OutputReader(reasoning, calls, marks, FreeInputs(self.tools))
 

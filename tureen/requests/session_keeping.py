@@ -164,7 +164,7 @@ class SessionKeeper:
         self._used.discard(session)
 
     def check_room(self, owner: str, num_more: int) -> None:
-        """Raises TooManyRequests when so many more tokens are too many for a client's durable sessions."""
+        """Raises TooManyRequests when these tokens would take a client's durable sessions over their limit."""
         most = self._state.context.config.sessions_max_tokens
         if self._state.sessions.num_held_by(owner) + num_more <= most:
             return

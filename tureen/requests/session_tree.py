@@ -22,7 +22,7 @@ class SessionParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = None
     offset: Annotated[
         int | None,
-        Meta(description="Keep only so many tokens of what is continued; negative counts from the end, 0 = all."),
+        Meta(description="How many tokens of the text to keep; negative counts from the end, 0 = all."),
     ] = None
     replace: Annotated[
         bool, Meta(description="End and forget what continues rid already; without rid, the whole tree.")
@@ -96,7 +96,7 @@ class Keeper(Protocol):
         """Hears that a request, or the whole session, is forgotten."""
 
     def check_room(self, owner: str, num_more: int) -> None:
-        """Raises TooManyRequests when so many more tokens are too many for a client's durable sessions."""
+        """Raises TooManyRequests when these tokens would take a client's durable sessions over their limit."""
 
     def check(self, session: Session) -> None:
         """Raises Conflict for a session whose token ids are another tokenizer's."""

@@ -46,6 +46,6 @@ LogprobsModeField = Annotated[
 ]
 KeptTokens = Annotated[
     Annotated[int, Meta(ge=-1)] | None,
-    Meta(description="Keep only the first so many tokens of each text; -1 = as many as the model takes."),
+    Meta(description="Keep at most this number of tokens of each text; -1 = as many as the model takes."),
 ]
 AbortName = Annotated[str | None, Meta(description="A name to abort the request by.")]

@@ -26,7 +26,7 @@ class ReasoningBudget(NamedTuple):
 
 
 class BudgetedRun:
-    """Runs a plan of one request whose reasoning has at most so many tokens, and fewer where the answer would have
+    """Runs a plan of one request with a limit on the tokens of its reasoning; a lower one where the answer would have
     none left."""
 
     def __init__(self, state: ServerState, plan: Plan, budget: ReasoningBudget) -> None:
@@ -82,8 +82,8 @@ class BudgetedRun:
 
 
 class BudgetedRuns:
-    """Runs a plan of several requests, the reasoning of each of which has at most so many tokens; when one fails or the
-    client leaves, all end."""
+    """Runs a plan of several requests with a limit on the tokens of each one's reasoning; when one fails or the client
+    leaves, all end."""
 
     def __init__(self, state: ServerState, plan: Plan, budget: ReasoningBudget) -> None:
         """`budget`: of each request."""
@@ -190,7 +190,8 @@ def _run_of(plan: Plan, request: GenerateRequest, state: ServerState) -> Run:
 
 def _mark(plan: Plan, state: ServerState) -> tuple[str, list[int]]:
     """Returns the text that ends the reasoning, and its token ids."""
-    text = "" if plan.reading.reasoning is None else f"\n{plan.reading.reasoning.end}\n\n"
+    form = plan.reading.reasoning
+    text = "" if form is None else form.end if form.calls else f"\n{form.end}\n\n"
     return text, list(state.context.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
 

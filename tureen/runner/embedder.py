@@ -1,9 +1,10 @@
-"""Runs an embedding model on one device: a text's token ids become one vector. Imports torch only where it computes."""
+"""Runs an encoder on one device: a text's token ids become an embedding or scores. Imports torch only where it
+computes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -12,21 +13,24 @@ from numpy.typing import NDArray
 from tureen.config import Config
 from tureen.contract.types import Pooling
 from tureen.devices.base import DeviceInfo, resolve_device
-from tureen.errors import RequestFailed, StartupError
+from tureen.errors import RequestFailed, StartupError, echo
 from tureen.extras import require
 from tureen.kernels.cpu import native
 from tureen.log import Progress
-from tureen.models import bert
-from tureen.models.bert import BertConfig
+from tureen.models.encoder import UNUSED, EncoderConfig
+from tureen.registry import find_encoder
+from tureen.runner import heads as head_layers
 from tureen.runner import loading, native_embedder
-from tureen.weights.sentence_files import SentenceConfig, read_sentence_config
+from tureen.runner.heads import HeadLayer, dense_layers
+from tureen.weights.gguf_encoders import encoder_name
+from tureen.weights.sentence_files import SentenceConfig, classifier_of
 from tureen.weights.source import ModelSource, model_config
-from tureen.weights.stored import Stored, iter_plain
+from tureen.weights.stored import Stored, iter_plain, to_float32
 
-PREFIX = "bert."
-"""Stands before the encoder's names in a checkpoint that holds more than the encoder."""
 ITEM_BYTES = {"auto": 4, "float32": 4, "bfloat16": 2, "float16": 2}
 """--dtype -> bytes of a weight."""
+PLACES = {"cls": 0, "last": -1}
+"""Pooling -> the token whose state it takes."""
 NOT_FOR_EMBEDDINGS = (
     "lora_paths", "quantization", "kv_cache_dtype", "max_total_tokens", "model_impl", "load_format",
     "tensor_parallel_size", "pipeline_parallel_size",
@@ -39,8 +43,10 @@ class States(Protocol):
 
     dtype: str
 
-    def states(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Returns it for token ids: [tokens, hidden_size]."""
+    def states(
+        self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], types: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """Returns it for token ids, rows of the table of positions, and token types: [tokens, hidden_size]."""
 
 
 class EmbedderPlace(NamedTuple):
@@ -51,29 +57,51 @@ class EmbedderPlace(NamedTuple):
 
 
 class ModelEmbedder:
-    """Computes embeddings, one text at a time, so that no number depends on what else is asked for."""
+    """Computes embeddings or scores, one text at a time, so that no number depends on what else is asked for."""
 
     def __init__(
-        self, model: States, config: BertConfig, pooling: Pooling, max_tokens: int, place: EmbedderPlace
+        self,
+        model: States,
+        config: EncoderConfig,
+        pooling: Pooling,
+        max_tokens: int,
+        place: EmbedderPlace,
+        layers: Sequence[HeadLayer] = (),
     ) -> None:
+        """layers: those that follow the pooling."""
         self.config = config
         self.pooling = pooling
         self.max_tokens = max_tokens
         self.place = place
         self._model = model
+        self._layers = layers
 
-    def embed(self, token_ids: Sequence[int]) -> bytes:
-        """Returns a text's embedding, float32 [hidden_size] as bytes, not normalised. Raises RequestFailed where it is
-        not finite."""
-        states = self._model.states(token_ids)
-        vector: NDArray[np.float32] = states.mean(axis=0) if self.pooling == "mean" else states[0]
+    def embed(self, token_ids: Sequence[int], second_start: int = 0) -> bytes:
+        """Returns a text's embedding or a classifier's logits, float32 as bytes, as they are after the last layer.
+
+        second_start: as in GenerateRequest. Raises RequestFailed where a number is not finite.
+        """
+        ids = np.asarray(token_ids, np.int64)
+        types = np.zeros_like(ids)
+        if second_start and self.config.has_pair_types:
+            types[second_start:] = 1
+        states = self._model.states(ids, _positions(ids, self.config.padding), types)
+        pooled: NDArray[np.float32] = states.mean(axis=0) if self.pooling == "mean" else states[PLACES[self.pooling]]
+        vector = head_layers.apply(self._layers, pooled)
         if not np.isfinite(vector).all():
             raise RequestFailed("the model made something of this text that is not a number", code="nan_logits")
         return vector.tobytes()
 
 
+def _positions(token_ids: NDArray[np.int64], padding: int | None) -> NDArray[np.int64]:
+    if padding is None:
+        return np.arange(len(token_ids))
+    is_text = token_ids != padding
+    return padding + np.where(is_text, np.cumsum(is_text), 0)
+
+
 def load_embedder(source: ModelSource, config: Config, progress: Progress) -> ModelEmbedder:
-    """Loads a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
+    """Loads an encoder that is on disk. Memory is checked before it is taken. Raises StartupError."""
     refuse_settings(config)
     device = resolve_device(config.device, config.num_threads)
     fault = why_not_native(config, device.type)
@@ -81,18 +109,40 @@ def load_embedder(source: ModelSource, config: Config, progress: Progress) -> Mo
         raise StartupError(f"--kernels native: {fault}", field="kernels")
     if fault:
         require(fault, "torch")
-    shape = bert.parse(model_config(source))
-    sentence = read_sentence_config(source.path)
-    max_tokens = _max_tokens(config, sentence, shape.num_positions)
-    shapes = shape.weights()
+    hf, sentence = model_config(source), source.sentence
+    family = find_encoder(loading.architecture_of(hf))
+    shape: EncoderConfig = family.parse(hf)
+    max_tokens = _max_tokens(config, sentence, shape.max_tokens)
+    shapes = shape.weights(len(classifier_of(hf, sentence).labels) if shape.head else 0)
     dtype = "float32" if config.dtype == "auto" else config.dtype
     loading.require_memory(sum(map(math.prod, shapes.values())) * ITEM_BYTES[dtype], dtype, device)
-    weights = _read(source, shapes, progress)
+    head: dict[str, NDArray[np.float32]] = {}
+    weights = _without_head(_read(source, shape, family.RENAMES, shapes, progress), head)
     states = _torch_states(shape, config, device, weights) if fault else native_embedder.load(shape, device, weights)
-    return ModelEmbedder(states, shape, sentence.pooling, max_tokens, EmbedderPlace(device.name, dtype))
+    pooling = shape.head.pooling if shape.head else sentence.pooling or "mean"
+    layers = _head_layers(shape, head) if shape.head else dense_layers(source, shape.hidden_size)
+    return ModelEmbedder(states, shape, pooling, max_tokens, EmbedderPlace(device.name, dtype), layers)
 
 
-def _torch_states(shape: BertConfig, config: Config, device: DeviceInfo, weights: Iterator[Stored]) -> States:
+def _without_head(weights: Iterator[Stored], head: dict[str, NDArray[np.float32]]) -> Iterator[Stored]:
+    """Yields the weights but those of the head, whose values are put into `head` by their names."""
+    for stored in weights:
+        if stored.name.startswith("head."):
+            head[stored.name] = to_float32(stored)
+        else:
+            yield stored
+
+
+def _head_layers(shape: EncoderConfig, head: Mapping[str, NDArray[np.float32]]) -> list[HeadLayer]:
+    assert shape.head is not None
+    layers = []
+    if shape.head.dense:
+        norm = head.get("head.norm.weight"), head.get("head.norm.bias"), shape.norm_eps
+        layers.append(HeadLayer(head["head.dense.weight"], head.get("head.dense.bias"), shape.head.dense, *norm))
+    return [*layers, HeadLayer(head["head.out.weight"], head["head.out.bias"])]
+
+
+def _torch_states(shape: EncoderConfig, config: Config, device: DeviceInfo, weights: Iterator[Stored]) -> States:
     from tureen.runner import torch_embedder  # noqa: PLC0415 - torch
 
     return torch_embedder.load(shape, config, device, weights)
@@ -130,19 +180,44 @@ def refuse_settings(config: Config) -> None:
             raise StartupError(f"--{flag} {value}: not for a model that makes embeddings; leave it out", field=name)
 
 
-def _read(source: ModelSource, shapes: Mapping[str, tuple[int, ...]], progress: Progress) -> Iterator[Stored]:
+def _stored(source: ModelSource, renames: Iterable[tuple[str, str]], unused: tuple[str, ...]) -> Iterator[Stored]:
+    """Yields the weights by the names used here, but those whose names have an `unused` beginning. Raises
+    StartupError."""
+    file = source.gguf
+    if file is None:
+        for stored in iter_plain(source, lambda name: not loading.replaced(name, renames).startswith(unused)):
+            yield stored._replace(name=loading.replaced(stored.name, renames))
+        return
+    for info in file.tensors.values():
+        name = encoder_name(info.name, file.metadata["general.architecture"])
+        if name is None:
+            raise StartupError(f"model {file.path}: tensor {echo(info.name)} is not part of a known architecture")
+        if name.startswith(unused):
+            continue
+        yield Stored(name, info.shape, info.encoding.name, file.raw(info))
+        file.release(info)
+
+
+def _read(
+    source: ModelSource,
+    shape: EncoderConfig,
+    renames: Iterable[tuple[str, str]],
+    shapes: Mapping[str, tuple[int, ...]],
+    progress: Progress,
+) -> Iterator[Stored]:
     """Yields each weight once, by the names used here. Raises StartupError for those that are missing, unknown or
     misshapen."""
     missing = dict(shapes)
-    for stored in iter_plain(source, lambda name: not name.removeprefix(PREFIX).startswith(bert.UNUSED)):
-        name = stored.name.removeprefix(PREFIX)
-        shape = missing.pop(name, None)
-        if shape != stored.shape:
+    unused = UNUSED if shape.head else (*UNUSED, "head.")
+    for stored in loading.unstacked(_stored(source, renames, unused), shapes):
+        expected = missing.pop(stored.name, None)
+        if expected != stored.shape:
             raise StartupError(
-                f"the model's weight {name} has shape {list(stored.shape)}, config.json says "
-                f"{'that there is none' if shape is None else list(shape)}; the files do not belong together"
+                f"the model's weight {stored.name} has shape {list(stored.shape)}, config.json says "
+                f"{'that there is none' if expected is None else list(expected)}; the files do not belong together"
             )
-        yield stored._replace(name=name)
+        is_less_one = shape.unit_offset_norm and source.gguf is None and stored.name.endswith("norm.weight")
+        yield stored._replace(offset=stored.offset + 1) if is_less_one else stored
         progress("load weights", len(shapes) - len(missing), len(shapes))
     if missing:
         raise StartupError(f"the model lacks {len(missing)} weights, such as {min(missing)}")

@@ -101,20 +101,17 @@ class Encoder:
 
 def load_encoder(
     source: ModelSource, hf: Mapping[str, Any], config: Config, device: DeviceInfo, progress: Progress
-) -> Encoder | None:
-    """Loads a model's vision encoder; returns None for a model that has none. Raises StartupError.
+) -> Encoder:
+    """Loads the vision encoder of a model that has one. Raises StartupError.
 
     Its memory is checked before it is taken, and taken from what is free then: load it before the text model, so that
     the KV cache gets what it leaves.
     """
-    module = find_model(loading.architecture_of(hf))
-    if not hasattr(module, "parse_vision"):
-        return None
     import torch  # noqa: PLC0415 - only for models that see
 
     from tureen.vision.llava import LlavaVision  # noqa: PLC0415
 
-    vision: VisionConfig = module.parse_vision(hf)
+    vision: VisionConfig = find_model(loading.architecture_of(hf)).parse_vision(hf)
     settings = picture_settings(preprocessor_config(source), *PICTURE_PROCESSORS)
     torch.set_num_threads(device.num_threads)
     dtype = _dtype(config, device)

@@ -93,6 +93,7 @@ class FakeRunner:
         self._thread = thread
         self._weights = 0  # their number; all that is stored depends on them
         self._kv = bytearray(capacity.num_pages * capacity.page_size * WIDTH)
+        self._recurrent: dict[int, bytes] = {}  # by number: the states of layers without attention
         self._states: dict[int, SlotState] = {}
         self._seeds: dict[int, int] = {}  # by slot
         self._outputs: dict[int, list[int]] = {}  # by slot: the sampler's own record of what it drew
@@ -173,15 +174,7 @@ class FakeRunner:
         self._states.clear()
 
     def _run_row(self, row: Row, fault: Fault | None, masks: Sequence[Mask]) -> RowOutput:
-        for index, token_id in enumerate(row.token_ids):
-            position = row.start + index
-            before = self._read(row, position - 1) if position else b""
-            poisoned = fault == "poison" or before == POISON
-            self._kv[self._at(row, position)] = (
-                POISON
-                if poisoned
-                else digest(before, token_id + ((row.adapter + self._weights) << 32), self._embed(row, index))
-            )
+        self._store(row, fault)
         hidden = self._hidden_states(row)
         if hidden is None:
             return RowOutput(error=NAN_LOGITS)
@@ -210,6 +203,31 @@ class FakeRunner:
             return RowOutput(error=NAN_LOGITS)
         error = None if token_ids else NOTHING_TO_DRAW
         return RowOutput(tuple(token_ids), tuple(logprobs), tuple(scores), hidden, error, self._explain(row, token_ids))
+
+    def _store(self, row: Row, fault: Fault | None) -> None:
+        """Stores K/V and states of the row's tokens."""
+        before = self._before(row)
+        for index, token_id in enumerate(row.token_ids):
+            if fault == "poison" or before == POISON:
+                before = POISON
+            else:
+                before = digest(before, token_id + ((row.adapter + self._weights) << 32), self._embed(row, index))
+            self._kv[self._at(row, row.start + index)] = before
+            self._keep_state(row, index + 1, before)
+
+    def _before(self, row: Row) -> bytes:
+        """Returns what all tokens before the row's come to: from their page, or from the state of a model with
+        states."""
+        if not row.start:
+            return b""
+        return self._recurrent[row.state_from] if self._capacity.num_states else self._read(row, row.start - 1)
+
+    def _keep_state(self, row: Row, num_tokens: int, state: bytes) -> None:
+        """Keeps the state after the first `num_tokens` tokens of the row where the row wants it."""
+        if self._capacity.num_states:
+            numbers = [number for count, number in row.state_saves if count == num_tokens]
+            for number in (*numbers, row.state_to) if num_tokens == len(row.token_ids) else numbers:
+                self._recurrent[number] = state
 
     def _hidden_states(self, row: Row) -> tuple[bytes, ...] | None:
         """Returns small numbers that depend on all tokens before; None where there is poison among these."""

@@ -12,14 +12,17 @@ from tureen.config_facts import has_ranks
 from tureen.devices import cpu
 from tureen.kernels.cpu import native as kernels_module
 from tureen.models.config import ModelConfig
-from tureen.registry import declaring
 from tureen.runner import loading, native
+from tureen.runner.kinds import is_encoder
+from tureen.runner.kv_pool import state_bytes
 from tureen.weights.source import ModelSource, model_config
 from tureen.weights.stored import iter_vision
 
 PROCESS_BYTES = 160 << 20
 """About what the server's own process takes beside all that a model needs."""
 SMALLER = ("int8", "int4")
+STATES = 3
+"""States of a sequence in layers without attention: two that it writes in turn, and one that is saved."""
 
 
 class MemoryNeed(NamedTuple):
@@ -53,7 +56,7 @@ def memory_need(source: ModelSource, config: Config) -> MemoryNeed:
     run here."""
     free, total = cpu.free_bytes(), cpu.total_bytes()
     hf = model_config(source)
-    if declaring("tureen.models", "EMBEDDING_ARCHITECTURES", loading.architecture_of(hf)) is not None:
+    if is_encoder(hf):
         return MemoryNeed(sum(path.stat().st_size for path in source.files), 0, 0, PROCESS_BYTES // 4, free, total)
     model = loading.describe(hf)
     weights, kv_per_token = _native_sizes(source, config, model)
@@ -73,17 +76,18 @@ def _native_sizes(source: ModelSource, config: Config, model: ModelConfig) -> tu
     kernels = None if is_torch else kernels_module.load()
     if kernels is None:
         width = 2 if config.dtype in ("bfloat16", "float16") else 4
-        token = 2 * model.num_layers * model.num_kv_heads * model.head_dim
+        token = 2 * len(model.attention_layers) * model.num_kv_heads * model.head_dim
         return width * sum(map(math.prod, model.weights().values())), width * token
     return native.weight_bytes(kernels, source, config, model), native.token_bytes(kernels, config, model)
 
 
 def _workspace(config: Config, model: ModelConfig) -> int:
-    """Returns about the bytes of a step's activations, and of its logits: as computed, as sampled from."""
+    """Returns about the bytes of a step's activations, of its logits as computed and as sampled from, and of the states
+    of a sequence."""
     heads = model.num_heads + 2 * model.num_kv_heads
     width = 4 * model.hidden_size + (heads + model.num_heads) * model.head_dim + 2 * model.intermediate_size
     logits = 2 * config.max_running_requests * model.vocab_size
-    return 4 * (config.chunked_prefill_size * width + logits)
+    return 4 * (config.chunked_prefill_size * width + logits) + STATES * state_bytes(model)
 
 
 def advice(source: ModelSource, config: Config, need: MemoryNeed) -> str:

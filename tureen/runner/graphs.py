@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from tureen.contract.runner import Batch, Row
 from tureen.contract.types import NO_TOKEN
+from tureen.kernels.cpu import native
+from tureen.layers.activation_names import XIELU
+from tureen.layers.mixers import GatedDelta, Mamba2, ShortConv
 from tureen.layers.rope import frequencies
 from tureen.lora.adapter import Adapter
 from tureen.models.config import ModelConfig
@@ -104,13 +107,15 @@ def record(tape: Any, config: ModelConfig, context_len: int, weights: Mapping[st
     tape.embed(embedding, 1.0 if config.embedding_scale is None else config.embedding_scale)
     for layer in range(config.num_layers):
         own = _Part(weights, f"model.layers.{layer}.")
-        _record_attention(tape, config, layer, context_len, own)
-        _record_mlp(tape, config, layer, own)
+        _record_mixer(tape, config, layer, context_len, own)
+        if config.part_of(layer) != "mixer":
+            _record_mlp(tape, config, layer, own)
     head = embedding if config.tie_embeddings else weights["lm_head.weight"]
+    top = _Part(weights, "")
     tape.head(
-        norm=weights["model.norm.weight"],
-        eps=config.norm_eps,
+        norm=top.norm("model.norm", config),
         matrix=head,
+        bias=top.floats("lm_head.bias", is_there=config.head_bias),
         scale=config.logit_scale,
         softcap=config.logit_softcap or 0.0,
     )
@@ -130,11 +135,114 @@ class _Part:
         """Returns vectors one after another; none where `is_there` is false."""
         return np.concatenate([self[name] for name in names]) if is_there else NOTHING
 
+    def by_token(self, name: str) -> Floats:
+        """Returns the weights of a convolution, [channels, 1, tokens] in checkpoints, token by token."""
+        kernel: Floats = self[name]
+        return np.ascontiguousarray(kernel[:, 0].T).reshape(-1)
+
     def gated(self, name: str, config: ModelConfig) -> tuple[Any, ...]:
         """Returns an mlp as the tape takes it: its activation, then weight and bias of gate, up and down."""
-        parts = [f"{name}.{part}_proj" for part in ("gate", "up", "down")]
+        gate = () if config.gated_mlp else (None, NOTHING)
+        parts = [f"{name}.{part}_proj" for part in (("gate",) if config.gated_mlp else ()) + ("up", "down")]
         pairs = [(self[f"{part}.weight"], self.floats(f"{part}.bias", is_there=config.mlp_bias)) for part in parts]
-        return config.activation, *(weight for pair in pairs for weight in pair)
+        constants = NOTHING if config.multipliers.gate == 1 else np.array([config.multipliers.gate], np.float32)
+        if config.activation == "xielu":
+            positive, negative, slope, most = (self[f"{name}.act_fn.{part}"].item() for part in XIELU)
+            grown = [float(np.logaddexp(0, value)) for value in (positive, negative)]
+            constants = np.array([grown[0], grown[1] + slope, slope, most], np.float32)
+        return config.activation, constants, *gate, *(weight for pair in pairs for weight in pair)
+
+    def norm(self, name: str, config: ModelConfig, *, is_there: bool = True, scale: float = 1.0) -> Any:
+        """Returns a norm as the tape takes it, with results times `scale`; an empty one if `is_there` is false."""
+        bias = self.floats(f"{name}.bias", is_there=is_there and config.norm_bias)
+        weight = self.floats(f"{name}.weight", is_there=is_there)
+        return _norm(weight if scale == 1 else weight * np.float32(scale), bias, config)
+
+    def head_norm(self, name: str, config: ModelConfig) -> Any:
+        """Returns the norm of q or k as the tape takes it; it has no bias."""
+        return _norm(self.floats(f"self_attn.{name}.weight", is_there=bool(config.qk_norm)), NOTHING, config)
+
+
+def _norm(weight: Floats, bias: Floats, config: ModelConfig) -> Any:
+    return native.require().Norm(weight, config.norm_eps, bias, config.layer_norm)
+
+
+def _record_mixer(tape: Any, config: ModelConfig, layer: int, context_len: int, own: _Part) -> None:
+    mixer = config.mixer_of(layer)
+    if config.has_attention(layer):
+        _record_attention(tape, config, layer, context_len, own)
+    if isinstance(mixer, ShortConv):
+        _record_short_conv(tape, config, layer, mixer, own)
+    elif isinstance(mixer, GatedDelta):
+        _record_gated_delta(tape, config, layer, mixer, own)
+    elif isinstance(mixer, Mamba2):
+        _record_mamba2(tape, config, layer, mixer, own)
+
+
+def _record_short_conv(tape: Any, config: ModelConfig, layer: int, conv: ShortConv, own: _Part) -> None:
+    tape.short_conv(
+        module=f"{own.prefix}conv",
+        norm=own.norm("input_layernorm", config),
+        in_proj=own["conv.in_proj.weight"],
+        in_bias=own.floats("conv.in_proj.bias", is_there=conv.has_bias),
+        kernel=own.by_token("conv.conv.weight"),
+        bias=own.floats("conv.conv.bias", is_there=conv.has_bias),
+        start=config.state_start(layer),
+        out=own["conv.out_proj.weight"],
+        out_bias=own.floats("conv.out_proj.bias", is_there=conv.has_bias),
+        residual_scale=config.residual_scale,
+    )
+
+
+def _record_gated_delta(tape: Any, config: ModelConfig, layer: int, rule: GatedDelta, own: _Part) -> None:
+    tape.gated_delta(
+        module=f"{own.prefix}linear_attn",
+        norm=own.norm("input_layernorm", config),
+        in_proj=[own[f"linear_attn.in_proj_{part}.weight"] for part in ("qkv", "z", "b", "a")],
+        kernel=own.by_token("linear_attn.conv1d.weight"),
+        decay=np.exp(own["linear_attn.A_log"]),
+        dt_bias=own["linear_attn.dt_bias"],
+        head_norm=native.require().Norm(own["linear_attn.norm.weight"], config.norm_eps, NOTHING, False),
+        num_key_heads=rule.num_key_heads,
+        num_value_heads=rule.num_value_heads,
+        key_dim=rule.key_dim,
+        value_dim=rule.value_dim,
+        is_apart=rule.is_apart,
+        start=config.state_start(layer),
+        out=own["linear_attn.out_proj.weight"],
+        residual_scale=config.residual_scale,
+    )
+
+
+def _record_mamba2(tape: Any, config: ModelConfig, layer: int, ssm: Mamba2, own: _Part) -> None:
+    scales = np.concatenate([np.full(size, scale, np.float32) for scale, size in ssm.channel_scales()])
+    kernel = own.by_token("mamba.conv1d.weight").reshape(ssm.kernel, -1) * scales  # as if of the inputs
+    norm_weight = own.floats("mamba.norm.weight", is_there=ssm.has_norm)
+    tape.mamba2(
+        module=f"{own.prefix}mamba",
+        norm=own.norm("input_layernorm", config, scale=ssm.in_scale),
+        in_proj=own["mamba.in_proj.weight"],
+        in_bias=own.floats("mamba.in_proj.bias", is_there=ssm.in_bias),
+        kernel=kernel.reshape(-1),
+        bias=own.floats("mamba.conv1d.bias", is_there=ssm.conv_bias),
+        decay=np.exp(own["mamba.A_log"]),
+        dt_bias=own["mamba.dt_bias"],
+        skip=own["mamba.D"],
+        group_norm=native.require().Norm(norm_weight, config.norm_eps, NOTHING, False),
+        gate_last=ssm.has_norm and ssm.gate_last,
+        gate_scale=ssm.scales[0],
+        step_scale=ssm.scales[4],
+        least_step=ssm.step_limits[0],
+        most_step=ssm.step_limits[1],
+        num_heads=ssm.num_heads,
+        head_dim=ssm.head_dim,
+        state_dim=ssm.state_dim,
+        num_groups=ssm.num_groups,
+        start=config.state_start(layer),
+        out=own["mamba.out_proj.weight"],
+        out_bias=own.floats("mamba.out_proj.bias", is_there=ssm.out_bias),
+        residual_scale=config.residual_scale * ssm.out_scale,
+    )
 
 
 def _record_attention(tape: Any, config: ModelConfig, layer: int, context_len: int, own: _Part) -> None:
@@ -142,13 +250,16 @@ def _record_attention(tape: Any, config: ModelConfig, layer: int, context_len: i
     names = [f"self_attn.{name}_proj" for name in "qkv"]
     tape.attention(
         module=f"{own.prefix}self_attn",
-        layer=layer,
-        norm=own["input_layernorm.weight"],
-        eps=config.norm_eps,
+        layer=config.attention_layers.index(layer),
+        norm=own.norm(
+            "input_layernorm", config, is_there=config.norms != "post", scale=config.multipliers.attention_in
+        ),
         qkv=[own[f"{name}.weight"] for name in names],
         qkv_bias=own.floats(*(f"{name}.bias" for name in names), is_there=config.qkv_bias),
-        q_norm=own.floats("self_attn.q_norm.weight", is_there=config.qk_norm),
-        k_norm=own.floats("self_attn.k_norm.weight", is_there=config.qk_norm),
+        gate=[own["self_attn.gate_proj.weight"]] if config.has_gate else [],
+        q_norm=own.head_norm("q_norm", config),
+        k_norm=own.head_norm("k_norm", config),
+        norms_last=config.qk_norm_last,
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
@@ -157,36 +268,49 @@ def _record_attention(tape: Any, config: ModelConfig, layer: int, context_len: i
         window=config.windows[layer] or 0,
         frequencies=NOTHING if rope is None else frequencies(rope, config.head_dim, context_len),
         magnitude=1.0 if rope is None else rope.magnitude,
+        is_interleaved=rope is not None and rope.is_interleaved,
+        growth=0.0 if config.query_growth is None else config.query_growth.beta,
+        growth_every=1 if config.query_growth is None else config.query_growth.every,
+        sinks=own.floats("self_attn.sinks", is_there=config.has_sinks),
         out=own["self_attn.o_proj.weight"],
         out_bias=own.floats("self_attn.o_proj.bias", is_there=config.out_bias),
-        post=own.floats("post_attention_layernorm.weight", is_there=config.post_norms),
-        residual_scale=config.residual_scale,
+        post=own.norm("post_attention_layernorm", config, is_there=config.norms in ("post", "both")),
+        residual_scale=config.residual_scale * config.multipliers.attention_out,
+        is_held=config.norms == "parallel" or (config.mixers_beside and config.mixer_of(layer) is not None),
     )
 
 
 def _record_mlp(tape: Any, config: ModelConfig, layer: int, own: _Part) -> None:
-    norm = own["pre_feedforward_layernorm.weight" if config.post_norms else "post_attention_layernorm.weight"]
+    names = {"pre": "post_attention_layernorm", "both": "pre_feedforward_layernorm", "parallel": "input_layernorm"}
+    name = names.get(config.norms, "") if config.part_of(layer) == "both" else "input_layernorm"
+    norm = own.norm(name, config, is_there=config.norms != "post")
     experts = config.experts_of(layer)
     if experts is None:
         tape.mlp(
             module=f"{own.prefix}mlp",
             norm=norm,
-            eps=config.norm_eps,
             gated=own.gated("mlp", config),
-            post=own.floats("post_feedforward_layernorm.weight", is_there=config.post_norms),
-            residual_scale=config.residual_scale,
+            post=own.norm("post_feedforward_layernorm", config, is_there=config.norms in ("post", "both")),
+            residual_scale=config.residual_scale * config.multipliers.mlp_out,
         )
         return
+    assert config.norms == "pre", "the tape has no norms after experts"
     has_shared = experts.shared_size > 0
     tape.experts(
         module=f"{own.prefix}mlp",
         norm=norm,
-        eps=config.norm_eps,
         router=own["mlp.gate.weight"],
+        router_bias=own.floats("mlp.gate.bias", is_there=experts.has_bias),
         each=[own.gated(f"mlp.experts.{index}", config) for index in range(experts.count)],
+        score=experts.score,
+        jitter=experts.jitter,
         num_chosen=experts.num_chosen,
         is_normalised=experts.is_normalised,
+        factor=experts.factor,
+        correction=own.floats("mlp.gate.e_score_correction_bias", is_there=experts.has_correction),
+        num_groups=experts.num_groups,
+        chosen_groups=experts.num_chosen_groups,
         shared=[own.gated("mlp.shared_expert", config)] if has_shared else [],
-        shared_gate=own["mlp.shared_expert_gate.weight"] if has_shared else None,
+        shared_gate=own["mlp.shared_expert_gate.weight"] if has_shared and experts.has_shared_gate else None,
         residual_scale=config.residual_scale,
     )

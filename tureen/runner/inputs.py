@@ -16,7 +16,9 @@ def make_input(batch: Batch, page_size: int, device: torch.device) -> ModelInput
     spans: list[Span] = []
     first = 0
     for row in batch.rows:
-        spans.append(Span(first, len(row.token_ids), row.start, row.pages))
+        spans.append(
+            Span(first, len(row.token_ids), row.start, row.pages, row.state_from, row.state_to, row.state_saves)
+        )
         first += len(row.token_ids)
     positions = np.concatenate([np.arange(span.start, span.start + span.length) for span in spans])
     token_ids = np.fromiter((token for row in batch.rows for token in row.token_ids), np.int64, first)

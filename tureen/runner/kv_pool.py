@@ -11,6 +11,8 @@ from tureen.models.config import ModelConfig
 from tureen.sandbox.budget import helper_bytes
 
 CPU_CONTEXTS, CPU_TOKENS = 4, 65536  # on CPU the computed pool holds at most this many contexts or tokens
+STATE_SHARE = 0.25  # of the free memory, for the states of layers without attention
+MOST_SAVED = 4096  # states that are saved for later requests
 GIB = 1 << 30
 
 log = get_logger("runner")
@@ -30,6 +32,8 @@ def plan_capacity(
         "memory: the weights need %d MiB, a context of %d tokens %d MiB of KV cache; %d MiB are free",
         weight_bytes >> 20, wanted_len, wanted_len * token_bytes >> 20, device.free_bytes() >> 20,
     )  # fmt: skip
+    max_rows, num_states = _fit_states(config, model, free)
+    free -= num_states * state_bytes(model)
     num_pages = _fit_pages(config, token_bytes=token_bytes, context_len=wanted_len, free=free, device=device)
     pool_len = num_pages * config.page_size
     if pool_len < wanted_len:
@@ -43,12 +47,37 @@ def plan_capacity(
     return Capacity(
         num_pages=num_pages,
         page_size=config.page_size,
-        max_rows=config.max_running_requests,
+        max_rows=max_rows,
         vocab_size=model.vocab_size,
         context_len=context_len,
         hidden_size=model.hidden_size,
         kv_bytes_per_token=token_bytes,
+        num_states=num_states,
     )
+
+
+def state_bytes(model: ModelConfig) -> int:
+    """Returns the bytes of a sequence's state in layers without attention; 0: all layers have attention."""
+    return 4 * model.state_floats
+
+
+def _fit_states(config: Config, model: ModelConfig, free: int) -> tuple[int, int]:
+    """Returns the numbers of sequences that run together and of states: two for each, one for tests, the rest to save.
+
+    States take at most STATE_SHARE of the free bytes, and are as many as MOST_SAVED allows.
+    """
+    each = state_bytes(model)
+    if not each:
+        return config.max_running_requests, 0
+    most = int(free * STATE_SHARE) // each
+    rows = min(config.max_running_requests, max(1, most // 4))
+    if rows < config.max_running_requests:
+        log.warning(
+            "%d requests run together, not --max-running-requests %d: the state of each takes %d MiB",
+            rows, config.max_running_requests, each >> 20,
+        )  # fmt: skip
+    saved = 0 if config.disable_radix_cache else min(most - 2 * rows - 1, MOST_SAVED)
+    return rows, 2 * rows + 1 + max(0, saved)
 
 
 def _context_len(config: Config, model: ModelConfig) -> int:

@@ -12,11 +12,16 @@ from tureen.devices.base import DeviceInfo, resolve_device
 from tureen.errors import StartupError
 from tureen.kernels.cpu import native
 from tureen.log import Progress, get_logger, no_progress
-from tureen.runner.encoder import load_encoder
+from tureen.registry import find_model
+from tureen.runner.heads import HeadLayer, dense_layers, score_layers
+from tureen.runner.kinds import model_kind
+from tureen.runner.loading import architecture_of
 from tureen.runner.model_runner import ModelRunner
+from tureen.weights import gguf_widen
 from tureen.weights.source import ModelSource, model_config
 
 if TYPE_CHECKING:
+    from tureen.runner.encoder import Encoder
     from tureen.runner.shared_weights import SharedWeights
 
 log = get_logger("runner")
@@ -33,7 +38,9 @@ def load_runner(
     if config.model_impl == "transformers":
         log.warning("--model-impl transformers: the slow path; tureen models lists the architectures with a fast one")
         return _load("tureen.runner.transformers_forward", source, config, device, progress)
-    encoder = load_encoder(source, model_config(source), config, device, progress)
+    if source.gguf is not None and (note := gguf_widen.note(source.gguf.tensors.values())):
+        log.info("%s", note)
+    encoder = _load_encoder(source, config, device, progress)
     if uses_ranks(config):
         runner = _load("tureen.runner.ranks", source, config, device, progress)
     elif _uses_native(config, device):
@@ -41,7 +48,30 @@ def load_runner(
     else:
         runner = _load("tureen.runner.torch_forward", source, config, device, progress)
     runner.encoder = encoder
+    runner.head = _head(source, runner.capacity().hidden_size)
     return runner
+
+
+def _load_encoder(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> Encoder | None:
+    """Returns None for a model that takes no pictures."""
+    hf = model_config(source)
+    if not hasattr(find_model(architecture_of(hf)), "parse_vision"):
+        return None
+    from tureen.runner.encoder import load_encoder  # noqa: PLC0415 - only for models that see
+
+    return load_encoder(source, hf, config, device, progress)
+
+
+def _head(source: ModelSource, size: int) -> list[HeadLayer]:
+    """Returns what makes an embedding or scores of a state; [] where that is the state itself. Raises StartupError."""
+    kind, sentence = model_kind(source), source.sentence
+    if kind == "classifier":
+        return score_layers(source, model_config(source), size)
+    if kind == "generator" or not sentence.dense:
+        return []
+    if sentence.pooling != "last":
+        raise StartupError("modules.json: Dense after a mean of a decoder's states is not known", field="model_path")
+    return dense_layers(source, size)
 
 
 def _load(name: str, *parts: Any) -> ModelRunner:

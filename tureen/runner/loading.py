@@ -17,9 +17,15 @@ from tureen.log import Progress
 from tureen.models.config import STACKED, ModelConfig
 from tureen.registry import find_model, find_text_model
 from tureen.weights.source import ModelSource
-from tureen.weights.stored import Stored, iter_stored, local_name, to_float32
+from tureen.weights.stored import Stored, is_offset, iter_stored, local_name, to_float32
 
 GIB = 1 << 30
+CLASSIFIER = "ForSequenceClassification"
+"""End of the names of architectures that score texts."""
+SCORE = "score."
+"""Beginning of the names of the weights that turn a decoder's last state into scores."""
+GUESSING = ("mtp.", "model.mtp_")
+"""Beginnings of the names of weights that predict further tokens, which are not read."""
 DUMMY_SEED = 0
 DUMMY_DEVIATION = 0.02
 MOST_DRAWN = (1 << 20) - 3  # random weights of a matrix, which larger ones repeat: 8 billion take minutes to draw
@@ -40,7 +46,8 @@ def _decoder_of(hf: Mapping[str, Any]) -> tuple[ModuleType, Mapping[str, Any]]:
         inner = hf.get("text_config") or {}
         if not isinstance(inner, Mapping):
             raise StartupError(f"config.json: text_config: must be an object, got {echo(inner)}", field="text_config")
-        return module, {**hf, **inner}
+        tied = {key: hf[key] for key in ("tie_word_embeddings",) if key in hf}  # the larger model has the head
+        return module, {**hf, **inner, **tied}
     text = module.text_config(hf)
     decoder = find_text_model(text["model_type"])
     defaults = decoder.TEXT_DEFAULTS[text["model_type"]]
@@ -74,7 +81,7 @@ def weights(
     "dummy"."""
     if load_format == "dummy":
         return random_weights(config.weights())
-    return wanted_weights(config, _renamed(iter_stored(source, hf), hf), progress)
+    return wanted_weights(config, _renamed(iter_stored(source, hf), hf, config), progress)
 
 
 def wanted_weights(config: ModelConfig, tensors: Iterable[Stored], progress: Progress) -> Iterator[Stored]:
@@ -85,10 +92,15 @@ def wanted_weights(config: ModelConfig, tensors: Iterable[Stored], progress: Pro
     unread = config.weights()
     total = len(unread)
     shapes = dict(unread)
-    for stored in _unstacked(tensors, shapes):
+    extra = (*GUESSING, *(f"model.layers.{config.num_layers + index}." for index in range(config.extra_layers)))
+    for stored in unstacked((tensor for tensor in tensors if not tensor.name.startswith(extra)), shapes):
         shape = unread.pop(stored.name, None)
+        if shape is not None and shape != stored.shape and _without_ones(shape) == _without_ones(stored.shape):
+            stored = stored._replace(shape=shape)
         if shape is None:
             if config.tie_embeddings and stored.name == "lm_head.weight":
+                continue
+            if config.architecture.endswith(CLASSIFIER) and stored.name.startswith(SCORE):  # see runner/heads.py
                 continue
             if stored.name.endswith(".bias") and not to_float32(stored).any():  # AutoGPTQ gives one to every matrix
                 continue
@@ -100,7 +112,7 @@ def wanted_weights(config: ModelConfig, tensors: Iterable[Stored], progress: Pro
                 f"weight {stored.name} has shape {list(stored.shape)}, config.json says {list(shape)}; the files do "
                 "not belong together"
             )
-        is_less_one = config.unit_offset_norm and stored.name.endswith("norm.weight")
+        is_less_one = config.unit_offset_norm and is_offset(stored.name)
         yield stored._replace(offset=stored.offset + 1) if is_less_one else stored
         progress("load weights", total - len(unread), total)
     if unread:
@@ -108,17 +120,21 @@ def wanted_weights(config: ModelConfig, tensors: Iterable[Stored], progress: Pro
         raise StartupError(f"the model lacks {len(unread)} weights: {missing}{', …' if len(unread) > 3 else ''}")
 
 
-def _renamed(tensors: Iterable[Stored], hf: Mapping[str, Any]) -> Iterator[Stored]:
+def _renamed(tensors: Iterable[Stored], hf: Mapping[str, Any], config: ModelConfig) -> Iterator[Stored]:
     """Yields the same weights by the names that `ModelConfig.weights` has for them."""
-    renames = _renames(hf)
+    renames, apart = _renames(hf), getattr(_decoder_of(hf)[0], "apart", None)
     for stored in tensors:
-        name = _replaced(stored.name, renames)
-        yield stored if name == stored.name else stored._replace(name=name)
+        name = replaced(stored.name, renames)
+        stored = stored if name == stored.name else stored._replace(name=name)
+        if apart is None:
+            yield stored
+        else:
+            yield from apart(stored, config)
 
 
 def our_name(name: str, hf: Mapping[str, Any]) -> str:
     """Returns the name that `ModelConfig.weights` has for a checkpoint's weight."""
-    return _replaced(local_name(name), _renames(hf))
+    return replaced(local_name(name), _renames(hf))
 
 
 def _renames(hf: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -127,22 +143,39 @@ def _renames(hf: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return renames
 
 
-def _replaced(name: str, renames: Iterable[tuple[str, str]]) -> str:
+def replaced(name: str, renames: Iterable[tuple[str, str]]) -> str:
+    """Returns the name with each of these parts replaced, one after another."""
     for part, ours in renames:
         name = name.replace(part, ours)
     return name
 
 
-def _unstacked(tensors: Iterable[Stored], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Stored]:
+def unstacked(tensors: Iterable[Stored], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Stored]:
     """Yields the same weights, those that stand in one matrix one by one; `shapes`: those of the weights that are
     wanted."""
     for stored in tensors:
         *before, module, kind = stored.name.rsplit(".", 2)
         names = [".".join((*before, part, kind)) for part in STACKED.get(module, ())]
-        if names and all(name in shapes for name in names):
+        if len(stored.shape) == 3 and ".experts." in stored.name:
+            yield from unstacked(_apart(stored), shapes)
+        elif names and all(name in shapes for name in names):
             yield from _split(stored, names, shapes)
         else:
             yield stored
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
+
+
+def _apart(stored: Stored) -> Iterator[Stored]:
+    """Yields the matrices of all experts, which the file keeps in one: `experts.X` becomes `experts.N.X`."""
+    whole = cache(lambda: stored.data.reshape(stored.shape[0], -1))  # read once, on first use
+    for index in range(stored.shape[0]):
+        name = stored.name.replace(".experts.", f".experts.{index}.")
+        name = name if name.endswith((".weight", ".bias")) else f"{name}.weight"
+        content = partial(_part, whole, index, index + 1)
+        yield stored._replace(name=name, shape=stored.shape[1:], content=content)
 
 
 def _split(stored: Stored, names: Collection[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Stored]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -27,10 +27,10 @@ from tureen.contract.types import MediaItem, PositionLogprobs
 from tureen.errors import Conflict, InvalidRequest, NotFound, RequestFailed, Unavailable
 from tureen.lora.adapter import Adapter, read_adapter
 from tureen.models.config import ModelConfig
-from tureen.runner import drawing
-from tureen.runner.encoder import Encoder
+from tureen.runner import drawing, heads
 from tureen.runner.expert_record import ExpertRecord
 from tureen.runner.forward import Forward, ForwardOutput
+from tureen.runner.heads import HeadLayer
 from tureen.runner.parts import ForwardParts, Tag
 from tureen.runner.trace import Profiler, TraceOptions
 from tureen.sampling.arithmetic import Arithmetic, Logits
@@ -38,6 +38,9 @@ from tureen.sampling.custom import CustomProcessors, load_registered
 from tureen.sampling.processor_pool import ProcessorPool
 from tureen.sampling.sampler import Sampler
 from tureen.weights.source import ModelSource
+
+if TYPE_CHECKING:
+    from tureen.runner.encoder import Encoder
 
 NOTHING = RowOutput()
 
@@ -61,6 +64,7 @@ class ModelRunner:
         self._sampler = sampler
         self._capacity = capacity
         self.encoder: Encoder | None = None  # where the model sees
+        self.head: list[HeadLayer] = []  # applied to each hidden state that is asked for
         self.check: Callable[[], None] | None = None  # raises when a process that belongs to the runner is lost
         self._model = model
         self._parts = parts
@@ -166,8 +170,11 @@ class ModelRunner:
         hidden = iter(output.hidden)
         for row in batch.rows:
             scores = self._score(row, output.scored)
-            states = () if row.hidden_from is None else _packed_states(next(hidden))
+            states = () if row.hidden_from is None else _packed_states(self._after_head(next(hidden)))
             yield scores, states
+
+    def _after_head(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.stack([heads.apply(self.head, state) for state in states]) if self.head else states
 
     def _score(self, row: Row, pieces: Iterator[Logits]) -> Scores | None:
         """Returns log-probabilities of the row's score targets, from its pieces of logits; None when these are not

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,15 +34,28 @@ if TYPE_CHECKING:
 
 PLAIN = ("F32", "F16", "BF16")
 OF_DTYPE = {"float32": "F32", "bfloat16": "BF16"}
-ROUTERS = (".mlp.gate.weight", ".mlp.shared_expert_gate.weight")
+ROUTERS = (
+    ".mlp.gate.weight",
+    ".mlp.shared_expert_gate.weight",
+    ".linear_attn.in_proj_a.weight",
+    ".linear_attn.in_proj_b.weight",
+)
 """Endings of names of weights that are never stored in fewer bits: they are small, and their result must not change."""
 SMALL_MODEL = 300_000_000
-"""Weights, from which on the inputs of matrices have 8 bits without --activations: docs/decisions/0072."""
+"""Weights, from which on speed goes before the last bits: inputs of matrices have 8 bits without --activations, and
+F16 becomes BF16: docs/decisions/0072."""
 GROUP = 32  # inputs that share a scale
 BLOCK = 16  # tokens that the KV cache keeps together
 NO_BYTES = np.empty(0, np.uint8)
 
 log = get_logger("runner")
+
+
+class NativeCache(NamedTuple):
+    """The memory of sequences: keys and values of layers with attention, and the states of the others."""
+
+    kv: Any
+    states: Any  # None: all layers have attention
 
 
 class NativeForwardFactory:
@@ -93,7 +106,7 @@ class NativeForwardFactory:
             hf = model_config(source)
             tensors = loading.weights(source, hf, self.model, load_format=config.load_format, progress=self._progress)
             weights = {
-                stored.name: _packed(self._kernels, self._pool, stored, config)
+                stored.name: _packed(self._kernels, self._pool, stored, _format_of(stored, config, self.model))
                 if len(stored.shape) == 2
                 else to_float32(stored)
                 for stored in tensors
@@ -107,12 +120,15 @@ class NativeForwardFactory:
         first, self._first_plan = self._first_plan, None
         return first or plan_weights(self._kernels, source, config, self.model, self._device)
 
-    def make_cache(self) -> Any:
+    def make_cache(self) -> NativeCache:
         model, pages = self.model, (self._capacity.num_pages, self._capacity.page_size)
-        return self._kernels.KvCache(model.num_layers, *pages, model.num_kv_heads, model.head_dim, self._kv_dtype)
+        layers = max(1, len(model.attention_layers))
+        kv = self._kernels.KvCache(layers, *pages, model.num_kv_heads, model.head_dim, self._kv_dtype)
+        num_states = self._capacity.num_states
+        return NativeCache(kv, self._kernels.StatePool(num_states, model.state_floats) if num_states else None)
 
-    def assemble(self, weights: Any, cache: Any) -> TapeForward:
-        tape = self._kernels.Tape(self._pool, cache, self.model.hidden_size, self.model.vocab_size)
+    def assemble(self, weights: Any, cache: NativeCache) -> TapeForward:
+        tape = self._kernels.Tape(self._pool, cache.kv, cache.states, self.model.hidden_size, self.model.vocab_size)
         record(tape, self.model, self._capacity.context_len, weights)
         matrices = [weight for weight in weights.values() if not isinstance(weight, np.ndarray)]
         stored = Counter(matrix.format for matrix in matrices).most_common(1)[0][0].lower()
@@ -124,11 +140,11 @@ class NativeForwardFactory:
         values: NDArray[np.float32] = weight if isinstance(weight, np.ndarray) else weight.unpack()
         return values
 
-    def pages(self, cache: Any, page: int) -> list[NDArray[np.uint8]]:
-        return [cache.page(page)]
+    def pages(self, cache: NativeCache, page: int) -> list[NDArray[np.uint8]]:
+        return [cache.kv.page(page)]
 
-    def fill(self, cache: Any, page: int, data: memoryview) -> None:
-        cache.page(page)[:] = np.frombuffer(data, np.uint8)
+    def fill(self, cache: NativeCache, page: int, data: memoryview) -> None:
+        cache.kv.page(page)[:] = np.frombuffer(data, np.uint8)
 
     def arithmetic(self) -> dict[str, Any]:
         return {
@@ -195,7 +211,7 @@ def token_bytes(kernels: ModuleType, config: Config, model: ModelConfig) -> int:
     if config.page_size % BLOCK:
         log.warning("--page-size %d: a multiple of %d wastes no memory of the KV cache", config.page_size, BLOCK)
     try:
-        num_bytes: int = kernels.KvCache(model.num_layers, 1, *shape).bytes_per_token
+        num_bytes: int = kernels.KvCache(max(1, len(model.attention_layers)), 1, *shape).bytes_per_token
     except ValueError as error:
         raise StartupError(
             f"the native kernels cannot hold this model's keys: {error}; use --kernels torch", field="kernels"
@@ -208,7 +224,7 @@ def _pool(kernels: ModuleType, num_threads: int, *, adapts: bool) -> Any:
         return kernels.Pool(num_threads, adapts)
     except RuntimeError:
         raise StartupError(
-            f"--num-threads {num_threads}: the system does not start so many; lower it", field="num_threads"
+            f"--num-threads {num_threads}: the system starts fewer threads; lower it", field="num_threads"
         ) from None
 
 
@@ -220,7 +236,7 @@ def _plan(source: ModelSource, config: Config, model: ModelConfig) -> list[Plann
     else:
         tensors = loading.weights(source, model_config(source), model, load_format="auto", progress=no_progress)
     return [
-        Planned(tensor.name, tensor.shape, _format_of(tensor, config) if len(tensor.shape) == 2 else "")
+        Planned(tensor.name, tensor.shape, _format_of(tensor, config, model) if len(tensor.shape) == 2 else "")
         for tensor in tensors
     ]
 
@@ -236,7 +252,7 @@ def _is_copied(config: Config, num_bytes: int) -> bool:
     return config.packed_cache and is_made and num_bytes >= LEAST_BYTES
 
 
-def _format_of(stored: Stored, config: Config) -> str:
+def _format_of(stored: Stored, config: Config, model: ModelConfig) -> str:
     """Returns the format in which a matrix is packed."""
     if stored.name.endswith(ROUTERS):
         return "F32"
@@ -247,7 +263,13 @@ def _format_of(stored: Stored, config: Config) -> str:
         return "Q4_1" if is_layer and stored.shape[1] % GROUP == 0 else "Q8_ROW"
     if config.dtype != "auto":
         return OF_DTYPE[config.dtype]
+    if stored.encoding == "F16" and _is_small(model):  # bfloat16 has not all its bits
+        return "F32"
     return "BF16" if stored.encoding in PLAIN else stored.encoding
+
+
+def _is_small(model: ModelConfig) -> bool:
+    return sum(map(math.prod, model.weights().values())) < SMALL_MODEL
 
 
 def _is_wide(config: Config, matrices: list[Any]) -> bool:
@@ -264,11 +286,9 @@ def _is_wide(config: Config, matrices: list[Any]) -> bool:
     return config.activations == "int16"
 
 
-def _packed(kernels: ModuleType, pool: Any, stored: Stored, config: Config) -> Any:
+def _packed(kernels: ModuleType, pool: Any, stored: Stored, matrix_format: str) -> Any:
     rows, cols = stored.shape
-    return kernels.Matrix.pack(
-        pool, stored.data, stored.encoding, _format_of(stored, config), rows, cols, stored.row_order
-    )
+    return kernels.Matrix.pack(pool, stored.data, stored.encoding, matrix_format, rows, cols, stored.row_order)
 
 
 def _kv_dtype(config: Config) -> str:

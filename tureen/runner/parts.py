@@ -19,6 +19,7 @@ from tureen.models.config import STACKED, ModelConfig
 from tureen.runner import loading
 from tureen.runner.forward import Forward
 from tureen.weights.source import ModelSource, model_config
+from tureen.weights.stored import is_offset
 
 Tag = Literal["weights", "kv_cache"]
 MAX_NUMBERS = 1 << 18
@@ -242,7 +243,7 @@ class ForwardParts:
                 field="truncate_size",
             )
         numbers = np.concatenate([self._factory.value(self._weights, part) for part in names])[:truncate_size]
-        if self._factory.model.unit_offset_norm and names[0].endswith("norm.weight"):
+        if self._factory.model.unit_offset_norm and is_offset(names[0]):
             numbers = numbers - 1
         values: list[Any] = numbers.tolist()
         return values

@@ -87,7 +87,7 @@ class RankFactory(TorchForwardFactory):
 
     @staticmethod
     def why_not(model: ModelConfig, num_ranks: int) -> str:
-        """Says why so many ranks cannot compute a model, and what numbers would do; "" where they can."""
+        """Says why a number of ranks cannot compute a model, and which numbers can; "" where it can."""
         return why_not(model, num_ranks)
 
     @staticmethod

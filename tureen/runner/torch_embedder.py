@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from tureen.config import Config
 from tureen.devices.base import DeviceInfo
-from tureen.models.bert import BertConfig
-from tureen.models.torch_bert import TorchBert
+from tureen.models.encoder import EncoderConfig
+from tureen.models.torch_encoder import TorchEncoder
 from tureen.weights.stored import Stored
 from tureen.weights.tensors import as_tensor
 
@@ -24,25 +24,27 @@ SHARED = 10_000_000_000
 class TorchStates:
     """The `States` of a model in torch."""
 
-    def __init__(self, model: TorchBert, config: BertConfig, device: DeviceInfo, dtype: torch.dtype) -> None:
+    def __init__(self, model: TorchEncoder, config: EncoderConfig, device: DeviceInfo, dtype: torch.dtype) -> None:
         self.dtype = str(dtype).removeprefix("torch.")
         self._model = model
         self._device = device
         shapes = config.weights().items()
-        self._num_layer_weights = sum(math.prod(shape) for name, shape in shapes if not name.startswith("embeddings."))
+        self._num_layer_weights = sum(math.prod(shape) for name, shape in shapes if name.startswith("layers."))
 
     @torch.inference_mode()
-    def states(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    def states(
+        self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], types: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
         is_shared = 2 * self._num_layer_weights * len(token_ids) >= SHARED
-        ids = torch.tensor(token_ids, device=self._device.name)
+        numbers = (torch.from_numpy(array).to(self._device.name) for array in (token_ids, positions, types))
         with _threads(self._device.num_threads if is_shared else 1):
-            states: NDArray[np.float32] = self._model.states(ids).float().cpu().numpy()
+            states: NDArray[np.float32] = self._model.states(*numbers).float().cpu().numpy()
         return states
 
 
 @contextmanager
 def _threads(number: int) -> Iterator[None]:
-    """Has torch compute with so many threads, and then as before: the number is the process's, not ours alone."""
+    """Sets the number of torch's threads, and then restores it: it is the process's, not ours alone."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -51,8 +53,8 @@ def _threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def load(shape: BertConfig, config: Config, device: DeviceInfo, weights: Iterable[Stored]) -> TorchStates:
+def load(shape: EncoderConfig, config: Config, device: DeviceInfo, weights: Iterable[Stored]) -> TorchStates:
     """Takes over these weights, those of `shape.weights()`."""
     dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
     tensors = {stored.name: as_tensor(stored).to(device.name, dtype) for stored in weights}
-    return TorchStates(TorchBert(shape, tensors), shape, device, dtype)
+    return TorchStates(TorchEncoder(shape, tensors), shape, device, dtype)

@@ -20,6 +20,7 @@ from tureen.devices.base import DeviceInfo
 from tureen.devices.cpu import trim
 from tureen.devices.dtypes import default_dtype
 from tureen.errors import StartupError
+from tureen.layers.kept_states import KeptStates
 from tureen.log import Progress
 from tureen.lora.adapter import Adapter
 from tureen.lora.torch_adapters import StepAdapters
@@ -146,12 +147,15 @@ class TorchForwardFactory:
         return model
 
     def make_cache(self) -> torch_pool.KvPool:
-        capacity, num_layers = self._capacity, self.model.num_layers
+        capacity, num_layers = self._capacity, max(1, len(self.model.attention_layers))
         sizes = {"num_layers": num_layers, "num_pages": capacity.num_pages, "page_size": capacity.page_size}
-        return torch_pool.allocate(self.model, self._dtype, **sizes, device=self._device)
+        return torch_pool.allocate(
+            self.model, self._dtype, **sizes, device=self._device, num_states=capacity.num_states
+        )
 
     def assemble(self, weights: DecoderModel, cache: torch_pool.KvPool) -> TorchForward:
-        layers = [layer_shape(self.model, layer) for layer in range(self.model.num_layers)]
+        layers = [layer_shape(self.model, layer) for layer in self.model.attention_layers or (0,)]
+        weights.states = None if cache.states is None else KeptStates(cache.states)
         attention = self._attention.make_backend(layers, cache.keys, cache.values)
         adapters = StepAdapters(weights.linears())
         return TorchForward(weights, adapters, attention, self._capacity.page_size, self._device, self._dtype)
@@ -207,7 +211,7 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
 
 def find_attention(config: Config, model: ModelConfig, device: DeviceInfo, dtype: torch.dtype) -> ModuleType:
     """Finds the attention backend; see find_backend."""
-    layers = tuple(layer_shape(model, layer) for layer in range(model.num_layers))
+    layers = tuple(layer_shape(model, layer) for layer in model.attention_layers or (0,))
     return find_backend(
         config.attention_backend, AttentionNeeds(device.type, dtype_name(dtype), layers, config.page_size)
     )

@@ -19,24 +19,33 @@ if TYPE_CHECKING:
 
 class KvPool(NamedTuple):
     """Tensors of keys and values: keys[layer], values[layer]: [num_pages, page_size, kv_heads, head_dim], zeros at
-    first."""
+    first. states: [states, numbers] of layers without attention."""
 
     keys: list[Tensor]
     values: list[Tensor]
+    states: Tensor | None = None
 
 
 def bytes_per_token(model: ModelConfig, dtype: torch.dtype) -> int:
     """Returns the bytes that K and V of one token take in all layers."""
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
+    return 2 * len(model.attention_layers) * model.num_kv_heads * model.head_dim * dtype.itemsize
 
 
 def allocate(
-    model: ModelConfig, dtype: torch.dtype, *, num_layers: int, num_pages: int, page_size: int, device: DeviceInfo
+    model: ModelConfig,
+    dtype: torch.dtype,
+    *,
+    num_layers: int,
+    num_pages: int,
+    page_size: int,
+    device: DeviceInfo,
+    num_states: int = 0,
 ) -> KvPool:
-    """Allocates the tensors of so many layers on the device."""
+    """Allocates the tensors of `num_layers` layers on the device."""
     shape = (num_pages, page_size, model.num_kv_heads, model.head_dim)
     tensors = [_zeros(shape, dtype, device) for _ in range(2 * num_layers)]
-    return KvPool(tensors[::2], tensors[1::2])
+    states = _zeros((num_states, model.state_floats), torch.float32, device) if num_states else None
+    return KvPool(tensors[::2], tensors[1::2], states)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: DeviceInfo) -> Tensor:

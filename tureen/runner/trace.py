@@ -104,7 +104,7 @@ class Profiler:
     ) -> str:
         """Begins a trace. Returns the path where it will be, below `root`.
 
-        num_steps: after so many steps it ends by itself. Raises Conflict, InvalidRequest, Forbidden.
+        num_steps: it ends by itself after these. Raises Conflict, InvalidRequest, Forbidden.
         """
         if self.trace is not None:
             raise Conflict("a profile is being taken already; end it by /stop_profile", code="profile_running")

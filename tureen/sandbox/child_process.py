@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -72,6 +73,7 @@ def _starting_thread() -> _Jobs:
 
 
 def _start_each(jobs: _Jobs) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it: Ctrl-C in a terminal reaches all
     while True:
         started, command, options = jobs.get()
         try:

@@ -1,4 +1,4 @@
-"""Messages between processes over a socket: a length of four bytes, then so many bytes.
+"""Messages between processes over a socket: a length in four bytes, then the bytes.
 
 A worker may be hostile, so whoever reads from one bounds size and time.
 """

@@ -386,7 +386,7 @@ class HealingClient:
             before_s = now_s
 
     def look(self, seconds: float) -> None:
-        """Judges the engine, after so many seconds in which this process could have run."""
+        """Judges the engine; counts only the seconds in which this process could have run."""
         host = self._host
         is_starting = self._is_starting
         if host is None or (self._health.state == "down" and not is_starting):

@@ -22,6 +22,7 @@ from tureen.serving.watchdog import Sign, processor_s
 EngineFactory = Callable[[Progress], tuple[SteppedEngine, EngineInfo]]
 
 CLOSE_TIMEOUT_S = 10.0
+ENGINE_THREAD = "engine"
 REPORT_S = 0.05
 
 log = get_logger("serving")
@@ -48,7 +49,7 @@ class ThreadHost:
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         self._outbox: deque[FromEngine] = deque()
         self._event_loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=ENGINE_THREAD, daemon=True)
         self._phase = ""  # that was reported last, and when
         self._reported_s = 0.0
 

@@ -38,8 +38,8 @@ class Journal:
             self._released.difference_update(args["tags"])
         elif op == "pause":
             self._marks["pause"] = {"mode": "in_place"}
-        elif op in ("hold", "prepare_grammars"):
-            self._marks[op] = {}
+        elif op == "hold":
+            self._marks["hold"] = {}
         elif op in ("resume", "let_go"):
             self._marks.pop({"resume": "pause", "let_go": "hold"}[op], None)
 

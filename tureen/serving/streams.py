@@ -209,7 +209,7 @@ class _Call(NamedTuple):
 
     message: ControlCall
     future: asyncio.Future[Any]
-    num_sent: int = 0  # to so many engines
+    num_sent: int = 0  # engines it was sent to
 
 
 class Streams:

@@ -51,7 +51,7 @@ class Trials:
         return None
 
     def survived(self, request_id: str, num_tokens: int) -> bool:
-        """Notes that so many tokens came of a request. Returns whether others may run now that could not before."""
+        """Notes that tokens of a request came. Returns whether others may run now that could not before."""
         if request_id not in self._tried:
             return False
         self._tried[request_id] -= num_tokens

@@ -367,8 +367,8 @@ def _drop_oldest(connection: sqlite3.Connection, most_bytes: int) -> None:
 def _items(
     connection: sqlite3.Connection, owner: str, ids: Collection[str], now_s: float, most_bytes: int
 ) -> dict[str, Item]:
-    """Returns a client's items by id: those of its conversations, and of its newest responses, of which so many are
-    looked through as have `most_bytes`."""
+    """Returns a client's items by id: those of its conversations, and of its newest responses, up to
+    `most_bytes` of these."""
     query = (
         "SELECT items.id, items.item FROM items JOIN conversations ON conversations.number = items.conversation"
         " WHERE items.owner = ? AND items.id IN (SELECT value FROM json_each(?)) AND conversations.expires_s > ?"

@@ -38,6 +38,7 @@ class CallParser:
     """
 
     MARK = ""  # text that begins a call
+    END = ""  # text that may follow a list of calls
 
     def __init__(self, tools: Sequence[Tool], *, parallel: bool) -> None:
         self._tools = frozenset(tool.name for tool in tools)
@@ -158,6 +159,12 @@ class CallParser:
         """State: after a call."""
         self._read = self._prose
 
+    def _ending(self, is_end: bool) -> None:
+        """State: after a list of calls."""
+        self._pass_space(self._space)
+        if self._pass_mark(self.END, [], is_end) is not None:
+            self._read = self._prose
+
     def _ignored(self, is_end: bool) -> None:
         self._at = len(self._rest)
 
@@ -239,7 +246,7 @@ class CallParser:
         self._begin_bare_arguments(match[1])
 
     def _begin_bare_arguments(self, name: str) -> None:
-        """Behind their first brace."""
+        """After their first brace."""
         self._begin_call(name)
         self._brackets = Brackets(JSON, opened="{")
         self._brackets.text.append("{")
@@ -272,7 +279,7 @@ class CallParser:
 
 
 class ListParser(CallParser):
-    """Calls are the items of a list behind the mark."""
+    """Calls are the items of a list after the mark."""
 
     def __init__(self, tools: Sequence[Tool], *, parallel: bool) -> None:
         super().__init__(tools, parallel=parallel)
@@ -291,7 +298,7 @@ class ListParser(CallParser):
         super()._opening(is_end)
 
     def _no_list(self, is_end: bool) -> None:
-        """Behind the mark, where no list comes: one call."""
+        """After the mark, if no list follows: one call."""
         self._item(is_end)
 
     def _after(self, is_end: bool) -> None:
@@ -302,8 +309,10 @@ class ListParser(CallParser):
         if first == ",":
             self._pass(1, self._raw)
             self._read = self._item
+        elif first == "]":
+            self._at += 1
+            self._read = self._ending
         elif first:
-            self._at += 1 if first == "]" else 0
             self._read = self._prose
 
 

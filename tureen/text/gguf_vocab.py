@@ -1,11 +1,11 @@
-"""Builds a tokenizer from the metadata of a GGUF file: byte-level BPE and SentencePiece BPE; other kinds are refused.
+"""Builds a tokenizer from the metadata of a GGUF file: byte-level BPE, SentencePiece BPE, WordPiece and Unigram.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (tokenizer.ggml.*); llama.cpp's src/llama-vocab.cpp.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -13,6 +13,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from tureen.errors import StartupError, echo
+from tureen.text.pre_tokenizers import BOS_BY_DEFAULT, IGNORE_MERGES, NAMES, pre_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Values of tokenizer.ggml.token_type."""
@@ -37,6 +38,8 @@ END_TEXTS: Final = frozenset(
         "<｜end▁of▁sentence｜>",
     )
 )
+HARMONY_ENDS: Final = frozenset(("<|endoftext|>", "<|return|>", "<|call|>"))
+"""Control tokens that end an output of gpt-oss, where <|end|> only ends a message."""
 NAMED_KEYS: Final = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -44,18 +47,9 @@ NAMED_KEYS: Final = {
     "sep_token": "seperator_token_id",
     "pad_token": "padding_token_id",
 }
+COMPOSED: Final = ("modern-bert", "qwen2", "qwen35")
+"""Values of tokenizer.ggml.pre of models that were trained on text in Unicode's form NFC."""
 END_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
-
-_TAIL: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_WORD: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
-LLAMA3_SPLIT: Final = rf"{_WORD}|\p{{N}}{{1,3}}|{_TAIL}"
-QWEN2_SPLIT: Final = rf"{_WORD}|\p{{N}}|{_TAIL}"
-_UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-_LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-TEKKEN_SPLIT: Final = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
 def build_backend(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -76,12 +70,16 @@ def build_backend(metadata: Mapping[str, Any]) -> Tokenizer:
             backend = _sentencepiece(metadata, tokens, types)
         elif model == "gpt2":
             backend = _byte_level(metadata, tokens)
+        elif model in ENCODERS:
+            backend = ENCODERS[model](metadata, tokens, types)
         else:
-            raise StartupError(f"tokenizer.ggml.model {echo(model)} is not known; these are: gpt2, llama")
+            known = ", ".join(("gpt2", "llama", *ENCODERS))
+            raise StartupError(f"tokenizer.ggml.model {echo(model)} is not known; these are: {known}")
         backend.add_tokens(added)
         if backend.get_vocab_size() != len(tokens):
             raise StartupError(f"{corrupt}: its tokens are not distinct")
-        _add_ends(backend, metadata, tokens)
+        if model not in ENCODERS:
+            _add_ends(backend, metadata, tokens)
     return backend
 
 
@@ -113,11 +111,13 @@ def check_merges(vocab: Container[str], merges: Iterable[Sequence[str]], prefix:
 
 
 def end_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns the ids of the tokens that end an output: those the metadata names, and control tokens in END_TEXTS."""
+    """Returns the ids of the tokens that end an output: those the metadata names, and known control tokens."""
     tokens = _tokens(metadata)
     types = _numbers(metadata, "token_type", len(tokens))
     named = {token_id for key in END_KEYS if (token_id := special_id(metadata, key, len(tokens))) is not None}
-    known = {token_id for token_id, text in enumerate(tokens) if text in END_TEXTS and types[token_id] == CONTROL}
+    control = {text: token_id for token_id, text in enumerate(tokens) if types[token_id] == CONTROL}
+    ends = HARMONY_ENDS if control.keys() >= HARMONY_ENDS else END_TEXTS
+    known = {token_id for text, token_id in control.items() if text in ends}
     return tuple(sorted(named | known))
 
 
@@ -144,48 +144,19 @@ def named_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     pre = _get(metadata, "pre", str)
-    build = PRE_TOKENIZERS.get(pre)
-    if build is None:
-        raise StartupError(f"tokenizer.ggml.pre {echo(pre)} is not known; these are: {', '.join(PRE_TOKENIZERS)}")
+    if pre not in NAMES:
+        raise StartupError(
+            f"tokenizer.ggml.pre {echo(pre)} is not known; take the model's safetensors, or a newer version of tureen"
+        )
     merges = [merge.partition(" ")[::2] for merge in _get(metadata, "merges", list)]
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     check_merges(vocab, merges)
     backend = Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in IGNORE_MERGES))
-    backend.pre_tokenizer = build()
+    backend.pre_tokenizer = pre_tokenizer(pre)
     backend.decoder = decoders.ByteLevel()
-    if pre == "qwen2":
+    if pre in COMPOSED:
         backend.normalizer = normalizers.NFC()
     return backend
-
-
-def _gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _smollm() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
-
-
-def _split(pattern: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
-    def build() -> pre_tokenizers.PreTokenizer:
-        split = pre_tokenizers.Split(Regex(pattern), "isolated")
-        return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-    return build
-
-
-PRE_TOKENIZERS: Final[dict[str, Callable[[], pre_tokenizers.PreTokenizer]]] = {
-    "gpt-2": _gpt2,
-    "gpt2": _gpt2,
-    "smollm": _smollm,
-    "llama-bpe": _split(LLAMA3_SPLIT),
-    "llama3": _split(LLAMA3_SPLIT),
-    "llama-v3": _split(LLAMA3_SPLIT),
-    "qwen2": _split(QWEN2_SPLIT),
-    "tekken": _split(TEKKEN_SPLIT),
-}
-IGNORE_MERGES: Final = frozenset(("llama-bpe", "llama3", "llama-v3", "tekken"))
-BOS_BY_DEFAULT: Final = IGNORE_MERGES
 
 
 # SentencePiece BPE (Llama 2, Mistral, Gemma)
@@ -231,7 +202,75 @@ def _merges(vocab: dict[str, int], scores: Sequence[float], types: Sequence[int]
     return merges
 
 
-# shared by both kinds
+# WordPiece and Unigram, of encoders
+
+
+def _wordpiece(metadata: Mapping[str, Any], tokens: list[str], types: Sequence[int]) -> Tokenizer:
+    """Builds BERT's tokenizer. The file has a mark before words where BERT's vocabulary has one before what continues a
+    word; it does not say whether case counts, which the vocabulary tells."""
+    vocab = {_bert_token(token, types[token_id]): token_id for token_id, token in enumerate(tokens)}
+    first, last = _ends_of_encoder(metadata, tokens)
+    unknown_id = special_id(metadata, "unknown_token_id", len(tokens))
+    unknown = "[UNK]" if unknown_id is None else tokens[unknown_id]
+    is_cased = any(token.startswith(SPACE) and token.lower() != token for token in tokens)
+    backend = Tokenizer(models.WordPiece(vocab, unk_token=unknown, max_input_chars_per_word=100))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=not is_cased)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{first[0]} $A {last[0]}",
+        pair=f"{first[0]} $A {last[0]} $B:1 {last[0]}:1",
+        special_tokens=[first, last],
+    )
+    return backend
+
+
+def _bert_token(token: str, kind: int) -> str:
+    if kind in (CONTROL, UNKNOWN, USER_DEFINED) or (token.startswith("[") and token.endswith("]")):
+        return token
+    return token.removeprefix(SPACE) if token.startswith(SPACE) else f"##{token}"
+
+
+def _unigram(metadata: Mapping[str, Any], tokens: list[str], types: Sequence[int]) -> Tokenizer:
+    """Builds XLM-RoBERTa's tokenizer (SentencePiece, arXiv:1804.10959)."""
+    scores = _numbers(metadata, "scores", len(tokens))
+    first, last = _ends_of_encoder(metadata, tokens)
+    unknown_id = special_id(metadata, "unknown_token_id", len(tokens))
+    backend = Tokenizer(models.Unigram(list(zip(tokens, scores, strict=True)), unk_id=unknown_id))
+    steps: list[normalizers.Normalizer] = []
+    charsmap = metadata.get("tokenizer.ggml.precompiled_charsmap")
+    if charsmap is not None:
+        steps.append(normalizers.Precompiled(np.asarray(charsmap).astype(np.uint8).tobytes()))
+    if _flag(metadata, "remove_extra_whitespaces", True):
+        steps += [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), " ")]
+    backend.normalizer = normalizers.Sequence(steps)
+    prefix = "always" if _flag(metadata, "add_space_prefix", True) else "never"
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme=prefix)
+    backend.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme=prefix)
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{first[0]} $A {last[0]}",
+        pair=f"{first[0]} $A {last[0]} {last[0]} $B {last[0]}",
+        special_tokens=[first, last],
+    )
+    return backend
+
+
+ENCODERS: Final = {"bert": _wordpiece, "t5": _unigram}
+"""Values of tokenizer.ggml.model -> functions that build the tokenizer."""
+
+
+def _ends_of_encoder(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Returns the tokens that begin and end a text, each with its id. Raises StartupError."""
+    ends = []
+    for keys in (("cls_token_id", "bos_token_id"), ("seperator_token_id", "eos_token_id")):
+        token_id = next((i for key in keys if (i := special_id(metadata, key, len(tokens))) is not None), None)
+        if token_id is None:
+            raise StartupError(f"tokenizer.ggml.{keys[0]} is missing in the model's metadata")
+        ends.append((tokens[token_id], token_id))
+    return ends[0], ends[1]
+
+
+# shared by all kinds
 
 
 def _added_tokens(tokens: list[str], types: Sequence[int]) -> list[AddedToken]:
@@ -245,7 +284,7 @@ def _added_tokens(tokens: list[str], types: Sequence[int]) -> list[AddedToken]:
 def _add_ends(backend: Tokenizer, metadata: Mapping[str, Any], tokens: list[str]) -> None:
     """Makes the tokenizer add BOS and EOS as llama.cpp does for this file.
 
-    llama.cpp uses add_sep_token for BERT's vocabularies and for pairs of texts only, which are not served here.
+    Files with add_sep_token are of encoders: their EOS is the separator, and the second text of a pair has no BOS.
     """
     is_sentencepiece = metadata["tokenizer.ggml.model"] == "llama"
     bos_by_default = is_sentencepiece or _get(metadata, "pre", str) in BOS_BY_DEFAULT
@@ -254,15 +293,16 @@ def _add_ends(backend: Tokenizer, metadata: Mapping[str, Any], tokens: list[str]
     bos = bos_id if _flag(metadata, "add_bos_token", bos_by_default) else None
     eos = eos_id if _flag(metadata, "add_eos_token", False) else None
     if bos is not None or eos is not None:
-        add_around(backend, bos, eos)
+        add_around(backend, bos, eos, separates=_flag(metadata, "add_sep_token", False))
 
 
-def add_around(backend: Tokenizer, first: int | None, last: int | None) -> None:
-    """Makes `encode(…, add_special_tokens=True)` put these tokens, and no others, around a text."""
+def add_around(backend: Tokenizer, first: int | None, last: int | None, *, separates: bool = False) -> None:
+    """Makes `encode(…, add_special_tokens=True)` put these tokens, and no others, around a text. separates: the second
+    text of a pair has no `first`."""
     ids = {name: token_id for name, token_id in (("first", first), ("last", last)) if token_id is not None}
 
     def around(text: str, kind: int) -> list[str]:
-        parts = ("first", text, "last")
+        parts = (text, "last") if kind and separates else ("first", text, "last")
         return [f"{part}:{kind}" for part in parts if part == text or part in ids]
 
     backend.post_processor = processors.TemplateProcessing(

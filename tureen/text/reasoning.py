@@ -20,19 +20,32 @@ class ReasoningFormat(NamedTuple):
     end: str
     starts_inside: bool  # the output begins with reasoning even without the opening mark
     is_special: bool = False  # the marks are special tokens: they must stay in the text
+    calls: str = ""  # the tool-call format whose parser also extracts the reasoning
+    answer: str = ""  # the mark between the end and an answer
 
 
 _MAY_THINK = ReasoningFormat("<think>", "</think>", starts_inside=False)
 _THINKS = ReasoningFormat("<think>", "</think>", starts_inside=True)
+_HARMONY = ReasoningFormat(
+    "<|channel|>analysis<|message|>",
+    "<|end|><|start|>assistant",
+    starts_inside=False,
+    is_special=True,
+    calls="gpt-oss",
+    answer="<|channel|>final<|message|>",
+)
 
 FORMATS: dict[str, ReasoningFormat] = {
     "deepseek-r1": _THINKS,
     "deepseek-v3": _MAY_THINK,
     "glm45": _MAY_THINK,
+    "gpt-oss": _HARMONY,
     "kimi": ReasoningFormat("◁think▷", "◁/think▷", starts_inside=False),
+    "openai-gptoss": _HARMONY,
     "mistral": ReasoningFormat("[THINK]", "[/THINK]", starts_inside=False, is_special=True),
     "qwen3": _MAY_THINK,
     "qwen3-thinking": _THINKS,
+    "seed-oss": ReasoningFormat("<seed:think>", "</seed:think>", starts_inside=False, is_special=True),
     "step3": _THINKS,
 }
 """Formats by SGLang's names; vLLM writes some of them with `_`."""

@@ -101,6 +101,27 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
+    def encode_pair(self, first: str, second: str | None, limit: int | None = None) -> tuple[list[int], int]:
+        """Encodes a text or a pair of texts with the special tokens around them, and cuts the longer text first until
+        all of it has at most `limit` tokens.
+
+        Returns the token ids, and the first position that is of the second token type; 0 = no such position. Raises
+        InvalidRequest on lone surrogates.
+        """
+        texts = [first] if second is None else [first, second]
+        try:
+            parts = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        except TypeError:  # tokenizers' error for a string that has no UTF-8
+            raise InvalidRequest("text has a lone surrogate; it must be valid Unicode", field="text") from None
+        if limit is not None:
+            room = max(0, limit - self._backend.num_special_tokens_to_add(second is not None))
+            for part, length in zip(parts, _shares([len(part) for part in parts], room), strict=True):
+                part.truncate(length)
+        whole = self._backend.post_process(parts[0], parts[1] if len(parts) > 1 else None)
+        ids: list[int] = whole.ids
+        types: list[int] = whole.type_ids
+        return ids, types.index(1) if 1 in types else 0
+
     def decode(
         self,
         ids: Sequence[int],
@@ -181,6 +202,16 @@ class Tokenizer:
     def _id_to_token(self, token_id: int) -> str | None:
         token: str | None = self._backend.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
         return token
+
+
+def _shares(lengths: Sequence[int], room: int) -> list[int]:
+    """Returns the tokens that are kept of each of one or two texts: the longer text is cut until both are as long."""
+    if sum(lengths) <= room:
+        return list(lengths)
+    if len(lengths) == 1:
+        return [room]
+    short = min(min(lengths), room // 2)
+    return [short, room - short] if lengths[0] <= lengths[1] else [room - short, short]
 
 
 def _decoder_steps(backend: Backend) -> set[str]:
@@ -264,6 +295,8 @@ def from_folder(path: Path) -> Tokenizer:
         bos_token_id = next((c["bos_token_id"] for c in configs if isinstance(c.get("bos_token_id"), int)), None)
     _honour_add_bos(backend, settings.get("add_bos_token"), bos_token_id)
     eos_from_settings = _token_of(backend, settings.get("eos_token"))
+    if settings.get("add_eos_token") is True and (folder / "modules.json").exists():
+        _append(backend, eos_from_settings)
     eos = [token_id for config in configs for token_id in id_list(config.get("eos_token_id"))]
     templates = _chat_templates(folder, settings)
     return Tokenizer(
@@ -348,6 +381,16 @@ def _honour_add_bos(backend: Backend, add_bos_token: object, bos_token_id: int |
         gguf_vocab.add_around(backend, bos_token_id, None)
     elif adds and not add_bos_token:
         gguf_vocab.add_around(backend, None, None)
+
+
+def _append(backend: Backend, eos_token_id: int | None) -> None:
+    """Makes the tokenizer append EOS as an embedding model's tokenizer_config.json asks, when its post-processor does
+    not."""
+    ids = backend.encode(ANCHOR).ids
+    plain = backend.encode(ANCHOR, add_special_tokens=False).ids
+    if eos_token_id is not None and ids[-1] != eos_token_id:
+        first = ids[0] if len(ids) > len(plain) else None
+        gguf_vocab.add_around(backend, first, eos_token_id)
 
 
 def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

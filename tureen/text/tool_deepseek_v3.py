@@ -24,7 +24,7 @@ def parser(tools: Sequence[Tool], *, parallel: bool = True) -> NamedParser:
 
 
 def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
-    """Constrains the calls between their marks, which may stand anywhere in the text."""
+    """Constrains the calls between their marks, which may appear anywhere in the text."""
     begin, end = f"{CALL}function{SEPARATOR}{{}}\n```json\n", f"\n```{CALL_END}"
     tags = [call_tag(begin.format(tool.name), tool, end) for tool in tools]
     block = {"type": "tag", "begin": BEGIN, "content": listed_calls(tags, "\n", parallel=parallel), "end": END}

@@ -21,7 +21,7 @@ def parser(tools: Sequence[Tool], *, parallel: bool = True) -> DeepseekParser:
 
 
 def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
-    """Constrains the calls between their marks, which may stand anywhere in the text."""
+    """Constrains the calls between their marks, which may appear anywhere in the text."""
     tags = [call_tag(f"{CALL}{tool.name}{SEPARATOR}", tool, CALL_END) for tool in tools]
     block = {"type": "tag", "begin": BEGIN, "content": listed_calls(tags, "", parallel=parallel), "end": END}
     return block if required else triggered_calls(BEGIN, [block], parallel=parallel)

@@ -22,7 +22,7 @@ def parser(tools: Sequence[Tool], *, parallel: bool = True) -> ListParser:
 
 
 def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
-    """Constrains a list of calls behind the mark, which may stand anywhere in the text."""
+    """Constrains a list of calls after the mark, which may appear anywhere in the text."""
     tags = [call_tag(f'{{"name": "{tool.name}", "arguments": ', tool, "}") for tool in tools]
     block = {"type": "tag", "begin": f"{BEGIN}[", "content": listed_calls(tags, ", ", parallel=parallel), "end": "]"}
     return block if required else triggered_calls(BEGIN, [block], parallel=parallel)

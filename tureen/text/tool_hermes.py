@@ -27,7 +27,7 @@ def parser(tools: Sequence[Tool], *, parallel: bool = True) -> CallParser:
 
 
 def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
-    """Constrains calls, which are tags that may stand anywhere in the text."""
+    """Constrains calls, which are tags that may appear anywhere in the text."""
     if required:
         return listed_calls([_tag(tool) for tool in tools], "\n", parallel=parallel)
     return triggered_calls(BEGIN, [_tag(tool) for tool in tools], parallel=parallel)

@@ -22,8 +22,13 @@ def parser(tools: Sequence[Tool], *, parallel: bool = True) -> TaggedParser:
 
 
 def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
-    tags = [call_tag(f"{BEGIN}\n<function={tool.name}>\n", tool, f"</function>\n{END}", "qwen_xml") for tool in tools]
-    return listed_calls(tags, "\n", parallel=parallel) if required else triggered_calls(BEGIN, tags, parallel=parallel)
+    return tagged_calls(BEGIN, tools, END, required=required, parallel=parallel)
+
+
+def tagged_calls(begin: str, tools: Sequence[Tool], end: str, *, required: bool, parallel: bool) -> dict[str, Any]:
+    """Constrains calls, each between the marks, which may appear anywhere in the text."""
+    tags = [call_tag(f"{begin}\n<function={tool.name}>\n", tool, f"</function>\n{end}", "qwen_xml") for tool in tools]
+    return listed_calls(tags, "\n", parallel=parallel) if required else triggered_calls(begin, tags, parallel=parallel)
 
 
 class Qwen3CoderParser(TaggedParser):

@@ -27,6 +27,12 @@ def attach(engine: Engine, runner: Runner, config: Config, tokens: Iterable[byte
         raise StartupError(
             "--kv-disk needs the prefix cache; leave out --disable-radix-cache, or --kv-disk", field="kv_disk"
         )
+    if engine.cache.has_states:
+        raise StartupError(
+            "--kv-disk: this model has layers that keep a state for each sequence, and pages are of no use without it; "
+            "leave out --kv-disk",
+            field="kv_disk",
+        )
     folder = _make(Path(config.kv_disk).expanduser())
     try:
         memory = cast("PageMemory", runner.call("page_memory"))

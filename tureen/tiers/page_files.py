@@ -255,7 +255,7 @@ def _sum(key: bytes, page: memoryview) -> bytes:
 
 
 def _fill(descriptor: int, pieces: list[memoryview]) -> bool:
-    """Reads a file from its start; returns whether it has so many bytes."""
+    """Reads a file from its start; returns whether it fills the buffer."""
     offset = 0
     for piece in pieces:
         rest = piece

@@ -61,7 +61,7 @@ class LlavaVision:
 
 
 def _is_possible(layout: Layout, count: int, side: int) -> bool:
-    """Says whether a layout takes nothing but what so many tiles have."""
+    """Returns whether a layout lies within its tiles."""
     inside = (
         layout.rows * layout.columns == count
         and 0 <= layout.top <= layout.top + layout.height <= layout.rows * side

@@ -47,7 +47,7 @@ LAYER_NAMES: Final = {
 
 
 def local_name(name: str, num_layers: int) -> str | None:
-    """Returns the name used here; None for weights that a tower of so many layers does not use.
+    """Returns the name used here; None for weights that a tower of `num_layers` layers does not use.
 
     Raises KeyError for an unknown name.
     """

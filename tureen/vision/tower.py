@@ -122,6 +122,6 @@ class Tower:
 
 
 def blocks(count: int, flops: int, piece: int, least: int) -> Iterator[slice]:
-    """Yields `count` rows of so many operations each, in blocks of about a piece, but of no fewer rows than `least`."""
+    """Yields `count` rows of `flops` operations each, in blocks of about a piece, but of no fewer rows than `least`."""
     rows = max(least, piece // max(1, flops))
     return (slice(start, min(start + rows, count)) for start in range(0, count, rows))

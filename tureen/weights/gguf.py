@@ -35,15 +35,27 @@ ENCODINGS: Final = {
     6: TensorEncoding("Q5_0", 32, 22),
     7: TensorEncoding("Q5_1", 32, 24),
     8: TensorEncoding("Q8_0", 32, 34),
+    10: TensorEncoding("Q2_K", 256, 84),
+    11: TensorEncoding("Q3_K", 256, 110),
     12: TensorEncoding("Q4_K", 256, 144),
     13: TensorEncoding("Q5_K", 256, 176),
     14: TensorEncoding("Q6_K", 256, 210),
+    16: TensorEncoding("IQ2_XXS", 256, 66),
+    17: TensorEncoding("IQ2_XS", 256, 74),
+    18: TensorEncoding("IQ3_XXS", 256, 98),
+    19: TensorEncoding("IQ1_S", 256, 50),
+    20: TensorEncoding("IQ4_NL", 32, 18),
+    21: TensorEncoding("IQ3_S", 256, 110),
+    22: TensorEncoding("IQ2_S", 256, 82),
+    23: TensorEncoding("IQ4_XS", 256, 136),
+    29: TensorEncoding("IQ1_M", 256, 56),
     30: TensorEncoding("BF16", 1, 2),
+    34: TensorEncoding("TQ1_0", 256, 54),
+    35: TensorEncoding("TQ2_0", 256, 66),
+    39: TensorEncoding("MXFP4", 32, 17),
 }
 UNREADABLE: Final = {
-    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
-    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
-    29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+    9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 
 STRING: Final = 8
@@ -93,7 +105,7 @@ class Metadata(Mapping[str, Any]):
 class GgufFile(MappedFile):
     """An open GGUF file. Raises StartupError naming the file and the fault; nothing is used before it is checked.
 
-    tensors: by name, in file order.
+    tensors: by name, in file order; those of a type that cannot be read are left out, and `unreadable` names the first.
     """
 
     def __init__(self, path: Path) -> None:
@@ -104,6 +116,7 @@ class GgufFile(MappedFile):
             raise unusable(path, str(fault)) from None
         self.metadata = Metadata(path, header.metadata)
         self.tensors = header.tensors
+        self.unreadable = header.unreadable
 
 
 class _Header:
@@ -116,8 +129,9 @@ class _Header:
         self._num_parts = 0  # strings and arrays in arrays so far
         num_tensors, num_keys = self._preamble()
         self.metadata = self._metadata(num_keys)
+        self.unreadable = ""
         infos = [self._tensor_info() for _ in range(num_tensors)]
-        self.tensors = self._place(infos)
+        self.tensors = self._place([info for info in infos if info is not None])
 
     def _preamble(self) -> tuple[int, int]:
         if self._data[:4] != MAGIC:
@@ -191,7 +205,8 @@ class _Header:
     def _string(self) -> str:
         return self._strings(1).decode()[0]
 
-    def _tensor_info(self) -> TensorInfo:
+    def _tensor_info(self) -> TensorInfo | None:
+        """Returns a tensor, not yet placed; None if its type cannot be read."""
         name = self._string()
         num_dims = self._u32()
         if num_dims > MAX_DIMS:
@@ -201,9 +216,10 @@ class _Header:
         encoding = ENCODINGS.get(code)
         if encoding is None:
             known = ", ".join(encoding.name for encoding in ENCODINGS.values())
-            raise _Fault(
+            self.unreadable = self.unreadable or (
                 f"tensor {echo(name)} has type {UNREADABLE.get(code, code)}, which cannot be read (these can: {known})"
             )
+            return None
         return TensorInfo(name, shape, encoding, offset, _num_bytes(name, shape, encoding))
 
     def _place(self, infos: list[TensorInfo]) -> dict[str, TensorInfo]:

@@ -4,49 +4,80 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Callable
 from typing import Any, Final
 
-import numpy as np
-
-from tureen.contract.types import DecoderPooling
+from tureen.contract.types import Pooling
 from tureen.errors import StartupError, echo
+from tureen.registry import other_way
 from tureen.text.gguf_vocab import end_token_ids, special_id
 from tureen.weights.gguf import GgufFile
+from tureen.weights.gguf_encoders import ARCHITECTURES as ENCODERS
+from tureen.weights.gguf_facts import GgufFacts
+from tureen.weights.gguf_families import ARCHITECTURES, Architecture
+from tureen.weights.gguf_others import CLASSES
+from tureen.weights.gguf_rope import rope_scaling
+from tureen.weights.mapped import unusable
 
-ROPE_FACTORS: Final = "rope_freqs.weight"
 TOKENS: Final = "tokenizer.ggml.tokens"
-ROPE_TOLERANCE: Final = 1e-3
-NO_POOLING: Final = 0
-POOLINGS: Final[dict[object, DecoderPooling]] = {1: "mean", 3: "last"}
-OTHER_POOLINGS: Final = {2: "cls", 4: "rank"}
+PROJECTOR: Final = "clip"
+"""The architecture of mmproj files."""
+NO_POOLING, CLS, RANK = 0, 2, 4
+POOLINGS: Final[dict[object, Pooling]] = {1: "mean", 3: "last"}
+OTHER_POOLINGS: Final = {CLS: "cls", RANK: "rank"}
 """Values of pooling_type, by llama.cpp's names (include/llama.h, llama_pooling_type)."""
 
 
 def gguf_config(file: GgufFile) -> dict[str, Any]:
     """Reads from a GGUF file what config.json of the original model says. Raises StartupError naming what is missing or
     not supported."""
-    facts = _Facts(file)
-    build = ARCHITECTURES.get(facts.architecture)
-    if build is None:
-        raise facts.fault(
-            f"architecture {echo(facts.architecture)} is not supported; these are: {', '.join(ARCHITECTURES)}"
-        )
-    facts.refuse("expert_count", "a mixture of experts")
-    if facts.get("attention.causal") is False:
+    facts = GgufFacts(file)
+    if file.metadata.get("general.type") == "adapter":
+        raise facts.fault("this is an adapter: give the model, and the adapter as safetensors by --lora-paths")
+    if facts.architecture in ENCODERS:
+        config = ENCODERS[facts.architecture](facts)
+        facts.get("attention.causal")
+        facts.refuse_others()
+        return config
+    architecture = ARCHITECTURES.get(facts.architecture)
+    if architecture is None:
+        raise _unsupported(facts)
+    if file.unreadable:
+        raise unusable(file.path, file.unreadable, "take the model's Q4_K_M file")
+    if not architecture.has_experts:
+        facts.refuse("expert_count", "a mixture of experts")
+    if facts.get("attention.causal") is False and not architecture.sees_ahead:
         raise facts.fault(f"attention in both directions ({facts.architecture}.attention.causal) is not supported")
     gguf_pooling(file)
-    config = _common(facts)
-    config.update(build(facts, config))
+    config = _common(facts, architecture) | {"architectures": [architecture.classes[0]]}
+    config |= architecture.read(facts, config)
+    facts.refuse_others()
     return config
 
 
-def gguf_pooling(file: GgufFile) -> DecoderPooling | None:
+def _unsupported(facts: GgufFacts) -> StartupError:
+    """Returns the error for an architecture that is not read, with what to do."""
+    if facts.architecture == PROJECTOR:
+        return facts.fault(
+            "this is an mmproj file, the part of a model that sees: give the GGUF file of its language model, which "
+            "then takes text; models that see are read from folders with safetensors"
+        )
+    other = CLASSES.get(facts.architecture)
+    way = f"; {other_way(other)}" if other else ""
+    return facts.fault(
+        f"architecture {echo(facts.architecture)} is not supported in GGUF files{way}; "
+        f"these are: {', '.join((*ARCHITECTURES, *ENCODERS))}"
+    )
+
+
+def gguf_pooling(file: GgufFile) -> Pooling | None:
     """Returns how the model of a GGUF file makes an embedding; None if the file does not say. Raises StartupError."""
-    facts = _Facts(file)
+    facts = GgufFacts(file)
     kind = facts.get("pooling_type")
-    if kind in (None, NO_POOLING):
+    is_encoder = facts.architecture in ENCODERS
+    if kind in (None, NO_POOLING) or (is_encoder and kind == RANK):
         return None
+    if is_encoder and kind == CLS:
+        return "cls"
     if kind not in POOLINGS:
         name = OTHER_POOLINGS.get(kind, "unknown") if isinstance(kind, int) else "unknown"
         raise facts.fault(
@@ -56,57 +87,17 @@ def gguf_pooling(file: GgufFile) -> DecoderPooling | None:
     return POOLINGS[kind]
 
 
-class _Facts:
-    """The metadata under the architecture's own prefix, checked."""
-
-    def __init__(self, file: GgufFile) -> None:
-        self.file = file
-        architecture = file.metadata.get("general.architecture")
-        if not isinstance(architecture, str):
-            raise self.fault("general.architecture is missing in its metadata")
-        self.architecture = architecture
-
-    def get(self, key: str) -> object:
-        value = self.file.metadata.get(f"{self.architecture}.{key}")
-        if isinstance(value, np.ndarray):  # one number a layer
-            if value.size == 0 or (value != value[0]).any():
-                raise self.fault(f"{self.architecture}.{key} differs from layer to layer, which is not supported")
-            return value[0].item()
-        return value
-
-    def count(self, key: str, default: int | None = None) -> int:
-        value = self.get(key)
-        value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 1 << 31:
-            raise self.fault(f"{self.architecture}.{key} must be a positive integer, got {echo(value)}")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.get(key)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise self.fault(f"{self.architecture}.{key} must be a positive number, got {echo(value)}")
-        return float(value)
-
-    def refuse(self, key: str, what: str) -> None:
-        if self.get(key):
-            raise self.fault(f"{what} ({self.architecture}.{key}) is not supported")
-
-    def has(self, tensor: str) -> bool:
-        return tensor in self.file.tensors
-
-    def fault(self, message: str) -> StartupError:
-        return StartupError(f"model {self.file.path}: {message}")
-
-
-def _common(facts: _Facts) -> dict[str, Any]:
+def _common(facts: GgufFacts, architecture: Architecture) -> dict[str, Any]:
     heads = facts.count("attention.head_count")
     hidden = facts.count("embedding_length")
     head_dim = facts.count("attention.key_length", hidden // heads)
     if facts.count("attention.value_length", head_dim) != head_dim:
-        raise facts.fault("keys and values of different length are not supported")
-    if facts.count("rope.dimension_count", head_dim) != head_dim:
-        raise facts.fault("rotary embedding of a part of each head is not supported")
+        raise facts.unsupported("keys and values of different length are not supported")
+    rotated = _rotated(facts, head_dim, may_be_fewer=architecture.rotates_part)
+    scale = head_dim**-0.5
+    stored_scale = facts.factor("attention.scale", scale)
+    if not architecture.has_scale and not math.isclose(stored_scale, scale, rel_tol=1e-5):
+        raise facts.unsupported(f"{facts.architecture}.attention.scale must be {scale:g}, got {stored_scale:g}")
     embedding = facts.file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise facts.fault("tensor 'token_embd.weight' is missing")
@@ -115,18 +106,21 @@ def _common(facts: _Facts) -> dict[str, Any]:
     num_tokens = len(tokens) if isinstance(tokens, list) else 0
     return {
         "hidden_size": hidden,
-        "num_hidden_layers": facts.count("block_count"),
+        **_layers(facts),
         "num_attention_heads": heads,
-        "num_key_value_heads": facts.count("attention.head_count_kv", heads),
+        "num_key_value_heads": facts.one_count("attention.head_count_kv", heads)
+        if architecture.has_mixers
+        else facts.count("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "intermediate_size": facts.count("feed_forward_length"),
-        "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
+        "intermediate_size": _intermediate_size(facts, architecture),
+        "rms_norm_eps": facts.number(architecture.epsilon),
         "rope_theta": facts.number("rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(facts, head_dim),
+        "partial_rotary_factor": rotated / head_dim,
+        "rope_scaling": rope_scaling(facts, rotated),
         "max_position_embeddings": facts.count("context_length"),
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": not facts.has("output.weight"),
-        "attention_bias": facts.has("blk.0.attn_q.bias"),
+        "attention_bias": facts.has("blk.0.attn_q.bias") or facts.has("blk.0.attn_qkv.bias"),
         "mlp_bias": facts.has("blk.0.ffn_up.bias"),
         "hidden_act": "silu",
         "bos_token_id": special_id(vocabulary, "bos_token_id", num_tokens) if num_tokens else None,
@@ -134,86 +128,26 @@ def _common(facts: _Facts) -> dict[str, Any]:
     }
 
 
-def _llama(facts: _Facts, config: dict[str, Any]) -> dict[str, Any]:
-    if facts.get("attention.sliding_window"):
-        window = facts.count("attention.sliding_window")
-        return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
-    return {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+def _intermediate_size(facts: GgufFacts, architecture: Architecture) -> int:
+    """Returns the inner size of an mlp; files of models whose mlps all are experts may have that of an expert alone."""
+    size = facts.optional_count("feed_forward_length")
+    if size is None and architecture.has_experts:
+        size = facts.optional_count("expert_feed_forward_length")
+    return facts.count("feed_forward_length", size)
 
 
-def _qwen2(facts: _Facts, config: dict[str, Any]) -> dict[str, Any]:
-    return {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
+def _rotated(facts: GgufFacts, head_dim: int, *, may_be_fewer: bool) -> int:
+    """Returns the number of a head's dimensions that are rotated, the first ones. Raises StartupError."""
+    rotated = facts.count("rope.dimension_count", head_dim)
+    may_be_fewer = may_be_fewer and int(head_dim * (rotated / head_dim)) == rotated
+    if rotated % 2 or rotated > head_dim or (rotated < head_dim and not may_be_fewer):
+        raise facts.unsupported(f"{facts.architecture}.rope.dimension_count {rotated} of {head_dim} is not supported")
+    return rotated
 
 
-def _qwen3(facts: _Facts, config: dict[str, Any]) -> dict[str, Any]:
-    return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "use_sliding_window": False}
-
-
-def _gemma3(facts: _Facts, config: dict[str, Any]) -> dict[str, Any]:
-    for key in ("final_logit_softcapping", "attn_logit_softcapping"):
-        facts.refuse(key, "capping of logits")
-    layers = config["num_hidden_layers"]
-    pattern = facts.count("attention.sliding_window_pattern", 6)
-    is_27b = layers == 62  # the one size whose queries are scaled by hidden size over heads instead of the head size
-    return {
-        "architectures": ["Gemma3ForCausalLM"],
-        "model_type": "gemma3_text",
-        "hidden_activation": "gelu_pytorch_tanh",
-        "rope_local_base_freq": facts.number("rope.freq_base_swa", 10000.0),
-        "rope_theta": facts.number("rope.freq_base", 1_000_000.0),
-        "sliding_window": facts.count("attention.sliding_window"),
-        "sliding_window_pattern": pattern,
-        "layer_types": ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)],
-        "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]
-        if is_27b
-        else config["head_dim"],
-    }
-
-
-ARCHITECTURES: Final[dict[str, Callable[[_Facts, dict[str, Any]], dict[str, Any]]]] = {
-    "llama": _llama,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "gemma3": _gemma3,
-}
-
-
-def _rope_scaling(facts: _Facts, head_dim: int) -> dict[str, Any] | None:
-    kind = facts.get("rope.scaling.type")
-    if kind not in (None, "none", "linear"):
-        raise facts.fault(f"rotary scaling {echo(kind)} is not supported; linear and llama3 are")
-    if facts.has(ROPE_FACTORS):
-        return _llama3_scaling(facts, head_dim)
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": facts.number("rope.scaling.factor")}
-    return None
-
-
-def _llama3_scaling(facts: _Facts, head_dim: int) -> dict[str, Any]:
-    """Returns Llama 3's rope scaling. The file stores a divisor per frequency, which one formula made; its factor
-    varies."""
-    tensor = facts.file.tensors[ROPE_FACTORS]
-    if tensor.encoding.name != "F32" or tensor.shape != (head_dim // 2,):
-        raise facts.fault(f"tensor '{ROPE_FACTORS}' must be {head_dim // 2} float32 numbers")
-    stored = facts.file.raw(tensor).view("<f4").astype(np.float64)
-    scaling = {
-        "rope_type": "llama3",
-        "factor": float(stored.max()),
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-    expected = llama3_divisors(facts.number("rope.freq_base", 10000.0), head_dim, scaling)
-    if not np.allclose(stored, expected, rtol=ROPE_TOLERANCE):
-        raise facts.fault(f"tensor '{ROPE_FACTORS}' is a rotary scaling other than Llama 3's, which is not supported")
-    return scaling
-
-
-def llama3_divisors(theta: float, head_dim: int, scaling: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Returns the divisors of the head_dim/2 rotary frequencies (Llama 3.1): 1 for short waves, `factor` for long
-    ones."""
-    wavelength = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    smooth = (scaling["original_max_position_embeddings"] / wavelength - low) / (high - low)
-    smooth = np.clip(smooth, 0.0, 1.0)
-    return np.asarray(1 / ((1 - smooth) / scaling["factor"] + smooth))
+def _layers(facts: GgufFacts) -> dict[str, Any]:
+    """Returns the number of layers, without those after the last that guess tokens ahead and are not used."""
+    count, ahead = facts.count("block_count"), facts.get("nextn_predict_layers") or 0
+    if not isinstance(ahead, int) or isinstance(ahead, bool) or not 0 <= ahead < count:
+        raise facts.fault(f"{facts.architecture}.nextn_predict_layers must be less than {count}, got {echo(ahead)}")
+    return {"num_hidden_layers": count - ahead, "num_nextn_predict_layers": ahead}

@@ -32,6 +32,7 @@ class SplitGguf(GgufFile):
             if twice:
                 raise unusable(part.path, f"its tensor {min(twice)} is in another part, too")
             self.tensors.update(part.tensors)
+            self.unreadable = self.unreadable or part.unreadable
             self._others.update(dict.fromkeys(part.tensors, part))
         expected = self.metadata.get("split.tensors.count")
         if isinstance(expected, int) and expected != len(self.tensors):

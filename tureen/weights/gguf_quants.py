@@ -1,6 +1,7 @@
 """Converts block formats of GGUF tensors to float32, bit for bit as ggml computes them. NumPy only.
 
 A block holds 32 or 256 consecutive values: small integers `q`, a float16 scale `d` and, in some formats, an offset `m`.
+In MXFP4 and IQ4, the integers are indices of a table; the scale of MXFP4 is a power of two.
 """
 
 from __future__ import annotations
@@ -28,6 +29,22 @@ Q8_0: Final = np.dtype([HALF, ("qs", "i1", 32)])
 Q4_K: Final = np.dtype([HALF, ("m", "<f2"), ("scales", "u1", 12), ("qs", "u1", (4, 32))])
 Q5_K: Final = np.dtype([HALF, ("m", "<f2"), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", (4, 32))])
 Q6_K: Final = np.dtype([("ql", "u1", (2, 2, 32)), ("qh", "u1", (2, 32)), ("scales", "i1", 16), HALF])
+Q3_K: Final = np.dtype([("qh", "u1", 32), ("ql", "u1", (2, 1, 32)), ("scales", "u1", 12), HALF])
+Q2_K: Final = np.dtype([("scales", "u1", 16), ("qs", "u1", (2, 1, 32)), HALF, ("m", "<f2")])
+MXFP4: Final = np.dtype([("e", "u1"), ("qs", "u1", 16)])
+IQ4_XS: Final = np.dtype([HALF, ("scales_high", "<u2"), ("scales_low", "u1", 4), ("qs", "u1", (8, 16))])
+MXFP4_VALUES: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+"""Twice the values of E2M1, OCP Microscaling Formats 1.0."""
+IQ4_VALUES: Final = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+WIDE_IQ: Final = np.dtype([HALF, ("scales", "i1", 16), ("qs", "u1", (8, 16))])
+"""Blocks that gguf_widen.py makes."""
+WIDE_MAGNITUDES: Final = {
+    "WIDE_IQ2": np.array([0, 1, 7, 8, 9, 16, 25, 43]),
+    "WIDE_IQ3_XXS": np.array([8, 24, 40, 56, 72, 88, 104, 124]),
+    "WIDE_IQ3_S": np.arange(8, 121, 16),
+}
+"""Eight times the sizes of values, by the low three bits of their codes; the fourth bit is the sign."""
+TWO_BITS: Final = np.array([0, 2, 4, 6], np.uint8)[:, None]
 
 
 def dequantize(raw: Bytes, encoding: TensorEncoding, out: Floats) -> None:
@@ -157,6 +174,73 @@ def _q6_k(blocks: Bytes, out: Floats) -> None:
     out.reshape(-1, 16, 16)[...] *= (_column(block["d"]) * block["scales"])[:, :, None]
 
 
+def _two_bits(packed: Bytes, out: Floats) -> None:
+    """Unpacks [n, 2, 1, 32] to [n, 256]: 128 values share 32 bytes."""
+    out.reshape(-1, 2, 4, 32)[...] = packed >> TWO_BITS & 3
+
+
+def _q3_k(blocks: Bytes, out: Floats) -> None:
+    block = _as(blocks, Q3_K)
+    _two_bits(block["ql"], out)
+    values = out.reshape(-1, 8, 32)
+    for sub_block in range(8):
+        values[:, sub_block] += (block["qh"] >> sub_block & 1) << 2
+    out -= 4
+    low, high = block["scales"][:, :8], block["scales"][:, None, 8:]
+    nibbles = np.concatenate([low & 15, low >> 4], axis=1)
+    scales = (nibbles | ((high >> TWO_BITS & 3) << 4).reshape(-1, 16)).astype(np.int8) - np.int8(32)
+    out.reshape(-1, 16, 16)[...] *= (_column(block["d"]) * scales)[:, :, None]
+
+
+def _q2_k(blocks: Bytes, out: Floats) -> None:
+    block = _as(blocks, Q2_K)
+    _two_bits(block["qs"], out)
+    values = out.reshape(-1, 16, 16)
+    values *= (_column(block["d"]) * (block["scales"] & 15))[:, :, None]
+    values -= (_column(block["m"]) * (block["scales"] >> 4))[:, :, None]
+
+
+def _look_up(table: Floats, packed: Bytes, out: Floats) -> None:
+    """Writes the entries of a table of 16; the order of the nibbles is that of `_nibbles`."""
+    half = packed.shape[-1]
+    out[..., :half] = table[packed & 15]
+    out[..., half:] = table[packed >> 4]
+
+
+def _mxfp4(blocks: Bytes, out: Floats) -> None:
+    block = _as(blocks, MXFP4)
+    _look_up(MXFP4_VALUES, block["qs"], out)
+    out *= np.ldexp(np.float32(1), block["e"].astype(np.int32) - 128)[:, None]
+
+
+def _iq4_nl(blocks: Bytes, out: Floats) -> None:
+    block = _as(blocks, Q4_0)
+    _look_up(IQ4_VALUES, block["qs"], out)
+    out *= _column(block["d"])
+
+
+def _iq4_xs(blocks: Bytes, out: Floats) -> None:
+    block = _as(blocks, IQ4_XS)
+    values = out.reshape(-1, 8, 32)
+    _look_up(IQ4_VALUES, block["qs"], values)
+    low = (block["scales_low"][:, :, None] >> np.array([0, 4], np.uint8) & 15).reshape(-1, 8)
+    high = block["scales_high"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    scales = (low | high << 4).astype(np.int8) - np.int8(32)
+    values *= (_column(block["d"]) * scales)[:, :, None]
+
+
+def _wide(name: str) -> Callable[[Bytes, Floats], None]:
+    magnitudes = WIDE_MAGNITUDES[name].astype(np.float32)
+    table = np.concatenate([magnitudes, np.float32(0) - magnitudes])
+
+    def convert(blocks: Bytes, out: Floats) -> None:
+        block = _as(blocks, WIDE_IQ)
+        _look_up(table, block["qs"], out.reshape(-1, 8, 32))
+        out.reshape(-1, 16, 16)[...] *= (_column(block["d"]) * block["scales"] * np.float32(0.125))[:, :, None]
+
+    return convert
+
+
 CONVERTERS: Final[dict[str, Callable[[Bytes, Floats], None]]] = {
     "F32": _f32,
     "F16": _f16,
@@ -169,4 +253,10 @@ CONVERTERS: Final[dict[str, Callable[[Bytes, Floats], None]]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "Q3_K": _q3_k,
+    "Q2_K": _q2_k,
+    "MXFP4": _mxfp4,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    **{name: _wide(name) for name in WIDE_MAGNITUDES},
 }

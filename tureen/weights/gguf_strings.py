@@ -46,7 +46,7 @@ class Strings(NamedTuple):
 
 
 def locate(data: mmap.mmap, at: int, length: int) -> Strings:
-    """Finds the array of so many strings that begins at byte `at`. Raises StringFault when it is not in the file."""
+    """Finds the array of `length` strings that begins at byte `at`. Raises StringFault when it is not in the file."""
     short = _Short.find(data, at, length)
     return Strings(data, at, _end(data, at, length) if short is None else at + short.end, length)
 

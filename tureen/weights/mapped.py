@@ -21,6 +21,8 @@ MAX_SIZE = 1 << 48
 MAX_AHEAD_BYTES = 256 << 20
 """Most bytes that are read ahead. More would push what is needed sooner out of the memory of small machines."""
 
+FETCH_AGAIN = "download or convert the file again"
+
 
 class TensorEncoding(NamedTuple):
     """How a tensor's values are stored: `num_bytes` per block of `block_len` values."""
@@ -113,6 +115,6 @@ def num_elements(shape: Sequence[int]) -> int:
     return count
 
 
-def unusable(path: Path, fault: str) -> StartupError:
+def unusable(path: Path, fault: str, fix: str = FETCH_AGAIN) -> StartupError:
     """Returns the error for a file with this fault."""
-    return StartupError(f"model {path}: {fault}; download or convert the file again")
+    return StartupError(f"model {path}: {fault}; {fix}")

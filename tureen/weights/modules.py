@@ -15,7 +15,7 @@ from tureen.weights.safetensors import SafetensorsFile, weight_files
 
 FLOATS: Final = ("F16", "BF16", "F32")
 DTYPES: Final = {
-    "I8": "i1", "I32": "<u4", "I64": "<i8", "F16": "<f2", "F32": "<f4",
+    "U8": "u1", "I8": "i1", "I32": "<u4", "I64": "<i8", "F16": "<f2", "F32": "<f4",
     "BF16": "<u2", "F8_E4M3": "u1",  # bits: NumPy has no such types
 }  # fmt: skip
 

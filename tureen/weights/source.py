@@ -25,11 +25,14 @@ from tureen.text import tokenizer
 from tureen.text.tokenizer import Tokenizer
 from tureen.weights import llava_original
 from tureen.weights.gguf import GgufFile
-from tureen.weights.gguf_config import gguf_config
+from tureen.weights.gguf_config import gguf_config, gguf_pooling
 from tureen.weights.gguf_parts import open_gguf
+from tureen.weights.sentence_files import SentenceConfig, read_sentence_config
 
 WEIGHTS: Final = (".safetensors", ".gguf")
 PICKLES: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+HEADLESS: Final = ("Model", "ForSequenceClassification")
+"""Ends of the names of architectures that give no probabilities of tokens."""
 GENERATION_DEFAULTS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 GGUF_SAMPLING: Final = {
     "general.sampling.temp": "temperature",
@@ -75,6 +78,14 @@ class ModelSource(msgspec.Struct, frozen=True, dict=True):
         if not isinstance(name, str) or not name or Path(name).name != name:
             raise StartupError(f"model {config}: gguf_file must name a file of that folder, got {echo(name)}")
         return open_gguf(self.path / name)
+
+    @cached_property
+    def sentence(self) -> SentenceConfig:
+        """Returns the settings of an embedding model or a reranker, read once. Raises StartupError."""
+        if self.format == "gguf":
+            assert self.gguf is not None
+            return SentenceConfig(gguf_pooling(self.gguf))
+        return read_sentence_config(self.path)
 
     @cached_property
     def gguf_config(self) -> dict[str, Any] | None:
@@ -182,6 +193,10 @@ def model_config(source: ModelSource) -> dict[str, Any]:
     ends = tokenizer.id_list(config.get("eos_token_id"))
     if generation.exists():
         ends += tokenizer.id_list(_json_object(generation).get("eos_token_id"))
+    names = config.get("architectures")
+    is_headless = isinstance(names, list) and bool(names) and str(names[0]).endswith(HEADLESS)
+    if is_headless or source.sentence.pooling is not None:
+        config = {**config, "tie_word_embeddings": True}  # no head for logits is needed
     return {**config, "eos_token_id": sorted(set(ends))}
 
 

@@ -3,7 +3,7 @@ torch."""
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -14,51 +14,32 @@ from numpy.typing import NDArray
 from tureen.errors import StartupError, echo
 from tureen.registry import find_quantisation
 from tureen.weights.gguf import ENCODINGS, GgufFile
-from tureen.weights.gguf_config import ROPE_FACTORS
+from tureen.weights.gguf_names import IN_CONFIG, INTERLEAVED, UNIT_OFFSET, XIELU, hf_name, layer_of
 from tureen.weights.gguf_quants import dequantize
+from tureen.weights.gguf_widen import ENCODINGS as WIDE_ENCODINGS
+from tureen.weights.gguf_widen import WIDENED, require_tables, widen
 from tureen.weights.mapped import TensorInfo
 from tureen.weights.modules import Module, modules
 from tureen.weights.safetensors import SafetensorsFile, weight_files
 from tureen.weights.source import ModelSource
 
-TOP_NAMES: Final = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-LAYER_NAMES: Final = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-GEMMA_LAYER_NAMES: Final = {
-    **LAYER_NAMES,
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-LAYER_TENSOR: Final = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 RENAMES: Final = (
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
+    ("embed_tokens.", "model.embed_tokens."),
+    ("layers.", "model.layers."),
+    ("norm.", "model.norm."),
 )
-"""Prefixes of checkpoint names -> what they are called here; for language models inside larger ones."""
+"""Prefixes of checkpoint names -> what they are called here; for language models inside larger ones, and for models
+that were saved without a head."""
 VISION: Final = tuple(
     f"{prefix}{part}"
     for prefix in ("", "model.")
-    for part in ("vision_tower.", "multi_modal_projector.", "mm_projector.", "image_newline")
+    for part in ("vision_tower.", "multi_modal_projector.", "mm_projector.", "image_newline", "visual.")
 )
 """Prefixes of the weights of the part that sees, which a text model has no use for."""
-BY_NAME: Final = {encoding.name: encoding for encoding in ENCODINGS.values()}
+BY_NAME: Final = {encoding.name: encoding for encoding in ENCODINGS.values()} | WIDE_ENCODINGS
 
 
 class Stored(NamedTuple):
@@ -66,7 +47,7 @@ class Stored(NamedTuple):
 
     name: str  # Hugging Face's
     shape: tuple[int, ...]
-    encoding: str  # F32, F16, BF16, or a block format of GGUF: Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0
+    encoding: str  # F32, F16, BF16, or a block format: those of gguf_quants.py
     content: NDArray[np.uint8] | Callable[[], NDArray[np.uint8]]  # see `data`
     row_order: NDArray[np.int64] | None = None  # [shape[0]]: the stored row of each row; None = as stored
     offset: float = 0.0
@@ -85,7 +66,7 @@ def iter_stored(source: ModelSource, config: Mapping[str, Any]) -> Iterator[Stor
     naming the file and the fault.
     """
     if source.gguf is not None:
-        return _of_gguf(source.gguf, config.get("text_config", config))
+        return map(readable, _of_gguf(source.gguf, config.get("text_config", config)))
     settings = _quantisation(config) or _quantisation(config.get("text_config") or {})
     convert = find_quantisation(settings.get("quant_method")).reader(settings) if settings else None
     return _of_folder(source.path, convert)
@@ -123,7 +104,9 @@ def in_order(stored: Stored) -> NDArray[np.uint8]:
     moved."""
     if stored.row_order is None:
         return stored.data
-    return stored.data.reshape(stored.shape[0], -1)[stored.row_order].reshape(-1)
+    encoding = BY_NAME[stored.encoding]
+    row_bytes = math.prod(stored.shape[1:]) // encoding.block_len * encoding.num_bytes
+    return stored.data.reshape(-1, row_bytes)[stored.row_order].reshape(-1)
 
 
 def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -134,13 +117,12 @@ def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _of_folder(folder: Path, convert: Callable[[Module], Stored | None] | None) -> Iterator[Stored]:
-    """Yields a folder's weights. `convert` makes a module's weight of the tensors that it takes; the others are
+    """Yields a folder's weights. `convert` makes a module's next weight of the tensors that it takes; the others are
     plain."""
     for module in modules(folder):
         if f"{module.name}.".startswith(VISION):
             continue
-        weight = convert(module) if convert else None
-        if weight is not None:
+        while convert is not None and (weight := convert(module)) is not None:
             yield weight._replace(name=local_name(weight.name))
         for file, info in module.parts.values():
             if info.name.startswith(VISION) or info.name.endswith("rotary_emb.inv_freq"):
@@ -168,29 +150,77 @@ def local_name(name: str) -> str:
 
 
 def _of_gguf(file: GgufFile, config: Mapping[str, Any]) -> Iterator[Stored]:
-    is_gemma = config["model_type"].startswith("gemma")
+    model_type = config["model_type"]
+    is_plus_one = model_type.startswith(UNIT_OFFSET)
     heads = {}
-    if config["model_type"] in ("llama", "mistral"):
+    if model_type in INTERLEAVED:
         heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     for info in file.tensors.values():
-        if info.name == ROPE_FACTORS:  # part of the config
+        if info.name in IN_CONFIG or _guesses_ahead(info.name, config):
             continue
-        name = _hf_name(info.name, GEMMA_LAYER_NAMES if is_gemma else LAYER_NAMES)
+        name = hf_name(info.name, model_type)
         if name is None:
             raise StartupError(f"model {file.path}: tensor {echo(info.name)} is not part of a known architecture")
-        offset = -1.0 if is_gemma and name.endswith("norm.weight") else 0.0  # the file holds Hugging Face's weight + 1
+        offset = -1.0 if is_plus_one and is_offset(name) else 0.0
         order = _row_order(file.path, info, heads.get(info.name.split(".")[-2]))
-        yield Stored(name, info.shape, info.encoding.name, file.raw(info), order, offset)
+        shape = (1, *info.shape) if name.endswith("_gate.weight") and len(info.shape) == 1 else info.shape
+        stored = Stored(name, shape, info.encoding.name, file.raw(info), order, offset)
+        if name.endswith(".A_log"):
+            stored = _log_decay(file.path, stored)
+        yield from _experts(file.path, stored) if "*" in name else (stored,)
         file.release(info)
+    yield from _of_metadata(file, config["num_hidden_layers"])
 
 
-def _hf_name(name: str, layer_names: Mapping[str, str]) -> str | None:
-    if name in TOP_NAMES:
-        return TOP_NAMES[name]
-    match = LAYER_TENSOR.fullmatch(name)
-    if match is None or match[2] not in layer_names:
-        return None
-    return f"model.layers.{int(match[1])}.{layer_names[match[2]]}.{match[3]}"
+def is_offset(name: str) -> bool:
+    """Returns whether families that keep norms minus 1 do so with this weight: a norm's, but that of a gated delta
+    rule."""
+    return name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+
+
+def _log_decay(path: Path, stored: Stored) -> Stored:
+    """Returns A_log, of which the file has -exp(A_log)."""
+    rates = -to_float32(stored)
+    if not (rates > 0).all():
+        raise StartupError(f"model {path}: the tensor of {stored.name} must be negative; download the model again")
+    return Stored(stored.name, stored.shape, "F32", np.log(rates).view(np.uint8))
+
+
+def _of_metadata(file: GgufFile, num_layers: int) -> Iterator[Stored]:
+    """Yields the numbers of xIELU, which the metadata have: one for each layer, or one for all. Raises StartupError."""
+    for key, name in XIELU.items():
+        if key not in file.metadata:
+            continue
+        numbers = np.asarray(file.metadata[key])
+        if numbers.shape not in ((), (num_layers,)) or numbers.dtype.kind != "f":
+            raise StartupError(f"model {file.path}: {key} must have a number for each of {num_layers} layers")
+        for layer, number in enumerate(np.broadcast_to(numbers.astype(np.float32), num_layers)):
+            yield Stored(f"model.layers.{layer}.mlp.act_fn.{name}", (1,), "F32", np.array([number]).view(np.uint8))
+
+
+def _guesses_ahead(name: str, config: Mapping[str, Any]) -> bool:
+    """Returns whether a tensor belongs to the layers after the last, which guess tokens ahead (nextn, MTP)."""
+    layer = layer_of(name) if config.get("num_nextn_predict_layers") else None
+    return layer is not None and layer >= config["num_hidden_layers"]
+
+
+def _experts(path: Path, stored: Stored) -> Iterator[Stored]:
+    """Yields each expert's part of a tensor that holds all experts."""
+    count, *shape = stored.shape
+    if not shape:
+        raise StartupError(f"model {path}: the tensor of {stored.name} has one dimension, where experts need more")
+    parts = stored.data.reshape(count, -1)
+    for number, part in enumerate(parts):
+        yield stored._replace(name=stored.name.replace("*", str(number)), shape=tuple(shape), content=part)
+
+
+def readable(stored: Stored) -> Stored:
+    """Returns the weight in an encoding that has a kernel. Raises StartupError if a package is missing."""
+    if stored.encoding not in WIDENED:
+        return stored
+    require_tables(stored.encoding)
+    num_bytes, wide = BY_NAME[stored.encoding].num_bytes, WIDENED[stored.encoding][0]
+    return stored._replace(encoding=wide, content=lambda: widen(stored.encoding, stored.data, num_bytes))
 
 
 def _row_order(path: Path, info: TensorInfo, heads: int | None) -> NDArray[np.int64] | None:

@@ -6,14 +6,30 @@ import gguf
 import numpy as np
 import pytest
 
+from tureen.weights.gguf_widen import WIDENED, widen
+
 native = pytest.importorskip("tureen.kernels.cpu._native")
 
 # values and bytes of a block, where its half floats are, and their usual size
 BLOCKS = {"Q4_0": (32, 18, (0,), 0.05), "Q4_1": (32, 20, (0, 2), 0.05), "Q5_0": (32, 22, (0,), 0.03),
           "Q5_1": (32, 24, (0, 2), 0.03), "Q8_0": (32, 34, (0,), 0.005), "Q4_K": (256, 144, (0, 2), 0.002),
-          "Q5_K": (256, 176, (0, 2), 0.001), "Q6_K": (256, 210, (208,), 0.0005)}  # fmt: skip
+          "Q5_K": (256, 176, (0, 2), 0.001), "Q6_K": (256, 210, (208,), 0.0005),
+          "Q3_K": (256, 110, (108,), 0.002), "Q2_K": (256, 84, (80, 82), 0.01), "MXFP4": (32, 17, (), 0),
+          "IQ4_NL": (32, 18, (0,), 0.005), "IQ4_XS": (256, 136, (0,), 0.0005),
+          "IQ2_S": (256, 82, (0,), 0.005), "IQ3_XXS": (256, 98, (0,), 0.002), "IQ3_S": (256, 110, (0,), 0.005),
+          }  # fmt: skip
 GROUPED = tuple(BLOCKS)  # formats multiplied with inputs of 8 bits, a scale for every 32
-WIDE = ("Q4_1 int16", "Q4_0 int16", "Q6_K int16", "Q8_0 int16", "Q8_ROW int16")  # multiplied with 16 bits
+WIDE = (
+    "Q4_1 int16",
+    "Q4_0 int16",
+    "Q6_K int16",
+    "Q8_0 int16",
+    "Q8_ROW int16",
+    "Q2_K int16",
+    "MXFP4 int16",
+    "IQ2_S int16",
+)
+"""Multiplied with inputs of 16 bits."""
 FORMATS = (*GROUPED, "Q8_ROW", "BF16", "F32", *WIDE)
 
 
@@ -38,11 +54,16 @@ def _make_weights(matrix_format, rows, cols, seed=0):
     for at in halves:
         scales = (rng.standard_normal(len(blocks)) * size).astype(np.float16)
         blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+    if matrix_format == "MXFP4":
+        blocks[:, 0] = rng.integers(120, 128, len(blocks))
     return _pack_blocks(blocks, matrix_format, rows, cols)
 
 
 def _pack_blocks(blocks, encoding, rows, cols):
-    matrix = native.Matrix.pack(native.Pool(1), blocks.reshape(-1), encoding, encoding, rows, cols)
+    stored, matrix_format = blocks.reshape(-1), encoding
+    if encoding in WIDENED:
+        stored, matrix_format = widen(encoding, stored, blocks.shape[1]), WIDENED[encoding][0]
+    matrix = native.Matrix.pack(native.Pool(1), stored, matrix_format, matrix_format, rows, cols)
     values = gguf.dequantize(blocks.reshape(rows, -1), gguf.GGMLQuantizationType[encoding])
     return matrix, values.astype(np.float64)
 
@@ -77,7 +98,8 @@ def _assert_close(product, values, inputs, extra=0.0):
 
 
 def _sizes(matrix_format):
-    return [256, 768, 2048] if "_K" in matrix_format else [32, 64, 96, 576, 1536]
+    is_super = BLOCKS.get(matrix_format.split()[0], (32,))[0] == 256
+    return [256, 768, 2048] if is_super else [32, 64, 96, 576, 1536]
 
 
 SHAPES = [(name, rows, cols) for name in FORMATS for cols in _sizes(name) for rows in (1, 16, 55)]
@@ -119,6 +141,21 @@ def test_a_matrix_of_floats_is_multiplied_as_before_when_it_is_widened(pool, mat
     assert np.array_equal(native.linear(pool, x, matrix), before)
 
 
+# Bytes of a block and what they may be, so that no sum has more bits than a float.
+SMALL_SCALES = {
+    "MXFP4": [(0, 1, [128])],
+    "Q6_K": [(192, 208, [254, 255, 0, 1, 2])],
+    "Q5_K": [(4, 16, range(4))],
+    "Q4_K": [(4, 16, range(4))],
+    "Q3_K": [(96, 104, range(256)), (104, 108, [0b10101010])],
+    "Q2_K": [(0, 16, range(256))],
+    "IQ4_XS": [(2, 4, [0b10101010]), (4, 8, [0, 1, 2, 0x10, 0x20, 0x12])],
+    "IQ2_S": [(74, 82, [0, 1, 0x10, 0x11])],
+    "IQ3_S": [(106, 110, [0, 1, 0x10, 0x11])],
+    "IQ3_XXS": [(at, at + 1, [0x0F, 0x10, 0x1F]) for at in range(69, 98, 4)],
+}
+
+
 def _extreme_blocks(encoding, rows, cols, rng):
     """Blocks with scales 1 and integers that are mostly the least or the greatest."""
     values, num_bytes, halves, _ = BLOCKS[encoding]
@@ -127,10 +164,8 @@ def _extreme_blocks(encoding, rows, cols, rng):
     blocks[len(blocks) // 3 : len(blocks) // 2] = 0x80 if encoding == "Q8_0" else 0
     for at in halves:
         blocks[:, at : at + 2] = np.array([1.0], np.float16).view(np.uint8)
-    if encoding == "Q6_K":
-        blocks[:, 192:208] = rng.integers(-2, 3, (len(blocks), 16)).astype(np.int8).view(np.uint8)
-    elif encoding.endswith("_K"):
-        blocks[:, 4:16] = rng.integers(0, 4, (len(blocks), 12))
+    for first, end, allowed in SMALL_SCALES.get(encoding, ()):
+        blocks[:, first:end] = rng.choice(np.array(allowed, np.uint8), (len(blocks), end - first))
     return blocks
 
 
@@ -235,6 +270,29 @@ def test_an_input_that_is_not_a_number_spoils_its_row_and_no_other(pool, matrix_
     if np.isnan(bad) or matrix_format not in ("F32", "BF16"):
         assert np.isnan(spoilt[4]).all()
     assert np.array_equal(np.delete(spoilt, 4, axis=0), np.delete(clean, 4, axis=0))
+
+
+@pytest.mark.parametrize("scale", [0, 1, 2, 64, 127, 200, 232])
+def test_every_scale_of_mxfp4_up_to_2_to_the_104_is_exact(pool, scale):
+    blocks = np.random.default_rng(6).integers(0, 256, (4 * 16, 17), dtype=np.uint8)
+    blocks[:, 0] = scale
+    matrix, values = _pack_blocks(blocks, "MXFP4", 16, 128)
+    x = np.zeros((3, 128), np.float32)
+    x[:, 5] = 1, -1, 2
+    assert np.array_equal(native.linear(pool, x, matrix), (x.astype(np.float64) @ values.T).astype(np.float32))
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("scale", [233, 254, 255])
+def test_a_larger_scale_of_mxfp4_is_exact_or_gives_what_is_not_a_number(pool, scale):
+    blocks = np.random.default_rng(6).integers(0, 256, (4 * 16, 17), dtype=np.uint8)
+    blocks[:, 0] = scale
+    matrix, values = _pack_blocks(blocks, "MXFP4", 16, 128)
+    x = np.random.default_rng(7).standard_normal((3, 128), np.float32)
+    product = native.linear(pool, x, matrix)
+    with np.errstate(all="ignore"):
+        expected = (_as_multiplied(x, "MXFP4") @ values.T).astype(np.float32)
+    assert (~np.isfinite(product) | np.isclose(product, expected, rtol=1e-5)).all()
 
 
 @pytest.mark.parametrize("matrix_format", FORMATS)

@@ -6,12 +6,16 @@ import gguf
 import numpy as np
 import pytest
 
+from tureen.weights.gguf_widen import WIDENED, widen
+
 native = pytest.importorskip("tureen.kernels.cpu._native")
 
 BLOCKS = {"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22),
-          "Q5_1": (32, 24), "Q8_0": (32, 34), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210)}  # fmt: skip
+          "Q5_1": (32, 24), "Q8_0": (32, 34), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+          "Q3_K": (256, 110), "Q2_K": (256, 84), "MXFP4": (32, 17), "IQ4_NL": (32, 18),
+          "IQ4_XS": (256, 136)}  # fmt: skip
 HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2),
-          "Q6_K": (208,)}  # fmt: skip
+          "Q6_K": (208,), "Q3_K": (108,), "Q2_K": (80, 82), "MXFP4": (), "IQ4_NL": (0,), "IQ4_XS": (0,)}  # fmt: skip
 QUANTIZED = tuple(HALVES)
 # Smallest and largest subnormal, smallest normal, largest, zeros, infinities and NaN.
 ODD_HALVES = np.array([0x0001, 0x83FF, 0x0400, 0x7BFF, 0, 0x8000, 0x7C00, 0xFC00, 0x7E00], np.uint16)
@@ -64,6 +68,19 @@ def test_a_matrix_of_the_encodings_own_format_holds_the_values_that_gguf_compute
     matrix = _pack(pool, stored, encoding, encoding, rows, cols)
     assert (matrix.rows, matrix.cols, matrix.format) == (rows, cols, encoding)
     _assert_same_bits(matrix.unpack(), _dequantized(stored, encoding))
+
+
+@pytest.mark.parametrize(("name", "at"), [("IQ2_S", 0), ("IQ3_XXS", 0), ("IQ3_S", 0), ("TQ2_0", 64)])
+def test_a_matrix_of_a_widened_type_holds_the_values_that_gguf_computes(pool, name, at):
+    code = gguf.GGMLQuantizationType[name]
+    rng = np.random.default_rng(10)
+    blocks = rng.integers(0, 256, (21 * 3, gguf.GGML_QUANT_SIZES[code][1]), dtype=np.uint8)
+    blocks[:, at : at + 2] = rng.standard_normal(len(blocks)).astype(np.float16).view(np.uint8).reshape(-1, 2)
+    expected = gguf.dequantize(blocks.reshape(21, -1), code)
+    encoding, wide = WIDENED[name][0], widen(name, blocks.reshape(-1), blocks.shape[1])
+    for matrix_format in (encoding, "F32"):
+        matrix = _pack(pool, wide, encoding, matrix_format, 21, 768)
+        _assert_same_bits(matrix.unpack(), expected)
 
 
 @pytest.mark.parametrize("cols", [32, 96, 288])
@@ -221,11 +238,12 @@ def test_rows_are_taken_in_the_order_asked_for(pool, encoding, matrix_format):
 @pytest.mark.parametrize(
     ("encoding", "bits"),
     [("Q4_0", 4.5), ("Q4_1", 5), ("Q5_0", 5.5), ("Q5_1", 6), ("Q8_0", 8.5), ("Q4_K", 4.625), ("Q5_K", 5.625),
-     ("Q6_K", 6.5625)],
+     ("Q6_K", 6.5625), ("Q3_K", 3.5625), ("Q2_K", 2.625), ("MXFP4", 4.25), ("IQ4_NL", 4.5), ("IQ4_XS", 4.3125),
+     ("WIDE_IQ2", 4.5625)],
 )  # fmt: skip
-def test_a_matrix_takes_as_many_bytes_as_its_integers_and_scales(pool, encoding, bits):
-    stored = _make_stored(encoding, 64, 1024)
-    assert _pack(pool, stored, encoding, encoding, 64, 1024).nbytes == 64 * 1024 * bits / 8
+def test_a_matrix_takes_as_many_bytes_as_its_integers_and_scales(encoding, bits):
+    assert native.Matrix.blank(encoding, 64, 1024).nbytes == 64 * 1024 * bits / 8
+    assert native.packed_bytes(encoding, 64, 1024) == 64 * 1024 * bits / 8
 
 
 def test_stored_bytes_may_be_read_only_and_at_an_odd_address(pool):
@@ -239,8 +257,8 @@ def test_stored_bytes_may_be_read_only_and_at_an_odd_address(pool):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encoding": "Q3_K"}, "encoding Q3_K is unknown; there are F32, BF16"),
-        ({"matrix_format": "Q3_K"}, "matrix format Q3_K is unknown; there are F32, BF16"),
+        ({"encoding": "Q8_K"}, "encoding Q8_K is unknown; there are F32, BF16"),
+        ({"matrix_format": "Q8_K"}, "matrix format Q8_K is unknown; there are F32, BF16"),
         ({"matrix_format": "Q4_0"}, "Q4_1 weights cannot become Q4_0"),
         ({"cols": 48}, "rows of Q4_1 hold a multiple of 32 values, not 48"),
         ({"rows": 3}, "80 bytes are not 3 rows of 64 values in Q4_1"),

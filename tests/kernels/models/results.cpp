@@ -20,7 +20,8 @@ namespace {
 
 using Values = std::vector<float>;
 
-const char* const FORMATS[] = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q8_ROW", "BF16", "F32"};
+const char* const FORMATS[] = {"Q4_0",   "Q4_1", "Q5_0", "Q5_1",  "Q8_0",   "Q4_K",   "Q5_K", "Q6_K",
+                               "Q8_ROW", "BF16", "F32",  "MXFP4", "IQ4_NL", "IQ4_XS", "Q3_K", "Q2_K"};
 constexpr int OUTPUTS = 56, INPUTS = 1024;
 constexpr int ROWS[] = {1, 2, 5, 9, 37};
 constexpr int COLS = 100;  // of rows that are worked on alone
@@ -72,6 +73,7 @@ void fill_with_bytes(Matrix& w, std::vector<uint8_t>& memory, uint32_t seed) {
         w.data[i] = uint8_t(scrambled(seed, uint32_t(i)));
         const bool is_scale = i % w.tile_bytes >= w.scales_offset;
         if (is_scale && i % 2 == 1) w.data[i] &= 0xbf;  // halves less than 2
+        if (is_scale && w.format == Format::MXFP4) w.data[i] &= 7;
     }
 }
 
@@ -178,7 +180,7 @@ void print_attention(const std::string& dtype, KvType type, int dim, float scale
     Memory scratch(attention.scratch_bytes(QUERIES, dim));
     Values states(QUERIES * attention.state_floats(dim));
     attention.attend(kv, pages.data(), queries, 0, (TOKENS - 1) / PIECE + 1, states.data(), scratch.data());
-    attention.finish(QUERIES, 1, states.data(), dim, rows.data());
+    attention.finish(QUERIES, 1, states.data(), dim, nullptr, rows.data());
     print("attention " + dtype + " " + std::to_string(dim) + " " + std::to_string(int(softcap)), out);
 }
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "Q8_ROW": 8, "BF16": 16,
-        "F32": 32}  # fmt: skip
+        "F32": 32, "MXFP4": 4, "IQ4_NL": 4, "IQ4_XS": 4, "Q3_K": 3, "Q2_K": 2}  # fmt: skip
 MADE_OF_FLOATS = ("Q8_ROW", "BF16", "F32")
 OUTPUTS, INPUTS, TILE = 56, 1024, 16
 ROWS = (1, 2, 5, 9, 37)
@@ -70,7 +70,10 @@ def _make_matrix(native, matrix_format, seed):
         return _packed(native, matrix_format, seed)
     matrix = native.Matrix.blank(matrix_format, OUTPUTS, INPUTS)
     data = _make_words(seed, matrix.nbytes).astype(np.uint8).reshape(-(-OUTPUTS // TILE), -1)
-    data[:, INPUTS * TILE * BITS[matrix_format] // 8 + 1 :: 2] &= 0xBF  # scales: halves less than 2
+    scales = data[:, INPUTS * TILE * BITS[matrix_format] // 8 :]
+    scales[:, 1::2] &= 0xBF  # halves less than 2
+    if matrix_format == "MXFP4":
+        scales &= 7
     matrix.data[:] = data.ravel()
     return matrix
 

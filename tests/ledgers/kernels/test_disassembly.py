@@ -15,7 +15,8 @@ import pytest
 GUARDS = ("kernels",)
 
 NATIVE = Path(__file__).resolve().parents[3] / "build" / "native"
-FORMATS = {"Q8_ROW": 2, "Q8_0": 3, "Q6_K": 4, "Q5_K": 5, "Q5_1": 6, "Q5_0": 7, "Q4_K": 8, "Q4_1": 9, "Q4_0": 10}
+FORMATS = {"Q8_ROW": 2, "Q8_0": 3, "Q6_K": 4, "Q5_K": 5, "Q5_1": 6, "Q5_0": 7, "Q4_K": 8, "Q4_1": 9, "Q4_0": 10,
+           "MXFP4": 11, "IQ4_NL": 12, "IQ4_XS": 13, "Q3_K": 14, "Q2_K": 15}  # fmt: skip
 """Those with 8-bit products, by their numbers in matrix.h."""
 
 
@@ -36,6 +37,7 @@ ISAS = {
     "i8mm": Products("usmmla", "usdot", "v", is_arm=True),
     "neon": Products("sdot", "sdot", "v", is_arm=True),
 }
+MOST_SPILLS = {("avx2", "Q2_K"): 3}  # two scales and two offsets for each group
 BOTH = pytest.mark.parametrize("kernel", ["multiply_panel", "multiply_packed"])
 EACH = pytest.mark.parametrize("isa", ISAS)
 
@@ -99,7 +101,7 @@ def _summing():
 def test_no_sum_leaves_its_register_between_the_products(isa, kernel, matrix_format):
     function, loop, products = _loop(isa, kernel, matrix_format)
     spills = function.spills(loop[products[0] : products[-1]])
-    assert len(spills) <= ISAS[isa].most_spills, spills
+    assert len(spills) <= MOST_SPILLS.get((isa, matrix_format), ISAS[isa].most_spills), spills
 
 
 @pytest.mark.parametrize("matrix_format", FORMATS)

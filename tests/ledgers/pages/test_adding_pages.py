@@ -79,12 +79,12 @@ def test_the_tests_that_the_pages_name_pass(changed):
 
 
 def test_the_pages_that_derive_from_the_code_have_all_of_them(changed):
-    parameters, models = (
-        (changed[0] / "docs" / name).read_text(encoding="utf-8") for name in ("parameters.md", "models.md")
+    parameters, architectures = (
+        (changed[0] / "docs" / name).read_text(encoding="utf-8") for name in ("parameters.md", "architectures.md")
     )
     assert "| `epsilon_cutoff` | number ≥ 0 < 1 | `0.0` | Keep tokens with p >= epsilon_cutoff. |" in parameters
     assert "| `most` | integer ≥ 1 | `4` | Most tokens that the toy writes. |" in parameters
-    assert "| `SeedOssForCausalLM` | Seed-OSS (ByteDance, 2025)" in models
+    assert "| `HeliumForCausalLM` | Helium 1 (Kyutai, 2025)" in architectures
 
 
 def test_the_parameter_cuts_what_is_less_probable(changed_server):

@@ -89,15 +89,14 @@ def test_an_operators_logit_processor_has_torch_imported_before_the_first_step()
     assert (ran.stdout, ran.stderr) == ("", "")
 
 
-def test_a_text_model_is_loaded_without_torch_for_an_encoder(tmp_path):
+def test_a_text_model_is_loaded_without_torch(tmp_path):
     tiny_models.write(tmp_path, "llama")
     code = (
-        "import sys; from pathlib import Path; from tureen.runner.encoder import load_encoder;"
-        "from tureen.config import Config; from tureen.devices.base import DeviceInfo;"
-        "from tureen.log import no_progress; from tureen.weights.source import ModelSource, model_config;"
+        "import sys; from pathlib import Path; from tureen.runner.load import load_runner;"
+        "from tureen.config import Config; from tureen.weights.source import ModelSource;"
         f"source = ModelSource('m', Path({str(tmp_path)!r}), 'safetensors');"
-        "load_encoder(source, model_config(source), Config(), DeviceInfo('cpu', 'cpu', 1), no_progress);"
-        "assert 'torch' not in sys.modules"
+        "load_runner(source, Config(device='cpu', max_total_tokens=64));"
+        "assert 'torch' not in sys.modules and 'tureen.runner.encoder' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

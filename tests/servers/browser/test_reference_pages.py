@@ -18,8 +18,12 @@ def server(browser) -> Iterator[LiveServer]:
         yield running
 
 
-@pytest.mark.parametrize("path", ["compat", "docs"])
-def test_it_is_folded_searchable_and_no_wider_than_a_screen(browser, server, path):
+def test_they_are_folded_searchable_and_no_wider_than_a_screen(browser, server):
+    for path in ("compat", "docs"):
+        is_folded_searchable_and_no_wider_than_a_screen(browser, server, path)
+
+
+def is_folded_searchable_and_no_wider_than_a_screen(browser, server, path):
     with opened(browser, f"{server.url}/{path}") as page:
         page.wait_for_selector("main details")
         for width in (400, 1280):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 from typing import get_args
 
 from tureen.cli.flags import CommandParser, add_config, load_config, tell_unknown_variables
@@ -34,6 +35,10 @@ def add_flags(parser: CommandParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the engine until a signal ends it. Raises StartupError."""
-    tell_unknown_variables()
-    command = importlib.import_module("tureen.replicas.engine_command")
-    return int(command.serve_engine(load_config(options), options.listen, options.role))
+    on_ctrl_c = signal.signal(signal.SIGINT, signal.SIG_DFL)  # an import may swallow KeyboardInterrupt
+    try:
+        tell_unknown_variables()
+        command = importlib.import_module("tureen.replicas.engine_command")
+        return int(command.serve_engine(load_config(options), options.listen, options.role))
+    finally:
+        signal.signal(signal.SIGINT, on_ctrl_c)

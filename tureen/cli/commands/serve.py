@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import signal
 
 from tureen.cli.flags import CommandParser, add_config, load_config, tell_unknown_variables
 
@@ -20,9 +21,11 @@ def add_flags(parser: CommandParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serves until a signal ends the server. Raises StartupError."""
     gc.disable()  # what start-up makes stays: `tureen.server` has it collected from when it is ready
+    on_ctrl_c = signal.signal(signal.SIGINT, signal.SIG_DFL)  # an import may swallow KeyboardInterrupt
     try:
         tell_unknown_variables()
         server = importlib.import_module("tureen.server")  # heavy imports only for the command that needs them
         return int(server.serve(load_config(options)))
     finally:
+        signal.signal(signal.SIGINT, on_ctrl_c)
         gc.enable()

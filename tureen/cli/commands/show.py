@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from tureen.cli.flags import load_config
 from tureen.cli.places import add_places, size
 from tureen.config import Config
+from tureen.errors import StartupError
 
-HELP = "what a model is, and whether it fits this machine"
+HELP = "what a model is, and whether it runs and fits here"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the model's name, and the settings that decide about memory."""
     parser.add_argument("name", metavar="NAME", help="as tureen pull takes it")
-    parser.add_argument("--context-length", type=int, default=argparse.SUPPRESS, help="reckon with so many tokens")
+    parser.add_argument("--context-length", type=int, default=argparse.SUPPRESS, help="reckon with this context")
     parser.add_argument("--quantization", choices=("int8", "int4"), default=argparse.SUPPRESS, help="reckon with it")
     parser.add_argument("--revision", default=argparse.SUPPRESS, help="branch, tag or commit of a model of the hub")
     add_places(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints a line a fact. Reads headers of files only, and asks no network. Raises StartupError."""
+    """Prints a line a fact. Reads headers of files only, also of files on the hub that are not here. Raises
+    StartupError."""
     names, pull = (importlib.import_module(f"tureen.fetching.{name}") for name in ("names", "pull"))
     config = load_config(options)
     reference = names.parse(options.name)
@@ -33,6 +37,7 @@ def run(options: argparse.Namespace) -> int:
     path = pull.find_here(reference, config)
     if path is None:
         rows.append(("here", f"no; tureen pull {options.name} fetches it"))
+        rows += _before_download(pull, reference, config)
     else:
         rows += [("here", str(path)), *_of_files(path, config)]
     print("\n".join(f"{name:<13}{text}" for name, text in rows))
@@ -47,6 +52,42 @@ def _of_shelf(shelf: Any, name: str) -> list[tuple[str, str]]:
     if model.sampling:
         values = ", ".join(f"{name} {value:g}" for name, value in model.sampling.items())
         rows.append(("sampling", f"{values} ({model.sampling_source})"))
+    return rows
+
+
+def _before_download(pull: Any, reference: Any, config: Config) -> list[tuple[str, str]]:
+    """Returns whether a model of the hub runs here, as its config.json or the heads of its GGUF files tell."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            stand_in = pull.preview(reference, config, Path(folder))
+        except StartupError as error:
+            return [("runs", f"not known: {error.message}")]
+        if stand_in is None:
+            return []
+        path, num_bytes = stand_in
+        rows = [("size", f"{size(num_bytes)} to fetch")]
+        try:
+            rows += _judged(path, config)
+        except StartupError as error:
+            message = error.message.removeprefix("model ").replace(folder, "").removeprefix(f"/{path.name}: ")
+            rows.append(("runs", f"no: {message}"))
+    return rows
+
+
+def _judged(path: Path, config: Config) -> list[tuple[str, str]]:
+    """Returns what stand-ins of a model's files tell. Raises StartupError for a model that does not run."""
+    names = ("weights.source", "runner.loading", "runner.fit", "registry")
+    source_module, loading, fit, registry = (importlib.import_module(f"tureen.{name}") for name in names)
+    source = source_module.ModelSource(path.name, path, "gguf" if path.is_file() else "safetensors")
+    hf = source_module.model_config(source)
+    architecture = loading.architecture_of(hf)
+    if registry.declaring("tureen.models", "ENCODER_ARCHITECTURES", architecture) is None:
+        loading.describe(hf)
+    rows = [("runs", f"yes: {architecture}, {source.format}")]
+    if source.format == "gguf":
+        source_module.load_tokenizer(source)
+        need = fit.memory_need(source, config)
+        rows += memory_rows(need, fit.advice(source, config, need))
     return rows
 
 

@@ -71,7 +71,7 @@ class CompletionBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields
     echo: Annotated[bool, Meta(description="The text begins with the prompt; with logprobs, its tokens' too.")] = False
     logprobs: Annotated[
         TopLogprobs | None,
-        Meta(description="Return log-probabilities: of each token, and of so many best alternatives."),
+        Meta(description="Return log-probabilities: of each token, and of this many best alternatives."),
     ] = None
 
     @property

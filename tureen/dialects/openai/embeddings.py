@@ -17,15 +17,17 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.dialects.openai.body import Label
-from tureen.errors import echo
+from tureen.errors import InvalidRequest, echo
 from tureen.http.dialect import Docs, Entry, client_name, unless_gone
 from tureen.log import get_logger
 from tureen.requests import embedding, planning, prompts, waves
 from tureen.requests.body import convert, offered, read_json
 from tureen.requests.embedding import EmbeddingOptions, PoolingField
 from tureen.requests.generation import Output
+from tureen.requests.kinds import check_kind
 from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import offload
+from tureen.requests.prompts import Texts
 from tureen.requests.shared_fields import MAX_INPUTS, AbortName, Inputs, KeptTokens, Priority
 from tureen.requests.state import ServerState
 from tureen.requests.verdicts import read_tables
@@ -49,13 +51,20 @@ class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = "float"
     dimensions: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Cut embeddings to so many numbers; for models that were trained for it."),
+        Meta(description="Cut embeddings to this many numbers; for models that were trained for it."),
     ] = None
     pooling: Annotated[
         PoolingField | None,
         Meta(
             description="How the embedding is made: the last token's hidden state, or the mean of all. Default: as a "
             "GGUF file says, else last; of an embedding model, its own way, which is the only one it has."
+        ),
+    ] = None
+    prompt_name: Annotated[
+        str | None,
+        Meta(
+            description="The prompt of the model's makers that is put before each text, such as query or document. "
+            "Default: as the model's files say, else none."
         ),
     ] = None
     normalize: Annotated[bool, Meta(description="Scale embeddings to length 1.")] = True
@@ -92,6 +101,7 @@ def parse(payload: dict[str, Any]) -> EmbeddingsBody:
 
 async def _outputs(body: EmbeddingsBody, requester: Requester, state: ServerState) -> list[Output]:
     info = state.context.info
+    check_kind(info, "embedder", "generator")
     planning.check_priority(body.priority, state.context)
     embedding.check_dimensions(body.dimensions, info)
     if body.user is not None:
@@ -106,6 +116,11 @@ async def _outputs(body: EmbeddingsBody, requester: Requester, state: ServerStat
         body.input, "input", state.context, max_prompts=MAX_INPUTS, may_be_cut=body.truncate_prompt_tokens is not None
     )
     waves.check_count(len(names), "input")
+    prompt = embedding.prompt_text(body.prompt_name, info)
+    if isinstance(inputs, Texts):
+        inputs = Texts([prompt + text for text in inputs.texts], inputs.names)
+    elif body.prompt_name is not None:
+        raise InvalidRequest("prompt_name goes with texts, and input has token ids; leave it out", field="prompt_name")
     return await embedding.embed(inputs, names, options, requester, state)
 
 

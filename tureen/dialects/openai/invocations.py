@@ -26,7 +26,7 @@ EMBEDDING = {"input": "/v1/embeddings"}
 
 def routes(state: ServerState, entries: Sequence[Entry]) -> list[Entry]:
     """Returns the route; `entries`: OpenAI's, to which it hands requests on."""
-    is_embedding = state.context.info.pooling is not None
+    is_embedding = state.context.info.kind != "generator"
     paths = EMBEDDING if is_embedding else GENERATING | EMBEDDING
     endpoints = {name: _endpoint(entries, path) for name, path in paths.items()}
 

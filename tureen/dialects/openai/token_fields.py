@@ -42,7 +42,7 @@ class TokenBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = False
     prompt_logprobs: Annotated[
         TopLogprobs | None,
-        Meta(description="Return log-probabilities of the prompt's tokens, and of so many best alternatives."),
+        Meta(description="Return log-probabilities of the prompt's tokens, and of this many best alternatives."),
     ] = None
     logprob_token_ids: Annotated[
         Annotated[list[int], Meta(max_length=MAX_LOGPROB_IDS)] | None,
@@ -57,7 +57,7 @@ class TokenBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = False
     truncate_prompt_tokens: Annotated[
         Annotated[int, Meta(ge=-1, le=INT64_MAX)] | None,
-        Meta(description="Keep only the last so many tokens of the prompt; -1 = as many as fit the context."),
+        Meta(description="Keep only this many tokens of the prompt, the last ones; -1 = as many as fit the context."),
     ] = None
     extra_key: Annotated[
         Key | Annotated[list[Key], Meta(max_length=16)] | None,

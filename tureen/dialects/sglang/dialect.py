@@ -1,12 +1,13 @@
-"""SGLang's API: `/generate`, `/encode`, `/v1/score`, `/v1/rerank`, `/vertex_generate`."""
+"""SGLang's API: `/generate`, `/encode`, `/v1/score`, `/v1/rerank`, `/classify`, `/vertex_generate`."""
 
 from __future__ import annotations
 
 from tureen.contract.params import ALIASES, SamplingParams
-from tureen.dialects.sglang import from_file, vertex
+from tureen.dialects.sglang import classify, from_file, vertex
 from tureen.dialects.sglang import generate as sglang
 from tureen.dialects.sglang import score as score_routes
 from tureen.dialects.sglang.body import PROMPT_FIELDS, TABLES, GenerateBody
+from tureen.dialects.sglang.classify import ClassifyBody
 from tureen.dialects.sglang.score import RerankBody, ScoreBody
 from tureen.http.dialect import BodyPart, BodySection, CompatRoute, Dialect, Entry, GenerateForm
 from tureen.requests.session_tree import SessionParams
@@ -20,7 +21,8 @@ def routes(state: ServerState) -> list[Entry]:
     """Returns the routes of all modules of this API."""
     scores = score_routes.routes(state)
     without_version = [entry.at(entry.path.removeprefix("/v1")) for entry in scores]
-    return [*sglang.routes(state), *scores, *without_version, *vertex.routes(state), *from_file.routes(state)]
+    others = (classify.routes, vertex.routes, from_file.routes)
+    return [*sglang.routes(state), *scores, *without_version, *(entry for routes in others for entry in routes(state))]
 
 
 DIALECT = Dialect(
@@ -47,6 +49,7 @@ DIALECT = Dialect(
         BodySection("`session_params`", "See [sessions](sessions.md).", SessionParams),
         BodySection("`POST /v1/rerank`", EMBEDDINGS, RerankBody),
         BodySection("`POST /v1/score`", EMBEDDINGS, ScoreBody),
+        BodySection("`POST /classify`", EMBEDDINGS, ClassifyBody),
         BodySection("`POST /vertex_generate`", "Vertex AI's form of `/generate`.", vertex.VertexBody),
         BodySection("`POST /generate_from_file`", "Embeddings from a file.", from_file.GenerateFromFileBody),
     ),

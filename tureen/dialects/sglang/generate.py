@@ -30,6 +30,7 @@ from tureen.requests.body import offered, read_json
 from tureen.requests.drafts import REQUEST_SIZE
 from tureen.requests.explanations import rendered
 from tureen.requests.generation import Output, Run, Sent
+from tureen.requests.kinds import check_kind
 from tureen.requests.loading import loading
 from tureen.requests.offload import INLINE_CHARS, LARGE, offload
 from tureen.requests.prompts import Prompt
@@ -81,6 +82,7 @@ def routes(state: ServerState) -> list[Entry]:
 
     async def encode(request: Request) -> ASGIApp:
         payload = read_json(request.headers.get("content-type"), await request.body())
+        check_kind(state.context.info, "embedder", "generator")
         body = embedding_body(payload)
         plan = await prepared(request, prepare(body, state, owner=client_name(request), takes_media=False))
         answers = await unless_gone(request, embed(plan, state))

@@ -1,4 +1,4 @@
-"""Serves `/vertex_generate`, `/generate` as Vertex AI calls it, and `/classify`.
+"""Serves `/vertex_generate`, `/generate` as Vertex AI calls it.
 
 Source: SGLang's server, python/sglang/srt/entrypoints/http_server.py, and
 https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements.
@@ -19,7 +19,6 @@ from tureen.contract.params import JsonObject
 from tureen.dialects.sglang import generate
 from tureen.dialects.sglang.body import References
 from tureen.dialects.sglang.from_file import check_parameters
-from tureen.dialects.sglang.generate import EncodeBody
 from tureen.errors import InvalidRequest
 from tureen.http.dialect import Docs, Entry, client_name, prepared, read_body, unless_gone
 from tureen.requests.shared_fields import TokenIds
@@ -64,27 +63,14 @@ def routes(state: ServerState) -> list[Entry]:
         answers = await unless_gone(request, generate.answer(plan, state))
         return Response(await generate.encode({"predictions": answers}, answers), media_type="application/json")
 
-    async def classify(_: Request) -> ASGIApp:
-        raise InvalidRequest(
-            "this server runs no models that classify or reward; /v1/score tells how probable labels are after a text",
-            code="not_a_classification_model",
-        )
-
     about_vertex = Docs(
         "SGLang",
         "Generate, as Vertex AI asks for it.",
         bodies=(VertexBody,),
         example={"instances": [{"text": "Paris is"}], "parameters": {"sampling_params": {"max_new_tokens": 4}}},
     )
-    about_classify = Docs(
-        "SGLang",
-        "Refused: models that classify are not served; see /v1/score.",
-        bodies=(EncodeBody,),
-        example={"text": "a"},
-    )
     return [
         Entry("/vertex_generate", vertex_generate, access="user", methods=["POST"], docs=about_vertex),
-        Entry("/classify", classify, access="user", methods=["POST", "PUT"], any_model=True, docs=about_classify),
     ]
 
 

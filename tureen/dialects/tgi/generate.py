@@ -94,7 +94,7 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = msgspec.field(default_factory=list)
     return_full_text: Annotated[bool, Meta(description="The prompt stands in front of generated_text.")] = False
     truncate: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="Keep only so many tokens of the prompt, the last ones.")
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Keep only this many tokens of the prompt, the last ones.")
     ] = None
     details: Annotated[bool, Meta(description="Tell each token, the seed and why the output ended.")] = False
     decoder_input_details: Annotated[

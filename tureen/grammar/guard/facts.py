@@ -45,7 +45,7 @@ class Variant(msgspec.Struct, frozen=True, array_like=True):
     counts: bool = False  # an item that is this is counted
 
     def moved(self, nodes: int, branches: int) -> Variant:
-        """Returns the variant where so many nodes, and branches, stand before the first of its lists."""
+        """Returns the variant with the numbers of its nodes and branches moved by offsets."""
         return Variant(_moved(self.node, nodes), _moved(self.branch, branches), self.counts)
 
 
@@ -97,7 +97,7 @@ class GuardNode(msgspec.Struct, frozen=True, array_like=True):
         return next((node for keys, node in self.key_sets if key in keys), self.others)
 
     def moved(self, nodes: int, branches: int) -> GuardNode:
-        """Returns the node where so many nodes, and branches, stand before the first of its list."""
+        """Returns the node with the numbers of nodes and branches moved by offsets."""
 
         def moved(node: int) -> int:
             return _moved(node, nodes)
@@ -134,7 +134,7 @@ class FreeStep(msgspec.Struct, frozen=True, array_like=True, tag=1):
     goes on to the end."""
 
     stops: tuple[tuple[bytes, int], ...]
-    most_tokens: int | None = None  # of which at most so many hold some of the free text
+    most_tokens: int | None = None  # the most that may hold some of the free text
     never: tuple[bytes, ...] = ()  # the free text is none of these
 
 

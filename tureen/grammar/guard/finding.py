@@ -342,7 +342,7 @@ def _key_set(names: StringSet) -> KeySet:
 
 
 def _text(bound: Bound | None, scale: int, sign: int) -> str | None:
-    """Returns the nearest number within a bound that has so many decimals, as a fraction; None without a bound. `sign`:
+    """Returns the nearest number within a bound that has `scale` decimals, as a fraction; None without a bound. `sign`:
     1 for a lower bound, -1 for an upper one."""
     if bound is None:
         return None

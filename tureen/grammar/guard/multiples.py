@@ -39,7 +39,7 @@ def shortest_rest(text: bytes, step: tuple[int, int], bounds: tuple[str | None, 
 
 
 def _forms(size: int, most_decimals: int, *, has_point: bool, is_zero: bool) -> Iterator[tuple[int, int]]:
-    """Yields how many digits of so many characters stand before the point, and how many behind it."""
+    """Yields, for a number of characters, how many digits stand before the point and how many after it."""
     if has_point:
         if size <= most_decimals:
             yield 0, size

@@ -46,7 +46,7 @@ def nearest(name: str, keywords: tuple[str, ...]) -> str:
 
 @lru_cache(256)
 def _of_length(length: int, keywords: tuple[str, ...]) -> list[tuple[str, str, frozenset[str], int]]:
-    """Returns the keywords that a mistake of so many letters can be meant for: each as it is, in small letters, these
+    """Returns the keywords that a mistake of `length` letters can stand for: each as it is, in small letters, these
     letters, and how many changes a mistake may have."""
     near = []
     for keyword in keywords:

@@ -279,7 +279,7 @@ def _found(part: Range, grid: _Grid) -> Iterator[Number]:
 
 
 def _spelling(value: Number, places: int | None) -> Expression:
-    """The texts of a number with up to so many digits behind the point (None: any number of them)."""
+    """The texts of a number with a limit on the digits after the point (None: no limit)."""
     digits, _, behind = format(Decimal(value), "f").partition(".")
     more = repeat(ZERO, 0, None if places is None else places - len(behind))
     if behind:

@@ -219,8 +219,8 @@ def _alternatives(expression: Expression) -> tuple[Expression, ...]:
 
 
 def _of_length(expression: Expression, least: int, most: int | None) -> Expression | None:
-    """Returns those of the strings that have so many code points; None where that takes an intersection. With one, an
-    automaton counts characters in each of its states."""
+    """Returns those of the strings that have `least` to `most` code points; None where that takes an intersection. With
+    one, an automaton counts characters in each of its states."""
     shortest, longest = _lengths(expression)
     if least <= shortest and (most is None or (longest is not None and longest <= most)):
         return expression

@@ -10,7 +10,8 @@ class ActivationBuffer {
 public:
     ActivationBuffer(Inputs kind, int cols);
 
-    // Room for at least so many rows. Growing loses what is stored, and views made before. Throws std::bad_alloc.
+    // Makes room for at least `rows` rows. Growing discards the stored values and invalidates earlier views. Throws
+    // std::bad_alloc.
     void reserve(int rows);
     // The first `rows` of those reserved.
     Activations view(int rows) const;

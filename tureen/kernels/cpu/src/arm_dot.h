@@ -20,7 +20,7 @@ TUREEN_INLINE Inputs inputs_at(const int8_t* group) {
     return vld1q_s8(group + QUAD / 4 * 16);
 }
 
-template <int BITS>
+template <int BITS, int SUMMED>
 struct DotSum {
     static constexpr int REGISTERS = 1;
     int32x4_t sum;

@@ -208,10 +208,10 @@ void attend(const KvLayer& kv, const int32_t* pages, const Queries& queries, int
     for (int piece = begin; piece < end; piece++) attend_piece(kv, pages, queries, piece * PIECE, scratch);
 }
 
-void finish(int count, int parts, const float* states, int head_dim, float* const* out) {
+void finish(int count, int parts, const float* states, int head_dim, const float* sinks, float* const* out) {
     int width = padded_dim(head_dim);
     size_t floats = state_floats(head_dim);
-    float kept[STATE_HEAD + MAX_HEAD_DIM];
+    float kept[STATE_HEAD + MAX_HEAD_DIM], no_value[MAX_HEAD_DIM] = {};
     for (int j = 0; j < count; j++) {
         clear(kept);
         for (int part = 0; part < parts; part++) {
@@ -219,6 +219,7 @@ void finish(int count, int parts, const float* states, int head_dim, float* cons
             kept[FACTOR] = from[FACTOR];
             if (from[SUM] != 0.0f) merge(kept, from[MAX], from[SUM], from + STATE_HEAD, width);
         }
+        if (sinks != nullptr) merge(kept, sinks[j] * 1.44269504f / kept[FACTOR], 1.0f, no_value, width);
         vec16 sum = broadcast(kept[SUM]);
         for (int i = 0; i < head_dim; i += 16)
             store(out[j] + i, load(kept + STATE_HEAD + i) / sum, head_dim - i < 16 ? head_dim - i : 16);

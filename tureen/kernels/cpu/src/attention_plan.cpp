@@ -97,13 +97,15 @@ void attend_share(const AttentionRows& rows, const KvLayer& kv, const AttentionP
     bool is_whole = plan.parts.empty();
     if (is_whole) attend(rows, kv, share, cut.states, cut.q, cut.scratch);
     int count = share.tokens * share.heads, dim = rows.shape.head_dim;
-    float* out[MOST_VECTORS];
+    float *out[MOST_VECTORS], sinks[MOST_VECTORS];
+    bool has_sinks = !rows.shape.sinks.empty();
     for (int j = 0; j < count; j++) {
         int token = share.token + j / share.heads, head = share.head + j % share.heads;
         out[j] = rows.mixed + (size_t(token) * rows.shape.num_heads + head) * dim;
+        if (has_sinks) sinks[j] = rows.shape.sinks[head];
     }
     const float* states = is_whole ? cut.states : plan.states.data() + share.states;
-    attention().finish(count, is_whole ? 1 : share.end - share.begin, states, dim, out);
+    attention().finish(count, is_whole ? 1 : share.end - share.begin, states, dim, has_sinks ? sinks : nullptr, out);
 }
 
 }  // namespace tureen

@@ -11,6 +11,7 @@
 #include "bind.h"
 #include "kernels.h"
 #include "kv_cache.h"
+#include "state_pool.h"
 
 namespace tureen {
 
@@ -104,7 +105,7 @@ FloatArray attend(const KvCache& cache, int layer, const AnyArray& pages, int kv
     for (int i = 0; i < parts; i++)
         attention.attend(kv, table, queries, begin + i, each_piece ? begin + i + 1 : end, states.data() + i * floats,
                          scratch.data());
-    attention.finish(int(count), parts, states.data(), kv.head_dim, rows.data());
+    attention.finish(int(count), parts, states.data(), kv.head_dim, nullptr, rows.data());
     return array;
 }
 
@@ -123,6 +124,19 @@ void bind_attention(nb::module_& m) {
         .def_prop_ro("nbytes", &KvCache::nbytes)
         .def("page", &page_data, nb::arg("page"), "The bytes of a page in all layers, uint8 [page_bytes]: not a copy.")
         .def_prop_ro("bytes_per_token", &KvCache::bytes_per_token, "In all layers.");
+    nb::class_<StatePool>(m, "StatePool", "States of sequences in layers without attention; zeros at first.")
+        .def(nb::init<int, size_t>(), nb::arg("count"), nb::arg("floats"))
+        .def_prop_ro("count", &StatePool::count)
+        .def_prop_ro("state_bytes", &StatePool::state_bytes)
+        .def(
+            "state",
+            [](nb::handle self, int number) {
+                StatePool& pool = nb::cast<StatePool&>(self);
+                if (number < 0 || number >= pool.count()) throw std::invalid_argument("there is no such state");
+                size_t shape[1] = {pool.floats()};
+                return nb::ndarray<nb::numpy, float>(pool.at(number), 1, shape, self);
+            },
+            nb::arg("number"), "The numbers of a state, float32: not a copy.");
     m.def("kv_store", store, nb::arg("cache"), nb::arg("layer"), nb::arg("page"), nb::arg("at"), nb::arg("kv_head"),
           nb::arg("key"), nb::arg("value"), "key, value: float32 [head_dim].");
     m.def("kv_load", load, nb::arg("cache"), nb::arg("layer"), nb::arg("page"), nb::arg("at"), nb::arg("kv_head"),

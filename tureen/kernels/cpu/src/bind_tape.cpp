@@ -27,22 +27,51 @@ Floats floats(const FloatArray& array) { return Floats(array.data(), array.data(
 Gate gate_of(const std::string& name) {
     if (name == "silu") return Gate::SILU;
     if (name == "gelu_pytorch_tanh") return Gate::GELU_TANH;
-    throw std::invalid_argument("activation " + name + " is unknown; known: silu, gelu_pytorch_tanh");
+    if (name == "relu2") return Gate::RELU_SQUARED;
+    if (name == "xielu") return Gate::XIELU;
+    if (name == "clamped_swiglu") return Gate::CLAMPED_SWIGLU;
+    throw std::invalid_argument("activation " + name +
+                                " is unknown; known: silu, gelu_pytorch_tanh, relu2, xielu, clamped_swiglu");
 }
 
-// (activation, gate, its bias, up, its bias, down, its bias)
+Score score_of(const std::string& name) {
+    if (name == "softmax") return Score::SOFTMAX;
+    if (name == "sigmoid") return Score::SIGMOID;
+    if (name == "sparsemixer") return Score::SPARSE_MIXER;
+    throw std::invalid_argument("score " + name + " is unknown; known: softmax, sigmoid, sparsemixer");
+}
+
+Linear linear_of(Matrices parts, const FloatArray& bias) {
+    Linear linear{std::move(parts), floats(bias)};
+    if (!linear.bias.empty() && int(linear.bias.size()) != linear.rows())
+        throw std::invalid_argument("a bias has a number for each output");
+    return linear;
+}
+
+// (activation, its constants, gate or None, its bias, up, its bias, down, its bias)
 GatedLinear gated_of(nb::tuple parts) {
-    if (parts.size() != 7) throw std::invalid_argument("an mlp has seven parts");
+    if (parts.size() != 8) throw std::invalid_argument("an mlp has eight parts");
     auto linear = [&](int i) {
-        return Linear{{nb::cast<std::shared_ptr<PackedMatrix>>(parts[i])}, floats(nb::cast<FloatArray>(parts[i + 1]))};
+        if (parts[i].is_none()) return Linear{};
+        return linear_of({nb::cast<std::shared_ptr<PackedMatrix>>(parts[i])}, nb::cast<FloatArray>(parts[i + 1]));
     };
-    return {linear(1), linear(3), linear(5), gate_of(nb::cast<std::string>(parts[0]))};
+    GatedLinear mlp{linear(2), linear(4), linear(6), gate_of(nb::cast<std::string>(parts[0]))};
+    Floats constants = floats(nb::cast<FloatArray>(parts[1]));
+    if (mlp.activation == Gate::XIELU) {
+        if (constants.size() != 4 || !mlp.gate.parts.empty())
+            throw std::invalid_argument("xielu has four constants and no gate");
+        mlp.xielu = {constants[0], constants[1], constants[2], constants[3]};
+    } else if (!constants.empty()) {
+        mlp.gate_scale = constants[0];
+    }
+    return mlp;
 }
 
 // The fields of a contract.runner.Row that a step needs.
 struct RowNames {
     nb::object token_ids = name("token_ids"), start = name("start"), pages = name("pages"), sample = name("sample");
-    nb::object adapter = name("adapter");
+    nb::object adapter = name("adapter"), state_from = name("state_from"), state_to = name("state_to");
+    nb::object state_saves = name("state_saves");
 
     static nb::object name(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
 };
@@ -51,6 +80,22 @@ int checked(nb::handle number, int least, int end, const char* what) {
     int value = nb::cast<int>(number);
     if (value < least || value >= end) throw std::invalid_argument(what);
     return value;
+}
+
+// The states that a row begins with, ends with and saves.
+void add_states(Span& span, const StatePool& states, nb::handle row) {
+    static const RowNames& names = *new RowNames;
+    const char* wrong = "a state is not in the pool";
+    int from = checked(nb::getattr(row, names.state_from), -1, states.count(), wrong);
+    int to = checked(nb::getattr(row, names.state_to), 0, states.count(), wrong);
+    if (from == to || (from < 0) != (span.start == 0)) throw std::invalid_argument("a row's state does not fit it");
+    span.state = from < 0 ? nullptr : states.at(from);
+    span.next_state = states.at(to);
+    for (nb::handle saved : nb::cast<nb::tuple>(nb::getattr(row, names.state_saves))) {
+        nb::tuple pair = nb::cast<nb::tuple>(saved);
+        int after = checked(pair[0], 1, span.length + 1, "a state is saved after a token of the row");
+        span.saved.push_back({after, states.at(checked(pair[1], 0, states.count(), wrong))});
+    }
 }
 
 // A row's share of the step. Throws std::invalid_argument for what does not fit.
@@ -63,6 +108,7 @@ void add_row(Step& step, const Tape& tape, nb::handle row) {
     Span span{step.tokens(), int(tokens.size()), start, step.pages.size(), pages.size()};
     if (span.length < 1 || start < 0 || size_t(start) + span.length > span.num_pages * cache.layer(0).page_len)
         throw std::invalid_argument("a row's tokens do not fit its pages");
+    if (tape.states() != nullptr) add_states(span, *tape.states(), row);
     for (nb::handle id : tokens)
         step.token_ids.push_back(checked(id, -1, tape.vocab(), "a token id is not in the vocabulary"));
     int adapter = nb::cast<int>(nb::getattr(row, names.adapter));
@@ -119,59 +165,123 @@ nb::ndarray<nb::numpy, T> copied(const std::vector<T>& values) {
 
 void bind_tape(nb::module_& m) {
     using SharedMatrix = std::shared_ptr<PackedMatrix>;
+    nb::class_<Norm>(m, "Norm", "A norm of vectors; an empty weight: none. is_centred: a layer norm, else an RMS norm.")
+        .def(
+            "__init__",
+            [](Norm* norm, FloatArray weight, float eps, FloatArray bias, bool is_centred) {
+                if (bias.size() > 0 && (!is_centred || bias.size() != weight.size()))
+                    throw std::invalid_argument("the bias of a layer norm has the size of its weight");
+                new (norm) Norm{floats(weight), eps, floats(bias), is_centred};
+            },
+            nb::arg("weight"), nb::arg("eps"), nb::arg("bias"), nb::arg("is_centred"));
     nb::class_<Tape>(m, "Tape", "A decoder's forward pass, recorded operation by operation, replayed with one call.")
-        .def(nb::init<std::shared_ptr<Pool>, std::shared_ptr<KvCache>, int, int>(), nb::arg("pool"), nb::arg("cache"),
-             nb::arg("hidden"), nb::arg("vocab"))
+        .def(nb::init<std::shared_ptr<Pool>, std::shared_ptr<KvCache>, std::shared_ptr<StatePool>, int, int>(),
+             nb::arg("pool"), nb::arg("cache"), nb::arg("states").none(), nb::arg("hidden"), nb::arg("vocab"))
         .def("embed", &Tape::embed, nb::arg("table"), nb::arg("scale"))
         .def(
             "attention",
-            [](Tape& tape, const std::string& module, int layer, FloatArray norm, float eps, Matrices qkv,
-               FloatArray qkv_bias, FloatArray q_norm, FloatArray k_norm, int num_heads, int num_kv_heads, int head_dim,
-               float scale, float softcap, int window, FloatArray frequencies, float magnitude, SharedMatrix out,
-               FloatArray out_bias, FloatArray post, float residual_scale) {
-                Rope rope{floats(frequencies), magnitude};
-                AttentionShape shape{num_heads, num_kv_heads, head_dim, scale, softcap, window, rope};
-                tape.attention(module, layer, {floats(norm), eps}, {std::move(qkv), floats(qkv_bias)},
-                               {floats(q_norm), eps}, {floats(k_norm), eps}, shape, {{out}, floats(out_bias)},
-                               {floats(post), eps}, residual_scale);
+            [](Tape& tape, const std::string& module, int layer, Norm norm, Matrices qkv, FloatArray qkv_bias,
+               Matrices gate, Norm q_norm, Norm k_norm, bool norms_last, int num_heads, int num_kv_heads, int head_dim,
+               float scale, float softcap, int window, FloatArray frequencies, float magnitude, bool is_interleaved,
+               float growth, int growth_every, FloatArray sinks, SharedMatrix out, FloatArray out_bias, Norm post,
+               float residual_scale, bool is_held) {
+                Rope rope{floats(frequencies), magnitude, is_interleaved};
+                AttentionShape shape{num_heads, num_kv_heads, head_dim, scale,        softcap,      window,
+                                     rope,      norms_last,   growth,   growth_every, floats(sinks)};
+                tape.attention(module, layer, norm, linear_of(std::move(qkv), qkv_bias), {std::move(gate), {}}, q_norm,
+                               k_norm, shape, linear_of({out}, out_bias), post, residual_scale, is_held);
             },
-            nb::kw_only(), nb::arg("module"), nb::arg("layer"), nb::arg("norm"), nb::arg("eps"), nb::arg("qkv"),
-            nb::arg("qkv_bias"), nb::arg("q_norm"), nb::arg("k_norm"), nb::arg("num_heads"), nb::arg("num_kv_heads"),
-            nb::arg("head_dim"), nb::arg("scale"), nb::arg("softcap"), nb::arg("window"), nb::arg("frequencies"),
-            nb::arg("magnitude"), nb::arg("out"), nb::arg("out_bias"), nb::arg("post"), nb::arg("residual_scale"),
-            "x += residual_scale * post(out(attend(qkv(norm(x))))); empty arrays: no bias, no norm, no rotation. "
-            "window "
-            "and softcap 0: none.")
+            nb::kw_only(), nb::arg("module"), nb::arg("layer"), nb::arg("norm"), nb::arg("qkv"), nb::arg("qkv_bias"),
+            nb::arg("gate"), nb::arg("q_norm"), nb::arg("k_norm"), nb::arg("norms_last"), nb::arg("num_heads"),
+            nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("scale"), nb::arg("softcap"), nb::arg("window"),
+            nb::arg("frequencies"), nb::arg("magnitude"), nb::arg("is_interleaved"), nb::arg("growth"),
+            nb::arg("growth_every"), nb::arg("sinks"), nb::arg("out"), nb::arg("out_bias"), nb::arg("post"),
+            nb::arg("residual_scale"), nb::arg("is_held"),
+            "x += residual_scale * post(out(attend(qkv(norm(x))))); is_held: the next mlp adds it. Empty arrays and "
+            "empty norms: none. window, softcap and growth 0: none.")
+        .def(
+            "short_conv",
+            [](Tape& tape, const std::string& module, Norm norm, SharedMatrix in, FloatArray in_bias, FloatArray kernel,
+               FloatArray bias, size_t start, SharedMatrix out, FloatArray out_bias, float residual_scale) {
+                tape.short_conv(module, norm, linear_of({in}, in_bias), {floats(kernel), floats(bias), start},
+                                linear_of({out}, out_bias), residual_scale);
+            },
+            nb::kw_only(), nb::arg("module"), nb::arg("norm"), nb::arg("in_proj"), nb::arg("in_bias"),
+            nb::arg("kernel"), nb::arg("bias"), nb::arg("start"), nb::arg("out"), nb::arg("out_bias"),
+            nb::arg("residual_scale"),
+            "x += residual_scale * out(c * conv(b * y)), with b, c and y the thirds of in_proj(norm(x)). kernel: "
+            "[tokens, channels]. start: the place of its numbers in a state.")
+        .def(
+            "gated_delta",
+            [](Tape& tape, const std::string& module, Norm norm, Matrices in, FloatArray kernel, FloatArray decay,
+               FloatArray dt_bias, Norm head_norm, int num_key_heads, int num_value_heads, int key_dim, int value_dim,
+               bool is_apart, size_t start, SharedMatrix out, float residual_scale) {
+                GatedDelta rule{num_key_heads,  num_value_heads, key_dim,         value_dim, is_apart,
+                                floats(kernel), floats(decay),   floats(dt_bias), head_norm, start};
+                tape.gated_delta(module, norm, {std::move(in), {}}, std::move(rule), {{out}, {}}, residual_scale);
+            },
+            nb::kw_only(), nb::arg("module"), nb::arg("norm"), nb::arg("in_proj"), nb::arg("kernel"), nb::arg("decay"),
+            nb::arg("dt_bias"), nb::arg("head_norm"), nb::arg("num_key_heads"), nb::arg("num_value_heads"),
+            nb::arg("key_dim"), nb::arg("value_dim"), nb::arg("is_apart"), nb::arg("start"), nb::arg("out"),
+            nb::arg("residual_scale"),
+            "x += residual_scale * out(rule(norm(x))). in_proj: q, k and v in one, z, b, a. kernel: [tokens, "
+            "channels].")
+        .def(
+            "mamba2",
+            [](Tape& tape, const std::string& module, Norm norm, SharedMatrix in, FloatArray in_bias, FloatArray kernel,
+               FloatArray bias, FloatArray decay, FloatArray dt_bias, FloatArray skip, Norm group_norm, bool gate_last,
+               float gate_scale, float step_scale, float least_step, float most_step, int num_heads, int head_dim,
+               int state_dim, int num_groups, size_t start, SharedMatrix out, FloatArray out_bias,
+               float residual_scale) {
+                Mamba2 ssm{num_heads,     head_dim,        state_dim,    num_groups, floats(kernel), floats(bias),
+                           floats(decay), floats(dt_bias), floats(skip), group_norm, gate_last,      gate_scale,
+                           step_scale,    least_step,      most_step,    start};
+                tape.mamba2(module, norm, linear_of({in}, in_bias), std::move(ssm), linear_of({out}, out_bias),
+                            residual_scale);
+            },
+            nb::kw_only(), nb::arg("module"), nb::arg("norm"), nb::arg("in_proj"), nb::arg("in_bias"),
+            nb::arg("kernel"), nb::arg("bias"), nb::arg("decay"), nb::arg("dt_bias"), nb::arg("skip"),
+            nb::arg("group_norm"), nb::arg("gate_last"), nb::arg("gate_scale"), nb::arg("step_scale"),
+            nb::arg("least_step"), nb::arg("most_step"), nb::arg("num_heads"), nb::arg("head_dim"),
+            nb::arg("state_dim"), nb::arg("num_groups"), nb::arg("start"), nb::arg("out"), nb::arg("out_bias"),
+            nb::arg("residual_scale"),
+            "x += residual_scale * out(ssm(norm(x))), plus the held result of an attention before it. in_proj: gate, "
+            "values, keys, queries and time steps in one. kernel: [tokens, channels].")
         .def(
             "mlp",
-            [](Tape& tape, const std::string& module, FloatArray norm, float eps, nb::tuple gated, FloatArray post,
-               float residual_scale) {
-                tape.mlp(module, {floats(norm), eps}, gated_of(gated), {floats(post), eps}, residual_scale);
+            [](Tape& tape, const std::string& module, Norm norm, nb::tuple gated, Norm post, float residual_scale) {
+                tape.mlp(module, norm, gated_of(gated), post, residual_scale);
             },
-            nb::kw_only(), nb::arg("module"), nb::arg("norm"), nb::arg("eps"), nb::arg("gated"), nb::arg("post"),
+            nb::kw_only(), nb::arg("module"), nb::arg("norm"), nb::arg("gated"), nb::arg("post"),
             nb::arg("residual_scale"),
-            "x += residual_scale * post(down(activation(gate(norm(x))) * up(norm(x)))). gated: (activation, gate, its "
-            "bias, up, its bias, down, its bias); empty arrays: no bias, no norm.")
+            "x += residual_scale * post(down(activation(gate(norm(x))) * up(norm(x)))). gated: (activation, constants, "
+            "gate, its bias, up, its bias, down, its bias). constants: those of xielu, or a factor of the gate. A gate "
+            "of None: down(activation(up)). Empty arrays: no bias.")
         .def(
             "experts",
-            [](Tape& tape, const std::string& module, FloatArray norm, float eps, SharedMatrix router, nb::list each,
-               int num_chosen, bool is_normalised, nb::list shared, SharedMatrix shared_gate, float residual_scale) {
-                Experts experts{router, {}, num_chosen, is_normalised, {}, shared_gate};
+            [](Tape& tape, const std::string& module, Norm norm, SharedMatrix router, FloatArray router_bias,
+               nb::list each, const std::string& score, float jitter, int num_chosen, bool is_normalised, float factor,
+               FloatArray correction, int num_groups, int chosen_groups, nb::list shared, SharedMatrix shared_gate,
+               float residual_scale) {
+                Routing routing{score_of(score),    num_chosen, is_normalised, factor,
+                                floats(correction), num_groups, chosen_groups, jitter};
+                Experts experts{router, floats(router_bias), {}, routing, {}, shared_gate};
                 for (nb::handle one : each) experts.each.push_back(gated_of(nb::cast<nb::tuple>(one)));
                 for (nb::handle one : shared) experts.shared.push_back(gated_of(nb::cast<nb::tuple>(one)));
-                tape.experts(module, {floats(norm), eps}, std::move(experts), residual_scale);
+                tape.experts(module, norm, std::move(experts), residual_scale);
             },
-            nb::kw_only(), nb::arg("module"), nb::arg("norm"), nb::arg("eps"), nb::arg("router"), nb::arg("each"),
-            nb::arg("num_chosen"), nb::arg("is_normalised"), nb::arg("shared"), nb::arg("shared_gate").none(),
-            nb::arg("residual_scale"),
+            nb::kw_only(), nb::arg("module"), nb::arg("norm"), nb::arg("router"), nb::arg("router_bias"),
+            nb::arg("each"), nb::arg("score"), nb::arg("jitter"), nb::arg("num_chosen"), nb::arg("is_normalised"),
+            nb::arg("factor"), nb::arg("correction"), nb::arg("num_groups"), nb::arg("chosen_groups"),
+            nb::arg("shared"), nb::arg("shared_gate").none(), nb::arg("residual_scale"),
             "x += residual_scale * the sum of the chosen experts by their weights. each, shared: as `gated` of mlp; "
-            "shared has one that all tokens use, or none.")
+            "shared has one that all tokens use, or none; without shared_gate its weight is 1.")
         .def(
             "head",
-            [](Tape& tape, FloatArray norm, float eps, SharedMatrix matrix, float scale, float softcap) {
-                tape.head({floats(norm), eps}, matrix, scale, softcap);
+            [](Tape& tape, Norm norm, SharedMatrix matrix, FloatArray bias, float scale, float softcap) {
+                tape.head(norm, matrix, floats(bias), scale, softcap);
             },
-            nb::kw_only(), nb::arg("norm"), nb::arg("eps"), nb::arg("matrix"), nb::arg("scale"), nb::arg("softcap"))
+            nb::kw_only(), nb::arg("norm"), nb::arg("matrix"), nb::arg("bias"), nb::arg("scale"), nb::arg("softcap"))
         .def(
             "load_adapter",
             [](Tape& tape, int number, const std::string& module, FloatRows down, FloatRows up) {

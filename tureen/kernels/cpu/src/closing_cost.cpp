@@ -18,7 +18,7 @@ namespace {
 constexpr size_t MAX_WALK = 4096;  // places in the trie that are looked at from one instruction
 constexpr int MAX_SILENT = 400;    // instructions in a row that take no byte
 
-// A way to end from `target`: so much, and the cost of each of these instructions, so many times.
+// A way to end from `target`: a fixed cost, and the cost of each of these instructions, times a number.
 struct Way {
     int32_t target, cost, from, num_terms;
 };

@@ -67,7 +67,7 @@ struct Program {
     std::vector<Rest> rests;      // of a place: each takes more tokens than the one before, and fewer items
 
     int32_t place_of(int32_t pc) const { return places.empty() ? -1 : places[pc]; }
-    // Tokens to the end of a bounded rule, from one of its places, with so many items at most.
+    // Tokens to the end of a bounded rule, from one of its places, with a limit on the items.
     int32_t cost_within(int32_t place, int32_t items) const {
         for (int32_t at = from[place]; at < from[place + 1]; at++) {
             if (rests[at].items <= items) return rests[at].tokens;

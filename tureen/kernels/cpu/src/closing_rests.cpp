@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t MAX_RESTS = 200000;          // of all places
 constexpr int64_t MAX_STEPS = 400000;         // in the trie, from all places; of one ...
-constexpr int64_t LEAST = 512, MOST = 16384;  // ... at least the tokens of one byte, and no more than so many steps
+constexpr int64_t LEAST = 512, MOST = 16384;  // ... at least the tokens of one byte, and no more than MOST steps
 
 // A deterministic automaton, some of whose moves complete an item.
 class Rests {

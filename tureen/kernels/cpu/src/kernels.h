@@ -46,15 +46,36 @@ struct LowRow {
     float* y;
 };
 
+// The activation of Huang and Schlag (2024, arXiv:2411.13010): for x > 0 positive * x² + slope * x, else
+// negative * (e^min(x, most) - 1 - x) + slope * x.
+struct Xielu {
+    float positive = 0, negative = 0, slope = 0, most = 0;
+};
+
 struct RowKernels {
     // x [cols] -> row m of `out`, in the form of out.kind; the padding is zeroed. A value that is not finite makes all
     // products of its row (of integers: of its group) NaN. Integers: what is all below 1e-33 counts as 0, with scale 0.
     void (*quantize)(const float* x, int cols, const Activations& out, int m);
     // y = x / sqrt(mean(x²) + eps) * weight, over [cols]. y may be x.
     void (*rms_norm)(const float* x, const float* weight, int cols, float eps, float* y);
+    // y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias; a null bias is 0. y may be x.
+    void (*layer_norm)(const float* x, const float* weight, const float* bias, int cols, float eps, float* y);
     void (*add)(const float* x, int cols, float scale, float* y);  // y += scale * x
+    // out = activation(gate) * up; a null up is 1.
     void (*silu_mul)(const float* gate, const float* up, int cols, float* out);
     void (*gelu_tanh_mul)(const float* gate, const float* up, int cols, float* out);
+    void (*relu_squared_mul)(const float* gate, const float* up, int cols, float* out);
+    // The gated delta rule for one token and head. matrix [key_dim][value_dim] is multiplied by `decay`; then
+    // key ⊗ beta * (value - key · matrix) is added; out [value_dim] = query · matrix.
+    void (*delta_step)(float* matrix, const float* query, const float* key, const float* value, int key_dim,
+                       int value_dim, float decay, float beta, float* out);
+    // A selective state space for one token and head. matrix [state_dim][head_dim] = before * decay + key ⊗ (step * x);
+    // out [head_dim] = query · matrix + skip * x. before may be the matrix.
+    void (*ssm_step)(const float* before, float* matrix, const float* x, const float* key, const float* query,
+                     int state_dim, int head_dim, float decay, float step, float skip, float* out);
+    // gate * sigmoid(1.702 * gate) * (up + 1), the gate at most 7, up between -7 and 7 (arXiv:2508.10925)
+    void (*clamped_swiglu)(const float* gate, const float* up, int cols, float* out);
+    void (*xielu)(const float* x, const Xielu& xielu, int cols, float* out);
     // x [size] -> each pair (x[i], x[i + size / 2]) turned: cos and sin [size / 2]. In place.
     void (*rotate)(float* x, const float* cos, const float* sin, int size);
     // x [count] -> cap * tanh(x * scale / cap), or x * scale where cap is 0. In place.
@@ -65,10 +86,13 @@ struct RowKernels {
     void (*expand)(Factor up, int rank, const LowRow* rows, int num_rows, int count);
 };
 
+constexpr int MAX_HEAD_DIM = 256;
+
 enum class KvType : int { F32, BF16, INT16, INT8 };
 
 // Where one layer's keys and values lie: [page][kv_head][block of 16 tokens]; kv_block.h says what a block is. Where
-// page_len is no multiple of 16, attention copies each piece's keys and values first. head_dim is even, at most 256.
+// page_len is no multiple of 16, attention copies each piece's keys and values first. head_dim is even, at most
+// MAX_HEAD_DIM.
 struct KvLayer {
     KvType type;
     int kv_heads, head_dim;
@@ -112,8 +136,9 @@ struct AttentionKernels {
     void (*attend)(const KvLayer& kv, const int32_t* pages, const Queries& queries, int begin, int end, float* states,
                    void* scratch);
     // states [parts][count][state_floats] -> out [count] pointers to [head_dim]. The parts are all pieces that anything
-    // is seen of, in their order: all in one part, or each in one of its own; the result is the same.
-    void (*finish)(int count, int parts, const float* states, int head_dim, float* const* out);
+    // seen of, in their order: all in one part, or each in one of its own; the result is the same. sinks: [count] one
+    // more score of each, which belongs to no key, or null.
+    void (*finish)(int count, int parts, const float* states, int head_dim, const float* sinks, float* const* out);
     size_t (*scratch_bytes)(int count, int head_dim);
     size_t (*state_floats)(int head_dim);
     int best_count;  // query vectors to give it at once, where there are as many

@@ -13,7 +13,6 @@ namespace tureen {
 namespace VARIANT {
 
 constexpr int BLOCK = 16;
-constexpr int MAX_HEAD_DIM = 256;
 
 inline int padded_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 

@@ -41,6 +41,14 @@ void multiply(const Matrix& w, const Activations& x, int m_begin, int m_end, int
         case Format::Q4_K: return run(GROUPS_BY<Format::Q4_K>);
         case Format::Q4_1: return run(GROUPS_BY<Format::Q4_1>);
         case Format::Q4_0: return run(GROUPS_BY<Format::Q4_0>);
+        case Format::MXFP4: return run(GROUPS_BY<Format::MXFP4>);
+        case Format::IQ4_NL: return run(GROUPS_BY<Format::IQ4_NL>);
+        case Format::IQ4_XS: return run(GROUPS_BY<Format::IQ4_XS>);
+        case Format::Q3_K: return run(GROUPS_BY<Format::Q3_K>);
+        case Format::Q2_K: return run(GROUPS_BY<Format::Q2_K>);
+        case Format::WIDE_IQ2:
+        case Format::WIDE_IQ3_XXS:
+        case Format::WIDE_IQ3_S: return run(GROUPS_BY<Format::WIDE_IQ2>);  // their tables alone differ
     }
 }
 
@@ -48,7 +56,8 @@ void multiply(const Matrix& w, const Activations& x, int m_begin, int m_end, int
 // The products of a panel of 4-bit weights, without what else a panel needs.
 double panel_products(int rounds) {
     using Kernel = PanelKernel<Format::Q4_0>;
-    constexpr int MR = Kernel::ROWS, NT = PANEL_COLUMNS, ROWS = Cell<4>::ROWS, QUADS = Cell<4>::QUADS;
+    using Cells = CellOf<Format::Q4_0>;
+    constexpr int MR = Kernel::ROWS, NT = PANEL_COLUMNS, ROWS = Cells::ROWS, QUADS = Cells::QUADS;
     alignas(64) uint8_t weights[PANEL_TILES * QUADS_BYTES];
     int8_t inputs[MR * GROUP];
     __builtin_memset(weights, 1, sizeof weights);
@@ -56,21 +65,21 @@ double panel_products(int rounds) {
     int_part kept = {};
     for (int round = 0; round < rounds; round++) {
         asm volatile("" : : "r"(weights), "r"(inputs) : "memory");  // who knows what they hold now
-        Cell<4> cells[MR / ROWS][NT];
+        Cells cells[MR / ROWS][NT];
         const int32_t starts[2] = {};
     TUREEN_UNROLL
         for (int i = 0; i < MR / ROWS; i++)
             TUREEN_UNROLL
             for (int c = 0; c < NT; c++) cells[i][c].start(starts);
         unrolled<0, 8, QUADS>([&](auto quad) TUREEN_INLINE_BODY {
-            typename Cell<4>::Weights w[NT];
+            typename Cells::Weights w[NT];
             TUREEN_UNROLL
             for (int c = 0; c < NT; c++)
-                w[c] = Cell<4>::weights_at(weights + c / PARTS * QUADS_BYTES + 64 * quad.value +
+                w[c] = Cells::weights_at(weights + c / PARTS * QUADS_BYTES + 64 * quad.value +
                                            c % PARTS * PART_BYTES);
             TUREEN_UNROLL
             for (int i = 0; i < MR / ROWS; i++) {
-                const Inputs x = Cell<4>::inputs_at<quad.value>(inputs + i * ROWS * GROUP, GROUP);
+                const Inputs x = Cells::inputs_at<quad.value>(inputs + i * ROWS * GROUP, GROUP);
                 TUREEN_UNROLL
                 for (int c = 0; c < NT; c++) cells[i][c].template add<quad.value>(w[c], x);
             }

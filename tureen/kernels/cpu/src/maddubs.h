@@ -44,9 +44,10 @@ TUREEN_INLINE Inputs inputs_at(const int8_t* group) {
 }
 
 // Pairs are summed in 16 bits, of as many quads as fit, before they become sums in 32 bits.
-template <int BITS>
+template <int BITS, int SUMMED>
 struct DotSum {
-    static constexpr int FIT = BITS == 4 ? 8 : BITS == 5 ? 4 : 2;  // FIT * 2 * (2^BITS - 1) * 127 < 2^15
+    static constexpr int MOST = BITS == 4 ? 8 : BITS == 5 ? 4 : 2;  // MOST * 2 * (2^BITS - 1) * 127 < 2^15
+    static constexpr int FIT = MOST < SUMMED ? MOST : SUMMED;
     static constexpr int REGISTERS = BITS == 4 ? 1 : 2;
     int32_t first;
     int_part sum;
@@ -56,7 +57,7 @@ struct DotSum {
 
     template <int QUAD>
     TUREEN_INLINE void add(Integers w, Inputs x) {
-        constexpr bool IS_FIRST = (BITS == 6 ? QUAD % 4 : QUAD) < FIT;  // 6 bits: Q6_K, which sums by halves
+        constexpr bool IS_FIRST = QUAD % SUMMED < FIT;
         add_products<QUAD % FIT == 0>(pairs, w, x);
         if ((QUAD + 1) % FIT == 0) sum = IS_FIRST ? sum_pairs(pairs, 1) : sum + sum_pairs(pairs, 1);
     }
@@ -65,8 +66,8 @@ struct DotSum {
 };
 
 // A pair of products of 8 bits does not fit: the two halves of an integer are multiplied each for itself.
-template <>
-struct DotSum<8> {
+template <int SUMMED>
+struct DotSum<8, SUMMED> {
     static constexpr int REGISTERS = 2;
     int32_t first;
     Integers low, high;
@@ -75,8 +76,8 @@ struct DotSum<8> {
 
     template <int QUAD>
     TUREEN_INLINE void add(Integers w, Inputs x) {
-        add_products<QUAD == 0>(low, low_nibbles(w), x);
-        add_products<QUAD == 0>(high, high_nibbles(w), x);
+        add_products<QUAD % SUMMED == 0>(low, low_nibbles(w), x);
+        add_products<QUAD % SUMMED == 0>(high, high_nibbles(w), x);
     }
 
     TUREEN_INLINE int_part total() const { return int_part_of(first) + sum_pairs(low, 1) + sum_pairs(high, 16); }

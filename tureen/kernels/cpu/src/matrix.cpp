@@ -9,8 +9,9 @@ namespace tureen {
 
 namespace {
 
-constexpr const char* NAMES[] = {"F32",  "BF16", "Q8_ROW", "Q8_0", "Q6_K", "Q5_K",
-                                 "Q5_1", "Q5_0", "Q4_K",   "Q4_1", "Q4_0"};
+constexpr const char* NAMES[] = {"F32",  "BF16", "Q8_ROW",   "Q8_0",         "Q6_K",      "Q5_K",   "Q5_1",
+                                 "Q5_0", "Q4_K", "Q4_1",     "Q4_0",         "MXFP4",     "IQ4_NL", "IQ4_XS",
+                                 "Q3_K", "Q2_K", "WIDE_IQ2", "WIDE_IQ3_XXS", "WIDE_IQ3_S"};
 
 bool scaled_by_group(Format format) {
     return format != Format::F32 && format != Format::BF16 && format != Format::Q8_ROW;

@@ -15,7 +15,8 @@ constexpr int GROUP = 32;       // inputs that share a scale
 constexpr int SUPER = 256;      // inputs that share the scale of scales in K formats
 constexpr int ROW_INPUTS = 64;  // cols of Q8_ROW, BF16 and F32 are padded to a multiple of this
 
-// The values of a quantised format are unsigned integers q; what they stand for is d * (q - ZERO) or d * q + m.
+// The values of a quantised format are unsigned integers q; what they stand for is d * (q - ZERO) or d * q + m. Where a
+// format has a table (formats.h), the stored bits are an index of it, and q is the entry.
 enum class Format : int {
     F32,     // tile: [cols][16] float
     BF16,    // tile: [cols / 2][16][2] bfloat16
@@ -30,12 +31,24 @@ enum class Format : int {
            // groups]{[16] uint8 scale, [16] uint8 offset}
     Q4_1,  // d * q + m.                      values: 4 bits;  scales: a group: [16] half d, [16] half m
     Q4_0,  // d * (q - 8).                    values: 4 bits;  scales as Q8_0
+    MXFP4,   // 2^e * (table[q] - 12).        values: 4 bits;  scales: a group: [16] int8 e
+    IQ4_NL,  // d * (table[q] - 128).         values: 4 bits;  scales as Q8_0
+    IQ4_XS,  // d * scale * (table[q] - 128). values: 4 bits;  scales: a super: [16] half d, [8 groups][16] int8 scale
+    Q3_K,    // d * scale * (q - 4).          values: 3 bits;  scales as Q6_K
+    Q2_K,  // d * scale * q - m * offset.   values: 2 bits;  scales: a super: [16] half d, [16] half m, [16 sixteens of
+           // inputs][16] uint8: scale in the low half, offset in the high half
+    // d * scale / 8 * (table[q] - 128): what tureen/weights/gguf_widen.py makes of IQ1, IQ2, TQ1 and TQ2, and of IQ3.
+    WIDE_IQ2,      // values: 4 bits;  scales as Q6_K
+    WIDE_IQ3_XXS,  // the same
+    WIDE_IQ3_S,    // the same
 };
 // Values of a tile, group after group of 32 inputs. r = row in the tile, i = input in the group, i = 4 * quad + b:
 //   8 bits: [8 quads][16 r][4 b] bytes.
 //   4 bits: [4 j][16 r][4 b] bytes: the low half is quad 2j, the high half quad 2j + 1.
 //   5 bits: as 4 bits (256 bytes), then bit 4: [8 quads] uint64, bit 4r + b.
 //   6 bits: as 4 bits (256 bytes), then bit 4 as above, then bit 5 likewise: [8 quads] uint64 each.
+//   2 bits: [2 j][16 r][4 b] bytes: bits 2 k and 2 k + 1 are quad 4j + k.
+//   3 bits: as 2 bits (128 bytes), then bit 2: [8 quads] uint64, bit 4r + b.
 
 // What a matrix is multiplied with. INT16_GROUP: 16 bits in two rows of INT8_GROUP, the second being what the first one
 // leaves; a product is the sum of theirs, the first one's first.

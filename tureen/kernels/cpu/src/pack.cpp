@@ -1,6 +1,7 @@
 #include "pack.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <vector>
 
@@ -68,6 +69,28 @@ void q6_k(Bytes block, uint8_t* q) {
     }
 }
 
+void mxfp4(Bytes block, uint8_t* q) { nibbles(block + 1, 16, q); }
+
+void iq4_xs(Bytes block, uint8_t* q) {
+    for (int group = 0; group < GROUPS; group++) nibbles(block + 8 + 16 * group, 16, q + GROUP * group);
+}
+
+void wide(Bytes block, uint8_t* q) {
+    for (int group = 0; group < GROUPS; group++) nibbles(block + 18 + 16 * group, 16, q + GROUP * group);
+}
+
+// Q2_K and Q3_K: four groups share 32 bytes.
+void two_bits(Bytes packed, uint8_t* q) {
+    for (int i = 0; i < SUPER; i++) q[i] = packed[i / 128 * 32 + i % 32] >> 2 * (i / 32 % 4) & 3;
+}
+
+void q2_k(Bytes block, uint8_t* q) { two_bits(block + 16, q); }
+
+void q3_k(Bytes block, uint8_t* q) {
+    two_bits(block + 32, q);
+    for (int i = 0; i < SUPER; i++) q[i] = uint8_t(q[i] | (block[i % 32] >> i / 32 & 1) << 2);
+}
+
 struct Encoding {
     const char* name;
     Format format;  // that keeps the values as they are
@@ -78,12 +101,25 @@ struct Encoding {
 
 // F16 has no format of its own: block_bytes tells it from BF16 and F32, the name from BF16.
 constexpr Encoding ENCODINGS[] = {
-    {"F32", Format::F32, 1, 4, nullptr},    {"BF16", Format::BF16, 1, 2, nullptr},
-    {"F16", Format::F32, 1, 2, nullptr},    {"Q4_0", Format::Q4_0, 32, 18, q4_0},
-    {"Q4_1", Format::Q4_1, 32, 20, q4_1},   {"Q5_0", Format::Q5_0, 32, 22, q5_0},
-    {"Q5_1", Format::Q5_1, 32, 24, q5_1},   {"Q8_0", Format::Q8_0, 32, 34, q8_0},
-    {"Q4_K", Format::Q4_K, 256, 144, q4_k}, {"Q5_K", Format::Q5_K, 256, 176, q5_k},
+    {"F32", Format::F32, 1, 4, nullptr},
+    {"BF16", Format::BF16, 1, 2, nullptr},
+    {"F16", Format::F32, 1, 2, nullptr},
+    {"Q4_0", Format::Q4_0, 32, 18, q4_0},
+    {"Q4_1", Format::Q4_1, 32, 20, q4_1},
+    {"Q5_0", Format::Q5_0, 32, 22, q5_0},
+    {"Q5_1", Format::Q5_1, 32, 24, q5_1},
+    {"Q8_0", Format::Q8_0, 32, 34, q8_0},
+    {"Q4_K", Format::Q4_K, 256, 144, q4_k},
+    {"Q5_K", Format::Q5_K, 256, 176, q5_k},
     {"Q6_K", Format::Q6_K, 256, 210, q6_k},
+    {"Q3_K", Format::Q3_K, 256, 110, q3_k},
+    {"Q2_K", Format::Q2_K, 256, 84, q2_k},
+    {"IQ4_XS", Format::IQ4_XS, 256, 136, iq4_xs},
+    {"IQ4_NL", Format::IQ4_NL, 32, 18, q4_0},
+    {"MXFP4", Format::MXFP4, 32, 17, mxfp4},
+    {"WIDE_IQ2", Format::WIDE_IQ2, 256, 146, wide},
+    {"WIDE_IQ3_XXS", Format::WIDE_IQ3_XXS, 256, 146, wide},
+    {"WIDE_IQ3_S", Format::WIDE_IQ3_S, 256, 146, wide},
 };
 
 const Encoding& encoding_named(const std::string& name) {
@@ -95,33 +131,93 @@ const Encoding& encoding_named(const std::string& name) {
     throw std::invalid_argument("encoding " + name + " is unknown; there are " + known);
 }
 
+// The scales of a stored super block, of 8 groups or 16 half groups.
+struct SuperScales {
+    Bytes d, m;  // halves; m of formats with offsets
+    int8_t scale[SUPER / 16];
+    uint8_t offset[SUPER / 16];
+};
+
 // Q4_K and Q5_K: 8 scales and 8 offsets of 6 bits each in 12 bytes.
-void sub_scales(Bytes packed, uint8_t* scales, uint8_t* offsets) {
+SuperScales scales_with_offsets(Bytes block) {
+    SuperScales s{block, block + 2, {}, {}};
     for (int i = 0; i < 4; i++) {
-        uint8_t low = packed[i], mid = packed[4 + i], high = packed[8 + i];
-        scales[i] = low & 63;
-        offsets[i] = mid & 63;
-        scales[4 + i] = uint8_t((high & 15) | low >> 6 << 4);
-        offsets[4 + i] = uint8_t(high >> 4 | mid >> 6 << 4);
+        uint8_t low = block[4 + i], mid = block[8 + i], high = block[12 + i];
+        s.scale[i] = low & 63;
+        s.offset[i] = mid & 63;
+        s.scale[4 + i] = int8_t((high & 15) | low >> 6 << 4);
+        s.offset[4 + i] = uint8_t(high >> 4 | mid >> 6 << 4);
+    }
+    return s;
+}
+
+SuperScales scales_of_q2_k(Bytes block) {
+    SuperScales s{block + 80, block + 82, {}, {}};
+    for (int i = 0; i < SUPER / 16; i++) {
+        s.scale[i] = block[i] & 15;
+        s.offset[i] = block[i] >> 4;
+    }
+    return s;
+}
+
+// 16 scales of 6 bits in 12 bytes: first the low halves, then the high bits.
+SuperScales scales_of_q3_k(Bytes block) {
+    SuperScales s{block + 108, nullptr, {}, {}};
+    for (int i = 0; i < SUPER / 16; i++) {
+        int low = block[96 + i % 8] >> 4 * (i / 8) & 15, high = block[104 + i % 4] >> 2 * (i / 4) & 3;
+        s.scale[i] = int8_t((low | high << 4) - 32);
+    }
+    return s;
+}
+
+SuperScales scales_of_iq4_xs(Bytes block) {
+    SuperScales s{block, nullptr, {}, {}};
+    for (int i = 0; i < GROUPS; i++) {
+        int low = block[4 + i / 2] >> 4 * (i % 2) & 15, high = load<uint16_t>(block + 2) >> 2 * i & 3;
+        s.scale[i] = int8_t((low | high << 4) - 32);
+    }
+    return s;
+}
+
+SuperScales super_scales(Format format, Bytes block) {
+    switch (format) {
+        case Format::Q2_K: return scales_of_q2_k(block);
+        case Format::Q3_K: return scales_of_q3_k(block);
+        case Format::IQ4_XS: return scales_of_iq4_xs(block);
+        case Format::Q6_K: {
+            SuperScales s{block + 208, nullptr, {}, {}};
+            std::memcpy(s.scale, block + 192, sizeof s.scale);
+            return s;
+        }
+        case Format::WIDE_IQ2:
+        case Format::WIDE_IQ3_XXS:
+        case Format::WIDE_IQ3_S: {
+            SuperScales s{block, nullptr, {}, {}};
+            std::memcpy(s.scale, block + 2, sizeof s.scale);
+            return s;
+        }
+        default: return scales_with_offsets(block);
     }
 }
 
 // Values of one stored block of integers.
 void dequantize_block(const Encoding& encoding, Bytes block, float* out) {
-    uint8_t q[SUPER], scales[GROUPS], offsets[GROUPS];
+    uint8_t q[SUPER];
     encoding.integers(block, q);
     int zero = zero_of(encoding.format);
-    if (encoding.format == Format::Q6_K) {
-        float d = half_at(block + 208);
-        for (int i = 0; i < SUPER; i++) out[i] = d * float(int8_t(block[192 + i / 16])) * float(int(q[i]) - zero);
-    } else if (is_super(encoding.format)) {
-        float d = half_at(block), m = half_at(block + 2);
-        sub_scales(block + 4, scales, offsets);
+    if (has_table(encoding.format)) {
+        for (int i = 0; i < encoding.block_len; i++) q[i] = table_of(encoding.format)[q[i]];
+    }
+    if (is_super(encoding.format)) {
+        SuperScales s = super_scales(encoding.format, block);
+        int sharing = GROUP / halves_of(encoding.format);
+        float d = half_at(s.d), m = has_offsets(encoding.format) ? half_at(s.m) : 0.0f;
         for (int i = 0; i < SUPER; i++) {
-            out[i] = d * float(scales[i / GROUP]) * float(q[i]) - m * float(offsets[i / GROUP]);
+            out[i] = d * float(s.scale[i / sharing]) * sub_scale_unit(encoding.format) * float(int(q[i]) - zero);
+            if (has_offsets(encoding.format)) out[i] -= m * float(s.offset[i / sharing]);
         }
     } else {
-        float d = half_at(block);
+        float d = encoding.format == Format::MXFP4 ? power_of_two(int(block[0]) - 128) : half_at(block);
         for (int i = 0; i < GROUP; i++) out[i] = d * float(int(q[i]) - zero);
         if (!has_offsets(encoding.format)) return;
         float m = half_at(block + 2);
@@ -161,12 +257,16 @@ struct Row {
             for (int quad = 0; quad < 8; quad++) std::memcpy(to + quad * 64 + r * 4, q + quad * 4, 4);
             return;
         }
-        for (int j = 0; j < 4; j++) {
-            uint32_t low = load<uint32_t>(q + 8 * j) & 0x0f0f0f0f, high = load<uint32_t>(q + 8 * j + 4) & 0x0f0f0f0f;
-            uint32_t both = low | high << 4;
-            std::memcpy(to + j * 64 + r * 4, &both, 4);
-        }
-        for (int bit = 4; bit < bits; bit++) put_bit(to + 256 + (bit - 4) * 64, q, bit);
+        int low = bits < 4 ? 2 : 4;
+        for (int j = 0; j < low; j++) put_low_bits(to + j * 64, q + 32 / low * j, low);
+        for (int bit = low; bit < bits; bit++) put_bit(to + bit * 64, q, bit);
+    }
+
+    // The low bits of 8 / bits quads, which share a byte each.
+    void put_low_bits(uint8_t* to, const uint8_t* q, int bits) const {
+        uint32_t shared = 0, mask = bits == 2 ? 0x03030303 : 0x0f0f0f0f;
+        for (int quad = 0; quad < 8 / bits; quad++) shared |= (load<uint32_t>(q + 4 * quad) & mask) << bits * quad;
+        std::memcpy(to + r * 4, &shared, 4);
     }
 
     void put_bit(uint8_t* to, const uint8_t* q, int bit) const {
@@ -182,26 +282,31 @@ struct Row {
     }
 };
 
+void put_super_scales(Format format, Bytes block, int index, const Row& row) {
+    SuperScales s = super_scales(format, block);
+    row.put_half(index, 0, load<uint16_t>(s.d));
+    if (has_offsets(format)) row.put_half(index, 1, load<uint16_t>(s.m));
+    uint8_t* to = row.scales(index) + (has_offsets(format) ? 4 : 2) * TILE + row.r;
+    for (int i = 0; i < GROUPS * halves_of(format); i++, to += TILE) {
+        *to = uint8_t(s.scale[i]);
+        if (format == Format::Q2_K) *to = uint8_t(*to | s.offset[i] << 4);
+        if (format == Format::Q4_K || format == Format::Q5_K) *(to += TILE) = s.offset[i];
+    }
+}
+
 // A block of the format's own encoding: nothing is lost.
 void put_block(const Encoding& encoding, Bytes block, int index, const Row& row) {
-    uint8_t q[SUPER], scales[GROUPS], offsets[GROUPS];
+    uint8_t q[SUPER];
     encoding.integers(block, q);
     int groups = encoding.block_len / GROUP;
     for (int group = 0; group < groups; group++) row.put(index * groups + group, q + group * GROUP);
-    if (encoding.format == Format::Q6_K) {
-        row.put_half(index, 0, load<uint16_t>(block + 208));
-        for (int i = 0; i < SUPER / 16; i++) row.scales(index)[2 * TILE + i * TILE + row.r] = block[192 + i];
+    if (is_super(encoding.format)) return put_super_scales(encoding.format, block, index, row);
+    if (encoding.format == Format::MXFP4) {
+        row.scales(index)[row.r] = block[0] ^ 0x80;  // -128
         return;
     }
     row.put_half(index, 0, load<uint16_t>(block));
     if (has_offsets(encoding.format)) row.put_half(index, 1, load<uint16_t>(block + 2));
-    if (!is_super(encoding.format)) return;
-    sub_scales(block + 4, scales, offsets);
-    for (int group = 0; group < GROUPS; group++) {
-        uint8_t* to = row.scales(index) + 4 * TILE + group * 2 * TILE + row.r;
-        to[0] = scales[group];
-        to[TILE] = offsets[group];
-    }
 }
 
 bool made_of_floats(Format format) {

@@ -22,11 +22,10 @@ struct PackedMatrix {
 // std::invalid_argument.
 std::shared_ptr<PackedMatrix> blank(Format format, int rows, int cols);
 
-// stored: the tensor's bytes as in the file. encoding: F32, F16, BF16, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K or Q8_0
-// as GGUF has them, row after row. row_order: [rows] the stored row of each packed one (there may be more stored than
-// packed), or null = all as stored. format: that of the same name keeps the values as they are; Q8_ROW, Q4_1, BF16 and
-// F32 can be made of every encoding.
-// Threads of the pool share the work. Throws std::invalid_argument.
+// stored: the tensor's bytes as in the file. encoding: F32, F16, BF16 or a block format of
+// matrix.h, as GGUF has them, row after row. row_order: [rows] the stored row of each packed one (there may be more
+// stored than packed), or null = all as stored. format: that of the same name keeps the values as they are; Q8_ROW,
+// Q4_1, BF16 and F32 can be made of every encoding. Threads of the pool share the work. Throws std::invalid_argument.
 std::shared_ptr<PackedMatrix> pack(Pool& pool, const uint8_t* stored, size_t bytes, const std::string& encoding,
                                    Format format, int rows, int cols, const int64_t* row_order);
 

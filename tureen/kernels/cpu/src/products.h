@@ -1,16 +1,17 @@
 // Products of weights and rows of inputs, for every instruction set.
 //
 // A column is a register of outputs: a tile, or a part of one. Before this file, one of isa/ has defined
-//     PACKED_ROWS                  up to so many rows of inputs, a panel does not pay
+//     PACKED_ROWS                  for this many rows of inputs or fewer, a panel does not pay
 //     PACKED_BLOCK                 rows whose sums fit the registers next to a group of a tile
 //     PANEL_BLOCK, PANEL_TILES     rows and tiles whose sums fit the registers, in a panel
 //     PLAIN_BLOCK, PLAIN_TILES     likewise, of floats
 //     HAS_SIGNED_WEIGHTS           whether `DotSum<8>` takes its weights from -128 in place of 0
 //     Inputs, inputs_at<QUAD>(x)   what a sum is given of 32 inputs x: at least those of the quad
-//     DotSum<BITS>                 sums of one row and one column in 32 bits: start(n) sets them, add<QUAD>(w, x) adds
-//                                  the products of a quad, total() has them. Quads come in their order.
+//     DotSum<BITS, SUMMED>         sums of one row and one column in 32 bits: start(n) sets them, add<QUAD>(w, x) adds
+//                                  the products of a quad, total() has them. Of the quads 0 to 7, SUMMED in their order
+//                                  make a sum.
 // and may have defined
-//     Cell<BITS>, TUREEN_OWN_CELL  the same for ROWS rows and QUADS quads at once, for panels
+//     Cell<BITS, SUMMED>, TUREEN_OWN_CELL  the same for ROWS rows and QUADS quads at once, for panels
 //     TUREEN_TILE_PRODUCTS         the instruction set multiplies whole matrices: see tile_products.h
 //
 // Three kernels keep their sums in registers:
@@ -95,29 +96,29 @@ struct Output {
 
 // -- group formats ----------------------------------------------------------------------------------------------------
 
-// Q6_K scales 16 inputs, the others 32.
-constexpr int halves_of(Format format) { return format == Format::Q6_K ? 2 : 1; }
-
 // What the integers, as sums are given them, count from.
 constexpr int counts_from(Format format) {
-    return zero_of(format) - (HAS_SIGNED_WEIGHTS && tureen::bits_of(format) == 8 ? 128 : 0);
+    return zero_of(format) - (HAS_SIGNED_WEIGHTS && sum_bits_of(format) == 8 ? 128 : 0);
 }
+
+template <Format F>
+using GroupSum = DotSum<sum_bits_of(F), 8 / halves_of(F)>;
 
 // Of `most` rows, as many as fit the registers where a sum takes several of them.
 template <Format F>
 constexpr int rows_that_fit(int most) {
-    const int fit = most / (halves_of(F) * DotSum<tureen::bits_of(F)>::REGISTERS);
+    const int fit = most / (halves_of(F) * GroupSum<F>::REGISTERS);
     return fit > 0 ? fit : 1;
 }
 
 constexpr size_t QUADS_BYTES = GROUP * TILE;  // of a group's integers as bytes
 
 #ifndef TUREEN_OWN_CELL
-template <int BITS>
+template <int BITS, int SUMMED>
 struct Cell {
     static constexpr int ROWS = 1, QUADS = 1;
     using Weights = Integers;
-    DotSum<BITS> sum;
+    DotSum<BITS, SUMMED> sum;
 
     TUREEN_INLINE static void arrange(uint8_t*) {}
     TUREEN_INLINE static Weights weights_at(const uint8_t* quad) { return load_integers(quad); }
@@ -137,12 +138,15 @@ constexpr bool ARE_WEIGHTS_ARRANGED = false;
 constexpr bool ARE_WEIGHTS_ARRANGED = true;
 #endif
 
+template <Format F>
+using CellOf = Cell<sum_bits_of(F), 8 / halves_of(F)>;
+
 // What the integers of one group of one column are multiplied with.
 template <Format F>
 struct GroupScales {
     part scale[halves_of(F)];
-    part magic[halves_of(F)];  // -MAGIC * scale
-    part offset;               // of formats that have it
+    part magic[halves_of(F)];   // -MAGIC * scale
+    part offset[halves_of(F)];  // of formats that have it
 };
 
 template <Format F>
@@ -150,18 +154,34 @@ TUREEN_INLINE const uint8_t* integers_of(const uint8_t* tile, int group) {
     return tile + size_t(group) * size_t(group_bytes(tureen::bits_of(F)));
 }
 
+TUREEN_INLINE part low_halves(const uint8_t* bytes) {
+    return __builtin_convertvector(__builtin_convertvector(load_bytes(bytes), int_part) & 15, part);
+}
+
+TUREEN_INLINE part high_halves(const uint8_t* bytes) {
+    return __builtin_convertvector(__builtin_convertvector(load_bytes(bytes), int_part) >> 4 & 15, part);
+}
+
 template <Format F>
 TUREEN_INLINE void load_scales(const Matrix& w, const uint8_t* tile, int group, int p, GroupScales<F>& s) {
     if (F == Format::Q8_ROW) return;
     const uint8_t* own = tile + w.scales_offset + size_t(is_super(F) ? group / GROUPS : group) * size_t(scale_bytes(F));
     for (int half = 0; half < halves_of(F); half++) {
-        s.scale[half] = load_halves(own + 2 * p * PART_LANES);
-        if (is_super(F)) s.scale[half] *= load_bytes(own + sub_scale_at<F>(group % GROUPS, half) + p * PART_LANES);
+        const uint8_t* sub_scales = own + sub_scale_at<F>(group % GROUPS, half) + p * PART_LANES;
+        if (F == Format::MXFP4) {
+            const part exponent = load_bytes(own + p * PART_LANES);
+            s.scale[half] = times_power_of_two(part_of(1.0f), exponent, exponent + ROUNDER);
+        } else {
+            s.scale[half] = load_halves(own + 2 * p * PART_LANES);
+            if (is_super(F)) s.scale[half] *= F == Format::Q2_K ? low_halves(sub_scales) : load_bytes(sub_scales);
+            if (is_wide(F)) s.scale[half] *= sub_scale_unit(F);
+        }
         s.magic[half] = s.scale[half] * -MAGIC;
+        if (!has_offsets(F)) continue;
+        s.offset[half] = load_halves(own + 2 * TILE + 2 * p * PART_LANES);
+        if (!is_super(F)) continue;
+        s.offset[half] *= -(F == Format::Q2_K ? high_halves(sub_scales) : load_bytes(sub_scales + TILE));
     }
-    if (has_offsets(F)) s.offset = load_halves(own + 2 * TILE + 2 * p * PART_LANES);
-    if (has_offsets(F) && is_super(F))
-        s.offset = -(s.offset * load_bytes(own + sub_scale_at<F>(group % GROUPS, 0) + TILE + p * PART_LANES));
 }
 
 // Rows of INT8_GROUP inputs from row m and group `group` on.
@@ -189,6 +209,11 @@ struct Rows {
         const int32_t* sums = sum + size_t(row) * stride / GROUP * halves_of(F);
         return MAGIC_BITS - counts_from(F) * sums[group * halves_of(F) + half];
     }
+
+    // What an offset is multiplied with: the sum of the inputs that share it.
+    TUREEN_INLINE float input_sum(size_t at, int half) const {
+        return halves_of(F) == 1 ? scaled_sum[at] : scale[at] * float(sum[2 * at + size_t(half)]);
+    }
 };
 
 // total + what half `half` of a group adds for one row; `sum` as kept.
@@ -209,7 +234,8 @@ TUREEN_INLINE part add_group(part total, const SumOf& sum_of, const GroupScales<
                              int group) {
     const size_t at = size_t(row) * x.stride / GROUP + size_t(group);
     for (int half = 0; half < halves_of(F); half++) total = add_half<F>(total, sum_of(half), half, w, x, at);
-    if (has_offsets(F)) total = fma(w.offset, part_of(x.scaled_sum[at]), total);
+    for (int half = 0; has_offsets(F) && half < halves_of(F); half++)
+        total = fma(w.offset[half], part_of(x.input_sum(at, half)), total);
     return total;
 }
 
@@ -223,9 +249,10 @@ TUREEN_INLINE part finished(part total, const Matrix& w, int tile, int p) {
 template <Format F, int MR>
 __attribute__((noinline)) void multiply_packed(const Matrix& w, const Activations& inputs, int m, int tile,
                                                const Output& out) {
-    constexpr int BITS = tureen::bits_of(F), HALVES = halves_of(F);
-    constexpr size_t BYTES = size_t(group_bytes(BITS) + scale_bytes(F) / (is_super(F) ? GROUPS : 1));
+    constexpr int HALVES = halves_of(F);
+    constexpr size_t BYTES = size_t(group_bytes(tureen::bits_of(F)) + scale_bytes(F) / (is_super(F) ? GROUPS : 1));
     const Rows<F> x(inputs, m, 0);
+    const Integers table = table_for<F>(w);
     part totals[MR][PARTS];
     TUREEN_UNROLL
     for (int i = 0; i < MR; i++)
@@ -237,7 +264,7 @@ __attribute__((noinline)) void multiply_packed(const Matrix& w, const Activation
         // fetched by the end of the tile before.
         prefetch(w.tile(tile) + size_t(g) * BYTES + w.scales_offset + PREFETCH, BYTES);
         const uint8_t* integers = integers_of<F>(w.tile(tile), g);
-        DotSum<BITS> sums[HALVES][MR][PARTS];
+        GroupSum<F> sums[HALVES][MR][PARTS];
         TUREEN_UNROLL
         for (int half = 0; half < HALVES; half++)
             TUREEN_UNROLL
@@ -248,7 +275,7 @@ __attribute__((noinline)) void multiply_packed(const Matrix& w, const Activation
             constexpr int HALF = quad.value * HALVES / 8;
             Integers q[PARTS];
             TUREEN_UNROLL
-            for (int p = 0; p < PARTS; p++) q[p] = unpack_quad<BITS>(integers, quad.value, p);
+            for (int p = 0; p < PARTS; p++) q[p] = unpack_quad<F>(integers, quad.value, p, table);
             TUREEN_UNROLL
             for (int i = 0; i < MR; i++) {
                 const Inputs in = inputs_at<quad.value>(x.group(i, g));
@@ -302,6 +329,7 @@ struct Panel {
     alignas(64) uint8_t unpacked[IS_COPY ? PANEL_TILES : 1][PANEL_GROUPS * QUADS_BYTES];
 
     void fill(const Matrix& w, int tile, int begin, int count) {
+        const Integers table = table_for<F>(w);
         groups = count;
         for (int t = 0; t < PANEL_TILES; t++) {
             integers[t] = IS_COPY ? unpacked[t] : integers_of<F>(w.tile(tile + t), begin);
@@ -309,22 +337,23 @@ struct Panel {
                 TUREEN_UNROLL
                 for (int p = 0; p < PARTS; p++)
                     load_scales<F>(w, w.tile(tile + t), begin + g, p, scales[g][t * PARTS + p]);
-                if (IS_COPY) unpack(integers_of<F>(w.tile(tile + t), begin + g), unpacked[t] + size_t(g) * QUADS_BYTES);
+                if (IS_COPY)
+                    unpack(integers_of<F>(w.tile(tile + t), begin + g), unpacked[t] + size_t(g) * QUADS_BYTES, table);
             }
         }
     }
 
-    TUREEN_INLINE static void unpack(const uint8_t* from, uint8_t* to) {
-        constexpr int BITS = tureen::bits_of(F), QUADS = Cell<BITS>::QUADS;
+    TUREEN_INLINE static void unpack(const uint8_t* from, uint8_t* to, Integers table) {
+        constexpr int QUADS = CellOf<F>::QUADS;
         TUREEN_UNROLL
         for (int quad = 0; quad < 8; quad++)
             TUREEN_UNROLL
             for (int p = 0; p < PARTS; p++)
-                store_integers(to + 64 * quad + PART_BYTES * p, unpack_quad<BITS>(from, quad, p));
+                store_integers(to + 64 * quad + PART_BYTES * p, unpack_quad<F>(from, quad, p, table));
         TUREEN_UNROLL
         for (int quad = 0; quad < 8; quad += QUADS)
             TUREEN_UNROLL
-            for (int p = 0; p < PARTS; p++) Cell<BITS>::arrange(to + 64 * quad + PART_BYTES * p);
+            for (int p = 0; p < PARTS; p++) CellOf<F>::arrange(to + 64 * quad + PART_BYTES * p);
     }
 
     TUREEN_INLINE const uint8_t* quad(int column, int group, int index) const {
@@ -351,8 +380,8 @@ using PanelTotals = part[PANEL_COLUMNS];
 // totals += the panel's groups for MR rows; x begins at the panel's first group.
 template <Format F, int MR>
 __attribute__((noinline)) void multiply_panel(const Panel<F>& panel, const Rows<F>& x, int row, PanelTotals* totals, Ahead& ahead) {
-    constexpr int BITS = tureen::bits_of(F), HALVES = halves_of(F), NT = PANEL_COLUMNS;
-    constexpr int ROWS = Cell<BITS>::ROWS, QUADS = Cell<BITS>::QUADS;
+    constexpr int HALVES = halves_of(F), NT = PANEL_COLUMNS;
+    constexpr int ROWS = CellOf<F>::ROWS, QUADS = CellOf<F>::QUADS;
     part own[HAS_MANY_REGISTERS ? MR : 1][NT];
     TUREEN_UNROLL
     for (int i = 0; i < (HAS_MANY_REGISTERS ? MR : 0); i++)
@@ -360,7 +389,7 @@ __attribute__((noinline)) void multiply_panel(const Panel<F>& panel, const Rows<
         for (int c = 0; c < NT; c++) own[i][c] = totals[i][c];
     for (int g = 0; g < panel.groups; g++) {
         ahead.fetch();
-        Cell<BITS> cells[HALVES][MR / ROWS][NT];
+        CellOf<F> cells[HALVES][MR / ROWS][NT];
         TUREEN_UNROLL
         for (int half = 0; half < HALVES; half++)
             TUREEN_UNROLL
@@ -373,12 +402,12 @@ __attribute__((noinline)) void multiply_panel(const Panel<F>& panel, const Rows<
             }
         unrolled<0, 8, QUADS>([&](auto quad) TUREEN_INLINE_BODY {
             constexpr int HALF = quad.value * HALVES / 8;
-            typename Cell<BITS>::Weights w[NT];
+            typename CellOf<F>::Weights w[NT];
             TUREEN_UNROLL
-            for (int c = 0; c < NT; c++) w[c] = Cell<BITS>::weights_at(panel.quad(c, g, quad.value));
+            for (int c = 0; c < NT; c++) w[c] = CellOf<F>::weights_at(panel.quad(c, g, quad.value));
             TUREEN_UNROLL
             for (int i = 0; i < MR / ROWS; i++) {
-                const Inputs in = Cell<BITS>::template inputs_at<quad.value>(x.group(row + i * ROWS, g), x.stride);
+                const Inputs in = CellOf<F>::template inputs_at<quad.value>(x.group(row + i * ROWS, g), x.stride);
                 TUREEN_UNROLL
                 for (int c = 0; c < NT; c++) cells[HALF][i][c].template add<quad.value>(w[c], in);
             }
@@ -403,7 +432,7 @@ __attribute__((noinline)) void multiply_panel(const Panel<F>& panel, const Rows<
 // How many rows a panel is multiplied with at once, and above how many it is used.
 template <Format F>
 struct PanelKernel {
-    static constexpr int CELL = Cell<tureen::bits_of(F)>::ROWS, FIT = rows_that_fit<F>(PANEL_BLOCK);
+    static constexpr int CELL = CellOf<F>::ROWS, FIT = rows_that_fit<F>(PANEL_BLOCK);
     static constexpr int ROWS = FIT < CELL ? CELL : FIT / CELL * CELL, ABOVE = PACKED_ROWS;
 
     static void run(const Panel<F>& panel, const Rows<F>& x, int row, PanelTotals* totals, Ahead& ahead) {

@@ -72,7 +72,7 @@ void shrink(Factor down, int rank, int cols, const ShrunkRow* inputs, int count)
         shrink_all((const float*)down.values, rank, cols, inputs, count);
 }
 
-// Of R rows and T tiles at once: so many sums that none waits for the one before.
+// Of R rows and T tiles at once: enough sums that none waits for the one before.
 template <int R, int T, typename V>
 TUREEN_INLINE void expand_tiles(const V* up, int rank, const LowRow* rows, int at, int last) {
     vec16 sums[R * T];
@@ -118,10 +118,16 @@ void expand(Factor up, int rank, const LowRow* rows, int num_rows, int count) {
         expand_all((const float*)up.values, rank, rows, num_rows, count);
 }
 
+// y times what `up` holds; a null `up` is 1
+template <typename At>
+TUREEN_INLINE vec16 times(vec16 y, At at, const float* up) {
+    return up == nullptr ? y : y * at(up);
+}
+
 void silu_mul(const float* gate, const float* up, int cols, float* out) {
     map(cols, out, [&](auto at) {
         vec16 g = at(gate);
-        return g / (broadcast(1.0f) + exp(zeros() - g)) * at(up);
+        return times(g / (broadcast(1.0f) + exp(zeros() - g)), at, up);
     });
 }
 
@@ -132,7 +138,110 @@ void gelu_tanh_mul(const float* gate, const float* up, int cols, float* out) {
     map(cols, out, [&](auto at) {
         vec16 g = at(gate);
         vec16 u = g * fma(g * g, broadcast(-TWICE_ROOT * 0.044715f), broadcast(-TWICE_ROOT));
-        return g / (broadcast(1.0f) + exp(u)) * at(up);
+        return times(g / (broadcast(1.0f) + exp(u)), at, up);
+    });
+}
+
+// The square of ReLU (So et al. 2021, arXiv:2109.08668).
+void relu_squared_mul(const float* gate, const float* up, int cols, float* out) {
+    map(cols, out, [&](auto at) {
+        vec16 g = max(at(gate), zeros());
+        return times(g * g, at, up);
+    });
+}
+
+// W * 16 columns of the matrix from `c` on; the last have `width`.
+template <int W>
+TUREEN_INLINE void delta_columns(float* matrix, const float* query, const float* key, const float* value, int key_dim,
+                                 int value_dim, int c, int width, float decay, float beta, float* out) {
+    auto get = [&](const float* from) { return width == 16 ? load(from) : load(from, width); };
+    auto put = [&](float* to, vec16 x) { width == 16 ? store(to, x) : store(to, x, width); };
+    vec16 known[W], change[W], result[W], kept = broadcast(decay);
+    TUREEN_UNROLL
+    for (int w = 0; w < W; w++) known[w] = result[w] = zeros();
+    for (int i = 0; i < key_dim; i++) {
+        const float* at = matrix + size_t(i) * size_t(value_dim) + c;
+        TUREEN_UNROLL
+        for (int w = 0; w < W; w++)
+            known[w] = fma(get(at + 16 * w) * kept, broadcast(key[i]), known[w]);
+    }
+    TUREEN_UNROLL
+    for (int w = 0; w < W; w++) change[w] = (get(value + c + 16 * w) - known[w]) * broadcast(beta);
+    for (int i = 0; i < key_dim; i++) {
+        float* at = matrix + size_t(i) * size_t(value_dim) + c;
+        TUREEN_UNROLL
+        for (int w = 0; w < W; w++) {
+            vec16 updated = fma(broadcast(key[i]), change[w], get(at + 16 * w) * kept);
+            put(at + 16 * w, updated);
+            result[w] = fma(updated, broadcast(query[i]), result[w]);
+        }
+    }
+    TUREEN_UNROLL
+    for (int w = 0; w < W; w++) put(out + c + 16 * w, result[w]);
+}
+
+void delta_step(float* matrix, const float* query, const float* key, const float* value, int key_dim, int value_dim,
+                float decay, float beta, float* out) {
+    int c = 0;
+    for (; c + 32 <= value_dim; c += 32)
+        delta_columns<2>(matrix, query, key, value, key_dim, value_dim, c, 16, decay, beta, out);
+    for (; c < value_dim; c += 16)
+        delta_columns<1>(matrix, query, key, value, key_dim, value_dim, c, value_dim - c < 16 ? value_dim - c : 16,
+                         decay, beta, out);
+}
+
+// W * 16 columns of the matrix from `c` on; the last have `width`.
+template <int W>
+TUREEN_INLINE void ssm_columns(const float* before, float* matrix, const float* x, const float* key, const float* query,
+                               int state_dim, int head_dim, int c, int width, float decay, float step, float skip,
+                               float* out) {
+    auto get = [&](const float* from) { return width == 16 ? load(from) : load(from, width); };
+    auto put = [&](float* to, vec16 y) { width == 16 ? store(to, y) : store(to, y, width); };
+    vec16 values[W], change[W], result[W], kept = broadcast(decay);
+    TUREEN_UNROLL
+    for (int w = 0; w < W; w++) {
+        values[w] = get(x + c + 16 * w);
+        change[w] = values[w] * broadcast(step);
+        result[w] = zeros();
+    }
+    for (int i = 0; i < state_dim; i++) {
+        size_t row = size_t(i) * size_t(head_dim) + c;
+        TUREEN_UNROLL
+        for (int w = 0; w < W; w++) {
+            vec16 updated = fma(broadcast(key[i]), change[w], get(before + row + 16 * w) * kept);
+            put(matrix + row + 16 * w, updated);
+            result[w] = fma(updated, broadcast(query[i]), result[w]);
+        }
+    }
+    TUREEN_UNROLL
+    for (int w = 0; w < W; w++) put(out + c + 16 * w, fma(values[w], broadcast(skip), result[w]));
+}
+
+void ssm_step(const float* before, float* matrix, const float* x, const float* key, const float* query, int state_dim,
+              int head_dim, float decay, float step, float skip, float* out) {
+    int c = 0;
+    for (; c + 32 <= head_dim; c += 32)
+        ssm_columns<2>(before, matrix, x, key, query, state_dim, head_dim, c, 16, decay, step, skip, out);
+    for (; c < head_dim; c += 16)
+        ssm_columns<1>(before, matrix, x, key, query, state_dim, head_dim, c, head_dim - c < 16 ? head_dim - c : 16,
+                       decay, step, skip, out);
+}
+
+void clamped_swiglu(const float* gate, const float* up, int cols, float* out) {
+    vec16 limit = broadcast(7.0f);
+    map(cols, out, [&](auto at) {
+        vec16 g = min(at(gate), limit), u = max(min(at(up), limit), zeros() - limit);
+        return g / (broadcast(1.0f) + exp(g * broadcast(-1.702f))) * (u + broadcast(1.0f));
+    });
+}
+
+void xielu(const float* x, const Xielu& c, int cols, float* out) {
+    map(cols, out, [&](auto at) {
+        vec16 v = at(x), above = max(v, zeros()), below = min(v, zeros());
+        // e^x - 1 - x is at least 0; without max, e^most - 1 of it would remain of a positive x
+        vec16 bent = max(exp(min(below, broadcast(c.most))) - broadcast(1.0f) - below, zeros());
+        vec16 straight = fma(v, broadcast(c.slope), broadcast(c.positive) * above * above);
+        return fma(bent, broadcast(c.negative), straight);
     });
 }
 
@@ -150,25 +259,39 @@ void rotate(float* x, const float* cos, const float* sin, int size) {
         turn(i, [&](const float* p) { return load(p, rest); }, [&](float* p, vec16 y) { store(p, y, rest); });
 }
 
-// Four sums side by side, so that no addition waits for the one before.
-float sum_of_squares(const float* x, int cols) {
+// Sum 16 numbers at a time by next(sum, numbers), four sums side by side, so that no addition waits for the one before.
+template <typename Next>
+TUREEN_INLINE float sum_of(const float* x, int cols, Next next) {
     vec16 sums[4] = {zeros(), zeros(), zeros(), zeros()};
     int i = 0;
     for (; i + 64 <= cols; i += 64)
-        for (int j = 0; j < 4; j++) {
-            vec16 v = load(x + i + 16 * j);
-            sums[j] = fma(v, v, sums[j]);
-        }
-    for (; i < cols; i += 16) {
-        vec16 v = load(x + i, cols - i < 16 ? cols - i : 16);
-        sums[0] = fma(v, v, sums[0]);
-    }
+        for (int j = 0; j < 4; j++) sums[j] = next(sums[j], load(x + i + 16 * j));
+    for (; i < cols; i += 16) sums[0] = next(sums[0], load(x + i, cols - i < 16 ? cols - i : 16));
     return reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
 void rms_norm(const float* x, const float* weight, int cols, float eps, float* y) {
-    vec16 scale = broadcast(1.0f / __builtin_sqrtf(sum_of_squares(x, cols) / float(cols) + eps));
+    float squares = sum_of(x, cols, [](vec16 sum, vec16 v) { return fma(v, v, sum); });
+    vec16 scale = broadcast(1.0f / __builtin_sqrtf(squares / float(cols) + eps));
     map(cols, y, [&](auto at) { return at(x) * scale * at(weight); });
+}
+
+void layer_norm(const float* x, const float* weight, const float* bias, int cols, float eps, float* y) {
+    float sum = sum_of(x, cols, [](vec16 sum, vec16 v) { return sum + v; });
+    vec16 mean = broadcast(sum / float(cols));
+    int whole = cols / 16 * 16;
+    float squares = sum_of(x, whole, [&](vec16 sum, vec16 v) { return fma(v - mean, v - mean, sum); });
+    if (int rest = cols - whole) {  // the lanes beyond the last are 0, not minus the mean
+        float centred[16];
+        store(centred, load(x + whole, rest) - mean, rest);
+        vec16 v = load(centred, rest);
+        squares += reduce_add(v * v);
+    }
+    vec16 scale = broadcast(1.0f / __builtin_sqrtf(squares / float(cols) + eps));
+    map(cols, y, [&](auto at) {
+        vec16 normed = (at(x) - mean) * scale * at(weight);
+        return bias == nullptr ? normed : normed + at(bias);
+    });
 }
 
 // -- quantize ---------------------------------------------------------------------------------------------------------
@@ -251,8 +374,8 @@ void quantize(const float* x, int cols, const Activations& out, int m) {
 }  // namespace
 
 extern const RowKernels row_kernels;
-const RowKernels row_kernels{quantize,      rms_norm, add,           silu_mul,
-                             gelu_tanh_mul, rotate,   scale_and_cap, shrink, expand};
+const RowKernels row_kernels{quantize,         rms_norm, layer_norm,    add,    silu_mul, gelu_tanh_mul,
+                             relu_squared_mul, delta_step, ssm_step, clamped_swiglu, xielu, rotate,   scale_and_cap, shrink, expand};
 
 }  // namespace VARIANT
 }  // namespace tureen

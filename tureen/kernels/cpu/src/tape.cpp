@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <utility>
 
 #include "tape_frame.h"
 
@@ -14,6 +15,24 @@ using Frame = Tape::Frame;
 constexpr int SCRATCH_FLOATS = 1 << 17;  // of a thread, at least
 constexpr int LOOKED_AT = 1 << 16;       // logits computed before the best are looked for: they stay in a cache
 
+// x [2 half]: the first of each pair, then the second. Products of queries and keys in this order are the same.
+void take_pairs_apart(float* x, int half) {
+    float pairs[MAX_HEAD_DIM];
+    std::copy_n(x, 2 * half, pairs);
+    for (int i = 0; i < half; i++) {
+        x[i] = pairs[2 * i];
+        x[half + i] = pairs[2 * i + 1];
+    }
+}
+
+// Normalise all heads of a token's queries and keys together, where their norms have that size.
+void normalise_together(Frame& frame, const AttentionShape& shape, const Norm& q_norm, const Norm& k_norm, int token) {
+    int queries = shape.num_heads * shape.head_dim, keys = shape.num_kv_heads * shape.head_dim;
+    float* q = frame.buffers.qkv.data() + size_t(token) * (queries + 2 * keys);
+    if (int(q_norm.weight.size()) == queries) normalise(frame.kernels, q_norm, q, queries, q);
+    if (int(k_norm.weight.size()) == keys) normalise(frame.kernels, k_norm, q + queries, keys, q + queries);
+}
+
 // Rotate one token's queries, and store its key and value.
 void place(Frame& frame, const AttentionShape& shape, const Norm& q_norm, const Norm& k_norm, const KvLayer& kv,
            const float* angles, int token, int head) {
@@ -24,12 +43,20 @@ void place(Frame& frame, const AttentionShape& shape, const Norm& q_norm, const 
     bool is_key = head >= shape.num_heads;
     const Norm& norm = is_key ? k_norm : q_norm;
     float* vector = heads + size_t(head) * dim;
-    if (!norm.weight.empty()) rows.rms_norm(vector, norm.weight.data(), dim, norm.eps, vector);
+    bool has_norm = int(norm.weight.size()) == dim;
+    if (has_norm && !shape.norms_last) normalise(frame.kernels, norm, vector, dim, vector);
+    if (half > 0 && shape.rope.is_interleaved) take_pairs_apart(vector, half);
     if (half > 0) rows.rotate(vector, cos, cos + half, 2 * half);
-    if (!is_key) return;
+    if (has_norm && shape.norms_last) normalise(frame.kernels, norm, vector, dim, vector);
     const Step& step = frame.step;
+    int position = step.positions[token];
+    if (!is_key) {
+        float grown = shape.growth == 0 ? 1.0f : 1 + shape.growth * std::log1p(float(position / shape.growth_every));
+        if (grown != 1.0f) std::transform(vector, vector + dim, vector, [&](float value) { return value * grown; });
+        return;
+    }
     const Span& span = step.spans[step.span_of[token]];
-    int position = step.positions[token], kv_head = head - shape.num_heads;
+    int kv_head = head - shape.num_heads;
     frame.kernels.attention->store(kv, step.pages[span.pages + position / kv.page_len], position % kv.page_len, kv_head,
                                    vector, vector + size_t(shape.num_kv_heads) * dim);
 }
@@ -55,9 +82,11 @@ int Linear::rows() const {
     return sum;
 }
 
-Tape::Tape(std::shared_ptr<Pool> pool, std::shared_ptr<KvCache> cache, int hidden, int vocab)
+Tape::Tape(std::shared_ptr<Pool> pool, std::shared_ptr<KvCache> cache, std::shared_ptr<StatePool> states, int hidden,
+           int vocab)
     : pool_(std::move(pool)),
       cache_(std::move(cache)),
+      states_(std::move(states)),
       hidden_(hidden),
       vocab_(vocab),
       threads_(pool_->threads()),
@@ -86,7 +115,7 @@ void Tape::embed(std::shared_ptr<PackedMatrix> table, float scale) {
                 std::copy_n(step.embedded.data() + given * hidden_, hidden_, x);
             }
             for (size_t rope = 0; rope < frame.buffers.ropes.size(); rope++) {
-                const auto& [frequencies, magnitude] = frame.buffers.ropes[rope];
+                const auto& [frequencies, magnitude, is_interleaved] = frame.buffers.ropes[rope];
                 float* cos = frame.buffers.angles[rope].data() + 2 * m * frequencies.size();
                 for (size_t i = 0; i < frequencies.size(); i++) {
                     float angle = float(step.positions[m]) * frequencies[i];
@@ -99,8 +128,8 @@ void Tape::embed(std::shared_ptr<PackedMatrix> table, float scale) {
     });
 }
 
-void Tape::attention(const std::string& module, int layer, Norm norm, Linear qkv, Norm q_norm, Norm k_norm,
-                     AttentionShape shape, Linear out, Norm post, float scale) {
+void Tape::attention(const std::string& module, int layer, Norm norm, Linear qkv, Linear gate, Norm q_norm, Norm k_norm,
+                     AttentionShape shape, Linear out, Norm post, float scale, bool is_held) {
     int width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim, mixed = shape.num_heads * shape.head_dim;
     require(qkv.cols() == hidden_ && qkv.rows() == width, "q, k and v have another shape than the attention");
     require(out.cols() == mixed && out.rows() == hidden_, "the output projection has another shape than the attention");
@@ -108,58 +137,82 @@ void Tape::attention(const std::string& module, int layer, Norm norm, Linear qkv
     require(cache_->layer(layer).head_dim == shape.head_dim && cache_->layer(layer).kv_heads == shape.num_kv_heads &&
                 int(shape.rope.frequencies.size()) * 2 <= shape.head_dim,
             "the KV cache or the rope has another shape than the attention");
+    auto fits = [&](const Norm& norm, int heads) {
+        int size = int(norm.weight.size());
+        return size == 0 || size == shape.head_dim || size == heads * shape.head_dim;
+    };
+    require(fits(q_norm, shape.num_heads) && fits(k_norm, shape.num_kv_heads), "the norms of q and k do not fit them");
+    require(shape.sinks.empty() || int(shape.sinks.size()) == shape.num_heads, "each head has one sink");
+    is_held_ = is_held;
+    buffers_->holds |= is_held;
+    bool are_together = !q_norm.weight.empty() && int(q_norm.weight.size()) != shape.head_dim;
     buffers_->qkv_width = std::max(buffers_->qkv_width, width);
     buffers_->mixed_width = std::max(buffers_->mixed_width, mixed);
     size_t rope = rope_of(shape.rope), kind = kind_of(shape);
     KvLayer kv = cache_->layer(layer);
     may_add(module, {"q_proj", "k_proj", "v_proj"}, qkv, std::make_shared<Additions>());
     may_add(module, {"o_proj"}, out, std::make_shared<Additions>());
-    InputSet& into_qkv = inputs_for(qkv.parts);
+    bool has_gate = !gate.parts.empty();
+    require(!has_gate || (gate.cols() == hidden_ && gate.rows() == mixed), "the gate has another shape than the heads");
+    Matrices parts = qkv.parts;
+    parts.insert(parts.end(), gate.parts.begin(), gate.parts.end());
+    InputSet& into_qkv = inputs_for(parts);
+    buffers_->gate_width = std::max(buffers_->gate_width, has_gate ? mixed : 0);
     InputSet& into_out = inputs_for(out.parts);
     int first = num_counters_;
-    num_counters_ += 8;
+    num_counters_ += 9;
     body_.push_back([=, &into_qkv, &into_out](Frame& frame, int thread) {
         Buffers& b = frame.buffers;
         int rows = frame.tokens;
         auto row = [&](int m, float* to) { return normed(frame, norm, b.x.data() + size_t(m) * hidden_, hidden_, to); };
         View inputs = make_inputs(frame, thread, first, into_qkv, rows, qkv.additions.get(), row);
         multiply(frame, first + 1, qkv, inputs, rows, b.qkv.data(), false);
+        if (has_gate) multiply(frame, first + 8, gate, inputs, rows, b.gates.data(), false);
         frame.pool.barrier();
         int turned = shape.num_heads + shape.num_kv_heads;
         frame.deal(first + 2, rows, [&](int token) {
+            if (are_together) normalise_together(frame, shape, q_norm, k_norm, token);
             for (int head = 0; head < turned; head++)
                 place(frame, shape, q_norm, k_norm, kv, b.angles[rope].data(), token, head);
         });
         frame.pool.barrier();
         attend(frame, thread, first + 3, shape, kv, b.plans[kind]);
         inputs = make_inputs(frame, thread, first + 5, into_out, rows, out.additions.get(),
-                             [&](int m, float*) { return b.mixed.data() + size_t(m) * mixed; });
-        add_branch(frame, thread, first + 6, out, inputs, post, scale);
+                             [&](int m, float* to) -> const float* {
+                                 const float* values = b.mixed.data() + size_t(m) * mixed;
+                                 if (!has_gate) return values;
+                                 const float* gates = b.gates.data() + size_t(m) * mixed;
+                                 for (int i = 0; i < mixed; i++) to[i] = values[i] * sigmoid(gates[i]);
+                                 return to;
+                             });
+        add_branch(frame, thread, first + 6, out, inputs, post, scale, is_held ? b.held.data() : b.x.data());
     });
 }
 
 void Tape::mlp(const std::string& module, Norm norm, GatedLinear mlp, Norm post, float scale) {
     prepare(module, mlp);
-    int inner = mlp.gate.rows();
-    InputSet& into_both = inputs_for({mlp.gate.parts[0], mlp.up.parts[0]});
+    bool adds_held = std::exchange(is_held_, false);
+    int inner = mlp.up.rows();
+    InputSet& into_both = inputs_for(first_parts(mlp));
     InputSet& into_down = inputs_for(mlp.down.parts);
     int first = num_counters_;
-    num_counters_ += 5;
+    num_counters_ += 6;
     body_.push_back([=, &into_both, &into_down](Frame& frame, int thread) {
         Buffers& b = frame.buffers;
         int rows = frame.tokens;
         auto row = [&](int m, float* to) { return normed(frame, norm, b.x.data() + size_t(m) * hidden_, hidden_, to); };
-        View inputs = make_inputs(frame, thread, first, into_both, rows, mlp.gate.additions.get(), row);
+        View inputs = make_inputs(frame, thread, first, into_both, rows, mlp.up.additions.get(), row);
         deal_tiles(frame, first + 1, rows, ceil_div(inner, TILE),
                    [&](int begin, int end) { gated(frame, thread, mlp, inputs, rows, begin, end, b.inner.data()); });
         frame.pool.barrier();
         inputs = make_inputs(frame, thread, first + 2, into_down, rows, mlp.down.additions.get(),
                              [&](int m, float*) { return b.inner.data() + size_t(m) * inner; });
-        add_branch(frame, thread, first + 3, mlp.down, inputs, post, scale);
+        add_branch(frame, thread, first + 3, mlp.down, inputs, post, scale, b.x.data());
+        if (adds_held) add_held(frame, first + 5, hidden_);
     });
 }
 
-void Tape::head(Norm norm, std::shared_ptr<PackedMatrix> matrix, float scale, float softcap) {
+void Tape::head(Norm norm, std::shared_ptr<PackedMatrix> matrix, Floats bias, float scale, float softcap) {
     require(matrix->matrix.cols == hidden_ && matrix->matrix.rows == vocab_,
             "the head has another shape than the tape");
     final_norm_ = norm;
@@ -179,7 +232,7 @@ void Tape::head(Norm norm, std::shared_ptr<PackedMatrix> matrix, float scale, fl
             for (int from = begin; from < end; from += block) {
                 int to = std::min(from + block, end), column = from * TILE;
                 frame.kernels.linear->multiply(w, inputs.of(w), 0, rows, from, to, logits_.data(), vocab_, false,
-                                               nullptr);
+                                               bias.empty() ? nullptr : bias.data());
                 int width = std::min(to * TILE, vocab_) - column;
                 for (int m = 0; m < rows && !is_plain; m++)
                     frame.kernels.rows->scale_and_cap(logits_.data() + size_t(m) * vocab_ + column, width, scale,
@@ -204,7 +257,7 @@ void Tape::score(const std::vector<int32_t>& tokens) {
 void Tape::last_hidden(const std::vector<int32_t>& tokens, float* out) {
     for (int token : tokens) {
         const float* x = buffers_->x.data() + size_t(token) * hidden_;
-        kernels().rows->rms_norm(x, final_norm_.weight.data(), hidden_, final_norm_.eps, out);
+        normalise(kernels(), final_norm_, x, hidden_, out);
         out += hidden_;
     }
 }
@@ -235,16 +288,18 @@ void Tape::may_add(const std::string& module, const std::vector<std::string>& na
 
 // Check an mlp's shapes, and make room for what it computes.
 void Tape::prepare(const std::string& module, GatedLinear& mlp) {
-    int inner = mlp.gate.rows();
-    require(mlp.gate.parts.size() == 1 && mlp.up.parts.size() == 1, "gate and up are one matrix each");
-    require(mlp.gate.cols() == hidden_ && mlp.up.cols() == hidden_ && mlp.up.rows() == inner,
+    int inner = mlp.up.rows();
+    require(mlp.gate.parts.size() <= 1 && mlp.up.parts.size() == 1, "gate and up are one matrix each");
+    require(mlp.up.cols() == hidden_, "up has another shape than the tape");
+    require(mlp.activation != Gate::CLAMPED_SWIGLU || !mlp.gate.parts.empty(), "clamped_swiglu needs a gate");
+    require(mlp.gate.parts.empty() || (mlp.gate.cols() == hidden_ && mlp.gate.rows() == inner),
             "gate and up differ in shape");
     require(mlp.down.cols() == inner && mlp.down.rows() == hidden_, "down has another shape than gate and up");
     buffers_->inner_width = std::max(buffers_->inner_width, inner);
     if (module.empty()) return;
     auto into_both = std::make_shared<Additions>();
-    mlp.up.first_part = 1;
-    may_add(module, {"gate_proj"}, mlp.gate, into_both);
+    mlp.up.first_part = int(mlp.gate.parts.size());
+    if (!mlp.gate.parts.empty()) may_add(module, {"gate_proj"}, mlp.gate, into_both);
     may_add(module, {"up_proj"}, mlp.up, into_both);
     may_add(module, {"down_proj"}, mlp.down, std::make_shared<Additions>());
 }
@@ -289,13 +344,15 @@ void Tape::reserve(int tokens) {
     };
     grow(b.x, tokens, hidden_);
     grow(b.branch, tokens, hidden_);
+    grow(b.held, tokens, b.holds ? hidden_ : 0);
     grow(b.given, size_t(tokens) * b.num_places, hidden_);
     grow(b.qkv, tokens, b.qkv_width);
     grow(b.mixed, tokens, b.mixed_width);
+    grow(b.gates, tokens, b.gate_width);
     grow(b.inner, size_t(tokens) * std::max(1, b.num_places), b.inner_width);
     for (size_t rope = 0; rope < b.angles.size(); rope++)
         grow(b.angles[rope], tokens, 2 * b.ropes[rope].frequencies.size());
-    Routing& r = b.routing;
+    Routes& r = b.routes;
     r.expert.resize(size_t(tokens) * b.num_places);
     r.place.resize(r.expert.size());
     r.weight.resize(r.expert.size());

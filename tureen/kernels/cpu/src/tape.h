@@ -19,6 +19,7 @@
 #include "low_rank.h"
 #include "pack.h"
 #include "pool.h"
+#include "state_pool.h"
 #include "thread_tuner.h"
 
 namespace tureen {
@@ -40,14 +41,18 @@ struct Linear {
 struct Norm {
     Floats weight;  // empty = no norm
     float eps = 0;
+    Floats bias = {};         // of a layer norm, or empty
+    bool is_centred = false;  // a layer norm (arXiv:1607.06450), which subtracts the mean first
 };
 
 struct Rope {
-    Floats frequencies;  // [rotated dimensions / 2] radians a position; none = positions do not turn vectors
-    float magnitude;     // what is turned is also multiplied by it
+    Floats frequencies;           // [rotated dimensions / 2] radians a position; none = positions do not turn vectors
+    float magnitude;              // rotated vectors are also multiplied by it
+    bool is_interleaved = false;  // pairs are (x[2i], x[2i + 1]), not (x[i], x[i + half])
 
     bool operator==(const Rope& other) const {
-        return frequencies == other.frequencies && magnitude == other.magnitude;
+        return frequencies == other.frequencies && magnitude == other.magnitude &&
+               is_interleaved == other.is_interleaved;
     }
 };
 
@@ -57,24 +62,86 @@ struct AttentionShape {
     float softcap;  // 0 = none
     int window;     // 0 = none; a token sees itself and the window - 1 before it
     Rope rope;
+    bool norms_last = false;  // q and k are normalised after the rotation
+    float growth = 0;         // queries at position p are multiplied by 1 + growth * log(1 + floor(p / growth_every))
+    int growth_every = 1;
+    Floats sinks = {};  // [num_heads]: one more score in each head's softmax, which belongs to no token; or empty
 };
 
-enum class Gate { SILU, GELU_TANH };
+enum class Gate { SILU, GELU_TANH, RELU_SQUARED, XIELU, CLAMPED_SWIGLU };
 
-// down(activation(gate(x)) * up(x)); gate and up are one matrix each
+// down(activation(gate(x)) * up(x)); gate and up are one matrix each. Without a gate: down(activation(up(x)))
 struct GatedLinear {
     Linear gate, up, down;
     Gate activation;
+    float gate_scale = 1;  // gate(x) is multiplied by it
+    Xielu xielu = {};      // of the activation with that name, which has no gate
+};
+
+enum class Score { SOFTMAX, SIGMOID, SPARSE_MIXER };
+
+// How a token's experts are chosen and weighted.
+struct Routing {
+    Score score;
+    int num_chosen;
+    bool is_normalised;             // the weights of those chosen are made to sum to 1
+    float factor;                   // the weights are multiplied by it
+    Floats correction;              // [experts]: added to the scores for the choice, not for the weights; or empty
+    int num_groups, chosen_groups;  // only the experts of the best groups are considered; 1, 1: all
+    float jitter;                   // of SPARSE_MIXER
 };
 
 // Several mlps, of which each token uses a few (arXiv:2101.03961).
 struct Experts {
     std::shared_ptr<PackedMatrix> router;  // F32
+    Floats router_bias;                    // or empty
     std::vector<GatedLinear> each;
-    int num_chosen;
-    bool is_normalised;                         // the weights of those chosen are made to sum to 1
+    Routing routing;
     std::vector<GatedLinear> shared;            // one that all tokens use, or none
-    std::shared_ptr<PackedMatrix> shared_gate;  // F32, one row
+    std::shared_ptr<PackedMatrix> shared_gate;  // F32, one row; null = the shared one has weight 1
+};
+
+// A gated convolution over the last tokens: C * conv(B * x), where B, C and x are thirds of what `in` gives.
+struct ShortConv {
+    Floats kernel;  // [tokens][channels], the oldest first
+    Floats bias;    // [channels], or empty
+    size_t start;   // of its numbers in a state: the last tokens - 1 products B * x
+};
+
+// A gated delta rule after a convolution (arXiv:2412.06464); see layers/mixers.py.
+struct GatedDelta {
+    int num_key_heads, num_value_heads, key_dim, value_dim;
+    bool is_apart;
+    Floats kernel;          // [tokens][channels], the oldest first
+    Floats decay, dt_bias;  // [value heads]: a token's decay is e^(-decay * softplus(a + dt_bias))
+    Norm norm;              // of what each head gives
+    size_t start;           // of its numbers in a state: the convolution's last inputs, then the heads' matrices
+
+    int keys() const { return num_key_heads * key_dim; }
+    int values() const { return num_value_heads * value_dim; }
+    int channels() const { return 2 * keys() + values(); }
+};
+
+// A selective state space after a convolution (Mamba 2, arXiv:2405.21060); see layers/mixers.py.
+struct Mamba2 {
+    int num_heads, head_dim, state_dim, num_groups;
+    Floats kernel;                // [tokens][channels], the oldest first
+    Floats bias;                  // [channels] of the convolution, or empty
+    Floats decay, dt_bias, skip;  // [heads]
+    Norm norm;                    // of all heads' results, group by group
+    bool gate_last;               // the gate is multiplied after the norm
+    float gate_scale, step_scale;
+    float least_step, most_step;  // of a token
+    size_t start;                 // of its numbers in a state: the convolution's last inputs, then the heads' matrices
+
+    int width() const { return num_heads * head_dim; }
+    int channels() const { return width() + 2 * num_groups * state_dim; }
+};
+
+// A state of a sequence that a step saves on its way.
+struct SavedState {
+    int after;  // tokens of the span
+    float* to;
 };
 
 // One sequence's share of a step.
@@ -84,6 +151,9 @@ struct Span {
     int start;     // position of its first token
     size_t pages;  // index of its first page in Step::pages
     size_t num_pages;
+    const float* state = nullptr;  // before its first token; null = zeros
+    float* next_state = nullptr;   // after its last one; not the same
+    std::vector<SavedState> saved = {};
 };
 
 struct Step {
@@ -104,20 +174,31 @@ struct InputSet;
 
 class Tape {
 public:
-    Tape(std::shared_ptr<Pool> pool, std::shared_ptr<KvCache> cache, int hidden, int vocab);
+    // states: null where all layers have attention.
+    Tape(std::shared_ptr<Pool> pool, std::shared_ptr<KvCache> cache, std::shared_ptr<StatePool> states, int hidden,
+         int vocab);
     ~Tape();
 
     // Recording, in the order of the forward pass.
     void embed(std::shared_ptr<PackedMatrix> table, float scale);
-    // x += scale * post(out(attend(qkv(norm(x))))). module: the name that adapters have for it.
-    void attention(const std::string& module, int layer, Norm norm, Linear qkv, Norm q_norm, Norm k_norm,
-                   AttentionShape shape, Linear out, Norm post, float scale);
+    // x += scale * post(out(attend(qkv(norm(x))))). module: the name that adapters have for it. is_held: the result is
+    // added by the next mlp, so that both see the same x. q_norm and k_norm have a head's size, or that of all heads.
+    // gate: of what each head gives, which is multiplied by its sigmoid; without parts = none.
+    void attention(const std::string& module, int layer, Norm norm, Linear qkv, Linear gate, Norm q_norm, Norm k_norm,
+                   AttentionShape shape, Linear out, Norm post, float scale, bool is_held);
+    // x += scale * out(conv(in(norm(x))))
+    void short_conv(const std::string& module, Norm norm, Linear in, ShortConv conv, Linear out, float scale);
+    // x += scale * out(rule(in(norm(x)))). in: queries, keys and values; gates z; b and a of each value head.
+    void gated_delta(const std::string& module, Norm norm, Linear in, GatedDelta rule, Linear out, float scale);
+    // x += scale * out(ssm(in(norm(x)))), and what an attention before it holds. in: gates, values, keys, queries, time
+    // steps.
+    void mamba2(const std::string& module, Norm norm, Linear in, Mamba2 ssm, Linear out, float scale);
     // x += scale * post(mlp(norm(x)))
     void mlp(const std::string& module, Norm norm, GatedLinear mlp, Norm post, float scale);
     // x += scale * experts(norm(x))
     void experts(const std::string& module, Norm norm, Experts experts, float scale);
     // logits = softcap * tanh(scale * matrix(norm(x)) / softcap), or without it where it is 0
-    void head(Norm norm, std::shared_ptr<PackedMatrix> matrix, float scale, float softcap);
+    void head(Norm norm, std::shared_ptr<PackedMatrix> matrix, Floats bias, float scale, float softcap);
 
     // What an adapter adds to the matrix of that name: up [rows][rank] · (down [rank][cols] · x). Throws
     // std::invalid_argument when there is none, or its shape is another.
@@ -142,6 +223,7 @@ public:
     int vocab() const { return vocab_; }
     int tokens() const { return step_.tokens(); }  // of the last step
     const KvCache& cache() const { return *cache_; }
+    const StatePool* states() const { return states_.get(); }
     double seconds() const { return seconds_; }  // spent in run and score
     int threads() const { return threads_; }     // that shared the last step
 
@@ -163,6 +245,7 @@ private:
 
     std::shared_ptr<Pool> pool_;
     std::shared_ptr<KvCache> cache_;
+    std::shared_ptr<StatePool> states_;
     int hidden_, vocab_;
     double seconds_ = 0;
     int threads_;
@@ -185,6 +268,7 @@ private:
     std::vector<std::vector<int64_t>> expert_counts_;  // [experts operation][expert]: tokens that it took
     bool counts_experts_ = false;
     int num_counters_ = 0;
+    bool is_held_ = false;  // the last attention's result waits for an mlp
     std::unique_ptr<std::atomic<int>[]> counters_;
 };
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <stdexcept>
 #include <string>
 
@@ -15,10 +16,12 @@ constexpr int REPEATED_ROWS = 4;  // so few rows every thread norms and quantise
 constexpr int FEW_ROWS = 8;       // up to this many, each thread takes one share of a product
 constexpr int MANY_ROWS = 64;     // more are a prompt's
 constexpr int PANEL_TILES = 3;    // tiles that kernels like to have together where there are many rows
-constexpr int SHARES = 4;         // else so many a thread, so that a slow one holds up less
+constexpr int SHARES = 4;         // else this number for each thread, so that a slow one holds up less
 constexpr int BLOCK_ROWS = 256;   // of gate and up computed together
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 inline void require(bool holds, const std::string& what) {
     if (!holds) throw std::invalid_argument(what);
@@ -66,9 +69,9 @@ struct InputSet {
     }
 };
 
-// Which experts the tokens of a step use. A place is one token with one of its experts; places stand in order of the
+// Which experts the tokens of a step use. A place is one token with one of its experts; places are in the order of the
 // experts, those of one expert in order of the tokens.
-struct Routing {
+struct Routes {
     std::vector<int> expert,
         place;                // [token][chosen]: experts in ascending order, and where the token stands with each
     Floats weight;            // [token][chosen]
@@ -82,8 +85,10 @@ struct Tape::Buffers {
     Floats x;                    // [tokens][hidden]: the residual stream
     Floats qkv;                  // [tokens][heads + 2 kv heads][head_dim]
     Floats mixed;                // [tokens][heads][head_dim]: what attention gives
+    Floats gates;                // [tokens][heads][head_dim]: of what attention gives
     Floats inner;                // [tokens, or places][intermediate]
     Floats branch;               // [tokens][hidden]: a branch's result before its norm
+    Floats held;                 // [tokens][hidden]: the result of an attention that the next mlp adds
     Floats given;                // [places][hidden]: what experts give
     Floats low;                  // [tokens][width of any Additions]
     std::vector<Rope> ropes;     // those that differ
@@ -95,9 +100,18 @@ struct Tape::Buffers {
     std::vector<Memory> attending;                        // by thread
     std::vector<AttentionShape> shapes;                   // those that are dealt out differently
     std::vector<AttentionPlan> plans;                     // of each shape
-    Routing routing;
+    Routes routes;
     int qkv_width = 0, mixed_width = 0, inner_width = 0, num_places = 0;  // num_places: of a token
+    int gate_width = 0;
+    bool holds = false;  // an attention's result is held
 };
+
+// The matrices of an mlp that read its inputs.
+inline Matrices first_parts(const GatedLinear& mlp) {
+    Matrices parts = mlp.gate.parts;
+    parts.push_back(mlp.up.parts[0]);
+    return parts;
+}
 
 // What the operations of one replay share.
 struct Tape::Frame {
@@ -174,7 +188,7 @@ void deal_tiles(Tape::Frame& frame, int counter, int rows, int tiles, const Body
 // stands.
 inline void add_low_rank(const Tape::Frame& frame, const Linear& linear, int part, const View& inputs, int from, int to,
                          int begin, int end, float* y, size_t stride) {
-    if (inputs.low == nullptr) return;
+    if (inputs.low == nullptr || linear.additions == nullptr) return;
     linear.additions->expand(*frame.kernels.rows, frame.step.adapters.data() + from, to - from,
                              linear.first_part + part, inputs.low + size_t(from) * inputs.low_width, inputs.low_width,
                              begin, end, y, stride);
@@ -203,39 +217,66 @@ inline void multiply(Tape::Frame& frame, int counter, const Linear& linear, cons
     });
 }
 
+inline void normalise(const Kernels& kernels, const Norm& norm, const float* x, int cols, float* to) {
+    if (norm.is_centred)
+        kernels.rows->layer_norm(x, norm.weight.data(), norm.bias.empty() ? nullptr : norm.bias.data(), cols, norm.eps,
+                                 to);
+    else
+        kernels.rows->rms_norm(x, norm.weight.data(), cols, norm.eps, to);
+}
+
 inline const float* normed(const Tape::Frame& frame, const Norm& norm, const float* x, int cols, float* to) {
     if (norm.weight.empty()) return x;
-    frame.kernels.rows->rms_norm(x, norm.weight.data(), cols, norm.eps, to);
+    normalise(frame.kernels, norm, x, cols, to);
     return to;
 }
 
-// x += scale * norm(inputs · weights); uses two counters
+// x += held, the result of an attention; uses one counter.
+inline void add_held(Tape::Frame& frame, int counter, int hidden) {
+    frame.deal(counter, frame.tokens, [&](int m) {
+        size_t row = size_t(m) * hidden;
+        frame.kernels.rows->add(frame.buffers.held.data() + row, hidden, 1.0f, frame.buffers.x.data() + row);
+    });
+    frame.pool.barrier();
+}
+
+// Adds scale * norm(inputs · weights) to x, or writes it to another `to`; uses two counters.
 inline void add_branch(Tape::Frame& frame, int thread, int counter, const Linear& linear, const View& inputs,
-                       const Norm& norm, float scale) {
+                       const Norm& norm, float scale, float* to) {
     int cols = linear.rows();
-    bool is_direct = norm.weight.empty() && scale == 1.0f;
-    float* out = is_direct ? frame.buffers.x.data() : frame.buffers.branch.data();
-    multiply(frame, counter, linear, inputs, frame.tokens, out, is_direct);
+    bool is_direct = norm.weight.empty() && scale == 1.0f, adds = to == frame.buffers.x.data();
+    float* out = is_direct ? to : frame.buffers.branch.data();
+    multiply(frame, counter, linear, inputs, frame.tokens, out, is_direct && adds);
     frame.pool.barrier();
     if (is_direct) return;
     float* row = frame.buffers.scratch[thread].data();
     frame.deal(counter + 1, frame.tokens, [&](int m) {
         const float* values = normed(frame, norm, frame.buffers.branch.data() + size_t(m) * cols, cols, row);
-        frame.kernels.rows->add(values, cols, scale, frame.buffers.x.data() + size_t(m) * cols);
+        if (!adds) std::fill_n(to + size_t(m) * cols, cols, 0.0f);
+        frame.kernels.rows->add(values, cols, scale, to + size_t(m) * cols);
     });
     frame.pool.barrier();
 }
 
-// out [rows][outputs of gate] = activation(gate · inputs) * (up · inputs), for tiles [begin, end)
+inline auto activation_of(const RowKernels& rows, Gate gate) {
+    switch (gate) {
+        case Gate::SILU: return rows.silu_mul;
+        case Gate::GELU_TANH: return rows.gelu_tanh_mul;
+        case Gate::CLAMPED_SWIGLU: return rows.clamped_swiglu;
+        default: return rows.relu_squared_mul;
+    }
+}
+
+// out [rows][outputs of up] = activation(gate · inputs) * (up · inputs), for tiles [begin, end)
 inline void gated(Tape::Frame& frame, int thread, const GatedLinear& mlp, const View& inputs, int rows, int begin,
                   int end, float* out) {
-    const Matrix& g = mlp.gate.parts[0]->matrix;
     const Matrix& u = mlp.up.parts[0]->matrix;
     const LinearKernels& linear = *frame.kernels.linear;
-    auto activate = mlp.activation == Gate::SILU ? frame.kernels.rows->silu_mul : frame.kernels.rows->gelu_tanh_mul;
+    auto activate = activation_of(*frame.kernels.rows, mlp.activation);
+    bool has_gate = !mlp.gate.parts.empty();
     const float* gate_bias = mlp.gate.bias.empty() ? nullptr : mlp.gate.bias.data();
     const float* up_bias = mlp.up.bias.empty() ? nullptr : mlp.up.bias.data();
-    int first = begin * TILE, width = std::min(end * TILE, g.rows) - first;
+    int first = begin * TILE, width = std::min(end * TILE, u.rows) - first;
     Floats& scratch = frame.buffers.scratch[thread];
     int block = std::clamp(int(scratch.size() / 2 / width), 1, BLOCK_ROWS);
     float* gates = scratch.data();
@@ -243,13 +284,22 @@ inline void gated(Tape::Frame& frame, int thread, const GatedLinear& mlp, const 
     for (int m = 0; m < rows; m += block) {
         int stop = std::min(rows, m + block);
         ptrdiff_t shift = ptrdiff_t(m) * width + first;
-        linear.multiply(g, inputs.of(g), m, stop, begin, end, gates - shift, width, false, gate_bias);
         linear.multiply(u, inputs.of(u), m, stop, begin, end, ups - shift, width, false, up_bias);
-        add_low_rank(frame, mlp.gate, 0, inputs, m, stop, first, first + width, gates, width);
         add_low_rank(frame, mlp.up, 0, inputs, m, stop, first, first + width, ups, width);
+        if (has_gate) {
+            const Matrix& g = mlp.gate.parts[0]->matrix;
+            linear.multiply(g, inputs.of(g), m, stop, begin, end, gates - shift, width, false, gate_bias);
+            add_low_rank(frame, mlp.gate, 0, inputs, m, stop, first, first + width, gates, width);
+            if (mlp.gate_scale != 1.0f)
+                frame.kernels.rows->scale_and_cap(gates, (stop - m) * width, mlp.gate_scale, 0.0f);
+        }
         for (int i = m; i < stop; i++) {
             size_t from = size_t(i - m) * width;
-            activate(gates + from, ups + from, width, out + size_t(i) * g.rows + first);
+            float* to = out + size_t(i) * u.rows + first;
+            if (mlp.activation == Gate::XIELU)
+                frame.kernels.rows->xielu(ups + from, mlp.xielu, width, to);
+            else
+                activate(has_gate ? gates + from : ups + from, has_gate ? ups + from : nullptr, width, to);
         }
     }
 }

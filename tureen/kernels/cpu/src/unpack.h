@@ -15,9 +15,10 @@ void integers_of_row(const uint8_t* group, int r, uint8_t* q) {
             q[i] = group[quad * 64 + lane];
             continue;
         }
-        int value = group[quad / 2 * 64 + lane] >> (quad % 2 * 4) & 15;
-        for (int bit = 4; bit < BITS; bit++) {
-            const uint8_t* bits = group + 256 + (bit - 4) * 64 + quad * 8;
+        constexpr int LOW = BITS < 4 ? 2 : 4, SHARING = 8 / LOW;  // bits in the bytes that SHARING quads share
+        int value = group[quad / SHARING * 64 + lane] >> (quad % SHARING * LOW) & ((1 << LOW) - 1);
+        for (int bit = LOW; bit < BITS; bit++) {
+            const uint8_t* bits = group + bit * 64 + quad * 8;
             value |= (bits[lane / 8] >> lane % 8 & 1) << bit;
         }
         q[i] = uint8_t(value);
@@ -29,18 +30,21 @@ template <Format FORMAT>
 inline float scale_at(const uint8_t* scales, int group, int half, int r) {
     if constexpr (FORMAT == Format::Q8_ROW) return load<float>(scales + 4 * r);
     const uint8_t* own = scales + size_t(is_super(FORMAT) ? group / GROUPS : group) * size_t(scale_bytes(FORMAT));
+    if constexpr (FORMAT == Format::MXFP4) return power_of_two(int8_t(own[r]));
     float d = half_at(own + 2 * r);
     if constexpr (!is_super(FORMAT)) return d;
-    return d * float(int8_t(own[sub_scale_at<FORMAT>(group % GROUPS, half) + r]));
+    uint8_t scale = own[sub_scale_at<FORMAT>(group % GROUPS, half) + r];
+    return d * (FORMAT == Format::Q2_K ? float(scale & 15) : float(int8_t(scale))) * sub_scale_unit(FORMAT);
 }
 
 // What is added then.
 template <Format FORMAT>
-inline float offset_at(const uint8_t* scales, int group, int r) {
+inline float offset_at(const uint8_t* scales, int group, int half, int r) {
     const uint8_t* own = scales + size_t(is_super(FORMAT) ? group / GROUPS : group) * size_t(scale_bytes(FORMAT));
     float m = half_at(own + 2 * TILE + 2 * r);
     if constexpr (!is_super(FORMAT)) return m;
-    return -(m * float(own[sub_scale_at<FORMAT>(group % GROUPS, 0) + TILE + r]));
+    const uint8_t* sub_scale = own + sub_scale_at<FORMAT>(group % GROUPS, half) + r;
+    return -(m * float(FORMAT == Format::Q2_K ? *sub_scale >> 4 : sub_scale[TILE]));
 }
 
 template <Format FORMAT>
@@ -50,12 +54,12 @@ void unpack_integers(const Matrix& w, const uint8_t* tile, int r, float* out) {
     for (int begin = 0, group = 0; begin < w.cols; begin += GROUP, group++) {
         uint8_t q[GROUP];
         integers_of_row<BITS>(tile + size_t(group) * group_bytes(BITS), r, q);
-        float offset = 0;
-        if constexpr (has_offsets(FORMAT)) offset = offset_at<FORMAT>(scales, group, r);
         for (int half = 0; half < 2; half++) {
-            float d = scale_at<FORMAT>(scales, group, half, r);
+            float offset = 0, d = scale_at<FORMAT>(scales, group, half, r);
+            if constexpr (has_offsets(FORMAT)) offset = offset_at<FORMAT>(scales, group, half, r);
             for (int i = half * 16; i < half * 16 + 16 && begin + i < w.cols; i++) {
-                float value = d * float(int(q[i]) - zero_of(FORMAT));
+                int integer = has_table(FORMAT) ? table_of(w.format)[q[i]] : q[i];
+                float value = d * float(integer - zero_of(FORMAT));
                 out[begin + i] = has_offsets(FORMAT) ? value + offset : value;
             }
         }
@@ -83,6 +87,14 @@ void unpack_row(const Matrix& w, int row, float* out) {
         case Format::Q4_K: return unpack_integers<Format::Q4_K>(w, tile, r, out);
         case Format::Q4_1: return unpack_integers<Format::Q4_1>(w, tile, r, out);
         case Format::Q4_0: return unpack_integers<Format::Q4_0>(w, tile, r, out);
+        case Format::MXFP4: return unpack_integers<Format::MXFP4>(w, tile, r, out);
+        case Format::IQ4_NL: return unpack_integers<Format::IQ4_NL>(w, tile, r, out);
+        case Format::IQ4_XS: return unpack_integers<Format::IQ4_XS>(w, tile, r, out);
+        case Format::Q3_K: return unpack_integers<Format::Q3_K>(w, tile, r, out);
+        case Format::Q2_K: return unpack_integers<Format::Q2_K>(w, tile, r, out);
+        case Format::WIDE_IQ2:
+        case Format::WIDE_IQ3_XXS:
+        case Format::WIDE_IQ3_S: return unpack_integers<Format::WIDE_IQ2>(w, tile, r, out);
     }
 }
 

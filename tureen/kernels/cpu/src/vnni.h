@@ -16,7 +16,7 @@ TUREEN_INLINE Inputs inputs_at(const int8_t* group) {
     return (Inputs)int_part_of(tureen::load<int32_t>((const uint8_t*)group + 4 * QUAD));
 }
 
-template <int BITS>
+template <int BITS, int SUMMED>
 struct DotSum {
     static constexpr int REGISTERS = 1;
     int_part sum;

@@ -36,7 +36,7 @@ namespace {
 
 // `usmmla` multiplies 2 outputs x 8 inputs by 8 inputs x 2 rows: twice the products of a dot product.
 #define TUREEN_OWN_CELL
-template <int BITS>
+template <int BITS, int SUMMED>
 struct Cell {
     static constexpr int ROWS = 2, QUADS = 2;
     struct Weights {

@@ -30,9 +30,10 @@ TUREEN_INLINE Inputs inputs_at(const int8_t* group) {
 }
 
 // Products are summed in 16 bits, of as many quads as fit; then four neighbours make a sum in 32 bits.
-template <int BITS>
+template <int BITS, int SUMMED>
 struct DotSum {
-    static constexpr int FIT = BITS <= 5 ? 8 : BITS == 6 ? 4 : 1;  // FIT * (2^BITS - 1) * 127 < 2^15
+    static constexpr int MOST = BITS <= 5 ? 8 : BITS == 6 ? 4 : 1;  // MOST * (2^BITS - 1) * 127 < 2^15
+    static constexpr int FIT = MOST < SUMMED ? MOST : SUMMED;
     static constexpr int REGISTERS = 2;
     int_part sum;
     words low, high;

@@ -1,0 +1,419 @@
+"""What llama.cpp's converter makes of a transformers model: the metadata, and the tensors by their GGUF names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+ARCHITECTURES = {
+    "apertus": "apertus",
+    "arcee": "arcee",
+    "cohere2": "cohere2",
+    "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "exaone4": "exaone4",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "glm": "chatglm",
+    "glm4": "glm4",
+    "glm4_moe": "glm4moe",
+    "gpt_oss": "gpt-oss",
+    "granite": "granite",
+    "granitemoe": "granitemoe",
+    "granitemoehybrid": "granite",
+    "granitemoeshared": "granitemoe",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "lfm2": "lfm2",
+    "llama": "llama",
+    "minimax_m2": "minimax-m2",
+    "ministral3": "mistral3",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "olmo2": "olmo2",
+    "olmo3": "olmo2",
+    "olmoe": "olmoe",
+    "phi3": "phi3",
+    "phimoe": "phimoe",
+    "qwen2": "qwen2",
+    "qwen2_moe": "qwen2moe",
+    "qwen3": "qwen3",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_5_text": "qwen35",
+    "qwen3_moe": "qwen3moe",
+    "qwen3_next": "qwen3next",
+    "seed_oss": "seed_oss",
+    "smollm3": "smollm3",
+    "starcoder2": "starcoder2",
+}
+"""By model_type."""
+TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+TOP |= {"model.embedding_norm": "token_embd_norm"}
+LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "attention_layernorm": "attn_norm",
+    "operator_norm": "attn_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
+    "feedforward_layernorm": "ffn_norm",
+    "ffn_norm": "ffn_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+    "shared_mlp.output_linear": "ffn_down",
+    **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+    **dict.fromkeys(("mlp.gate", "mlp.gate.wg", "mlp.router", "block_sparse_moe.router"), "ffn_gate_inp"),
+    **{
+        f"{block}.experts.{part}_proj": f"ffn_{part}_exps"
+        for block in ("mlp", "block_sparse_moe")
+        for part in ("gate", "up", "down")
+    },
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{
+        f"mlp.{block}.{part}_proj": f"ffn_{part}_shexp"
+        for block in ("shared_expert", "shared_experts", "shared_mlp")
+        for part in ("gate", "up", "down")
+    },
+    "conv.conv": "shortconv.conv",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
+WHOLE = {
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "self_attn.sinks": "attn_sinks.weight",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.e_score_correction_bias": "exp_probs_b.bias",
+}
+"""Names that do not end with weight or bias, here or there."""
+POST_ATTENTION = (
+    "gemma2",
+    "gemma3",
+    "gpt-oss",
+    "seed_oss",
+    "qwen3next",
+    "qwen35",
+    "qwen35moe",
+    "glm4moe",
+    "olmo2",
+    "exaone4",
+)
+"""Architectures whose post_attention_layernorm is called so; it is the ffn_norm of the others."""
+INTERLEAVED = ("arcee", "granite", "granitemoe", "llama", "mistral3", "smollm3")
+PLUS_ONE = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
+LAYER_NORM = ("cohere2", "starcoder2")
+SIGMOID = 2
+
+
+def metadata(model: Any) -> dict[str, Any]:
+    """Returns the metadata of a model, without those of its vocabulary."""
+    config = model.config
+    architecture = ARCHITECTURES[config.model_type]
+    first = "norm_epsilon", "layer_norm_eps", "norm_eps", "rms_norm_eps"
+    epsilon = next(getattr(config, name) for name in first if hasattr(config, name))
+    facts = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        f"attention.layer_norm_{'' if architecture in LAYER_NORM else 'rms_'}epsilon": epsilon,
+        "attention.key_length": _head_dim(config),
+        "attention.value_length": _head_dim(config),
+        **_rope_facts(config),
+        **_window_facts(config),
+        **_expert_facts(config),
+        **FAMILIES.get(config.model_type, lambda model: {})(model),
+    }
+    return {"general.architecture": architecture, **_xielu(model)} | {
+        f"{architecture}.{key}": value for key, value in facts.items()
+    }
+
+
+def tensors(model: Any) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Yields the name in transformers, the GGUF name, and the values of each tensor."""
+    config = model.config
+    architecture = ARCHITECTURES[config.model_type]
+    for name, array in _parts(model):
+        if name == "lm_head.weight" and (config.tie_word_embeddings or architecture in ("cohere2", "gemma")):
+            continue
+        yield name, _gguf_name(name, architecture), np.ascontiguousarray(_converted(name, array, architecture, config))
+
+
+def _parts(model: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the weights, those that the converter takes apart as parts."""
+    for name, parameter in model.state_dict().items():
+        array = parameter.detach().float().numpy()
+        stem, _, last = name.rpartition(".")
+        if stem.endswith("experts") and "proj" in last:
+            yield from _expert_parts(stem, last, array, is_gpt_oss=model.config.model_type == "gpt_oss")
+        elif stem.endswith("shared_mlp.input_linear"):
+            block = "mlp" if model.config.model_type == "granitemoehybrid" else "mlp.shared_expert"
+            for part, half in zip(("gate_proj", "up_proj"), np.split(array, 2), strict=True):
+                yield f"{stem.removesuffix('shared_mlp.input_linear')}{block}.{part}.weight", half
+        elif stem.endswith("shared_mlp.output_linear") and model.config.model_type == "granitemoeshared":
+            yield f"{stem.removesuffix('shared_mlp.output_linear')}mlp.shared_expert.down_proj.weight", array
+        elif stem.endswith("in_proj_qkvz"):
+            yield from _qkvz(stem.removesuffix("qkvz"), array, model.config)
+        elif ".act_fn." not in name:
+            yield name, array
+
+
+def _expert_parts(stem: str, last: str, array: np.ndarray, *, is_gpt_oss: bool) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the matrices of all experts; those of gpt-oss are turned, with rows of gate and up in turn."""
+    kind = "bias" if last.endswith("bias") else "weight"
+    array = array.swapaxes(1, 2) if is_gpt_oss and kind == "weight" else array
+    if last.startswith("down_proj"):
+        yield f"{stem}.down_proj.{kind}", array
+        return
+    halves = [array[:, 0::2], array[:, 1::2]] if is_gpt_oss else np.split(array, 2, axis=1)
+    yield f"{stem}.gate_proj.{kind}", halves[0]
+    yield f"{stem}.up_proj.{kind}", halves[1]
+
+
+def _qkvz(stem: str, array: np.ndarray, config: Any) -> Iterator[tuple[str, np.ndarray]]:
+    groups, key = config.linear_num_key_heads, config.linear_key_head_dim
+    value = config.linear_num_value_heads // groups * config.linear_value_head_dim
+    by_group = array.reshape(groups, -1, array.shape[1])
+    parts = np.split(by_group, np.cumsum([key, key, value]), axis=1)
+    q, k, v, z = (part.reshape(-1, array.shape[1]) for part in parts)
+    yield f"{stem}qkv.weight", np.concatenate([q, k, v])
+    yield f"{stem}z.weight", z
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _rope_facts(config: Any) -> dict[str, Any]:
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    facts: dict[str, Any] = {"rope.freq_base": float(rope["rope_theta"])}
+    if rope["rope_type"] in ("linear", "yarn"):
+        facts |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
+    if rope["rope_type"] in ("longrope", "yarn"):
+        facts["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    if "mscale_all_dim" in rope:
+        facts["rope.scaling.yarn_log_multiplier"] = float(rope["mscale_all_dim"])
+    if rope["rope_type"] == "longrope":
+        stretch = config.max_position_embeddings / rope["original_max_position_embeddings"]
+        grown = (1 + math.log(stretch) / math.log(rope["original_max_position_embeddings"])) ** 0.5
+        facts["rope.scaling.attn_factor"] = grown if stretch > 1 else 1.0
+    if "llama_4_scaling_beta" in rope:
+        facts["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
+    share = rope.get("partial_rotary_factor", 1.0)
+    return facts | {"rope.dimension_count": int(_head_dim(config) * share)}
+
+
+def _window_facts(config: Any) -> dict[str, Any]:
+    kinds = getattr(config, "layer_types", None) or []
+    window = getattr(config, "sliding_window", None)
+    if config.model_type in ("mistral", "phi3", "starcoder2", "gpt_oss"):
+        return {"attention.sliding_window": window} if window else {}
+    if "sliding_attention" not in kinds:
+        return {}
+    pattern = [kind == "sliding_attention" for kind in kinds]
+    return {"attention.sliding_window": window, "attention.sliding_window_pattern": pattern}
+
+
+def _expert_facts(config: Any) -> dict[str, Any]:
+    names = ("num_local_experts", "num_experts", "moe_num_experts", "n_routed_experts")
+    count = next((getattr(config, name) for name in names if getattr(config, name, None)), None)
+    if count is None:
+        return {}
+    used = [getattr(config, name, None) for name in ("num_experts_per_tok", "moe_k", "moe_topk")]
+    facts = {"expert_count": count, "expert_used_count": next(filter(None, used))}
+    size = getattr(config, "moe_intermediate_size", None)
+    if config.model_type in ("gpt_oss", "minimax_m2", "hunyuan_v1_moe"):
+        size = config.intermediate_size
+    if isinstance(size, int):
+        facts["expert_feed_forward_length"] = size
+    shared = getattr(config, "shared_expert_intermediate_size", None) or getattr(config, "shared_intermediate_size", 0)
+    return facts | ({"expert_shared_feed_forward_length": shared} if shared else {})
+
+
+def _granite(model: Any) -> dict[str, Any]:
+    config = model.config
+    facts = {
+        "embedding_scale": config.embedding_multiplier,
+        "residual_scale": config.residual_multiplier,
+        "attention.scale": config.attention_multiplier,
+        "logit_scale": config.logits_scaling,
+    }
+    if config.model_type == "granitemoehybrid":
+        facts |= {"expert_count": 0, "expert_used_count": 0}
+        facts |= {f"ssm.{key}": 4 for key in ("conv_kernel", "state_size", "group_count", "inner_size")}
+        facts["attention.head_count_kv"] = [config.num_key_value_heads] * config.num_hidden_layers
+        facts["feed_forward_length"] = facts["expert_shared_feed_forward_length"] = config.shared_intermediate_size
+        if config.position_embedding_type != "rope":
+            facts["rope.scaling.finetuned"] = False
+    return facts
+
+
+def _delta(model: Any) -> dict[str, Any]:
+    config = model.config
+    sections = {} if getattr(config, "model_type", "").endswith("next") else {"rope.dimension_sections": [2, 1, 1, 0]}
+    return sections | {
+        "ssm.conv_kernel": config.linear_conv_kernel_dim,
+        "ssm.state_size": config.linear_key_head_dim,
+        "ssm.group_count": config.linear_num_key_heads,
+        "ssm.time_step_rank": config.linear_num_value_heads,
+        "ssm.inner_size": config.linear_value_head_dim * config.linear_num_value_heads,
+        "full_attention_interval": config.layer_types.index("full_attention") + 1,
+    }
+
+
+def _ernie_moe(model: Any) -> dict[str, Any]:
+    config = model.config
+    return {
+        "interleave_moe_layer_step": config.moe_layer_interval,
+        "leading_dense_block_count": config.moe_layer_start_index,
+        "expert_shared_count": config.moe_num_shared_experts,
+        "expert_shared_feed_forward_length": config.moe_num_shared_experts * config.moe_intermediate_size,
+    }
+
+
+def _glm_moe(model: Any) -> dict[str, Any]:
+    config = model.config
+    return {
+        "expert_shared_count": config.n_shared_experts,
+        "leading_dense_block_count": config.first_k_dense_replace,
+        "expert_gating_func": SIGMOID,
+        "expert_weights_scale": config.routed_scaling_factor,
+        "expert_weights_norm": config.norm_topk_prob,
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
+    }
+
+
+def _lfm2(model: Any) -> dict[str, Any]:
+    config = model.config
+    heads = config.num_key_value_heads
+    return {
+        "attention.head_count_kv": [heads if kind == "full_attention" else 0 for kind in config.layer_types],
+        "shortconv.l_cache": config.conv_L_cache,
+        "feed_forward_length": model.model.layers[0].feed_forward.w1.out_features,
+    }
+
+
+FAMILIES = {
+    "cohere2": lambda model: {"logit_scale": model.config.logit_scale},
+    "ernie4_5_moe": _ernie_moe,
+    "gemma2": lambda model: {
+        "attn_logit_softcapping": model.config.attn_logit_softcapping,
+        "final_logit_softcapping": model.config.final_logit_softcapping,
+    },
+    "glm4_moe": _glm_moe,
+    "hunyuan_v1_moe": lambda model: {
+        "expert_shared_count": 1,
+        "expert_shared_feed_forward_length": model.config.intermediate_size,
+    },
+    "lfm2": _lfm2,
+    "minimax_m2": lambda model: {"expert_gating_func": SIGMOID},
+    **dict.fromkeys(("granite", "granitemoe", "granitemoeshared", "granitemoehybrid"), _granite),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _delta),
+}
+"""What some families have beside the common facts, by model_type."""
+
+
+def _xielu(model: Any) -> dict[str, Any]:
+    """Returns the numbers of xIELU, which are metadata."""
+    numbers: dict[str, list[float]] = {}
+    for name, parameter in model.state_dict().items():
+        if ".act_fn." in name:
+            numbers.setdefault(f"xielu.{name.rpartition('.')[2]}", []).append(parameter.item())
+    return numbers
+
+
+def rope_tensors(config: Any) -> Mapping[str, np.ndarray]:
+    rope = config.rope_parameters
+    if rope.get("rope_type") == "llama3":
+        return {"rope_freqs.weight": _llama3_divisors(rope, _head_dim(config))}
+    if rope.get("rope_type") != "longrope":
+        return {}
+    return {f"rope_factors_{kind}.weight": np.array(rope[f"{kind}_factor"], np.float32) for kind in ("long", "short")}
+
+
+def _llama3_divisors(rope: Mapping[str, Any], head_dim: int) -> np.ndarray:
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    divisors = []
+    for index in range(0, head_dim, 2):
+        turns = rope["original_max_position_embeddings"] / (2 * math.pi * rope["rope_theta"] ** (index / head_dim))
+        share = min(max((turns - low) / (high - low), 0.0), 1.0)
+        divisors.append(1 / ((1 - share) / rope["factor"] + share))
+    return np.array(divisors, np.float32)
+
+
+def _gguf_name(name: str, architecture: str) -> str:
+    stem, kind = name.rsplit(".", 1)
+    if stem in TOP:
+        return f"{TOP[stem]}.{kind}"
+    layer, rest = name.removeprefix("model.layers.").split(".", 1)
+    if rest in WHOLE:
+        return f"blk.{layer}.{WHOLE[rest]}"
+    own = rest.rsplit(".", 1)[0]
+    if own == "post_attention_layernorm":
+        return f"blk.{layer}.{'post_attention_norm' if architecture in POST_ATTENTION else 'ffn_norm'}.{kind}"
+    return f"blk.{layer}.{LAYER_NAMES[own]}.{kind}"
+
+
+def _converted(name: str, array: np.ndarray, architecture: str, config: Any) -> np.ndarray:
+    if architecture in ("qwen35", "qwen35moe") and ".linear_attn." in name:
+        array = _tiled(name.partition(".linear_attn.")[2], array, config)
+    if name.endswith("A_log"):
+        return -np.exp(array)
+    if architecture in PLUS_ONE and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        return array + 1
+    if name.endswith(("shared_expert_gate.weight", "correction_bias")):
+        return array.reshape(-1)
+    if name.endswith(("conv.conv.weight", "conv1d.weight")):
+        return array.squeeze(1)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+    if architecture in INTERLEAVED and heads:
+        return array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+    return array
+
+
+def _tiled(name: str, array: np.ndarray, config: Any) -> np.ndarray:
+    """Returns the weight with value heads of a key head num_key_heads apart, where they were neighbours."""
+    groups, heads, dim = config.linear_num_key_heads, config.linear_num_value_heads, config.linear_value_head_dim
+    keys = 2 * groups * config.linear_key_head_dim
+    if name.startswith("norm"):
+        return array
+    if name.startswith("out_proj"):
+        by_head = array.reshape(len(array), groups, heads // groups, dim)
+        return by_head.swapaxes(1, 2).reshape(array.shape)
+    first = keys if name.startswith(("in_proj_qkv", "conv1d")) else 0
+    values = array[first:]
+    values = values.reshape(groups, heads // groups, len(values) // heads, *array.shape[1:]).swapaxes(0, 1)
+    return np.concatenate([array[:first], values.reshape(array[first:].shape)])

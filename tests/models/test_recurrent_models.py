@@ -1,0 +1,103 @@
+"""Models with layers that keep a state, in the real engine: the prefix cache, preemption and company change no bit."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from byte_tokenizer import make_byte_tokenizer
+from runner_driver import folder_source, random_tokens
+from tiny_models import write
+
+from tureen.config import Config
+from tureen.contract.params import SamplingParams
+from tureen.contract.types import GenerateRequest, LogprobSpec
+from tureen.engine.engine import Engine
+from tureen.models import segments, stages
+from tureen.runner.load import load_runner
+from tureen.runner.loading import describe
+from tureen.weights.source import model_config
+
+SPEC = LogprobSpec(prompt_start=0, top=3)
+
+
+@pytest.fixture(scope="module", params=["lfm2", "qwen3-5", "qwen3-next", "granite4-h-moe", "nemotron-h", "falcon-h1"])
+def folder(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    write(folder, request.param)
+    return folder
+
+
+def make_engine(folder, kernels, *, max_total_tokens=4096, token_budget=16, prefix_cache=True):
+    config = Config(
+        device="cpu",
+        dtype="float32",
+        page_size=16,
+        kernels=kernels,
+        num_threads=2,
+        max_total_tokens=max_total_tokens,
+        max_running_requests=4,
+    )
+    runner = load_runner(folder_source(folder), config)
+    tokenizer = make_byte_tokenizer()
+    return Engine(runner, tokenizer, eos_token_ids=(2,), token_budget=token_budget, prefix_cache=prefix_cache)
+
+
+def make_request(name, tokens, count, *, seed=0, logprobs=SPEC):
+    params = SamplingParams(temperature=0.0 if seed == 0 else 0.9, ignore_eos=True)
+    return GenerateRequest(
+        id=name, token_ids=tuple(tokens), params=params, max_new_tokens=count, seed=seed, logprobs=logprobs
+    )
+
+
+def run(engine, *requests):
+    """Return of each request its tokens, its log-probabilities, and the number of cached tokens."""
+    for request in requests:
+        engine.add(request)
+    answers = {request.id: ([], [], []) for request in requests}
+    while engine.has_work:
+        for delta in engine.step():
+            tokens, logprobs, cached = answers[delta.id]
+            tokens += delta.token_ids
+            logprobs += [*delta.prompt_logprobs, *delta.output_logprobs]
+            if delta.usage is not None:
+                cached.append(delta.usage.cached_tokens)
+    return [answers[request.id] for request in requests]
+
+
+def test_ranks_and_stages_refuse_a_model_whose_layers_keep_states(folder):
+    config = describe(model_config(folder_source(folder)))
+    for why in (segments.why_not(config, 2), stages.why_not(config, 2)):
+        assert "recurrent layers" in why
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_ten_turns_are_the_same_with_and_without_the_prefix_cache_and_compute_only_what_is_new(folder, kernels):
+    cached, cold = (make_engine(folder, kernels, prefix_cache=is_on) for is_on in (True, False))
+    tokens = random_tokens(40, 1, 250)
+    for turn in range(10):
+        plain = make_request(f"turn {turn}", tokens, 9, logprobs=LogprobSpec(prompt_start=-1, top=3))
+        [(answer, logprobs, [*_, num_cached])] = run(cached, plain)
+        [(again, others, [*_, none])] = run(cold, plain)
+        assert (answer, logprobs, none) == (again, others, 0)
+        assert num_cached >= (len(tokens) - 5 - 16 if turn else 0)
+        tokens += [*answer, *random_tokens(5, turn, 250)]
+    cached.close()
+    cold.close()
+
+
+def test_requests_that_are_preempted_and_run_in_company_get_the_bits_that_they_get_alone(folder):
+    rng = random.Random(7)
+    system = random_tokens(20, 3, 250)
+    requests = [
+        make_request(f"r{index}", [*system, *random_tokens(rng.randrange(1, 20), index, 250)], 90, seed=index)
+        for index in range(8)
+    ]
+    alone = make_engine(folder, "native", token_budget=512, prefix_cache=False)
+    expected = [run(alone, request)[0][:2] for request in requests]
+    crowded = make_engine(folder, "native", max_total_tokens=256, token_budget=23)
+    found = [answer[:2] for answer in run(crowded, *requests)]
+    assert crowded.scheduler.num_preemptions > 0
+    assert found == expected
+    alone.close()
+    crowded.close()

@@ -1,0 +1,35 @@
+"""Tiny models that see, of which the text model alone is served; the oracle holds the same weights."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+import transformers
+from tiny_models import QWEN_LINEAR, SHAPE, YARN, spread
+
+TOKENS = {"image_token_id": 250, "video_token_id": 251, "vision_start_token_id": 252, "vision_end_token_id": 253}
+EYE = {"hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "patch_size": 4}
+QWEN_EYE = EYE | {"depth": 1, "out_hidden_size": 64, "num_position_embeddings": 16, "spatial_merge_size": 2}
+PIXTRAL_EYE = EYE | {"model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32}
+MINISTRAL = {"model_type": "ministral3", "rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}}
+LARGER = {
+    "qwen3-5": ("Qwen3_5", SHAPE | QWEN_LINEAR, QWEN_EYE, TOKENS | {"tie_word_embeddings": False}),
+    "mistral-small": ("Mistral3", SHAPE | {"model_type": "mistral", "sliding_window": None}, PIXTRAL_EYE, {}),
+    "ministral3": ("Mistral3", SHAPE | MINISTRAL, PIXTRAL_EYE, {"tie_word_embeddings": False}),
+}
+
+
+def write_larger(folder: Path, variant: str) -> torch.nn.Module:
+    """Write config.json and model.safetensors; return the transformers model in float32."""
+    family, text, vision, more = LARGER[variant]
+    config = getattr(transformers, f"{family}Config")(text_config=text, vision_config=vision, **more)
+    torch.manual_seed(len(variant))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = getattr(transformers, f"{family}ForConditionalGeneration")(config)
+        spread(model)
+        model.save_pretrained(folder)
+    model.config._attn_implementation = "eager"
+    return model.eval()

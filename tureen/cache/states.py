@@ -1,0 +1,68 @@
+"""Saved states of layers without attention: numbers, each free or held by the node of the page that it follows."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from typing import Protocol
+
+
+class StateHolder(Protocol):
+    """A node of the prefix cache. `state`: the number of the state after its page; -1: none."""
+
+    state: int
+
+
+class SavedStates:
+    """Hands out the numbers of saved states and takes them back. The state used longest ago goes first."""
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self.numbers = frozenset(numbers)
+        self.free = sorted(self.numbers, reverse=True)
+        self.held: OrderedDict[StateHolder, None] = OrderedDict()
+        """The nodes that hold a state, to be changed by this class only. Their order is the clock of the LRU."""
+
+    def take(self, in_use: Collection[int]) -> int | None:
+        """Takes a number, from the node that used its state longest ago if none is free. None: all are in use.
+
+        in_use: numbers that a running sequence begins with.
+        """
+        number = next((number for number in reversed(self.free) if number not in in_use), None)
+        if number is None:
+            oldest = next((node for node in self.held if node.state not in in_use), None)
+            if oldest is None:
+                return None
+            number = oldest.state
+            self.drop(oldest)
+        self.free.remove(number)
+        return number
+
+    def give_back(self, number: int) -> None:
+        """Takes a number back that no node holds."""
+        self.free.append(number)
+
+    def hold(self, node: StateHolder, number: int) -> bool:
+        """Lets the node hold the state. If it holds one, gives the number back, for both states are the same, and
+        returns False."""
+        if node.state >= 0:
+            self.give_back(number)
+            return False
+        node.state = number
+        self.held[node] = None
+        return True
+
+    def touch(self, node: StateHolder) -> None:
+        """Makes the node's state the one used last."""
+        self.held.move_to_end(node)
+
+    def drop(self, node: StateHolder) -> None:
+        """Takes the node's state from it, if it has one."""
+        if node.state >= 0:
+            del self.held[node]
+            self.give_back(node.state)
+            node.state = -1
+
+    def check(self) -> list[str]:
+        """Verifies that each number is free or held by one node. Returns what is wrong."""
+        numbers = [*self.free, *(node.state for node in self.held)]
+        return [] if sorted(numbers) == sorted(self.numbers) else ["a saved state is lost, or has two holders"]

@@ -1,0 +1,107 @@
+"""Serves `/classify`, the probabilities of a classifier's labels for texts, in the form of vLLM's route of that name.
+
+Source: https://docs.vllm.ai/en/latest/models/pooling_models/classify.html
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from tureen.errors import InvalidRequest
+from tureen.http.dialect import Docs, Entry, client_name, unless_gone
+from tureen.requests import pairs, planning, waves
+from tureen.requests.body import convert, offered, read_json
+from tureen.requests.kinds import check_kind
+from tureen.requests.model_field import adapter_of
+from tureen.requests.pairs import Pair, Scored
+from tureen.requests.shared_fields import MAX_INPUTS, AbortName, KeptTokens, Priority
+from tureen.requests.state import ServerState
+from tureen.requests.verdicts import read_tables
+from tureen.requests.waves import Requester
+
+TABLE = read_tables(Path(__file__).with_name("fields.toml"))["classify"]
+
+TextPair = Annotated[list[str], Meta(min_length=2, max_length=2)]
+
+
+class ClassifyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /classify`."""
+
+    input: Annotated[
+        str | Annotated[list[str | TextPair], Meta(max_length=MAX_INPUTS)],
+        Meta(description="A text, or a list of texts or of pairs of texts; at most 2048."),
+    ]
+    truncate_prompt_tokens: KeptTokens = None
+    model: Annotated[str | None, Meta(description="The served model.")] = None
+    rid: AbortName = None
+    priority: Priority = 0
+
+
+def routes(state: ServerState) -> list[Entry]:
+    """Returns the route."""
+
+    async def classify(request: Request) -> ASGIApp:
+        payload = read_json(request.headers.get("content-type"), await request.body())
+        state.check_accepting()
+        body = convert(offered(payload, ClassifyBody.__struct_fields__, TABLE), ClassifyBody, table=TABLE)
+        check_kind(state.context.info, "classifier")
+        answer = await unless_gone(request, _classify(body, Requester(client_name(request), body.rid), state))
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    docs = Docs(
+        "SGLang",
+        "Tell how probable a classifier's labels are for texts, in vLLM's form.",
+        bodies=(ClassifyBody,),
+        example={"input": ["A cat sleeps on the sofa."]},
+    )
+    return [Entry("/classify", classify, access="user", methods=["POST", "PUT"], any_model=True, docs=docs)]
+
+
+async def _classify(body: ClassifyBody, requester: Requester, state: ServerState) -> dict[str, Any]:
+    info = state.context.info
+    assert info.classifier is not None
+    planning.check_priority(body.priority, state.context)
+    adapter_of(body.model, state)
+    inputs = [body.input] if isinstance(body.input, str) else body.input
+    waves.check_count(len(inputs), "input")
+    names = ["input"] if isinstance(body.input, str) else [f"input[{index}]" for index in range(len(inputs))]
+    texts = [Pair(entry) if isinstance(entry, str) else Pair(*entry) for entry in inputs]
+    for pair, name in zip(texts, names, strict=True):
+        if not pair.first or pair.second == "":
+            raise InvalidRequest(f"{name} has an empty text", field=name, code="empty_prompt")
+    scored = await pairs.classify(
+        texts,
+        names,
+        info.classifier.label_activation,
+        requester,
+        state,
+        truncate=body.truncate_prompt_tokens,
+        priority=body.priority,
+    )
+    num_tokens = sum(score.output.usage.prompt_tokens for score in scored)
+    return {
+        "id": scored[0].output.rid,
+        "object": "list",
+        "created": int(time.time()),
+        "model": body.model or info.model_name,
+        "data": [_entry(index, score, info.classifier.labels) for index, score in enumerate(scored)],
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0},
+    }
+
+
+def _entry(index: int, scored: Scored, labels: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "index": index,
+        "label": labels[int(np.argmax(scored.scores))],
+        "probs": scored.scores.tolist(),
+        "num_classes": len(labels),
+    }

@@ -1,0 +1,99 @@
+"""Decides which states of layers without attention a row reads, writes and saves for later requests."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tureen.cache.manager import CacheManager
+from tureen.cache.radix import RadixNode
+from tureen.contract.runner import Capacity, Row
+from tureen.engine.sequence import Sequence
+
+SAVE_EVERY = 2048
+"""Tokens of a prompt between two saved states, at least."""
+
+
+def make_cache(capacity: Capacity, *, prefix_cache: bool) -> CacheManager:
+    """Makes the books of a runner's pages and saved states. The first states belong to slots and to a test step."""
+    saved = range(2 * capacity.max_rows + 1, capacity.num_states) if capacity.num_states else None
+    return CacheManager(capacity.num_pages, capacity.page_size, prefix_cache=prefix_cache, states=saved)
+
+
+class OwnState:
+    """The states of a running sequence: the one after its last computed token, and those that its row saves."""
+
+    def __init__(self, number: int, shared_end: int) -> None:
+        self.number = number  # -1: nothing is computed
+        self.shared_end = shared_end  # tokens at its start whose pages another sequence has computed
+        self.saving: list[tuple[int, int]] = []  # (n, number): the row saves the state after n tokens of the sequence
+        self.newest: RadixNode | None = None  # holds the last state of its output
+
+
+class StateKeeper:
+    """Adds states to rows, and files those that rows save in the prefix cache.
+
+    A sequence writes the two states of its slot in turn, so a step that fails can run again. A state is saved at the
+    last page border of a prompt, where the next turn of a conversation may go on; at the last one so far of its output;
+    where the prompt leaves pages that another sequence computed; and on the way through a long prompt.
+    """
+
+    def __init__(self, cache: CacheManager) -> None:
+        self._cache = cache
+        self._own: dict[Sequence, OwnState] = {}  # of all that run
+
+    def begin(self, sequence: Sequence) -> None:
+        """Called when a sequence has taken a slot and a page table."""
+        if sequence.table is not None:
+            nodes = sequence.table.nodes
+            known = self._cache.num_known(sequence.namespace, sequence.token_ids, sequence.max_reused)
+            self._own[sequence] = OwnState(nodes[-1].state if nodes else -1, known)
+
+    def end(self, sequence: Sequence) -> None:
+        """Called when a sequence gives its slot back."""
+        own = self._own.pop(sequence, None)
+        if own is not None:
+            self._give_back(own)
+
+    def with_states(self, sequence: Sequence, row: Row) -> Row:
+        """Returns the next row of a sequence with the states that it reads, writes and saves."""
+        own = self._own.get(sequence)
+        if own is None:
+            return row
+        self._give_back(own)  # of a row that failed
+        if sequence.table is not None and sequence.table.is_public:
+            in_use = {other.number for other in self._own.values()}
+            for border in self._borders(sequence, own, row.start + len(row.token_ids)):
+                number = self._cache.states.take(in_use)
+                if number is not None:
+                    own.saving.append((border, number))
+        state_to = 2 * row.slot + (own.number == 2 * row.slot)
+        saves = tuple((border - row.start, number) for border, number in own.saving)
+        return msgspec.structs.replace(row, state_from=own.number, state_to=state_to, state_saves=saves)
+
+    def computed(self, sequence: Sequence, row: Row) -> None:
+        """Called when a row's results are in and its pages are published."""
+        own = self._own.get(sequence)
+        if own is None or sequence.table is None:
+            return
+        own.number = row.state_to
+        saved, own.saving = own.saving, []
+        for border, number in saved:
+            node = self._cache.keep_state(sequence.table, border, number)
+            if node is not None and border >= sequence.terms.num_prompt:
+                if own.newest is not None:
+                    self._cache.states.drop(own.newest)
+                own.newest = node
+
+    def _borders(self, sequence: Sequence, own: OwnState, end: int) -> list[int]:
+        """Returns the numbers of tokens after which a row up to `end` saves a state, ascending."""
+        size, start, num_prompt = self._cache.page_size, sequence.num_computed, sequence.terms.num_prompt
+        every = max(1, SAVE_EVERY // size) * size
+        borders = {(num_prompt - 1) // size * size, own.shared_end, *range(every, num_prompt, every)}
+        if end >= num_prompt:
+            borders.add(end // size * size)
+        return sorted(border for border in borders if start < border <= end)
+
+    def _give_back(self, own: OwnState) -> None:
+        for _, number in own.saving:
+            self._cache.states.give_back(number)
+        own.saving = []

@@ -1,0 +1,37 @@
+"""Command R7B and Command A (Cohere, 2024): attention and mlp get the same normalised input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from tureen.models.config import ModelConfig, common, integer, interleaved, number, refuse, sliding_windows
+from tureen.models.published import Published
+
+ARCHITECTURES = ("Cohere2ForCausalLM",)
+FAMILIES = {
+    "Command R7B, Command A": Published("CohereLabs/c4ai-command-r7b-12-2024", "8B, 111B"),
+}
+
+
+def parse(hf: Mapping[str, Any]) -> ModelConfig:
+    """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
+    hf = {"tie_word_embeddings": True, "sliding_window": 4096, **hf}
+    refuse(hf, use_parallel_block=True, use_gated_activation=True, use_qk_norm=False)
+    config = common({**hf, "rms_norm_eps": number(hf, "layer_norm_eps", 1e-5)})
+    every = integer(hf, "sliding_window_pattern", integer(hf, "_sliding_window_pattern", 4))
+    windows = sliding_windows(hf, config.num_layers, [(layer + 1) % every != 0 for layer in range(config.num_layers)])
+    ropes = zip(windows, interleaved(config.ropes), strict=True)
+    bias = bool(hf.get("attention_bias", False))
+    return replace(
+        config,
+        qkv_bias=bias,
+        out_bias=bias,
+        norms="parallel",
+        layer_norm=True,
+        windows=windows,
+        ropes=tuple(None if window is None else rope for window, rope in ropes),
+        logit_scale=number(hf, "logit_scale", 0.0625),
+    )

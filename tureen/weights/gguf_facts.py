@@ -1,0 +1,128 @@
+"""Reads and checks what a GGUF file's metadata say of its architecture."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from tureen.errors import StartupError, echo
+from tureen.weights.gguf import GgufFile
+
+HARMLESS: Final = frozenset((
+    "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon",  # a family reads one of the two
+    "expert_used_count",  # files of models without experts may have it
+    "leading_dense_block_count",
+    "pooling_type",  # read for embeddings
+    "rope.scaling.finetuned",  # Granite reads it
+    "rope.scaling.original_context_length",
+    "tensor_data_layout",
+    "token_type_count",
+    "vocab_size",
+))  # fmt: skip
+"""Keys that change no value of a model that does not read them."""
+ONES: Final = frozenset(
+    f"rope.scaling.{key}" for key in ("attn_factor", "mscale", "yarn_ext_factor", "yarn_attn_factor")
+)
+"""Keys of factors, which change nothing if they are 1."""
+OF_PICTURES: Final = ("mm.", "vision.")
+"""Beginnings of keys about pictures, which a text model does not get."""
+
+
+class GgufFacts:
+    """The metadata under the architecture's own prefix, checked."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        architecture = file.metadata.get("general.architecture")
+        if not isinstance(architecture, str):
+            raise self.fault("general.architecture is missing in its metadata")
+        self.architecture = architecture
+        self._read: set[str] = set()
+
+    def stored(self, key: str) -> object:
+        """Returns the value as the file has it; None without one."""
+        self._read.add(key)
+        return self.file.metadata.get(f"{self.architecture}.{key}")
+
+    def get(self, key: str) -> object:
+        value = self.stored(key)
+        if isinstance(value, np.ndarray):  # one number a layer
+            if value.size == 0 or (value != value[0]).any():
+                raise self.unsupported(f"{self.architecture}.{key} differs from layer to layer, which is not supported")
+            return value[0].item()
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        value = self.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 1 << 31:
+            raise self.fault(f"{self.architecture}.{key} must be a positive integer, got {echo(value)}")
+        return value
+
+    def one_count(self, key: str, default: int) -> int:
+        """Returns a count like `count`, or the one that some layers have while the others have 0."""
+        value = self.stored(key)
+        if not isinstance(value, np.ndarray):
+            return self.count(key, default)
+        counts = np.unique(value[value != 0])
+        if value.dtype.kind not in "iu" or len(counts) != 1 or not 1 <= counts[0] < 1 << 31:
+            raise self.fault(f"{self.architecture}.{key} must have one positive integer, or 0, for each layer")
+        return int(counts[0])
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise self.fault(f"{self.architecture}.{key} must be a positive number, got {echo(value)}")
+        return float(value)
+
+    def optional_count(self, key: str) -> int | None:
+        """Returns a count; None if the key is missing or 0."""
+        return self.count(key) if self.get(key) else None
+
+    def factor(self, key: str, default: float) -> float:
+        """Returns a positive number; the default if the key is missing or 0, as in llama.cpp."""
+        return self.number(key) if self.get(key) else default
+
+    def flags(self, key: str, count: int) -> list[bool] | None:
+        """Returns one flag a layer; None if the key is missing or one number for all layers."""
+        value = self.stored(key)
+        if not isinstance(value, np.ndarray):
+            return None
+        if len(value) < count or not np.isin(value, (0, 1)).all():
+            raise self.fault(f"{self.architecture}.{key} must have a flag for each of {count} layers")
+        return [bool(flag) for flag in value[:count]]
+
+    def refuse(self, key: str, what: str) -> None:
+        """Raises StartupError if the key is there and neither 0 nor false."""
+        if self.get(key):
+            raise self.fault(f"{what} ({self.architecture}.{key}) is not supported")
+
+    def refuse_others(self) -> None:
+        """Raises StartupError for a key of this architecture that no reader has used, unless it is harmless, 0 or
+        empty."""
+        prefix = f"{self.architecture}."
+        for name in self.file.metadata:
+            key = name.removeprefix(prefix)
+            value = self.file.metadata[name]
+            if not name.startswith(prefix) or key in self._read or key in HARMLESS or key.startswith(OF_PICTURES):
+                continue
+            if key in ONES and value == 1:
+                continue
+            if np.any(value) if isinstance(value, np.ndarray) else value:
+                raise self.fault(
+                    f"{name} is not known, and it may change what the model computes; got {echo(value)}; take a file "
+                    "that llama.cpp's convert_hf_to_gguf.py made, or the model's safetensors"
+                )
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self.file.tensors
+
+    def unsupported(self, message: str) -> StartupError:
+        """Returns the error for something that is supported in safetensors, or may be."""
+        return self.fault(f"{message}; take the model's safetensors")
+
+    def fault(self, message: str) -> StartupError:
+        return StartupError(f"model {self.file.path}: {message}")

@@ -1,0 +1,129 @@
+"""Hugging Face names of a GGUF file's tensors. `*` in a name is the number of an expert: the tensor holds all of
+them.
+
+Source: llama.cpp's src/llama-arch.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from tureen.weights.gguf_rope import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+
+TOP_NAMES: Final = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output_norm.bias": "model.norm.bias",
+    "output.weight": "lm_head.weight",
+    "output.bias": "lm_head.bias",
+}
+LAYER_NAMES: Final = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.*.gate_proj",
+    "ffn_up_exps": "mlp.experts.*.up_proj",
+    "ffn_down_exps": "mlp.experts.*.down_proj",
+    "ffn_gate_up_exps": "mlp.experts.*.gate_up_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+WHOLE_NAMES: Final = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+}
+"""Tensors of layers whose names end otherwise, or not at all."""
+GEMMA: Final = {"ffn_norm": "pre_feedforward_layernorm"}
+FUSED: Final = {"attn_qkv": "self_attn.qkv_proj"}
+"""Names of a matrix of q, k and v. Files whose rows of q and k are interleaved do not have it."""
+FUSED_UP: Final = {"ffn_up": "mlp.gate_up_proj"}
+DELTA: Final = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+CONV: Final = {f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")}
+OTHER_NAMES: Final = {
+    "gemma": FUSED,
+    "gemma2": GEMMA | FUSED,
+    "gemma3_text": GEMMA | FUSED,
+    "glm": FUSED | FUSED_UP,
+    "glm4": FUSED
+    | FUSED_UP
+    | {
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+    },
+    "lfm2": CONV,
+    "phi3": FUSED | FUSED_UP,
+    "phimoe": FUSED,
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), FUSED),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), DELTA),
+}
+"""Names that differ from those above, by model_type."""
+INTERLEAVED: Final = frozenset((
+    "arcee", "granite", "granitemoe", "granitemoehybrid", "llama", "ministral3", "mistral", "mixtral", "smollm3",
+))  # fmt: skip
+"""Values of model_type whose files have the two halves of each head's rows of q and k interleaved."""
+IN_CONFIG: Final = frozenset((LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS))
+"""Tensors that are part of the config."""
+UNIT_OFFSET: Final = ("gemma", "qwen3_5", "qwen3_next")
+"""Beginnings of model_type of families whose files have the norms' weights of config.json's checkpoints, plus 1."""
+XIELU: Final = {f"xielu.{name}": name for name in ("alpha_n", "alpha_p", "beta", "eps")}
+"""Keys of the metadata -> names of weights."""
+LAYER: Final = re.compile(r"blk\.(\d+)\.")
+LAYER_TENSOR: Final = re.compile(r"([a-z_.\d]+?)(?:\.(\d+))?\.(weight|bias)")
+EXPERT_PARTS: Final = ("ffn_gate", "ffn_up", "ffn_down")
+
+
+def hf_name(name: str, model_type: str) -> str | None:
+    """Returns the Hugging Face name of a tensor; None for an unknown one."""
+    if model_type == "lfm2" and name == "token_embd_norm.weight":
+        return "model.norm.weight"
+    if name in TOP_NAMES:
+        return TOP_NAMES[name]
+    layer = layer_of(name)
+    if layer is None:
+        return None
+    own = name.split(".", 2)[2]
+    if own in WHOLE_NAMES:
+        return f"model.layers.{layer}.{WHOLE_NAMES[own]}"
+    match = LAYER_TENSOR.fullmatch(own)
+    if match is None:
+        return None
+    part, expert, kind = match.groups()
+    names = LAYER_NAMES | OTHER_NAMES.get(model_type, {})
+    if expert is not None:  # files written before 2024 have a tensor for each expert
+        part = f"{part}_exps" if part in EXPERT_PARTS else ""
+    if part not in names:
+        return None
+    return f"model.layers.{layer}.{names[part]}.{kind}".replace("*", expert or "*")
+
+
+def layer_of(name: str) -> int | None:
+    """Returns the layer that a tensor belongs to, None for the others."""
+    match = LAYER.match(name)
+    return None if match is None else int(match[1])

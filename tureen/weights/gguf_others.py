@@ -1,0 +1,31 @@
+"""Architectures of GGUF files that are not read, and their classes in config.json."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CLASSES: Final = {
+    "afmoe": "AfmoeForCausalLM",
+    "bitnet": "BitNetForCausalLM",
+    "bloom": "BloomForCausalLM",
+    "command-r": "CohereForCausalLM",
+    "deepseek2": "DeepseekV3ForCausalLM",
+    "dots1": "Dots1ForCausalLM",
+    "exaone-moe": "ExaoneMoeForCausalLM",
+    "falcon": "FalconForCausalLM",
+    "falcon-h1": "FalconH1ForCausalLM",
+    "gemma3n": "Gemma3nForCausalLM",
+    "gemma4": "Gemma4ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "gptneox": "GPTNeoXForCausalLM",
+    "jamba": "JambaForCausalLM",
+    "lfm2moe": "Lfm2MoeForCausalLM",
+    "llama4": "Llama4ForCausalLM",
+    "mamba": "MambaForCausalLM",
+    "mamba2": "Mamba2ForCausalLM",
+    "nemotron": "NemotronForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
+    "olmo": "OlmoForCausalLM",
+    "phi2": "PhiForCausalLM",
+    "stablelm": "StableLmForCausalLM",
+}

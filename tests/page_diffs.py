@@ -28,7 +28,7 @@ def apply_diff(page: str, folder: Path) -> None:
 def copy_repository(folder: Path) -> dict[str, str]:
     """Copies package, tests, tools and pages. Returns the environment in which a Python imports that package."""
     for name in ("tureen", "tests", "tools", "docs", "deploy", "bench"):
-        shutil.copytree(ROOT / name, folder / name)
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
     for place in kernels.__path__:
         for built in Path(place).glob("_native*.so"):

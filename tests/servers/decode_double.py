@@ -94,5 +94,5 @@ ACTIONS = {
 
 if __name__ == "__main__":
     assert Path(sys.argv[0]).name == "decode_double.py"
-    decode_worker.LIMITS = decode_worker.LIMITS._replace(cpu_s=1, alarm_s=5.0, memory_bytes=256 << 20)
+    decode_worker.LIMITS = decode_worker.LIMITS._replace(cpu_s=1, alarm_s=10.0, memory_bytes=256 << 20)
     fork_server.main(partial(decode_worker.program, lambda setup: PlainFamily()))

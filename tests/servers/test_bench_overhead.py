@@ -67,7 +67,7 @@ def test_the_parts_of_a_step_of_the_real_model_add_up_to_it(default_model_source
 @pytest.mark.model
 def test_growth_is_measured_for_one_and_two_fronts_and_one_and_two_replicas(default_model_source, monkeypatch):
     """Two real servers, one with two fronts and one with two replicas. The others are not started."""
-    load = growth.StreamLoad(num_streams=8, num_tokens=20, rounds=1)
+    load = growth.StreamLoad(num_streams=8, num_tokens=20, rounds=3)
     real = {}
     for fronts, replicas in ((2, 1), (1, 2)):
         with growth._server(fronts, replicas, growth.FRONT_STEP_MS) as server:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -87,13 +88,13 @@ def seeded(seed: int) -> dict:
 
 
 def metrics_are_the_sums_of_all_fronts_whichever_answers(server):
-    name = "sglang:num_requests_total"
-    before = metric(server.url, name)
+    name, latencies = "sglang:num_requests_total", "sglang:e2e_request_latency_seconds_count"
+    before, measured = metric(server.url, name), metric(server.url, latencies)
     with ThreadPoolExecutor(MANY) as pool:
         answers = list(pool.map(lambda _: call(server, "/generate", SHORT), range(MANY)))
     assert [answer.status_code for answer in answers] == [200] * MANY
     assert [metric(server.url, name) for _ in range(MANY)] == [before + MANY] * MANY
-    assert metric(server.url, "sglang:e2e_request_latency_seconds_count") == before + MANY
+    assert metric(server.url, latencies) == measured + MANY
 
 
 def a_session_is_known_to_all_fronts(server):
@@ -127,7 +128,7 @@ def a_kept_response_is_continued_on_any_front(server):
 
 
 def an_idempotency_key_is_known_to_all_fronts(server):
-    headers = {"idempotency-key": "once-and-for-all"}
+    headers = {"idempotency-key": uuid.uuid4().hex}
     with ThreadPoolExecutor(MANY) as pool:
         answers = list(pool.map(lambda _: call(server, "/generate", SHORT, **headers), range(MANY)))
     assert len({answer.content for answer in answers}) == 1
@@ -151,6 +152,7 @@ def a_client_has_no_more_requests_than_it_may_over_all_fronts(server):
 
 
 def an_adapter_that_is_loaded_is_there_for_all_fronts(server):
+    call(server, "/unload_lora_adapter", {"lora_name": "late"}, key="boss")  # of a run before
     loading = {"lora_name": "late", "lora_path": str(ADAPTERS / "whisper")}
     assert call(server, "/load_lora_adapter", loading, key="boss").status_code == 200
     answers = [call(server, "/generate", SHORT | {"lora_path": "late"}) for _ in range(MANY)]
@@ -190,6 +192,7 @@ def test_each_front_knows_what_was_done_at_the_others(server):
 
 
 def test_a_killed_front_loses_no_request_but_its_own_and_its_successor_knows_what_operators_changed(server, alone):
+    call(server, "/unload_lora_adapter", {"lora_name": "late"}, key="boss")  # of a run before
     loading = {"lora_name": "late", "lora_path": str(ADAPTERS / "whisper")}
     assert call(server, "/load_lora_adapter", loading, key="boss").status_code == 200
     assert call(server, "/update_weight_version", {"new_version": "step-2"}, key="boss").status_code == 200

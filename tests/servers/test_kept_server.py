@@ -156,6 +156,8 @@ def test_what_is_kept_outlives_kill_9_and_a_stop_and_no_route_has_an_internal_er
     """`server` is the one to which nothing happens."""
     post(server, "/open_session", capacity_of_str_len=4000, session_id="rivers")
     expected = [turn_of_a_session(server, number) for number in range(len(TURNS))]
+    closing = {"session_id": "rivers"}
+    httpx.post(f"{server.url}/close_session", json=closing, timeout=PATIENCE_S).raise_for_status()
     kept = Kept(tmp_path / "kept")
     two = ("--api-workers", "2", "--replicas", "2")
     with kept.server(*two) as killed:

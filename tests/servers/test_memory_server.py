@@ -63,7 +63,8 @@ def post(server: ServerProcess, path: str, **body) -> httpx.Response:
 
 @pytest.mark.usefixtures("resumed")
 def test_memory_of_a_flushed_cache_and_released_memory_is_the_systems_again(server):
-    full = anonymous_mib(server)  # with the long prompts that made it ready
+    post(server, "/generate", **LONG)
+    full = anonymous_mib(server)
     assert post(server, "/flush_cache").status_code == 200
     empty = anonymous_mib(server)
     assert full - empty > 0.8 * kv_mib(server)

@@ -46,7 +46,7 @@ def title_of_a_page(tmp_path, is_allowed: bool) -> str:
                 "--headless",
                 "--no-sandbox",
                 "--disable-gpu",
-                f"--user-data-dir={tmp_path / 'profile'}",
+                f"--user-data-dir={tmp_path / f'profile-{is_allowed}'}",
             ]
             command += ["--virtual-time-budget=60000", "--dump-dom", f"{origin}/page.html"]
             shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -15,7 +15,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from tureen.errors import StartupError
 from tureen.layers.activation import GATED, PLAIN
 from tureen.layers.rope import RopeConfig, frequencies
-from tureen.models.config import ACTIVATIONS, rope
+from tureen.models.config import ACTIVATIONS
+from tureen.models.ropes import rope
 from tureen.models.torch_decoder import DecoderModel
 from tureen.registry import find_model
 from tureen.runner.loading import describe

@@ -4,7 +4,7 @@ torch."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from tureen.contract.types import RopeFactors
 from tureen.errors import echo
 from tureen.layers.activation_names import ACTIVATIONS, XIELU
+from tureen.layers.latent import Latent
 from tureen.layers.mixers import Mixer
 from tureen.layers.rope import RopeConfig
 from tureen.layers.routing import Experts
@@ -49,6 +50,19 @@ class Multipliers(msgspec.Struct, frozen=True):
     mlp_out: float = 1.0
 
 
+class KvLayer(NamedTuple):
+    """The shape of a layer in the KV cache."""
+
+    heads: int
+    head_dim: int
+    values_from: int = -1  # values are the keys' dimensions from this one on, and are not stored; -1: they are
+
+    @property
+    def numbers(self) -> int:
+        """The numbers that the layer keeps for a token."""
+        return self.heads * self.head_dim * (2 if self.values_from < 0 else 1)
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The complete description of a decoder: every runner builds it from this alone.
 
@@ -75,6 +89,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[int | None, ...]
     ropes: tuple[RopeConfig | None, ...]
     experts: tuple[Experts | None, ...] = ()
+    latent: Latent | None = None  # what attention is: then num_kv_heads is 1, and head_dim what the cache holds
     mixers: tuple[Mixer | None, ...] = ()  # of each layer; None, or no entries: attention
     mixers_beside: bool = False  # a layer with a mixer has attention too, and adds the results of both
     parts: tuple[Literal["both", "mixer", "mlp"], ...] = ()  # of each layer: attention or mixer, mlp; no entries: both
@@ -109,6 +124,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def attention_layers(self) -> tuple[int, ...]:
         """The layers with attention, in the order in which the KV cache has them."""
         return tuple(layer for layer in range(self.num_layers) if self.has_attention(layer))
+
+    @property
+    def kv_layers(self) -> tuple[KvLayer, ...]:
+        """The layers of the KV cache: those with attention, or one where there are none."""
+        values_from = -1 if self.latent is None else self.latent.rope_dim
+        return (KvLayer(self.num_kv_heads, self.head_dim, values_from),) * max(1, len(self.attention_layers))
+
+    @property
+    def rope_dim(self) -> int:
+        """The dimensions of a head that ropes may turn."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
 
     @property
     def state_floats(self) -> int:
@@ -187,6 +213,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def _attention_weights(self) -> dict[str, tuple[int, ...]]:
         hidden = self.hidden_size
+        if self.latent is not None:
+            return self.latent.weights(hidden, self.num_heads)
         heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {}
         for name, outputs, inputs, bias in (

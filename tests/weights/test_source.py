@@ -470,6 +470,7 @@ MIXTURE = {"expert_count": 8, "expert_used_count": 2}
 MODERN = {"attention__layer_norm_epsilon": 1e-5, "attention__sliding_window": 8}
 SHARED = {"expert_shared_count": 2, "expert_shared_feed_forward_length": 8, "expert_feed_forward_length": 8}
 YARN = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
+LATENTS = MIXTURE | SHARED | {"rope__dimension_count": 8, "attention__kv_lora_rank": 16, "attention__key_length": 24}
 
 
 @pytest.mark.parametrize(
@@ -490,6 +491,13 @@ YARN = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
         ("gpt-oss", MIXTURE, "gpt-oss.attention.sliding_window must be a positive"),
         ("glm4moe", MIXTURE | {"expert_group_count": 4}, "glm4moe.expert_group_count 4 is not supported"),
         ("minimax-m2", MIXTURE | {"expert_gating_func": 1}, "minimax-m2.expert_gating_func 1 is not supported"),
+        ("deepseek2", LATENTS | {"expert_gating_func": 3}, "deepseek2.expert_gating_func 3 is not supported"),
+        (
+            "deepseek2",
+            LATENTS | {"attention__key_length": 8},
+            "attention.key_length must be more than rope.dimension_count 8, got 8",
+        ),
+        ("deepseek2", LATENTS | {"attention__kv_lora_rank": 0}, "attention.kv_lora_rank must be a positive integer"),
         (
             "hunyuan-moe",
             MIXTURE | {"expert_shared_feed_forward_length": 8},
@@ -607,7 +615,8 @@ VALUES = (0, 1, 1 << 31, -0.5, float("nan"), True, "", "text", [1, 2], [1, 1], [
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(
-    "architecture", ["llama", "gemma3", "qwen2moe", "phi3", "granite", "lfm2", "qwen35", "gpt-oss", "glm4moe"]
+    "architecture",
+    ["llama", "gemma3", "qwen2moe", "phi3", "granite", "lfm2", "qwen35", "gpt-oss", "glm4moe", "deepseek2"],
 )
 def test_no_value_of_another_type_raises_anything_but_a_startup_error(tmp_path, architecture):
     vocabulary = tiny_gguf.byte_vocabulary() | {"tokenizer.ggml.add_bos_token": True, "split.count": 1}
@@ -638,6 +647,8 @@ MORE = {
     "qwen35": {"ssm.time_step_rank": 2, "ssm.inner_size": 8, "ssm.group_count": 2, "ssm.state_size": 4,
                "ssm.conv_kernel": 4, "rope.dimension_sections": [1, 1, 2, 0]},
     "gpt-oss": MIXTURE | {"attention.sliding_window": 8},
+    "deepseek2": LATENTS | {"attention.key_length_mla": 24, "attention.q_lora_rank": 16, "expert_weights_norm": False,
+                            "rope.scaling.yarn_log_multiplier": 0.1},
     "glm4moe": SHARED | {"expert_weights_scale": 2.0, "expert_gating_func": 2},
 }  # fmt: skip
 """Keys that some architectures have."""

@@ -5,7 +5,8 @@ Source: llama.cpp's src/models/deepseek2.cpp and minicpm3.cpp, and its converter
 
 from __future__ import annotations
 
-from tureen.weights.gguf_experts import SHARED, SIGMOID, Config, experts, shared
+from tureen.errors import echo
+from tureen.weights.gguf_experts import SHARED, SIGMOID, SOFTMAX, Config, experts, shared
 from tureen.weights.gguf_facts import GgufFacts
 
 
@@ -41,7 +42,10 @@ def deepseek2(facts: GgufFacts, config: Config) -> Config:
     if scaling and facts.get(key):
         stretch = facts.number(key) * 10  # this architecture's files have a tenth of it
         scaling = {**scaling, "mscale": stretch, "mscale_all_dim": stretch}
-    is_v3 = facts.get("expert_gating_func") == SIGMOID
+    choice = facts.get("expert_gating_func") or SOFTMAX
+    if choice not in (SOFTMAX, SIGMOID):
+        raise facts.unsupported(f"deepseek2.expert_gating_func {echo(choice)} is not supported")
+    is_v3 = choice == SIGMOID
     is_normalised = bool(facts.get("expert_weights_norm"))
     groups = facts.optional_count("expert_group_count") or 1
     read = (*SHARED, "expert_gating_func", "leading_dense_block_count", "expert_weights_norm", "expert_weights_scale")

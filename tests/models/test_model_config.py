@@ -190,6 +190,15 @@ OF_DEEPSEEK = {"num_key_value_heads": None, "num_experts_per_tok": 2}
         ("DeepseekV2ForCausalLM", OF_DEEPSEEK | {"norm_topk_prob": True}, "norm_topk_prob: "),
         ("DeepseekV3ForCausalLM", OF_DEEPSEEK | {"scoring_func": "softmax"}, "scoring_func: "),
         ("DeepseekV3ForCausalLM", OF_DEEPSEEK | {"moe_layer_freq": 2}, "moe_layer_freq: "),
+        ("DeepseekV3ForCausalLM", OF_DEEPSEEK | {"n_group": 3}, "n_group: 3 groups cannot share 256 experts evenly"),
+        ("DeepseekV3ForCausalLM", OF_DEEPSEEK | {"topk_group": 9}, "topk_group: 9 of 8 groups cannot be used"),
+        (
+            "DeepseekV3ForCausalLM",
+            {"num_key_value_heads": None, "num_experts_per_tok": 33, "topk_group": 1},
+            "topk_group: 1 groups have less than 33 experts",
+        ),
+        ("DeepseekV3ForCausalLM", OF_DEEPSEEK | {"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5"),
+        ("Glm4MoeLiteForCausalLM", OF_DEEPSEEK | {"scoring_func": "softmax"}, "scoring_func: "),
         ("Glm4MoeLiteForCausalLM", OF_DEEPSEEK | {"mlp_layer_types": ["dense", "thin"]}, "mlp_layer_types: "),
     ],
 )

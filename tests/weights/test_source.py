@@ -435,6 +435,20 @@ def test_phimoe_with_longrope_is_refused_for_its_files_lack_the_magnitude(tmp_pa
         _gguf_config(tmp_path, factors, **tiny_gguf.architecture_metadata("phimoe", **facts))
 
 
+def test_longrope_of_a_file_that_names_no_first_length_begins_with_the_context_as_in_llama_cpp(tmp_path):
+    factors = {f"rope_factors_{kind}.weight": np.ones(4, np.float32) for kind in ("long", "short")}
+    facts = {"rope__dimension_count": 8, "attention__kv_lora_rank": 16, "attention__key_length": 24}
+    config = _gguf_config(tmp_path, factors, **tiny_gguf.architecture_metadata("minicpm3", **facts))
+    assert config["rope_scaling"]["original_max_position_embeddings"] == config["max_position_embeddings"]
+
+
+def test_experts_of_an_older_deepseek2_file_are_chosen_by_sigmoids_if_it_has_their_correction(tmp_path):
+    metadata = tiny_gguf.architecture_metadata("deepseek2", **LATENTS)
+    correction = {"blk.1.exp_probs_b.bias": np.zeros(8, np.float32)}
+    classes = [_gguf_config(tmp_path, tensors, **metadata)["architectures"] for tensors in ({}, correction)]
+    assert classes == [["DeepseekV2ForCausalLM"], ["DeepseekV3ForCausalLM"]]
+
+
 def test_an_adapter_is_not_taken_for_a_model(tmp_path):
     metadata = tiny_gguf.architecture_metadata("llama") | {"general.type": "adapter"}
     with pytest.raises(StartupError, match="this is an adapter: give the model"):
@@ -470,7 +484,8 @@ MIXTURE = {"expert_count": 8, "expert_used_count": 2}
 MODERN = {"attention__layer_norm_epsilon": 1e-5, "attention__sliding_window": 8}
 SHARED = {"expert_shared_count": 2, "expert_shared_feed_forward_length": 8, "expert_feed_forward_length": 8}
 YARN = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
-LATENTS = MIXTURE | SHARED | {"rope__dimension_count": 8, "attention__kv_lora_rank": 16, "attention__key_length": 24}
+LATENTS = MIXTURE | {"expert_feed_forward_length": 8, "rope__dimension_count": 8, "attention__kv_lora_rank": 16,
+                     "attention__key_length": 24}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -491,6 +506,7 @@ LATENTS = MIXTURE | SHARED | {"rope__dimension_count": 8, "attention__kv_lora_ra
         ("gpt-oss", MIXTURE, "gpt-oss.attention.sliding_window must be a positive"),
         ("glm4moe", MIXTURE | {"expert_group_count": 4}, "glm4moe.expert_group_count 4 is not supported"),
         ("minimax-m2", MIXTURE | {"expert_gating_func": 1}, "minimax-m2.expert_gating_func 1 is not supported"),
+        ("deepseek2", LATENTS | {"expert_weights_norm": True}, "deepseek2.expert_weights_norm true with a softmax is"),
         ("deepseek2", LATENTS | {"expert_gating_func": 3}, "deepseek2.expert_gating_func 3 is not supported"),
         (
             "deepseek2",

@@ -60,7 +60,7 @@ def _mixed_sparsely(logits: Tensor, num_chosen: int, jitter: float) -> tuple[Ten
 def _without_groups(ranked: Tensor, experts: Experts) -> Tensor:
     """Excludes the experts of all but the best groups, ranked by the sum of their best."""
     grouped = ranked.view(ranked.shape[0], experts.num_groups, -1)
-    sums = grouped.topk(min(experts.group_rank, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
+    sums = grouped.topk(min(experts.group_top_k, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
     best = sums.topk(experts.num_chosen_groups, dim=-1).indices
     excluded = torch.ones_like(sums, dtype=torch.bool).scatter(1, best, value=False)
     return grouped.masked_fill(excluded[..., None], -torch.inf).flatten(1)

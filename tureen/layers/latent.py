@@ -1,7 +1,7 @@
 """The description of latent attention (DeepSeek-V2, arXiv:2405.04434). No torch.
 
-Keys and values of all heads are made of one latent a token, and of a few dimensions that positions turn. The cache
-holds these alone: the turned dimensions, then the latent. So heads attend in the latent's space: a head's query is
+Keys and values of all heads are made of one latent for each token, and keys share a few rotary dimensions. The cache
+holds these alone: the rotary dimensions, then the latent. So heads attend in the latent's space: a head's query is
 multiplied by its matrix for keys, and the result of its attention by its matrix for values.
 """
 
@@ -16,8 +16,8 @@ class Latent(msgspec.Struct, frozen=True):
     """The sizes of a layer's latent attention."""
 
     rank: int  # of the latent
-    plain_dim: int  # a head's dimensions of queries and keys that positions do not turn
-    rope_dim: int  # those that they turn, which keys of all heads share
+    plain_dim: int  # a head's dimensions of queries and keys that are not rotary
+    rope_dim: int  # rotary dimensions, which the keys of all heads share
     value_dim: int  # of a head's values
     query_rank: int = 0  # of what queries are made of; 0: they are made of the layer's input
     has_bias: bool = False  # q_a_proj, kv_a_proj_with_mqa and o_proj have one
@@ -34,7 +34,7 @@ class Latent(msgspec.Struct, frozen=True):
 
     def weights(self, hidden_size: int, num_heads: int) -> Shapes:
         """Returns the shape of every weight of a layer, by the end of its name. A head has two matrices of its own:
-        k_b_proj [rank, plain_dim], the other way round than checkpoints have it, and v_b_proj."""
+        k_b_proj [rank, plain_dim], transposed, and v_b_proj."""
         queries = num_heads * self.query_dim
         shapes: Shapes = {
             "self_attn.kv_a_proj_with_mqa.weight": (self.cached_dim, hidden_size),

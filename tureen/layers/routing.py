@@ -26,4 +26,4 @@ class Experts(msgspec.Struct, frozen=True):
     factor: float = 1.0  # the weights are multiplied by it
     num_groups: int = 1  # experts are chosen from the best groups alone (arXiv:2405.04434)
     num_chosen_groups: int = 1
-    group_rank: int = 2  # a group is ranked by the sum of as many of its largest scores (2: arXiv:2412.19437)
+    group_top_k: int = 2  # a group's score is the sum of as many of its experts' largest (2: arXiv:2412.19437)

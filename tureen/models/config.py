@@ -89,7 +89,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[int | None, ...]
     ropes: tuple[RopeConfig | None, ...]
     experts: tuple[Experts | None, ...] = ()
-    latent: Latent | None = None  # what attention is: then num_kv_heads is 1, and head_dim what the cache holds
+    latent: Latent | None = None  # latent attention; num_kv_heads is then 1, and head_dim the size of a cached key
     mixers: tuple[Mixer | None, ...] = ()  # of each layer; None, or no entries: attention
     mixers_beside: bool = False  # a layer with a mixer has attention too, and adds the results of both
     parts: tuple[Literal["both", "mixer", "mlp"], ...] = ()  # of each layer: attention or mixer, mlp; no entries: both
@@ -315,9 +315,15 @@ def with_multipliers(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def checked(experts: Experts) -> Experts:
-    """Returns the experts. Raises StartupError when a token would use more than there are."""
+    """Returns the experts. Raises StartupError when a token would use more than there are, or groups do not fit."""
     if experts.num_chosen > experts.count:
         raise fault("num_experts_per_tok", f"{experts.num_chosen} of {experts.count} experts cannot be used")
+    if experts.count % experts.num_groups:
+        raise fault("n_group", f"{experts.num_groups} groups cannot share {experts.count} experts evenly")
+    if experts.num_chosen_groups > experts.num_groups:
+        raise fault("topk_group", f"{experts.num_chosen_groups} of {experts.num_groups} groups cannot be used")
+    if experts.count // experts.num_groups * experts.num_chosen_groups < experts.num_chosen:
+        raise fault("topk_group", f"{experts.num_chosen_groups} groups have less than {experts.num_chosen} experts")
     return experts
 
 

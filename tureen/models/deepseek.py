@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from tureen.errors import echo
 from tureen.layers.routing import Experts
 from tureen.models.config import ModelConfig, checked
 from tureen.models.latents import apart, experts_v3, routed, with_latent
@@ -54,8 +55,8 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
     """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
     is_v3 = "DeepseekV3ForCausalLM" in hf.get("architectures", ())
     hf = {**(V3 if is_v3 else V2), **hf}
-    refuse(hf, moe_layer_freq=1, scoring_func="sigmoid" if is_v3 else "softmax", mlp_bias=False)
-    config = with_latent(hf, is_interleaved=hf.get("rope_interleave") is not False or not is_v3)
+    refuse(hf, moe_layer_freq=1, mlp_bias=False)
+    config = with_latent(hf, is_interleaved=bool(hf.get("rope_interleave", True)) or not is_v3)
     experts = experts_v3(hf) if is_v3 else _experts_v2(hf)
     first = layer_number(hf, "first_k_dense_replace", 0)
     return replace(
@@ -66,11 +67,11 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def _experts_v2(hf: Mapping[str, Any]) -> Experts:
-    refuse(hf, norm_topk_prob=False)
+    refuse(hf, norm_topk_prob=False, scoring_func="softmax")
     method = hf.get("topk_method") or "greedy"
     if method not in ("greedy", "group_limited_greedy"):
-        raise fault("topk_method", f"{method} is not supported; only greedy and group_limited_greedy are")
+        raise fault("topk_method", f"{echo(method)} is not supported; only greedy and group_limited_greedy are")
     if method == "greedy":
         return checked(routed(hf))
     groups = {"num_groups": integer(hf, "n_group"), "num_chosen_groups": integer(hf, "topk_group")}
-    return checked(replace(routed(hf), group_rank=1, **groups))
+    return checked(replace(routed(hf), group_top_k=1, **groups))

@@ -39,7 +39,7 @@ DEFAULTS = {
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
     """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
     hf = {**DEFAULTS, **hf}
-    config = with_latent(hf, is_interleaved=hf.get("rope_interleave") is not False)
+    config = with_latent(hf, is_interleaved=bool(hf.get("rope_interleave", True)))
     experts, layers = experts_v3(hf), config.num_layers
     first = min(layers, layer_number(hf, "first_k_dense_replace", 1))
     kinds = hf.get("mlp_layer_types") or ["dense"] * first + ["sparse"] * (layers - first)

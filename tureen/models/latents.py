@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from tureen.errors import echo
+from tureen.errors import StartupError, echo
 from tureen.layers.latent import Latent
 from tureen.layers.routing import Experts
 from tureen.models.config import ModelConfig, checked, common
@@ -27,8 +27,9 @@ WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
 def with_latent(hf: Mapping[str, Any], *, is_interleaved: bool) -> ModelConfig:
     """Reads what all models with latent attention share. Raises StartupError naming the key at fault.
 
-    is_interleaved: positions turn neighbouring pairs.
+    is_interleaved: rotary pairs are neighbours.
     """
+    refuse(hf, partial_rotary_factor=1.0)
     rope_dim = integer(hf, "qk_rope_head_dim")
     if rope_dim % 2:
         raise fault("qk_rope_head_dim", f"{rope_dim} is odd")
@@ -75,7 +76,10 @@ def apart(stored: Stored, config: ModelConfig) -> Iterator[Stored]:
         return
     height = latent.plain_dim + latent.value_dim
     if stored.shape != (heads * height, latent.rank):
-        raise fault("kv_lora_rank", f"{stored.name} is {list(stored.shape)}, not {[heads * height, latent.rank]}")
+        raise StartupError(
+            f"weight {stored.name} has shape {list(stored.shape)}, config.json says {[heads * height, latent.rank]}; "
+            "the files do not belong together"
+        )
     whole = cache(lambda: stored.data.reshape(heads, height, -1))  # read once, on first use
     floats = cache(lambda: to_float32(stored).reshape(heads, height, latent.rank).view(np.uint8))
     width = WIDTHS.get(stored.encoding)
@@ -85,7 +89,7 @@ def apart(stored: Stored, config: ModelConfig) -> Iterator[Stored]:
             shape=(latent.value_dim, latent.rank),
             content=partial(_values, whole, head, latent.plain_dim),
         )
-        yield stored._replace(  # numbers in a block format share scales by row: they cannot be turned as they are
+        yield stored._replace(  # a block format has scales for parts of a row, so it is widened to be transposed
             name=f"{stem}.k_b_proj.{head}.weight",
             shape=(latent.rank, latent.plain_dim),
             encoding="F32" if width is None else stored.encoding,
@@ -98,14 +102,14 @@ def _values(whole: Callable[[], NDArray[np.uint8]], head: int, first: int) -> ND
 
 
 def _keys(whole: Callable[[], NDArray[np.uint8]], head: int, end: int, width: int) -> NDArray[np.uint8]:
-    """Returns the bytes of a head's keys with rows and columns exchanged. width: bytes of a number."""
+    """Returns the bytes of a head's keys, transposed. width: bytes of a number."""
     own = whole()[head, :end]
     return np.ascontiguousarray(own.reshape(end, -1, width).swapaxes(0, 1)).reshape(-1)
 
 
 def experts_v3(hf: Mapping[str, Any]) -> Experts:
     """Reads experts that are chosen by sigmoids with a correction (arXiv:2408.15664)."""
-    refuse(hf, topk_method="noaux_tc")
+    refuse(hf, topk_method="noaux_tc", scoring_func="sigmoid")
     return checked(
         replace(
             routed(hf),

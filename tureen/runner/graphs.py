@@ -347,7 +347,7 @@ def _record_mlp(tape: Any, config: ModelConfig, layer: int, own: _Part) -> None:
         correction=own.floats("mlp.gate.e_score_correction_bias", is_there=experts.has_correction),
         num_groups=experts.num_groups,
         chosen_groups=experts.num_chosen_groups,
-        group_rank=experts.group_rank,
+        group_top_k=experts.group_top_k,
         shared=[own.gated("mlp.shared_expert", config)] if has_shared else [],
         shared_gate=own["mlp.shared_expert_gate.weight"] if has_shared and experts.has_shared_gate else None,
         residual_scale=config.residual_scale,

@@ -38,15 +38,20 @@ def _latent(facts: GgufFacts, config: Config) -> Config:
 
 
 def deepseek2(facts: GgufFacts, config: Config) -> Config:
+    """Returns DeepSeek V2's entries, or V3's where experts are chosen by sigmoids. Older files do not say how they are
+    chosen: sigmoids alone have a correction."""
     scaling, key = config["rope_scaling"], "rope.scaling.yarn_log_multiplier"
     if scaling and facts.get(key):
         stretch = facts.number(key) * 10  # this architecture's files have a tenth of it
         scaling = {**scaling, "mscale": stretch, "mscale_all_dim": stretch}
-    choice = facts.get("expert_gating_func") or SOFTMAX
+    has_correction = any(name.endswith("exp_probs_b.bias") for name in facts.file.tensors)
+    choice = facts.get("expert_gating_func") or (SIGMOID if has_correction else SOFTMAX)
     if choice not in (SOFTMAX, SIGMOID):
         raise facts.unsupported(f"deepseek2.expert_gating_func {echo(choice)} is not supported")
     is_v3 = choice == SIGMOID
     is_normalised = bool(facts.get("expert_weights_norm"))
+    if is_normalised and not is_v3:
+        raise facts.unsupported("deepseek2.expert_weights_norm true with a softmax is not supported")
     groups = facts.optional_count("expert_group_count") or 1
     read = (*SHARED, "expert_gating_func", "leading_dense_block_count", "expert_weights_norm", "expert_weights_scale")
     count, used = experts(facts, **dict.fromkeys((*read, "expert_group_count", "expert_group_used_count")))
@@ -71,11 +76,9 @@ def deepseek2(facts: GgufFacts, config: Config) -> Config:
 
 def minicpm3(facts: GgufFacts, config: Config) -> Config:
     """Factors of embeddings, residuals and logits are those of config.json that llama.cpp takes for granted."""
-    original = "original_max_position_embeddings"
     return {
         "model_type": "minicpm3",
         **_latent(facts, config),
-        original: (config["rope_scaling"] or {}).get(original),
         "scale_emb": 12,
         "scale_depth": 1.4,
         "dim_model_base": 256,

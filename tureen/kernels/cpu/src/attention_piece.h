@@ -134,20 +134,20 @@ TUREEN_INLINE void to_weights(Group& g, int n, Use use) {
 
 // -- values in keys ---------------------------------------------------------------------------------------------------
 
-// Accumulators of two dimensions, which lie in one pair of rows, in registers: of THREE query vectors.
-constexpr int THREE = 3;
+// Query vectors with accumulators in registers, of two dimensions each: those that lie in one pair of rows.
+constexpr int MOST_WITH_PAIRS = 3;
 
-// body(Count<n>, first query vector) for all of the group, in steps n of THREE and a smaller one; for each pair of the
-// keys' dimensions that values are in.
+// body(Count<n>, first query vector) for all of the group, in steps n of MOST_WITH_PAIRS and a smaller one; for each
+// pair of the keys' dimensions that values are in.
 template <typename Body>
 TUREEN_INLINE void each_pair_of_values(const Group& g, const Piece& piece, Body body) {
-    for (int n = 0; n < g.count; n += THREE)
+    for (int n = 0; n < g.count; n += MOST_WITH_PAIRS)
         for (int pair = piece.values_from / 2; pair < piece.head_dim / 2; pair++) {
             float* sums = g.sums + n * piece.width + 2 * pair - piece.values_from;
             switch (g.count - n) {
                 case 1: body(Count<1>{}, n, pair, sums); break;
                 case 2: body(Count<2>{}, n, pair, sums); break;
-                default: body(Count<THREE>{}, n, pair, sums);
+                default: body(Count<MOST_WITH_PAIRS>{}, n, pair, sums);
             }
         }
 }

@@ -58,8 +58,8 @@ void AttentionPlan::make(const Step& step, const AttentionShape& shape, int thre
     shares.clear();
     parts.clear();
     int group = shape.num_heads / shape.num_kv_heads;
-    bool is_short_of_work = step.tokens() * shape.num_kv_heads < threads;
-    int heads = is_short_of_work ? 1 : std::min(group, most_vectors());
+    int wanted = (threads - 1) / (step.tokens() * shape.num_kv_heads) + 1;  // of each kv head and token
+    int heads = std::clamp(group / wanted, 1, most_vectors());
     while (group % heads) heads--;
     int most = std::max(1, most_vectors() / heads);
     size_t floats = 0;

@@ -147,7 +147,7 @@ void bind_attention(nb::module_& m) {
             nb::arg("number"), "The numbers of a state, float32: not a copy.");
     m.def("kv_store", store, nb::arg("cache"), nb::arg("layer"), nb::arg("page"), nb::arg("at"), nb::arg("kv_head"),
           nb::arg("key"), nb::arg("value"),
-          "key, value: float32 [head_dim]. value is not looked at where it is in the key.");
+          "key, value: float32 [head_dim]. value is ignored if the layer stores no values.");
     m.def("kv_load", load, nb::arg("cache"), nb::arg("layer"), nb::arg("page"), nb::arg("at"), nb::arg("kv_head"),
           "-> key, value: float32 [head_dim], [value_dim].");
     m.def("kv_fill", fill, nb::arg("cache"), nb::arg("byte"), "Set every byte of the memory.");

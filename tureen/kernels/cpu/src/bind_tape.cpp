@@ -289,10 +289,10 @@ void bind_tape(nb::module_& m) {
             "experts",
             [](Tape& tape, const std::string& module, Norm norm, SharedMatrix router, FloatArray router_bias,
                nb::list each, const std::string& score, float jitter, int num_chosen, bool is_normalised, float factor,
-               FloatArray correction, int num_groups, int chosen_groups, int group_rank, nb::list shared,
+               FloatArray correction, int num_groups, int chosen_groups, int group_top_k, nb::list shared,
                SharedMatrix shared_gate, float residual_scale) {
                 Routing routing{score_of(score), num_chosen,    is_normalised, factor, floats(correction),
-                                num_groups,      chosen_groups, group_rank,    jitter};
+                                num_groups,      chosen_groups, group_top_k,   jitter};
                 Experts experts{router, floats(router_bias), {}, routing, {}, shared_gate};
                 for (nb::handle one : each) experts.each.push_back(gated_of(nb::cast<nb::tuple>(one)));
                 for (nb::handle one : shared) experts.shared.push_back(gated_of(nb::cast<nb::tuple>(one)));
@@ -301,7 +301,7 @@ void bind_tape(nb::module_& m) {
             nb::kw_only(), nb::arg("module"), nb::arg("norm"), nb::arg("router"), nb::arg("router_bias"),
             nb::arg("each"), nb::arg("score"), nb::arg("jitter"), nb::arg("num_chosen"), nb::arg("is_normalised"),
             nb::arg("factor"), nb::arg("correction"), nb::arg("num_groups"), nb::arg("chosen_groups"),
-            nb::arg("group_rank"), nb::arg("shared"), nb::arg("shared_gate").none(), nb::arg("residual_scale"),
+            nb::arg("group_top_k"), nb::arg("shared"), nb::arg("shared_gate").none(), nb::arg("residual_scale"),
             "x += residual_scale * the sum of the chosen experts by their weights. each, shared: as `gated` of mlp; "
             "shared has one that all tokens use, or none; without shared_gate its weight is 1.")
         .def(

@@ -131,7 +131,7 @@ struct Queries {
 struct AttentionKernels {
     size_t (*block_bytes)(KvType type, int head_dim);
     // Store the key and value [head_dim] (float32, rotated) of one token and kv head at offset `at` in `page`. value is
-    // not looked at where the layer has no values of their own.
+    // ignored if the layer stores no values.
     void (*store)(const KvLayer& kv, int page, int at, int kv_head, const float* key, const float* value);
     // Read them back as float32 (tests, and the reference): value [value_dim].
     void (*load)(const KvLayer& kv, int page, int at, int kv_head, float* key, float* value);

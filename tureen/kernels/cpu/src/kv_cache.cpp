@@ -50,7 +50,8 @@ KvLayer KvCache::layer(int index) const {
     KvLayer layer = layers_[index];
     layer.page_bytes = page_bytes_;
     layer.keys = memory_.data() + starts_[index];
-    if (layer.has_values()) layer.values = layer.keys + size_t(layer.kv_heads) * layer.page_blocks * layer.block_bytes;
+    layer.values = layer.keys;
+    if (layer.has_values()) layer.values += size_t(layer.kv_heads) * layer.page_blocks * layer.block_bytes;
     return layer;
 }
 

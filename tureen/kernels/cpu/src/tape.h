@@ -103,7 +103,7 @@ struct Routing {
     float factor;                   // the weights are multiplied by it
     Floats correction;              // [experts]: added to the scores for the choice, not for the weights; or empty
     int num_groups, chosen_groups;  // only the experts of the best groups are considered; 1, 1: all
-    int group_rank;                 // a group's rank is the sum of as many of its largest values
+    int group_top_k;                // a group's score is the sum of as many of its largest values
     float jitter;                   // of SPARSE_MIXER
 };
 

@@ -28,7 +28,7 @@ void exclude_groups(const Routing& routing, Floats& ranked) {
     Floats sums(groups);
     for (int g = 0; g < groups; g++) {
         Floats own(ranked.begin() + g * size, ranked.begin() + (g + 1) * size);
-        auto end = own.begin() + std::min(routing.group_rank, size);
+        auto end = own.begin() + std::min(routing.group_top_k, size);
         std::partial_sort(own.begin(), end, own.end(), std::greater<float>());
         sums[g] = std::accumulate(own.begin(), end, 0.0f);
     }
@@ -193,7 +193,7 @@ void Tape::experts(const std::string& module, Norm norm, Experts given, float sc
     require(routing.score != Score::SPARSE_MIXER || chosen == 2, "a sparse mixer chooses two experts");
     require(routing.correction.empty() || int(routing.correction.size()) == count,
             "a correction has a number an expert");
-    require(routing.group_rank > 0, "a group is ranked by one value or more");
+    require(routing.group_top_k > 0, "a group's score is the sum of one value or more");
     require(routing.num_groups > 0 && count % routing.num_groups == 0 && routing.chosen_groups > 0 &&
                 routing.chosen_groups <= routing.num_groups &&
                 count / routing.num_groups * routing.chosen_groups >= chosen,

@@ -205,12 +205,10 @@ def _guesses_ahead(name: str, config: Mapping[str, Any]) -> bool:
 
 
 def _experts(path: Path, stored: Stored) -> Iterator[Stored]:
-    """Yields each part of a tensor that holds a matrix for each expert, or for each head."""
+    """Yields each expert's part of a tensor that holds all experts."""
     count, *shape = stored.shape
     if not shape:
-        raise StartupError(
-            f"model {path}: the tensor of {stored.name} has one dimension, where experts or heads need more"
-        )
+        raise StartupError(f"model {path}: the tensor of {stored.name} has one dimension, where experts need more")
     parts = stored.data.reshape(count, -1)
     for number, part in enumerate(parts):
         yield stored._replace(name=stored.name.replace("*", str(number)), shape=tuple(shape), content=part)

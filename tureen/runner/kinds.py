@@ -1,4 +1,4 @@
-"""Tells the purpose of a model on disk: it writes text, makes embeddings, or scores texts. No torch."""
+"""Finds the purpose of a model on disk: it writes text, makes embeddings, or scores texts. No torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JUDGE_AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 def is_encoder(hf: Mapping[str, Any]) -> bool:
-    """Says whether the model is an encoder; its texts are computed whole, without a KV cache."""
+    """Returns True if the model is an encoder, whose texts are computed whole, without a KV cache."""
     return declaring("tureen.models", ENCODERS, architecture_of(hf)) is not None
 
 

@@ -12,6 +12,8 @@ ARCHITECTURES = {
     "apertus": "apertus",
     "arcee": "arcee",
     "cohere2": "cohere2",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
     "ernie4_5": "ernie4_5",
     "ernie4_5_moe": "ernie4_5-moe",
     "exaone4": "exaone4",
@@ -21,6 +23,7 @@ ARCHITECTURES = {
     "glm": "chatglm",
     "glm4": "glm4",
     "glm4_moe": "glm4moe",
+    "glm4_moe_lite": "deepseek2",
     "gpt_oss": "gpt-oss",
     "granite": "granite",
     "granitemoe": "granitemoe",
@@ -30,6 +33,7 @@ ARCHITECTURES = {
     "hunyuan_v1_moe": "hunyuan-moe",
     "lfm2": "lfm2",
     "llama": "llama",
+    "minicpm3": "minicpm3",
     "minimax_m2": "minimax-m2",
     "ministral3": "mistral3",
     "mistral": "llama",
@@ -63,6 +67,14 @@ LAYER_NAMES = {
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
     "self_attn.out_proj": "attn_output",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "self_attn.k_b_proj": "attn_k_b",
+    "self_attn.v_b_proj": "attn_v_b",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "self_attn.q_layernorm": "attn_q_norm",
@@ -184,6 +196,8 @@ def _parts(model: Any) -> Iterator[tuple[str, np.ndarray]]:
                 yield f"{stem.removesuffix('shared_mlp.input_linear')}{block}.{part}.weight", half
         elif stem.endswith("shared_mlp.output_linear") and model.config.model_type == "granitemoeshared":
             yield f"{stem.removesuffix('shared_mlp.output_linear')}mlp.shared_expert.down_proj.weight", array
+        elif stem.endswith("kv_b_proj") and ARCHITECTURES[model.config.model_type] == "deepseek2":
+            yield from _kv_b(stem.removesuffix("kv_b_proj"), array, model.config)
         elif stem.endswith("in_proj_qkvz"):
             yield from _qkvz(stem.removesuffix("qkvz"), array, model.config)
         elif ".act_fn." not in name:
@@ -200,6 +214,13 @@ def _expert_parts(stem: str, last: str, array: np.ndarray, *, is_gpt_oss: bool) 
     halves = [array[:, 0::2], array[:, 1::2]] if is_gpt_oss else np.split(array, 2, axis=1)
     yield f"{stem}.gate_proj.{kind}", halves[0]
     yield f"{stem}.up_proj.{kind}", halves[1]
+
+
+def _kv_b(stem: str, array: np.ndarray, config: Any) -> Iterator[tuple[str, np.ndarray]]:
+    by_head = array.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+    keys, values = np.split(by_head, [config.qk_nope_head_dim], axis=1)
+    yield f"{stem}k_b_proj.weight", keys.swapaxes(1, 2)
+    yield f"{stem}v_b_proj.weight", values
 
 
 def _qkvz(stem: str, array: np.ndarray, config: Any) -> Iterator[tuple[str, np.ndarray]]:
@@ -224,7 +245,8 @@ def _rope_facts(config: Any) -> dict[str, Any]:
     if rope["rope_type"] in ("longrope", "yarn"):
         facts["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
     if "mscale_all_dim" in rope:
-        facts["rope.scaling.yarn_log_multiplier"] = float(rope["mscale_all_dim"])
+        share = 0.1 if ARCHITECTURES[config.model_type] == "deepseek2" else 1.0
+        facts["rope.scaling.yarn_log_multiplier"] = share * rope["mscale_all_dim"]
     if rope["rope_type"] == "longrope":
         stretch = config.max_position_embeddings / rope["original_max_position_embeddings"]
         grown = (1 + math.log(stretch) / math.log(rope["original_max_position_embeddings"])) ** 0.5
@@ -316,6 +338,36 @@ def _glm_moe(model: Any) -> dict[str, Any]:
     }
 
 
+def _latent(model: Any) -> dict[str, Any]:
+    config = model.config
+    length = config.qk_nope_head_dim + config.qk_rope_head_dim
+    facts = {
+        "attention.kv_lora_rank": config.kv_lora_rank,
+        "attention.key_length": length,
+        "attention.value_length": config.v_head_dim,
+    }
+    return facts | ({"attention.q_lora_rank": config.q_lora_rank} if config.q_lora_rank else {})
+
+
+def _deepseek(model: Any) -> dict[str, Any]:
+    config, facts = model.config, _latent(model)
+    own = {f"attention.{kind}_length_mla": facts[f"attention.{kind}_length"] for kind in ("key", "value")}
+    is_v2, groups = config.model_type == "deepseek_v2", getattr(config, "n_group", None)
+    return {
+        **facts,
+        **own,
+        "attention.head_count_kv": 1,
+        "attention.key_length": config.kv_lora_rank + config.qk_rope_head_dim,
+        "attention.value_length": config.kv_lora_rank,
+        "expert_shared_count": config.n_shared_experts,
+        "leading_dense_block_count": getattr(config, "first_k_dense_replace", 1),
+        "expert_gating_func": 1 if is_v2 else SIGMOID,
+        "expert_weights_scale": config.routed_scaling_factor,
+        "expert_weights_norm": config.norm_topk_prob,
+        **({"expert_group_count": groups, "expert_group_used_count": config.topk_group} if groups else {}),
+    }
+
+
 def _lfm2(model: Any) -> dict[str, Any]:
     config = model.config
     heads = config.num_key_value_heads
@@ -327,6 +379,8 @@ def _lfm2(model: Any) -> dict[str, Any]:
 
 
 FAMILIES = {
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), _deepseek),
+    "minicpm3": _latent,
     "cohere2": lambda model: {"logit_scale": model.config.logit_scale},
     "ernie4_5_moe": _ernie_moe,
     "gemma2": lambda model: {

@@ -155,6 +155,24 @@ FALCON = {
     "ssm_in_multiplier": 1.25,
     "ssm_out_multiplier": 0.6,
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 40,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "q_lora_rank": 48,
+}
+DEEPSEEK = LATENT | {
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.7,
+}
+DEEPSEEK_YARN = YARN | {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.7, "mscale_all_dim": 1.2}
 OF_STATE_SPACE = (".A_log", ".dt_bias", ".D", ".conv1d.weight", ".conv1d.bias")
 """Ends of names of weights on which decays and time steps depend: large enough that these differ from head to head."""
 CLEAR = 2e-4
@@ -309,6 +327,20 @@ VARIANTS = {
             "rope_parameters": YARN | {"truncate": False},
         },
     ),
+    "deepseek-v2": (
+        "DeepseekV2",
+        DEEPSEEK | {"q_lora_rank": None, "rope_parameters": DEEPSEEK_YARN, "attention_bias": True},
+    ),
+    "deepseek-v2-groups": (
+        "DeepseekV2",
+        DEEPSEEK | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "attention_bias": True},
+    ),
+    "deepseek-v3": (
+        "DeepseekV3",
+        DEEPSEEK | {"n_group": 4, "topk_group": 2, "rope_parameters": DEEPSEEK_YARN, "attention_bias": True},
+    ),
+    "glm4-moe-lite": ("Glm4MoeLite", DEEPSEEK | {"rope_interleave": False}),
+    "minicpm3": ("MiniCPM3", LATENT | {"scale_emb": 3, "scale_depth": 1.1, "dim_model_base": 40, "v_head_dim": 16}),
     "apertus": ("Apertus", {"head_dim": 32, "attention_bias": True}),
     "phimoe": (
         "Phimoe",

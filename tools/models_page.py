@@ -52,10 +52,15 @@ many requests run together. They are not kept on the disk or sent to other repli
 Ranks and pipeline stages refuse these models. Adapters for `q_proj` of the Qwens are refused: that matrix holds the
 heads' gates too.
 
+**Latent attention** (DeepSeek V2 and V3, Kimi K2, Moonlight, GLM-4.7-Flash, MiniCPM3): the KV cache holds one latent
+and one rotary key for each token and layer. Adapters for `kv_b_proj` and tensor-parallel ranks are refused. Kimi K2 and
+Moonlight are published without tokenizer.json: take a GGUF file, or name one with `--tokenizer-path`.
+
 **gpt-oss** is read from its safetensors in MXFP4 or in BF16, and from GGUF files.
 
 **GGUF files** give the values of transformers where llama.cpp computes others: gpt-oss (YaRN is not rounded), PhiMoE
-(its router and norms), StarCoder2 (a window of 4096 tokens). A file is refused if its metadata hold a key that the
+(its router and norms), StarCoder2 (a window of 4096 tokens), latent attention (its inner norms, groups of DeepSeek V2's
+experts). A file is refused if its metadata hold a key that the
 server does not know and that may change the result. Files of Granite 4 with Mamba layers, and of PhiMoE with LongRoPE,
 are refused.
 

@@ -173,10 +173,19 @@ def test_every_architecture_takes_adapters_wherever_they_are_supported(variant, 
         targets = ATTENTION + (SHARED if variant == "qwen2-moe" else [])
     if runner._model.has_gate:  # its q_proj has the gates too
         targets = ["k_proj", "v_proj", "o_proj", "in_proj_qkv", "out_proj"]
+    if runner._model.latent is not None:
+        targets = ["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
     oracle = write_adapter(model, tmp_path / "adapter", target_modules=targets)
     load_adapter(runner, 1, tmp_path / "adapter")
     for sequence in run(runner, [make_sequence(0, 1), make_sequence(1, 0)], 2, (1000,)):
         assert distance(sequence, oracle if sequence.adapter else model) < CLOSE
+
+
+def test_an_adapter_of_the_matrix_that_each_head_has_a_part_of_is_refused(tmp_path):
+    model = write(tmp_path, "minicpm3")
+    write_adapter(model, tmp_path / "adapter", target_modules=["kv_b_proj"])
+    with pytest.raises(InvalidRequest, match=r"layers\.0\.self_attn\.kv_b_proj"):
+        load_adapter(make_runner(tmp_path, "native"), 1, tmp_path / "adapter")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -16,7 +16,7 @@ from runner_driver import PROMPT, Running, distance, generate, step
 from safetensors.torch import load_file, save_file
 from samples import some
 from tiny_larger_models import LARGER, write_larger
-from tiny_models import VARIANTS, YARN, greedy, logprobs, write
+from tiny_models import DEEPSEEK_YARN, VARIANTS, YARN, greedy, logprobs, write
 from transformers import LlamaForCausalLM
 
 from tureen.config import Config
@@ -50,6 +50,7 @@ MUTATED = {f"{family.removesuffix('Text')}ForCausalLM": variant for variant, (fa
 ALL_SPARSE = {"mlp_only_layers": []}
 HEAD_SCALE = {"query_pre_attn_scalar": 32}
 NO_BIAS = {"attention_bias": False}
+ONE_MSCALE = DEEPSEEK_YARN | {"mscale_all_dim": 0.7}
 IN_GGUF = {
     "llama-rope-linear": {},
     "llama-rope-yarn": {},
@@ -91,6 +92,11 @@ IN_GGUF = {
     "qwen3-5": {},
     "qwen3-5-moe": {},
     "gpt-oss": {},
+    "deepseek-v2": {"rope_parameters": ONE_MSCALE},
+    "deepseek-v2-groups": {},
+    "deepseek-v3": {"rope_parameters": ONE_MSCALE},
+    "glm4-moe-lite": {"rope_interleave": True},
+    "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
     "apertus": NO_BIAS,
     "phimoe": {"router_jitter_noise": 0.01},
 }

@@ -15,7 +15,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from tureen.errors import StartupError
 from tureen.layers.activation import GATED, PLAIN
 from tureen.layers.rope import RopeConfig, frequencies
-from tureen.models.config import ACTIVATIONS, rope
+from tureen.models.config import ACTIVATIONS
+from tureen.models.ropes import rope
 from tureen.models.torch_decoder import DecoderModel
 from tureen.registry import find_model
 from tureen.runner.loading import describe
@@ -143,6 +144,9 @@ def test_yarn_makes_the_context_longer_though_max_position_embeddings_has_not_gr
     assert describe(hf).context_len == context_len
 
 
+OF_DEEPSEEK = {"num_key_value_heads": None, "num_experts_per_tok": 2}
+
+
 @pytest.mark.parametrize(
     ("architecture", "changes", "key"),
     [
@@ -179,6 +183,23 @@ def test_yarn_makes_the_context_longer_though_max_position_embeddings_has_not_gr
         ("NemotronHForCausalLM", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act"),
         ("NemotronHForCausalLM", {"hybrid_override_pattern": "ME", "mlp_bias": True}, "mlp_bias"),
         ("Phi3ForCausalLM", {"rope_scaling": [1]}, "rope_scaling"),
+        ("DeepseekV2ForCausalLM", {"num_key_value_heads": 2, "num_experts_per_tok": 2}, "num_key_value_heads: 2"),
+        ("DeepseekV2ForCausalLM", OF_DEEPSEEK | {"qk_rope_head_dim": 7}, "qk_rope_head_dim: 7 is odd"),
+        ("DeepseekV2ForCausalLM", OF_DEEPSEEK | {"kv_lora_rank": 7}, "kv_lora_rank: 7 is odd"),
+        ("DeepseekV2ForCausalLM", OF_DEEPSEEK | {"topk_method": "noaux_tc"}, "topk_method: "),
+        ("DeepseekV2ForCausalLM", OF_DEEPSEEK | {"norm_topk_prob": True}, "norm_topk_prob: "),
+        ("DeepseekV3ForCausalLM", OF_DEEPSEEK | {"scoring_func": "softmax"}, "scoring_func: "),
+        ("DeepseekV3ForCausalLM", OF_DEEPSEEK | {"moe_layer_freq": 2}, "moe_layer_freq: "),
+        ("DeepseekV3ForCausalLM", OF_DEEPSEEK | {"n_group": 3}, "n_group: 3 groups cannot share 256 experts evenly"),
+        ("DeepseekV3ForCausalLM", OF_DEEPSEEK | {"topk_group": 9}, "topk_group: 9 of 8 groups cannot be used"),
+        (
+            "DeepseekV3ForCausalLM",
+            {"num_key_value_heads": None, "num_experts_per_tok": 33, "topk_group": 1},
+            "topk_group: 1 groups have less than 33 experts",
+        ),
+        ("DeepseekV3ForCausalLM", OF_DEEPSEEK | {"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5"),
+        ("Glm4MoeLiteForCausalLM", OF_DEEPSEEK | {"scoring_func": "softmax"}, "scoring_func: "),
+        ("Glm4MoeLiteForCausalLM", OF_DEEPSEEK | {"mlp_layer_types": ["dense", "thin"]}, "mlp_layer_types: "),
     ],
 )
 def test_a_config_that_cannot_be_is_refused_by_the_key_at_fault(architecture, changes, key):
@@ -196,6 +217,15 @@ def test_qwen_has_no_windows_where_its_config_switches_them_off():
     assert describe(hf | {"use_sliding_window": True}).windows == (8, 8)
 
 
+def test_the_cache_of_latent_attention_holds_the_latent_and_what_positions_turn():
+    """A ninth of the keys and values of all heads, for DeepSeek-V2-Lite."""
+    hf = {"vocab_size": 102400, "hidden_size": 2048, "intermediate_size": 10944, "num_hidden_layers": 27}
+    hf |= {"num_attention_heads": 16, "q_lora_rank": None, "num_experts_per_tok": 6, "first_k_dense_replace": 1}
+    described = describe(hf | {"architectures": ["DeepseekV2ForCausalLM"]})
+    assert [layer.numbers for layer in described.kv_layers] == [512 + 64] * 27
+    assert described.attention_scale == pytest.approx(192**-0.5)
+
+
 HARMLESS = {
     "tokens, names and versions": "_name_or_path bos_token_id eos_token_id pad_token_id sep_token_id eod_token_id "
     "model_type transformers_version id2label label2id problem_type",
@@ -209,6 +239,7 @@ HARMLESS = {
     "other kinds of models": "is_encoder_decoder",
 }
 """Reason -> keys of config.json that change no output."""
+OF_LATENT = {"head_dim": "qk_rope_head_dim", "qk_head_dim": "qk_nope_head_dim and qk_rope_head_dim"}
 INSTEAD = {
     "SmolLM3": {"no_rope_layer_interval": "no_rope_layers", "sliding_window": "layer_types",
                 "use_sliding_window": "layer_types", "layer_types": "use_sliding_window"},
@@ -231,6 +262,10 @@ INSTEAD = {
                   "mtp_layers_block_type": "nothing: further tokens are not predicted",
                   "time_step_min": "time_step_limit; transformers alone takes it for the least time step"},
     "FalconH1": {"mamba_expand": "mamba_d_ssm"},
+    "DeepseekV2": OF_LATENT,
+    "DeepseekV3": OF_LATENT,
+    "Glm4MoeLite": {**OF_LATENT, "first_k_dense_replace": "mlp_layer_types"},
+    "MiniCPM3": OF_LATENT,
 }  # fmt: skip
 """Family -> key -> the key that decides in its place, in the configs of the variants."""
 

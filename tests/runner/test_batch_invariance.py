@@ -30,6 +30,8 @@ KINDS = {
     "int4, int8 cache": {"quantization": "int4", "kv_cache_dtype": "int8"},
     "experts": {"quantization": "int8"},
     "softcaps": {"dtype": "bfloat16"},
+    "latents": {"quantization": "int8"},
+    "latents, int8 cache": {"quantization": "int4", "kv_cache_dtype": "int8"},
     "adapters": {"quantization": "int8"},
 }
 VARIANTS = {
@@ -37,6 +39,8 @@ VARIANTS = {
     "experts": "qwen2-moe",
     "experts, inputs of 16 bits": "qwen2-moe",
     "softcaps": "gemma2-softcaps",
+    "latents": "deepseek-v3",
+    "latents, int8 cache": "deepseek-v2",
 }
 """Of models; the others are llama."""
 ADAPTERS = (0, 0, 1, 2)

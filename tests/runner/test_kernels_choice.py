@@ -58,10 +58,10 @@ def test_an_installation_without_native_kernels_computes_with_torch_and_says_how
 
 def test_heads_too_large_for_the_native_kernels_are_refused_by_name(folder, tmp_path):
     pytest.importorskip("tureen.kernels.cpu._native")
-    config = json.loads((folder / "config.json").read_text()) | {"head_dim": 320}
+    config = json.loads((folder / "config.json").read_text()) | {"head_dim": 640}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
-    with pytest.raises(StartupError, match=r"head_dim is 320, not 2 … 256; use --kernels torch"):
+    with pytest.raises(StartupError, match=r"head_dim is 640, not 2 … 576; use --kernels torch"):
         _load(tmp_path)
 
 

@@ -156,7 +156,7 @@ def test_untouched_pages_of_the_pool_take_no_memory():
     model = gemma3.parse({"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 2})
     cpu = resolve_device("cpu")
     before = resident()
-    pool = torch_pool.allocate(model, torch.bfloat16, num_layers=2, num_pages=4096, page_size=16, device=cpu)
+    pool = torch_pool.allocate(model.kv_layers, torch.bfloat16, num_pages=4096, page_size=16, device=cpu)
     assert sum(tensor.nbytes for tensor in (*pool.keys, *pool.values)) > 1 << 28
     assert resident() - before < 1 << 24
     assert not pool.keys[1][4000].any()

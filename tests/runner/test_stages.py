@@ -31,6 +31,7 @@ MODELS = {
     "smollm3": {},
     "gemma3": {},
     "qwen2-moe": {},
+    "deepseek-v3": {},
 }
 """With more keys of their config: untied and tied heads, layers of several kinds, with experts and without."""
 

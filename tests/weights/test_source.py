@@ -435,6 +435,20 @@ def test_phimoe_with_longrope_is_refused_for_its_files_lack_the_magnitude(tmp_pa
         _gguf_config(tmp_path, factors, **tiny_gguf.architecture_metadata("phimoe", **facts))
 
 
+def test_longrope_of_a_file_that_names_no_first_length_begins_with_the_context_as_in_llama_cpp(tmp_path):
+    factors = {f"rope_factors_{kind}.weight": np.ones(4, np.float32) for kind in ("long", "short")}
+    facts = {"rope__dimension_count": 8, "attention__kv_lora_rank": 16, "attention__key_length": 24}
+    config = _gguf_config(tmp_path, factors, **tiny_gguf.architecture_metadata("minicpm3", **facts))
+    assert config["rope_scaling"]["original_max_position_embeddings"] == config["max_position_embeddings"]
+
+
+def test_experts_of_an_older_deepseek2_file_are_chosen_by_sigmoids_if_it_has_their_correction(tmp_path):
+    metadata = tiny_gguf.architecture_metadata("deepseek2", **LATENTS)
+    correction = {"blk.1.exp_probs_b.bias": np.zeros(8, np.float32)}
+    classes = [_gguf_config(tmp_path, tensors, **metadata)["architectures"] for tensors in ({}, correction)]
+    assert classes == [["DeepseekV2ForCausalLM"], ["DeepseekV3ForCausalLM"]]
+
+
 def test_an_adapter_is_not_taken_for_a_model(tmp_path):
     metadata = tiny_gguf.architecture_metadata("llama") | {"general.type": "adapter"}
     with pytest.raises(StartupError, match="this is an adapter: give the model"):
@@ -470,6 +484,8 @@ MIXTURE = {"expert_count": 8, "expert_used_count": 2}
 MODERN = {"attention__layer_norm_epsilon": 1e-5, "attention__sliding_window": 8}
 SHARED = {"expert_shared_count": 2, "expert_shared_feed_forward_length": 8, "expert_feed_forward_length": 8}
 YARN = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
+LATENTS = MIXTURE | {"expert_feed_forward_length": 8, "rope__dimension_count": 8, "attention__kv_lora_rank": 16,
+                     "attention__key_length": 24}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -490,6 +506,14 @@ YARN = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
         ("gpt-oss", MIXTURE, "gpt-oss.attention.sliding_window must be a positive"),
         ("glm4moe", MIXTURE | {"expert_group_count": 4}, "glm4moe.expert_group_count 4 is not supported"),
         ("minimax-m2", MIXTURE | {"expert_gating_func": 1}, "minimax-m2.expert_gating_func 1 is not supported"),
+        ("deepseek2", LATENTS | {"expert_weights_norm": True}, "deepseek2.expert_weights_norm true with a softmax is"),
+        ("deepseek2", LATENTS | {"expert_gating_func": 3}, "deepseek2.expert_gating_func 3 is not supported"),
+        (
+            "deepseek2",
+            LATENTS | {"attention__key_length": 8},
+            "attention.key_length must be more than rope.dimension_count 8, got 8",
+        ),
+        ("deepseek2", LATENTS | {"attention__kv_lora_rank": 0}, "attention.kv_lora_rank must be a positive integer"),
         (
             "hunyuan-moe",
             MIXTURE | {"expert_shared_feed_forward_length": 8},
@@ -607,7 +631,8 @@ VALUES = (0, 1, 1 << 31, -0.5, float("nan"), True, "", "text", [1, 2], [1, 1], [
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(
-    "architecture", ["llama", "gemma3", "qwen2moe", "phi3", "granite", "lfm2", "qwen35", "gpt-oss", "glm4moe"]
+    "architecture",
+    ["llama", "gemma3", "qwen2moe", "phi3", "granite", "lfm2", "qwen35", "gpt-oss", "glm4moe", "deepseek2"],
 )
 def test_no_value_of_another_type_raises_anything_but_a_startup_error(tmp_path, architecture):
     vocabulary = tiny_gguf.byte_vocabulary() | {"tokenizer.ggml.add_bos_token": True, "split.count": 1}
@@ -638,6 +663,8 @@ MORE = {
     "qwen35": {"ssm.time_step_rank": 2, "ssm.inner_size": 8, "ssm.group_count": 2, "ssm.state_size": 4,
                "ssm.conv_kernel": 4, "rope.dimension_sections": [1, 1, 2, 0]},
     "gpt-oss": MIXTURE | {"attention.sliding_window": 8},
+    "deepseek2": LATENTS | {"attention.key_length_mla": 24, "attention.q_lora_rank": 16, "expert_weights_norm": False,
+                            "rope.scaling.yarn_log_multiplier": 0.1},
     "glm4moe": SHARED | {"expert_weights_scale": 2.0, "expert_gating_func": 2},
 }  # fmt: skip
 """Keys that some architectures have."""

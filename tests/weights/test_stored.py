@@ -18,11 +18,13 @@ from samples import either
 
 from tureen import extras
 from tureen.errors import StartupError
+from tureen.models import latents
+from tureen.runner.loading import describe
 from tureen.weights.gguf import GgufFile
 from tureen.weights.gguf_widen import WIDENED, note
 from tureen.weights.safetensors import MAX_HEADER, SafetensorsFile
 from tureen.weights.source import ModelSource, model_config
-from tureen.weights.stored import iter_stored, to_float32
+from tureen.weights.stored import Stored, iter_stored, to_float32
 
 
 def _make_folder(path, tensors):
@@ -252,3 +254,20 @@ def test_one_line_names_the_types_that_are_rewritten(tmp_path):
     told = note(GgufFile(path).tensors.values())
     assert told == "tensors of these types take 4.56 bits a weight in memory, without loss: IQ2_S (2), IQ3_S (1)"
     assert not note([])
+
+
+@pytest.mark.parametrize("encoding", ["F32", "F16", "Q8_0"])
+def test_the_matrix_that_makes_keys_and_values_of_latents_is_split_by_head_and_its_keys_transposed(encoding):
+    hf = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    hf |= {"qk_nope_head_dim": 6, "qk_rope_head_dim": 2, "v_head_dim": 4, "kv_lora_rank": 32}
+    values = np.random.default_rng(0).standard_normal((20, 32), np.float32)
+    data = quantize(values, getattr(gguf.GGMLQuantizationType, encoding)).reshape(-1).view(np.uint8)
+    prefix = "model.layers.0.self_attn."
+    whole = Stored(f"{prefix}kv_b_proj.weight", values.shape, encoding, data)
+    expected = to_float32(whole).reshape(2, 10, 32)
+    config = describe(hf | {"architectures": ["MiniCPM3ForCausalLM"]})
+    parts = {stored.name.removeprefix(prefix): to_float32(stored) for stored in latents.apart(whole, config)}
+    for head in range(2):
+        assert np.array_equal(parts.pop(f"k_b_proj.{head}.weight"), expected[head, :6].T)
+        assert np.array_equal(parts.pop(f"v_b_proj.{head}.weight"), expected[head, 6:])
+    assert not parts

@@ -14,10 +14,11 @@ from tureen.layers.mlp import MLP
 from tureen.layers.norm import Norm
 
 if TYPE_CHECKING:
+    from tureen.layers.latent_attention import LatentAttention
     from tureen.layers.recurrent import Beside, GatedDeltaLayer, Mamba2Layer, ShortConvLayer
     from tureen.layers.segments import Segments
 
-    TokenMixer = Attention | ShortConvLayer | GatedDeltaLayer | Mamba2Layer | Beside | Segments
+    TokenMixer = Attention | LatentAttention | ShortConvLayer | GatedDeltaLayer | Mamba2Layer | Beside | Segments
     Feed = MLP | ExpertsMLP | Segments
 
 

@@ -31,7 +31,7 @@ class ExpertRouter:
         scores = functional.softmax(logits, dim=-1) if config.score == "softmax" else sigmoid(logits)
         ranked = scores if self._correction is None else scores + self._correction
         if config.num_groups > 1:
-            ranked = _without_groups(ranked, config.num_groups, config.num_chosen_groups)
+            ranked = _without_groups(ranked, config)
         chosen = ranked.topk(config.num_chosen, dim=-1).indices
         weights = scores.gather(1, chosen)
         if config.is_normalised:
@@ -57,11 +57,12 @@ def _mixed_sparsely(logits: Tensor, num_chosen: int, jitter: float) -> tuple[Ten
     return torch.cat(weights, dim=1), torch.cat(chosen, dim=1)
 
 
-def _without_groups(ranked: Tensor, num_groups: int, num_chosen: int) -> Tensor:
-    """Excludes the experts of all but the best groups, ranked by the sum of their two best."""
-    grouped = ranked.view(ranked.shape[0], num_groups, -1)
-    sums = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
-    excluded = torch.ones_like(sums, dtype=torch.bool).scatter(1, sums.topk(num_chosen, dim=-1).indices, value=False)
+def _without_groups(ranked: Tensor, experts: Experts) -> Tensor:
+    """Excludes the experts of all but the best groups, ranked by the sum of their best."""
+    grouped = ranked.view(ranked.shape[0], experts.num_groups, -1)
+    sums = grouped.topk(min(experts.group_top_k, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
+    best = sums.topk(experts.num_chosen_groups, dim=-1).indices
+    excluded = torch.ones_like(sums, dtype=torch.bool).scatter(1, best, value=False)
     return grouped.masked_fill(excluded[..., None], -torch.inf).flatten(1)
 
 

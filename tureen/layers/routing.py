@@ -24,5 +24,6 @@ class Experts(msgspec.Struct, frozen=True):
     has_bias: bool = False  # of the router
     has_correction: bool = False  # a bias is added to the scores for the choice alone (arXiv:2408.15664)
     factor: float = 1.0  # the weights are multiplied by it
-    num_groups: int = 1  # experts are chosen from the best groups alone, ranked by their two best (arXiv:2412.19437)
+    num_groups: int = 1  # experts are chosen from the best groups alone (arXiv:2405.04434)
     num_chosen_groups: int = 1
+    group_top_k: int = 2  # a group's score is the sum of as many of its experts' largest (2: arXiv:2412.19437)

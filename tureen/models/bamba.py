@@ -8,9 +8,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from tureen.errors import echo
-from tureen.models.config import ModelConfig, common, fault
+from tureen.models.config import ModelConfig, common
 from tureen.models.mamba import has, mamba2
 from tureen.models.published import Published
+from tureen.models.reading import fault
 
 ARCHITECTURES = ("BambaForCausalLM",)
 FAMILIES = {"Bamba": Published("ibm-ai-platform/Bamba-9B-v2", "9.8B")}

@@ -7,8 +7,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tureen.models.config import ModelConfig, common, integer, interleaved, number, refuse, sliding_windows
+from tureen.models.config import ModelConfig, common, sliding_windows
 from tureen.models.published import Published
+from tureen.models.reading import integer, number, refuse
+from tureen.models.ropes import interleaved
 
 ARCHITECTURES = ("Cohere2ForCausalLM",)
 FAMILIES = {

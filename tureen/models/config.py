@@ -3,21 +3,22 @@ torch."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from tureen.contract.types import RopeFactors
-from tureen.errors import StartupError, echo
+from tureen.errors import echo
 from tureen.layers.activation_names import ACTIVATIONS, XIELU
+from tureen.layers.latent import Latent
 from tureen.layers.mixers import Mixer
 from tureen.layers.rope import RopeConfig
 from tureen.layers.routing import Experts
+from tureen.models.reading import fault, integer, layer_kinds, number
+from tureen.models.ropes import rope, rope_parameters
 
-ROPE_KINDS = ("default", "linear", "llama3", "longrope", "yarn")
 STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Matrices that some checkpoints keep in one, their rows one after another."""
 EXPERT_NAMES = ((".w1.", ".gate_proj."), (".w3.", ".up_proj."), (".w2.", ".down_proj."))
@@ -49,6 +50,19 @@ class Multipliers(msgspec.Struct, frozen=True):
     mlp_out: float = 1.0
 
 
+class KvLayer(NamedTuple):
+    """The shape of a layer in the KV cache."""
+
+    heads: int
+    head_dim: int
+    values_from: int = -1  # values are the keys' dimensions from this one on, and are not stored; -1: they are
+
+    @property
+    def numbers(self) -> int:
+        """The numbers that the layer keeps for a token."""
+        return self.heads * self.head_dim * (2 if self.values_from < 0 else 1)
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The complete description of a decoder: every runner builds it from this alone.
 
@@ -75,6 +89,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[int | None, ...]
     ropes: tuple[RopeConfig | None, ...]
     experts: tuple[Experts | None, ...] = ()
+    latent: Latent | None = None  # latent attention; num_kv_heads is then 1, and head_dim the size of a cached key
     mixers: tuple[Mixer | None, ...] = ()  # of each layer; None, or no entries: attention
     mixers_beside: bool = False  # a layer with a mixer has attention too, and adds the results of both
     parts: tuple[Literal["both", "mixer", "mlp"], ...] = ()  # of each layer: attention or mixer, mlp; no entries: both
@@ -109,6 +124,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def attention_layers(self) -> tuple[int, ...]:
         """The layers with attention, in the order in which the KV cache has them."""
         return tuple(layer for layer in range(self.num_layers) if self.has_attention(layer))
+
+    @property
+    def kv_layers(self) -> tuple[KvLayer, ...]:
+        """The layers of the KV cache: those with attention, or one where there are none."""
+        values_from = -1 if self.latent is None else self.latent.rope_dim
+        return (KvLayer(self.num_kv_heads, self.head_dim, values_from),) * max(1, len(self.attention_layers))
+
+    @property
+    def rope_dim(self) -> int:
+        """The dimensions of a head that ropes may turn."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
 
     @property
     def state_floats(self) -> int:
@@ -187,6 +213,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def _attention_weights(self) -> dict[str, tuple[int, ...]]:
         hidden = self.hidden_size
+        if self.latent is not None:
+            return self.latent.weights(hidden, self.num_heads)
         heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {}
         for name, outputs, inputs, bias in (
@@ -286,46 +314,16 @@ def with_multipliers(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def integer(hf: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """Reads a count of at least 1. A missing or null key takes the default, if there is one. Raises StartupError."""
-    value = hf.get(key)
-    value = default if value is None else value
-    if type(value) is not int or value < 1:
-        raise fault(key, "is missing" if value is None else f"must be a positive integer, got {echo(value)}")
-    return value
-
-
-def number(hf: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    """Reads a key like `integer`, for any positive number."""
-    value = hf.get(key)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise fault(key, "is missing" if value is None else f"must be a positive number, got {echo(value)}")
-    return float(value)
-
-
-def layer_number(hf: Mapping[str, Any], key: str, default: int) -> int:
-    """Reads a key like `integer`, for any integer that is not negative."""
-    value = hf.get(key)
-    value = default if value is None else value
-    if type(value) is not int or value < 0:
-        raise fault(key, f"must be an integer of at least 0, got {echo(value)}")
-    return value
-
-
-def rope_parameters(hf: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the rope's settings, by their newer or their older name; {} where there are none."""
-    key = "rope_parameters" if hf.get("rope_parameters") else "rope_scaling"
-    parameters = hf.get(key) or {}
-    if not isinstance(parameters, Mapping):
-        raise fault(key, f"must be an object, got {echo(parameters)}")
-    return parameters
-
-
 def checked(experts: Experts) -> Experts:
-    """Returns the experts. Raises StartupError when a token would use more than there are."""
+    """Returns the experts. Raises StartupError when a token would use more than there are, or groups do not fit."""
     if experts.num_chosen > experts.count:
         raise fault("num_experts_per_tok", f"{experts.num_chosen} of {experts.count} experts cannot be used")
+    if experts.count % experts.num_groups:
+        raise fault("n_group", f"{experts.num_groups} groups cannot share {experts.count} experts evenly")
+    if experts.num_chosen_groups > experts.num_groups:
+        raise fault("topk_group", f"{experts.num_chosen_groups} of {experts.num_groups} groups cannot be used")
+    if experts.count // experts.num_groups * experts.num_chosen_groups < experts.num_chosen:
+        raise fault("topk_group", f"{experts.num_chosen_groups} groups have less than {experts.num_chosen} experts")
     return experts
 
 
@@ -339,144 +337,6 @@ def sparse_layers(hf: Mapping[str, Any], num_layers: int, experts: Experts) -> t
     return tuple(experts if (layer + 1) % every == 0 and layer not in dense else None for layer in range(num_layers))
 
 
-def optional_number(hf: Mapping[str, Any], key: str) -> float | None:
-    """Reads a key like `number`; None where the key is missing or null."""
-    return None if hf.get(key) is None else number(hf, key)
-
-
-def rope(hf: Mapping[str, Any], parameters: Mapping[str, Any], *, theta: float | None = None) -> RopeConfig:
-    """Reads a rope's settings. Raises StartupError naming the key at fault.
-
-    parameters: the config's rope_parameters or, in older ones, rope_scaling beside rope_theta. theta: the base
-    frequency that holds instead of the config's.
-    """
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    if kind not in ROPE_KINDS:
-        raise fault("rope_scaling", f"{echo(kind)} is not supported; known: {', '.join(ROPE_KINDS)}")
-    share = number({**hf, **parameters}, "partial_rotary_factor", 1.0)
-    if share > 1:
-        raise fault("partial_rotary_factor", f"must be at most 1, got {share:g}")
-    base = number({"rope_theta": theta or hf.get("rope_theta"), **parameters}, "rope_theta", 10000.0)
-    if kind == "default":
-        return RopeConfig(base, share=share)
-    if kind == "linear":
-        return RopeConfig(base, kind, share=share, factor=number(parameters, "factor"))
-    if kind == "longrope":
-        return _longrope(hf, parameters, base, share)
-    if kind == "yarn":
-        return _yarn(hf, parameters, base, share)
-    low, high = number(parameters, "low_freq_factor"), number(parameters, "high_freq_factor")
-    if low >= high:
-        raise fault("low_freq_factor", f"must be less than high_freq_factor; got {low:g} and {high:g}")
-    return RopeConfig(
-        base,
-        kind,
-        share=share,
-        factor=number(parameters, "factor"),
-        low_freq_factor=low,
-        high_freq_factor=high,
-        original_context=integer(parameters, "original_max_position_embeddings"),
-    )
-
-
-def interleaved(ropes: tuple[RopeConfig | None, ...]) -> tuple[RopeConfig | None, ...]:
-    """Returns the same ropes for neighbouring pairs."""
-    return tuple(None if rope is None else replace(rope, is_interleaved=True) for rope in ropes)
-
-
-def without_ropes(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the config without the settings of its ropes, which `ropes_of_windows` reads."""
-    return {key: value for key, value in hf.items() if key not in ("rope_parameters", "rope_scaling")}
-
-
-def ropes_of_windows(
-    hf: Mapping[str, Any], windows: tuple[int | None, ...], *, local_theta: float, full_theta: float
-) -> tuple[RopeConfig, ...]:
-    """Returns a rope for each layer: one for layers with a window, another for those without.
-
-    Settings hold for layers without a window, unless the config has them for each kind of layer.
-    """
-    parameters = rope_parameters(hf)
-    local: Mapping[str, Any] = {}
-    if "full_attention" in parameters or "sliding_attention" in parameters:
-        local = rope_parameters({"rope_parameters": parameters.get("sliding_attention")})
-        parameters = rope_parameters({"rope_parameters": parameters.get("full_attention")})
-    own, full = rope({}, local, theta=local_theta), rope(hf, parameters, theta=full_theta)
-    return tuple(full if window is None else own for window in windows)
-
-
-def _longrope(hf: Mapping[str, Any], parameters: Mapping[str, Any], base: float, share: float) -> RopeConfig:
-    num_heads = integer(hf, "num_attention_heads")
-    dim = int(integer(hf, "head_dim", integer(hf, "hidden_size") // num_heads) * share)
-    key = "original_max_position_embeddings"
-    original = integer({key: hf.get(key) or parameters.get(key)}, key)
-    if original < 2:
-        raise fault(key, f"must be at least 2, got {original}")
-    stretch = number(parameters, "factor", integer(hf, "max_position_embeddings") / original)
-    grown = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
-    return RopeConfig(
-        base,
-        "longrope",
-        share=share,
-        original_context=original,
-        short_factors=_factors(parameters, "short_factor", dim // 2),
-        long_factors=_factors(parameters, "long_factor", dim // 2),
-        magnitude=number(parameters, "attention_factor", grown),
-    )
-
-
-def _yarn(hf: Mapping[str, Any], parameters: Mapping[str, Any], base: float, share: float) -> RopeConfig:
-    if base <= 1:
-        raise fault("rope_theta", f"must be more than 1 with yarn, got {base:g}")
-    key = "original_max_position_embeddings"
-    original = integer({key: hf.get(key) or parameters.get(key) or hf.get("max_position_embeddings")}, key)
-    factor = number(parameters, "factor", integer(hf, "max_position_embeddings", original) / original)
-    fast, slow = number(parameters, "beta_fast", 32.0), number(parameters, "beta_slow", 1.0)
-    if fast < slow:
-        raise fault("beta_fast", f"must be at least beta_slow; got {fast:g} and {slow:g}")
-    truncate = parameters.get("truncate", True)
-    if not isinstance(truncate, bool):
-        raise fault("truncate", f"must be true or false, got {echo(truncate)}")
-    return RopeConfig(
-        base,
-        "yarn",
-        share=share,
-        factor=factor,
-        original_context=original,
-        beta_fast=fast,
-        beta_slow=slow,
-        truncate=truncate,
-        magnitude=number(parameters, "attention_factor", _yarn_magnitude(parameters, factor)),
-    )
-
-
-def _yarn_magnitude(parameters: Mapping[str, Any], factor: float) -> float:
-    """Returns the factor of rotated vectors where the config names none (arXiv:2309.00071, section 3.4)."""
-
-    def grown(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
-
-    if not (parameters.get("mscale") and parameters.get("mscale_all_dim")):
-        return grown(1.0)
-    return grown(number(parameters, "mscale")) / grown(number(parameters, "mscale_all_dim"))
-
-
-def _factors(parameters: Mapping[str, Any], key: str, length: int) -> tuple[float, ...]:
-    values = parameters.get(key)
-    if not isinstance(values, list) or len(values) != length:
-        raise fault(f"rope_scaling.{key}", f"must be a list of {length} numbers")
-    return tuple(number({key: value}, key) for value in values)
-
-
-def layer_kinds(hf: Mapping[str, Any], num_layers: int, known: tuple[str, ...], default: list[str]) -> list[str]:
-    """Reads layer_types, the kind of each layer. A missing or null key takes the default."""
-    kinds = hf.get("layer_types") or default
-    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in known for kind in kinds):
-        allowed = " or ".join(known)
-        raise fault("layer_types", f"must say {allowed} for each of {num_layers} layers, got {echo(kinds)}")
-    return kinds
-
-
 def sliding_windows(hf: Mapping[str, Any], num_layers: int, slides: list[bool]) -> tuple[int | None, ...]:
     """Returns a window or None for each layer: by `layer_types` where the config has it, else where `slides` says
     so."""
@@ -486,15 +346,3 @@ def sliding_windows(hf: Mapping[str, Any], num_layers: int, slides: list[bool]) 
         return (None,) * num_layers
     window = integer(hf, "sliding_window")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def refuse(hf: Mapping[str, Any], **allowed: object) -> None:
-    """Raises StartupError for a key whose value is present, not null, and other than the one allowed."""
-    for key, value in allowed.items():
-        if hf.get(key) not in (None, value):
-            raise fault(key, f"{echo(hf[key])} is not supported; only {echo(value)} is")
-
-
-def fault(key: str, what: str) -> StartupError:
-    """Returns the error for a key of config.json."""
-    return StartupError(f"config.json: {key}: {what}", field=key)

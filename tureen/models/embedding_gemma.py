@@ -7,8 +7,8 @@ from typing import Any
 
 from tureen.errors import echo
 from tureen.models import gemma3
-from tureen.models.config import fault, integer
 from tureen.models.encoder import EncoderConfig
+from tureen.models.reading import fault, integer
 
 ENCODER_ARCHITECTURES = ("Gemma3TextModel",)
 RENAMES = (("model.", ""),)

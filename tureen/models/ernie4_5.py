@@ -8,8 +8,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from tureen.layers.routing import Experts
-from tureen.models.config import ModelConfig, checked, common, integer, interleaved, layer_number
+from tureen.models.config import ModelConfig, checked, common
 from tureen.models.published import Published
+from tureen.models.reading import integer, layer_number
+from tureen.models.ropes import interleaved
 
 ARCHITECTURES = ("Ernie4_5ForCausalLM", "Ernie4_5_MoeForCausalLM")
 FAMILIES = {

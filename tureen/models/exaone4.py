@@ -8,8 +8,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from tureen.errors import echo
-from tureen.models.config import ModelConfig, common, fault, sliding_windows
+from tureen.models.config import ModelConfig, common, sliding_windows
 from tureen.models.published import Published
+from tureen.models.reading import fault
 
 ARCHITECTURES = ("Exaone4ForCausalLM",)
 FAMILIES = {

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from tureen.errors import echo
 from tureen.layers.mixers import Mamba2
-from tureen.models.config import ModelConfig, Multipliers, common, fault, integer, number
+from tureen.models.config import ModelConfig, Multipliers, common
 from tureen.models.mamba import has, mamba2
 from tureen.models.published import Published
+from tureen.models.reading import fault, integer, number
 
 ARCHITECTURES = ("FalconH1ForCausalLM",)
 FAMILIES = {"Falcon-H1": Published("tiiuae/Falcon-H1-0.5B-Instruct", "0.5B, 1.5B, 3B, 7B, 34B")}

@@ -7,8 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tureen.models.config import ModelConfig, common, number, optional_number, refuse, sliding_windows
+from tureen.models.config import ModelConfig, common, sliding_windows
 from tureen.models.published import Published
+from tureen.models.reading import number, optional_number, refuse
 
 ARCHITECTURES = ("Gemma2ForCausalLM",)
 FAMILIES = {

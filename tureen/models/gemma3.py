@@ -7,17 +7,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tureen.models.config import (
-    ModelConfig,
-    common,
-    integer,
-    number,
-    refuse,
-    ropes_of_windows,
-    sliding_windows,
-    without_ropes,
-)
+from tureen.models.config import ModelConfig, common, sliding_windows
 from tureen.models.published import Published
+from tureen.models.reading import integer, number, refuse
+from tureen.models.ropes import ropes_of_windows, without_ropes
 
 ARCHITECTURES = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 FAMILIES = {

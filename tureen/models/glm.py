@@ -7,8 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tureen.models.config import ModelConfig, common, interleaved
+from tureen.models.config import ModelConfig, common
 from tureen.models.published import Published
+from tureen.models.ropes import interleaved
 
 ARCHITECTURES = ("GlmForCausalLM",)
 FAMILIES = {

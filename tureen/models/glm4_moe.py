@@ -7,9 +7,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tureen.layers.routing import Experts
-from tureen.models.config import ModelConfig, checked, common, integer, layer_number, number
+from tureen.models.config import ModelConfig, common
+from tureen.models.latents import experts_v3
 from tureen.models.published import Published
+from tureen.models.reading import layer_number
 
 ARCHITECTURES = ("Glm4MoeForCausalLM",)
 FAMILIES = {
@@ -18,30 +19,26 @@ FAMILIES = {
 RENAMES = ((".mlp.shared_experts.", ".mlp.shared_expert."),)
 """Parts of a checkpoint's names -> our names."""
 
+DEFAULTS = {
+    "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.5,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 1408,
+}
+"""Values of keys that a config leaves out."""
+
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
     """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
-    hf = {"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5, **hf}
-    config = common(hf)
-    size = integer(hf, "moe_intermediate_size", 1408)
-    experts = Experts(
-        count=integer(hf, "n_routed_experts", 128),
-        num_chosen=integer(hf, "num_experts_per_tok", 8),
-        size=size,
-        is_normalised=bool(hf.get("norm_topk_prob", True)),
-        shared_size=size * layer_number(hf, "n_shared_experts", 1),
-        has_shared_gate=False,
-        score="sigmoid",
-        has_correction=True,
-        factor=number(hf, "routed_scaling_factor", 1.0),
-        num_groups=integer(hf, "n_group", 1),
-        num_chosen_groups=integer(hf, "topk_group", 1),
-    )
+    hf = {**DEFAULTS, **hf}
+    config, experts = common(hf), experts_v3(hf)
     first = layer_number(hf, "first_k_dense_replace", 1)
     return replace(
         config,
         qkv_bias=bool(hf.get("attention_bias", False)),
         qk_norm="head" if hf.get("use_qk_norm") else "",
-        experts=tuple(None if layer < first else checked(experts) for layer in range(config.num_layers)),
+        experts=tuple(None if layer < first else experts for layer in range(config.num_layers)),
         extra_layers=layer_number(hf, "num_nextn_predict_layers", 0),
     )

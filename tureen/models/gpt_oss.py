@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from tureen.layers.activation_names import SWIGLU_ALPHA, SWIGLU_LIMIT
 from tureen.layers.routing import Experts
-from tureen.models.config import ModelConfig, checked, common, integer, refuse, sliding_windows
+from tureen.models.config import ModelConfig, checked, common, sliding_windows
 from tureen.models.published import Published
+from tureen.models.reading import integer, refuse
 from tureen.weights.stored import Stored
 
 ARCHITECTURES = ("GptOssForCausalLM",)

@@ -8,9 +8,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from tureen.layers.routing import Experts
-from tureen.models.config import ModelConfig, checked, integer, layer_kinds, layer_number, with_multipliers
+from tureen.models.config import ModelConfig, checked, with_multipliers
 from tureen.models.mamba import KINDS, mamba2
 from tureen.models.published import Published
+from tureen.models.reading import integer, layer_kinds, layer_number
 from tureen.weights.stored import Stored
 
 ARCHITECTURES = ("GraniteMoeHybridForCausalLM",)

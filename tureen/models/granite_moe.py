@@ -8,8 +8,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from tureen.layers.routing import Experts
-from tureen.models.config import ModelConfig, checked, integer, layer_number, with_multipliers
+from tureen.models.config import ModelConfig, checked, with_multipliers
 from tureen.models.published import Published
+from tureen.models.reading import integer, layer_number
 
 ARCHITECTURES = ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM")
 FAMILIES = {

@@ -8,8 +8,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from tureen.layers.routing import Experts
-from tureen.models.config import ModelConfig, checked, common, integer, number, rope_parameters
+from tureen.models.config import ModelConfig, checked, common
 from tureen.models.published import Published
+from tureen.models.reading import integer, number
+from tureen.models.ropes import rope_parameters
 
 ARCHITECTURES = ("HunYuanDenseV1ForCausalLM", "HunYuanMoEV1ForCausalLM")
 FAMILIES = {

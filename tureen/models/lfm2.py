@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from tureen.errors import echo
 from tureen.layers.mixers import ShortConv
-from tureen.models.config import ModelConfig, common, fault, integer, layer_kinds, number
+from tureen.models.config import ModelConfig, common
 from tureen.models.mamba import kernel
 from tureen.models.published import Published
+from tureen.models.reading import fault, integer, layer_kinds, number
 
 ARCHITECTURES = ("Lfm2ForCausalLM",)
 FAMILIES = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from tureen.errors import echo
 from tureen.layers.mixers import Mamba2
-from tureen.models.config import fault, integer, number, refuse
+from tureen.models.reading import fault, integer, number, refuse
 
 MOST_TOKENS = 9  # of a convolution
 KINDS = {

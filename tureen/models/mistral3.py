@@ -7,8 +7,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tureen.models.config import ModelConfig, QueryGrowth, common, integer, number, rope_parameters, sliding_windows
+from tureen.models.config import ModelConfig, QueryGrowth, common, sliding_windows
 from tureen.models.published import Published
+from tureen.models.reading import integer, number
+from tureen.models.ropes import rope_parameters
 
 ARCHITECTURES = ("Ministral3ForCausalLM", "MinistralForCausalLM", "Mistral3ForConditionalGeneration")
 FAMILIES = {

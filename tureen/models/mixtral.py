@@ -8,8 +8,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from tureen.layers.routing import Experts
-from tureen.models.config import EXPERT_NAMES, ModelConfig, checked, common, integer, sliding_windows
+from tureen.models.config import EXPERT_NAMES, ModelConfig, checked, common, sliding_windows
 from tureen.models.published import Published
+from tureen.models.reading import integer
 
 ARCHITECTURES = ("MixtralForCausalLM",)
 FAMILIES = {

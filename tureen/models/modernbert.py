@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tureen.models.config import integer, number, rope, sliding_windows
+from tureen.models.config import sliding_windows
 from tureen.models.encoder import EncoderConfig, EncoderHead, activation, count, expect, is_classifier, of_heads
+from tureen.models.reading import integer, number
+from tureen.models.ropes import rope
 
 ENCODER_ARCHITECTURES = ("ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification")
 RENAMES = (

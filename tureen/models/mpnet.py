@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tureen.models import roberta
-from tureen.models.config import integer
 from tureen.models.encoder import BERT_NAMES, EncoderConfig, bert_like
+from tureen.models.reading import integer
 
 ENCODER_ARCHITECTURES = ("MPNetModel", "MPNetForMaskedLM", "MPNetForSequenceClassification")
 RENAMES = (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tureen.errors import echo
-from tureen.models.config import fault
+from tureen.models.reading import fault
 
 
 def text_config(hf: Mapping[str, Any], model_type: str, *, ties_if_text_does: bool) -> dict[str, Any]:

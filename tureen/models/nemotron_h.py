@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from tureen.errors import echo
 from tureen.layers.mixers import Mamba2
 from tureen.layers.routing import Experts
-from tureen.models.config import ModelConfig, checked, common, fault, integer, number, refuse
+from tureen.models.config import ModelConfig, checked, common
 from tureen.models.mamba import KINDS, checked_mamba, has, kernel, step_limits
 from tureen.models.published import Published
+from tureen.models.reading import fault, integer, number, refuse
 
 ARCHITECTURES = ("NemotronHForCausalLM",)
 FAMILIES = {

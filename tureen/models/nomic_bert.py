@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tureen.models.config import number, rope
 from tureen.models.encoder import BERT_NAMES, EncoderConfig, activation, count, expect, of_heads, of_layers
+from tureen.models.reading import number
+from tureen.models.ropes import rope
 
 ENCODER_ARCHITECTURES = ("NomicBertModel",)
 RENAMES = (

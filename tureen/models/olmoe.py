@@ -8,8 +8,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from tureen.layers.routing import Experts
-from tureen.models.config import ModelConfig, checked, common, integer, refuse
+from tureen.models.config import ModelConfig, checked, common
 from tureen.models.published import Published
+from tureen.models.reading import integer, refuse
 
 ARCHITECTURES = ("OlmoeForCausalLM",)
 FAMILIES = {

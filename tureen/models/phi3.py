@@ -7,8 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tureen.models.config import ModelConfig, common, rope_parameters, sliding_windows
+from tureen.models.config import ModelConfig, common, sliding_windows
 from tureen.models.published import Published
+from tureen.models.ropes import rope_parameters
 
 ARCHITECTURES = ("Phi3ForCausalLM",)
 FAMILIES = {

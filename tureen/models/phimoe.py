@@ -8,19 +8,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from tureen.layers.routing import Experts
-from tureen.models.config import (
-    EXPERT_NAMES,
-    ModelConfig,
-    checked,
-    common,
-    fault,
-    integer,
-    number,
-    refuse,
-    rope_parameters,
-    sliding_windows,
-)
+from tureen.models.config import EXPERT_NAMES, ModelConfig, checked, common, sliding_windows
 from tureen.models.published import Published
+from tureen.models.reading import fault, integer, number, refuse
+from tureen.models.ropes import rope_parameters
 
 ARCHITECTURES = ("PhimoeForCausalLM", "PhiMoEForCausalLM")
 FAMILIES = {

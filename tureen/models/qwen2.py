@@ -7,8 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tureen.models.config import ModelConfig, common, layer_number, sliding_windows
+from tureen.models.config import ModelConfig, common, sliding_windows
 from tureen.models.published import Published
+from tureen.models.reading import layer_number
 
 ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen2Model")
 FAMILIES = {

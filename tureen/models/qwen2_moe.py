@@ -8,8 +8,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from tureen.layers.routing import Experts
-from tureen.models.config import ModelConfig, checked, common, integer, layer_number, sliding_windows, sparse_layers
+from tureen.models.config import ModelConfig, checked, common, sliding_windows, sparse_layers
 from tureen.models.published import Published
+from tureen.models.reading import integer, layer_number
 
 ARCHITECTURES = ("Qwen2MoeForCausalLM",)
 FAMILIES = {

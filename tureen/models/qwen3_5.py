@@ -14,9 +14,10 @@ from msgspec.structs import replace
 
 from tureen.layers.mixers import GatedDelta
 from tureen.layers.routing import Experts
-from tureen.models.config import ModelConfig, checked, common, fault, integer, layer_kinds, sparse_layers
+from tureen.models.config import ModelConfig, checked, common, sparse_layers
 from tureen.models.mamba import kernel
 from tureen.models.published import Published
+from tureen.models.reading import fault, integer, layer_kinds
 from tureen.weights.stored import Stored
 
 ARCHITECTURES = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tureen.models.config import fault, layer_number, number
 from tureen.models.encoder import BERT_NAMES, EncoderConfig, EncoderHead, bert_like, count, is_classifier
+from tureen.models.reading import fault, layer_number, number
 
 ENCODER_ARCHITECTURES = (
     "RobertaModel",

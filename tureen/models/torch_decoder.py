@@ -14,6 +14,7 @@ from tureen.layers.block import Block
 from tureen.layers.embedding import Embedding, Head
 from tureen.layers.experts import ExpertRouter, ExpertsMLP
 from tureen.layers.kept_states import KeptStates
+from tureen.layers.latent_attention import LatentAttention
 from tureen.layers.linear import Linear
 from tureen.layers.mixers import GatedDelta, Mixer, ShortConv
 from tureen.layers.mlp import MLP
@@ -151,7 +152,7 @@ def layer_shape(config: ModelConfig, layer: int) -> LayerShape:
 
 def rope_tables(config: ModelConfig, context_len: int, device: torch.device) -> list[RopeTable]:
     """Makes the tables of the different ropes of the model's layers."""
-    return [RopeTable(rope, config.head_dim, context_len, device) for rope in _ropes(config)]
+    return [RopeTable(rope, config.rope_dim, context_len, device) for rope in _ropes(config)]
 
 
 def _ropes(config: ModelConfig) -> list[RopeConfig]:
@@ -176,7 +177,10 @@ def _mixer(config: ModelConfig, layer: int, place: int, dtype: torch.dtype) -> T
     mixer = config.mixer_of(layer)
     if mixer is not None and not config.mixers_beside:
         return _recurrent(config, mixer, layer, dtype)
-    shape = layer_shape(config, layer)
+    shape, rope = layer_shape(config, layer), config.ropes[layer]
+    if config.latent is not None:
+        table = None if rope is None else _ropes(config).index(rope)
+        return LatentAttention(config.latent, place, config.hidden_size, shape, rope=table, dtype=dtype)
     attention = make_attention(config, layer, shape, place=place, out_bias=config.out_bias, dtype=dtype)
     if mixer is None:
         return attention

@@ -76,7 +76,7 @@ def _native_sizes(source: ModelSource, config: Config, model: ModelConfig) -> tu
     kernels = None if is_torch else kernels_module.load()
     if kernels is None:
         width = 2 if config.dtype in ("bfloat16", "float16") else 4
-        token = 2 * len(model.attention_layers) * model.num_kv_heads * model.head_dim
+        token = sum(layer.numbers for layer in model.kv_layers)
         return width * sum(map(math.prod, model.weights().values())), width * token
     return native.weight_bytes(kernels, source, config, model), native.token_bytes(kernels, config, model)
 

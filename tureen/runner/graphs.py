@@ -16,6 +16,7 @@ from tureen.contract.runner import Batch, Row
 from tureen.contract.types import NO_TOKEN
 from tureen.kernels.cpu import native
 from tureen.layers.activation_names import XIELU
+from tureen.layers.latent import Latent
 from tureen.layers.mixers import GatedDelta, Mamba2, ShortConv
 from tureen.layers.rope import frequencies
 from tureen.lora.adapter import Adapter
@@ -169,7 +170,9 @@ def _norm(weight: Floats, bias: Floats, config: ModelConfig) -> Any:
 
 def _record_mixer(tape: Any, config: ModelConfig, layer: int, context_len: int, own: _Part) -> None:
     mixer = config.mixer_of(layer)
-    if config.has_attention(layer):
+    if config.has_attention(layer) and config.latent is not None:
+        _record_latent_attention(tape, config, layer, context_len, own, config.latent)
+    elif config.has_attention(layer):
         _record_attention(tape, config, layer, context_len, own)
     if isinstance(mixer, ShortConv):
         _record_short_conv(tape, config, layer, mixer, own)
@@ -266,7 +269,7 @@ def _record_attention(tape: Any, config: ModelConfig, layer: int, context_len: i
         scale=config.attention_scale,
         softcap=config.attention_softcap or 0.0,
         window=config.windows[layer] or 0,
-        frequencies=NOTHING if rope is None else frequencies(rope, config.head_dim, context_len),
+        frequencies=NOTHING if rope is None else frequencies(rope, config.rope_dim, context_len),
         magnitude=1.0 if rope is None else rope.magnitude,
         is_interleaved=rope is not None and rope.is_interleaved,
         growth=0.0 if config.query_growth is None else config.query_growth.beta,
@@ -277,6 +280,40 @@ def _record_attention(tape: Any, config: ModelConfig, layer: int, context_len: i
         post=own.norm("post_attention_layernorm", config, is_there=config.norms in ("post", "both")),
         residual_scale=config.residual_scale * config.multipliers.attention_out,
         is_held=config.norms == "parallel" or (config.mixers_beside and config.mixer_of(layer) is not None),
+    )
+
+
+def _record_latent_attention(
+    tape: Any, config: ModelConfig, layer: int, context_len: int, own: _Part, latent: Latent
+) -> None:
+    rope, heads, low = config.ropes[layer], range(config.num_heads), latent.query_rank > 0
+    queries, latents = f"self_attn.{'q_a_proj' if low else 'q_proj'}", "self_attn.kv_a_proj_with_mqa"
+    in_bias = own.floats(f"{latents}.bias", is_there=latent.has_bias)
+    if latent.has_bias:  # but not of q_proj
+        rows = own[f"{queries}.weight"].rows
+        query_bias = own.floats(f"{queries}.bias") if low else np.zeros(rows, np.float32)
+        in_bias = np.concatenate([query_bias, in_bias])
+    norm = native.require().Norm
+    tape.latent_attention(
+        module=f"{own.prefix}self_attn",
+        layer=config.attention_layers.index(layer),
+        norm=own.norm("input_layernorm", config),
+        in_proj=[own[f"{queries}.weight"], own[f"{latents}.weight"]],
+        in_bias=in_bias,
+        query_norm=norm(own.floats("self_attn.q_a_layernorm.weight", is_there=low), latent.norm_eps, NOTHING, False),
+        query=[own["self_attn.q_b_proj.weight"]] if low else [],
+        latent_norm=norm(own["self_attn.kv_a_layernorm.weight"], latent.norm_eps, NOTHING, False),
+        keys=[own[f"self_attn.k_b_proj.{head}.weight"] for head in heads],
+        values=[own[f"self_attn.v_b_proj.{head}.weight"] for head in heads],
+        values_from=latent.rope_dim,
+        scale=config.attention_scale,
+        window=config.windows[layer] or 0,
+        frequencies=NOTHING if rope is None else frequencies(rope, config.rope_dim, context_len),
+        magnitude=1.0 if rope is None else rope.magnitude,
+        is_interleaved=rope is not None and rope.is_interleaved,
+        out=own["self_attn.o_proj.weight"],
+        out_bias=own.floats("self_attn.o_proj.bias", is_there=latent.has_bias),
+        residual_scale=config.residual_scale,
     )
 
 
@@ -310,6 +347,7 @@ def _record_mlp(tape: Any, config: ModelConfig, layer: int, own: _Part) -> None:
         correction=own.floats("mlp.gate.e_score_correction_bias", is_there=experts.has_correction),
         num_groups=experts.num_groups,
         chosen_groups=experts.num_chosen_groups,
+        group_top_k=experts.group_top_k,
         shared=[own.gated("mlp.shared_expert", config)] if has_shared else [],
         shared_gate=own["mlp.shared_expert_gate.weight"] if has_shared and experts.has_shared_gate else None,
         residual_scale=config.residual_scale,

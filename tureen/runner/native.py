@@ -121,10 +121,9 @@ class NativeForwardFactory:
         return first or plan_weights(self._kernels, source, config, self.model, self._device)
 
     def make_cache(self) -> NativeCache:
-        model, pages = self.model, (self._capacity.num_pages, self._capacity.page_size)
-        layers = max(1, len(model.attention_layers))
-        kv = self._kernels.KvCache(layers, *pages, model.num_kv_heads, model.head_dim, self._kv_dtype)
-        num_states = self._capacity.num_states
+        model, capacity = self.model, self._capacity
+        kv = self._kernels.KvCache(model.kv_layers, capacity.num_pages, capacity.page_size, self._kv_dtype)
+        num_states = capacity.num_states
         return NativeCache(kv, self._kernels.StatePool(num_states, model.state_floats) if num_states else None)
 
     def assemble(self, weights: Any, cache: NativeCache) -> TapeForward:
@@ -207,11 +206,10 @@ def weight_bytes(kernels: ModuleType, source: ModelSource, config: Config, model
 
 def token_bytes(kernels: ModuleType, config: Config, model: ModelConfig) -> int:
     """Returns the bytes that a token takes in the KV cache. Raises StartupError for a model that it cannot hold."""
-    shape = (config.page_size, model.num_kv_heads, model.head_dim, _kv_dtype(config))
     if config.page_size % BLOCK:
         log.warning("--page-size %d: a multiple of %d wastes no memory of the KV cache", config.page_size, BLOCK)
     try:
-        num_bytes: int = kernels.KvCache(max(1, len(model.attention_layers)), 1, *shape).bytes_per_token
+        num_bytes: int = kernels.KvCache(model.kv_layers, 1, config.page_size, _kv_dtype(config)).bytes_per_token
     except ValueError as error:
         raise StartupError(
             f"the native kernels cannot hold this model's keys: {error}; use --kernels torch", field="kernels"

@@ -65,8 +65,14 @@ class StageFactory(RankFactory):
         return (LaterStage if group.rank else FirstStage)(model, dtype, group)
 
     def make_cache(self) -> torch_pool.KvPool:
-        pages = {"num_pages": self._capacity.num_pages, "page_size": self._capacity.page_size}
-        return torch_pool.allocate(self.model, self._dtype, num_layers=len(self._layers), **pages, device=self._device)
+        layers = self.model.kv_layers[: len(self._layers)]
+        return torch_pool.allocate(
+            layers,
+            self._dtype,
+            num_pages=self._capacity.num_pages,
+            page_size=self._capacity.page_size,
+            device=self._device,
+        )
 
     @property
     def _layers(self) -> range:

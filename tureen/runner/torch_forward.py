@@ -147,10 +147,14 @@ class TorchForwardFactory:
         return model
 
     def make_cache(self) -> torch_pool.KvPool:
-        capacity, num_layers = self._capacity, max(1, len(self.model.attention_layers))
-        sizes = {"num_layers": num_layers, "num_pages": capacity.num_pages, "page_size": capacity.page_size}
+        capacity = self._capacity
         return torch_pool.allocate(
-            self.model, self._dtype, **sizes, device=self._device, num_states=capacity.num_states
+            self.model.kv_layers,
+            self._dtype,
+            num_pages=capacity.num_pages,
+            page_size=capacity.page_size,
+            device=self._device,
+            state_shape=(capacity.num_states, self.model.state_floats),
         )
 
     def assemble(self, weights: DecoderModel, cache: torch_pool.KvPool) -> TorchForward:
@@ -165,13 +169,13 @@ class TorchForwardFactory:
         return values
 
     def pages(self, cache: torch_pool.KvPool, page: int) -> list[NDArray[np.uint8]]:
-        return [tensor[page].view(torch.uint8).reshape(-1).cpu().numpy() for tensor in (*cache.keys, *cache.values)]
+        return [tensor[page].view(torch.uint8).reshape(-1).cpu().numpy() for tensor in _stored(cache)]
 
     def fill(self, cache: torch_pool.KvPool, page: int, data: memoryview) -> None:
-        piece = cache.keys[0][page].nbytes
         source = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
-        for index, tensor in enumerate((*cache.keys, *cache.values)):
-            tensor[page].view(torch.uint8).view(-1).copy_(source[index * piece : (index + 1) * piece])
+        for tensor in _stored(cache):
+            own, source = source[: tensor[page].nbytes], source[tensor[page].nbytes :]
+            tensor[page].view(torch.uint8).view(-1).copy_(own)
 
     def arithmetic(self) -> dict[str, Any]:
         is_gpu = self._device.type == "cuda"
@@ -190,6 +194,12 @@ class TorchForwardFactory:
             torch.cuda.empty_cache()
         else:
             trim()
+
+
+def _stored(cache: torch_pool.KvPool) -> list[Tensor]:
+    """Returns the tensors of keys, then those of values that are not the same."""
+    values = [value for key, value in zip(cache.keys, cache.values, strict=True) if value is not key]
+    return [*cache.keys, *values]
 
 
 def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> ModelRunner:

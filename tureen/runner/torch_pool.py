@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tureen.devices.base import DeviceInfo
-from tureen.models.config import ModelConfig
+from tureen.models.config import KvLayer, ModelConfig
 
 if TYPE_CHECKING:
     from tureen.models.torch_ranked import AttentionPlace
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 class KvPool(NamedTuple):
     """Tensors of keys and values: keys[layer], values[layer]: [num_pages, page_size, kv_heads, head_dim], zeros at
-    first. states: [states, numbers] of layers without attention."""
+    first; one tensor is both where values are dimensions of the keys. states: [states, numbers] of layers without
+    attention."""
 
     keys: list[Tensor]
     values: list[Tensor]
@@ -28,24 +29,25 @@ class KvPool(NamedTuple):
 
 def bytes_per_token(model: ModelConfig, dtype: torch.dtype) -> int:
     """Returns the bytes that K and V of one token take in all layers."""
-    return 2 * len(model.attention_layers) * model.num_kv_heads * model.head_dim * dtype.itemsize
+    return sum(layer.numbers for layer in model.kv_layers) * dtype.itemsize
 
 
 def allocate(
-    model: ModelConfig,
+    layers: Iterable[KvLayer],
     dtype: torch.dtype,
     *,
-    num_layers: int,
     num_pages: int,
     page_size: int,
     device: DeviceInfo,
-    num_states: int = 0,
+    state_shape: tuple[int, int] = (0, 0),
 ) -> KvPool:
-    """Allocates the tensors of `num_layers` layers on the device."""
-    shape = (num_pages, page_size, model.num_kv_heads, model.head_dim)
-    tensors = [_zeros(shape, dtype, device) for _ in range(2 * num_layers)]
-    states = _zeros((num_states, model.state_floats), torch.float32, device) if num_states else None
-    return KvPool(tensors[::2], tensors[1::2], states)
+    """Allocates the tensors of these layers on the device. state_shape: states, and the numbers of each."""
+    keys, values = [], []
+    for layer in layers:
+        shape = (num_pages, page_size, layer.heads, layer.head_dim)
+        keys.append(_zeros(shape, dtype, device))
+        values.append(_zeros(shape, dtype, device) if layer.values_from < 0 else keys[-1])
+    return KvPool(keys, values, _zeros(state_shape, torch.float32, device) if state_shape[0] else None)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: DeviceInfo) -> Tensor:

@@ -232,8 +232,7 @@ def _make_attention(
     """Returns our attention over a new KV cache of this number of pages. Raises StartupError."""
     needs = AttentionNeeds(device.type, str(dtype).removeprefix("torch."), tuple(shapes), config.page_size)
     backend = find_backend(config.attention_backend, needs)
-    sizes = {"num_layers": model.num_layers, "num_pages": pages, "page_size": config.page_size}
-    pool = torch_pool.allocate(model, dtype, **sizes, device=device)
+    pool = torch_pool.allocate(model.kv_layers, dtype, num_pages=pages, page_size=config.page_size, device=device)
     attention: AttentionBackend = backend.make_backend(shapes, pool.keys, pool.values)
     return attention
 

@@ -90,9 +90,12 @@ def gguf_pooling(file: GgufFile) -> Pooling | None:
 def _common(facts: GgufFacts, architecture: Architecture) -> dict[str, Any]:
     heads = facts.count("attention.head_count")
     hidden = facts.count("embedding_length")
-    head_dim = facts.count("attention.key_length", hidden // heads)
-    if facts.count("attention.value_length", head_dim) != head_dim:
-        raise facts.unsupported("keys and values of different length are not supported")
+    if architecture.is_latent:  # `read` reads the other sizes
+        head_dim = facts.count("rope.dimension_count")
+    else:
+        head_dim = facts.count("attention.key_length", hidden // heads)
+        if facts.count("attention.value_length", head_dim) != head_dim:
+            raise facts.unsupported("keys and values of different length are not supported")
     rotated = _rotated(facts, head_dim, may_be_fewer=architecture.rotates_part)
     scale = head_dim**-0.5
     stored_scale = facts.factor("attention.scale", scale)

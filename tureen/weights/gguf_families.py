@@ -7,29 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from tureen.errors import echo
+from tureen.weights.gguf_experts import PLAIN_CHOICE, SHARED, SIGMOID, Config, experts, mixtral_experts, shared
 from tureen.weights.gguf_facts import GgufFacts
+from tureen.weights.gguf_latent import deepseek2, minicpm3
 
-Config = dict[str, Any]
-SOFTMAX, SIGMOID = 1, 2
-"""Values of expert_gating_func."""
-PLAIN_CHOICE: Final[dict[str, object]] = {
-    "expert_gating_func": SOFTMAX,
-    "expert_weights_norm": True,
-    "expert_weights_scale": 1,
-    "expert_group_count": 1,
-    "expert_group_used_count": 1,
-    "expert_shared_count": 0,
-    "expert_shared_feed_forward_length": 0,
-    "leading_dense_block_count": 0,
-    "interleave_moe_layer_step": 1,
-}
-"""Keys of experts -> the value of a model that has them in each layer, chooses them by softmax, and has no other."""
-SHARED: Final = ("expert_shared_count", "expert_shared_feed_forward_length")
 OF_MAMBA: Final = (
     *(f"ssm.{key}" for key in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")),
     "expert_shared_feed_forward_length",
@@ -42,7 +27,7 @@ STARCODER2_WINDOW: Final = 4096
 def _llama(facts: GgufFacts, config: Config) -> Config:
     window = facts.optional_count("attention.sliding_window")
     if facts.get("expert_count"):
-        count, used = _experts(facts)
+        count, used = experts(facts)
         return {
             "architectures": ["MixtralForCausalLM"],
             "model_type": "mixtral",
@@ -76,7 +61,7 @@ def _qwen_shared(facts: GgufFacts, config: Config) -> Config:
 
 def _qwen_experts(facts: GgufFacts, config: Config, **allowed: object) -> Config:
     """Returns what Qwen's architectures with experts share."""
-    count, used = _experts(facts, **allowed)
+    count, used = experts(facts, **allowed)
     size = facts.count("expert_feed_forward_length", max(1, config["intermediate_size"] // used))
     return {
         "num_experts": count,
@@ -85,26 +70,6 @@ def _qwen_experts(facts: GgufFacts, config: Config, **allowed: object) -> Config
         "norm_topk_prob": (PLAIN_CHOICE | allowed)["expert_weights_norm"],
         "use_sliding_window": False,
     }
-
-
-def _experts(facts: GgufFacts, **allowed: object) -> tuple[int, int]:
-    """Returns the number of experts, and of those that a token uses. Raises StartupError for another way to choose.
-
-    allowed: values that differ from PLAIN_CHOICE; None: the caller reads the key.
-    """
-    for key, plain in (PLAIN_CHOICE | allowed).items():
-        value = facts.get(key)
-        is_unset = value is None or (value == 0 and not isinstance(value, bool))
-        if plain is not None and not is_unset and value != plain:
-            raise facts.unsupported(f"{facts.architecture}.{key} {echo(value)} is not supported")
-    return facts.count("expert_count"), facts.count("expert_used_count")
-
-
-def _mixtral_experts(facts: GgufFacts, config: Config, **allowed: object) -> Config:
-    """Returns the experts of families whose config.json has no size for them but intermediate_size."""
-    count, used = _experts(facts, **allowed)
-    size = facts.count("expert_feed_forward_length", config["intermediate_size"])
-    return {"num_local_experts": count, "num_experts_per_tok": used, "intermediate_size": size}
 
 
 def _windows(facts: GgufFacts, config: Config, *, every: int) -> list[str]:
@@ -211,7 +176,7 @@ def _granitemoe(facts: GgufFacts, config: Config) -> Config:
         raise facts.unsupported("attention without positions (granitemoe.rope.scaling.finetuned) is not supported")
     shared = facts.optional_count("expert_shared_feed_forward_length")
     more = {"architectures": ["GraniteMoeSharedForCausalLM"], "shared_intermediate_size": shared} if shared else {}
-    experts = _mixtral_experts(facts, config, expert_shared_feed_forward_length=None)
+    experts = mixtral_experts(facts, config, expert_shared_feed_forward_length=None)
     return _granite(facts, config) | experts | {"model_type": "granitemoe"} | more
 
 
@@ -223,7 +188,7 @@ def _gpt_oss(facts: GgufFacts, config: Config) -> Config:
         "sliding_window": facts.count("attention.sliding_window"),
         "layer_types": _windows(facts, config, every=2),
         "rope_scaling": scaling and {**scaling, "truncate": False},
-        **_mixtral_experts(facts, config),
+        **mixtral_experts(facts, config),
     }
 
 
@@ -325,7 +290,7 @@ def _ernie4_5(facts: GgufFacts, config: Config) -> Config:
 
 def _ernie4_5_moe(facts: GgufFacts, config: Config) -> Config:
     dense = ("leading_dense_block_count", "interleave_moe_layer_step")
-    count, used = _experts(facts, **dict.fromkeys((*SHARED, *dense)))
+    count, used = experts(facts, **dict.fromkeys((*SHARED, *dense)))
     size = facts.count("expert_feed_forward_length")
     return {
         **_ernie4_5(facts, config),
@@ -333,21 +298,10 @@ def _ernie4_5_moe(facts: GgufFacts, config: Config) -> Config:
         "moe_num_experts": count,
         "moe_k": used,
         "moe_intermediate_size": size,
-        "moe_num_shared_experts": _shared(facts, size),
+        "moe_num_shared_experts": shared(facts, size),
         "moe_layer_start_index": facts.optional_count("leading_dense_block_count") or 0,
         "moe_layer_interval": facts.optional_count("interleave_moe_layer_step") or 1,
     }
-
-
-def _shared(facts: GgufFacts, size: int) -> int:
-    """Returns the number of experts of this size that the expert of all tokens is as large as. Raises StartupError."""
-    count = facts.optional_count("expert_shared_count") or 0
-    length = facts.optional_count("expert_shared_feed_forward_length") or size * count
-    if length != size * count:
-        raise facts.unsupported(
-            f"{facts.architecture}.expert_shared_feed_forward_length must be {size * count}, got {length}"
-        )
-    return count
 
 
 def _hunyuan_moe(facts: GgufFacts, config: Config) -> Config:
@@ -355,12 +309,12 @@ def _hunyuan_moe(facts: GgufFacts, config: Config) -> Config:
     shared = facts.count("expert_shared_feed_forward_length", size)
     if shared != size:
         raise facts.unsupported(f"hunyuan-moe.expert_shared_feed_forward_length must be {size}, got {shared}")
-    count, used = _experts(facts, expert_shared_count=1, expert_shared_feed_forward_length=size)
+    count, used = experts(facts, expert_shared_count=1, expert_shared_feed_forward_length=size)
     return {"model_type": "hunyuan_v1_moe", "num_experts": count, "moe_topk": used, "intermediate_size": size}
 
 
 def _olmoe(facts: GgufFacts, config: Config) -> Config:
-    experts = _mixtral_experts(facts, config, expert_weights_norm=False)
+    experts = mixtral_experts(facts, config, expert_weights_norm=False)
     return {"model_type": "olmoe", "norm_topk_prob": False, **experts}
 
 
@@ -388,21 +342,21 @@ def _cohere2(facts: GgufFacts, config: Config) -> Config:
 def _phimoe(facts: GgufFacts, config: Config) -> Config:
     if (config["rope_scaling"] or {}).get("rope_type") == "longrope":
         raise facts.unsupported("LongRoPE of a phimoe is not supported: its files lack short_mscale")
-    experts = _mixtral_experts(facts, config, expert_weights_norm=False)
+    experts = mixtral_experts(facts, config, expert_weights_norm=False)
     more = {"lm_head_bias": facts.has("output.bias"), "num_local_experts": experts["num_local_experts"]}
     return _phi3(facts, config) | experts | more | {"model_type": "phimoe"}
 
 
 def _glm4moe(facts: GgufFacts, config: Config) -> Config:
     read = (*SHARED, "leading_dense_block_count", "expert_weights_norm", "expert_weights_scale")
-    count, used = _experts(facts, expert_gating_func=SIGMOID, **dict.fromkeys(read))
+    count, used = experts(facts, expert_gating_func=SIGMOID, **dict.fromkeys(read))
     size = facts.count("expert_feed_forward_length")
     return {
         "model_type": "glm4_moe",
         "n_routed_experts": count,
         "num_experts_per_tok": used,
         "moe_intermediate_size": size,
-        "n_shared_experts": _shared(facts, size),
+        "n_shared_experts": shared(facts, size),
         "first_k_dense_replace": facts.optional_count("leading_dense_block_count") or 0,
         "routed_scaling_factor": facts.factor("expert_weights_scale", 1.0),
         "norm_topk_prob": facts.get("expert_weights_norm") is not False,
@@ -411,7 +365,7 @@ def _glm4moe(facts: GgufFacts, config: Config) -> Config:
 
 
 def _minimax_m2(facts: GgufFacts, config: Config) -> Config:
-    return {"model_type": "minimax_m2", **_mixtral_experts(facts, config, expert_gating_func=SIGMOID)}
+    return {"model_type": "minimax_m2", **mixtral_experts(facts, config, expert_gating_func=SIGMOID)}
 
 
 RMS: Final = "attention.layer_norm_rms_epsilon"
@@ -427,6 +381,7 @@ class Architecture(NamedTuple):
     rotates_part: bool = False  # the rotated dimensions may be fewer than a head's: its first ones
     has_scale: bool = False  # `read` reads the scale of attention
     sees_ahead: bool = False  # an encoder
+    is_latent: bool = False  # `read` reads the sizes of heads
     has_mixers: bool = False  # layers without attention have 0 heads of keys
     epsilon: str = RMS  # key of the number that norms add
 
@@ -463,6 +418,13 @@ ARCHITECTURES: Final = {
     "lfm2": Architecture(("Lfm2ForCausalLM",), _lfm2, has_mixers=True),
     "glm4": Architecture(("Glm4ForCausalLM",), _plain("glm4"), rotates_part=True),
     "glm4moe": Architecture(("Glm4MoeForCausalLM",), _glm4moe, has_experts=True, rotates_part=True),
+    "deepseek2": Architecture(
+        ("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM"),
+        deepseek2,
+        has_experts=True,
+        is_latent=True,
+    ),
+    "minicpm3": Architecture(("MiniCPM3ForCausalLM",), minicpm3, is_latent=True),
     "chatglm": Architecture(("GlmForCausalLM",), _plain("glm"), rotates_part=True),
     "mistral3": Architecture(("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"), _mistral3),
     "olmo2": Architecture(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), _olmo2),

@@ -1,5 +1,5 @@
-"""Hugging Face names of a GGUF file's tensors. `*` in a name is the number of an expert: the tensor holds all of
-them.
+"""Hugging Face names of a GGUF file's tensors. `*` in a name is the number of an expert or of a head: the tensor holds
+all of them.
 
 Source: llama.cpp's src/llama-arch.cpp.
 """
@@ -24,6 +24,14 @@ LAYER_NAMES: Final = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj.*",
+    "attn_v_b": "self_attn.v_b_proj.*",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",

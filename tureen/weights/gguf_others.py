@@ -9,7 +9,6 @@ CLASSES: Final = {
     "bitnet": "BitNetForCausalLM",
     "bloom": "BloomForCausalLM",
     "command-r": "CohereForCausalLM",
-    "deepseek2": "DeepseekV3ForCausalLM",
     "dots1": "Dots1ForCausalLM",
     "exaone-moe": "ExaoneMoeForCausalLM",
     "falcon": "FalconForCausalLM",

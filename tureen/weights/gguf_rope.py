@@ -59,7 +59,9 @@ def _longrope_scaling(facts: GgufFacts, rotated: int) -> dict[str, Any]:
         "rope_type": "longrope",
         "long_factor": _numbers(facts, LONG_FACTORS, rotated // 2).tolist(),
         "short_factor": _numbers(facts, SHORT_FACTORS, rotated // 2).tolist(),
-        "original_max_position_embeddings": facts.count("rope.scaling.original_context_length"),
+        "original_max_position_embeddings": facts.count(
+            "rope.scaling.original_context_length", facts.count("context_length")
+        ),
         "attention_factor": facts.number("rope.scaling.attn_factor", 1.0),
     }
 

@@ -205,10 +205,12 @@ def _guesses_ahead(name: str, config: Mapping[str, Any]) -> bool:
 
 
 def _experts(path: Path, stored: Stored) -> Iterator[Stored]:
-    """Yields each expert's part of a tensor that holds all experts."""
+    """Yields each part of a tensor that holds a matrix for each expert, or for each head."""
     count, *shape = stored.shape
     if not shape:
-        raise StartupError(f"model {path}: the tensor of {stored.name} has one dimension, where experts need more")
+        raise StartupError(
+            f"model {path}: the tensor of {stored.name} has one dimension, where experts or heads need more"
+        )
     parts = stored.data.reshape(count, -1)
     for number, part in enumerate(parts):
         yield stored._replace(name=stored.name.replace("*", str(number)), shape=tuple(shape), content=part)

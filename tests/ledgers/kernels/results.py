@@ -114,7 +114,7 @@ def _show_rows(native):
 
 
 def _show_attention(native, dtype, dim):
-    cache = native.KvCache(1, TOKENS // PAGE + 1, PAGE, 1, dim, dtype)
+    cache = native.KvCache([(1, dim, -1)], TOKENS // PAGE + 1, PAGE, dtype)
     keys, values = _make_values(6, (TOKENS, dim), 4), _make_values(7, (TOKENS, dim), 4)
     for t in range(TOKENS):
         native.kv_store(cache, 0, t // PAGE, t % PAGE, 0, keys[t], values[t])

@@ -5,6 +5,8 @@
 //   of a piece           e[t] = 2^((s[t] - max s) * c) with c = scale * log2 e; sum of e[t], lane by lane, block after
 //                        block; sum of e[t] v[t] over t in order
 //   of all               the pieces' sums, rescaled to the larger maximum, in the order of the pieces
+// Where values are the keys' dimensions from some one on (latent attention: DeepSeek-V2, arXiv:2405.04434), the sum of
+// e[t] v[t] is taken lane by lane, block after block, and then over the lanes.
 // INT16 and INT8: q becomes integers of 15 bits or a little less with one scale, and so do the weights e[t] * (scale of
 // v[t]) of a piece. The sum of their magnitudes times `levels_of` the cache is less than 2^31, so q · k and the sum
 // over t are exact in 32 bits.
@@ -21,14 +23,14 @@ namespace VARIANT {
 
 namespace {
 
-// What `scale_within` needs so that the integers, up to 512 of them and each off by a half, times the cache's integers
-// add up to less than 2^31.
-float share_of_sum(KvType type) {
-    float levels = levels_of(type);
-    return LEVELS * levels / (2147483648.0f - PIECE * levels);
+// What `scale_within` needs so that the integers, as many as a key's or a piece's and each off by a half, times the
+// cache's integers add up to less than 2^31.
+float share_of_sum(const KvLayer& kv) {
+    float levels = levels_of(kv.type);
+    return LEVELS * levels / (2147483648.0f - float(kv.head_dim > PIECE ? kv.head_dim : PIECE) * levels);
 }
 
-inline size_t state_floats(int head_dim) { return size_t(STATE_HEAD + padded_dim(head_dim)); }
+inline size_t state_floats(int value_dim) { return size_t(STATE_HEAD + padded_dim(value_dim)); }
 
 // Nothing is seen yet. (Once something is, the sum is not 0: the largest weight is 1.)
 void clear(float* kept) { kept[SUM] = 0.0f; }
@@ -92,6 +94,7 @@ void find_blocks(const KvLayer& kv, const int32_t* pages, int kv_head, int begin
         int position = piece_begin + b * BLOCK;
         Token token{scratch.keys + size_t(b) * kv.block_bytes, scratch.values + size_t(b) * kv.block_bytes, 0};
         if (whole) token = token_at(kv, pages[position / kv.page_len], position % kv.page_len, kv_head);
+        if (!kv.has_values()) token.value_block = token.key_block;
         piece.keys[b] = token.key_block;
         piece.values[b] = token.value_block;
         piece.key_scales[b] = token_scales(kv.type, token.key_block, kv.head_dim);
@@ -106,19 +109,20 @@ void find_blocks(const KvLayer& kv, const int32_t* pages, int kv_head, int begin
     for (int position = begin; position < end; position++) {
         Token from = token_at(kv, pages[position / kv.page_len], position % kv.page_len, kv_head);
         size_t offset = size_t((position - piece_begin) / BLOCK) * kv.block_bytes;
-        copy_token(kv.type, from, {scratch.keys + offset, scratch.values + offset, position % BLOCK}, kv.head_dim);
+        copy_token(kv, from, {scratch.keys + offset, scratch.values + offset, position % BLOCK});
     }
 }
 
 // Once for all groups, where there are several.
 void unpack(KvType type, int begin, int end, const Scratch& scratch, Piece& piece) {
-    size_t bytes = size_t(BLOCK) * size_t(piece.width) * (type == KvType::BF16 ? sizeof(float) : sizeof(int16_t));
+    size_t bytes =
+        size_t(BLOCK) * size_t(padded_dim(piece.head_dim)) * (type == KvType::BF16 ? sizeof(float) : sizeof(int16_t));
     for (int b = begin / BLOCK; b * BLOCK < end; b++) {
         uint8_t *keys = scratch.keys + size_t(b) * bytes, *values = scratch.values + size_t(b) * bytes;
         unpack_block(type, piece.keys[b], piece.head_dim, BLOCK, keys);
-        unpack_block(type, piece.values[b], BLOCK, piece.width, values);
+        if (piece.values_from < 0) unpack_block(type, piece.values[b], BLOCK, piece.width, values);
         piece.keys[b] = keys;
-        piece.values[b] = values;
+        piece.values[b] = piece.values_from < 0 ? values : keys;
     }
 }
 
@@ -158,8 +162,9 @@ void attend_piece(const KvLayer& kv, const int32_t* pages, const Queries& querie
     if (active == 0) return;
     Piece piece{};
     piece.head_dim = kv.head_dim;
-    piece.width = padded_dim(kv.head_dim);
-    piece.share = share_of_sum(kv.type);
+    piece.width = padded_dim(kv.value_dim());
+    piece.values_from = kv.values_from;
+    piece.share = share_of_sum(kv);
     find_blocks(kv, pages, queries.kv_head, begin + all.begin, begin + all.end, scratch, piece);
     int groups = (active + MOST - 1) / MOST;
     bool packed = kv.type == KvType::BF16 || kv.type == KvType::INT8;
@@ -192,12 +197,12 @@ void attend(const KvLayer& kv, const int32_t* pages, const Queries& queries, int
     Scratch scratch((uint8_t*)(((size_t)memory + 63) / 64 * 64), queries.count, width);
     for (int j = 0; j < queries.count; j++) {
         int16_t* words = scratch.words + size_t(j) * size_t(width);
-        float* kept = states + size_t(j) * state_floats(kv.head_dim);
+        float* kept = states + size_t(j) * state_floats(kv.value_dim());
         float c = queries.scale * 1.44269504f;
         const float* q = queries.q + size_t(j) * queries.q_stride;
         if (has_scales(kv.type)) {
             auto put = [&](int i, vec16 x) { store_int16(words + i, x); };
-            float q_scale = to_integers(q, kv.head_dim, LEVELS, share_of_sum(kv.type), put);
+            float q_scale = to_integers(q, kv.head_dim, LEVELS, share_of_sum(kv), put);
             if (q_scale != 0.0f) c *= q_scale;  // else the scores are 0 as they are, and c must not be: -inf * 0 is NaN
         }
         clear(kept);
@@ -208,9 +213,9 @@ void attend(const KvLayer& kv, const int32_t* pages, const Queries& queries, int
     for (int piece = begin; piece < end; piece++) attend_piece(kv, pages, queries, piece * PIECE, scratch);
 }
 
-void finish(int count, int parts, const float* states, int head_dim, const float* sinks, float* const* out) {
-    int width = padded_dim(head_dim);
-    size_t floats = state_floats(head_dim);
+void finish(int count, int parts, const float* states, int value_dim, const float* sinks, float* const* out) {
+    int width = padded_dim(value_dim);
+    size_t floats = state_floats(value_dim);
     float kept[STATE_HEAD + MAX_HEAD_DIM], no_value[MAX_HEAD_DIM] = {};
     for (int j = 0; j < count; j++) {
         clear(kept);
@@ -221,8 +226,8 @@ void finish(int count, int parts, const float* states, int head_dim, const float
         }
         if (sinks != nullptr) merge(kept, sinks[j] * 1.44269504f / kept[FACTOR], 1.0f, no_value, width);
         vec16 sum = broadcast(kept[SUM]);
-        for (int i = 0; i < head_dim; i += 16)
-            store(out[j] + i, load(kept + STATE_HEAD + i) / sum, head_dim - i < 16 ? head_dim - i : 16);
+        for (int i = 0; i < value_dim; i += 16)
+            store(out[j] + i, load(kept + STATE_HEAD + i) / sum, value_dim - i < 16 ? value_dim - i : 16);
     }
 }
 

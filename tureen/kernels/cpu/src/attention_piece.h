@@ -55,7 +55,8 @@ inline int round_up(int x, int step) { return (x + step - 1) / step * step; }
 
 // 512 keys of the sequence, or as many of them as are needed.
 struct Piece {
-    int head_dim, width;                        // width: of a value block
+    int head_dim, width;                        // width: of a value, padded
+    int values_from;                            // as KvLayer has it; values are the keys' blocks where it is not -1
     const uint8_t* keys[PIECE_BLOCKS + WIDTH];  // after the last: what is read next, to be prefetched
     const uint8_t* values[PIECE_BLOCKS + WIDTH];
     const float* key_scales[PIECE_BLOCKS];  // INT16, INT8
@@ -129,6 +130,75 @@ TUREEN_INLINE void to_weights(Group& g, int n, Use use) {
         store(scores + i, use(i, e));
     }
     g.sum[n] = reduce_add(total);
+}
+
+// -- values in keys ---------------------------------------------------------------------------------------------------
+
+// Query vectors with accumulators in registers, of two dimensions each: those that lie in one pair of rows.
+constexpr int MOST_WITH_PAIRS = 3;
+
+// body(Count<n>, first query vector) for all of the group, in steps n of MOST_WITH_PAIRS and a smaller one; for each
+// pair of the keys' dimensions that values are in.
+template <typename Body>
+TUREEN_INLINE void each_pair_of_values(const Group& g, const Piece& piece, Body body) {
+    for (int n = 0; n < g.count; n += MOST_WITH_PAIRS)
+        for (int pair = piece.values_from / 2; pair < piece.head_dim / 2; pair++) {
+            float* sums = g.sums + n * piece.width + 2 * pair - piece.values_from;
+            switch (g.count - n) {
+                case 1: body(Count<1>{}, n, pair, sums); break;
+                case 2: body(Count<2>{}, n, pair, sums); break;
+                default: body(Count<MOST_WITH_PAIRS>{}, n, pair, sums);
+            }
+        }
+}
+
+// sums of N query vectors from `first` on: [n][width], of two dimensions.
+template <typename Block, int N>
+void float_values_in_keys(const Group& g, const Piece& piece, int first, int pair, float* to) {
+    vec16 sums[N][2];
+    TUREEN_UNROLL
+    for (int n = 0; n < N; n++) sums[n][0] = sums[n][1] = zeros();
+    for (int i = g.least_lo / BLOCK * BLOCK; i < g.greatest_hi; i += BLOCK) {
+        const uint8_t* keys = piece.keys[i / BLOCK];
+        vec16 even = Block::template row<0>(keys, BLOCK, pair, 0), odd = Block::template row<1>(keys, BLOCK, pair, 0);
+        bool is_seen = i >= g.greatest_lo && i + BLOCK <= g.least_hi;
+        TUREEN_UNROLL
+        for (int n = 0; n < N; n++) {
+            int lo = g.lo[first + n], hi = g.hi[first + n];
+            if (!is_seen && (i + BLOCK <= lo || i >= hi)) continue;
+            vec16 weight = load(g.scores + (first + n) * PIECE + i);
+            // What a query vector does not see may be NaN.
+            sums[n][0] = fma(weight, is_seen ? even : kept(even, i, lo, hi, 0.0f), sums[n][0]);
+            sums[n][1] = fma(weight, is_seen ? odd : kept(odd, i, lo, hi, 0.0f), sums[n][1]);
+        }
+    }
+    TUREEN_UNROLL
+    for (int n = 0; n < N; n++) {
+        to[n * piece.width] = reduce_add(sums[n][0]);
+        to[n * piece.width + 1] = reduce_add(sums[n][1]);
+    }
+}
+
+// The same of integers. A key's dimensions lie in pairs, of which one is multiplied by 0.
+template <typename Block, int N>
+void int_values_in_keys(const Group& g, const Piece& piece, const float* scales, int first, int pair, float* to) {
+    ivec16 sums[N][2];
+    TUREEN_UNROLL
+    for (int n = 0; n < N; n++) sums[n][0] = sums[n][1] = int_zeros();
+    for (int i = g.least_lo / BLOCK * BLOCK; i < g.greatest_hi; i += BLOCK) {
+        ivec16 both = Block::rows(piece.keys[i / BLOCK], BLOCK, pair, 0);
+        TUREEN_UNROLL
+        for (int n = 0; n < N; n++) {
+            const int16_t* weights = g.words + (first + n) * PIECE + i;
+            sums[n][0] = dot(sums[n][0], load_halves<false>(weights), both);
+            sums[n][1] = dot(sums[n][1], load_halves<true>(weights), both);
+        }
+    }
+    TUREEN_UNROLL
+    for (int n = 0; n < N; n++) {
+        to[n * piece.width] = float(reduce_add(sums[n][0])) * scales[first + n];
+        to[n * piece.width + 1] = float(reduce_add(sums[n][1])) * scales[first + n];
+    }
 }
 
 // -- F32 and BF16 -----------------------------------------------------------------------------------------------------
@@ -233,6 +303,11 @@ void attend_floats(Group& g, const Piece& piece) {
     for (int n = 0; n < g.count; n++) {
         to_weights(g, n, [](int, vec16 e) { return e; });
         for (int i = 0; i < piece.width; i += 16) store(g.sums + n * piece.width + i, zeros());
+    }
+    if (piece.values_from >= 0) {
+        return each_pair_of_values(g, piece, [&](auto n, int first, int pair, float* sums) {
+            float_values_in_keys<Block, n.value>(g, piece, first, pair, sums);
+        });
     }
     // Keys that not all of the group see are done for each query vector alone: a weight of 0 would not do, since the
     // value may be NaN.
@@ -343,6 +418,12 @@ void attend_integers(Group& g, const Piece& piece) {
     float scales[MOST];
     for (int n = 0; n < g.count; n++) {
         scales[n] = to_words(g, n, piece);
+    }
+    if (piece.values_from >= 0) {
+        for (int i = 0; i < g.count * piece.width; i += 16) store(g.sums + i, zeros());
+        return each_pair_of_values(g, piece, [&](auto n, int first, int pair, float* sums) {
+            int_values_in_keys<Block, n.value>(g, piece, scales, first, pair, sums);
+        });
     }
     with_count(g.count, [&](auto n) {
         in_steps(0, piece.width / 16,

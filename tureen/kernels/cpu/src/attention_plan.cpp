@@ -16,12 +16,12 @@ int most_vectors() { return std::clamp(attention().best_count, 1, MOST_VECTORS);
 
 int first_key_of(int position, int window) { return window > 0 ? std::max(0, position + 1 - window) : 0; }
 
-size_t state_floats(const Share& share, int head_dim) {
-    return size_t(share.tokens * share.heads) * attention().state_floats(head_dim);
+size_t state_floats(const Share& share, const AttentionShape& shape) {
+    return size_t(share.tokens * share.heads) * attention().state_floats(shape.value_dim());
 }
 
 void attend(const AttentionRows& rows, const KvLayer& kv, const Share& share, float* states, float* q, void* scratch) {
-    int dim = rows.shape.head_dim, stride = (rows.shape.num_heads + 2 * rows.shape.num_kv_heads) * dim;
+    int dim = rows.shape.head_dim, stride = rows.shape.row_width();
     int32_t first_key[MOST_VECTORS], num_keys[MOST_VECTORS];
     int count = share.tokens * share.heads;
     for (int j = 0; j < count; j++) {
@@ -40,17 +40,17 @@ struct Cut {
     float *states, *q;
     void* scratch;
 
-    Cut(Memory& memory, int head_dim) {
+    Cut(Memory& memory, const AttentionShape& shape) {
         states = (float*)memory.data();
-        q = states + most_vectors() * attention().state_floats(head_dim);
-        scratch = q + most_vectors() * head_dim;
+        q = states + most_vectors() * attention().state_floats(shape.value_dim());
+        scratch = q + most_vectors() * shape.head_dim;
     }
 };
 
 }  // namespace
 
 size_t attention_bytes(const AttentionShape& shape) {
-    size_t floats = most_vectors() * (attention().state_floats(shape.head_dim) + size_t(shape.head_dim));
+    size_t floats = most_vectors() * (attention().state_floats(shape.value_dim()) + size_t(shape.head_dim));
     return floats * sizeof(float) + attention().scratch_bytes(most_vectors(), shape.head_dim);
 }
 
@@ -58,8 +58,8 @@ void AttentionPlan::make(const Step& step, const AttentionShape& shape, int thre
     shares.clear();
     parts.clear();
     int group = shape.num_heads / shape.num_kv_heads;
-    bool is_short_of_work = step.tokens() * shape.num_kv_heads < threads;
-    int heads = is_short_of_work ? 1 : std::min(group, most_vectors());
+    int wanted = (threads - 1) / (step.tokens() * shape.num_kv_heads) + 1;  // of each kv head and token
+    int heads = std::clamp(group / wanted, 1, most_vectors());
     while (group % heads) heads--;
     int most = std::max(1, most_vectors() / heads);
     size_t floats = 0;
@@ -72,7 +72,7 @@ void AttentionPlan::make(const Step& step, const AttentionShape& shape, int thre
                 int first = first_key_of(step.positions[token], shape.window) / PIECE;
                 int end = step.positions[token + tokens - 1] / PIECE + 1;
                 shares.push_back({s, token, tokens, head / group, head, heads, first, end, floats});
-                floats += state_floats(shares.back(), shape.head_dim) * size_t(end - first);
+                floats += state_floats(shares.back(), shape) * size_t(end - first);
                 pieces += end - first;
             }
     }
@@ -80,23 +80,23 @@ void AttentionPlan::make(const Step& step, const AttentionShape& shape, int thre
     if (states.size() < floats) states.resize(floats);
     for (const Share& share : shares)
         for (int piece = share.begin; piece < share.end; piece++) {
-            size_t before = state_floats(share, shape.head_dim) * size_t(piece - share.begin);
+            size_t before = state_floats(share, shape) * size_t(piece - share.begin);
             parts.push_back({share.span, share.token, share.tokens, share.kv_head, share.head, share.heads, piece,
                              piece + 1, share.states + before});
         }
 }
 
 void attend_part(const AttentionRows& rows, const KvLayer& kv, AttentionPlan& plan, const Share& part, Memory& memory) {
-    Cut cut(memory, rows.shape.head_dim);
+    Cut cut(memory, rows.shape);
     attend(rows, kv, part, plan.states.data() + part.states, cut.q, cut.scratch);
 }
 
 void attend_share(const AttentionRows& rows, const KvLayer& kv, const AttentionPlan& plan, const Share& share,
                   Memory& memory) {
-    Cut cut(memory, rows.shape.head_dim);
+    Cut cut(memory, rows.shape);
     bool is_whole = plan.parts.empty();
     if (is_whole) attend(rows, kv, share, cut.states, cut.q, cut.scratch);
-    int count = share.tokens * share.heads, dim = rows.shape.head_dim;
+    int count = share.tokens * share.heads, dim = rows.shape.value_dim();
     float *out[MOST_VECTORS], sinks[MOST_VECTORS];
     bool has_sinks = !rows.shape.sinks.empty();
     for (int j = 0; j < count; j++) {

@@ -27,8 +27,8 @@ size_t attention_bytes(const AttentionShape& shape);
 struct AttentionRows {
     const Step& step;
     const AttentionShape& shape;
-    const float* qkv;  // [tokens][heads + 2 kv heads][head_dim]
-    float* mixed;      // [tokens][heads][head_dim]: what comes out
+    const float* qkv;  // [tokens][row_width]: queries [heads][head_dim] come first
+    float* mixed;      // [tokens][heads][value_dim]: what comes out
 };
 
 // Attend to one piece, one of plan.parts.

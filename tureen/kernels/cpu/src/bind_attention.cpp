@@ -2,6 +2,8 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstring>
@@ -53,15 +55,16 @@ KvLayer checked_place(const KvCache& cache, int layer, const Place& place) {
 
 void store(KvCache& cache, int layer, int page, int at, int kv_head, const AnyArray& key, const AnyArray& value) {
     KvLayer kv = checked_place(cache, layer, {page, at, kv_head});
-    kernels().attention->store(kv, page, at, kv_head, checked<const float>(key, "key", {kv.head_dim}),
-                               checked<const float>(value, "value", {kv.head_dim}));
+    const float* keys = checked<const float>(key, "key", {kv.head_dim});
+    const float* values = kv.has_values() ? checked<const float>(value, "value", {kv.head_dim}) : nullptr;
+    kernels().attention->store(kv, page, at, kv_head, keys, values);
 }
 
 std::pair<FloatArray, FloatArray> load(const KvCache& cache, int layer, int page, int at, int kv_head) {
     KvLayer kv = checked_place(cache, layer, {page, at, kv_head});
     float *key, *value;
     auto keys = make_array<float>({size_t(kv.head_dim)}, &key);
-    auto values = make_array<float>({size_t(kv.head_dim)}, &value);
+    auto values = make_array<float>({size_t(kv.value_dim())}, &value);
     kernels().attention->load(kv, page, at, kv_head, key, value);
     return {keys, values};
 }
@@ -69,8 +72,8 @@ std::pair<FloatArray, FloatArray> load(const KvCache& cache, int layer, int page
 nb::ndarray<nb::numpy, uint8_t> page_data(nb::handle self, int page) {
     KvCache& cache = nb::cast<KvCache&>(self);
     check_index("page", page, cache.num_pages());
-    KvLayer all = cache.layer(0);
-    return nb::ndarray<nb::numpy, uint8_t>(all.keys + size_t(page) * all.page_bytes, {all.page_bytes}, self);
+    uint8_t* first = cache.layer(0).keys;
+    return nb::ndarray<nb::numpy, uint8_t>(first + size_t(page) * cache.page_bytes(), {cache.page_bytes()}, self);
 }
 
 void fill(KvCache& cache, int byte) { std::memset(cache.layer(0).keys, byte, cache.nbytes()); }
@@ -90,22 +93,23 @@ FloatArray attend(const KvCache& cache, int layer, const AnyArray& pages, int kv
             check_index("page", table[p], cache.num_pages());
     }
     float* out;
-    auto array = make_array<float>({count, dim}, &out);
+    size_t value_dim = size_t(kv.value_dim());
+    auto array = make_array<float>({count, value_dim}, &out);
     if (count == 0) return array;
     std::vector<float*> rows(count);
-    for (size_t j = 0; j < count; j++) rows[j] = out + j * dim;
+    for (size_t j = 0; j < count; j++) rows[j] = out + j * value_dim;
     const AttentionKernels& attention = *kernels().attention;
     Memory scratch(attention.scratch_bytes(int(count), kv.head_dim));
     Queries queries{kv_head, int(count), queries_at, dim, first, num, scale, softcap};
     int begin = *std::min_element(first, first + count) / PIECE;
     int end = (*std::max_element(num, num + count) - 1) / PIECE + 1;
     int parts = each_piece ? end - begin : 1;
-    size_t floats = count * attention.state_floats(kv.head_dim);
+    size_t floats = count * attention.state_floats(kv.value_dim());
     std::vector<float> states(size_t(parts) * floats);
     for (int i = 0; i < parts; i++)
         attention.attend(kv, table, queries, begin + i, each_piece ? begin + i + 1 : end, states.data() + i * floats,
                          scratch.data());
-    attention.finish(int(count), parts, states.data(), kv.head_dim, nullptr, rows.data());
+    attention.finish(int(count), parts, states.data(), kv.value_dim(), nullptr, rows.data());
     return array;
 }
 
@@ -115,12 +119,16 @@ void bind_attention(nb::module_& m) {
     nb::class_<KvCache>(m, "KvCache", "Keys and values of all layers, in pages of page_len tokens; zeros at first.")
         .def(
             "__init__",
-            [](KvCache* self, int num_layers, int num_pages, int page_len, int kv_heads, int head_dim,
+            [](KvCache* self, const std::vector<std::tuple<int, int, int>>& layers, int num_pages, int page_len,
                const std::string& dtype) {
-                new (self) KvCache(num_layers, num_pages, page_len, kv_heads, head_dim, type_named(dtype));
+                std::vector<KvShape> shapes;
+                for (auto [kv_heads, head_dim, values_from] : layers)
+                    shapes.push_back({kv_heads, head_dim, values_from});
+                new (self) KvCache(shapes, num_pages, page_len, type_named(dtype));
             },
-            nb::arg("num_layers"), nb::arg("num_pages"), nb::arg("page_len"), nb::arg("kv_heads"), nb::arg("head_dim"),
-            nb::arg("dtype"), "dtype: float32, bfloat16, int16 or int8. Raises ValueError, MemoryError.")
+            nb::arg("layers"), nb::arg("num_pages"), nb::arg("page_len"), nb::arg("dtype"),
+            "layers: (kv_heads, head_dim, values_from) of each; values are their keys' dimensions from values_from on, "
+            "or -1: stored. dtype: float32, bfloat16, int16 or int8. Raises ValueError, MemoryError.")
         .def_prop_ro("nbytes", &KvCache::nbytes)
         .def("page", &page_data, nb::arg("page"), "The bytes of a page in all layers, uint8 [page_bytes]: not a copy.")
         .def_prop_ro("bytes_per_token", &KvCache::bytes_per_token, "In all layers.");
@@ -138,14 +146,15 @@ void bind_attention(nb::module_& m) {
             },
             nb::arg("number"), "The numbers of a state, float32: not a copy.");
     m.def("kv_store", store, nb::arg("cache"), nb::arg("layer"), nb::arg("page"), nb::arg("at"), nb::arg("kv_head"),
-          nb::arg("key"), nb::arg("value"), "key, value: float32 [head_dim].");
+          nb::arg("key"), nb::arg("value"),
+          "key, value: float32 [head_dim]. value is ignored if the layer stores no values.");
     m.def("kv_load", load, nb::arg("cache"), nb::arg("layer"), nb::arg("page"), nb::arg("at"), nb::arg("kv_head"),
-          "-> key, value: float32 [head_dim].");
+          "-> key, value: float32 [head_dim], [value_dim].");
     m.def("kv_fill", fill, nb::arg("cache"), nb::arg("byte"), "Set every byte of the memory.");
     m.def("attend", attend, nb::arg("cache"), nb::arg("layer"), nb::arg("pages"), nb::arg("kv_head"), nb::arg("q"),
           nb::arg("first_key"), nb::arg("num_keys"), nb::arg("scale"), nb::arg("each_piece") = false,
           nb::arg("softcap") = 0.0f,
-          "q: float32 [count, head_dim]; pages: int32; first_key, num_keys: int32 [count] -> [count, head_dim]. "
+          "q: float32 [count, head_dim]; pages: int32; first_key, num_keys: int32 [count] -> [count, value_dim]. "
           "each_piece: of 512 keys is computed by itself, and then all are merged.");
 }
 

@@ -200,6 +200,34 @@ void bind_tape(nb::module_& m) {
             "x += residual_scale * post(out(attend(qkv(norm(x))))); is_held: the next mlp adds it. Empty arrays and "
             "empty norms: none. window, softcap and growth 0: none.")
         .def(
+            "latent_attention",
+            [](Tape& tape, const std::string& module, int layer, Norm norm, Matrices in, FloatArray in_bias,
+               Norm query_norm, Matrices query, Norm latent_norm, Matrices keys, Matrices values, int values_from,
+               float scale, int window, FloatArray frequencies, float magnitude, bool is_interleaved, SharedMatrix out,
+               FloatArray out_bias, float residual_scale) {
+                if (keys.empty()) throw std::invalid_argument("a latent attention has heads");
+                int num_heads = int(keys.size()), head_dim = values_from + keys[0]->matrix.rows;
+                AttentionShape shape{
+                    num_heads, 1, head_dim, scale, 0.0f, window, {floats(frequencies), magnitude, is_interleaved}};
+                shape.values_from = values_from;
+                Latent latent{linear_of(std::move(in), in_bias),
+                              query_norm,
+                              {std::move(query), {}},
+                              latent_norm,
+                              std::move(keys),
+                              std::move(values),
+                              std::move(shape)};
+                tape.latent_attention(module, layer, norm, std::move(latent), linear_of({out}, out_bias),
+                                      residual_scale);
+            },
+            nb::kw_only(), nb::arg("module"), nb::arg("layer"), nb::arg("norm"), nb::arg("in_proj"), nb::arg("in_bias"),
+            nb::arg("query_norm"), nb::arg("query"), nb::arg("latent_norm"), nb::arg("keys"), nb::arg("values"),
+            nb::arg("values_from"), nb::arg("scale"), nb::arg("window"), nb::arg("frequencies"), nb::arg("magnitude"),
+            nb::arg("is_interleaved"), nb::arg("out"), nb::arg("out_bias"), nb::arg("residual_scale"),
+            "x += residual_scale * out(the heads' values). in_proj: queries, or what `query` makes them of; the latent "
+            "and the rotated part of the key in one. keys, values: a matrix for each head. values_from: the rotated "
+            "dimensions.")
+        .def(
             "short_conv",
             [](Tape& tape, const std::string& module, Norm norm, SharedMatrix in, FloatArray in_bias, FloatArray kernel,
                FloatArray bias, size_t start, SharedMatrix out, FloatArray out_bias, float residual_scale) {
@@ -261,10 +289,10 @@ void bind_tape(nb::module_& m) {
             "experts",
             [](Tape& tape, const std::string& module, Norm norm, SharedMatrix router, FloatArray router_bias,
                nb::list each, const std::string& score, float jitter, int num_chosen, bool is_normalised, float factor,
-               FloatArray correction, int num_groups, int chosen_groups, nb::list shared, SharedMatrix shared_gate,
-               float residual_scale) {
-                Routing routing{score_of(score),    num_chosen, is_normalised, factor,
-                                floats(correction), num_groups, chosen_groups, jitter};
+               FloatArray correction, int num_groups, int chosen_groups, int group_top_k, nb::list shared,
+               SharedMatrix shared_gate, float residual_scale) {
+                Routing routing{score_of(score), num_chosen,    is_normalised, factor, floats(correction),
+                                num_groups,      chosen_groups, group_top_k,   jitter};
                 Experts experts{router, floats(router_bias), {}, routing, {}, shared_gate};
                 for (nb::handle one : each) experts.each.push_back(gated_of(nb::cast<nb::tuple>(one)));
                 for (nb::handle one : shared) experts.shared.push_back(gated_of(nb::cast<nb::tuple>(one)));
@@ -273,7 +301,7 @@ void bind_tape(nb::module_& m) {
             nb::kw_only(), nb::arg("module"), nb::arg("norm"), nb::arg("router"), nb::arg("router_bias"),
             nb::arg("each"), nb::arg("score"), nb::arg("jitter"), nb::arg("num_chosen"), nb::arg("is_normalised"),
             nb::arg("factor"), nb::arg("correction"), nb::arg("num_groups"), nb::arg("chosen_groups"),
-            nb::arg("shared"), nb::arg("shared_gate").none(), nb::arg("residual_scale"),
+            nb::arg("group_top_k"), nb::arg("shared"), nb::arg("shared_gate").none(), nb::arg("residual_scale"),
             "x += residual_scale * the sum of the chosen experts by their weights. each, shared: as `gated` of mlp; "
             "shared has one that all tokens use, or none; without shared_gate its weight is 1.")
         .def(

@@ -86,16 +86,17 @@ struct RowKernels {
     void (*expand)(Factor up, int rank, const LowRow* rows, int num_rows, int count);
 };
 
-constexpr int MAX_HEAD_DIM = 256;
+constexpr int MAX_HEAD_DIM = 576;
 
 enum class KvType : int { F32, BF16, INT16, INT8 };
 
 // Where one layer's keys and values lie: [page][kv_head][block of 16 tokens]; kv_block.h says what a block is. Where
-// page_len is no multiple of 16, attention copies each piece's keys and values first. head_dim is even, at most
-// MAX_HEAD_DIM.
+// page_len is no multiple of 16, attention copies each piece's keys and values first. head_dim and values_from are
+// even, head_dim is at most MAX_HEAD_DIM.
 struct KvLayer {
     KvType type;
     int kv_heads, head_dim;
+    int values_from;     // a value is its key's dimensions from this one on, and is not stored; -1: it is
     int page_len;        // tokens a page holds
     int page_blocks;     // ceil(page_len / 16)
     size_t block_bytes;  // of one kv head's 16 keys (or values), a multiple of 64
@@ -103,6 +104,9 @@ struct KvLayer {
     uint8_t* values;
 
     size_t page_bytes;  // from one page to the next: all layers' keys and values lie between
+
+    bool has_values() const { return values_from < 0; }
+    int value_dim() const { return has_values() ? head_dim : head_dim - values_from; }
 
     size_t block_at(int page, int kv_head, int block) const {
         return page * page_bytes + (size_t(kv_head) * page_blocks + block) * block_bytes;
@@ -126,21 +130,22 @@ struct Queries {
 
 struct AttentionKernels {
     size_t (*block_bytes)(KvType type, int head_dim);
-    // Store the key and value [head_dim] (float32, rotated) of one token and kv head at offset `at` in `page`.
+    // Store the key and value [head_dim] (float32, rotated) of one token and kv head at offset `at` in `page`. value is
+    // ignored if the layer stores no values.
     void (*store)(const KvLayer& kv, int page, int at, int kv_head, const float* key, const float* value);
-    // Read them back as float32 (tests, and the reference).
+    // Read them back as float32 (tests, and the reference): value [value_dim].
     void (*load)(const KvLayer& kv, int page, int at, int kv_head, float* key, float* value);
     // Attention to the pieces [begin, end) of the sequence whose pages these are; piece p is keys [512 p, 512 (p + 1)).
-    // What comes of it: states [count][state_floats(head_dim)]. scratch: as many bytes as scratch_bytes(count,
+    // What comes of it: states [count][state_floats(value_dim)]. scratch: as many bytes as scratch_bytes(count,
     // head_dim) says. Pages wholly before first_key are not looked at.
     void (*attend)(const KvLayer& kv, const int32_t* pages, const Queries& queries, int begin, int end, float* states,
                    void* scratch);
-    // states [parts][count][state_floats] -> out [count] pointers to [head_dim]. The parts are all pieces that anything
-    // seen of, in their order: all in one part, or each in one of its own; the result is the same. sinks: [count] one
-    // more score of each, which belongs to no key, or null.
-    void (*finish)(int count, int parts, const float* states, int head_dim, const float* sinks, float* const* out);
+    // states [parts][count][state_floats] -> out [count] pointers to [value_dim]. The parts are all pieces that
+    // anything seen of, in their order: all in one part, or each in one of its own; the result is the same. sinks:
+    // [count] one more score of each, which belongs to no key, or null.
+    void (*finish)(int count, int parts, const float* states, int value_dim, const float* sinks, float* const* out);
     size_t (*scratch_bytes)(int count, int head_dim);
-    size_t (*state_floats)(int head_dim);
+    size_t (*state_floats)(int value_dim);
     int best_count;  // query vectors to give it at once, where there are as many
 };
 

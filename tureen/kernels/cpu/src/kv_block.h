@@ -124,41 +124,45 @@ TUREEN_INLINE void each_place(int head_dim, int lane, Body body) {
 }
 
 template <typename Element>
-inline void scatter(const Element* key, const Element* value, int head_dim, const Token& to) {
+inline void scatter(const KvLayer& kv, const Element* key, const Element* value, const Token& to) {
     auto* keys = (Element*)to.key_block;
     auto* values = (Element*)to.value_block;
-    each_place<Element>(head_dim, to.lane, [&](size_t in_keys, size_t in_values, int d) {
+    each_place<Element>(kv.head_dim, to.lane, [&](size_t in_keys, size_t in_values, int d) {
         keys[in_keys] = key[d];
-        values[in_values] = value[d];
+        if (kv.has_values()) values[in_values] = value[d];
     });
 }
 
+// value: [head_dim], nothing where the layer has no values of their own.
 template <typename Element>
-inline void gather(const Token& from, int head_dim, Element* key, Element* value) {
+inline void gather(const KvLayer& kv, const Token& from, Element* key, Element* value) {
     auto* keys = (const Element*)from.key_block;
     auto* values = (const Element*)from.value_block;
-    each_place<Element>(head_dim, from.lane, [&](size_t in_keys, size_t in_values, int d) {
+    each_place<Element>(kv.head_dim, from.lane, [&](size_t in_keys, size_t in_values, int d) {
         key[d] = keys[in_keys];
-        value[d] = values[in_values];
+        if (kv.has_values()) value[d] = values[in_values];
     });
 }
 
 template <typename Element>
-inline void copy_elements(const Token& from, const Token& to, int head_dim) {
+inline void copy_elements(const KvLayer& kv, const Token& from, const Token& to) {
     Element key[MAX_HEAD_DIM], value[MAX_HEAD_DIM];
-    gather(from, head_dim, key, value);
-    scatter(key, value, head_dim, to);
+    gather(kv, from, key, value);
+    scatter(kv, key, value, to);
 }
 
-inline void copy_token(KvType type, const Token& from, const Token& to, int head_dim) {
-    if (type == KvType::F32) return copy_elements<float>(from, to, head_dim);
-    if (type == KvType::INT8)
-        copy_elements<int8_t>(from, to, head_dim);
+inline void copy_token(const KvLayer& kv, const Token& from, const Token& to) {
+    if (kv.type == KvType::F32) return copy_elements<float>(kv, from, to);
+    if (kv.type == KvType::INT8)
+        copy_elements<int8_t>(kv, from, to);
     else
-        copy_elements<uint16_t>(from, to, head_dim);
-    if (!has_scales(type)) return;
-    token_scales(type, to.key_block, head_dim)[to.lane] = token_scales(type, from.key_block, head_dim)[from.lane];
-    token_scales(type, to.value_block, head_dim)[to.lane] = token_scales(type, from.value_block, head_dim)[from.lane];
+        copy_elements<uint16_t>(kv, from, to);
+    if (!has_scales(kv.type)) return;
+    auto copy_scale = [&](uint8_t* source, uint8_t* target) {
+        token_scales(kv.type, target, kv.head_dim)[to.lane] = token_scales(kv.type, source, kv.head_dim)[from.lane];
+    };
+    copy_scale(from.key_block, to.key_block);
+    if (kv.has_values()) copy_scale(from.value_block, to.value_block);
 }
 
 // The scale of integers of values with this largest magnitude and this sum of magnitudes: all are in -levels … levels,
@@ -191,47 +195,50 @@ inline void store_integers(const KvLayer& kv, const Token& to, const float* key,
     float levels = levels_of(kv.type);
     token_scales(kv.type, to.key_block, kv.head_dim)[to.lane] =
         to_integers(key, kv.head_dim, levels, 0.0f, [&](int i, vec16 x) { store_rounded(keys + i, x); });
-    token_scales(kv.type, to.value_block, kv.head_dim)[to.lane] =
-        to_integers(value, kv.head_dim, levels, 0.0f, [&](int i, vec16 x) { store_rounded(values + i, x); });
-    scatter(keys, values, kv.head_dim, to);
+    if (kv.has_values())
+        token_scales(kv.type, to.value_block, kv.head_dim)[to.lane] =
+            to_integers(value, kv.head_dim, levels, 0.0f, [&](int i, vec16 x) { store_rounded(values + i, x); });
+    scatter(kv, keys, values, to);
 }
 
 inline void store_token(const KvLayer& kv, int page, int at, int kv_head, const float* key, const float* value) {
     Token to = token_at(kv, page, at, kv_head);
-    if (kv.type == KvType::F32) return scatter(key, value, kv.head_dim, to);
+    if (kv.type == KvType::F32) return scatter(kv, key, value, to);
     if (kv.type == KvType::INT16) return store_integers<int16_t>(kv, to, key, value);
     if (kv.type == KvType::INT8) return store_integers<int8_t>(kv, to, key, value);
     uint16_t keys[MAX_HEAD_DIM], values[MAX_HEAD_DIM];
     for (int i = 0; i < kv.head_dim; i += 16) {
         store_bf16(keys + i, lanes_at(key, kv.head_dim, i));
-        store_bf16(values + i, lanes_at(value, kv.head_dim, i));
+        if (kv.has_values()) store_bf16(values + i, lanes_at(value, kv.head_dim, i));
     }
-    scatter(keys, values, kv.head_dim, to);
+    scatter(kv, keys, values, to);
 }
 
 template <typename Integer>
 inline void load_integers(const KvLayer& kv, const Token& from, float* key, float* value) {
     Integer keys[MAX_HEAD_DIM], values[MAX_HEAD_DIM];
-    gather(from, kv.head_dim, keys, values);
+    gather(kv, from, keys, values);
     float key_scale = token_scales(kv.type, from.key_block, kv.head_dim)[from.lane];
+    for (int d = 0; d < kv.head_dim; d++) key[d] = key_scale * float(keys[d]);
+    if (!kv.has_values()) return;
     float value_scale = token_scales(kv.type, from.value_block, kv.head_dim)[from.lane];
-    for (int d = 0; d < kv.head_dim; d++) {
-        key[d] = key_scale * float(keys[d]);
-        value[d] = value_scale * float(values[d]);
-    }
+    for (int d = 0; d < kv.head_dim; d++) value[d] = value_scale * float(values[d]);
+}
+
+inline void load_bf16(const KvLayer& kv, const Token& from, float* key, float* value) {
+    uint16_t keys[MAX_HEAD_DIM], values[MAX_HEAD_DIM];
+    gather(kv, from, keys, values);
+    for (int d = 0; d < kv.head_dim; d++) key[d] = float_of_bf16(keys[d]);
+    for (int d = 0; d < kv.head_dim && kv.has_values(); d++) value[d] = float_of_bf16(values[d]);
 }
 
 inline void load_token(const KvLayer& kv, int page, int at, int kv_head, float* key, float* value) {
     Token from = token_at(kv, page, at, kv_head);
-    if (kv.type == KvType::F32) return gather(from, kv.head_dim, key, value);
-    if (kv.type == KvType::INT16) return load_integers<int16_t>(kv, from, key, value);
-    if (kv.type == KvType::INT8) return load_integers<int8_t>(kv, from, key, value);
-    uint16_t keys[MAX_HEAD_DIM], values[MAX_HEAD_DIM];
-    gather(from, kv.head_dim, keys, values);
-    for (int d = 0; d < kv.head_dim; d++) {
-        key[d] = float_of_bf16(keys[d]);
-        value[d] = float_of_bf16(values[d]);
-    }
+    if (kv.type == KvType::F32) gather(kv, from, key, value);
+    if (kv.type == KvType::BF16) load_bf16(kv, from, key, value);
+    if (kv.type == KvType::INT16) load_integers<int16_t>(kv, from, key, value);
+    if (kv.type == KvType::INT8) load_integers<int8_t>(kv, from, key, value);
+    for (int d = 0; d < kv.value_dim() && !kv.has_values(); d++) value[d] = key[kv.values_from + d];
 }
 
 }  // namespace VARIANT

@@ -13,37 +13,51 @@ void check(const char* name, int value, int least, int most) {
                                 " … " + std::to_string(most));
 }
 
+void check_even(const char* name, int value) {
+    if (value % 2 != 0) throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) + ", not even");
+}
+
 }  // namespace
 
-KvCache::KvCache(int num_layers, int num_pages, int page_len, int kv_heads, int head_dim, KvType type)
-    : num_layers_(num_layers), num_pages_(num_pages), memory_(0, false) {
-    check("num_layers", num_layers, 1, 1 << 16);
+KvCache::KvCache(const std::vector<KvShape>& layers, int num_pages, int page_len, KvType type)
+    : num_pages_(num_pages), page_len_(page_len), page_bytes_(0), memory_(0, false) {
+    check("the number of layers", int(layers.size()), 1, 1 << 16);
     check("num_pages", num_pages, 1, 1 << 30);
     check("page_len", page_len, 1, 1024);
-    check("kv_heads", kv_heads, 1, 1 << 16);
-    check("head_dim", head_dim, 2, 256);
-    if (head_dim % 2 != 0) throw std::invalid_argument("head_dim is " + std::to_string(head_dim) + ", not even");
-    layer_.type = type;
-    layer_.kv_heads = kv_heads;
-    layer_.head_dim = head_dim;
-    layer_.page_len = page_len;
-    layer_.page_blocks = (page_len + 15) / 16;
-    layer_.block_bytes = kernels().attention->block_bytes(type, head_dim);
-    layer_bytes_ = size_t(kv_heads) * layer_.page_blocks * layer_.block_bytes;
-    layer_.page_bytes = 2 * size_t(num_layers) * layer_bytes_;
-    memory_ = Memory(size_t(num_pages) * layer_.page_bytes);
+    for (const KvShape& shape : layers) {
+        check("kv_heads", shape.kv_heads, 1, 1 << 16);
+        check("head_dim", shape.head_dim, 2, MAX_HEAD_DIM);
+        check_even("head_dim", shape.head_dim);
+        check("values_from", shape.values_from, -1, shape.head_dim - 2);
+        if (shape.values_from >= 0) check_even("values_from", shape.values_from);
+        KvLayer layer{};
+        layer.type = type;
+        layer.kv_heads = shape.kv_heads;
+        layer.head_dim = shape.head_dim;
+        layer.values_from = shape.values_from;
+        layer.page_len = page_len;
+        layer.page_blocks = (page_len + 15) / 16;
+        layer.block_bytes = kernels().attention->block_bytes(type, shape.head_dim);
+        starts_.push_back(page_bytes_);
+        size_t bytes = size_t(shape.kv_heads) * layer.page_blocks * layer.block_bytes;
+        page_bytes_ += bytes * (layer.has_values() ? 2 : 1);
+        layers_.push_back(layer);
+    }
+    memory_ = Memory(size_t(num_pages) * page_bytes_);
 }
 
 KvLayer KvCache::layer(int index) const {
-    KvLayer layer = layer_;
-    layer.keys = memory_.data() + 2 * size_t(index) * layer_bytes_;
-    layer.values = layer.keys + layer_bytes_;
+    KvLayer layer = layers_[index];
+    layer.page_bytes = page_bytes_;
+    layer.keys = memory_.data() + starts_[index];
+    layer.values = layer.keys;
+    if (layer.has_values()) layer.values += size_t(layer.kv_heads) * layer.page_blocks * layer.block_bytes;
     return layer;
 }
 
 size_t KvCache::bytes_per_token() const {
-    size_t tokens = size_t(layer_.page_len);
-    return (layer_.page_bytes + tokens - 1) / tokens;
+    size_t tokens = size_t(page_len_);
+    return (page_bytes_ + tokens - 1) / tokens;
 }
 
 }  // namespace tureen

@@ -15,16 +15,6 @@ using Frame = Tape::Frame;
 constexpr int SCRATCH_FLOATS = 1 << 17;  // of a thread, at least
 constexpr int LOOKED_AT = 1 << 16;       // logits computed before the best are looked for: they stay in a cache
 
-// x [2 half]: the first of each pair, then the second. Products of queries and keys in this order are the same.
-void take_pairs_apart(float* x, int half) {
-    float pairs[MAX_HEAD_DIM];
-    std::copy_n(x, 2 * half, pairs);
-    for (int i = 0; i < half; i++) {
-        x[i] = pairs[2 * i];
-        x[half + i] = pairs[2 * i + 1];
-    }
-}
-
 // Normalise all heads of a token's queries and keys together, where their norms have that size.
 void normalise_together(Frame& frame, const AttentionShape& shape, const Norm& q_norm, const Norm& k_norm, int token) {
     int queries = shape.num_heads * shape.head_dim, keys = shape.num_kv_heads * shape.head_dim;
@@ -59,19 +49,6 @@ void place(Frame& frame, const AttentionShape& shape, const Norm& q_norm, const 
     int kv_head = head - shape.num_heads;
     frame.kernels.attention->store(kv, step.pages[span.pages + position / kv.page_len], position % kv.page_len, kv_head,
                                    vector, vector + size_t(shape.num_kv_heads) * dim);
-}
-
-// Attention of all heads, in `mixed`; uses two counters.
-void attend(Frame& frame, int thread, int counter, const AttentionShape& shape, const KvLayer& kv,
-            AttentionPlan& plan) {
-    Tape::Buffers& b = frame.buffers;
-    AttentionRows rows{frame.step, shape, b.qkv.data(), b.mixed.data()};
-    frame.deal(counter, int(plan.parts.size()),
-               [&](int i) { attend_part(rows, kv, plan, plan.parts[i], b.attending[thread]); });
-    if (!plan.parts.empty()) frame.pool.barrier();
-    frame.deal(counter + 1, int(plan.shares.size()),
-               [&](int i) { attend_share(rows, kv, plan, plan.shares[i], b.attending[thread]); });
-    frame.pool.barrier();
 }
 
 }  // namespace
@@ -135,7 +112,7 @@ void Tape::attention(const std::string& module, int layer, Norm norm, Linear qkv
     require(out.cols() == mixed && out.rows() == hidden_, "the output projection has another shape than the attention");
     require(layer >= 0 && layer < cache_->num_layers(), "the KV cache has no such layer");
     require(cache_->layer(layer).head_dim == shape.head_dim && cache_->layer(layer).kv_heads == shape.num_kv_heads &&
-                int(shape.rope.frequencies.size()) * 2 <= shape.head_dim,
+                cache_->layer(layer).has_values() && int(shape.rope.frequencies.size()) * 2 <= shape.head_dim,
             "the KV cache or the rope has another shape than the attention");
     auto fits = [&](const Norm& norm, int heads) {
         int size = int(norm.weight.size());
@@ -325,7 +302,8 @@ size_t Tape::kind_of(const AttentionShape& shape) {
     std::vector<AttentionShape>& known = buffers_->shapes;
     for (size_t i = 0; i < known.size(); i++)
         if (known[i].num_heads == shape.num_heads && known[i].num_kv_heads == shape.num_kv_heads &&
-            known[i].head_dim == shape.head_dim && known[i].window == shape.window)
+            known[i].head_dim == shape.head_dim && known[i].values_from == shape.values_from &&
+            known[i].window == shape.window)
             return i;
     known.push_back(shape);
     buffers_->plans.emplace_back();
@@ -349,6 +327,8 @@ void Tape::reserve(int tokens) {
     grow(b.qkv, tokens, b.qkv_width);
     grow(b.mixed, tokens, b.mixed_width);
     grow(b.gates, tokens, b.gate_width);
+    grow(b.latent, tokens, b.latent_width);
+    grow(b.queries, tokens, b.query_width);
     grow(b.inner, size_t(tokens) * std::max(1, b.num_places), b.inner_width);
     for (size_t rope = 0; rope < b.angles.size(); rope++)
         grow(b.angles[rope], tokens, 2 * b.ropes[rope].frequencies.size());
@@ -362,7 +342,7 @@ void Tape::reserve(int tokens) {
     for (const auto& [module, place] : places_) widest_low = std::max(widest_low, place.additions->width());
     grow(b.low, tokens, widest_low);
     for (Floats& low : b.own_low) grow(low, REPEATED_ROWS, widest_low);
-    int widest = std::max({hidden_, 2 * b.inner_width, b.mixed_width});  // gate and up of one row
+    int widest = std::max({hidden_, 2 * b.inner_width, b.mixed_width, b.latent_width});  // gate and up of one row
     for (Floats& scratch : b.scratch) grow(scratch, TOGETHER, widest);
     for (auto& set : b.inputs)
         for (ActivationBuffer& buffer : set->shared) buffer.reserve(std::max(tokens * set->copies, int(asked_.size())));

@@ -65,7 +65,22 @@ struct AttentionShape {
     bool norms_last = false;  // q and k are normalised after the rotation
     float growth = 0;         // queries at position p are multiplied by 1 + growth * log(1 + floor(p / growth_every))
     int growth_every = 1;
-    Floats sinks = {};  // [num_heads]: one more score in each head's softmax, which belongs to no token; or empty
+    Floats sinks = {};     // [num_heads]: one more score in each head's softmax, which belongs to no token; or empty
+    int values_from = -1;  // as KvLayer has it
+
+    int value_dim() const { return values_from < 0 ? head_dim : head_dim - values_from; }
+    // Of a token's queries, and of the keys and values that stand after them.
+    int row_width() const { return (num_heads + (values_from < 0 ? 2 * num_kv_heads : 0)) * head_dim; }
+};
+
+// Keys and values of all heads are made of one latent a token (DeepSeek-V2, arXiv:2405.04434); see layers/latent.py.
+struct Latent {
+    Linear in;        // queries, or what they are made of; the latent and then the rotated part of the key
+    Norm query_norm;  // of what queries are made of, or empty
+    Linear query;     // makes queries of that; without parts = `in` gives the queries
+    Norm latent_norm;
+    Matrices keys, values;  // of each head: [latent][query's dimensions that are not rotated], [value][latent]
+    AttentionShape shape;   // of queries in the latent's space: rotated dimensions, then the latent's
 };
 
 enum class Gate { SILU, GELU_TANH, RELU_SQUARED, XIELU, CLAMPED_SWIGLU };
@@ -88,6 +103,7 @@ struct Routing {
     float factor;                   // the weights are multiplied by it
     Floats correction;              // [experts]: added to the scores for the choice, not for the weights; or empty
     int num_groups, chosen_groups;  // only the experts of the best groups are considered; 1, 1: all
+    int group_top_k;                // a group's score is the sum of as many of its largest values
     float jitter;                   // of SPARSE_MIXER
 };
 
@@ -186,6 +202,8 @@ public:
     // gate: of what each head gives, which is multiplied by its sigmoid; without parts = none.
     void attention(const std::string& module, int layer, Norm norm, Linear qkv, Linear gate, Norm q_norm, Norm k_norm,
                    AttentionShape shape, Linear out, Norm post, float scale, bool is_held);
+    // x += scale * out(attend(...)), see Latent
+    void latent_attention(const std::string& module, int layer, Norm norm, Latent latent, Linear out, float scale);
     // x += scale * out(conv(in(norm(x))))
     void short_conv(const std::string& module, Norm norm, Linear in, ShortConv conv, Linear out, float scale);
     // x += scale * out(rule(in(norm(x)))). in: queries, keys and values; gates z; b and a of each value head.

@@ -22,14 +22,15 @@ void mark_largest(const Floats& values, int begin, int end, int count, std::vect
     }
 }
 
-// A group's rank is the sum of its two largest values (DeepSeek-V3, arXiv:2412.19437). Exclude all but the best groups.
+// Exclude all but the best groups (DeepSeek-V2, arXiv:2405.04434).
 void exclude_groups(const Routing& routing, Floats& ranked) {
     int groups = routing.num_groups, size = int(ranked.size()) / groups;
     Floats sums(groups);
     for (int g = 0; g < groups; g++) {
         Floats own(ranked.begin() + g * size, ranked.begin() + (g + 1) * size);
-        std::partial_sort(own.begin(), own.begin() + std::min(2, size), own.end(), std::greater<float>());
-        sums[g] = std::accumulate(own.begin(), own.begin() + std::min(2, size), 0.0f);
+        auto end = own.begin() + std::min(routing.group_top_k, size);
+        std::partial_sort(own.begin(), end, own.end(), std::greater<float>());
+        sums[g] = std::accumulate(own.begin(), end, 0.0f);
     }
     std::vector<bool> is_kept(groups);
     mark_largest(sums, 0, groups, routing.chosen_groups, is_kept);
@@ -192,6 +193,7 @@ void Tape::experts(const std::string& module, Norm norm, Experts given, float sc
     require(routing.score != Score::SPARSE_MIXER || chosen == 2, "a sparse mixer chooses two experts");
     require(routing.correction.empty() || int(routing.correction.size()) == count,
             "a correction has a number an expert");
+    require(routing.group_top_k > 0, "a group's score is the sum of one value or more");
     require(routing.num_groups > 0 && count % routing.num_groups == 0 && routing.chosen_groups > 0 &&
                 routing.chosen_groups <= routing.num_groups &&
                 count / routing.num_groups * routing.chosen_groups >= chosen,

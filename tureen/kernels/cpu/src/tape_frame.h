@@ -83,9 +83,11 @@ struct Routes {
 
 struct Tape::Buffers {
     Floats x;                    // [tokens][hidden]: the residual stream
-    Floats qkv;                  // [tokens][heads + 2 kv heads][head_dim]
-    Floats mixed;                // [tokens][heads][head_dim]: what attention gives
-    Floats gates;                // [tokens][heads][head_dim]: of what attention gives
+    Floats qkv;                  // [tokens][row width]: queries, keys and values
+    Floats mixed;                // [tokens][heads][value dim]: what attention gives
+    Floats gates;                // of what attention gives
+    Floats latent;               // [tokens][projected]: what a latent attention's projections of x give
+    Floats queries;              // of a latent attention, and then what its heads give
     Floats inner;                // [tokens, or places][intermediate]
     Floats branch;               // [tokens][hidden]: a branch's result before its norm
     Floats held;                 // [tokens][hidden]: the result of an attention that the next mlp adds
@@ -102,7 +104,7 @@ struct Tape::Buffers {
     std::vector<AttentionPlan> plans;                     // of each shape
     Routes routes;
     int qkv_width = 0, mixed_width = 0, inner_width = 0, num_places = 0;  // num_places: of a token
-    int gate_width = 0;
+    int gate_width = 0, latent_width = 0, query_width = 0;
     bool holds = false;  // an attention's result is held
 };
 
@@ -302,6 +304,29 @@ inline void gated(Tape::Frame& frame, int thread, const GatedLinear& mlp, const 
                 activate(has_gate ? gates + from : ups + from, has_gate ? ups + from : nullptr, width, to);
         }
     }
+}
+
+// x [2 half]: the first of each pair, then the second. Products of queries and keys in this order are the same.
+inline void take_pairs_apart(float* x, int half) {
+    float pairs[MAX_HEAD_DIM];
+    std::copy_n(x, 2 * half, pairs);
+    for (int i = 0; i < half; i++) {
+        x[i] = pairs[2 * i];
+        x[half + i] = pairs[2 * i + 1];
+    }
+}
+
+// Attention of all heads to `qkv`, in `mixed`; uses two counters.
+inline void attend(Tape::Frame& frame, int thread, int counter, const AttentionShape& shape, const KvLayer& kv,
+                   AttentionPlan& plan) {
+    Tape::Buffers& b = frame.buffers;
+    AttentionRows rows{frame.step, shape, b.qkv.data(), b.mixed.data()};
+    frame.deal(counter, int(plan.parts.size()),
+               [&](int i) { attend_part(rows, kv, plan, plan.parts[i], b.attending[thread]); });
+    if (!plan.parts.empty()) frame.pool.barrier();
+    frame.deal(counter + 1, int(plan.shares.size()),
+               [&](int i) { attend_share(rows, kv, plan, plan.shares[i], b.attending[thread]); });
+    frame.pool.barrier();
 }
 
 }  // namespace tureen

@@ -576,6 +576,19 @@ TUREEN_INLINE ivec16 widen(const int8_t* from) {
 #endif
 }
 
+// 16 int16, each in the lower half of a lane, with 0 in the upper one; or the other way round.
+template <bool IS_UPPER>
+TUREEN_INLINE ivec16 load_halves(const int16_t* from) {
+    typedef int16_t loose_words __attribute__((vector_size(PART_BYTES / 2), aligned(1), may_alias));
+    ivec16 y;
+    TUREEN_UNROLL
+    for (int i = 0; i < PARTS; i++) {
+        int_part lanes = __builtin_convertvector(((const loose_words*)from)[i], int_part);
+        y.p[i] = IS_UPPER ? lanes << 16 : lanes & 0xffff;
+    }
+    return y;
+}
+
 // The same two int16 in each lane.
 TUREEN_INLINE ivec16 broadcast_words(const int16_t* two) {
     int32_t lane;
@@ -607,6 +620,16 @@ TUREEN_INLINE ivec16 dot(ivec16 sum, ivec16 a, ivec16 b) {
 #endif
     }
     return y;
+}
+
+TUREEN_INLINE int32_t reduce_add(ivec16 x) {
+    int_part sum = x.p[0];
+    TUREEN_UNROLL
+    for (int i = 1; i < PARTS; i++) sum += x.p[i];
+    int32_t total = 0;
+    TUREEN_UNROLL
+    for (int i = 0; i < PART_LANES; i++) total += sum[i];
+    return total;
 }
 
 TUREEN_INLINE vec16 float_of(ivec16 x) {

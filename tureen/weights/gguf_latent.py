@@ -1,0 +1,85 @@
+"""Reads models with latent attention from the metadata of a GGUF file.
+
+Source: llama.cpp's src/models/deepseek2.cpp and minicpm3.cpp, and its converter.
+"""
+
+from __future__ import annotations
+
+from tureen.errors import echo
+from tureen.weights.gguf_experts import SHARED, SIGMOID, SOFTMAX, Config, experts, shared
+from tureen.weights.gguf_facts import GgufFacts
+
+
+def _latent(facts: GgufFacts, config: Config) -> Config:
+    """Returns the sizes of latent attention. Lengths of heads are under names of their own where the file has a head's
+    matrices apart."""
+    own = "_mla" if facts.get("attention.key_length_mla") else ""
+    if own:
+        for key in ("key_length", "value_length"):
+            facts.stored(f"attention.{key}")  # in the latent's space
+    turned = config["head_dim"]
+    length = facts.count(f"attention.key_length{own}")
+    if length <= turned:
+        raise facts.fault(
+            f"{facts.architecture}.attention.key_length{own} must be more than rope.dimension_count {turned}, "
+            f"got {length}"
+        )
+    return {
+        "num_key_value_heads": None,
+        "q_lora_rank": facts.optional_count("attention.q_lora_rank"),
+        "kv_lora_rank": facts.count("attention.kv_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": length - turned,
+        "v_head_dim": facts.count(
+            f"attention.value_length{own}", config["hidden_size"] // config["num_attention_heads"]
+        ),
+        "attention_bias": facts.has("blk.0.attn_kv_a_mqa.bias"),
+    }
+
+
+def deepseek2(facts: GgufFacts, config: Config) -> Config:
+    """Returns DeepSeek V2's entries, or V3's where experts are chosen by sigmoids. Older files do not say how they are
+    chosen: sigmoids alone have a correction."""
+    scaling, key = config["rope_scaling"], "rope.scaling.yarn_log_multiplier"
+    if scaling and facts.get(key):
+        stretch = facts.number(key) * 10  # this architecture's files have a tenth of it
+        scaling = {**scaling, "mscale": stretch, "mscale_all_dim": stretch}
+    has_correction = any(name.endswith("exp_probs_b.bias") for name in facts.file.tensors)
+    choice = facts.get("expert_gating_func") or (SIGMOID if has_correction else SOFTMAX)
+    if choice not in (SOFTMAX, SIGMOID):
+        raise facts.unsupported(f"deepseek2.expert_gating_func {echo(choice)} is not supported")
+    is_v3 = choice == SIGMOID
+    is_normalised = bool(facts.get("expert_weights_norm"))
+    if is_normalised and not is_v3:
+        raise facts.unsupported("deepseek2.expert_weights_norm true with a softmax is not supported")
+    groups = facts.optional_count("expert_group_count") or 1
+    read = (*SHARED, "expert_gating_func", "leading_dense_block_count", "expert_weights_norm", "expert_weights_scale")
+    count, used = experts(facts, **dict.fromkeys((*read, "expert_group_count", "expert_group_used_count")))
+    size = facts.count("expert_feed_forward_length")
+    return {
+        **_latent(facts, config),
+        "architectures": [f"Deepseek{'V3' if is_v3 else 'V2'}ForCausalLM"],
+        "model_type": "deepseek_v3" if is_v3 else "deepseek_v2",
+        "rope_scaling": scaling,
+        "n_routed_experts": count,
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": size,
+        "n_shared_experts": shared(facts, size),
+        "first_k_dense_replace": facts.optional_count("leading_dense_block_count") or 0,
+        "routed_scaling_factor": facts.factor("expert_weights_scale", 1.0),
+        "norm_topk_prob": is_normalised,
+        "n_group": groups,
+        "topk_group": facts.optional_count("expert_group_used_count") or 1,
+        **({} if is_v3 else {"topk_method": "group_limited_greedy" if groups > 1 else "greedy"}),
+    }
+
+
+def minicpm3(facts: GgufFacts, config: Config) -> Config:
+    """Factors of embeddings, residuals and logits are those of config.json that llama.cpp takes for granted."""
+    return {
+        "model_type": "minicpm3",
+        **_latent(facts, config),
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+    }

@@ -201,10 +201,12 @@ void int_values_in_keys(const Group& g, const Piece& piece, const float* scales,
     }
 }
 
+// The kernels with `noinline` stay functions of their own, so that each has all registers and tests find it by its name.
+
 // -- F32 and BF16 -----------------------------------------------------------------------------------------------------
 
 template <typename Block, int N, int W>
-void float_scores(const Group& g, const Piece& piece, int block) {
+[[gnu::noinline]] void float_scores(const Group& g, const Piece& piece, int block) {
     vec16 sums[N][W];
     const float* q[N];
     TUREEN_UNROLL
@@ -241,7 +243,7 @@ void float_scores(const Group& g, const Piece& piece, int block) {
 
 // sums += weights of keys [begin, end), both even, times their values' columns from `col`, for all of the group.
 template <typename Block, int N, int W>
-void float_values(const Group& g, const Piece& piece, int begin, int end, int col) {
+[[gnu::noinline]] void float_values(const Group& g, const Piece& piece, int begin, int end, int col) {
     vec16 sums[N][W];
     TUREEN_UNROLL
     for (int n = 0; n < N; n++)
@@ -326,7 +328,7 @@ void attend_floats(Group& g, const Piece& piece) {
 // -- INT16 and INT8 ---------------------------------------------------------------------------------------------------
 
 template <typename Block, int N, int W>
-void int_scores(const Group& g, const Piece& piece, int block) {
+[[gnu::noinline]] void int_scores(const Group& g, const Piece& piece, int block) {
     ivec16 sums[N][W];
     const int16_t* q[N];
     TUREEN_UNROLL
@@ -380,7 +382,7 @@ float to_words(Group& g, int n, const Piece& piece) {
 }
 
 template <typename Block, int N, int W>
-void int_values(const Group& g, const Piece& piece, const float* scales, int col) {
+[[gnu::noinline]] void int_values(const Group& g, const Piece& piece, const float* scales, int col) {
     ivec16 sums[N][W];
     TUREEN_UNROLL
     for (int n = 0; n < N; n++)

@@ -159,8 +159,9 @@ void print_rows() {
     print("rotate", out);
 }
 
-void print_attention(const std::string& dtype, KvType type, int dim, float scale, float softcap) {
-    KvCache cache(1, TOKENS / PAGE + 1, PAGE, 1, dim, type);
+void print_attention(const std::string& dtype, KvType type, int dim, int values_from, float softcap) {
+    const float scale = dim == 38 ? 1.0f : 0.125f;  // the larger one leaves most keys no weight
+    KvCache cache({{1, dim, values_from}}, TOKENS / PAGE + 1, PAGE, type);
     const AttentionKernels& attention = *kernels().attention;
     const Values keys = make_values(6, size_t(TOKENS * dim), 4), values = make_values(7, size_t(TOKENS * dim), 4),
                  q = make_values(8, size_t(QUERIES * dim), 4);
@@ -173,15 +174,17 @@ void print_attention(const std::string& dtype, KvType type, int dim, float scale
         first_key.push_back(j % 3 * 7);
         num_keys.push_back(TOKENS - QUERIES + 1 + j);
     }
-    Values out(size_t(QUERIES * dim));
+    Values out(size_t(QUERIES * kv.value_dim()));
     std::vector<float*> rows;
-    for (int j = 0; j < QUERIES; j++) rows.push_back(out.data() + j * dim);
+    for (int j = 0; j < QUERIES; j++) rows.push_back(out.data() + j * kv.value_dim());
     const Queries queries{0, QUERIES, q.data(), size_t(dim), first_key.data(), num_keys.data(), scale, softcap};
     Memory scratch(attention.scratch_bytes(QUERIES, dim));
-    Values states(QUERIES * attention.state_floats(dim));
+    Values states(QUERIES * attention.state_floats(kv.value_dim()));
     attention.attend(kv, pages.data(), queries, 0, (TOKENS - 1) / PIECE + 1, states.data(), scratch.data());
-    attention.finish(QUERIES, 1, states.data(), dim, nullptr, rows.data());
-    print("attention " + dtype + " " + std::to_string(dim) + " " + std::to_string(int(softcap)), out);
+    attention.finish(QUERIES, 1, states.data(), kv.value_dim(), nullptr, rows.data());
+    print("attention " + dtype + " " + std::to_string(dim) + " " + std::to_string(values_from) + " " +
+              std::to_string(int(softcap)),
+          out);
 }
 
 void print_sampling() {
@@ -207,12 +210,13 @@ int main() try {
     print_quantized(0x1p-109f);
     print_rows();
     for (int dim : {38, 64}) {
-        const float scale = dim == 38 ? 1.0f : 0.125f;  // the larger one leaves most keys no weight
-        for (float softcap : {0.0f, 30.0f}) {
-            print_attention("float32", KvType::F32, dim, scale, softcap);
-            print_attention("bfloat16", KvType::BF16, dim, scale, softcap);
-            print_attention("int16", KvType::INT16, dim, scale, softcap);
-            print_attention("int8", KvType::INT8, dim, scale, softcap);
+        for (int values_from : {-1, 6}) {  // of their own, and a part of the keys
+            for (float softcap : {0.0f, 30.0f}) {
+                print_attention("float32", KvType::F32, dim, values_from, softcap);
+                print_attention("bfloat16", KvType::BF16, dim, values_from, softcap);
+                print_attention("int16", KvType::INT16, dim, values_from, softcap);
+                print_attention("int8", KvType::INT8, dim, values_from, softcap);
+            }
         }
     }
     print_sampling();

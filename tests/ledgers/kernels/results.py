@@ -113,8 +113,8 @@ def _show_rows(native):
     _show("rotate", native.rotate(x, wide[:, : COLS // 2].copy(), weight[:, : COLS // 2].copy()))
 
 
-def _show_attention(native, dtype, dim):
-    cache = native.KvCache([(1, dim, -1)], TOKENS // PAGE + 1, PAGE, dtype)
+def _show_attention(native, dtype, dim, values_from):
+    cache = native.KvCache([(1, dim, values_from)], TOKENS // PAGE + 1, PAGE, dtype)
     keys, values = _make_values(6, (TOKENS, dim), 4), _make_values(7, (TOKENS, dim), 4)
     for t in range(TOKENS):
         native.kv_store(cache, 0, t // PAGE, t % PAGE, 0, keys[t], values[t])
@@ -123,7 +123,7 @@ def _show_attention(native, dtype, dim):
     for softcap in (0, 30):
         seen = (queries % 3 * 7, queries + (TOKENS - QUERIES + 1))
         out = native.attend(cache, 0, pages, 0, q, *seen, scale, False, float(softcap))
-        _show(f"attention {dtype} {dim} {softcap}", out)
+        _show(f"attention {dtype} {dim} {values_from} {softcap}", out)
 
 
 def _show_sampling(native):
@@ -147,7 +147,8 @@ def main():
     _show_rows(native)
     for dim in (38, 64):
         for dtype in ("float32", "bfloat16", "int16", "int8"):
-            _show_attention(native, dtype, dim)
+            for values_from in (-1, 6):  # of their own, and a part of the keys
+                _show_attention(native, dtype, dim, values_from)
     _show_sampling(native)
 
 

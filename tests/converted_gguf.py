@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "glm": "chatglm",
     "glm4": "glm4",
     "glm4_moe": "glm4moe",
@@ -56,6 +57,11 @@ ARCHITECTURES = {
 }
 """By model_type."""
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+TOP |= {
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+}
 TOP |= {"model.embedding_norm": "token_embd_norm"}
 LAYER_NAMES = {
     "input_layernorm": "attn_norm",
@@ -107,6 +113,15 @@ LAYER_NAMES = {
         for block in ("shared_expert", "shared_experts", "shared_mlp")
         for part in ("gate", "up", "down")
     },
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    "router.proj": "ffn_gate_inp",
+    "experts.gate_up_proj": "ffn_gate_up_exps",
+    "experts.down_proj": "ffn_down_exps",
     "conv.conv": "shortconv.conv",
     "conv.in_proj": "shortconv.in_proj",
     "conv.out_proj": "shortconv.out_proj",
@@ -123,6 +138,9 @@ WHOLE = {
     "linear_attn.A_log": "ssm_a",
     "linear_attn.dt_bias": "ssm_dt.bias",
     "self_attn.sinks": "attn_sinks.weight",
+    "layer_scalar": "layer_output_scale.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.e_score_correction_bias": "exp_probs_b.bias",
@@ -131,6 +149,7 @@ WHOLE = {
 POST_ATTENTION = (
     "gemma2",
     "gemma3",
+    "gemma4",
     "gpt-oss",
     "seed_oss",
     "qwen3next",
@@ -188,7 +207,9 @@ def _parts(model: Any) -> Iterator[tuple[str, np.ndarray]]:
     for name, parameter in model.state_dict().items():
         array = parameter.detach().float().numpy()
         stem, _, last = name.rpartition(".")
-        if stem.endswith("experts") and "proj" in last:
+        if stem.endswith("experts") and model.config.model_type == "gemma4_text":
+            yield f"{name}.weight", array
+        elif stem.endswith("experts") and "proj" in last:
             yield from _expert_parts(stem, last, array, is_gpt_oss=model.config.model_type == "gpt_oss")
         elif stem.endswith("shared_mlp.input_linear"):
             block = "mlp" if model.config.model_type == "granitemoehybrid" else "mlp.shared_expert"
@@ -273,7 +294,7 @@ def _expert_facts(config: Any) -> dict[str, Any]:
     count = next((getattr(config, name) for name in names if getattr(config, name, None)), None)
     if count is None:
         return {}
-    used = [getattr(config, name, None) for name in ("num_experts_per_tok", "moe_k", "moe_topk")]
+    used = [getattr(config, name, None) for name in ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")]
     facts = {"expert_count": count, "expert_used_count": next(filter(None, used))}
     size = getattr(config, "moe_intermediate_size", None)
     if config.model_type in ("gpt_oss", "minimax_m2", "hunyuan_v1_moe"):
@@ -378,7 +399,39 @@ def _lfm2(model: Any) -> dict[str, Any]:
     }
 
 
+def _gemma4(model: Any) -> dict[str, Any]:
+    config, attention = model.config, [layer.self_attn for layer in model.model.layers]
+    full = next(own.head_dim for own in attention if not own.is_sliding)
+    own = config.num_hidden_layers - config.num_kv_shared_layers
+    counts = {True: config.num_key_value_heads, False: full_heads(model)}
+    facts = {
+        "attention.key_length": full,
+        "attention.value_length": full,
+        "attention.key_length_swa": config.head_dim,
+        "attention.value_length_swa": config.head_dim,
+        "attention.head_count_kv": [counts[layer.is_sliding] for layer in attention],
+        "attention.shared_kv_layers": config.num_kv_shared_layers,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "rope.dimension_count": full,
+        "rope.dimension_count_swa": config.head_dim,
+        "rope.freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"],
+    }
+    if config.use_double_wide_mlp:
+        sizes = [config.intermediate_size * (1 if layer < own else 2) for layer in range(config.num_hidden_layers)]
+        facts["feed_forward_length"] = sizes
+    if config.final_logit_softcapping is not None:
+        facts["final_logit_softcapping"] = config.final_logit_softcapping
+    return facts
+
+
+def full_heads(model: Any) -> int:
+    """Returns the number of keys of the layers without a window."""
+    own = next(layer.self_attn for layer in model.model.layers if not layer.self_attn.is_sliding)
+    return own.k_proj.out_features // own.head_dim
+
+
 FAMILIES = {
+    "gemma4_text": _gemma4,
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), _deepseek),
     "minicpm3": _latent,
     "cohere2": lambda model: {"logit_scale": model.config.logit_scale},
@@ -411,6 +464,10 @@ def _xielu(model: Any) -> dict[str, Any]:
 
 def rope_tensors(config: Any) -> Mapping[str, np.ndarray]:
     rope = config.rope_parameters
+    if config.model_type == "gemma4_text":
+        size = config.per_layer_config["full_attention"].head_dim
+        turning = int(size * rope["full_attention"]["partial_rotary_factor"] / 2)
+        return {"rope_freqs.weight": np.array([1.0] * turning + [1e30] * (size // 2 - turning), np.float32)}
     if rope.get("rope_type") == "llama3":
         return {"rope_freqs.weight": _llama3_divisors(rope, _head_dim(config))}
     if rope.get("rope_type") != "longrope":

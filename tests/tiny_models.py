@@ -48,6 +48,22 @@ GEMMA = {
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
     "rope_parameters": GEMMA_ROPES,
 }
+GEMMA4 = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "global_head_dim": 48,
+    "sliding_window": 12,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "hidden_size_per_layer_input": 0,
+}
+GEMMA4_SHARED = GEMMA4 | {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "vocab_size_per_layer_input": 256,
+    "hidden_size_per_layer_input": 24,
+}
 GRANITE = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.4,
@@ -193,6 +209,15 @@ VARIANTS = {
     "qwen2-sliding": ("Qwen2", {"use_sliding_window": True, "sliding_window": 10, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "gemma3": ("Gemma3Text", GEMMA),
+    "gemma4": (
+        "Gemma4Text",
+        GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 5.0},
+    ),
+    "gemma4-shared": ("Gemma4Text", GEMMA4_SHARED),
+    "gemma4-moe": (
+        "Gemma4Text",
+        GEMMA4_SHARED | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 40},
+    ),
     "gemma2": ("Gemma2", {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 12}),
     "gemma2-softcaps": (
         "Gemma2",
@@ -365,6 +390,7 @@ def write(folder: Path, variant: str, *, dtype: torch.dtype = torch.float32, **m
         spread(model)
         model.save_pretrained(folder)
     model.config._attn_implementation = "eager"
+    model.config.allow_global_per_layer_attribute_access = True  # of keys, which layers may have of their own
     return model.float().eval()
 
 
@@ -372,7 +398,7 @@ def spread(model: torch.nn.Module) -> None:
     """Weights large enough that logits differ clearly from token to token."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name or name.endswith("scale"):
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
             else:
                 parameter.normal_(std=0.5 if "embed" in name else 0.15)
@@ -381,6 +407,8 @@ def spread(model: torch.nn.Module) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
                 buffer.normal_(std=0.15)
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.7, 1.3)
 
 
 @torch.no_grad()

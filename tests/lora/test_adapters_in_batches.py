@@ -171,6 +171,8 @@ def test_every_architecture_takes_adapters_wherever_they_are_supported(variant, 
         targets = [*ATTENTION, "in_proj", "gate_proj", "up_proj", "down_proj"]
     if runner._model.experts:
         targets = ATTENTION + (SHARED if variant == "qwen2-moe" else [])
+    elif runner._model.layer_inputs is not None:
+        targets = [*ATTENTION, "gate_proj", "up_proj", "down_proj", "per_layer_input_gate", "per_layer_projection"]
     if runner._model.has_gate:  # its q_proj has the gates too
         targets = ["k_proj", "v_proj", "o_proj", "in_proj_qkv", "out_proj"]
     if runner._model.latent is not None:

@@ -40,8 +40,8 @@ SPEC = LogprobSpec(prompt_start=0, top=256)
 
 TYPED = ("granitemoehybrid", "ministral", "lfm2", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Types of models whose configs have always had layer_types, or whose variants have others than the usual ones."""
-NOT_IN_OLDER_STYLE = ("gemma3", "nemotron-h", "nemotron-h-moe")
-"""Variants without a rope, and one with two ropes, which has a test of its own."""
+NOT_IN_OLDER_STYLE = ("gemma3", "nemotron-h", "nemotron-h-moe", "gemma4", "gemma4-shared", "gemma4-moe")
+"""Variants without a rope, and those with two ropes: one has a test of its own, the others have no older style."""
 BEGINNING = PROMPT[:24]
 """Longer than the windows, so a mutation that changes the whole prompt changes this part."""
 MUTATED = {f"{family.removesuffix('Text')}ForCausalLM": variant for variant, (family, _) in VARIANTS.items()}
@@ -62,6 +62,9 @@ IN_GGUF = {
     "qwen3-moe": ALL_SPARSE,
     "gemma2-softcaps": HEAD_SCALE,
     "gemma3": HEAD_SCALE,
+    "gemma4": {},
+    "gemma4-shared": {},
+    "gemma4-moe": {},
     "granite": {},
     "phi3": {},
     "phi3-partial": {},
@@ -205,11 +208,11 @@ def mutations(config):
     for kind in mutated.kinds(config.weights()):
         if not kind.endswith("act_fn.eps"):  # a limit so near 0 that the noise moves nothing past it
             yield kind, config, kind
-    for window in dict.fromkeys(config.windows[layer] for layer in config.attention_layers):
+    for window in dict.fromkeys(config.windows[layer] for layer in config.cached_layers):
         other = len(BEGINNING) // 2 if window is None else window + 1
         windows = tuple(other if one == window else one for one in config.windows)
         yield f"window {window}", replace(config, windows=windows), None
-    for rope in dict.fromkeys(config.ropes[layer] for layer in config.attention_layers):
+    for rope in dict.fromkeys(config.ropes[layer] for layer in config.cached_layers):
         other = RopeConfig(theta=10000.0) if rope is None else replace(rope, theta=1.05 * rope.theta)
         ropes = tuple(other if one == rope else one for one in config.ropes)
         yield f"rope {rope}", replace(config, ropes=ropes), None

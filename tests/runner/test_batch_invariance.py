@@ -32,6 +32,8 @@ KINDS = {
     "softcaps": {"dtype": "bfloat16"},
     "latents": {"quantization": "int8"},
     "latents, int8 cache": {"quantization": "int4", "kv_cache_dtype": "int8"},
+    "layers that differ": {"quantization": "int8"},
+    "keys as values, int8 cache": {"quantization": "int4", "kv_cache_dtype": "int8"},
     "adapters": {"quantization": "int8"},
 }
 VARIANTS = {
@@ -41,6 +43,8 @@ VARIANTS = {
     "softcaps": "gemma2-softcaps",
     "latents": "deepseek-v3",
     "latents, int8 cache": "deepseek-v2",
+    "layers that differ": "gemma4-moe",
+    "keys as values, int8 cache": "gemma4",
 }
 """Of models; the others are llama."""
 ADAPTERS = (0, 0, 1, 2)

@@ -85,6 +85,14 @@ TEMPLATES = {
         '<tool_calls>[{% for c in calls %}{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}'
         "{% if not loop.last %}, {% endif %}{% endfor %}]</tool_calls>"
     ),
+    "gemma4": (
+        '{% macro value(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is mapping %}'
+        "{ {%- for k, w in v.items() -%}"
+        "{{ k if k.isidentifier() else k | tojson }}:{{ value(w) }}{{ '' if loop.last else ',' }}{% endfor -%} }"
+        "{% elif v is iterable %}[{% for w in v %}{{ value(w) }}{{ '' if loop.last else ',' }}{% endfor %}]"
+        "{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
+        "{% for c in calls %}<|tool_call>call:{{ c.name }}{{ value(c.arguments) }}<tool_call|>{% endfor %}"
+    ),
     "apertus": (
         '<|tools_prefix|>[{% for c in calls %}{"{{ c.name }}": {{ c.arguments | tojson }}}'
         "{% if not loop.last %}, {% endif %}{% endfor %}]<|tools_suffix|>"
@@ -247,6 +255,13 @@ SAMPLES = {
         "I look.",
         [("f", '{"a": 1}')],
     ),
+    "gemma4: keys and texts as in JSON, and quotes in texts": (
+        "gemma4",
+        '<|tool_call>call:f{"a": "x\\"}", b:<|"|>say "hi" } \\<|"|>, c: [1.5,{d:None}]}<tool_call|>\n'
+        "<|tool_call>call:f{}<tool_call|>Done.",
+        "\nDone.",
+        [("f", '{"a": "x\\"}", "b": "say \\"hi\\" } \\\\", "c": [1.5, {"d": null}]}'), ("f", "{}")],
+    ),
     "apertus: spaces": (
         "apertus",
         '<|tools_prefix|> [ { "f" : {"a": {"b": "}"}} } , {"f": {}} ] <|tools_suffix|>',
@@ -320,6 +335,15 @@ NO_CALLS = {
     "lfm2": ("[f()]", "<|tool_call_start|>", "<|tool_call_start|>[g()]", "<|tool_call_start|>[f(x)]", "<|tool_call_"),
     "olmo3": ("f()", "<function_calls>", "<function_calls>g()</function_calls>", "<function_calls>\nf(open('x'))"),
     "hunyuan": ("<tool_calls>", '<tool_calls>[{"name": "g", "arguments": {}}]', "<tool_calls>[]</tool_calls>"),
+    "gemma4": (
+        "call:f{}",
+        "<|tool_call>",
+        "<|tool_call>call:g{}<tool_call|>",
+        "<|tool_call>call:f{a:}<tool_call|>",
+        '<|tool_call>call:f{a:<|"|>x',
+        "<|tool_call>call:f{a:[1}]<tool_call|>",
+        "<|tool_call>call:f{a:NaN}",
+    ),
     "apertus": ('<|tools_prefix|>[{"g": {}}]', '<|tools_prefix|>[{"f": 1}]', '<|tools_prefix|>{"f"', '[{"f": {}}]'),
 }
 
@@ -436,6 +460,7 @@ HOSTILE = {
     "granite": ("<|tool_call|>[", '<|tool_call|>[{"name": "f", "arguments": {}},'),
     "lfm2": ("<|tool_call_start|>[", "<|tool_call_start|>[f()]<|tool_call_end|>", "<|tool_call_start|>[f(a='"),
     "olmo3": ("<function_calls>", "<function_calls>f()\n", "<function_calls>f(a=["),
+    "gemma4": ("<|tool_call>call:f{", "<|tool_call>call:f{}<tool_call|>", '<|tool_call>call:f{a:<|"|>', '<|"', "[{"),
     "apertus": ('<|tools_prefix|>[{"f": {}}', '<|tools_prefix|>[{"f"', "<|tools_prefix|>"),
 }
 
@@ -461,6 +486,7 @@ def test_work_grows_with_the_text_and_not_with_its_square(name, unit):
         ("{{ '<function_calls>' }}", "olmo3"),
         ("{{ '<tool_calls>[' }}", "hunyuan"),
         ("{{ '<|tools_prefix|>[' }}", "apertus"),
+        ("{{- '<|tool_call>call:' + function['name'] + '{' -}}", "gemma4"),
     ],
 )
 def test_a_chat_template_tells_the_format(template, name):

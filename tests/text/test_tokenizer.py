@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from toy_tokenizer import BOS, CHAR_OF_BYTE, IM_END, make_toy_tokenizer
+from transformers import GemmaTokenizer
 
 from tureen.contract.params import SamplingParams
 from tureen.errors import InvalidRequest, StartupError
@@ -229,6 +230,23 @@ def test_sentencepiece_ids_equal_those_of_its_algorithm(text, prefix):
         assert ids == _sentencepiece(text, metadata, prefix)
         assert tokenizer.encode(text) == [1, *ids]
         assert tokenizer.decode([1, *ids]) == text == tokenizer._backend.decode(ids)
+
+
+LISTED_MERGES = ["a b", "a a", "aa b", "h e", "▁ ▁", "i n", "t he", "▁ t", "▁ a", "▁t he", "▁a n", "日 本", "▁ h"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.text(" abehintx日本éß😀\n", max_size=30), st.sampled_from(TEXTS)))
+def test_sentencepiece_ids_of_a_file_that_lists_its_merges_are_those_of_transformers(text):
+    metadata = _sentencepiece_metadata(model="gemma4", add_space_prefix=False, merges=LISTED_MERGES)
+    vocab = {token: token_id for token_id, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    merges = [tuple(merge.split()) for merge in LISTED_MERGES]
+    tokenizer = from_gguf_metadata(metadata)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    oracle = GemmaTokenizer(vocab, merges, bos_token="<s>", eos_token="</s>", pad_token="<s>", mask_token="<s>")
+    assert ids == oracle.encode(text, add_special_tokens=False)
+    assert tokenizer.encode(text) == [1, *ids]
+    assert tokenizer.decode(ids) == text
 
 
 @pytest.mark.parametrize("token", ["<0x0A>", "<0xe9>", "<0xZZ>", "<0x+1>", "<0x 1>", "<0x0A)", "<0x1>", "<0X41>"])

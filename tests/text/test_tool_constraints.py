@@ -34,7 +34,17 @@ SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
 TAGGED = ("qwen3_coder", "seed_oss", "glm45", "minimax_m2", "deepseek_v32")
 WITH_AUTO = ("hermes", "llama3", "pythonic", *TAGGED)
 PYTHON = ("lfm2", "olmo3")
-HELD_BY_STRICT = ("mistral", "deepseek_v3", "deepseek_v31", "granite", "gpt-oss", "hunyuan", "apertus", *PYTHON)
+HELD_BY_STRICT = (
+    "mistral",
+    "deepseek_v3",
+    "deepseek_v31",
+    "granite",
+    "gpt-oss",
+    "hunyuan",
+    "apertus",
+    "gemma4",
+    *PYTHON,
+)
 NAMES = (*WITH_AUTO, *HELD_BY_STRICT)
 ONE_CALL = ("gpt-oss",)  # it ends the answer
 MAX_CHARS = 400
@@ -174,6 +184,7 @@ BEGINNINGS = {
     "lfm2": ("", "<", "So <b>. <|tool_call_start|>", "<|tool_call_start|>[weather(", "["),
     "olmo3": ("", "<", "So <b>. <function_calls>", "<function_calls>\nweather(", "["),
     "hunyuan": ("", "<", "So <b>. <tool_calls>", '<tool_calls>[{"name": "weather", ', "{"),
+    "gemma4": ("", "<", "So <b>. <|tool_call>", "<|tool_call>call:weather", "{"),
     "apertus": ("", "<", "So <b>. <|tools_prefix|>", '<|tools_prefix|>[{"weather": ', "{"),
 }
 
@@ -320,6 +331,11 @@ TEXTS = {
         "It is <b>warm</b>, {not} [cold].",
         '<tool_calls>[{"name": "weather", "arguments": {"city": "Rome"}}]</tool_calls>',
         '<tool_calls>\n[\n{"name": "weather", "arguments": {"city": "Rome"}}\n]\n</tool_calls>',
+    ),
+    "gemma4": (
+        "It is <b>warm</b>, {not} [cold].",
+        '<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|>',
+        '<|tool_call>call:weather{"city": "Rome"}<tool_call|>',
     ),
     "apertus": (
         "It is <b>warm</b>, {not} [cold].",

@@ -58,9 +58,10 @@ class AttentionBackend(Protocol):
     def plan(self, inputs: ModelInput) -> None:
         """Prepares what all layers share. Called once per step, before `forward`."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
         """Attends: q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim] -> [tokens, heads * head_dim].
 
         The new K/V are stored first; each token then attends to the positions up to its own. v: None if values are
-        a part of the keys. layer: the index of the layer. sinks: float32 [heads], for layers that have them.
+        a part of the keys; k: None, too, if both are stored already. layer: the index of the layer. sinks: float32
+        [heads], for layers that have them.
         """

@@ -90,9 +90,10 @@ class ReferenceAttention:
                 split = _split(_pieces(inputs.spans, sizes.most_queries(kind[1])), kind[1])
                 self._groups[kind] = [self._group(part, kind, sizes, inputs, alone=len(split) == 1) for part in split]
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
         shape, keys, values = self._layers[layer], self._keys[layer], self._values[layer]
-        keys.index_copy_(0, self._kv_slots, k)
+        if k is not None:
+            keys.index_copy_(0, self._kv_slots, k)
         if v is not None:
             values.index_copy_(0, self._kv_slots, v)
         groups = self._groups[_kind(shape)]

@@ -24,6 +24,7 @@ class Step(NamedTuple):
     growth: Tensor | None = None  # float32 [tokens, 1, 1]: what queries are multiplied by
     spans: tuple[Span, ...] = ()
     states: KeptStates | None = None  # of layers without attention
+    layer_inputs: Tensor | None = None  # [tokens, layers, size]; see LayerInputs
 
     @property
     def recurrent(self) -> KeptStates:
@@ -33,7 +34,11 @@ class Step(NamedTuple):
 
 
 class Attention:
-    """Grouped-query attention (arXiv:2305.13245)."""
+    """Grouped-query attention (arXiv:2305.13245).
+
+    layer: the place of its keys and values in the attention backend. names: of the matrices of its input: without
+    v_proj, values are keys before their norm; without k_proj, too, keys and values are those that are stored there.
+    """
 
     def __init__(
         self,
@@ -45,54 +50,63 @@ class Attention:
         qkv_bias: bool,
         out_bias: bool,
         dtype: torch.dtype,
+        names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj"),
     ) -> None:
         self._layer = layer
         self._shape = shape
         self._rope = rope  # index into Step.rope; None = positions do not turn q and k
         self._sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
-        names = ("q_proj", "k_proj", "v_proj")
-        parts = {name: heads * shape.head_dim for name, heads in zip(names, self._sizes, strict=True)}
+        parts = {name: heads * shape.head_dim for name, heads in zip(names, self._sizes, strict=False)}
         self._qkv = Linear(hidden_size, parts, bias=qkv_bias, dtype=dtype)
         self._out = Linear(shape.num_heads * shape.head_dim, {"o_proj": hidden_size}, bias=out_bias, dtype=dtype)
         self._sinks = torch.empty(shape.num_heads, dtype=torch.float32) if shape.has_sinks else None
         self._gate: Linear | None = None
-        self._qk_norm: tuple[Norm, Norm] | None = None
+        self._q_norm: Norm | None = None
+        self._k_norm: Norm | None = None
+        self._v_norm: Norm | None = None
         self._norms_together = self._norms_last = False
 
     def add_gate(self, gate: Linear) -> None:
         """Multiplies what each head gives by the sigmoid of this layer's outputs from now on."""
         self._gate = gate
 
-    def normalise(self, q_norm: Norm, k_norm: Norm, *, are_together: bool, is_last: bool) -> None:
+    def normalise(self, q_norm: Norm, k_norm: Norm | None, *, are_together: bool, is_last: bool) -> None:
         """Applies these norms to q and k from now on.
 
-        are_together: to all heads together, else to each. is_last: after the rotation, else before it.
+        k_norm: None where keys are another layer's. are_together: to all heads together, else to each. is_last: after
+        the rotation, else before it.
         """
-        self._qk_norm = q_norm, k_norm
+        self._q_norm, self._k_norm = q_norm, k_norm
         self._norms_together, self._norms_last = are_together, is_last
+
+    def normalise_values(self, norm: Norm) -> None:
+        """Applies this norm to each head's values from now on."""
+        self._v_norm = norm
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         heads, kv_heads, _ = self._sizes
         qkv = self._qkv(x).view(x.shape[0], -1, self._shape.head_dim)
-        q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
-        if not self._norms_last:
-            q, k = self._normed(q, k)
-        if self._rope is not None:
-            q, k = (rotate(vectors, step.rope[self._rope]) for vectors in (q, k))
-        if self._norms_last:
-            q, k = self._normed(q, k)
+        q = self._placed(qkv[:, :heads], self._q_norm, step)
         if step.growth is not None:
             q = (q * step.growth).to(q.dtype)
+        k = v = None
+        if qkv.shape[1] > heads:
+            v = qkv[:, -kv_heads:]  # the keys' own where there is no v_proj
+            v = v if self._v_norm is None else self._v_norm(v)
+            k = self._placed(qkv[:, heads : heads + kv_heads], self._k_norm, step)
         mixed = step.attention.forward(q, k, v, self._layer, self._sinks)
         return self._out(mixed if self._gate is None else mixed * sigmoid(self._gate(x)))
 
-    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        if self._qk_norm is None:
-            return q, k
-        q_norm, k_norm = self._qk_norm
-        if self._norms_together:
-            return q_norm(q.flatten(1)).view(q.shape), k_norm(k.flatten(1)).view(k.shape)
-        return q_norm(q), k_norm(k)
+    def _placed(self, vectors: Tensor, norm: Norm | None, step: Step) -> Tensor:
+        """Returns queries or keys [tokens, heads, head_dim] normalised and rotated."""
+        if norm is not None and not self._norms_last:
+            vectors = self._normed(vectors, norm)
+        if self._rope is not None:
+            vectors = rotate(vectors, step.rope[self._rope])
+        return self._normed(vectors, norm) if norm is not None and self._norms_last else vectors
+
+    def _normed(self, vectors: Tensor, norm: Norm) -> Tensor:
+        return norm(vectors.flatten(1)).view(vectors.shape) if self._norms_together else norm(vectors)
 
     def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         yield from self._qkv.weights(prefix)
@@ -101,9 +115,9 @@ class Attention:
             yield from self._gate.weights(prefix)
         if self._sinks is not None:
             yield f"{prefix}sinks", self._sinks
-        if self._qk_norm is not None:
-            yield from self._qk_norm[0].weights(f"{prefix}q_norm")
-            yield from self._qk_norm[1].weights(f"{prefix}k_norm")
+        for name, norm in (("q_norm", self._q_norm), ("k_norm", self._k_norm)):
+            if norm is not None:
+                yield from norm.weights(f"{prefix}{name}")
 
     def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
         """Yields the layers that adapters may change, each with the prefix of its weights' names."""

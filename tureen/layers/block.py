@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
+import torch
 from torch import Tensor
 
 from tureen.layers.attention import Attention, Step
-from tureen.layers.experts import ExpertsMLP
+from tureen.layers.experts import ExpertsBeside, ExpertsMLP
+from tureen.layers.layer_end import LayerInput
 from tureen.layers.linear import Linear
 from tureen.layers.mlp import MLP
 from tureen.layers.norm import Norm
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from tureen.layers.segments import Segments
 
     TokenMixer = Attention | LatentAttention | ShortConvLayer | GatedDeltaLayer | Mamba2Layer | Beside | Segments
-    Feed = MLP | ExpertsMLP | Segments
+    Feed = MLP | ExpertsMLP | ExpertsBeside | Segments
 
 
 NormPlaces = Literal["pre", "post", "both", "parallel"]
@@ -39,11 +41,17 @@ class Block:
         norms: dict[str, Norm],
         places: NormPlaces,
         scale: float,
+        *,
+        layer_input: LayerInput | None = None,
+        has_result_scale: bool = False,
     ) -> None:
+        """has_result_scale: what the block gives is multiplied by a weight."""
         self._attention = attention
         self._mlp = mlp
         self._norms = norms
         self._scale = scale
+        self._layer_input = layer_input
+        self._result_scale = torch.empty(1, dtype=torch.float32) if has_result_scale else None
         in_order = tuple(norms.values())
         self._is_parallel = places == "parallel"
         before = in_order * 2 if attention is None or mlp is None else in_order
@@ -56,8 +64,14 @@ class Block:
         if attended is not None and not self._is_parallel:
             x.add_(attended, alpha=self._scale)
         if self._mlp is not None:
-            x.add_(self._after(1, self._mlp(self._before(1, x))), alpha=self._scale)
-        return x.add_(attended, alpha=self._scale) if attended is not None and self._is_parallel else x
+            normed = self._before(1, x)
+            fed = self._mlp(normed, x) if isinstance(self._mlp, ExpertsBeside) else self._mlp(normed)
+            x.add_(self._after(1, fed), alpha=self._scale)
+        if attended is not None and self._is_parallel:
+            x.add_(attended, alpha=self._scale)
+        if self._layer_input is not None and step.layer_inputs is not None:
+            x = self._layer_input(x, step.layer_inputs)
+        return x if self._result_scale is None else x.mul_(self._result_scale)
 
     def _before(self, part: int, x: Tensor) -> Tensor:
         return self._pre_norms[part](x) if self._pre_norms else x
@@ -68,28 +82,37 @@ class Block:
     @property
     def experts(self) -> ExpertsMLP | None:
         """The block's mlp where it is made of experts."""
-        return self._mlp if isinstance(self._mlp, ExpertsMLP) else None
+        mlp = self._mlp.experts if isinstance(self._mlp, ExpertsBeside) else self._mlp
+        return mlp if isinstance(mlp, ExpertsMLP) else None
 
     def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         """Yields each weight's name in checkpoints, and the tensor that its values go into. prefix: before the
         names."""
         for name, norm in self._norms.items():
             yield from norm.weights(f"{prefix}{name}")
+        if isinstance(self._mlp, ExpertsBeside):
+            for name, norm in self._mlp.norms.items():
+                yield from norm.weights(f"{prefix}{name}")
         for name, part in self._parts():
-            yield from part.weights(f"{prefix}{name}.")
+            yield from part.weights(f"{prefix}{name}")
+        if self._result_scale is not None:
+            yield f"{prefix}layer_scalar", self._result_scale
 
     def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
         """Yields the layers that adapters may change, each with the prefix of its weights' names."""
         for name, part in self._parts():
-            yield from part.linears(f"{prefix}{name}.")
+            yield from part.linears(f"{prefix}{name}")
 
     def finish(self) -> None:
         """Lays the weights out for the device, once all are there."""
         for _, part in self._parts():
             part.finish()
 
-    def _parts(self) -> Iterator[tuple[str, TokenMixer | Feed]]:
+    def _parts(self) -> Iterator[tuple[str, TokenMixer | Feed | LayerInput]]:
+        """Yields each part with the prefix of its weights' names."""
         if self._attention is not None:
-            yield "self_attn", self._attention
+            yield "self_attn.", self._attention
         if self._mlp is not None:
-            yield "mlp", self._mlp
+            yield "mlp.", self._mlp
+        if self._layer_input is not None:
+            yield "", self._layer_input

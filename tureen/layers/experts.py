@@ -11,6 +11,7 @@ from torch.nn import functional
 from tureen.layers.activation import sigmoid
 from tureen.layers.linear import Linear
 from tureen.layers.mlp import MLP
+from tureen.layers.norm import Norm
 from tureen.layers.routing import Experts
 
 
@@ -21,6 +22,8 @@ class ExpertRouter:
         self._experts = experts
         self._linear = Linear(hidden_size, {"gate": experts.count}, bias=experts.has_bias, dtype=dtype)
         self._correction = torch.empty(experts.count, dtype=torch.float32) if experts.has_correction else None
+        self._scale = torch.empty(hidden_size, dtype=torch.float32) if experts.are_beside else None
+        self._expert_scale = torch.empty(experts.count, dtype=torch.float32) if experts.are_beside else None
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the weights and the numbers of each token's experts, both [tokens, num_chosen]."""
@@ -36,12 +39,24 @@ class ExpertRouter:
         weights = scores.gather(1, chosen)
         if config.is_normalised:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        return weights * config.factor, chosen
+        weights = weights * config.factor
+        if self._expert_scale is not None:
+            weights = weights * self._expert_scale[chosen]
+        return weights, chosen
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """Returns what the router of experts beside an mlp reads, of normalised x."""
+        assert self._scale is not None
+        size: float = len(self._scale) ** -0.5
+        return (x * self._scale * size).to(x.dtype)
 
     def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         yield from self._linear.weights(prefix)
         if self._correction is not None:
             yield f"{prefix}gate.e_score_correction_bias", self._correction
+        if self._scale is not None and self._expert_scale is not None:
+            yield f"{prefix}gate.scale", self._scale
+            yield f"{prefix}gate.per_expert_scale", self._expert_scale
 
 
 def _mixed_sparsely(logits: Tensor, num_chosen: int, jitter: float) -> tuple[Tensor, Tensor]:
@@ -82,8 +97,9 @@ class ExpertsMLP:
         self.count = len(experts)
         self.counts: Tensor | None = None  # int64 [experts]: the tokens that each took; None = they are not counted
 
-    def __call__(self, x: Tensor) -> Tensor:
-        weights, chosen = self._router(x)
+    def __call__(self, x: Tensor, router_x: Tensor | None = None) -> Tensor:
+        """Computes the experts for x. router_x: what the router reads; None: x."""
+        weights, chosen = self._router(x if router_x is None else router_x)
         if self.counts is not None:
             self.counts += torch.bincount(chosen.flatten(), minlength=self.count)
         result = torch.zeros_like(x)
@@ -117,3 +133,38 @@ class ExpertsMLP:
             expert.finish()
         if self._shared is not None:
             self._shared.finish()
+
+
+class ExpertsBeside:
+    """An mlp and experts beside it, which read x through norms of their own (Gemma 4).
+
+    norms: after the mlp, before the experts, after them, by their names.
+    """
+
+    def __init__(
+        self, mlp: MLP, experts: ExpertsMLP, router: ExpertRouter, norms: dict[str, Norm], plain: Norm
+    ) -> None:
+        """plain: a norm without weights."""
+        self._mlp = mlp
+        self.experts = experts
+        self._router = router
+        self.norms = norms
+        self._plain = plain
+
+    def __call__(self, normed: Tensor, x: Tensor) -> Tensor:
+        """Returns the sum of both. normed: what the mlp reads, of x."""
+        after_mlp, before_experts, after_experts = self.norms.values()
+        router_x = self._router.scaled(self._plain(x))
+        return after_mlp(self._mlp(normed)) + after_experts(self.experts(before_experts(x), router_x))
+
+    def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        yield from self._mlp.weights(prefix)
+        yield from self.experts.weights(prefix)
+
+    def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
+        """Yields the layers that adapters may change, each with the prefix of its weights' names."""
+        yield from self._mlp.linears(prefix)
+
+    def finish(self) -> None:
+        self._mlp.finish()
+        self.experts.finish()

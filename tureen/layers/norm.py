@@ -12,9 +12,10 @@ from torch.nn import functional
 class RMSNorm:
     """Computes x / rms(x) * weight over the last dimension, in float32 (arXiv:1910.07467)."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, *, has_weight: bool = True) -> None:
         self._eps = eps
-        self._weight = torch.empty(size, dtype=torch.float32)
+        self._weight = torch.empty(size, dtype=torch.float32) if has_weight else torch.ones(size)
+        self._has_weight = has_weight
 
     def __call__(self, x: Tensor) -> Tensor:
         wide = x.float()
@@ -24,7 +25,8 @@ class RMSNorm:
         return wide.mul(inverse).mul_(self._weight).to(x.dtype)
 
     def weights(self, name: str) -> Iterator[tuple[str, Tensor]]:
-        yield f"{name}.weight", self._weight
+        if self._has_weight:
+            yield f"{name}.weight", self._weight
 
 
 class LayerNorm:

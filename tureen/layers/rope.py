@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 
 class RopeConfig(msgspec.Struct, frozen=True):
-    """Base frequency and scaling of a rope. `kind`: default, linear (positions divided by factor), llama3, longrope or
-    yarn."""
+    """Base frequency and scaling of a rope. `kind`: default, linear (positions divided by factor), llama3, longrope,
+    yarn, or proportional (pairs are those of all dimensions, of which `share` turns)."""
 
     theta: float
     kind: str = "default"
@@ -34,12 +34,14 @@ def frequencies(config: RopeConfig, head_dim: int, context_len: int) -> NDArray[
 
     context_len: the longest context of this server, on which longrope depends.
     """
-    size = int(head_dim * config.share)
+    size = head_dim if config.kind == "proportional" else int(head_dim * config.share)
     exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     powers = np.power(config.theta, exponents, dtype=np.float64)
     plain = np.asarray(np.float32(1) / powers.astype(np.float32), np.float64)  # rounded twice, as torch does
     if config.kind == "linear":
         plain /= config.factor
+    elif config.kind == "proportional":
+        plain[int(config.share * head_dim // 2) :] = 0
     elif config.kind == "llama3":
         plain = _llama3(plain, config)
     elif config.kind == "longrope":

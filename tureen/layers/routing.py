@@ -19,6 +19,7 @@ class Experts(msgspec.Struct, frozen=True):
     is_normalised: bool  # the weights of the chosen experts are divided by their sum
     shared_size: int = 0  # intermediate size of one more expert that every token uses; 0 = none
     has_shared_gate: bool = True  # the shared expert's result is multiplied by the sigmoid of a gate
+    are_beside: bool = False  # the layer has a single mlp too, and adds both (Gemma 4)
     score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     jitter: float = 0.0  # of sparsemixer (arXiv:2409.12136): half the relative distance of logits that count
     has_bias: bool = False  # of the router

@@ -13,6 +13,7 @@ from tureen.contract.types import RopeFactors
 from tureen.errors import echo
 from tureen.layers.activation_names import ACTIVATIONS, XIELU
 from tureen.layers.latent import Latent
+from tureen.layers.layer_inputs import LayerInputs, LayerKeys
 from tureen.layers.mixers import Mixer
 from tureen.layers.rope import RopeConfig
 from tureen.layers.routing import Experts
@@ -32,6 +33,9 @@ LAYER_NORMS = {
     "parallel": ("input",),
 }
 """The norms of a layer by ModelConfig.norms, in the order in which they are applied."""
+
+BESIDE_NORMS = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
+"""The norms of a layer with experts beside an mlp: after the mlp, before the experts, after them."""
 
 
 class QueryGrowth(msgspec.Struct, frozen=True):
@@ -88,6 +92,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention_scale: float
     windows: tuple[int | None, ...]
     ropes: tuple[RopeConfig | None, ...]
+    keys: tuple[LayerKeys, ...] = ()  # of each layer; no entries: num_kv_heads of head_dim, of its own
+    mlp_sizes: tuple[int, ...] = ()  # of each layer; no entries: intermediate_size
+    layer_inputs: LayerInputs | None = None
     experts: tuple[Experts | None, ...] = ()
     latent: Latent | None = None  # latent attention; num_kv_heads is then 1, and head_dim the size of a cached key
     mixers: tuple[Mixer | None, ...] = ()  # of each layer; None, or no entries: attention
@@ -105,6 +112,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     norm_bias: bool = False
     qk_norm: Literal["", "head", "all"] = ""  # q and k are normalised: each head by itself, or all heads together
     qk_norm_last: bool = False  # after the rotation
+    value_norm: bool = False  # each head's values are normalised, without a weight
     has_gate: bool = False  # what each head gives is multiplied by the sigmoid of a gate
     has_sinks: bool = False  # each head has one more score in its softmax, which no value belongs to
     query_growth: QueryGrowth | None = None
@@ -112,6 +120,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     unit_offset_norm: bool = False  # Hugging Face checkpoints store the norms' weights minus 1
     embedding_scale: float | None = None  # token embeddings are multiplied by it
     residual_scale: float = 1.0
+    has_layer_scales: bool = False  # what a layer gives is multiplied by a weight
     attention_softcap: float | None = None  # of q · k * attention_scale
     logit_scale: float = 1.0
     logit_softcap: float | None = None
@@ -121,20 +130,39 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.windows)
 
     @property
-    def attention_layers(self) -> tuple[int, ...]:
-        """The layers with attention, in the order in which the KV cache has them."""
-        return tuple(layer for layer in range(self.num_layers) if self.has_attention(layer))
+    def cached_layers(self) -> tuple[int, ...]:
+        """The layers with keys of their own, in the order in which the KV cache has them."""
+        layers = (layer for layer in range(self.num_layers) if self.has_attention(layer))
+        return tuple(layer for layer in layers if self.keys_of(layer).of_layer is None)
+
+    def cache_place(self, layer: int) -> int:
+        """Returns the place in the KV cache of the keys that a layer attends to."""
+        shared = self.keys_of(layer).of_layer
+        return self.cached_layers.index(layer if shared is None else shared)
 
     @property
     def kv_layers(self) -> tuple[KvLayer, ...]:
-        """The layers of the KV cache: those with attention, or one where there are none."""
+        """The layers of the KV cache: those with keys of their own, or one where there are none."""
         values_from = -1 if self.latent is None else self.latent.rope_dim
-        return (KvLayer(self.num_kv_heads, self.head_dim, values_from),) * max(1, len(self.attention_layers))
+        own = [self.keys_of(layer) for layer in self.cached_layers or (0,)]
+        return tuple(KvLayer(keys.num_heads, keys.head_dim, values_from) for keys in own)
 
-    @property
-    def rope_dim(self) -> int:
-        """The dimensions of a head that ropes may turn."""
-        return self.head_dim if self.latent is None else self.latent.rope_dim
+    def keys_of(self, layer: int) -> LayerKeys:
+        """Returns the keys and values of a layer."""
+        return self.keys[layer] if self.keys else LayerKeys(self.num_kv_heads, self.head_dim)
+
+    def rope_dim(self, layer: int) -> int:
+        """Returns the dimensions of a head that a layer's rope may turn."""
+        return self.keys_of(layer).head_dim if self.latent is None else self.latent.rope_dim
+
+    def rope_kinds(self) -> list[tuple[RopeConfig, int]]:
+        """Returns the different ropes of the layers with the dimensions that they may turn, each once."""
+        ropes = ((rope, self.rope_dim(layer)) for layer, rope in enumerate(self.ropes) if rope is not None)
+        return list(dict.fromkeys(ropes))
+
+    def mlp_size(self, layer: int) -> int:
+        """Returns the intermediate size of a layer's mlp."""
+        return self.mlp_sizes[layer] if self.mlp_sizes else self.intermediate_size
 
     @property
     def state_floats(self) -> int:
@@ -170,19 +198,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def weights(self) -> dict[str, tuple[int, ...]]:
         """Returns the shape of every weight that the model has, by its Hugging Face name. A matrix is [outputs,
         inputs]."""
-        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, self.hidden_size)}
-        for index in range(self.num_layers):
-            layer = self._layer_weights(index)
-            shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
-        shapes |= self._norm_weights("model.norm", self.hidden_size)
-        if not self.tie_embeddings:
-            shapes["lm_head.weight"] = (self.vocab_size, self.hidden_size)
-        if self.head_bias:
-            shapes["lm_head.bias"] = (self.vocab_size,)
-        return shapes
-
-    def _norm_weights(self, name: str, size: int) -> dict[str, tuple[int, ...]]:
-        return {f"{name}.{part}": (size,) for part in ("weight", *(("bias",) if self.norm_bias else ()))}
+        return _weights(self)
 
     def experts_of(self, layer: int) -> Experts | None:
         """Returns the experts of a layer; None where its mlp is a single one."""
@@ -200,66 +216,112 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Returns whether a layer has attention."""
         return self.part_of(layer) != "mlp" and (self.mixers_beside or self.mixer_of(layer) is None)
 
-    def _layer_weights(self, layer: int) -> dict[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = {}
-        mixer = self.mixer_of(layer)
-        for name in self.layer_norms(layer):
-            shapes |= self._norm_weights(name, self.hidden_size)
-        if self.has_attention(layer):
-            shapes |= self._attention_weights()
-        if mixer is not None:
-            shapes |= mixer.weights(self.hidden_size)
-        return shapes if self.part_of(layer) == "mixer" else shapes | self._mlp_weights(self.experts_of(layer))
 
-    def _attention_weights(self) -> dict[str, tuple[int, ...]]:
-        hidden = self.hidden_size
-        if self.latent is not None:
-            return self.latent.weights(hidden, self.num_heads)
-        heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        shapes: dict[str, tuple[int, ...]] = {}
-        for name, outputs, inputs, bias in (
-            ("self_attn.q_proj", heads, hidden, self.qkv_bias),
-            ("self_attn.k_proj", kv_heads, hidden, self.qkv_bias),
-            ("self_attn.v_proj", kv_heads, hidden, self.qkv_bias),
-            ("self_attn.o_proj", hidden, heads, self.out_bias),
-        ):
-            shapes[f"{name}.weight"] = (outputs, inputs)
-            if bias:
-                shapes[f"{name}.bias"] = (outputs,)
-        if self.has_gate:
-            shapes["self_attn.gate_proj.weight"] = (heads, hidden)
-        if self.has_sinks:
-            shapes["self_attn.sinks"] = (self.num_heads,)
-        if self.qk_norm:
-            sizes = (self.head_dim, self.head_dim) if self.qk_norm == "head" else (heads, kv_heads)
-            shapes |= {f"self_attn.{name}_norm.weight": (size,) for name, size in zip("qk", sizes, strict=True)}
-        return shapes
+def _weights(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
+    for index in range(config.num_layers):
+        layer = _layer_weights(config, index)
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    inputs = config.layer_inputs
+    if inputs is not None:
+        width = config.num_layers * inputs.size
+        shapes["model.embed_tokens_per_layer.weight"] = (inputs.vocab_size, width)
+        shapes["model.per_layer_model_projection.weight"] = (width, config.hidden_size)
+        shapes["model.per_layer_projection_norm.weight"] = (inputs.size,)
+    shapes |= _norm_weights(config, "model.norm", config.hidden_size)
+    if not config.tie_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
+    if config.head_bias:
+        shapes["lm_head.bias"] = (config.vocab_size,)
+    return shapes
 
-    def _mlp_weights(self, experts: Experts | None) -> dict[str, tuple[int, ...]]:
-        if experts is None:
-            return self._mlp("mlp", self.intermediate_size)
-        shapes: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (experts.count, self.hidden_size)}
-        if experts.has_bias:
-            shapes["mlp.gate.bias"] = (experts.count,)
-        if experts.has_correction:
-            shapes["mlp.gate.e_score_correction_bias"] = (experts.count,)
-        for index in range(experts.count):
-            shapes |= self._mlp(f"mlp.experts.{index}", experts.size)
-        if experts.shared_size:
-            shapes |= self._mlp("mlp.shared_expert", experts.shared_size)
-        if experts.shared_size and experts.has_shared_gate:
-            shapes["mlp.shared_expert_gate.weight"] = (1, self.hidden_size)
-        return shapes
 
-    def _mlp(self, name: str, size: int) -> dict[str, tuple[int, ...]]:
-        into = ("gate_proj", "up_proj") if self.gated_mlp else ("up_proj",)
-        shapes: dict[str, tuple[int, ...]] = {f"{name}.{part}.weight": (size, self.hidden_size) for part in into}
-        shapes[f"{name}.down_proj.weight"] = (self.hidden_size, size)
-        if self.mlp_bias:
-            shapes |= {f"{name.removesuffix('weight')}bias": shape[:1] for name, shape in tuple(shapes.items())}
-        if self.activation == "xielu":
-            shapes |= {f"{name}.act_fn.{part}": (1,) for part in XIELU}
-        return shapes
+def _norm_weights(config: ModelConfig, name: str, size: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.{part}": (size,) for part in ("weight", *(("bias",) if config.norm_bias else ()))}
+
+
+def _layer_weights(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    mixer = config.mixer_of(layer)
+    for name in config.layer_norms(layer):
+        shapes |= _norm_weights(config, name, config.hidden_size)
+    if config.has_attention(layer):
+        shapes |= _attention_weights(config, layer)
+    if mixer is not None:
+        shapes |= mixer.weights(config.hidden_size)
+    if config.layer_inputs is not None:
+        size = config.layer_inputs.size
+        shapes["per_layer_input_gate.weight"] = (size, config.hidden_size)
+        shapes["per_layer_projection.weight"] = (config.hidden_size, size)
+        shapes["post_per_layer_input_norm.weight"] = (config.hidden_size,)
+    if config.has_layer_scales:
+        shapes["layer_scalar"] = (1,)
+    return shapes if config.part_of(layer) == "mixer" else shapes | _mlp_weights(config, layer)
+
+
+def _attention_weights(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
+    hidden, keys = config.hidden_size, config.keys_of(layer)
+    if config.latent is not None:
+        return config.latent.weights(hidden, config.num_heads)
+    heads, kv_heads = config.num_heads * keys.head_dim, keys.num_heads * keys.head_dim
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in (*qkv_names(keys), "o_proj"):
+        is_out = name == "o_proj"
+        size = heads if name in ("q_proj", "o_proj") else kv_heads
+        shapes[f"self_attn.{name}.weight"] = (hidden, size) if is_out else (size, hidden)
+        if config.out_bias if is_out else config.qkv_bias:
+            shapes[f"self_attn.{name}.bias"] = (hidden if is_out else size,)
+    if config.has_gate:
+        shapes["self_attn.gate_proj.weight"] = (heads, hidden)
+    if config.has_sinks:
+        shapes["self_attn.sinks"] = (config.num_heads,)
+    if config.qk_norm:
+        sizes = (keys.head_dim, keys.head_dim) if config.qk_norm == "head" else (heads, kv_heads)
+        shapes["self_attn.q_norm.weight"] = sizes[:1]
+        if keys.of_layer is None:
+            shapes["self_attn.k_norm.weight"] = sizes[1:]
+    return shapes
+
+
+def qkv_names(keys: LayerKeys) -> tuple[str, ...]:
+    """Returns the names of the matrices that make a layer's queries, keys and values."""
+    if keys.of_layer is not None:
+        return ("q_proj",)
+    return ("q_proj", "k_proj") if keys.are_values else ("q_proj", "k_proj", "v_proj")
+
+
+def _mlp_weights(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
+    experts = config.experts_of(layer)
+    if experts is None:
+        return _mlp(config, "mlp", config.mlp_size(layer))
+    shapes: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (experts.count, config.hidden_size)}
+    if experts.are_beside:
+        shapes |= _mlp(config, "mlp", config.mlp_size(layer))
+        shapes["mlp.gate.scale"] = (config.hidden_size,)
+        shapes["mlp.gate.per_expert_scale"] = (experts.count,)
+        shapes |= {f"{name}.weight": (config.hidden_size,) for name in BESIDE_NORMS}
+    if experts.has_bias:
+        shapes["mlp.gate.bias"] = (experts.count,)
+    if experts.has_correction:
+        shapes["mlp.gate.e_score_correction_bias"] = (experts.count,)
+    for index in range(experts.count):
+        shapes |= _mlp(config, f"mlp.experts.{index}", experts.size)
+    if experts.shared_size:
+        shapes |= _mlp(config, "mlp.shared_expert", experts.shared_size)
+    if experts.shared_size and experts.has_shared_gate:
+        shapes["mlp.shared_expert_gate.weight"] = (1, config.hidden_size)
+    return shapes
+
+
+def _mlp(config: ModelConfig, name: str, size: int) -> dict[str, tuple[int, ...]]:
+    into = ("gate_proj", "up_proj") if config.gated_mlp else ("up_proj",)
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.{part}.weight": (size, config.hidden_size) for part in into}
+    shapes[f"{name}.down_proj.weight"] = (config.hidden_size, size)
+    if config.mlp_bias:
+        shapes |= {f"{name.removesuffix('weight')}bias": shape[:1] for name, shape in tuple(shapes.items())}
+    if config.activation == "xielu":
+        shapes |= {f"{name}.act_fn.{part}": (1,) for part in XIELU}
+    return shapes
 
 
 def common(hf: Mapping[str, Any]) -> ModelConfig:

@@ -12,7 +12,7 @@ from tureen.errors import echo
 from tureen.layers.rope import RopeConfig
 from tureen.models.reading import fault, integer, number
 
-ROPE_KINDS = ("default", "linear", "llama3", "longrope", "yarn")
+ROPE_KINDS = ("default", "linear", "llama3", "longrope", "yarn", "proportional")
 
 
 def rope_parameters(hf: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -39,6 +39,10 @@ def rope(hf: Mapping[str, Any], parameters: Mapping[str, Any], *, theta: float |
     base = number({"rope_theta": theta or hf.get("rope_theta"), **parameters}, "rope_theta", 10000.0)
     if kind == "default":
         return RopeConfig(base, share=share)
+    if kind == "proportional":
+        if parameters.get("factor", 1.0) != 1.0:
+            raise fault("rope_parameters.factor", f"must be 1 with proportional, got {echo(parameters['factor'])}")
+        return RopeConfig(base, kind, share=share)
     if kind == "linear":
         return RopeConfig(base, kind, share=share, factor=number(parameters, "factor"))
     if kind == "longrope":

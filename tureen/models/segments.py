@@ -41,6 +41,8 @@ def why_not(config: ModelConfig, num_ranks: int) -> str:
         return "the model normalises all heads together, which no rank has; leave it out"
     if config.state_floats or config.parts:
         return "ranks do not share out the model's recurrent layers, or layers with one part; leave it out"
+    if config.keys or config.layer_inputs is not None or config.mlp_sizes:
+        return "the model's layers differ in their heads or share keys, which ranks do not share out; leave it out"
     if config.latent is not None:
         return "ranks do not share out the model's latent attention; leave it out"
     if config.has_gate:

@@ -12,18 +12,18 @@ from tureen.attention.base import AttentionBackend, LayerShape, ModelInput
 from tureen.layers.attention import Attention, Step
 from tureen.layers.block import Block
 from tureen.layers.embedding import Embedding, Head
-from tureen.layers.experts import ExpertRouter, ExpertsMLP
+from tureen.layers.experts import ExpertRouter, ExpertsBeside, ExpertsMLP
 from tureen.layers.kept_states import KeptStates
 from tureen.layers.latent_attention import LatentAttention
+from tureen.layers.layer_end import LayerInput, SecondEmbedding
 from tureen.layers.linear import Linear
 from tureen.layers.mixers import GatedDelta, Mixer, ShortConv
 from tureen.layers.mlp import MLP
 from tureen.layers.norm import LayerNorm, Norm, RMSNorm
 from tureen.layers.recurrent import Beside, GatedDeltaLayer, Mamba2Layer, ShortConvLayer
-from tureen.layers.rope import RopeConfig
 from tureen.layers.rotary import RopeTable
 from tureen.layers.routing import Experts
-from tureen.models.config import ModelConfig
+from tureen.models.config import BESIDE_NORMS, ModelConfig, qkv_names
 from tureen.weights.stored import Stored
 from tureen.weights.tensors import as_tensor
 
@@ -37,9 +37,12 @@ class DecoderLayers:
 
     def __init__(self, config: ModelConfig, layers: range, dtype: torch.dtype) -> None:
         self.config = config
-        own = [layer for layer in layers if config.has_attention(layer)]
+        own = [layer for layer in config.cached_layers if layer in layers]
         places = {layer: place for place, layer in enumerate(own)}  # in the attention backend
-        self._blocks = {layer: _block(config, layer, places.get(layer, -1), dtype) for layer in layers}
+        for layer in layers:
+            shared = config.keys_of(layer).of_layer
+            places.setdefault(layer, -1 if shared is None else places[shared])
+        self._blocks = {layer: _block(config, layer, places[layer], dtype) for layer in layers}
         self._tables: list[RopeTable] = []
         self.states: KeptStates | None = None  # of layers without attention, once there is a cache
 
@@ -73,14 +76,16 @@ class DecoderLayers:
             block.finish()
         self._tables = rope_tables(self.config, context_len, device)
 
-    def _compute(self, x: Tensor, inputs: ModelInput, attention: AttentionBackend) -> Tensor:
+    def _compute(
+        self, x: Tensor, inputs: ModelInput, attention: AttentionBackend, layer_inputs: Tensor | None = None
+    ) -> Tensor:
         """Computes the layers for x [tokens, hidden_size], which is changed in place and returned."""
-        step = make_step(self.config, inputs, attention, self._tables, self.states)
+        step = make_step(self.config, inputs, attention, self._tables, self.states)._replace(layer_inputs=layer_inputs)
         for block in self._blocks.values():
             x = block(x, step)
         return x
 
-    def _parts(self) -> Iterator[tuple[str, Embedding | Block | Norm | Head]]:
+    def _parts(self) -> Iterator[tuple[str, Embedding | SecondEmbedding | Block | Norm | Head]]:
         """Yields each part with the prefix of its weights' names."""
         for index, block in self._blocks.items():
             yield f"model.layers.{index}.", block
@@ -93,6 +98,7 @@ class DecoderModel(DecoderLayers):
         """layers: those that are computed here; None = all."""
         super().__init__(config, range(config.num_layers) if layers is None else layers, dtype)
         self._embedding = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, scale=config.embedding_scale)
+        self._second = _second_embedding(config, dtype)
         self._norm = make_norm(config)
         tied = self._embedding if config.tie_embeddings else None
         self._head = Head(
@@ -112,7 +118,8 @@ class DecoderModel(DecoderLayers):
         if inputs.embedded is not None:
             places, vectors = inputs.embedded
             x[places] = vectors.to(x.dtype)
-        return self._compute(x, inputs, attention)
+        layer_inputs = None if self._second is None else self._second(inputs.token_ids, x)
+        return self._compute(x, inputs, attention, layer_inputs)
 
     def last_hidden(self, hidden: Tensor) -> Tensor:
         """Applies the final norm to rows of `forward`'s result: float32 [rows, hidden_size]."""
@@ -129,9 +136,13 @@ class DecoderModel(DecoderLayers):
     def finish(self, context_len: int, device: torch.device) -> None:
         super().finish(context_len, device)
         self._head.finish()
+        if self._second is not None:
+            self._second.finish()
 
-    def _parts(self) -> Iterator[tuple[str, Embedding | Block | Norm | Head]]:
+    def _parts(self) -> Iterator[tuple[str, Embedding | SecondEmbedding | Block | Norm | Head]]:
         yield "model.embed_tokens", self._embedding
+        if self._second is not None:
+            yield "model.", self._second
         yield from super()._parts()
         yield "model.norm", self._norm
         yield "lm_head", self._head
@@ -139,10 +150,11 @@ class DecoderModel(DecoderLayers):
 
 def layer_shape(config: ModelConfig, layer: int) -> LayerShape:
     """Returns the sizes and the scale of a layer's attention."""
+    keys = config.keys_of(layer)
     return LayerShape(
         config.num_heads,
-        config.num_kv_heads,
-        config.head_dim,
+        keys.num_heads,
+        keys.head_dim,
         config.attention_scale,
         config.windows[layer],
         config.attention_softcap,
@@ -152,24 +164,54 @@ def layer_shape(config: ModelConfig, layer: int) -> LayerShape:
 
 def rope_tables(config: ModelConfig, context_len: int, device: torch.device) -> list[RopeTable]:
     """Makes the tables of the different ropes of the model's layers."""
-    return [RopeTable(rope, config.rope_dim, context_len, device) for rope in _ropes(config)]
+    return [RopeTable(rope, size, context_len, device) for rope, size in config.rope_kinds()]
 
 
-def _ropes(config: ModelConfig) -> list[RopeConfig]:
-    """Returns the different ropes of the model's layers, each once."""
-    return [rope for rope in dict.fromkeys(config.ropes) if rope is not None]
+def _rope_table(config: ModelConfig, layer: int) -> int | None:
+    """Returns the place of a layer's rope among the tables; None where the layer has none."""
+    rope = config.ropes[layer]
+    return None if rope is None else config.rope_kinds().index((rope, config.rope_dim(layer)))
+
+
+def _second_embedding(config: ModelConfig, dtype: torch.dtype) -> SecondEmbedding | None:
+    inputs = config.layer_inputs
+    if inputs is None:
+        return None
+    norm = _norm(config, inputs.size, bias=False)
+    return SecondEmbedding(inputs, config.num_layers, config.hidden_size, norm, dtype)
 
 
 def _block(config: ModelConfig, layer: int, place: int, dtype: torch.dtype) -> Block:
     part = config.part_of(layer)
     mixer = None if part == "mlp" else _mixer(config, layer, place, dtype)
     experts = config.experts_of(layer)
-    mlp: MLP | ExpertsMLP | None = None
+    mlp: MLP | ExpertsMLP | ExpertsBeside | None = None
     if part != "mixer" and experts is None:
-        mlp = make_mlp(config, config.intermediate_size, dtype, down_bias=config.mlp_bias)
+        mlp = make_mlp(config, config.mlp_size(layer), dtype, down_bias=config.mlp_bias)
     elif part != "mixer" and experts is not None:
-        mlp = make_experts(config, experts, dtype, *make_routers(config, experts, dtype), down_bias=config.mlp_bias)
-    return Block(mixer, mlp, make_norms(config, layer), config.norms, config.residual_scale)
+        routers = make_routers(config, experts, dtype)
+        mlp = make_experts(config, experts, dtype, *routers, down_bias=config.mlp_bias)
+        if experts.are_beside:
+            single = make_mlp(config, config.mlp_size(layer), dtype, down_bias=config.mlp_bias)
+            norms = {name: make_norm(config) for name in BESIDE_NORMS}
+            plain = RMSNorm(config.hidden_size, config.norm_eps, has_weight=False)
+            mlp = ExpertsBeside(single, mlp, routers[0], norms, plain)
+    return Block(
+        mixer,
+        mlp,
+        make_norms(config, layer),
+        config.norms,
+        config.residual_scale,
+        layer_input=_layer_input(config, layer, dtype),
+        has_result_scale=config.has_layer_scales,
+    )
+
+
+def _layer_input(config: ModelConfig, layer: int, dtype: torch.dtype) -> LayerInput | None:
+    if config.layer_inputs is None:
+        return None
+    size, norm = config.layer_inputs.size, make_norm(config)
+    return LayerInput(layer, config.hidden_size, size, config.activation, norm, dtype)
 
 
 def _mixer(config: ModelConfig, layer: int, place: int, dtype: torch.dtype) -> TokenMixer:
@@ -177,9 +219,9 @@ def _mixer(config: ModelConfig, layer: int, place: int, dtype: torch.dtype) -> T
     mixer = config.mixer_of(layer)
     if mixer is not None and not config.mixers_beside:
         return _recurrent(config, mixer, layer, dtype)
-    shape, rope = layer_shape(config, layer), config.ropes[layer]
+    shape = layer_shape(config, layer)
     if config.latent is not None:
-        table = None if rope is None else _ropes(config).index(rope)
+        table = _rope_table(config, layer)
         return LatentAttention(config.latent, place, config.hidden_size, shape, rope=table, dtype=dtype)
     attention = make_attention(config, layer, shape, place=place, out_bias=config.out_bias, dtype=dtype)
     if mixer is None:
@@ -203,15 +245,16 @@ def make_attention(
     config: ModelConfig, layer: int, shape: LayerShape, *, place: int, out_bias: bool, dtype: torch.dtype
 ) -> Attention:
     """Makes a layer's attention, of all heads or of some. place: its index in the attention backend."""
-    rope = config.ropes[layer]
+    keys = config.keys_of(layer)
     attention = Attention(
         place,
         config.hidden_size,
         shape,
-        rope=None if rope is None else _ropes(config).index(rope),
+        rope=_rope_table(config, layer),
         qkv_bias=config.qkv_bias,
         out_bias=out_bias,
         dtype=dtype,
+        names=qkv_names(keys),
     )
     if config.has_gate:
         width = {"gate_proj": shape.num_heads * shape.head_dim}
@@ -220,7 +263,10 @@ def make_attention(
         is_all = config.qk_norm == "all"
         sizes = [shape.head_dim * (heads if is_all else 1) for heads in (shape.num_heads, shape.num_kv_heads)]
         q_norm, k_norm = (_norm(config, size, bias=False) for size in sizes)
-        attention.normalise(q_norm, k_norm, are_together=is_all, is_last=config.qk_norm_last)
+        own = k_norm if keys.of_layer is None else None
+        attention.normalise(q_norm, own, are_together=is_all, is_last=config.qk_norm_last)
+    if config.value_norm:
+        attention.normalise_values(RMSNorm(shape.head_dim, config.norm_eps, has_weight=False))
     return attention
 
 

@@ -84,8 +84,11 @@ def _native_sizes(source: ModelSource, config: Config, model: ModelConfig) -> tu
 def _workspace(config: Config, model: ModelConfig) -> int:
     """Returns about the bytes of a step's activations, of its logits as computed and as sampled from, and of the states
     of a sequence."""
-    heads = model.num_heads + 2 * model.num_kv_heads
-    width = 4 * model.hidden_size + (heads + model.num_heads) * model.head_dim + 2 * model.intermediate_size
+    keys = [model.keys_of(layer) for layer in range(model.num_layers)]
+    heads = max(2 * (model.num_heads + own.num_heads) * own.head_dim for own in keys)
+    width = 4 * model.hidden_size + heads + 2 * max(map(model.mlp_size, range(model.num_layers)))
+    if model.layer_inputs is not None:
+        width += model.num_layers * model.layer_inputs.size
     logits = 2 * config.max_running_requests * model.vocab_size
     return 4 * (config.chunked_prefill_size * width + logits) + STATES * state_bytes(model)
 

@@ -17,10 +17,11 @@ from tureen.contract.types import NO_TOKEN
 from tureen.kernels.cpu import native
 from tureen.layers.activation_names import XIELU
 from tureen.layers.latent import Latent
+from tureen.layers.layer_inputs import LayerInputs
 from tureen.layers.mixers import GatedDelta, Mamba2, ShortConv
 from tureen.layers.rope import frequencies
 from tureen.lora.adapter import Adapter
-from tureen.models.config import ModelConfig
+from tureen.models.config import ModelConfig, qkv_names
 from tureen.runner.forward import ForwardOutput, drawn_tokens, hidden_ranges, score_pieces
 from tureen.runner.trace import StepTrace, TraceOptions
 from tureen.sampling.arithmetic import Peaks
@@ -106,11 +107,24 @@ def record(tape: Any, config: ModelConfig, context_len: int, weights: Mapping[st
     """
     embedding = weights["model.embed_tokens.weight"]
     tape.embed(embedding, 1.0 if config.embedding_scale is None else config.embedding_scale)
+    if config.layer_inputs is not None:
+        _record_layer_inputs(tape, config, weights, config.layer_inputs)
     for layer in range(config.num_layers):
         own = _Part(weights, f"model.layers.{layer}.")
         _record_mixer(tape, config, layer, context_len, own)
         if config.part_of(layer) != "mixer":
             _record_mlp(tape, config, layer, own)
+        if config.layer_inputs is not None:
+            tape.layer_input(
+                module=f"model.layers.{layer}",
+                layer=layer,
+                gate=own["per_layer_input_gate.weight"],
+                activation=config.activation,
+                out=own["per_layer_projection.weight"],
+                post=own.norm("post_per_layer_input_norm", config),
+            )
+        if config.has_layer_scales:
+            tape.scale(own["layer_scalar"].item())
     head = embedding if config.tie_embeddings else weights["lm_head.weight"]
     top = _Part(weights, "")
     tape.head(
@@ -119,6 +133,18 @@ def record(tape: Any, config: ModelConfig, context_len: int, weights: Mapping[st
         bias=top.floats("lm_head.bias", is_there=config.head_bias),
         scale=config.logit_scale,
         softcap=config.logit_softcap or 0.0,
+    )
+
+
+def _record_layer_inputs(tape: Any, config: ModelConfig, weights: Mapping[str, Any], inputs: LayerInputs) -> None:
+    tape.layer_inputs(
+        table=weights["model.embed_tokens_per_layer.weight"],
+        projection=weights["model.per_layer_model_projection.weight"],
+        norm=_norm(weights["model.per_layer_projection_norm.weight"], NOTHING, config),
+        scale=config.hidden_size**-0.5,
+        token_scale=inputs.size**0.5,
+        sum_scale=2**-0.5,
+        fill_token=inputs.fill_token,
     )
 
 
@@ -159,9 +185,10 @@ class _Part:
         weight = self.floats(f"{name}.weight", is_there=is_there)
         return _norm(weight if scale == 1 else weight * np.float32(scale), bias, config)
 
-    def head_norm(self, name: str, config: ModelConfig) -> Any:
+    def head_norm(self, name: str, config: ModelConfig, *, is_there: bool = True) -> Any:
         """Returns the norm of q or k as the tape takes it; it has no bias."""
-        return _norm(self.floats(f"self_attn.{name}.weight", is_there=bool(config.qk_norm)), NOTHING, config)
+        weight = self.floats(f"self_attn.{name}.weight", is_there=is_there and bool(config.qk_norm))
+        return _norm(weight, NOTHING, config)
 
 
 def _norm(weight: Floats, bias: Floats, config: ModelConfig) -> Any:
@@ -249,11 +276,12 @@ def _record_mamba2(tape: Any, config: ModelConfig, layer: int, ssm: Mamba2, own:
 
 
 def _record_attention(tape: Any, config: ModelConfig, layer: int, context_len: int, own: _Part) -> None:
-    rope = config.ropes[layer]
-    names = [f"self_attn.{name}_proj" for name in "qkv"]
+    rope, keys = config.ropes[layer], config.keys_of(layer)
+    has_own, names = keys.of_layer is None, [f"self_attn.{name}" for name in qkv_names(keys)]
+    ones = np.ones(keys.head_dim if config.value_norm and has_own else 0, np.float32)
     tape.attention(
         module=f"{own.prefix}self_attn",
-        layer=config.attention_layers.index(layer),
+        layer=config.cache_place(layer),
         norm=own.norm(
             "input_layernorm", config, is_there=config.norms != "post", scale=config.multipliers.attention_in
         ),
@@ -261,15 +289,16 @@ def _record_attention(tape: Any, config: ModelConfig, layer: int, context_len: i
         qkv_bias=own.floats(*(f"{name}.bias" for name in names), is_there=config.qkv_bias),
         gate=[own["self_attn.gate_proj.weight"]] if config.has_gate else [],
         q_norm=own.head_norm("q_norm", config),
-        k_norm=own.head_norm("k_norm", config),
+        k_norm=own.head_norm("k_norm", config, is_there=has_own),
+        v_norm=_norm(ones, NOTHING, config),
         norms_last=config.qk_norm_last,
         num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
+        num_kv_heads=keys.num_heads,
+        head_dim=keys.head_dim,
         scale=config.attention_scale,
         softcap=config.attention_softcap or 0.0,
         window=config.windows[layer] or 0,
-        frequencies=NOTHING if rope is None else frequencies(rope, config.rope_dim, context_len),
+        frequencies=NOTHING if rope is None else frequencies(rope, keys.head_dim, context_len),
         magnitude=1.0 if rope is None else rope.magnitude,
         is_interleaved=rope is not None and rope.is_interleaved,
         growth=0.0 if config.query_growth is None else config.query_growth.beta,
@@ -296,7 +325,7 @@ def _record_latent_attention(
     norm = native.require().Norm
     tape.latent_attention(
         module=f"{own.prefix}self_attn",
-        layer=config.attention_layers.index(layer),
+        layer=config.cache_place(layer),
         norm=own.norm("input_layernorm", config),
         in_proj=[own[f"{queries}.weight"], own[f"{latents}.weight"]],
         in_bias=in_bias,
@@ -308,7 +337,7 @@ def _record_latent_attention(
         values_from=latent.rope_dim,
         scale=config.attention_scale,
         window=config.windows[layer] or 0,
-        frequencies=NOTHING if rope is None else frequencies(rope, config.rope_dim, context_len),
+        frequencies=NOTHING if rope is None else frequencies(rope, latent.rope_dim, context_len),
         magnitude=1.0 if rope is None else rope.magnitude,
         is_interleaved=rope is not None and rope.is_interleaved,
         out=own["self_attn.o_proj.weight"],
@@ -317,22 +346,40 @@ def _record_latent_attention(
     )
 
 
+def _record_mlp_beside(tape: Any, config: ModelConfig, own: _Part, norm: Any) -> None:
+    """Records the mlp of a layer with experts beside it."""
+    tape.mlp(
+        module=f"{own.prefix}mlp",
+        norm=norm,
+        gated=own.gated("mlp", config),
+        post=own.norm("post_feedforward_layernorm_1", config),
+        residual_scale=1.0,
+        is_held=True,
+    )
+
+
 def _record_mlp(tape: Any, config: ModelConfig, layer: int, own: _Part) -> None:
     names = {"pre": "post_attention_layernorm", "both": "pre_feedforward_layernorm", "parallel": "input_layernorm"}
     name = names.get(config.norms, "") if config.part_of(layer) == "both" else "input_layernorm"
     norm = own.norm(name, config, is_there=config.norms != "post")
     experts = config.experts_of(layer)
+    post_name = "post_feedforward_layernorm"
+    if experts is not None and experts.are_beside:
+        _record_mlp_beside(tape, config, own, norm)
+        norm = own.norm("pre_feedforward_layernorm_2", config)
     if experts is None:
         tape.mlp(
             module=f"{own.prefix}mlp",
             norm=norm,
             gated=own.gated("mlp", config),
-            post=own.norm("post_feedforward_layernorm", config, is_there=config.norms in ("post", "both")),
+            post=own.norm(post_name, config, is_there=config.norms in ("post", "both")),
             residual_scale=config.residual_scale * config.multipliers.mlp_out,
+            is_held=False,
         )
         return
-    assert config.norms == "pre", "the tape has no norms after experts"
+    assert config.norms == "pre" or experts.are_beside, "the tape has no norms after experts alone"
     has_shared = experts.shared_size > 0
+    router_scale = own.floats("mlp.gate.scale", is_there=experts.are_beside) * np.float32(config.hidden_size**-0.5)
     tape.experts(
         module=f"{own.prefix}mlp",
         norm=norm,
@@ -350,5 +397,9 @@ def _record_mlp(tape: Any, config: ModelConfig, layer: int, own: _Part) -> None:
         group_top_k=experts.group_top_k,
         shared=[own.gated("mlp.shared_expert", config)] if has_shared else [],
         shared_gate=own["mlp.shared_expert_gate.weight"] if has_shared and experts.has_shared_gate else None,
+        router_norm=_norm(router_scale, NOTHING, config),
+        scales=own.floats("mlp.gate.per_expert_scale", is_there=experts.are_beside),
+        own_post=own.norm(f"{post_name}_2", config, is_there=experts.are_beside),
+        post=own.norm(post_name, config, is_there=experts.are_beside),
         residual_scale=config.residual_scale,
     )

@@ -261,8 +261,7 @@ def _parts_of(name: str, model: ModelConfig, shapes: Mapping[str, Any]) -> list[
 
 def rope_facts(model: ModelConfig, context_len: int) -> list[str]:
     """Returns the rotary frequencies of a model's layers as text, one for each kind."""
-    ropes = dict.fromkeys(rope for rope in model.ropes if rope is not None)
-    return [frequencies(rope, model.rope_dim, context_len).tobytes().hex() for rope in ropes]
+    return [frequencies(rope, size, context_len).tobytes().hex() for rope, size in model.rope_kinds()]
 
 
 def files_of(source: ModelSource) -> tuple[tuple[str, int, int], ...]:

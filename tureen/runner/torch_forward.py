@@ -158,7 +158,7 @@ class TorchForwardFactory:
         )
 
     def assemble(self, weights: DecoderModel, cache: torch_pool.KvPool) -> TorchForward:
-        layers = [layer_shape(self.model, layer) for layer in self.model.attention_layers or (0,)]
+        layers = [layer_shape(self.model, layer) for layer in self.model.cached_layers or (0,)]
         weights.states = None if cache.states is None else KeptStates(cache.states)
         attention = self._attention.make_backend(layers, cache.keys, cache.values)
         adapters = StepAdapters(weights.linears())
@@ -221,7 +221,7 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
 
 def find_attention(config: Config, model: ModelConfig, device: DeviceInfo, dtype: torch.dtype) -> ModuleType:
     """Finds the attention backend; see find_backend."""
-    layers = tuple(layer_shape(model, layer) for layer in model.attention_layers or (0,))
+    layers = tuple(layer_shape(model, layer) for layer in model.cached_layers or (0,))
     return find_backend(
         config.attention_backend, AttentionNeeds(device.type, dtype_name(dtype), layers, config.page_size)
     )

@@ -242,7 +242,7 @@ class CallParser:
         if match is None or match[1] not in self._tools:
             self._give_up()
             return
-        self._at = match.end()
+        self._pass(match.end() - self._at, self._raw)
         self._begin_bare_arguments(match[1])
 
     def _begin_bare_arguments(self, name: str) -> None:

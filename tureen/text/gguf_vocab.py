@@ -40,6 +40,8 @@ END_TEXTS: Final = frozenset(
 )
 HARMONY_ENDS: Final = frozenset(("<|endoftext|>", "<|return|>", "<|call|>"))
 """Control tokens that end an output of gpt-oss, where <|end|> only ends a message."""
+GEMMA4_ENDS: Final = frozenset(("<turn|>", "<|tool_response>"))
+"""Tokens that end an output of Gemma 4: its turn, and where a call's result goes on. The second is no control token."""
 NAMED_KEYS: Final = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -49,6 +51,8 @@ NAMED_KEYS: Final = {
 }
 COMPOSED: Final = ("modern-bert", "qwen2", "qwen35")
 """Values of tokenizer.ggml.pre of models that were trained on text in Unicode's form NFC."""
+SENTENCEPIECE: Final = ("llama", "gemma4")
+"""Values of tokenizer.ggml.model; files of the second list their merges."""
 END_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -66,14 +70,14 @@ def build_backend(metadata: Mapping[str, Any]) -> Tokenizer:
         raise StartupError(f"tokenizer.ggml.token_type marks special tokens of more than {MAX_ADDED_CHARS} characters")
     corrupt = "the tokenizer in the model's metadata is corrupt"
     with naming_faults(corrupt):
-        if model == "llama":
+        if model in SENTENCEPIECE:
             backend = _sentencepiece(metadata, tokens, types)
         elif model == "gpt2":
             backend = _byte_level(metadata, tokens)
         elif model in ENCODERS:
             backend = ENCODERS[model](metadata, tokens, types)
         else:
-            known = ", ".join(("gpt2", "llama", *ENCODERS))
+            known = ", ".join(("gpt2", *SENTENCEPIECE, *ENCODERS))
             raise StartupError(f"tokenizer.ggml.model {echo(model)} is not known; these are: {known}")
         backend.add_tokens(added)
         if backend.get_vocab_size() != len(tokens):
@@ -115,7 +119,10 @@ def end_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     tokens = _tokens(metadata)
     types = _numbers(metadata, "token_type", len(tokens))
     named = {token_id for key in END_KEYS if (token_id := special_id(metadata, key, len(tokens))) is not None}
-    control = {text: token_id for token_id, text in enumerate(tokens) if types[token_id] == CONTROL}
+    special = {text: token_id for token_id, text in enumerate(tokens) if types[token_id] in (CONTROL, USER_DEFINED)}
+    if special.keys() >= GEMMA4_ENDS:
+        return tuple(sorted(named | {special[text] for text in GEMMA4_ENDS}))
+    control = {text: token_id for text, token_id in special.items() if types[token_id] == CONTROL}
     ends = HARMONY_ENDS if control.keys() >= HARMONY_ENDS else END_TEXTS
     known = {token_id for text, token_id in control.items() if text in ends}
     return tuple(sorted(named | known))
@@ -148,9 +155,8 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
         raise StartupError(
             f"tokenizer.ggml.pre {echo(pre)} is not known; take the model's safetensors, or a newer version of tureen"
         )
-    merges = [merge.partition(" ")[::2] for merge in _get(metadata, "merges", list)]
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    check_merges(vocab, merges)
+    merges = _listed_merges(metadata, vocab)
     backend = Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in IGNORE_MERGES))
     backend.pre_tokenizer = pre_tokenizer(pre)
     backend.decoder = decoders.ByteLevel()
@@ -159,17 +165,30 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     return backend
 
 
+def _listed_merges(metadata: Mapping[str, Any], vocab: Container[str]) -> list[tuple[str, str]]:
+    """Returns the merges that the file has. Raises StartupError, ValueError."""
+    merges = []
+    for merge in _get(metadata, "merges", list):
+        left, _, right = merge.partition(" ")
+        merges.append((left, right))
+    check_merges(vocab, merges)
+    return merges
+
+
 # SentencePiece BPE (Llama 2, Mistral, Gemma)
 
 
 def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: Sequence[int]) -> Tokenizer:
-    scores = _numbers(metadata, "scores", len(tokens))
     unknown_id = special_id(metadata, "unknown_token_id", len(tokens))
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    if metadata["tokenizer.ggml.model"] == "llama":
+        merges = _merges(vocab, _numbers(metadata, "scores", len(tokens)), types)
+    else:
+        merges = _listed_merges(metadata, vocab)
     backend = Tokenizer(
         models.BPE(
             vocab,
-            _merges(vocab, scores, types),
+            merges,
             unk_token=None if unknown_id is None else tokens[unknown_id],
             fuse_unk=True,
             byte_fallback=True,
@@ -286,7 +305,7 @@ def _add_ends(backend: Tokenizer, metadata: Mapping[str, Any], tokens: list[str]
 
     Files with add_sep_token are of encoders: their EOS is the separator, and the second text of a pair has no BOS.
     """
-    is_sentencepiece = metadata["tokenizer.ggml.model"] == "llama"
+    is_sentencepiece = metadata["tokenizer.ggml.model"] in SENTENCEPIECE
     bos_by_default = is_sentencepiece or _get(metadata, "pre", str) in BOS_BY_DEFAULT
     bos_id = special_id(metadata, "bos_token_id", len(tokens))
     eos_id = special_id(metadata, "eos_token_id", len(tokens))

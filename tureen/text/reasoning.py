@@ -38,6 +38,7 @@ _HARMONY = ReasoningFormat(
 FORMATS: dict[str, ReasoningFormat] = {
     "deepseek-r1": _THINKS,
     "deepseek-v3": _MAY_THINK,
+    "gemma4": ReasoningFormat("<|channel>thought", "<channel|>", starts_inside=False, is_special=True),
     "glm45": _MAY_THINK,
     "gpt-oss": _HARMONY,
     "kimi": ReasoningFormat("◁think▷", "◁/think▷", starts_inside=False),

@@ -92,11 +92,17 @@ def _common(facts: GgufFacts, architecture: Architecture) -> dict[str, Any]:
     hidden = facts.count("embedding_length")
     if architecture.is_latent:  # `read` reads the other sizes
         head_dim = facts.count("rope.dimension_count")
+    elif architecture.layers_differ:
+        head_dim = facts.count("attention.key_length_swa")
     else:
         head_dim = facts.count("attention.key_length", hidden // heads)
         if facts.count("attention.value_length", head_dim) != head_dim:
             raise facts.unsupported("keys and values of different length are not supported")
-    rotated = _rotated(facts, head_dim, may_be_fewer=architecture.rotates_part)
+    if architecture.layers_differ:
+        rotated, scaling = head_dim, None
+    else:
+        rotated = _rotated(facts, head_dim, may_be_fewer=architecture.rotates_part)
+        scaling = rope_scaling(facts, rotated)
     scale = head_dim**-0.5
     stored_scale = facts.factor("attention.scale", scale)
     if not architecture.has_scale and not math.isclose(stored_scale, scale, rel_tol=1e-5):
@@ -111,15 +117,13 @@ def _common(facts: GgufFacts, architecture: Architecture) -> dict[str, Any]:
         "hidden_size": hidden,
         **_layers(facts),
         "num_attention_heads": heads,
-        "num_key_value_heads": facts.one_count("attention.head_count_kv", heads)
-        if architecture.has_mixers
-        else facts.count("attention.head_count_kv", heads),
+        "num_key_value_heads": _key_heads(facts, architecture, heads),
         "head_dim": head_dim,
         "intermediate_size": _intermediate_size(facts, architecture),
         "rms_norm_eps": facts.number(architecture.epsilon),
         "rope_theta": facts.number("rope.freq_base", 10000.0),
         "partial_rotary_factor": rotated / head_dim,
-        "rope_scaling": rope_scaling(facts, rotated),
+        "rope_scaling": scaling,
         "max_position_embeddings": facts.count("context_length"),
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": not facts.has("output.weight"),
@@ -131,8 +135,18 @@ def _common(facts: GgufFacts, architecture: Architecture) -> dict[str, Any]:
     }
 
 
+def _key_heads(facts: GgufFacts, architecture: Architecture, heads: int) -> int:
+    """Returns the number of a layer's keys; the first layer's where layers differ."""
+    key = "attention.head_count_kv"
+    if architecture.layers_differ:
+        return facts.counts(key, facts.count("block_count"))[0]
+    return facts.one_count(key, heads) if architecture.has_mixers else facts.count(key, heads)
+
+
 def _intermediate_size(facts: GgufFacts, architecture: Architecture) -> int:
     """Returns the inner size of an mlp; files of models whose mlps all are experts may have that of an expert alone."""
+    if architecture.layers_differ:
+        return facts.counts("feed_forward_length", facts.count("block_count"))[0]
     size = facts.optional_count("feed_forward_length")
     if size is None and architecture.has_experts:
         size = facts.optional_count("expert_feed_forward_length")

@@ -71,6 +71,15 @@ class GgufFacts:
             raise self.fault(f"{self.architecture}.{key} must have one positive integer, or 0, for each layer")
         return int(counts[0])
 
+    def counts(self, key: str, layers: int) -> list[int]:
+        """Returns one count for each layer, also where the file has one for all."""
+        value = self.stored(key)
+        if not isinstance(value, np.ndarray):
+            return [self.count(key)] * layers
+        if value.dtype.kind not in "iu" or len(value) < layers or ((value < 1) | (value >= 1 << 31)).any():
+            raise self.fault(f"{self.architecture}.{key} must have a positive integer for each of {layers} layers")
+        return [int(count) for count in value[:layers]]
+
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key)
         value = default if value is None else value

@@ -13,6 +13,7 @@ import numpy as np
 
 from tureen.weights.gguf_experts import PLAIN_CHOICE, SHARED, SIGMOID, Config, experts, mixtral_experts, shared
 from tureen.weights.gguf_facts import GgufFacts
+from tureen.weights.gguf_gemma import gemma4
 from tureen.weights.gguf_latent import deepseek2, minicpm3
 
 OF_MAMBA: Final = (
@@ -381,6 +382,7 @@ class Architecture(NamedTuple):
     rotates_part: bool = False  # the rotated dimensions may be fewer than a head's: its first ones
     has_scale: bool = False  # `read` reads the scale of attention
     sees_ahead: bool = False  # an encoder
+    layers_differ: bool = False  # `read` reads the sizes of keys and mlps, and the ropes
     is_latent: bool = False  # `read` reads the sizes of heads
     has_mixers: bool = False  # layers without attention have 0 heads of keys
     epsilon: str = RMS  # key of the number that norms add
@@ -403,6 +405,13 @@ ARCHITECTURES: Final = {
     "gemma": Architecture(("GemmaForCausalLM",), _plain("gemma", hidden_activation="gelu_pytorch_tanh")),
     "gemma2": Architecture(("Gemma2ForCausalLM",), _gemma2),
     "gemma3": Architecture(("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), _gemma3),
+    "gemma4": Architecture(
+        ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
+        gemma4,
+        has_experts=True,
+        has_scale=True,
+        layers_differ=True,
+    ),
     "gemma-embedding": Architecture(("Gemma3TextModel",), _gemma_embedding, sees_ahead=True),
     "granite": Architecture(("GraniteForCausalLM", "GraniteMoeHybridForCausalLM"), _granite, has_scale=True),
     "granitehybrid": Architecture(

@@ -17,6 +17,9 @@ TOP_NAMES: Final = {
     "output_norm.bias": "model.norm.bias",
     "output.weight": "lm_head.weight",
     "output.bias": "lm_head.bias",
+    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
 }
 LAYER_NAMES: Final = {
     "attn_norm": "input_layernorm",
@@ -54,6 +57,9 @@ WHOLE_NAMES: Final = {
     "attn_sinks.weight": "self_attn.sinks",
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "layer_output_scale.weight": "layer_scalar",
     "ssm_a": "linear_attn.A_log",
     "ssm_dt.bias": "linear_attn.dt_bias",
 }
@@ -61,6 +67,21 @@ WHOLE_NAMES: Final = {
 GEMMA: Final = {"ffn_norm": "pre_feedforward_layernorm"}
 FUSED: Final = {"attn_qkv": "self_attn.qkv_proj"}
 """Names of a matrix of q, k and v. Files whose rows of q and k are interleaved do not have it."""
+GEMMA4: Final = (
+    GEMMA
+    | FUSED
+    | {
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        "ffn_gate_inp": "router.proj",
+        "ffn_gate_up_exps": "experts.*.gate_up_proj",
+        "ffn_down_exps": "experts.*.down_proj",
+    }
+)
 FUSED_UP: Final = {"ffn_up": "mlp.gate_up_proj"}
 DELTA: Final = {
     "attn_qkv": "linear_attn.in_proj_qkv",
@@ -78,6 +99,7 @@ OTHER_NAMES: Final = {
     "gemma": FUSED,
     "gemma2": GEMMA | FUSED,
     "gemma3_text": GEMMA | FUSED,
+    "gemma4_text": GEMMA4,
     "glm": FUSED | FUSED_UP,
     "glm4": FUSED
     | FUSED_UP
@@ -98,8 +120,10 @@ INTERLEAVED: Final = frozenset((
 """Values of model_type whose files have the two halves of each head's rows of q and k interleaved."""
 IN_CONFIG: Final = frozenset((LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS))
 """Tensors that are part of the config."""
-UNIT_OFFSET: Final = ("gemma", "qwen3_5", "qwen3_next")
-"""Beginnings of model_type of families whose files have the norms' weights of config.json's checkpoints, plus 1."""
+UNIT_OFFSET: Final = frozenset((
+    "gemma", "gemma2", "gemma3_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
+))  # fmt: skip
+"""Values of model_type whose files have the norms' weights of config.json's checkpoints, plus 1."""
 XIELU: Final = {f"xielu.{name}": name for name in ("alpha_n", "alpha_p", "beta", "eps")}
 """Keys of the metadata -> names of weights."""
 LAYER: Final = re.compile(r"blk\.(\d+)\.")

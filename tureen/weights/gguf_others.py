@@ -14,7 +14,6 @@ CLASSES: Final = {
     "falcon": "FalconForCausalLM",
     "falcon-h1": "FalconH1ForCausalLM",
     "gemma3n": "Gemma3nForCausalLM",
-    "gemma4": "Gemma4ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "gptneox": "GPTNeoXForCausalLM",
     "jamba": "JambaForCausalLM",

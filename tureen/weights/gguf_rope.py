@@ -57,8 +57,8 @@ def _factor(facts: GgufFacts) -> float | None:
 def _longrope_scaling(facts: GgufFacts, rotated: int) -> dict[str, Any]:
     return {
         "rope_type": "longrope",
-        "long_factor": _numbers(facts, LONG_FACTORS, rotated // 2).tolist(),
-        "short_factor": _numbers(facts, SHORT_FACTORS, rotated // 2).tolist(),
+        "long_factor": numbers(facts, LONG_FACTORS, rotated // 2).tolist(),
+        "short_factor": numbers(facts, SHORT_FACTORS, rotated // 2).tolist(),
         "original_max_position_embeddings": facts.count(
             "rope.scaling.original_context_length", facts.count("context_length")
         ),
@@ -66,7 +66,7 @@ def _longrope_scaling(facts: GgufFacts, rotated: int) -> dict[str, Any]:
     }
 
 
-def _numbers(facts: GgufFacts, name: str, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+def numbers(facts: GgufFacts, name: str, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Returns a tensor of float32 numbers. Raises StartupError for another type or number."""
     tensor = facts.file.tensors.get(name)
     if tensor is None or tensor.encoding.name != "F32" or tensor.shape != (count,):
@@ -97,7 +97,7 @@ def _yarn_scaling(facts: GgufFacts, factor: float) -> dict[str, Any]:
 def _llama3_scaling(facts: GgufFacts, head_dim: int) -> dict[str, Any]:
     """Returns Llama 3's rope scaling. The file stores a divisor per frequency, which one formula made; its factor
     varies."""
-    stored = _numbers(facts, ROPE_FACTORS, head_dim // 2)
+    stored = numbers(facts, ROPE_FACTORS, head_dim // 2)
     scaling = {
         "rope_type": "llama3",
         "factor": float(stored.max()),

@@ -38,7 +38,7 @@ VISION: Final = tuple(
     for prefix in ("", "model.")
     for part in ("vision_tower.", "multi_modal_projector.", "mm_projector.", "image_newline", "visual.")
 )
-"""Prefixes of the weights of the part that sees, which a text model has no use for."""
+"""Prefixes of the weights of the parts that see and hear, which a text model has no use for."""
 BY_NAME: Final = {encoding.name: encoding for encoding in ENCODINGS.values()} | WIDE_ENCODINGS
 
 
@@ -151,7 +151,7 @@ def local_name(name: str) -> str:
 
 def _of_gguf(file: GgufFile, config: Mapping[str, Any]) -> Iterator[Stored]:
     model_type = config["model_type"]
-    is_plus_one = model_type.startswith(UNIT_OFFSET)
+    is_plus_one = model_type in UNIT_OFFSET
     heads = {}
     if model_type in INTERLEAVED:
         heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}

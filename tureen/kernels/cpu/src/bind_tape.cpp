@@ -181,24 +181,26 @@ void bind_tape(nb::module_& m) {
         .def(
             "attention",
             [](Tape& tape, const std::string& module, int layer, Norm norm, Matrices qkv, FloatArray qkv_bias,
-               Matrices gate, Norm q_norm, Norm k_norm, bool norms_last, int num_heads, int num_kv_heads, int head_dim,
-               float scale, float softcap, int window, FloatArray frequencies, float magnitude, bool is_interleaved,
-               float growth, int growth_every, FloatArray sinks, SharedMatrix out, FloatArray out_bias, Norm post,
-               float residual_scale, bool is_held) {
+               Matrices gate, Norm q_norm, Norm k_norm, Norm v_norm, bool norms_last, int num_heads, int num_kv_heads,
+               int head_dim, float scale, float softcap, int window, FloatArray frequencies, float magnitude,
+               bool is_interleaved, float growth, int growth_every, FloatArray sinks, SharedMatrix out,
+               FloatArray out_bias, Norm post, float residual_scale, bool is_held) {
                 Rope rope{floats(frequencies), magnitude, is_interleaved};
                 AttentionShape shape{num_heads, num_kv_heads, head_dim, scale,        softcap,      window,
                                      rope,      norms_last,   growth,   growth_every, floats(sinks)};
                 tape.attention(module, layer, norm, linear_of(std::move(qkv), qkv_bias), {std::move(gate), {}}, q_norm,
-                               k_norm, shape, linear_of({out}, out_bias), post, residual_scale, is_held);
+                               k_norm, v_norm, shape, linear_of({out}, out_bias), post, residual_scale, is_held);
             },
             nb::kw_only(), nb::arg("module"), nb::arg("layer"), nb::arg("norm"), nb::arg("qkv"), nb::arg("qkv_bias"),
-            nb::arg("gate"), nb::arg("q_norm"), nb::arg("k_norm"), nb::arg("norms_last"), nb::arg("num_heads"),
-            nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("scale"), nb::arg("softcap"), nb::arg("window"),
-            nb::arg("frequencies"), nb::arg("magnitude"), nb::arg("is_interleaved"), nb::arg("growth"),
-            nb::arg("growth_every"), nb::arg("sinks"), nb::arg("out"), nb::arg("out_bias"), nb::arg("post"),
-            nb::arg("residual_scale"), nb::arg("is_held"),
+            nb::arg("gate"), nb::arg("q_norm"), nb::arg("k_norm"), nb::arg("v_norm"), nb::arg("norms_last"),
+            nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("scale"), nb::arg("softcap"),
+            nb::arg("window"), nb::arg("frequencies"), nb::arg("magnitude"), nb::arg("is_interleaved"),
+            nb::arg("growth"), nb::arg("growth_every"), nb::arg("sinks"), nb::arg("out"), nb::arg("out_bias"),
+            nb::arg("post"), nb::arg("residual_scale"), nb::arg("is_held"),
             "x += residual_scale * post(out(attend(qkv(norm(x))))); is_held: the next mlp adds it. Empty arrays and "
-            "empty norms: none. window, softcap and growth 0: none.")
+            "empty norms: none. window, softcap and growth 0: none. qkv without the matrix of values: they are the "
+            "keys "
+            "before their norm; without that of keys, too: both are those that the layer of the cache has already.")
         .def(
             "latent_attention",
             [](Tape& tape, const std::string& module, int layer, Norm norm, Matrices in, FloatArray in_bias,
@@ -277,23 +279,24 @@ void bind_tape(nb::module_& m) {
             "values, keys, queries and time steps in one. kernel: [tokens, channels].")
         .def(
             "mlp",
-            [](Tape& tape, const std::string& module, Norm norm, nb::tuple gated, Norm post, float residual_scale) {
-                tape.mlp(module, norm, gated_of(gated), post, residual_scale);
-            },
+            [](Tape& tape, const std::string& module, Norm norm, nb::tuple gated, Norm post, float residual_scale,
+               bool is_held) { tape.mlp(module, norm, gated_of(gated), post, residual_scale, is_held); },
             nb::kw_only(), nb::arg("module"), nb::arg("norm"), nb::arg("gated"), nb::arg("post"),
-            nb::arg("residual_scale"),
+            nb::arg("residual_scale"), nb::arg("is_held"),
             "x += residual_scale * post(down(activation(gate(norm(x))) * up(norm(x)))). gated: (activation, constants, "
             "gate, its bias, up, its bias, down, its bias). constants: those of xielu, or a factor of the gate. A gate "
-            "of None: down(activation(up)). Empty arrays: no bias.")
+            "of None: down(activation(up)). Empty arrays: no bias. is_held: the experts after it add it.")
         .def(
             "experts",
             [](Tape& tape, const std::string& module, Norm norm, SharedMatrix router, FloatArray router_bias,
                nb::list each, const std::string& score, float jitter, int num_chosen, bool is_normalised, float factor,
                FloatArray correction, int num_groups, int chosen_groups, int group_top_k, nb::list shared,
-               SharedMatrix shared_gate, float residual_scale) {
+               SharedMatrix shared_gate, Norm router_norm, FloatArray scales, Norm own_post, Norm post,
+               float residual_scale) {
                 Routing routing{score_of(score), num_chosen,    is_normalised, factor, floats(correction),
                                 num_groups,      chosen_groups, group_top_k,   jitter};
-                Experts experts{router, floats(router_bias), {}, routing, {}, shared_gate};
+                routing.scales = floats(scales);
+                Experts experts{router, floats(router_bias), {}, routing, {}, shared_gate, router_norm, own_post, post};
                 for (nb::handle one : each) experts.each.push_back(gated_of(nb::cast<nb::tuple>(one)));
                 for (nb::handle one : shared) experts.shared.push_back(gated_of(nb::cast<nb::tuple>(one)));
                 tape.experts(module, norm, std::move(experts), residual_scale);
@@ -301,9 +304,32 @@ void bind_tape(nb::module_& m) {
             nb::kw_only(), nb::arg("module"), nb::arg("norm"), nb::arg("router"), nb::arg("router_bias"),
             nb::arg("each"), nb::arg("score"), nb::arg("jitter"), nb::arg("num_chosen"), nb::arg("is_normalised"),
             nb::arg("factor"), nb::arg("correction"), nb::arg("num_groups"), nb::arg("chosen_groups"),
-            nb::arg("group_top_k"), nb::arg("shared"), nb::arg("shared_gate").none(), nb::arg("residual_scale"),
+            nb::arg("group_top_k"), nb::arg("shared"), nb::arg("shared_gate").none(), nb::arg("router_norm"),
+            nb::arg("scales"), nb::arg("own_post"), nb::arg("post"), nb::arg("residual_scale"),
             "x += residual_scale * the sum of the chosen experts by their weights. each, shared: as `gated` of mlp; "
-            "shared has one that all tokens use, or none; without shared_gate its weight is 1.")
+            "shared has one that all tokens use, or none; without shared_gate its weight is 1. router_norm: of what "
+            "the "
+            "router reads; empty: it reads what experts do. scales: of the experts' weights, or empty. With a held "
+            "mlp: "
+            "x += residual_scale * post(the mlp's result + own_post(the experts' sum)).")
+        .def(
+            "layer_inputs",
+            [](Tape& tape, SharedMatrix table, SharedMatrix projection, Norm norm, float scale, float token_scale,
+               float sum_scale, int fill_token) {
+                tape.layer_inputs({table, {{projection}, {}}, norm, scale, token_scale, sum_scale, fill_token});
+            },
+            nb::kw_only(), nb::arg("table"), nb::arg("projection"), nb::arg("norm"), nb::arg("scale"),
+            nb::arg("token_scale"), nb::arg("sum_scale"), nb::arg("fill_token"),
+            "A second embedding, of which each layer has a part: (norm(scale * projection(x)) + token_scale * "
+            "table[token]) * sum_scale. fill_token: whose row holds for tokens given as embeddings.")
+        .def(
+            "layer_input",
+            [](Tape& tape, const std::string& module, int layer, SharedMatrix gate, const std::string& activation,
+               SharedMatrix out,
+               Norm post) { tape.layer_input(module, layer, {{gate}, {}}, gate_of(activation), {{out}, {}}, post); },
+            nb::kw_only(), nb::arg("module"), nb::arg("layer"), nb::arg("gate"), nb::arg("activation"), nb::arg("out"),
+            nb::arg("post"), "x += post(out(activation(gate(x)) * the layer's part of layer_inputs))")
+        .def("scale", &Tape::scale, nb::arg("factor"), "x *= factor")
         .def(
             "head",
             [](Tape& tape, Norm norm, SharedMatrix matrix, FloatArray bias, float scale, float softcap) {

@@ -18,21 +18,26 @@ constexpr int LOOKED_AT = 1 << 16;       // logits computed before the best are 
 // Normalise all heads of a token's queries and keys together, where their norms have that size.
 void normalise_together(Frame& frame, const AttentionShape& shape, const Norm& q_norm, const Norm& k_norm, int token) {
     int queries = shape.num_heads * shape.head_dim, keys = shape.num_kv_heads * shape.head_dim;
-    float* q = frame.buffers.qkv.data() + size_t(token) * (queries + 2 * keys);
+    float* q = frame.buffers.qkv.data() + size_t(token) * shape.row_width();
     if (int(q_norm.weight.size()) == queries) normalise(frame.kernels, q_norm, q, queries, q);
     if (int(k_norm.weight.size()) == keys) normalise(frame.kernels, k_norm, q + queries, keys, q + queries);
 }
 
-// Rotate one token's queries, and store its key and value.
-void place(Frame& frame, const AttentionShape& shape, const Norm& q_norm, const Norm& k_norm, const KvLayer& kv,
-           const float* angles, int token, int head) {
+// Normalise and rotate a vector of one token's queries and keys; store a key, and its value.
+void place(Frame& frame, const AttentionShape& shape, const Norm& q_norm, const Norm& k_norm, const Norm& v_norm,
+           const KvLayer& kv, const float* angles, int token, int head) {
     const RowKernels& rows = *frame.kernels.rows;
     int dim = shape.head_dim, half = int(shape.rope.frequencies.size());
     const float* cos = angles + size_t(token) * 2 * half;
-    float* heads = frame.buffers.qkv.data() + size_t(token) * (shape.num_heads + 2 * shape.num_kv_heads) * dim;
+    float* heads = frame.buffers.qkv.data() + size_t(token) * shape.row_width();
     bool is_key = head >= shape.num_heads;
     const Norm& norm = is_key ? k_norm : q_norm;
     float* vector = heads + size_t(head) * dim;
+    float key[MAX_HEAD_DIM], *value = vector + size_t(shape.num_kv_heads) * dim;
+    if (is_key && shape.kv_parts == 1) {  // the vector becomes the value
+        std::copy_n(vector, dim, key);
+        value = std::exchange(vector, key);
+    }
     bool has_norm = int(norm.weight.size()) == dim;
     if (has_norm && !shape.norms_last) normalise(frame.kernels, norm, vector, dim, vector);
     if (half > 0 && shape.rope.is_interleaved) take_pairs_apart(vector, half);
@@ -47,8 +52,9 @@ void place(Frame& frame, const AttentionShape& shape, const Norm& q_norm, const 
     }
     const Span& span = step.spans[step.span_of[token]];
     int kv_head = head - shape.num_heads;
+    if (!v_norm.weight.empty()) normalise(frame.kernels, v_norm, value, dim, value);
     frame.kernels.attention->store(kv, step.pages[span.pages + position / kv.page_len], position % kv.page_len, kv_head,
-                                   vector, vector + size_t(shape.num_kv_heads) * dim);
+                                   vector, value);
 }
 
 }  // namespace
@@ -106,8 +112,10 @@ void Tape::embed(std::shared_ptr<PackedMatrix> table, float scale) {
 }
 
 void Tape::attention(const std::string& module, int layer, Norm norm, Linear qkv, Linear gate, Norm q_norm, Norm k_norm,
-                     AttentionShape shape, Linear out, Norm post, float scale, bool is_held) {
-    int width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim, mixed = shape.num_heads * shape.head_dim;
+                     Norm v_norm, AttentionShape shape, Linear out, Norm post, float scale, bool is_held) {
+    require(!qkv.parts.empty() && qkv.parts.size() <= 3, "an attention has one to three matrices of its input");
+    shape.kv_parts = int(qkv.parts.size()) - 1;
+    int width = shape.row_width(), mixed = shape.num_heads * shape.head_dim;
     require(qkv.cols() == hidden_ && qkv.rows() == width, "q, k and v have another shape than the attention");
     require(out.cols() == mixed && out.rows() == hidden_, "the output projection has another shape than the attention");
     require(layer >= 0 && layer < cache_->num_layers(), "the KV cache has no such layer");
@@ -118,7 +126,8 @@ void Tape::attention(const std::string& module, int layer, Norm norm, Linear qkv
         int size = int(norm.weight.size());
         return size == 0 || size == shape.head_dim || size == heads * shape.head_dim;
     };
-    require(fits(q_norm, shape.num_heads) && fits(k_norm, shape.num_kv_heads), "the norms of q and k do not fit them");
+    require(fits(q_norm, shape.num_heads) && fits(k_norm, shape.num_kv_heads) && fits(v_norm, 1),
+            "the norms of q, k and v do not fit them");
     require(shape.sinks.empty() || int(shape.sinks.size()) == shape.num_heads, "each head has one sink");
     is_held_ = is_held;
     buffers_->holds |= is_held;
@@ -127,7 +136,9 @@ void Tape::attention(const std::string& module, int layer, Norm norm, Linear qkv
     buffers_->mixed_width = std::max(buffers_->mixed_width, mixed);
     size_t rope = rope_of(shape.rope), kind = kind_of(shape);
     KvLayer kv = cache_->layer(layer);
-    may_add(module, {"q_proj", "k_proj", "v_proj"}, qkv, std::make_shared<Additions>());
+    std::vector<std::string> names{"q_proj", "k_proj", "v_proj"};
+    names.resize(qkv.parts.size());
+    may_add(module, names, qkv, std::make_shared<Additions>());
     may_add(module, {"o_proj"}, out, std::make_shared<Additions>());
     bool has_gate = !gate.parts.empty();
     require(!has_gate || (gate.cols() == hidden_ && gate.rows() == mixed), "the gate has another shape than the heads");
@@ -146,11 +157,11 @@ void Tape::attention(const std::string& module, int layer, Norm norm, Linear qkv
         multiply(frame, first + 1, qkv, inputs, rows, b.qkv.data(), false);
         if (has_gate) multiply(frame, first + 8, gate, inputs, rows, b.gates.data(), false);
         frame.pool.barrier();
-        int turned = shape.num_heads + shape.num_kv_heads;
+        int turned = shape.num_heads + (shape.kv_parts > 0 ? shape.num_kv_heads : 0);
         frame.deal(first + 2, rows, [&](int token) {
             if (are_together) normalise_together(frame, shape, q_norm, k_norm, token);
             for (int head = 0; head < turned; head++)
-                place(frame, shape, q_norm, k_norm, kv, b.angles[rope].data(), token, head);
+                place(frame, shape, q_norm, k_norm, v_norm, kv, b.angles[rope].data(), token, head);
         });
         frame.pool.barrier();
         attend(frame, thread, first + 3, shape, kv, b.plans[kind]);
@@ -166,9 +177,11 @@ void Tape::attention(const std::string& module, int layer, Norm norm, Linear qkv
     });
 }
 
-void Tape::mlp(const std::string& module, Norm norm, GatedLinear mlp, Norm post, float scale) {
+void Tape::mlp(const std::string& module, Norm norm, GatedLinear mlp, Norm post, float scale, bool is_held) {
     prepare(module, mlp);
-    bool adds_held = std::exchange(is_held_, false);
+    bool adds_held = std::exchange(is_held_, is_held);
+    require(!adds_held || !is_held, "an mlp that adds a result is not held itself");
+    buffers_->holds |= is_held;
     int inner = mlp.up.rows();
     InputSet& into_both = inputs_for(first_parts(mlp));
     InputSet& into_down = inputs_for(mlp.down.parts);
@@ -184,7 +197,7 @@ void Tape::mlp(const std::string& module, Norm norm, GatedLinear mlp, Norm post,
         frame.pool.barrier();
         inputs = make_inputs(frame, thread, first + 2, into_down, rows, mlp.down.additions.get(),
                              [&](int m, float*) { return b.inner.data() + size_t(m) * inner; });
-        add_branch(frame, thread, first + 3, mlp.down, inputs, post, scale, b.x.data());
+        add_branch(frame, thread, first + 3, mlp.down, inputs, post, scale, is_held ? b.held.data() : b.x.data());
         if (adds_held) add_held(frame, first + 5, hidden_);
     });
 }
@@ -329,6 +342,7 @@ void Tape::reserve(int tokens) {
     grow(b.gates, tokens, b.gate_width);
     grow(b.latent, tokens, b.latent_width);
     grow(b.queries, tokens, b.query_width);
+    grow(b.layer_inputs, tokens, b.layer_input_width);
     grow(b.inner, size_t(tokens) * std::max(1, b.num_places), b.inner_width);
     for (size_t rope = 0; rope < b.angles.size(); rope++)
         grow(b.angles[rope], tokens, 2 * b.ropes[rope].frequencies.size());
@@ -342,7 +356,7 @@ void Tape::reserve(int tokens) {
     for (const auto& [module, place] : places_) widest_low = std::max(widest_low, place.additions->width());
     grow(b.low, tokens, widest_low);
     for (Floats& low : b.own_low) grow(low, REPEATED_ROWS, widest_low);
-    int widest = std::max({hidden_, 2 * b.inner_width, b.mixed_width, b.latent_width});  // gate and up of one row
+    int widest = std::max({hidden_, 2 * b.inner_width, b.mixed_width, b.latent_width, b.layer_input_width});
     for (Floats& scratch : b.scratch) grow(scratch, TOGETHER, widest);
     for (auto& set : b.inputs)
         for (ActivationBuffer& buffer : set->shared) buffer.reserve(std::max(tokens * set->copies, int(asked_.size())));

@@ -67,10 +67,12 @@ struct AttentionShape {
     int growth_every = 1;
     Floats sinks = {};     // [num_heads]: one more score in each head's softmax, which belongs to no token; or empty
     int values_from = -1;  // as KvLayer has it
+    // What stands after a token's queries: keys and values; 1: keys, of which values are made; 0: nothing, keys and
+    // values are another layer's.
+    int kv_parts = 2;
 
     int value_dim() const { return values_from < 0 ? head_dim : head_dim - values_from; }
-    // Of a token's queries, and of the keys and values that stand after them.
-    int row_width() const { return (num_heads + (values_from < 0 ? 2 * num_kv_heads : 0)) * head_dim; }
+    int row_width() const { return (num_heads + kv_parts * num_kv_heads) * head_dim; }
 };
 
 // Keys and values of all heads are made of one latent a token (DeepSeek-V2, arXiv:2405.04434); see layers/latent.py.
@@ -105,6 +107,7 @@ struct Routing {
     int num_groups, chosen_groups;  // only the experts of the best groups are considered; 1, 1: all
     int group_top_k;                // a group's score is the sum of as many of its largest values
     float jitter;                   // of SPARSE_MIXER
+    Floats scales = {};             // [experts]: factors of the weights, or empty
 };
 
 // Several mlps, of which each token uses a few (arXiv:2101.03961).
@@ -115,6 +118,19 @@ struct Experts {
     Routing routing;
     std::vector<GatedLinear> shared;            // one that all tokens use, or none
     std::shared_ptr<PackedMatrix> shared_gate;  // F32, one row; null = the shared one has weight 1
+    Norm router_norm = {};                      // of what the router reads, or empty: it reads what the experts do
+    // Beside the mlp before them, whose result is held: x += scale * post(held + own_post(experts(norm(x))))
+    Norm own_post = {}, post = {};  // or empty: there is no such mlp
+};
+
+// A second embedding, of which each layer has a part: (norm(scale * projection(x)) + token_scale * table[token]) *
+// sum_scale.
+struct LayerInputs {
+    std::shared_ptr<PackedMatrix> table;  // [vocabulary][layers * size]
+    Linear projection;
+    Norm norm;  // of a layer's part
+    float scale, token_scale, sum_scale;
+    int fill_token;  // whose row holds for tokens that are given as embeddings
 };
 
 // A gated convolution over the last tokens: C * conv(B * x), where B, C and x are thirds of what `in` gives.
@@ -199,9 +215,10 @@ public:
     void embed(std::shared_ptr<PackedMatrix> table, float scale);
     // x += scale * post(out(attend(qkv(norm(x))))). module: the name that adapters have for it. is_held: the result is
     // added by the next mlp, so that both see the same x. q_norm and k_norm have a head's size, or that of all heads.
-    // gate: of what each head gives, which is multiplied by its sigmoid; without parts = none.
+    // v_norm has a head's size. gate: of what each head gives, which is multiplied by its sigmoid; without parts =
+    // none.
     void attention(const std::string& module, int layer, Norm norm, Linear qkv, Linear gate, Norm q_norm, Norm k_norm,
-                   AttentionShape shape, Linear out, Norm post, float scale, bool is_held);
+                   Norm v_norm, AttentionShape shape, Linear out, Norm post, float scale, bool is_held);
     // x += scale * out(attend(...)), see Latent
     void latent_attention(const std::string& module, int layer, Norm norm, Latent latent, Linear out, float scale);
     // x += scale * out(conv(in(norm(x))))
@@ -211,10 +228,16 @@ public:
     // x += scale * out(ssm(in(norm(x)))), and what an attention before it holds. in: gates, values, keys, queries, time
     // steps.
     void mamba2(const std::string& module, Norm norm, Linear in, Mamba2 ssm, Linear out, float scale);
-    // x += scale * post(mlp(norm(x)))
-    void mlp(const std::string& module, Norm norm, GatedLinear mlp, Norm post, float scale);
+    // x += scale * post(mlp(norm(x))). is_held: the result is added by the experts after it.
+    void mlp(const std::string& module, Norm norm, GatedLinear mlp, Norm post, float scale, bool is_held);
     // x += scale * experts(norm(x))
     void experts(const std::string& module, Norm norm, Experts experts, float scale);
+    // What layers get besides x, after `embed`.
+    void layer_inputs(LayerInputs inputs);
+    // x += post(out(activation(gate(x)) * part)), with a layer's part of `layer_inputs`
+    void layer_input(const std::string& module, int layer, Linear gate, Gate activation, Linear out, Norm post);
+    // x *= factor
+    void scale(float factor);
     // logits = softcap * tanh(scale * matrix(norm(x)) / softcap), or without it where it is 0
     void head(Norm norm, std::shared_ptr<PackedMatrix> matrix, Floats bias, float scale, float softcap);
 
@@ -277,6 +300,7 @@ private:
     std::unique_ptr<Buffers> buffers_;
     std::map<std::string, Place> places_;  // by name
     std::map<int, Arena> adapters_;        // the memory of each
+    int layer_input_size_ = 0;             // of a layer's part
     std::vector<Operation> body_, head_;
     Norm final_norm_;
     Step step_;                                        // the last one
@@ -286,7 +310,7 @@ private:
     std::vector<std::vector<int64_t>> expert_counts_;  // [experts operation][expert]: tokens that it took
     bool counts_experts_ = false;
     int num_counters_ = 0;
-    bool is_held_ = false;  // the last attention's result waits for an mlp
+    bool is_held_ = false;  // the last result waits for the operation after it
     std::unique_ptr<std::atomic<int>[]> counters_;
 };
 

@@ -3,6 +3,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "tape_frame.h"
 
@@ -89,17 +90,27 @@ void choose(const Routing& routing, float* logits, int count, int m, Routes& rou
     }
     for (int k = 0; k < chosen && routing.is_normalised; k++) weight[k] /= total;
     for (int k = 0; k < chosen && routing.factor != 1.0f; k++) weight[k] *= routing.factor;
+    for (int k = 0; k < chosen && !routing.scales.empty(); k++) weight[k] *= routing.scales[expert[k]];
 }
 
-// Route token m: its experts, and how much of the shared one it gets.
-void route(Frame& frame, int thread, const Experts& experts, const View& inputs, int m) {
+// Route token m: its experts, and how much of the shared one it gets. own: what the router reads, where that is not one
+// of the inputs.
+void route(Frame& frame, int thread, const Experts& experts, const View& inputs, InputSet* own, int m) {
     const LinearKernels& linear = *frame.kernels.linear;
     Routes& routes = frame.buffers.routes;
     float* logits = frame.buffers.scratch[thread].data();
     auto multiply_one = [&](const Matrix& w, float* out) {
         linear.multiply(w, inputs.of(w), m, m + 1, 0, w.tiles, out - size_t(m) * w.rows, w.rows, false, nullptr);
     };
-    multiply_one(experts.router->matrix, logits);
+    if (own == nullptr) {
+        multiply_one(experts.router->matrix, logits);
+    } else {
+        const Matrix& w = experts.router->matrix;
+        const Activations& row = own->by_thread[thread][0].view(1);
+        normalise(frame.kernels, experts.router_norm, frame.buffers.x.data() + size_t(m) * w.cols, w.cols, logits);
+        frame.kernels.rows->quantize(logits, w.cols, row, 0);
+        linear.multiply(w, row, 0, 1, 0, w.tiles, logits, w.rows, false, nullptr);
+    }
     for (size_t e = 0; e < experts.router_bias.size(); e++) logits[e] += experts.router_bias[e];
     choose(experts.routing, logits, int(experts.each.size()), m, routes);
     routes.shared_weight[m] = 1.0f;
@@ -184,7 +195,9 @@ void Tape::may_gather(const Matrices& parts) {
 
 void Tape::experts(const std::string& module, Norm norm, Experts given, float scale) {
     auto experts = std::make_shared<Experts>(std::move(given));
-    require(!is_held_, "experts do not add the attention before them");
+    bool adds_held = std::exchange(is_held_, false);
+    require(adds_held == !experts->post.weight.empty() && adds_held == !experts->own_post.weight.empty(),
+            "experts beside an mlp, and no others, have norms after them");
     const Routing& routing = experts->routing;
     int count = int(experts->each.size()), chosen = routing.num_chosen;
     require(count > 0 && chosen > 0 && chosen <= count, "a token uses 1 to all of the experts");
@@ -193,6 +206,7 @@ void Tape::experts(const std::string& module, Norm norm, Experts given, float sc
     require(routing.score != Score::SPARSE_MIXER || chosen == 2, "a sparse mixer chooses two experts");
     require(routing.correction.empty() || int(routing.correction.size()) == count,
             "a correction has a number an expert");
+    require(routing.scales.empty() || int(routing.scales.size()) == count, "each expert has one scale");
     require(routing.group_top_k > 0, "a group's score is the sum of one value or more");
     require(routing.num_groups > 0 && count % routing.num_groups == 0 && routing.chosen_groups > 0 &&
                 routing.chosen_groups <= routing.num_groups &&
@@ -200,7 +214,9 @@ void Tape::experts(const std::string& module, Norm norm, Experts given, float sc
             "groups of experts are of one size, and those chosen have enough experts");
     require(experts->router->matrix.rows == count && experts->router->matrix.cols == hidden_,
             "the router has another shape than the experts");
-    Matrices into_experts{experts->router}, gate_up, into_down;
+    bool reads_own = !experts->router_norm.weight.empty();
+    Matrices into_experts, gate_up, into_down;
+    if (!reads_own) into_experts.push_back(experts->router);
     for (GatedLinear& one : experts->each) {
         prepare("", one);
         require(one.up.rows() == experts->each[0].up.rows(), "experts differ in shape");
@@ -223,6 +239,11 @@ void Tape::experts(const std::string& module, Norm norm, Experts given, float sc
     buffers_->inputs.emplace_back(new InputSet(experts->each[0].down.cols(), kinds_of(into_down), pool_->threads()));
     InputSet& down = *buffers_->inputs.back();  // its own: the other inputs are still needed when it is filled
     down.copies = chosen;
+    InputSet* into_router = nullptr;
+    if (reads_own) {  // its own, too
+        buffers_->inputs.emplace_back(new InputSet(hidden_, kinds_of({experts->router}), pool_->threads()));
+        into_router = buffers_->inputs.back().get();
+    }
     buffers_->num_places = std::max(buffers_->num_places, chosen);
     may_gather(gate_up);
     int first = num_counters_, inner = experts->each[0].up.rows();
@@ -237,7 +258,7 @@ void Tape::experts(const std::string& module, Norm norm, Experts given, float sc
         View inputs = make_inputs(frame, thread, first, into, rows, added, [&](int m, float* to) {
             return normed(frame, norm, b.x.data() + size_t(m) * hidden_, hidden_, to);
         });
-        frame.deal(first + 1, rows, [&](int m) { route(frame, thread, *experts, inputs, m); });
+        frame.deal(first + 1, rows, [&](int m) { route(frame, thread, *experts, inputs, into_router, m); });
         frame.pool.barrier();
         frame.deal(first + 2, 1, [&](int) {
             settle(routes, rows, chosen, count);
@@ -273,13 +294,19 @@ void Tape::experts(const std::string& module, Norm norm, Experts given, float sc
             frame.pool.barrier();
         }
         frame.deal(first + 9, rows, [&](int m) {
-            float* x = b.x.data() + size_t(m) * hidden_;
+            float* x = (adds_held ? b.branch : b.x).data() + size_t(m) * hidden_;
+            if (adds_held) std::fill_n(x, hidden_, 0.0f);
             for (int i = m * chosen; i < (m + 1) * chosen; i++)
                 frame.kernels.rows->add(b.given.data() + size_t(routes.place[i]) * hidden_, hidden_,
-                                        routes.weight[i] * scale, x);
+                                        routes.weight[i] * (adds_held ? 1.0f : scale), x);
             if (!experts->shared.empty())
                 frame.kernels.rows->add(b.branch.data() + size_t(m) * hidden_, hidden_, routes.shared_weight[m] * scale,
                                         x);
+            if (!adds_held) return;
+            normalise(frame.kernels, experts->own_post, x, hidden_, x);
+            frame.kernels.rows->add(b.held.data() + size_t(m) * hidden_, hidden_, 1.0f, x);
+            normalise(frame.kernels, experts->post, x, hidden_, x);
+            frame.kernels.rows->add(x, hidden_, scale, b.x.data() + size_t(m) * hidden_);
         });
         frame.pool.barrier();
     });

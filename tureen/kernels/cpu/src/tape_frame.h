@@ -90,8 +90,9 @@ struct Tape::Buffers {
     Floats queries;              // of a latent attention, and then what its heads give
     Floats inner;                // [tokens, or places][intermediate]
     Floats branch;               // [tokens][hidden]: a branch's result before its norm
-    Floats held;                 // [tokens][hidden]: the result of an attention that the next mlp adds
+    Floats held;                 // [tokens][hidden]: the result that the next operation adds
     Floats given;                // [places][hidden]: what experts give
+    Floats layer_inputs;         // [tokens][layers][size]: what layers get besides x
     Floats low;                  // [tokens][width of any Additions]
     std::vector<Rope> ropes;     // those that differ
     std::vector<Floats> angles;  // of each rope: [tokens][cos, sin][frequencies]
@@ -104,8 +105,8 @@ struct Tape::Buffers {
     std::vector<AttentionPlan> plans;                     // of each shape
     Routes routes;
     int qkv_width = 0, mixed_width = 0, inner_width = 0, num_places = 0;  // num_places: of a token
-    int gate_width = 0, latent_width = 0, query_width = 0;
-    bool holds = false;  // an attention's result is held
+    int gate_width = 0, latent_width = 0, query_width = 0, layer_input_width = 0;
+    bool holds = false;  // results are held
 };
 
 // The matrices of an mlp that read its inputs.

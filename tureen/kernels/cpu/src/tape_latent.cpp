@@ -45,6 +45,7 @@ void turn(const Frame& frame, const Rope& rope, const float* angles, int token, 
 
 void Tape::latent_attention(const std::string& module, int layer, Norm norm, Latent given, Linear out, float scale) {
     auto latent = std::make_shared<Latent>(std::move(given));
+    latent->shape.kv_parts = 0;
     const AttentionShape& shape = latent->shape;
     int heads = shape.num_heads, dim = shape.head_dim, turned = shape.values_from, rank = shape.value_dim();
     require(heads > 0 && turned >= 0 && shape.num_kv_heads == 1,

@@ -1,0 +1,145 @@
+"""Gemma 4, text: heads of two sizes, keys that later layers share, a second embedding, experts beside an mlp."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from tureen.errors import echo
+from tureen.layers.layer_inputs import LayerInputs, LayerKeys
+from tureen.layers.routing import Experts
+from tureen.models.config import ModelConfig, checked, common, sliding_windows
+from tureen.models.published import Published
+from tureen.models.reading import fault, integer, layer_number, optional_number, refuse
+from tureen.models.ropes import ropes_of_windows, without_ropes
+from tureen.weights.stored import Stored
+
+ARCHITECTURES = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
+FAMILIES = {
+    "Gemma 4": Published("google/gemma-4-E2B-it", "5B (E2B), 8B (E4B), 26B-A4B, 31B"),
+}
+RENAMES = ((".router.proj.", ".mlp.gate."), (".router.", ".mlp.gate."), (".experts.", ".mlp.experts."))
+DEFAULTS = {
+    "vocab_size": 262144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131072,
+    "sliding_window": 512,
+    "tie_word_embeddings": True,
+    "vocab_size_per_layer_input": 262144,
+    "hidden_size_per_layer_input": 256,
+}
+"""Published configs leave out what equals these."""
+ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
+UNUSED = re.compile(r"^model\.layers\.(\d+)\.self_attn\.(?:k_proj|v_proj|k_norm|v_norm)\.")
+FULL_EVERY = 6  # layers, unless the config says otherwise
+
+
+def parse(hf: Mapping[str, Any]) -> ModelConfig:
+    """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
+    hf = {**DEFAULTS, **hf}
+    if hf.get("use_bidirectional_attention") == "vision":  # of pictures alone
+        hf["use_bidirectional_attention"] = None
+    refuse(hf, use_bidirectional_attention=False)
+    config = common(without_ropes(hf))
+    slides = [(layer + 1) % FULL_EVERY != 0 for layer in range(config.num_layers - 1)]
+    windows = sliding_windows(hf, config.num_layers, [*slides, False])
+    windows = (*windows[:-1], None)  # whatever layer_types says
+    keys = _keys(hf, config, windows)
+    wide = 2 * config.intermediate_size if hf.get("use_double_wide_mlp") else config.intermediate_size
+    bias = bool(hf.get("attention_bias", False))
+    size = layer_number(hf, "hidden_size_per_layer_input", 0)
+    return replace(
+        config,
+        qkv_bias=bias,
+        out_bias=bias,
+        qk_norm="head",
+        value_norm=True,
+        norms="both",
+        embedding_scale=config.hidden_size**0.5,
+        attention_scale=1.0,
+        logit_softcap=optional_number(hf, "final_logit_softcapping"),
+        windows=windows,
+        ropes=ropes_of_windows(
+            {**hf, "rope_parameters": hf.get("rope_parameters") or ROPES}, windows, local_theta=1e4, full_theta=1e6
+        ),
+        keys=tuple(keys),
+        mlp_sizes=tuple(config.intermediate_size if own.of_layer is None else wide for own in keys),
+        layer_inputs=LayerInputs(integer(hf, "vocab_size_per_layer_input"), size) if size else None,
+        has_layer_scales=True,
+        experts=(_experts(hf),) * config.num_layers if hf.get("enable_moe_block") else (),
+    )
+
+
+def apart(stored: Stored, config: ModelConfig) -> Iterator[Stored]:
+    """Yields a weight, unless it is one of keys and values that a layer takes from an earlier one."""
+    layer = UNUSED.search(stored.name)
+    if layer is None or config.keys_of(min(int(layer[1]), config.num_layers - 1)).of_layer is None:
+        yield stored
+
+
+def _keys(hf: Mapping[str, Any], config: ModelConfig, windows: tuple[int | None, ...]) -> list[LayerKeys]:
+    """Returns the keys of each layer. Raises StartupError naming the key at fault."""
+    are_values = bool(hf.get("attention_k_eq_v", False))
+    num_own = config.num_layers - layer_number(hf, "num_kv_shared_layers", 0)
+    last = {window: layer for layer, window in enumerate(windows[: max(0, num_own)])}
+    if not last.keys() >= set(windows):
+        raise fault("num_kv_shared_layers", "it leaves no layer of each kind with keys of its own")
+    keys = []
+    for layer, window in enumerate(windows):
+        sizes = _sizes(hf, config, layer, is_full=window is None)
+        shared = None if layer < num_own else last[window]
+        keys.append(replace(sizes, are_values=are_values and window is None, of_layer=shared))
+        if shared is not None and keys[shared].head_dim != sizes.head_dim:
+            raise fault(
+                "num_kv_shared_layers", f"layer {layer} has other heads than layer {shared}, whose keys it uses"
+            )
+    return keys
+
+
+def _sizes(hf: Mapping[str, Any], config: ModelConfig, layer: int, *, is_full: bool) -> LayerKeys:
+    """Returns the number and the size of a layer's keys; transformers writes them for layers, Google for kinds."""
+    own: Mapping[str, Any] = {}
+    if hf.get("per_layer_config") is not None:
+        own = _mapping("per_layer_config", _mapping("per_layer_config", hf["per_layer_config"]).get(str(layer)) or {})
+    elif is_full:
+        has_heads = hf.get("attention_k_eq_v") and hf.get("num_global_key_value_heads") is not None
+        own = {"head_dim": hf["global_head_dim"]}
+        own |= {"num_key_value_heads": hf["num_global_key_value_heads"]} if has_heads else {}
+    unknown = own.keys() - {"head_dim", "num_key_value_heads"}
+    if unknown:
+        raise fault("per_layer_config", f"{echo(min(unknown))} of layer {layer} is not supported")
+    heads, size = integer(own, "num_key_value_heads", config.num_kv_heads), integer(own, "head_dim", config.head_dim)
+    if config.num_heads % heads or size % 2:
+        raise fault("head_dim", f"layer {layer}: {heads} keys of {size} numbers do not fit {config.num_heads} heads")
+    return LayerKeys(heads, size)
+
+
+def _mapping(key: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise fault(key, f"must be an object, got {echo(value)}")
+    return value
+
+
+def _experts(hf: Mapping[str, Any]) -> Experts:
+    return checked(
+        Experts(
+            count=integer(hf, "num_experts"),
+            num_chosen=integer(hf, "top_k_experts"),
+            size=integer(hf, "moe_intermediate_size"),
+            is_normalised=True,
+            are_beside=True,
+        )
+    )

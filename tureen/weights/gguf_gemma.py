@@ -1,0 +1,115 @@
+"""Reads Gemma 4 from the metadata of a GGUF file.
+
+Source: llama.cpp's src/models/gemma4.cpp, and its converter.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from tureen.weights.gguf_experts import Config, experts
+from tureen.weights.gguf_facts import GgufFacts
+from tureen.weights.gguf_rope import ROPE_FACTORS, numbers
+
+SECOND_EMBEDDING: Final = "per_layer_token_embd.weight"
+STANDS_STILL: Final = 1e29
+"""A frequency that is divided by at least this does not turn."""
+
+
+def gemma4(facts: GgufFacts, config: Config) -> Config:
+    layers = config["num_hidden_layers"]
+    slides = facts.flags("attention.sliding_window_pattern", layers)
+    if slides is None:
+        raise facts.fault("gemma4.attention.sliding_window_pattern must have a flag for each layer")
+    num_shared = facts.optional_count("attention.shared_kv_layers") or 0
+    capping = "final_logit_softcapping"
+    return {
+        "model_type": "gemma4_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": facts.count("attention.sliding_window"),
+        "layer_types": ["sliding_attention" if is_sliding else "full_attention" for is_sliding in slides],
+        "num_kv_shared_layers": num_shared,
+        "attention_k_eq_v": _are_values(facts, slides, num_shared),
+        "per_layer_config": _sizes(facts, slides),
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": facts.number("rope.freq_base_swa", 10000.0)},
+            "full_attention": _full_rope(facts),
+        },
+        "rope_theta": None,
+        "rope_scaling": None,
+        "use_double_wide_mlp": _is_wide(facts, layers, num_shared),
+        **_second_embedding(facts),
+        **_experts(facts),
+        capping: facts.number(capping) if facts.get(capping) else None,
+    }
+
+
+def _sizes(facts: GgufFacts, slides: list[bool]) -> dict[str, dict[str, int]]:
+    """Returns the number and the size of each layer's keys, as transformers writes them."""
+    full, sliding = (_head_dim(facts, suffix) for suffix in ("", "_swa"))
+    counts = facts.counts("attention.head_count_kv", len(slides))
+    return {
+        str(layer): {"head_dim": sliding if is_sliding else full, "num_key_value_heads": count}
+        for layer, (is_sliding, count) in enumerate(zip(slides, counts, strict=True))
+    }
+
+
+def _head_dim(facts: GgufFacts, suffix: str) -> int:
+    """Returns the size of heads of one kind of layers. Raises StartupError where values or rotations have another."""
+    size = facts.count(f"attention.key_length{suffix}")
+    for key in (f"attention.value_length{suffix}", f"rope.dimension_count{suffix}"):
+        if facts.count(key, size) != size:
+            raise facts.unsupported(f"gemma4.{key} must be {size}, got {facts.count(key)}")
+    return size
+
+
+def _full_rope(facts: GgufFacts) -> dict[str, Any]:
+    """Returns the rope of layers without a window, whose last pairs do not turn. Raises StartupError for another."""
+    size, theta = facts.count("attention.key_length"), facts.number("rope.freq_base", 1_000_000.0)
+    if not facts.has(ROPE_FACTORS):
+        return {"rope_type": "default", "rope_theta": theta}
+    divisors = numbers(facts, ROPE_FACTORS, size // 2)
+    turning = int(np.count_nonzero(divisors == 1))
+    if turning == 0 or (divisors[:turning] != 1).any() or (divisors[turning:] < STANDS_STILL).any():
+        raise facts.unsupported(f"tensor '{ROPE_FACTORS}' is a rotary scaling other than Gemma 4's")
+    return {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": 2 * turning / size}
+
+
+def _are_values(facts: GgufFacts, slides: list[bool], num_shared: int) -> bool:
+    """Says whether keys of layers without a window are their values, too."""
+    full = [layer for layer, is_sliding in enumerate(slides[: len(slides) - num_shared]) if not is_sliding]
+    kinds = {facts.has(f"blk.{layer}.attn_v.weight") for layer in full}
+    if len(kinds) > 1:
+        raise facts.unsupported("values that some layers without a window have, and others not, are not supported")
+    return kinds == {False}
+
+
+def _is_wide(facts: GgufFacts, layers: int, num_shared: int) -> bool:
+    """Says whether layers with shared keys have mlps of twice the size."""
+    sizes = facts.counts("feed_forward_length", layers)
+    own, shared = set(sizes[: layers - num_shared]), set(sizes[layers - num_shared :])
+    if len(own) == 1 and shared <= own:
+        return False
+    if len(own) != 1 or shared != {2 * min(own)}:
+        raise facts.unsupported("gemma4.feed_forward_length differs from layer to layer in a way that is not supported")
+    return True
+
+
+def _second_embedding(facts: GgufFacts) -> Config:
+    size = facts.optional_count("embedding_length_per_layer_input") or 0
+    if size == 0:
+        return {"hidden_size_per_layer_input": 0}
+    table = facts.file.tensors.get(SECOND_EMBEDDING)
+    if table is None or len(table.shape) != 2:
+        raise facts.fault(f"tensor '{SECOND_EMBEDDING}' is missing")
+    return {"hidden_size_per_layer_input": size, "vocab_size_per_layer_input": table.shape[0]}
+
+
+def _experts(facts: GgufFacts) -> Config:
+    size = facts.optional_count("expert_feed_forward_length")  # older converters write it for every model
+    if not facts.get("expert_count"):
+        return {}
+    count, used = experts(facts)
+    return {"enable_moe_block": True, "num_experts": count, "top_k_experts": used, "moe_intermediate_size": size}

@@ -56,6 +56,11 @@ heads' gates too.
 and one rotary key for each token and layer. Adapters for `kv_b_proj` and tensor-parallel ranks are refused. Kimi K2 and
 Moonlight are published without tokenizer.json: take a GGUF file, or name one with `--tokenizer-path`.
 
+**Gemma 4** (text): layers without a window have heads of their own size, and the last layers of E2B and E4B attend to
+the keys of earlier ones, which the KV cache holds once. E2B and E4B have a second embedding. It takes half of their
+weights, but a token reads one row of it. The parts that see and hear are not read. Ranks and pipeline stages refuse
+these models.
+
 **gpt-oss** is read from its safetensors in MXFP4 or in BF16, and from GGUF files.
 
 **GGUF files** give the values of transformers where llama.cpp computes others: gpt-oss (YaRN is not rounded), PhiMoE
@@ -68,7 +73,7 @@ are refused.
 compressed-tensors), and GGUF where the table says so. `--quantization int8` or `int4` quantises any of them.
 
 **Tokenizers of GGUF files** are SentencePiece's and byte-level BPE, by any of llama.cpp's names for a pre-tokenizer but
-`gemma4`, `granite-embed-multi-311m`, `sarvam-moe` and `whitespace`. Words are those of the models' own tokenizer.json.
+`granite-embed-multi-311m`, `sarvam-moe` and `whitespace`. Words are those of the models' own tokenizer.json.
 llama.cpp differs from it in marks, in capitals and in wide spaces of some models.
 
 **LLaVAs in their authors' form** (`LlavaLlamaForCausalLM`, `LlavaMistralForCausalLM`, `LlavaQwenForCausalLM`) are read

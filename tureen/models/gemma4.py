@@ -19,9 +19,12 @@ from tureen.weights.stored import Stored
 
 ARCHITECTURES = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
 FAMILIES = {
-    "Gemma 4": Published("google/gemma-4-E2B-it", "5B (E2B), 8B (E4B), 26B-A4B, 31B"),
+    "Gemma 4": Published(
+        "google/gemma-4-E2B-it", "5B (E2B), 8B (E4B), 26B-A4B, 31B", calls="gemma4", thoughts="gemma4"
+    ),
 }
 RENAMES = ((".router.proj.", ".mlp.gate."), (".router.", ".mlp.gate."), (".experts.", ".mlp.experts."))
+"""Parts of a checkpoint's names -> our names."""
 DEFAULTS = {
     "vocab_size": 262144,
     "hidden_size": 2304,
@@ -43,6 +46,7 @@ ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
+"""Those of a config that names none."""
 UNUSED = re.compile(r"^model\.layers\.(\d+)\.self_attn\.(?:k_proj|v_proj|k_norm|v_norm)\.")
 FULL_EVERY = 6  # layers, unless the config says otherwise
 

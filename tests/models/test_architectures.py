@@ -183,10 +183,21 @@ def _by_key_head(tensors, oracle):
         tensors[f"blk.{layer}.ssm_in.weight"] = weight.numpy()
 
 
-@pytest.mark.parametrize(("variant", "fuse"), [("glm", _fused_qkv), ("qwen3-next", _by_key_head)])
-def test_matrices_that_other_gguf_files_have_in_one_are_taken_apart(variant, fuse, tmp_path):
+def _gate_and_up_apart(tensors, oracle):
+    for layer in range(6):
+        gate_up = tensors.pop(f"blk.{layer}.ffn_gate_up_exps.weight")
+        for part, half in zip(("gate", "up"), np.split(gate_up, 2, axis=1), strict=True):
+            tensors[f"blk.{layer}.ffn_{part}_exps.weight"] = np.ascontiguousarray(half)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("variant", "fuse"), [("glm", _fused_qkv), ("qwen3-next", _by_key_head), ("gemma4-moe", _gate_and_up_apart)]
+)
+def test_matrices_that_other_gguf_files_have_in_one_or_apart_are_read(variant, fuse, tmp_path):
     oracle = write(tmp_path, variant)
     tensors = {name: array for _, name, array in converted_gguf.tensors(oracle)}
+    tensors |= converted_gguf.rope_tensors(oracle.config)
     fuse(tensors, oracle)
     metadata = converted_gguf.metadata(oracle) | tiny_gguf.byte_vocabulary()
     runner = make_runner(tiny_gguf.write_gguf(tmp_path / "m.gguf", metadata, tensors))

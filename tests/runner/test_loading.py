@@ -125,6 +125,22 @@ def test_the_text_part_of_a_larger_gemma3_is_served(tmp_path, original):
     load(tmp_path)
 
 
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_the_text_part_of_a_larger_gemma4_is_served(tmp_path, prefix):
+    oracle_folder = tmp_path / "text"
+    write(oracle_folder, "gemma4-shared")
+    text = json.loads((oracle_folder / "config.json").read_text())
+    whole = {"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    weights = load_file(oracle_folder / "model.safetensors")
+    renamed = {f"model.language_model.{name.removeprefix('model.')}": tensor for name, tensor in weights.items()}
+    others = ("vision_tower.x.weight", "audio_tower.x.weight", "embed_vision.x.weight", "embed_audio.x.weight")
+    unused = {f"model.language_model.layers.5.self_attn.{name}_proj.weight": torch.zeros(96, 64) for name in "kv"}
+    more = {f"{prefix}{name}": torch.zeros(3) for name in others}
+    save_file(renamed | unused | more, tmp_path / "model.safetensors")
+    load(tmp_path)
+
+
 def test_random_weights_are_those_of_the_config_and_the_same_at_every_start():
     small = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "vocab_size": 64}
     config = gemma3.parse({"architectures": ["Gemma3ForCausalLM"], **small})

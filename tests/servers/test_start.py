@@ -41,8 +41,10 @@ UNNEEDED = (
     "tureen.cache.summary",
     "tureen.runner.torch_forward",
 )
-MOST_MODULES = 870
-"""Each is a file that a cold start fetches from the disk. Lower it when fewer are needed."""
+OF_FAMILIES = ("tureen.models.", "tureen.text.tool_")
+"""Beginnings of modules of which each family of models, or of calls, has one."""
+MOST_MODULES = 852
+"""Without those. Each is a file that a cold start fetches from the disk. Lower it when fewer are needed."""
 
 IMPORTED_BEFORE_THE_PORT_OPENS = {
     "batches.lines": "--batch-path",
@@ -107,7 +109,7 @@ def at_ready(tmp_path_factory):
 def test_nothing_is_imported_that_only_some_requests_need_and_not_more_and_more(at_ready):
     of_unneeded = tuple(f"{name}." for name in UNNEEDED)
     assert [one for one in at_ready["modules"] if f"{one}.".startswith(of_unneeded)] == []
-    assert len(at_ready["modules"]) <= MOST_MODULES
+    assert len([one for one in at_ready["modules"] if not one.startswith(OF_FAMILIES)]) <= MOST_MODULES
 
 
 def test_at_ready_no_helper_process_runs_and_garbage_is_collected_again(at_ready):

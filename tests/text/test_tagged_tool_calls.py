@@ -262,6 +262,12 @@ SAMPLES = {
         "\nDone.",
         [("f", '{"a": "x\\"}", "b": "say \\"hi\\" } \\\\", "c": [1.5, {"d": null}]}'), ("f", "{}")],
     ),
+    "gemma4: words without quotes, after a call that breaks": (
+        "gemma4",
+        "<|tool_call>call:f{a:{b:1}<tool_call|><|tool_call>call:f{a:celsius,b:NaN}<tool_call|>",
+        "<|tool_call>call:f{a:{b:1}<tool_call|>",
+        [("f", '{"a": "celsius", "b": "NaN"}')],
+    ),
     "apertus: spaces": (
         "apertus",
         '<|tools_prefix|> [ { "f" : {"a": {"b": "}"}} } , {"f": {}} ] <|tools_suffix|>',
@@ -342,7 +348,8 @@ NO_CALLS = {
         "<|tool_call>call:f{a:}<tool_call|>",
         '<|tool_call>call:f{a:<|"|>x',
         "<|tool_call>call:f{a:[1}]<tool_call|>",
-        "<|tool_call>call:f{a:NaN}",
+        '<|tool_call>call:f{a:1]<tool_call|> and "more"',
+        '<|tool_call>call:f{size:5" wide}<tool_call|> The answer',
     ),
     "apertus": ('<|tools_prefix|>[{"g": {}}]', '<|tools_prefix|>[{"f": 1}]', '<|tools_prefix|>{"f"', '[{"f": {}}]'),
 }

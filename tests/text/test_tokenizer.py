@@ -249,6 +249,14 @@ def test_sentencepiece_ids_of_a_file_that_lists_its_merges_are_those_of_transfor
     assert tokenizer.decode(ids) == text
 
 
+def test_an_output_of_gemma_4_ends_with_its_turn_or_a_call_whatever_the_types_of_these_tokens():
+    metadata = _sentencepiece_metadata(model="gemma4", merges=LISTED_MERGES)
+    tokens = metadata["tokenizer.ggml.tokens"]
+    tokens[tokens.index("▁the")], tokens[tokens.index("日本")] = "<turn|>", "<|tool_response>"
+    ends = end_token_ids(metadata)
+    assert ends == (2, tokens.index("<turn|>"), tokens.index("<|tool_response>"))
+
+
 @pytest.mark.parametrize("token", ["<0x0A>", "<0xe9>", "<0xZZ>", "<0x+1>", "<0x 1>", "<0x0A)", "<0x1>", "<0X41>"])
 def test_only_a_token_that_names_a_byte_stands_for_it(token):
     backend = Backend(models.BPE({token: 0, "a": 1}, [], byte_fallback=True))

@@ -449,6 +449,38 @@ def test_experts_of_an_older_deepseek2_file_are_chosen_by_sigmoids_if_it_has_the
     assert classes == [["DeepseekV2ForCausalLM"], ["DeepseekV3ForCausalLM"]]
 
 
+GEMMA4 = {
+    "attention__key_length": 64,
+    "attention__key_length_swa": 32,
+    "attention__value_length": 64,
+    "attention__sliding_window": 8,
+    "attention__sliding_window_pattern": [True, False],
+}
+
+
+@pytest.mark.parametrize(
+    ("facts", "divisors", "fault"),
+    [
+        ({}, None, r"tensor 'rope_freqs\.weight' must be 32 float32 numbers"),
+        ({}, [1.0] * 8 + [4.0] * 24, r"'rope_freqs\.weight' is a rotary scaling other than Gemma 4's"),
+        ({"attention__scale": 0.125}, [1.0] * 32, r"gemma4\.attention\.scale must be 1, got 0\.125"),
+        ({"attention__value_length": 32}, [1.0] * 32, r"gemma4\.attention\.value_length must be 64, got 32"),
+        ({"attention__head_count_kv": [2, 0]}, [1.0] * 32, r"head_count_kv must have a positive integer for each of 2"),
+        ({"feed_forward_length": [96, 100]}, [1.0] * 32, "feed_forward_length differs from layer to layer"),
+        ({"embedding_length_per_layer_input": 8}, [1.0] * 32, r"tensor 'per_layer_token_embd\.weight' is missing"),
+        (
+            {"attention__sliding_window_pattern": 2},
+            [1.0] * 32,
+            "sliding_window_pattern must have a flag for each layer",
+        ),
+    ],
+)
+def test_a_gemma4_file_that_another_model_could_have_is_refused_by_the_key(tmp_path, facts, divisors, fault):
+    tensors = {} if divisors is None else {"rope_freqs.weight": np.array(divisors, np.float32)}
+    with pytest.raises(StartupError, match=fault):
+        _gguf_config(tmp_path, tensors, **tiny_gguf.architecture_metadata("gemma4", **GEMMA4 | facts))
+
+
 def test_an_adapter_is_not_taken_for_a_model(tmp_path):
     metadata = tiny_gguf.architecture_metadata("llama") | {"general.type": "adapter"}
     with pytest.raises(StartupError, match="this is an adapter: give the model"):
@@ -632,7 +664,7 @@ VALUES = (0, 1, 1 << 31, -0.5, float("nan"), True, "", "text", [1, 2], [1, 1], [
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     "architecture",
-    ["llama", "gemma3", "qwen2moe", "phi3", "granite", "lfm2", "qwen35", "gpt-oss", "glm4moe", "deepseek2"],
+    ["llama", "gemma3", "qwen2moe", "phi3", "granite", "lfm2", "qwen35", "gpt-oss", "glm4moe", "deepseek2", "gemma4"],
 )
 def test_no_value_of_another_type_raises_anything_but_a_startup_error(tmp_path, architecture):
     vocabulary = tiny_gguf.byte_vocabulary() | {"tokenizer.ggml.add_bos_token": True, "split.count": 1}
@@ -657,6 +689,7 @@ def test_no_value_of_another_type_raises_anything_but_a_startup_error(tmp_path, 
 
 
 MORE = {
+    "gemma4": GEMMA4 | {"attention__shared_kv_layers": 1, "embedding_length_per_layer_input": 4},
     "granite": {"logit_scale": 2.0, "attention.scale": 0.5},
     "gemma3": {"attention.sliding_window_pattern": [True, False]},
     "lfm2": {"attention.head_count_kv": [0, 2], "shortconv.l_cache": 3},

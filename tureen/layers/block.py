@@ -81,7 +81,7 @@ class Block:
 
     @property
     def experts(self) -> ExpertsMLP | None:
-        """The block's mlp where it is made of experts."""
+        """The block's experts, if it has any."""
         mlp = self._mlp.experts if isinstance(self._mlp, ExpertsBeside) else self._mlp
         return mlp if isinstance(mlp, ExpertsMLP) else None
 

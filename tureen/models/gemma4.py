@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tureen.errors import echo
 from tureen.layers.layer_inputs import LayerInputs, LayerKeys
 from tureen.layers.routing import Experts
-from tureen.models.config import ModelConfig, checked, common, sliding_windows
+from tureen.models.config import ModelConfig, common, sliding_windows
 from tureen.models.published import Published
 from tureen.models.reading import fault, integer, layer_number, optional_number, refuse
 from tureen.models.ropes import ropes_of_windows, without_ropes
@@ -46,17 +46,15 @@ ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
-"""Those of a config that names none."""
-UNUSED = re.compile(r"^model\.layers\.(\d+)\.self_attn\.(?:k_proj|v_proj|k_norm|v_norm)\.")
+"""The ropes of a config that names none."""
+UNUSED = re.compile(r"^model\.layers\.(\d+)\.self_attn\.(?:k_proj|v_proj|k_norm)\.")
 FULL_EVERY = 6  # layers, unless the config says otherwise
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
     """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
     hf = {**DEFAULTS, **hf}
-    if hf.get("use_bidirectional_attention") == "vision":  # of pictures alone
-        hf["use_bidirectional_attention"] = None
-    refuse(hf, use_bidirectional_attention=False)
+    refuse(hf, use_bidirectional_attention="vision")  # pictures' tokens alone
     config = common(without_ropes(hf))
     slides = [(layer + 1) % FULL_EVERY != 0 for layer in range(config.num_layers - 1)]
     windows = sliding_windows(hf, config.num_layers, [*slides, False])
@@ -64,7 +62,9 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
     keys = _keys(hf, config, windows)
     wide = 2 * config.intermediate_size if hf.get("use_double_wide_mlp") else config.intermediate_size
     bias = bool(hf.get("attention_bias", False))
-    size = layer_number(hf, "hidden_size_per_layer_input", 0)
+    size, vocab_size = layer_number(hf, "hidden_size_per_layer_input", 0), integer(hf, "vocab_size_per_layer_input")
+    if size and vocab_size < config.vocab_size:
+        raise fault("vocab_size_per_layer_input", f"{vocab_size} is less than vocab_size, {config.vocab_size}")
     return replace(
         config,
         qkv_bias=bias,
@@ -81,7 +81,7 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
         ),
         keys=tuple(keys),
         mlp_sizes=tuple(config.intermediate_size if own.of_layer is None else wide for own in keys),
-        layer_inputs=LayerInputs(integer(hf, "vocab_size_per_layer_input"), size) if size else None,
+        layer_inputs=LayerInputs(vocab_size, size) if size else None,
         has_layer_scales=True,
         experts=(_experts(hf),) * config.num_layers if hf.get("enable_moe_block") else (),
     )
@@ -106,7 +106,7 @@ def _keys(hf: Mapping[str, Any], config: ModelConfig, windows: tuple[int | None,
         sizes = _sizes(hf, config, layer, is_full=window is None)
         shared = None if layer < num_own else last[window]
         keys.append(replace(sizes, are_values=are_values and window is None, of_layer=shared))
-        if shared is not None and keys[shared].head_dim != sizes.head_dim:
+        if shared is not None and replace(keys[shared], are_values=False) != sizes:
             raise fault(
                 "num_kv_shared_layers", f"layer {layer} has other heads than layer {shared}, whose keys it uses"
             )
@@ -117,7 +117,11 @@ def _sizes(hf: Mapping[str, Any], config: ModelConfig, layer: int, *, is_full: b
     """Returns the number and the size of a layer's keys; transformers writes them for layers, Google for kinds."""
     own: Mapping[str, Any] = {}
     if hf.get("per_layer_config") is not None:
-        own = _mapping("per_layer_config", _mapping("per_layer_config", hf["per_layer_config"]).get(str(layer)) or {})
+        each = _mapping("per_layer_config", hf["per_layer_config"])
+        others = each.keys() - set(map(str, range(config.num_layers)))
+        if others:
+            raise fault("per_layer_config", f"{echo(min(others, key=str))} is not one of {config.num_layers} layers")
+        own = _mapping("per_layer_config", each.get(str(layer)) or {})
     elif is_full:
         has_heads = hf.get("attention_k_eq_v") and hf.get("num_global_key_value_heads") is not None
         own = {"head_dim": hf["global_head_dim"]}
@@ -127,7 +131,7 @@ def _sizes(hf: Mapping[str, Any], config: ModelConfig, layer: int, *, is_full: b
         raise fault("per_layer_config", f"{echo(min(unknown))} of layer {layer} is not supported")
     heads, size = integer(own, "num_key_value_heads", config.num_kv_heads), integer(own, "head_dim", config.head_dim)
     if config.num_heads % heads or size % 2:
-        raise fault("head_dim", f"layer {layer}: {heads} keys of {size} numbers do not fit {config.num_heads} heads")
+        raise fault("head_dim", f"layer {layer}: {heads} key heads of size {size} do not fit {config.num_heads} heads")
     return LayerKeys(heads, size)
 
 
@@ -138,12 +142,13 @@ def _mapping(key: str, value: Any) -> Mapping[str, Any]:
 
 
 def _experts(hf: Mapping[str, Any]) -> Experts:
-    return checked(
-        Experts(
-            count=integer(hf, "num_experts"),
-            num_chosen=integer(hf, "top_k_experts"),
-            size=integer(hf, "moe_intermediate_size"),
-            is_normalised=True,
-            are_beside=True,
-        )
+    count, chosen = integer(hf, "num_experts"), integer(hf, "top_k_experts")
+    if chosen > count:
+        raise fault("top_k_experts", f"{chosen} of {count} experts cannot be used")
+    return Experts(
+        count=count,
+        num_chosen=chosen,
+        size=integer(hf, "moe_intermediate_size"),
+        is_normalised=True,
+        are_beside=True,
     )

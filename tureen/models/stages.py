@@ -25,7 +25,7 @@ def why_not(config: ModelConfig, num_stages: int) -> str:
     if config.state_floats or config.parts:
         return "stages do not share out the model's recurrent layers, or layers with one part; leave it out"
     if config.keys or config.layer_inputs is not None:
-        return "stages do not share out layers that share keys, or get a second embedding; leave it out"
+        return "the model's layers differ in their heads, which stages do not share out; leave it out"
     if num_stages <= config.num_layers:
         return ""
     return f"the model has {config.num_layers} layers, and each rank computes at least one; use fewer ranks"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache, partial
 from types import ModuleType
@@ -27,6 +28,8 @@ SCORE = "score."
 GUESSING = ("mtp.", "model.mtp_")
 """Beginnings of the names of weights that predict further tokens, which are not read."""
 DUMMY_SEED = 0
+IS_FACTOR = re.compile(r"norm(_\d)?\.weight$|\.layer_scalar$")
+"""Names of weights that multiply what they get, and are 1 where weights are random."""
 DUMMY_DEVIATION = 0.02
 MOST_DRAWN = (1 << 20) - 3  # random weights of a matrix, which larger ones repeat: 8 billion take minutes to draw
 
@@ -204,7 +207,7 @@ def random_weights(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Stored]:
     for name, shape in shapes.items():
         size = math.prod(shape)
         values = np.ones(min(size, MOST_DRAWN), np.float32)
-        if not name.endswith("norm.weight"):
+        if not IS_FACTOR.search(name):
             generator.standard_normal(dtype=np.float32, out=values)
             values *= DUMMY_DEVIATION
         yield Stored(name, shape, "F32", np.resize(values, size).view(np.uint8))

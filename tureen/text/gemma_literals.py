@@ -21,10 +21,10 @@ END: Token = ("end", "")
 
 
 def gemma_arguments(text: str) -> dict[str, Any]:
-    """Parses an object with its braces. Strings stand between marks of their own, or in JSON's quotes; keys may stand
-    without.
+    """Parses an object with its braces.
 
-    Raises ValueError for anything else.
+    Strings are between `<|"|>` marks or in JSON quotes; keys and words may be bare. Raises ValueError for any other
+    text.
     """
     reader = _Values(_tokens(text))
     value = reader.value(MAX_DEPTH)
@@ -68,7 +68,7 @@ class _Values:
         if kind != "bare":
             raise ValueError(f"no value: {content!r}")
         content = content.strip()
-        return CONSTANTS[content] if content in CONSTANTS else _number(content)
+        return CONSTANTS[content] if content in CONSTANTS else _number_or_word(content)
 
     def _member(self, depth: int) -> tuple[str, Any]:
         kind, content = self._take()
@@ -92,6 +92,9 @@ class _Values:
         return token
 
 
-def _number(text: str) -> Any:
-    """Returns the number that the text is. Raises ValueError for another constant of JSON, or none."""
-    return json.loads(text, parse_constant=int)  # int raises ValueError
+def _number_or_word(text: str) -> Any:
+    """Returns the number that the text is, or the text."""
+    try:
+        return json.loads(text, parse_constant=int)  # int raises ValueError
+    except ValueError:
+        return text

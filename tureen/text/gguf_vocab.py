@@ -40,8 +40,8 @@ END_TEXTS: Final = frozenset(
 )
 HARMONY_ENDS: Final = frozenset(("<|endoftext|>", "<|return|>", "<|call|>"))
 """Control tokens that end an output of gpt-oss, where <|end|> only ends a message."""
-GEMMA4_ENDS: Final = frozenset(("<turn|>", "<|tool_response>"))
-"""Tokens that end an output of Gemma 4: its turn, and where a call's result goes on. The second is no control token."""
+GEMMA4_ENDS: Final = frozenset(("<eos>", "<turn|>", "<|tool_response>"))
+"""Tokens that end an output of Gemma 4, whatever their types: a text, a turn, and a call that waits for its result."""
 NAMED_KEYS: Final = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -119,10 +119,9 @@ def end_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     tokens = _tokens(metadata)
     types = _numbers(metadata, "token_type", len(tokens))
     named = {token_id for key in END_KEYS if (token_id := special_id(metadata, key, len(tokens))) is not None}
-    special = {text: token_id for token_id, text in enumerate(tokens) if types[token_id] in (CONTROL, USER_DEFINED)}
-    if special.keys() >= GEMMA4_ENDS:
-        return tuple(sorted(named | {special[text] for text in GEMMA4_ENDS}))
-    control = {text: token_id for text, token_id in special.items() if types[token_id] == CONTROL}
+    if str(metadata.get("tokenizer.ggml.model")) == "gemma4":
+        return tuple(sorted(named | {token_id for token_id, text in enumerate(tokens) if text in GEMMA4_ENDS}))
+    control = {text: token_id for token_id, text in enumerate(tokens) if types[token_id] == CONTROL}
     ends = HARMONY_ENDS if control.keys() >= HARMONY_ENDS else END_TEXTS
     known = {token_id for text, token_id in control.items() if text in ends}
     return tuple(sorted(named | known))

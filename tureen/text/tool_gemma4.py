@@ -19,8 +19,8 @@ BEGIN, END = "<|tool_call>", "<tool_call|>"
 MARKS: tuple[str, ...] = (BEGIN,)
 SPECIAL = True
 VARIES = True
-BRACKET = re.compile(r'<\|"\|>|[{}\[\]"]')
-IN_JSON = re.compile(r'\\[\s\S]|"')
+BRACKET = re.compile(r'<\|"\|>|<tool_call\|>|[{}\[\]"]')
+IN_JSON = re.compile(r'\\[\s\S]|"|<tool_call\|>')
 
 
 def parser(tools: Sequence[Tool], *, parallel: bool = True) -> Gemma4Parser:
@@ -66,13 +66,16 @@ class Gemma4Parser(NamedParser):
         self._end_call()
 
     def _at_bracket(self, is_end: bool) -> bool:
-        """Reads to the next bracket or string; False where it has not come yet."""
-        end = self._certain_end(QUOTE, is_end)
+        """Reads to the next bracket or string; False where it has not arrived, or the call ends without it."""
+        end = min(self._certain_end(mark, is_end) for mark in (QUOTE, END))
         match = BRACKET.search(self._rest, self._at, end)
         if match is None:
             self._keep(end - self._at)
             return False
         self._keep(match.end() - self._at)
+        if match[0] == END:
+            self._give_up()
+            return False
         if match[0] in (QUOTE, '"'):
             self._quote = match[0]
         else:
@@ -80,7 +83,7 @@ class Gemma4Parser(NamedParser):
         return True
 
     def _in_string(self, is_end: bool) -> bool:
-        """Reads to the end of a string; False where it has not come yet."""
+        """Reads to the end of a string; False where it has not arrived, or the call ends without it."""
         if self._quote == QUOTE:
             end = self._rest.find(QUOTE, self._at)
             if end < 0:
@@ -92,14 +95,17 @@ class Gemma4Parser(NamedParser):
         match = IN_JSON.search(self._rest, self._at)
         if match is None:
             is_cut = self._rest.endswith("\\", self._at) and not is_end
-            self._keep(len(self._rest) - is_cut - self._at)
+            self._keep(min(len(self._rest) - is_cut, self._certain_end(END, is_end)) - self._at)
             return False
         self._keep(match.end() - self._at)
+        if match[0] == END:
+            self._give_up()
+            return False
         self._quote = self._quote if match[0][0] == "\\" else ""
         return True
 
     def _certain_end(self, mark: str, is_end: bool) -> int:
-        """Returns where the end of the text that may begin the mark begins."""
+        """Returns the end of the text that cannot begin the mark."""
         tail = self._rest[max(self._at, len(self._rest) - len(mark)) :]
         return len(self._rest) - (0 if is_end else overlap(tail, mark))
 

@@ -19,7 +19,9 @@ STANDS_STILL: Final = 1e29
 
 
 def gemma4(facts: GgufFacts, config: Config) -> Config:
-    layers = config["num_hidden_layers"]
+    layers, scale = config["num_hidden_layers"], facts.factor("attention.scale", 1.0)
+    if scale != 1:
+        raise facts.unsupported(f"gemma4.attention.scale must be 1, got {scale:g}")
     slides = facts.flags("attention.sliding_window_pattern", layers)
     if slides is None:
         raise facts.fault("gemma4.attention.sliding_window_pattern must have a flag for each layer")
@@ -68,8 +70,6 @@ def _head_dim(facts: GgufFacts, suffix: str) -> int:
 def _full_rope(facts: GgufFacts) -> dict[str, Any]:
     """Returns the rope of layers without a window, whose last pairs do not turn. Raises StartupError for another."""
     size, theta = facts.count("attention.key_length"), facts.number("rope.freq_base", 1_000_000.0)
-    if not facts.has(ROPE_FACTORS):
-        return {"rope_type": "default", "rope_theta": theta}
     divisors = numbers(facts, ROPE_FACTORS, size // 2)
     turning = int(np.count_nonzero(divisors == 1))
     if turning == 0 or (divisors[:turning] != 1).any() or (divisors[turning:] < STANDS_STILL).any():

@@ -79,6 +79,8 @@ GEMMA4: Final = (
         "post_ffw_norm_2": "post_feedforward_layernorm_2",
         "ffn_gate_inp": "router.proj",
         "ffn_gate_up_exps": "experts.*.gate_up_proj",
+        "ffn_gate_exps": "experts.*.gate_proj",
+        "ffn_up_exps": "experts.*.up_proj",
         "ffn_down_exps": "experts.*.down_proj",
     }
 )

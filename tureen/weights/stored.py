@@ -38,7 +38,11 @@ VISION: Final = tuple(
     for prefix in ("", "model.")
     for part in ("vision_tower.", "multi_modal_projector.", "mm_projector.", "image_newline", "visual.")
 )
-"""Prefixes of the weights of the parts that see and hear, which a text model has no use for."""
+"""Prefixes of the weights of the part that sees, which a text model has no use for."""
+UNREAD: Final = VISION + tuple(
+    f"{prefix}{part}" for prefix in ("", "model.") for part in ("audio_tower.", "embed_audio.", "embed_vision.")
+)
+"""The same, and those of parts that are not supported."""
 BY_NAME: Final = {encoding.name: encoding for encoding in ENCODINGS.values()} | WIDE_ENCODINGS
 
 
@@ -120,12 +124,12 @@ def _of_folder(folder: Path, convert: Callable[[Module], Stored | None] | None) 
     """Yields a folder's weights. `convert` makes a module's next weight of the tensors that it takes; the others are
     plain."""
     for module in modules(folder):
-        if f"{module.name}.".startswith(VISION):
+        if f"{module.name}.".startswith(UNREAD):
             continue
         while convert is not None and (weight := convert(module)) is not None:
             yield weight._replace(name=local_name(weight.name))
         for file, info in module.parts.values():
-            if info.name.startswith(VISION) or info.name.endswith("rotary_emb.inv_freq"):
+            if info.name.startswith(UNREAD) or info.name.endswith("rotary_emb.inv_freq"):
                 continue
             yield _plain(file, info, local_name(info.name))
             file.release(info)

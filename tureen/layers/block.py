@@ -10,10 +10,10 @@ from torch import Tensor
 
 from tureen.layers.attention import Attention, Step
 from tureen.layers.experts import ExpertsBeside, ExpertsMLP
-from tureen.layers.layer_end import LayerInput
 from tureen.layers.linear import Linear
 from tureen.layers.mlp import MLP
 from tureen.layers.norm import Norm
+from tureen.layers.second_embedding import LayerInput
 
 if TYPE_CHECKING:
     from tureen.layers.latent_attention import LatentAttention

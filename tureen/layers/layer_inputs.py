@@ -1,18 +1,8 @@
-"""The descriptions of what each layer of Gemma's later decoders has of its own: keys, and a second embedding. No
-torch."""
+"""The description of a second embedding (Gemma 3n and 4). No torch."""
 
 from __future__ import annotations
 
 import msgspec
-
-
-class LayerKeys(msgspec.Struct, frozen=True):
-    """The keys and values of a layer."""
-
-    num_heads: int
-    head_dim: int
-    are_values: bool = False  # values are made by k_proj too, without the norm and the rotation of keys
-    of_layer: int | None = None  # the layer whose keys and values this one attends to; None: its own
 
 
 class LayerInputs(msgspec.Struct, frozen=True):

@@ -13,7 +13,8 @@ from tureen.contract.types import RopeFactors
 from tureen.errors import echo
 from tureen.layers.activation_names import ACTIVATIONS, XIELU
 from tureen.layers.latent import Latent
-from tureen.layers.layer_inputs import LayerInputs, LayerKeys
+from tureen.layers.layer_inputs import LayerInputs
+from tureen.layers.layer_keys import LayerKeys
 from tureen.layers.mixers import Mixer
 from tureen.layers.rope import RopeConfig
 from tureen.layers.routing import Experts

@@ -9,7 +9,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from tureen.errors import echo
-from tureen.layers.layer_inputs import LayerInputs, LayerKeys
+from tureen.layers.layer_inputs import LayerInputs
+from tureen.layers.layer_keys import LayerKeys
 from tureen.layers.routing import Experts
 from tureen.models.config import ModelConfig, common, sliding_windows
 from tureen.models.published import Published

@@ -15,7 +15,6 @@ from tureen.layers.embedding import Embedding, Head
 from tureen.layers.experts import ExpertRouter, ExpertsBeside, ExpertsMLP
 from tureen.layers.kept_states import KeptStates
 from tureen.layers.latent_attention import LatentAttention
-from tureen.layers.layer_end import LayerInput, SecondEmbedding
 from tureen.layers.linear import Linear
 from tureen.layers.mixers import GatedDelta, Mixer, ShortConv
 from tureen.layers.mlp import MLP
@@ -23,6 +22,7 @@ from tureen.layers.norm import LayerNorm, Norm, RMSNorm
 from tureen.layers.recurrent import Beside, GatedDeltaLayer, Mamba2Layer, ShortConvLayer
 from tureen.layers.rotary import RopeTable
 from tureen.layers.routing import Experts
+from tureen.layers.second_embedding import LayerInput, SecondEmbedding
 from tureen.models.config import BESIDE_NORMS, ModelConfig, qkv_names
 from tureen.weights.stored import Stored
 from tureen.weights.tensors import as_tensor

@@ -14,4 +14,3 @@ class LayerInputs(msgspec.Struct, frozen=True):
 
     vocab_size: int
     size: int  # of a layer's part
-    fill_token: int = 0  # its row is used for tokens given as embeddings

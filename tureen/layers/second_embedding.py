@@ -31,7 +31,7 @@ class SecondEmbedding:
         """Returns [tokens, layers, size] for tokens and their first embeddings x."""
         shape = len(token_ids), self._num_layers, self._inputs.size
         is_known = (token_ids >= 0) & (token_ids < self._inputs.vocab_size)
-        own = self._table(token_ids.where(is_known, self._inputs.fill_token)).view(shape)
+        own = self._table(token_ids.where(is_known, 0)).view(shape)
         return (self._norm((self._projection(x) * self._scale).view(shape)) + own) * 2**-0.5
 
     def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:

@@ -20,6 +20,7 @@ from tureen.layers.latent import Latent
 from tureen.layers.layer_inputs import LayerInputs
 from tureen.layers.mixers import GatedDelta, Mamba2, ShortConv
 from tureen.layers.rope import frequencies
+from tureen.layers.routing import Experts
 from tureen.lora.adapter import Adapter
 from tureen.models.config import ModelConfig, qkv_names
 from tureen.runner.forward import ForwardOutput, drawn_tokens, hidden_ranges, score_pieces
@@ -144,7 +145,6 @@ def _record_layer_inputs(tape: Any, config: ModelConfig, weights: Mapping[str, A
         scale=config.hidden_size**-0.5,
         token_scale=inputs.size**0.5,
         sum_scale=2**-0.5,
-        fill_token=inputs.fill_token,
     )
 
 
@@ -346,37 +346,29 @@ def _record_latent_attention(
     )
 
 
-def _record_mlp_beside(tape: Any, config: ModelConfig, own: _Part, norm: Any) -> None:
-    """Records the mlp of a layer with experts beside it."""
-    tape.mlp(
-        module=f"{own.prefix}mlp",
-        norm=norm,
-        gated=own.gated("mlp", config),
-        post=own.norm("post_feedforward_layernorm_1", config),
-        residual_scale=1.0,
-        is_held=True,
-    )
-
-
 def _record_mlp(tape: Any, config: ModelConfig, layer: int, own: _Part) -> None:
     names = {"pre": "post_attention_layernorm", "both": "pre_feedforward_layernorm", "parallel": "input_layernorm"}
     name = names.get(config.norms, "") if config.part_of(layer) == "both" else "input_layernorm"
     norm = own.norm(name, config, is_there=config.norms != "post")
-    experts = config.experts_of(layer)
-    post_name = "post_feedforward_layernorm"
-    if experts is not None and experts.are_beside:
-        _record_mlp_beside(tape, config, own, norm)
-        norm = own.norm("pre_feedforward_layernorm_2", config)
-    if experts is None:
+    experts, post_name = config.experts_of(layer), "post_feedforward_layernorm"
+    is_beside = experts is not None and experts.are_beside
+    if experts is None or is_beside:
         tape.mlp(
             module=f"{own.prefix}mlp",
             norm=norm,
             gated=own.gated("mlp", config),
-            post=own.norm(post_name, config, is_there=config.norms in ("post", "both")),
-            residual_scale=config.residual_scale * config.multipliers.mlp_out,
-            is_held=False,
+            post=own.norm(
+                f"{post_name}_1" if is_beside else post_name, config, is_there=config.norms in ("post", "both")
+            ),
+            residual_scale=1.0 if is_beside else config.residual_scale * config.multipliers.mlp_out,
+            is_held=is_beside,
         )
-        return
+    if experts is not None:
+        norm = own.norm("pre_feedforward_layernorm_2", config) if is_beside else norm
+        _record_experts(tape, config, experts, norm, own)
+
+
+def _record_experts(tape: Any, config: ModelConfig, experts: Experts, norm: Any, own: _Part) -> None:
     assert config.norms == "pre" or experts.are_beside, "the tape has no norms after experts alone"
     has_shared = experts.shared_size > 0
     router_scale = own.floats("mlp.gate.scale", is_there=experts.are_beside) * np.float32(config.hidden_size**-0.5)
@@ -399,7 +391,7 @@ def _record_mlp(tape: Any, config: ModelConfig, layer: int, own: _Part) -> None:
         shared_gate=own["mlp.shared_expert_gate.weight"] if has_shared and experts.has_shared_gate else None,
         router_norm=_norm(router_scale, NOTHING, config),
         scales=own.floats("mlp.gate.per_expert_scale", is_there=experts.are_beside),
-        own_post=own.norm(f"{post_name}_2", config, is_there=experts.are_beside),
-        post=own.norm(post_name, config, is_there=experts.are_beside),
+        own_post=own.norm("post_feedforward_layernorm_2", config, is_there=experts.are_beside),
+        post=own.norm("post_feedforward_layernorm", config, is_there=experts.are_beside),
         residual_scale=config.residual_scale,
     )

@@ -199,8 +199,7 @@ void bind_tape(nb::module_& m) {
             nb::arg("post"), nb::arg("residual_scale"), nb::arg("is_held"),
             "x += residual_scale * post(out(attend(qkv(norm(x))))); is_held: the next mlp adds it. Empty arrays and "
             "empty norms: none. window, softcap and growth 0: none. qkv without the matrix of values: they are the "
-            "keys "
-            "before their norm; without that of keys, too: both are those that the layer of the cache has already.")
+            "keys before their norm; without that of keys, too: the cache has both already.")
         .def(
             "latent_attention",
             [](Tape& tape, const std::string& module, int layer, Norm norm, Matrices in, FloatArray in_bias,
@@ -315,13 +314,13 @@ void bind_tape(nb::module_& m) {
         .def(
             "layer_inputs",
             [](Tape& tape, SharedMatrix table, SharedMatrix projection, Norm norm, float scale, float token_scale,
-               float sum_scale, int fill_token) {
-                tape.layer_inputs({table, {{projection}, {}}, norm, scale, token_scale, sum_scale, fill_token});
+               float sum_scale) {
+                tape.layer_inputs({table, {{projection}, {}}, norm, scale, token_scale, sum_scale});
             },
             nb::kw_only(), nb::arg("table"), nb::arg("projection"), nb::arg("norm"), nb::arg("scale"),
-            nb::arg("token_scale"), nb::arg("sum_scale"), nb::arg("fill_token"),
+            nb::arg("token_scale"), nb::arg("sum_scale"),
             "A second embedding, of which each layer has a part: (norm(scale * projection(x)) + token_scale * "
-            "table[token]) * sum_scale. fill_token: whose row holds for tokens given as embeddings.")
+            "table[token]) * sum_scale.")
         .def(
             "layer_input",
             [](Tape& tape, const std::string& module, int layer, SharedMatrix gate, const std::string& activation,

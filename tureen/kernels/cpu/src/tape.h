@@ -126,11 +126,11 @@ struct Experts {
 // A second embedding, of which each layer has a part: (norm(scale * projection(x)) + token_scale * table[token]) *
 // sum_scale.
 struct LayerInputs {
-    std::shared_ptr<PackedMatrix> table;  // [vocabulary][layers * size]
+    // [vocabulary][layers * size]. Tokens given as embeddings use its first row.
+    std::shared_ptr<PackedMatrix> table;
     Linear projection;
     Norm norm;  // of a layer's part
     float scale, token_scale, sum_scale;
-    int fill_token;  // whose row holds for tokens that are given as embeddings
 };
 
 // A gated convolution over the last tokens: C * conv(B * x), where B, C and x are thirds of what `in` gives.

@@ -198,6 +198,7 @@ void Tape::experts(const std::string& module, Norm norm, Experts given, float sc
     bool adds_held = std::exchange(is_held_, false);
     require(adds_held == !experts->post.weight.empty() && adds_held == !experts->own_post.weight.empty(),
             "experts beside an mlp, and no others, have norms after them");
+    require(!adds_held || experts->shared.empty(), "experts beside an mlp have no shared one");
     const Routing& routing = experts->routing;
     int count = int(experts->each.size()), chosen = routing.num_chosen;
     require(count > 0 && chosen > 0 && chosen <= count, "a token uses 1 to all of the experts");

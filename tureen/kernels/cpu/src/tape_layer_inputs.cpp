@@ -9,7 +9,6 @@ void Tape::layer_inputs(LayerInputs given) {
     require(size > 0 && width % size == 0, "each layer has a part of the second embedding");
     require(own->projection.cols() == hidden_ && own->projection.rows() == width,
             "the projection has another shape than the second embedding");
-    require(own->fill_token >= 0 && own->fill_token < own->table->matrix.rows, "the second embedding has no such row");
     layer_input_size_ = size;
     buffers_->layer_input_width = width;
     InputSet& into = inputs_for(own->projection.parts);
@@ -24,9 +23,9 @@ void Tape::layer_inputs(LayerInputs given) {
         frame.pool.barrier();
         float* row = b.scratch[thread].data();
         frame.deal(first + 2, rows, [&](int m) {
-            int token = frame.step.token_ids[m], known = own->table->matrix.rows;
-            frame.kernels.linear->unpack_row(own->table->matrix, token < 0 || token >= known ? own->fill_token : token,
-                                             row);
+            int token = frame.step.token_ids[m];
+            bool is_known = token >= 0 && token < own->table->matrix.rows;
+            frame.kernels.linear->unpack_row(own->table->matrix, is_known ? token : 0, row);
             float* parts = b.layer_inputs.data() + size_t(m) * width;
             for (int i = 0; i < width; i++) parts[i] *= own->scale;
             for (int at = 0; at < width; at += size) normalise(frame.kernels, own->norm, parts + at, size, parts + at);

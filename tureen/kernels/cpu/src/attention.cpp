@@ -5,8 +5,8 @@
 //   of a piece           e[t] = 2^((s[t] - max s) * c) with c = scale * log2 e; sum of e[t], lane by lane, block after
 //                        block; sum of e[t] v[t] over t in order
 //   of all               the pieces' sums, rescaled to the larger maximum, in the order of the pieces
-// Where values are the keys' dimensions from some one on (latent attention: DeepSeek-V2, arXiv:2405.04434), the sum of
-// e[t] v[t] is taken lane by lane, block after block, and then over the lanes.
+// If values are the last dimensions of the keys (latent attention: DeepSeek-V2, arXiv:2405.04434), e[t] v[t] is summed
+// lane by lane, block after block, and then over the lanes.
 // INT16 and INT8: q becomes integers of 15 bits or a little less with one scale, and so do the weights e[t] * (scale of
 // v[t]) of a piece. The sum of their magnitudes times `levels_of` the cache is less than 2^31, so q · k and the sum
 // over t are exact in 32 bits.
@@ -23,8 +23,8 @@ namespace VARIANT {
 
 namespace {
 
-// What `scale_within` needs so that the integers, as many as a key's or a piece's and each off by a half, times the
-// cache's integers add up to less than 2^31.
+// The share for `scale_within` that keeps sums of products with the cache's integers below 2^31. A sum has as many
+// integers as a key or a piece, each rounded by up to a half.
 float share_of_sum(const KvLayer& kv) {
     float levels = levels_of(kv.type);
     return LEVELS * levels / (2147483648.0f - float(kv.head_dim > PIECE ? kv.head_dim : PIECE) * levels);

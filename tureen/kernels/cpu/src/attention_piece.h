@@ -56,7 +56,7 @@ inline int round_up(int x, int step) { return (x + step - 1) / step * step; }
 // 512 keys of the sequence, or as many of them as are needed.
 struct Piece {
     int head_dim, width;                        // width: of a value, padded
-    int values_from;                            // as KvLayer has it; values are the keys' blocks where it is not -1
+    int values_from;                            // see KvLayer; if it is not -1, values points to the blocks of keys
     const uint8_t* keys[PIECE_BLOCKS + WIDTH];  // after the last: what is read next, to be prefetched
     const uint8_t* values[PIECE_BLOCKS + WIDTH];
     const float* key_scales[PIECE_BLOCKS];  // INT16, INT8
@@ -134,11 +134,11 @@ TUREEN_INLINE void to_weights(Group& g, int n, Use use) {
 
 // -- values in keys ---------------------------------------------------------------------------------------------------
 
-// Query vectors with accumulators in registers, of two dimensions each: those that lie in one pair of rows.
+// The number of query vectors whose accumulators fit in registers: two dimensions each, those of one pair of rows.
 constexpr int MOST_WITH_PAIRS = 3;
 
-// body(Count<n>, first query vector) for all of the group, in steps n of MOST_WITH_PAIRS and a smaller one; for each
-// pair of the keys' dimensions that values are in.
+// Call body(Count<n>, first query vector, pair, sums) for each pair of dimensions that holds values, with the group's
+// query vectors in steps of MOST_WITH_PAIRS.
 template <typename Body>
 TUREEN_INLINE void each_pair_of_values(const Group& g, const Piece& piece, Body body) {
     for (int n = 0; n < g.count; n += MOST_WITH_PAIRS)
@@ -152,7 +152,7 @@ TUREEN_INLINE void each_pair_of_values(const Group& g, const Piece& piece, Body 
         }
 }
 
-// sums of N query vectors from `first` on: [n][width], of two dimensions.
+// Write the weighted sums of one pair of dimensions for N query vectors from `first` on to `to` [n][width].
 template <typename Block, int N>
 void float_values_in_keys(const Group& g, const Piece& piece, int first, int pair, float* to) {
     vec16 sums[N][2];
@@ -167,7 +167,7 @@ void float_values_in_keys(const Group& g, const Piece& piece, int first, int pai
             int lo = g.lo[first + n], hi = g.hi[first + n];
             if (!is_seen && (i + BLOCK <= lo || i >= hi)) continue;
             vec16 weight = load(g.scores + (first + n) * PIECE + i);
-            // What a query vector does not see may be NaN.
+            // Keys that a query vector does not see may be NaN.
             sums[n][0] = fma(weight, is_seen ? even : kept(even, i, lo, hi, 0.0f), sums[n][0]);
             sums[n][1] = fma(weight, is_seen ? odd : kept(odd, i, lo, hi, 0.0f), sums[n][1]);
         }
@@ -179,7 +179,7 @@ void float_values_in_keys(const Group& g, const Piece& piece, int first, int pai
     }
 }
 
-// The same of integers. A key's dimensions lie in pairs, of which one is multiplied by 0.
+// The same for integers. `dot` adds both dimensions of a pair, so each product multiplies one of them by 0.
 template <typename Block, int N>
 void int_values_in_keys(const Group& g, const Piece& piece, const float* scales, int first, int pair, float* to) {
     ivec16 sums[N][2];
@@ -201,7 +201,7 @@ void int_values_in_keys(const Group& g, const Piece& piece, const float* scales,
     }
 }
 
-// The kernels with `noinline` stay functions of their own, so that each has all registers and tests find it by its name.
+// `noinline` keeps a kernel a separate function: it gets all registers, and tests find it by its name.
 
 // -- F32 and BF16 -----------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ struct AttentionRows {
     const Step& step;
     const AttentionShape& shape;
     const float* qkv;  // [tokens][row_width]: queries [heads][head_dim] come first
-    float* mixed;      // [tokens][heads][value_dim]: what comes out
+    float* mixed;      // [tokens][heads][value_dim]: the results
 };
 
 // Attend to one piece, one of plan.parts.

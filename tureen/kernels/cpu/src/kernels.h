@@ -96,7 +96,7 @@ enum class KvType : int { F32, BF16, INT16, INT8 };
 struct KvLayer {
     KvType type;
     int kv_heads, head_dim;
-    int values_from;     // a value is its key's dimensions from this one on, and is not stored; -1: it is
+    int values_from;     // values are the keys' dimensions from this one on; -1: values are stored
     int page_len;        // tokens a page holds
     int page_blocks;     // ceil(page_len / 16)
     size_t block_bytes;  // of one kv head's 16 keys (or values), a multiple of 64
@@ -136,13 +136,13 @@ struct AttentionKernels {
     // Read them back as float32 (tests, and the reference): value [value_dim].
     void (*load)(const KvLayer& kv, int page, int at, int kv_head, float* key, float* value);
     // Attention to the pieces [begin, end) of the sequence whose pages these are; piece p is keys [512 p, 512 (p + 1)).
-    // What comes of it: states [count][state_floats(value_dim)]. scratch: as many bytes as scratch_bytes(count,
-    // head_dim) says. Pages wholly before first_key are not looked at.
+    // Writes states [count][state_floats(value_dim)]. scratch has scratch_bytes(count, head_dim) bytes. Pages wholly
+    // before first_key are not looked at.
     void (*attend)(const KvLayer& kv, const int32_t* pages, const Queries& queries, int begin, int end, float* states,
                    void* scratch);
-    // states [parts][count][state_floats] -> out [count] pointers to [value_dim]. The parts are all pieces that
-    // anything seen of, in their order: all in one part, or each in one of its own; the result is the same. sinks:
-    // [count] one more score of each, which belongs to no key, or null.
+    // states [parts][count][state_floats] -> out [count] pointers to [value_dim]. The parts cover every
+    // piece with a visible key, in order: one part for all, or one each, with the same result. sinks: [count] one more
+    // score for each query vector, which belongs to no key, or null.
     void (*finish)(int count, int parts, const float* states, int value_dim, const float* sinks, float* const* out);
     size_t (*scratch_bytes)(int count, int head_dim);
     size_t (*state_floats)(int value_dim);

@@ -133,7 +133,7 @@ inline void scatter(const KvLayer& kv, const Element* key, const Element* value,
     });
 }
 
-// value: [head_dim], nothing where the layer has no values of their own.
+// value: [head_dim]; unused if the layer stores no values.
 template <typename Element>
 inline void gather(const KvLayer& kv, const Token& from, Element* key, Element* value) {
     auto* keys = (const Element*)from.key_block;

@@ -9,7 +9,7 @@
 
 namespace tureen {
 
-// Of one layer; see KvLayer.
+// The shape of one layer; see KvLayer.
 struct KvShape {
     int kv_heads, head_dim, values_from;
 };

@@ -66,20 +66,21 @@ struct AttentionShape {
     float growth = 0;         // queries at position p are multiplied by 1 + growth * log(1 + floor(p / growth_every))
     int growth_every = 1;
     Floats sinks = {};     // [num_heads]: one more score in each head's softmax, which belongs to no token; or empty
-    int values_from = -1;  // as KvLayer has it
-    // What stands after a token's queries: keys and values; 1: keys, of which values are made; 0: nothing, keys and
-    // values are another layer's.
+    int values_from = -1;  // see KvLayer
+    // A row of the buffer holds a token's queries, and then: 2: keys and values; 1: keys, from which values are made;
+    // 0: nothing, because the layer uses the keys and values of another.
     int kv_parts = 2;
 
     int value_dim() const { return values_from < 0 ? head_dim : head_dim - values_from; }
     int row_width() const { return (num_heads + kv_parts * num_kv_heads) * head_dim; }
 };
 
-// Keys and values of all heads are made of one latent a token (DeepSeek-V2, arXiv:2405.04434); see layers/latent.py.
+// The keys and values of all heads are made from one latent per token (DeepSeek-V2, arXiv:2405.04434); see
+// layers/latent.py.
 struct Latent {
-    Linear in;        // queries, or what they are made of; the latent and then the rotated part of the key
-    Norm query_norm;  // of what queries are made of, or empty
-    Linear query;     // makes queries of that; without parts = `in` gives the queries
+    Linear in;        // queries, or their low-rank input; the latent, then the rotated part of the key
+    Norm query_norm;  // of the low-rank input, or empty
+    Linear query;     // of the low-rank input; without parts, `in` gives the queries
     Norm latent_norm;
     Matrices keys, values;  // of each head: [latent][query's dimensions that are not rotated], [value][latent]
     AttentionShape shape;   // of queries in the latent's space: rotated dimensions, then the latent's
@@ -118,9 +119,9 @@ struct Experts {
     Routing routing;
     std::vector<GatedLinear> shared;            // one that all tokens use, or none
     std::shared_ptr<PackedMatrix> shared_gate;  // F32, one row; null = the shared one has weight 1
-    Norm router_norm = {};                      // of what the router reads, or empty: it reads what the experts do
-    // Beside the mlp before them, whose result is held: x += scale * post(held + own_post(experts(norm(x))))
-    Norm own_post = {}, post = {};  // or empty: there is no such mlp
+    Norm router_norm = {};                      // of the router's input; empty: the router reads the experts' input
+    // With the held result of an mlp: x += scale * post(held + own_post(experts(norm(x))))
+    Norm own_post = {}, post = {};  // empty without such an mlp
 };
 
 // A second embedding, of which each layer has a part: (norm(scale * projection(x)) + token_scale * table[token]) *
@@ -215,7 +216,7 @@ public:
     void embed(std::shared_ptr<PackedMatrix> table, float scale);
     // x += scale * post(out(attend(qkv(norm(x))))). module: the name that adapters have for it. is_held: the result is
     // added by the next mlp, so that both see the same x. q_norm and k_norm have a head's size, or that of all heads.
-    // v_norm has a head's size. gate: of what each head gives, which is multiplied by its sigmoid; without parts =
+    // v_norm has a head's size. gate: its sigmoid multiplies each head's result; without parts =
     // none.
     void attention(const std::string& module, int layer, Norm norm, Linear qkv, Linear gate, Norm q_norm, Norm k_norm,
                    Norm v_norm, AttentionShape shape, Linear out, Norm post, float scale, bool is_held);
@@ -228,11 +229,11 @@ public:
     // x += scale * out(ssm(in(norm(x)))), and what an attention before it holds. in: gates, values, keys, queries, time
     // steps.
     void mamba2(const std::string& module, Norm norm, Linear in, Mamba2 ssm, Linear out, float scale);
-    // x += scale * post(mlp(norm(x))). is_held: the result is added by the experts after it.
+    // x += scale * post(mlp(norm(x))). is_held: the experts after it add the result.
     void mlp(const std::string& module, Norm norm, GatedLinear mlp, Norm post, float scale, bool is_held);
     // x += scale * experts(norm(x))
     void experts(const std::string& module, Norm norm, Experts experts, float scale);
-    // What layers get besides x, after `embed`.
+    // Compute the layers' parts of the second embedding, after `embed`.
     void layer_inputs(LayerInputs inputs);
     // x += post(out(activation(gate(x)) * part)), with a layer's part of `layer_inputs`
     void layer_input(const std::string& module, int layer, Linear gate, Gate activation, Linear out, Norm post);

@@ -93,8 +93,8 @@ void choose(const Routing& routing, float* logits, int count, int m, Routes& rou
     for (int k = 0; k < chosen && !routing.scales.empty(); k++) weight[k] *= routing.scales[expert[k]];
 }
 
-// Route token m: its experts, and how much of the shared one it gets. own: what the router reads, where that is not one
-// of the inputs.
+// Route token m: its experts, and how much of the shared one it gets. own: the inputs of a
+// router that reads other inputs than the experts; null = the same.
 void route(Frame& frame, int thread, const Experts& experts, const View& inputs, InputSet* own, int m) {
     const LinearKernels& linear = *frame.kernels.linear;
     Routes& routes = frame.buffers.routes;
@@ -241,7 +241,7 @@ void Tape::experts(const std::string& module, Norm norm, Experts given, float sc
     InputSet& down = *buffers_->inputs.back();  // its own: the other inputs are still needed when it is filled
     down.copies = chosen;
     InputSet* into_router = nullptr;
-    if (reads_own) {  // its own, too
+    if (reads_own) {  // a set of its own, like `down`
         buffers_->inputs.emplace_back(new InputSet(hidden_, kinds_of({experts->router}), pool_->threads()));
         into_router = buffers_->inputs.back().get();
     }

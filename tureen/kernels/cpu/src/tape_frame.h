@@ -84,15 +84,15 @@ struct Routes {
 struct Tape::Buffers {
     Floats x;                    // [tokens][hidden]: the residual stream
     Floats qkv;                  // [tokens][row width]: queries, keys and values
-    Floats mixed;                // [tokens][heads][value dim]: what attention gives
-    Floats gates;                // of what attention gives
-    Floats latent;               // [tokens][projected]: what a latent attention's projections of x give
-    Floats queries;              // of a latent attention, and then what its heads give
+    Floats mixed;                // [tokens][heads][value dim]: results of attention
+    Floats gates;                // of results of attention
+    Floats latent;               // [tokens][projected]: x projected for latent attention
+    Floats queries;              // of a latent attention, then its heads' results
     Floats inner;                // [tokens, or places][intermediate]
     Floats branch;               // [tokens][hidden]: a branch's result before its norm
     Floats held;                 // [tokens][hidden]: the result that the next operation adds
     Floats given;                // [places][hidden]: what experts give
-    Floats layer_inputs;         // [tokens][layers][size]: what layers get besides x
+    Floats layer_inputs;         // [tokens][layers][size]: the second embedding
     Floats low;                  // [tokens][width of any Additions]
     std::vector<Rope> ropes;     // those that differ
     std::vector<Floats> angles;  // of each rope: [tokens][cos, sin][frequencies]

@@ -1,6 +1,6 @@
 // Latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1) in its absorbed form: the cache holds one key a token,
 // the rotated dimensions and then the latent, and the values of all heads are made of the latent. A head's matrix for
-// keys turns its query into the latent's space, and that for values turns what attention gives out of it.
+// keys maps its query into the latent's space; its matrix for values maps the result of attention out of it.
 #include "tape_frame.h"
 
 namespace tureen {
@@ -9,8 +9,8 @@ namespace {
 
 using Frame = Tape::Frame;
 
-// Rows of one head, made by `make_row(m)`: where row m of `rows` stands. They are multiplied by its matrix; row m goes
-// to out + m * stride.
+// Multiply `rows` rows of one head by its matrix. make_row(m) returns row m; its product is written to out + m *
+// stride.
 template <class MakeRow>
 void multiply_rows(Frame& frame, int thread, InputSet& set, const Matrix& w, int rows, const MakeRow& make_row,
                    float* out, size_t stride) {
@@ -116,7 +116,8 @@ void Tape::latent_attention(const std::string& module, int layer, Norm norm, Lat
         frame.deal(first + 4, rows, [&](int token) {
             const Step& step = frame.step;
             const float* angles = b.angles[rope].data();
-            const float* from = b.latent.data() + token * projected + query_rank;  // the latent, then what is turned
+            const float* from =
+                b.latent.data() + token * projected + query_rank;  // the latent, then the rotated part of the key
             float key[MAX_HEAD_DIM];
             std::copy_n(from + rank, turned, key);
             turn(frame, shape.rope, angles, token, key);

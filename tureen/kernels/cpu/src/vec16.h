@@ -576,7 +576,7 @@ TUREEN_INLINE ivec16 widen(const int8_t* from) {
 #endif
 }
 
-// 16 int16, each in the lower half of a lane, with 0 in the upper one; or the other way round.
+// Load 16 int16 into the upper halves of the lanes, or into the lower ones; the other halves are 0.
 template <bool IS_UPPER>
 TUREEN_INLINE ivec16 load_halves(const int16_t* from) {
     typedef int16_t loose_words __attribute__((vector_size(PART_BYTES / 2), aligned(1), may_alias));

@@ -425,7 +425,7 @@ def _gemma4(model: Any) -> dict[str, Any]:
 
 
 def full_heads(model: Any) -> int:
-    """Returns the number of keys of the layers without a window."""
+    """Returns the number of key heads of layers without a window."""
     own = next(layer.self_attn for layer in model.model.layers if not layer.self_attn.is_sliding)
     return own.k_proj.out_features // own.head_dim
 

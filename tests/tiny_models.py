@@ -390,7 +390,7 @@ def write(folder: Path, variant: str, *, dtype: torch.dtype = torch.float32, **m
         spread(model)
         model.save_pretrained(folder)
     model.config._attn_implementation = "eager"
-    model.config.allow_global_per_layer_attribute_access = True  # of keys, which layers may have of their own
+    model.config.allow_global_per_layer_attribute_access = True  # layers may have key sizes of their own
     return model.float().eval()
 
 

@@ -41,7 +41,7 @@ SPEC = LogprobSpec(prompt_start=0, top=256)
 TYPED = ("granitemoehybrid", "ministral", "lfm2", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Types of models whose configs have always had layer_types, or whose variants have others than the usual ones."""
 NOT_IN_OLDER_STYLE = ("gemma3", "nemotron-h", "nemotron-h-moe", "gemma4", "gemma4-shared", "gemma4-moe")
-"""Variants without a rope, and those with two ropes: one has a test of its own, the others have no older style."""
+"""Variants without a rope, or with two ropes: gemma3 has its own test, the others have no older style."""
 BEGINNING = PROMPT[:24]
 """Longer than the windows, so a mutation that changes the whole prompt changes this part."""
 MUTATED = {f"{family.removesuffix('Text')}ForCausalLM": variant for variant, (family, _) in VARIANTS.items()}

@@ -184,8 +184,8 @@ OF_DEEPSEEK = {"num_key_value_heads": None, "num_experts_per_tok": 2}
         ("NemotronHForCausalLM", {"hybrid_override_pattern": "ME", "mlp_bias": True}, "mlp_bias"),
         ("Phi3ForCausalLM", {"rope_scaling": [1]}, "rope_scaling"),
         ("Gemma4ForCausalLM", {"global_head_dim": 7}, "head_dim: layer 1: 2 key heads of size 7 do not fit 4 heads"),
-        ("Gemma4ForCausalLM", {"num_kv_shared_layers": 2}, "num_kv_shared_layers: it leaves no layer of each kind"),
-        ("Gemma4ForCausalLM", {"num_kv_shared_layers": 9}, "num_kv_shared_layers: it leaves no layer of each kind"),
+        ("Gemma4ForCausalLM", {"num_kv_shared_layers": 2}, "num_kv_shared_layers: 2 of 2 leaves no layer of each kind"),
+        ("Gemma4ForCausalLM", {"num_kv_shared_layers": 9}, "num_kv_shared_layers: 9 of 2 leaves no layer of each kind"),
         ("Gemma4ForCausalLM", {"per_layer_config": {"1": {"num_attention_heads": 2}}}, "per_layer_config: "),
         ("Gemma4ForCausalLM", {"per_layer_config": {"x": {}}}, "per_layer_config: 'x' is not one of 2 layers"),
         (

@@ -42,9 +42,9 @@ UNNEEDED = (
     "tureen.runner.torch_forward",
 )
 OF_FAMILIES = ("tureen.models.", "tureen.text.tool_")
-"""Beginnings of modules of which each family of models, or of calls, has one."""
+"""Prefixes of modules that exist once per family of models or format of calls."""
 MOST_MODULES = 852
-"""Without those. Each is a file that a cold start fetches from the disk. Lower it when fewer are needed."""
+"""Not counting those. Each is a file that a cold start fetches from the disk. Lower it when fewer are needed."""
 
 IMPORTED_BEFORE_THE_PORT_OPENS = {
     "batches.lines": "--batch-path",

@@ -36,8 +36,9 @@ class Step(NamedTuple):
 class Attention:
     """Grouped-query attention (arXiv:2305.13245).
 
-    layer: the place of its keys and values in the attention backend. names: of the matrices of its input: without
-    v_proj, values are keys before their norm; without k_proj, too, keys and values are those that are stored there.
+    layer: the place of its keys and values in the attention backend. names: of the matrices of its input. Without
+    v_proj, values are the keys before their norm. Without k_proj as well, the layer uses the keys and values stored
+    there.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Attention:
             q = (q * step.growth).to(q.dtype)
         k = v = None
         if qkv.shape[1] > heads:
-            v = qkv[:, -kv_heads:]  # the keys' own where there is no v_proj
+            v = qkv[:, -kv_heads:]  # without v_proj, the keys before their norm
             v = v if self._v_norm is None else self._v_norm(v)
             k = self._placed(qkv[:, heads : heads + kv_heads], self._k_norm, step)
         mixed = step.attention.forward(q, k, v, self._layer, self._sinks)

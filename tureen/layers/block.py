@@ -45,7 +45,7 @@ class Block:
         layer_input: LayerInput | None = None,
         has_result_scale: bool = False,
     ) -> None:
-        """has_result_scale: what the block gives is multiplied by a weight."""
+        """has_result_scale: a weight multiplies the block's result."""
         self._attention = attention
         self._mlp = mlp
         self._norms = norms

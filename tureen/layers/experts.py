@@ -45,7 +45,7 @@ class ExpertRouter:
         return weights, chosen
 
     def scaled(self, x: Tensor) -> Tensor:
-        """Returns what the router of experts beside an mlp reads, of normalised x."""
+        """Returns the input of the router of experts beside an mlp, from normalised x."""
         assert self._scale is not None
         size: float = len(self._scale) ** -0.5
         return (x * self._scale * size).to(x.dtype)
@@ -98,7 +98,7 @@ class ExpertsMLP:
         self.counts: Tensor | None = None  # int64 [experts]: the tokens that each took; None = they are not counted
 
     def __call__(self, x: Tensor, router_x: Tensor | None = None) -> Tensor:
-        """Computes the experts for x. router_x: what the router reads; None: x."""
+        """Computes the experts for x. router_x: the router's input; None: x."""
         weights, chosen = self._router(x if router_x is None else router_x)
         if self.counts is not None:
             self.counts += torch.bincount(chosen.flatten(), minlength=self.count)
@@ -152,7 +152,7 @@ class ExpertsBeside:
         self._plain = plain
 
     def __call__(self, normed: Tensor, x: Tensor) -> Tensor:
-        """Returns the sum of both. normed: what the mlp reads, of x."""
+        """Returns the sum of both results. normed: x after the norm of the mlp."""
         after_mlp, before_experts, after_experts = self.norms.values()
         router_x = self._router.scaled(self._plain(x))
         return after_mlp(self._mlp(normed)) + after_experts(self.experts(before_experts(x), router_x))

@@ -15,12 +15,12 @@ Shapes = dict[str, tuple[int, ...]]
 class Latent(msgspec.Struct, frozen=True):
     """The sizes of a layer's latent attention."""
 
-    rank: int  # of the latent
-    plain_dim: int  # a head's dimensions of queries and keys that are not rotary
+    rank: int  # the size of the latent
+    plain_dim: int  # dimensions of a head's query and key that are not rotary
     rope_dim: int  # rotary dimensions, which the keys of all heads share
     value_dim: int  # of a head's values
-    query_rank: int = 0  # of what queries are made of; 0: they are made of the layer's input
-    has_bias: bool = False  # q_a_proj, kv_a_proj_with_mqa and o_proj have one
+    query_rank: int = 0  # the size of a low-rank input of queries; 0: queries are made from the layer's input
+    has_bias: bool = False  # q_a_proj, kv_a_proj_with_mqa and o_proj have a bias
     norm_eps: float = 1e-6
 
     @property
@@ -29,7 +29,7 @@ class Latent(msgspec.Struct, frozen=True):
 
     @property
     def cached_dim(self) -> int:
-        """The numbers that the cache holds for a token: values are those from `rope_dim` on."""
+        """The number of values cached per token; attention values start at `rope_dim`."""
         return self.rope_dim + self.rank
 
     def weights(self, hidden_size: int, num_heads: int) -> Shapes:

@@ -6,11 +6,12 @@ import msgspec
 
 
 class LayerInputs(msgspec.Struct, frozen=True):
-    """A second embedding of each token, of which every layer has a part (Gemma 3n and 4).
+    """A second embedding of each token, with a part for every layer (Gemma 3n and 4).
 
-    A part is the sum of what the token's row has for the layer and of a projection of the token's first embedding. It
-    gates a projection of the layer's result, which is added to the result.
+    A part is the sum of the layer's slice of the token's row and a projection of the token's first embedding. The part
+    multiplies a gate made from the layer's result. A projection of the product is added to the result. Tokens given as
+    embeddings use the first row.
     """
 
     vocab_size: int
-    size: int  # of a layer's part
+    size: int  # the size of a layer's part

@@ -10,5 +10,5 @@ class LayerKeys(msgspec.Struct, frozen=True):
 
     num_heads: int
     head_dim: int
-    are_values: bool = False  # values are made by k_proj too, without the norm and the rotation of keys
-    of_layer: int | None = None  # the layer whose keys and values this one attends to; None: its own
+    are_values: bool = False  # values are the output of k_proj, before the norm and the rotation of keys
+    of_layer: int | None = None  # the layer whose keys and values this layer uses; None: its own

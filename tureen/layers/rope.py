@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 class RopeConfig(msgspec.Struct, frozen=True):
     """Base frequency and scaling of a rope. `kind`: default, linear (positions divided by factor), llama3, longrope,
-    yarn, or proportional (pairs are those of all dimensions, of which `share` turns)."""
+    yarn, or proportional (pairs span all dimensions; only the first `share` of them turns)."""
 
     theta: float
     kind: str = "default"

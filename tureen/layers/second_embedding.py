@@ -1,4 +1,4 @@
-"""The second embedding of Gemma's later decoders, and what their layers do with it; see layer_inputs.py."""
+"""The second embedding of the torch model, and the step that adds it to a layer; see layer_inputs.py."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tureen.layers.norm import Norm
 
 
 class SecondEmbedding:
-    """Makes each layer's part of the second embedding; see LayerInputs."""
+    """Computes every layer's part of the second embedding; see LayerInputs."""
 
     def __init__(self, inputs: LayerInputs, num_layers: int, hidden_size: int, norm: Norm, dtype: torch.dtype) -> None:
-        """norm: of a layer's part."""
+        """norm: the norm of a layer's part."""
         self._inputs = inputs
         self._num_layers = num_layers
         self._scale = hidden_size**-0.5
@@ -44,12 +44,12 @@ class SecondEmbedding:
 
 
 class LayerInput:
-    """Adds to a layer's result what its part of the second embedding gates; see LayerInputs."""
+    """Adds a layer's part of the second embedding to the layer's result; see LayerInputs."""
 
     def __init__(
         self, layer: int, hidden_size: int, size: int, activation: str, norm: Norm, dtype: torch.dtype
     ) -> None:
-        """norm: of what is added."""
+        """norm: the norm of the added vector."""
         self._layer = layer
         self._gate = Linear(hidden_size, {"per_layer_input_gate": size}, bias=False, dtype=dtype)
         self._out = Linear(size, {"per_layer_projection": hidden_size}, bias=False, dtype=dtype)

@@ -60,7 +60,7 @@ class KvLayer(NamedTuple):
 
     heads: int
     head_dim: int
-    values_from: int = -1  # values are the keys' dimensions from this one on, and are not stored; -1: they are
+    values_from: int = -1  # values are the keys' dimensions from this one on; -1: values are stored
 
     @property
     def numbers(self) -> int:
@@ -93,8 +93,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention_scale: float
     windows: tuple[int | None, ...]
     ropes: tuple[RopeConfig | None, ...]
-    keys: tuple[LayerKeys, ...] = ()  # of each layer; no entries: num_kv_heads of head_dim, of its own
-    mlp_sizes: tuple[int, ...] = ()  # of each layer; no entries: intermediate_size
+    keys: tuple[LayerKeys, ...] = ()  # per layer; empty: num_kv_heads of head_dim, not shared
+    mlp_sizes: tuple[int, ...] = ()  # per layer; empty: intermediate_size
     layer_inputs: LayerInputs | None = None
     experts: tuple[Experts | None, ...] = ()
     latent: Latent | None = None  # latent attention; num_kv_heads is then 1, and head_dim the size of a cached key
@@ -121,7 +121,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     unit_offset_norm: bool = False  # Hugging Face checkpoints store the norms' weights minus 1
     embedding_scale: float | None = None  # token embeddings are multiplied by it
     residual_scale: float = 1.0
-    has_layer_scales: bool = False  # what a layer gives is multiplied by a weight
+    has_layer_scales: bool = False  # a weight multiplies each layer's result
     attention_softcap: float | None = None  # of q · k * attention_scale
     logit_scale: float = 1.0
     logit_softcap: float | None = None
@@ -132,18 +132,18 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cached_layers(self) -> tuple[int, ...]:
-        """The layers with keys of their own, in the order in which the KV cache has them."""
+        """The layers with keys of their own, in the order of the KV cache."""
         layers = (layer for layer in range(self.num_layers) if self.has_attention(layer))
         return tuple(layer for layer in layers if self.keys_of(layer).of_layer is None)
 
     def cache_place(self, layer: int) -> int:
-        """Returns the place in the KV cache of the keys that a layer attends to."""
+        """Returns the index in the KV cache of the keys that a layer uses."""
         shared = self.keys_of(layer).of_layer
         return self.cached_layers.index(layer if shared is None else shared)
 
     @property
     def kv_layers(self) -> tuple[KvLayer, ...]:
-        """The layers of the KV cache: those with keys of their own, or one where there are none."""
+        """The layers of the KV cache: those with keys of their own, or one layer if no layer has keys."""
         values_from = -1 if self.latent is None else self.latent.rope_dim
         own = [self.keys_of(layer) for layer in self.cached_layers or (0,)]
         return tuple(KvLayer(keys.num_heads, keys.head_dim, values_from) for keys in own)
@@ -153,11 +153,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.keys[layer] if self.keys else LayerKeys(self.num_kv_heads, self.head_dim)
 
     def rope_dim(self, layer: int) -> int:
-        """Returns the dimensions of a head that a layer's rope may turn."""
+        """Returns the number of a head's dimensions that a layer's rope may turn."""
         return self.keys_of(layer).head_dim if self.latent is None else self.latent.rope_dim
 
     def rope_kinds(self) -> list[tuple[RopeConfig, int]]:
-        """Returns the different ropes of the layers with the dimensions that they may turn, each once."""
+        """Returns each distinct rope once, with the number of dimensions that it may turn."""
         ropes = ((rope, self.rope_dim(layer)) for layer, rope in enumerate(self.ropes) if rope is not None)
         return list(dict.fromkeys(ropes))
 
@@ -378,7 +378,7 @@ def with_multipliers(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def checked(experts: Experts) -> Experts:
-    """Returns the experts. Raises StartupError when a token would use more than there are, or groups do not fit."""
+    """Returns the experts. Raises StartupError if a token would use more experts than exist, or groups do not fit."""
     if experts.num_chosen > experts.count:
         raise fault("num_experts_per_tok", f"{experts.num_chosen} of {experts.count} experts cannot be used")
     if experts.count % experts.num_groups:

@@ -49,17 +49,18 @@ ROPES = {
 }
 """The ropes of a config that names none."""
 UNUSED = re.compile(r"^model\.layers\.(\d+)\.self_attn\.(?:k_proj|v_proj|k_norm)\.")
+"""Names of weights that checkpoints may hold for layers that use the keys of another."""
 FULL_EVERY = 6  # layers, unless the config says otherwise
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
     """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
     hf = {**DEFAULTS, **hf}
-    refuse(hf, use_bidirectional_attention="vision")  # pictures' tokens alone
+    refuse(hf, use_bidirectional_attention="vision")  # affects only the tokens of pictures
     config = common(without_ropes(hf))
     slides = [(layer + 1) % FULL_EVERY != 0 for layer in range(config.num_layers - 1)]
     windows = sliding_windows(hf, config.num_layers, [*slides, False])
-    windows = (*windows[:-1], None)  # whatever layer_types says
+    windows = (*windows[:-1], None)  # transformers forces it, too
     keys = _keys(hf, config, windows)
     wide = 2 * config.intermediate_size if hf.get("use_double_wide_mlp") else config.intermediate_size
     bias = bool(hf.get("attention_bias", False))
@@ -89,7 +90,7 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def apart(stored: Stored, config: ModelConfig) -> Iterator[Stored]:
-    """Yields a weight, unless it is one of keys and values that a layer takes from an earlier one."""
+    """Yields a weight, unless it makes keys or values that the layer takes from an earlier one."""
     layer = UNUSED.search(stored.name)
     if layer is None or config.keys_of(min(int(layer[1]), config.num_layers - 1)).of_layer is None:
         yield stored
@@ -98,10 +99,12 @@ def apart(stored: Stored, config: ModelConfig) -> Iterator[Stored]:
 def _keys(hf: Mapping[str, Any], config: ModelConfig, windows: tuple[int | None, ...]) -> list[LayerKeys]:
     """Returns the keys of each layer. Raises StartupError naming the key at fault."""
     are_values = bool(hf.get("attention_k_eq_v", False))
-    num_own = config.num_layers - layer_number(hf, "num_kv_shared_layers", 0)
+    num_shared = layer_number(hf, "num_kv_shared_layers", 0)
+    num_own = config.num_layers - num_shared
     last = {window: layer for layer, window in enumerate(windows[: max(0, num_own)])}
     if not last.keys() >= set(windows):
-        raise fault("num_kv_shared_layers", "it leaves no layer of each kind with keys of its own")
+        left = f"{num_shared} of {config.num_layers} leaves no layer of each kind with keys of its own"
+        raise fault("num_kv_shared_layers", left)
     keys = []
     for layer, window in enumerate(windows):
         sizes = _sizes(hf, config, layer, is_full=window is None)
@@ -115,7 +118,7 @@ def _keys(hf: Mapping[str, Any], config: ModelConfig, windows: tuple[int | None,
 
 
 def _sizes(hf: Mapping[str, Any], config: ModelConfig, layer: int, *, is_full: bool) -> LayerKeys:
-    """Returns the number and the size of a layer's keys; transformers writes them for layers, Google for kinds."""
+    """Returns the number and size of a layer's keys. transformers stores them per layer, Google per kind of layer."""
     own: Mapping[str, Any] = {}
     if hf.get("per_layer_config") is not None:
         each = _mapping("per_layer_config", hf["per_layer_config"])

@@ -58,7 +58,7 @@ def with_latent(hf: Mapping[str, Any], *, is_interleaved: bool) -> ModelConfig:
 
 
 def _stretched(hf: Mapping[str, Any]) -> float:
-    """Returns the factor of scores in a context that yarn stretched: DeepSeek's square of its other `mscale`."""
+    """Returns the factor by which YaRN scales scores: the square of the magnitude for `mscale_all_dim` (DeepSeek)."""
     parameters = rope_parameters(hf)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind == "default" or not parameters.get("mscale_all_dim"):
@@ -68,7 +68,7 @@ def _stretched(hf: Mapping[str, Any]) -> float:
 
 
 def apart(stored: Stored, config: ModelConfig) -> Iterator[Stored]:
-    """Yields each head's matrices for keys and for values, which checkpoints keep in one, head by head."""
+    """Splits the matrix of keys and values, head by head, into a matrix for keys and one for values."""
     stem, _, name = stored.name.rpartition(".kv_b_proj.")
     latent, heads = config.latent, config.num_heads
     if latent is None or not stem or name != "weight":
@@ -89,7 +89,7 @@ def apart(stored: Stored, config: ModelConfig) -> Iterator[Stored]:
             shape=(latent.value_dim, latent.rank),
             content=partial(_values, whole, head, latent.plain_dim),
         )
-        yield stored._replace(  # a block format has scales for parts of a row, so it is widened to be transposed
+        yield stored._replace(  # block formats share scales within a row, so they are widened before the transposition
             name=f"{stem}.k_b_proj.{head}.weight",
             shape=(latent.rank, latent.plain_dim),
             encoding="F32" if width is None else stored.encoding,

@@ -168,7 +168,7 @@ def rope_tables(config: ModelConfig, context_len: int, device: torch.device) -> 
 
 
 def _rope_table(config: ModelConfig, layer: int) -> int | None:
-    """Returns the place of a layer's rope among the tables; None where the layer has none."""
+    """Returns the index of a layer's rope table; None without a rope."""
     rope = config.ropes[layer]
     return None if rope is None else config.rope_kinds().index((rope, config.rope_dim(layer)))
 

@@ -318,7 +318,7 @@ def _record_latent_attention(
     rope, heads, low = config.ropes[layer], range(config.num_heads), latent.query_rank > 0
     queries, latents = f"self_attn.{'q_a_proj' if low else 'q_proj'}", "self_attn.kv_a_proj_with_mqa"
     in_bias = own.floats(f"{latents}.bias", is_there=latent.has_bias)
-    if latent.has_bias:  # but not of q_proj
+    if latent.has_bias:  # q_proj has no bias
         rows = own[f"{queries}.weight"].rows
         query_bias = own.floats(f"{queries}.bias") if low else np.zeros(rows, np.float32)
         in_bias = np.concatenate([query_bias, in_bias])

@@ -29,7 +29,7 @@ GUESSING = ("mtp.", "model.mtp_")
 """Beginnings of the names of weights that predict further tokens, which are not read."""
 DUMMY_SEED = 0
 IS_FACTOR = re.compile(r"norm(_\d)?\.weight$|\.layer_scalar$")
-"""Names of weights that multiply what they get, and are 1 where weights are random."""
+"""Matches weights that scale their input. Random weights set them to 1."""
 DUMMY_DEVIATION = 0.02
 MOST_DRAWN = (1 << 20) - 3  # random weights of a matrix, which larger ones repeat: 8 billion take minutes to draw
 

@@ -93,7 +93,7 @@ class _Values:
 
 
 def _number_or_word(text: str) -> Any:
-    """Returns the number that the text is, or the text."""
+    """Returns the text as a number if it is one, else the text."""
     try:
         return json.loads(text, parse_constant=int)  # int raises ValueError
     except ValueError:

@@ -41,7 +41,7 @@ END_TEXTS: Final = frozenset(
 HARMONY_ENDS: Final = frozenset(("<|endoftext|>", "<|return|>", "<|call|>"))
 """Control tokens that end an output of gpt-oss, where <|end|> only ends a message."""
 GEMMA4_ENDS: Final = frozenset(("<eos>", "<turn|>", "<|tool_response>"))
-"""Tokens that end an output of Gemma 4, whatever their types: a text, a turn, and a call that waits for its result."""
+"""Tokens that end a text, a turn, or a call in the output of Gemma 4, whatever their types."""
 NAMED_KEYS: Final = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -52,7 +52,7 @@ NAMED_KEYS: Final = {
 COMPOSED: Final = ("modern-bert", "qwen2", "qwen35")
 """Values of tokenizer.ggml.pre of models that were trained on text in Unicode's form NFC."""
 SENTENCEPIECE: Final = ("llama", "gemma4")
-"""Values of tokenizer.ggml.model; files of the second list their merges."""
+"""Values of tokenizer.ggml.model. Files of the second kind list their merges."""
 END_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -165,7 +165,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
 
 
 def _listed_merges(metadata: Mapping[str, Any], vocab: Container[str]) -> list[tuple[str, str]]:
-    """Returns the merges that the file has. Raises StartupError, ValueError."""
+    """Returns the merges listed in the file. Raises StartupError, ValueError."""
     merges = []
     for merge in _get(metadata, "merges", list):
         left, _, right = merge.partition(" ")

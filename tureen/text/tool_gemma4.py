@@ -28,7 +28,7 @@ def parser(tools: Sequence[Tool], *, parallel: bool = True) -> Gemma4Parser:
 
 
 def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
-    """Constrains calls, which may appear anywhere in the text, to arguments in JSON."""
+    """Constrains calls, which may appear anywhere in the text, to JSON arguments."""
     tags = [call_tag(f"{BEGIN}call:{tool.name}", tool, END) for tool in tools]
     return listed_calls(tags, "", parallel=parallel) if required else triggered_calls(BEGIN, tags, parallel=parallel)
 
@@ -66,7 +66,7 @@ class Gemma4Parser(NamedParser):
         self._end_call()
 
     def _at_bracket(self, is_end: bool) -> bool:
-        """Reads to the next bracket or string; False where it has not arrived, or the call ends without it."""
+        """Reads to the next bracket or string. Returns False if more text is needed, or the call ends without one."""
         end = min(self._certain_end(mark, is_end) for mark in (QUOTE, END))
         match = BRACKET.search(self._rest, self._at, end)
         if match is None:
@@ -83,7 +83,7 @@ class Gemma4Parser(NamedParser):
         return True
 
     def _in_string(self, is_end: bool) -> bool:
-        """Reads to the end of a string; False where it has not arrived, or the call ends without it."""
+        """Reads to the end of a string. Returns False if more text is needed, or the call ends within the string."""
         if self._quote == QUOTE:
             end = self._rest.find(QUOTE, self._at)
             if end < 0:

@@ -136,7 +136,7 @@ def _common(facts: GgufFacts, architecture: Architecture) -> dict[str, Any]:
 
 
 def _key_heads(facts: GgufFacts, architecture: Architecture, heads: int) -> int:
-    """Returns the number of a layer's keys; the first layer's where layers differ."""
+    """Returns the number of key heads: the first layer's if layers differ."""
     key = "attention.head_count_kv"
     if architecture.layers_differ:
         return facts.counts(key, facts.count("block_count"))[0]

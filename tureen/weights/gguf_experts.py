@@ -42,14 +42,14 @@ def experts(facts: GgufFacts, **allowed: object) -> tuple[int, int]:
 
 
 def mixtral_experts(facts: GgufFacts, config: Config, **allowed: object) -> Config:
-    """Returns the experts of families whose config.json has no size for them but intermediate_size."""
+    """Returns the experts of families whose config.json stores their size as intermediate_size."""
     count, used = experts(facts, **allowed)
     size = facts.count("expert_feed_forward_length", config["intermediate_size"])
     return {"num_local_experts": count, "num_experts_per_tok": used, "intermediate_size": size}
 
 
 def shared(facts: GgufFacts, size: int) -> int:
-    """Returns the number of experts of this size that the expert of all tokens is as large as. Raises StartupError."""
+    """Returns the size of the shared expert, as a number of experts of this size. Raises StartupError."""
     count = facts.optional_count("expert_shared_count") or 0
     length = facts.optional_count("expert_shared_feed_forward_length") or size * count
     if length != size * count:

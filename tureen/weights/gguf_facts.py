@@ -72,7 +72,7 @@ class GgufFacts:
         return int(counts[0])
 
     def counts(self, key: str, layers: int) -> list[int]:
-        """Returns one count for each layer, also where the file has one for all."""
+        """Returns one count per layer. A single number in the file counts for every layer."""
         value = self.stored(key)
         if not isinstance(value, np.ndarray):
             return [self.count(key)] * layers

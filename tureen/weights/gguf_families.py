@@ -382,7 +382,7 @@ class Architecture(NamedTuple):
     rotates_part: bool = False  # the rotated dimensions may be fewer than a head's: its first ones
     has_scale: bool = False  # `read` reads the scale of attention
     sees_ahead: bool = False  # an encoder
-    layers_differ: bool = False  # `read` reads the sizes of keys and mlps, and the ropes
+    layers_differ: bool = False  # `read` reads the ropes and the sizes of keys and mlps
     is_latent: bool = False  # `read` reads the sizes of heads
     has_mixers: bool = False  # layers without attention have 0 heads of keys
     epsilon: str = RMS  # key of the number that norms add

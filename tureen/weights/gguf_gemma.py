@@ -15,7 +15,7 @@ from tureen.weights.gguf_rope import ROPE_FACTORS, numbers
 
 SECOND_EMBEDDING: Final = "per_layer_token_embd.weight"
 STANDS_STILL: Final = 1e29
-"""A frequency that is divided by at least this does not turn."""
+"""A frequency divided by this or more does not turn."""
 
 
 def gemma4(facts: GgufFacts, config: Config) -> Config:
@@ -49,7 +49,7 @@ def gemma4(facts: GgufFacts, config: Config) -> Config:
 
 
 def _sizes(facts: GgufFacts, slides: list[bool]) -> dict[str, dict[str, int]]:
-    """Returns the number and the size of each layer's keys, as transformers writes them."""
+    """Returns the number and size of each layer's keys, in the form of transformers."""
     full, sliding = (_head_dim(facts, suffix) for suffix in ("", "_swa"))
     counts = facts.counts("attention.head_count_kv", len(slides))
     return {
@@ -59,7 +59,7 @@ def _sizes(facts: GgufFacts, slides: list[bool]) -> dict[str, dict[str, int]]:
 
 
 def _head_dim(facts: GgufFacts, suffix: str) -> int:
-    """Returns the size of heads of one kind of layers. Raises StartupError where values or rotations have another."""
+    """Returns the head size of one kind of layer. Raises StartupError if values or the rotation have another size."""
     size = facts.count(f"attention.key_length{suffix}")
     for key in (f"attention.value_length{suffix}", f"rope.dimension_count{suffix}"):
         if facts.count(key, size) != size:
@@ -68,7 +68,7 @@ def _head_dim(facts: GgufFacts, suffix: str) -> int:
 
 
 def _full_rope(facts: GgufFacts) -> dict[str, Any]:
-    """Returns the rope of layers without a window, whose last pairs do not turn. Raises StartupError for another."""
+    """Returns the rope of layers without a window, whose last pairs do not turn. Raises StartupError for any other."""
     size, theta = facts.count("attention.key_length"), facts.number("rope.freq_base", 1_000_000.0)
     divisors = numbers(facts, ROPE_FACTORS, size // 2)
     turning = int(np.count_nonzero(divisors == 1))
@@ -78,16 +78,16 @@ def _full_rope(facts: GgufFacts) -> dict[str, Any]:
 
 
 def _are_values(facts: GgufFacts, slides: list[bool], num_shared: int) -> bool:
-    """Says whether keys of layers without a window are their values, too."""
+    """Returns whether layers without a window use their keys as values."""
     full = [layer for layer, is_sliding in enumerate(slides[: len(slides) - num_shared]) if not is_sliding]
     kinds = {facts.has(f"blk.{layer}.attn_v.weight") for layer in full}
     if len(kinds) > 1:
-        raise facts.unsupported("values that some layers without a window have, and others not, are not supported")
+        raise facts.unsupported("blk.N.attn_v.weight in some layers without a window, but not in all, is not supported")
     return kinds == {False}
 
 
 def _is_wide(facts: GgufFacts, layers: int, num_shared: int) -> bool:
-    """Says whether layers with shared keys have mlps of twice the size."""
+    """Returns whether layers with shared keys have mlps twice as large."""
     sizes = facts.counts("feed_forward_length", layers)
     own, shared = set(sizes[: layers - num_shared]), set(sizes[layers - num_shared :])
     if len(own) == 1 and shared <= own:

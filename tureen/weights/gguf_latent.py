@@ -11,8 +11,7 @@ from tureen.weights.gguf_facts import GgufFacts
 
 
 def _latent(facts: GgufFacts, config: Config) -> Config:
-    """Returns the sizes of latent attention. Lengths of heads are under names of their own where the file has a head's
-    matrices apart."""
+    """Returns the sizes of latent attention. Files with separate matrices for each head use other keys for them."""
     own = "_mla" if facts.get("attention.key_length_mla") else ""
     if own:
         for key in ("key_length", "value_length"):
@@ -38,11 +37,11 @@ def _latent(facts: GgufFacts, config: Config) -> Config:
 
 
 def deepseek2(facts: GgufFacts, config: Config) -> Config:
-    """Returns DeepSeek V2's entries, or V3's where experts are chosen by sigmoids. Older files do not say how they are
-    chosen: sigmoids alone have a correction."""
+    """Returns DeepSeek V3's entries if sigmoids choose the experts, else V2's. Older files do not name the function;
+    only sigmoids come with a correction."""
     scaling, key = config["rope_scaling"], "rope.scaling.yarn_log_multiplier"
     if scaling and facts.get(key):
-        stretch = facts.number(key) * 10  # this architecture's files have a tenth of it
+        stretch = facts.number(key) * 10  # files of this architecture store a tenth of it
         scaling = {**scaling, "mscale": stretch, "mscale_all_dim": stretch}
     has_correction = any(name.endswith("exp_probs_b.bias") for name in facts.file.tensors)
     choice = facts.get("expert_gating_func") or (SIGMOID if has_correction else SOFTMAX)
@@ -75,7 +74,7 @@ def deepseek2(facts: GgufFacts, config: Config) -> Config:
 
 
 def minicpm3(facts: GgufFacts, config: Config) -> Config:
-    """Factors of embeddings, residuals and logits are those of config.json that llama.cpp takes for granted."""
+    """Returns MiniCPM3's entries, with the factors that llama.cpp uses for every file."""
     return {
         "model_type": "minicpm3",
         **_latent(facts, config),

@@ -125,7 +125,7 @@ IN_CONFIG: Final = frozenset((LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS))
 UNIT_OFFSET: Final = frozenset((
     "gemma", "gemma2", "gemma3_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
 ))  # fmt: skip
-"""Values of model_type whose files have the norms' weights of config.json's checkpoints, plus 1."""
+"""Values of model_type whose GGUF files store 1 plus the norm weights of the checkpoint."""
 XIELU: Final = {f"xielu.{name}": name for name in ("alpha_n", "alpha_p", "beta", "eps")}
 """Keys of the metadata -> names of weights."""
 LAYER: Final = re.compile(r"blk\.(\d+)\.")

@@ -42,7 +42,7 @@ VISION: Final = tuple(
 UNREAD: Final = VISION + tuple(
     f"{prefix}{part}" for prefix in ("", "model.") for part in ("audio_tower.", "embed_audio.", "embed_vision.")
 )
-"""The same, and those of parts that are not supported."""
+"""Prefixes of weights that a text model does not read: VISION and parts that are not supported."""
 BY_NAME: Final = {encoding.name: encoding for encoding in ENCODINGS.values()} | WIDE_ENCODINGS
 
 
@@ -209,11 +209,11 @@ def _guesses_ahead(name: str, config: Mapping[str, Any]) -> bool:
 
 
 def _experts(path: Path, stored: Stored) -> Iterator[Stored]:
-    """Yields each part of a tensor that holds a matrix for each expert, or for each head."""
+    """Splits a tensor into its matrices, one for each expert or head."""
     count, *shape = stored.shape
     if not shape:
         raise StartupError(
-            f"model {path}: the tensor of {stored.name} has one dimension, where experts or heads need more"
+            f"model {path}: the tensor of {stored.name} has one dimension, but experts or heads need at least two"
         )
     parts = stored.data.reshape(count, -1)
     for number, part in enumerate(parts):

@@ -113,31 +113,29 @@ def test_gemma3_configs_of_both_styles_mean_the_same():
     assert new.windows == (12, 12, 12, 12, 12, None)
 
 
+def _write_larger(folder, variant, family, prefix, others):
+    """Write a larger model of this family around a text model; its weights' names get the prefix. others: names."""
+    write(folder / "text", variant)
+    text = json.loads((folder / "text" / "config.json").read_text())
+    whole = {"architectures": [f"{family}ForConditionalGeneration"], "model_type": family.lower(), "text_config": text}
+    (folder / "config.json").write_text(json.dumps(whole))
+    weights = load_file(folder / "text" / "model.safetensors")
+    renamed = {f"{prefix}{name.removeprefix('model.')}": tensor for name, tensor in weights.items()}
+    save_file(renamed | {name: torch.zeros(3) for name in others}, folder / "model.safetensors")
+
+
 def test_the_text_part_of_a_larger_gemma3_is_served(tmp_path, original):
-    oracle_folder = tmp_path / "text"
-    write(oracle_folder, "gemma3")
-    text = json.loads((oracle_folder / "config.json").read_text())
-    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
-    (tmp_path / "config.json").write_text(json.dumps(whole))
-    weights = load_file(oracle_folder / "model.safetensors")
-    renamed = {f"language_model.{name}": tensor for name, tensor in weights.items()}
-    save_file(renamed | {"vision_tower.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
+    _write_larger(tmp_path, "gemma3", "Gemma3", "language_model.model.", ["vision_tower.weight"])
     load(tmp_path)
 
 
 @pytest.mark.parametrize("prefix", ["", "model."])
 def test_the_text_part_of_a_larger_gemma4_is_served(tmp_path, prefix):
-    oracle_folder = tmp_path / "text"
-    write(oracle_folder, "gemma4-shared")
-    text = json.loads((oracle_folder / "config.json").read_text())
-    whole = {"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "text_config": text}
-    (tmp_path / "config.json").write_text(json.dumps(whole))
-    weights = load_file(oracle_folder / "model.safetensors")
-    renamed = {f"model.language_model.{name.removeprefix('model.')}": tensor for name, tensor in weights.items()}
-    others = ("vision_tower.x.weight", "audio_tower.x.weight", "embed_vision.x.weight", "embed_audio.x.weight")
-    unused = {f"model.language_model.layers.5.self_attn.{name}_proj.weight": torch.zeros(96, 64) for name in "kv"}
-    more = {f"{prefix}{name}": torch.zeros(3) for name in others}
-    save_file(renamed | unused | more, tmp_path / "model.safetensors")
+    parts = [f"{prefix}{part}.x.weight" for part in ("vision_tower", "audio_tower", "embed_vision", "embed_audio")]
+    unused = [
+        f"model.language_model.layers.5.self_attn.{name}_proj.weight" for name in "kv"
+    ]  # of a layer with shared keys
+    _write_larger(tmp_path, "gemma4-shared", "Gemma4", "model.language_model.", [*parts, *unused])
     load(tmp_path)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 ARCHITECTURES = {
     "apertus": "apertus",
@@ -20,6 +21,7 @@ ARCHITECTURES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
     "glm": "chatglm",
     "glm4": "glm4",
@@ -58,6 +60,8 @@ ARCHITECTURES = {
 """By model_type."""
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 TOP |= {
+    "model.altup_projections": "altup_proj",
+    "model.altup_unembed_projections": "altup_unembd_proj",
     "model.embed_tokens_per_layer": "per_layer_token_embd",
     "model.per_layer_model_projection": "per_layer_model_proj",
     "model.per_layer_projection_norm": "per_layer_proj_norm",
@@ -113,6 +117,13 @@ LAYER_NAMES = {
         for block in ("shared_expert", "shared_experts", "shared_mlp")
         for part in ("gate", "up", "down")
     },
+    "altup.correction_coefs": "altup_correct_coef",
+    "altup.prediction_coefs": "altup_predict_coef",
+    "altup.modality_router": "altup_router",
+    "altup.router_norm": "altup_router_norm",
+    "laurel.linear_left": "laurel_l",
+    "laurel.linear_right": "laurel_r",
+    "laurel.post_laurel_norm": "laurel_post_norm",
     "per_layer_input_gate": "inp_gate",
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
@@ -139,6 +150,7 @@ WHOLE = {
     "linear_attn.dt_bias": "ssm_dt.bias",
     "self_attn.sinks": "attn_sinks.weight",
     "layer_scalar": "layer_output_scale.weight",
+    "altup.correct_output_scale": "altup_correct_scale.weight",
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
@@ -149,6 +161,7 @@ WHOLE = {
 POST_ATTENTION = (
     "gemma2",
     "gemma3",
+    "gemma3n",
     "gemma4",
     "gpt-oss",
     "seed_oss",
@@ -207,8 +220,8 @@ def _parts(model: Any) -> Iterator[tuple[str, np.ndarray]]:
     for name, parameter in model.state_dict().items():
         array = parameter.detach().float().numpy()
         stem, _, last = name.rpartition(".")
-        if stem.endswith("experts") and model.config.model_type == "gemma4_text":
-            yield f"{name}.weight", array
+        if ".altup_" in name or (stem.endswith("experts") and model.config.model_type == "gemma4_text"):
+            yield from _of_gemma(model, name, array)
         elif stem.endswith("experts") and "proj" in last:
             yield from _expert_parts(stem, last, array, is_gpt_oss=model.config.model_type == "gpt_oss")
         elif stem.endswith("shared_mlp.input_linear"):
@@ -223,6 +236,16 @@ def _parts(model: Any) -> Iterator[tuple[str, np.ndarray]]:
             yield from _qkvz(stem.removesuffix("qkvz"), array, model.config)
         elif ".act_fn." not in name:
             yield name, array
+
+
+def _of_gemma(model: Any, name: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the tensors of experts unchanged, and the matrices of all streams as one tensor."""
+    stem = name.removesuffix("0.weight")
+    if ".altup_" not in name:
+        yield f"{name}.weight", array
+    elif stem != name:
+        own = [value.numpy() for key, value in model.state_dict().items() if key.startswith(stem)]
+        yield f"{stem}weight", np.stack(own)
 
 
 def _expert_parts(stem: str, last: str, array: np.ndarray, *, is_gpt_oss: bool) -> Iterator[tuple[str, np.ndarray]]:
@@ -430,7 +453,21 @@ def full_heads(model: Any) -> int:
     return own.k_proj.out_features // own.head_dim
 
 
+def _gemma3n(model: Any) -> dict[str, Any]:
+    config = model.config
+    shares = torch.tensor(config.activation_sparsity_pattern)
+    return {
+        "altup.active_idx": config.altup_active_idx,
+        "altup.num_inputs": config.altup_num_inputs,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "attention.shared_kv_layers": config.num_kv_shared_layers,
+        "activation_sparsity_scale": torch.distributions.normal.Normal(0, 1).icdf(shares).tolist(),
+        "rope.freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"],
+    }
+
+
 FAMILIES = {
+    "gemma3n_text": _gemma3n,
     "gemma4_text": _gemma4,
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), _deepseek),
     "minicpm3": _latent,

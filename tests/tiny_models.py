@@ -218,6 +218,23 @@ VARIANTS = {
         "Gemma4Text",
         GEMMA4_SHARED | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 40},
     ),
+    "gemma3n": (
+        "Gemma3nText",
+        {
+            "num_hidden_layers": 5,
+            "head_dim": 32,
+            "intermediate_size": [96, 64, 96, 96, 128],
+            "activation_sparsity_pattern": [0.6, 0.0, 0.3, 0.0, 0.0],
+            "sliding_window": 12,
+            "layer_types": [*["sliding_attention", "full_attention"] * 2, "sliding_attention"],
+            "rope_parameters": GEMMA_ROPES,
+            "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": 250,
+            "hidden_size_per_layer_input": 24,
+            "altup_num_inputs": 3,
+            "laurel_rank": 8,
+        },
+    ),
     "gemma2": ("Gemma2", {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 12}),
     "gemma2-softcaps": (
         "Gemma2",

@@ -56,10 +56,10 @@ heads' gates too.
 and one rotary key for each token and layer. Adapters for `kv_b_proj` and tensor-parallel ranks are refused. Kimi K2 and
 Moonlight are published without tokenizer.json: take a GGUF file, or name one with `--tokenizer-path`.
 
-**Gemma 4** (text): layers without a window have heads of their own size, and the last layers of E2B and E4B attend to
-the keys of earlier ones, which the KV cache holds once. E2B and E4B have a second embedding, with half of E2B's weights
-and 38 % of E4B's. A token reads one row of it. With `--quantization int4` it stays in 8 bits, so E2B takes 3.9 GB. The
-parts that see and hear are not read. Ranks and pipeline stages refuse these models.
+**Gemma 3n and 4** (text): the last layers of models named E2B and E4B attend to the keys of earlier ones, which the KV
+cache holds once. These models have a second embedding: in Gemma 4, half of E2B's weights and 38 % of E4B's. A token
+reads one row of it. With `--quantization int4` it stays in 8 bits, so Gemma 4 E2B takes 3.9 GB. The parts that see and
+hear are not read. Ranks and pipeline stages refuse these models.
 
 **gpt-oss** is read from its safetensors in MXFP4 or in BF16, and from GGUF files.
 

@@ -40,7 +40,7 @@ SPEC = LogprobSpec(prompt_start=0, top=256)
 
 TYPED = ("granitemoehybrid", "ministral", "lfm2", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Types of models whose configs have always had layer_types, or whose variants have others than the usual ones."""
-NOT_IN_OLDER_STYLE = ("gemma3", "nemotron-h", "nemotron-h-moe", "gemma4", "gemma4-shared", "gemma4-moe")
+NOT_IN_OLDER_STYLE = ("gemma3", "gemma3n", "nemotron-h", "nemotron-h-moe", "gemma4", "gemma4-shared", "gemma4-moe")
 """Variants without a rope, or with two ropes: gemma3 has its own test, the others have no older style."""
 BEGINNING = PROMPT[:24]
 """Longer than the windows, so a mutation that changes the whole prompt changes this part."""
@@ -51,6 +51,10 @@ ALL_SPARSE = {"mlp_only_layers": []}
 HEAD_SCALE = {"query_pre_attn_scalar": 32}
 NO_BIAS = {"attention_bias": False}
 ONE_MSCALE = DEEPSEEK_YARN | {"mscale_all_dim": 0.7}
+PLAIN_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "default", "rope_theta": 100000.0},
+}
 IN_GGUF = {
     "llama-rope-linear": {},
     "llama-rope-yarn": {},
@@ -62,6 +66,7 @@ IN_GGUF = {
     "qwen3-moe": ALL_SPARSE,
     "gemma2-softcaps": HEAD_SCALE,
     "gemma3": HEAD_SCALE,
+    "gemma3n": {"rope_parameters": PLAIN_ROPES},
     "gemma4": {},
     "gemma4-shared": {},
     "gemma4-moe": {},
@@ -322,6 +327,15 @@ def test_a_config_in_the_older_style_means_the_same(model, tmp_path):
     (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
     runner = make_runner(tmp_path)
     assert generate(runner, Running(0, PROMPT, range(8)), 4) == greedy(oracle, PROMPT, 4)
+
+
+def test_a_published_config_of_gemma_3n_names_the_bases_of_its_two_ropes_outside_rope_parameters(tmp_path):
+    oracle = write(tmp_path, "gemma3n", rope_parameters=PLAIN_ROPES)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["rope_parameters"]
+    config |= {"rope_theta": 100000.0, "rope_local_base_freq": 10000.0, "rope_scaling": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert generate(make_runner(tmp_path), Running(0, PROMPT, range(8)), 4) == greedy(oracle, PROMPT, 4)
 
 
 def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path):

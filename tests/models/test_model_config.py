@@ -144,6 +144,7 @@ def test_yarn_makes_the_context_longer_though_max_position_embeddings_has_not_gr
     assert describe(hf).context_len == context_len
 
 
+OF_GEMMA3N = {"num_kv_shared_layers": 0}
 OF_DEEPSEEK = {"num_key_value_heads": None, "num_experts_per_tok": 2}
 
 
@@ -183,6 +184,28 @@ OF_DEEPSEEK = {"num_key_value_heads": None, "num_experts_per_tok": 2}
         ("NemotronHForCausalLM", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act"),
         ("NemotronHForCausalLM", {"hybrid_override_pattern": "ME", "mlp_bias": True}, "mlp_bias"),
         ("Phi3ForCausalLM", {"rope_scaling": [1]}, "rope_scaling"),
+        ("Gemma3nForCausalLM", OF_GEMMA3N | {"altup_active_idx": 1}, "altup_active_idx: 1 is not supported"),
+        ("Gemma3nForCausalLM", OF_GEMMA3N | {"altup_num_inputs": 1}, "altup_num_inputs: must be 2 to 16, got 1"),
+        (
+            "Gemma3nForCausalLM",
+            OF_GEMMA3N | {"intermediate_size": [96]},
+            "intermediate_size: must have a size for each",
+        ),
+        (
+            "Gemma3nForCausalLM",
+            OF_GEMMA3N | {"intermediate_size": ["x", 96]},
+            "intermediate_size: must have a size for",
+        ),
+        (
+            "Gemma3nForCausalLM",
+            OF_GEMMA3N | {"activation_sparsity_pattern": [0.5, 1.0]},
+            "activation_sparsity_pattern: ",
+        ),
+        (
+            "Gemma3nForCausalLM",
+            {"num_kv_shared_layers": 2},
+            "num_kv_shared_layers: 2 of 2 leaves no layer of each kind",
+        ),
         ("Gemma4ForCausalLM", {"global_head_dim": 7}, "head_dim: layer 1: 2 key heads of size 7 do not fit 4 heads"),
         ("Gemma4ForCausalLM", {"num_kv_shared_layers": 2}, "num_kv_shared_layers: 2 of 2 leaves no layer of each kind"),
         ("Gemma4ForCausalLM", {"num_kv_shared_layers": 9}, "num_kv_shared_layers: 9 of 2 leaves no layer of each kind"),
@@ -256,7 +279,7 @@ HARMLESS = {
     "num_logits_to_keep",
     "training": "attention_dropout residual_dropout embedding_dropout embd_pdrop resid_pdrop initializer_range "
     "router_aux_loss_coef router_jitter_noise input_jitter_noise hidden_dropout rescale_prenorm_residual "
-    "z_loss_coefficient time_step_max time_step_floor",
+    "z_loss_coefficient time_step_max time_step_floor altup_coef_clip",
     "how it is computed, not what": "dtype chunk_size_feed_forward pretraining_tp mamba_chunk_size chunk_size "
     "use_mamba_kernels mamba_ssm_cache_dtype residual_in_fp32 moe_shared_expert_overlap",
     "other kinds of models": "is_encoder_decoder",

@@ -33,6 +33,7 @@ KINDS = {
     "latents": {"quantization": "int8"},
     "latents, int8 cache": {"quantization": "int4", "kv_cache_dtype": "int8"},
     "layers that differ": {"quantization": "int8"},
+    "streams": {"quantization": "int4"},
     "keys as values, int8 cache": {"quantization": "int4", "kv_cache_dtype": "int8"},
     "adapters": {"quantization": "int8"},
 }
@@ -44,6 +45,7 @@ VARIANTS = {
     "latents": "deepseek-v3",
     "latents, int8 cache": "deepseek-v2",
     "layers that differ": "gemma4-moe",
+    "streams": "gemma3n",
     "keys as values, int8 cache": "gemma4",
 }
 """Of models; the others are llama."""

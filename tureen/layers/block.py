@@ -70,7 +70,7 @@ class Block:
         if attended is not None and self._is_parallel:
             x.add_(attended, alpha=self._scale)
         if self._layer_input is not None and step.layer_inputs is not None:
-            x = self._layer_input(x, step.layer_inputs)
+            x.add_(self._layer_input.added(x, step.layer_inputs))
         return x if self._result_scale is None else x.mul_(self._result_scale)
 
     def _before(self, part: int, x: Tensor) -> Tensor:

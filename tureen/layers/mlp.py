@@ -34,12 +34,21 @@ class MLP:
         self._down = Linear(size, {"down_proj": hidden_size}, bias=down_bias, dtype=dtype)
         self._size = size
         self._gate_scale, self._scale = scales
+        self._cutoff: float | None = None
         self._activation = Xielu() if activation == "xielu" else (GATED if has_gate else PLAIN)[activation]
+
+    def cut_gates(self, cutoff: float) -> None:
+        """Sets gates below their mean plus `cutoff` standard deviations to 0, and subtracts that bound from the others."""
+        self._cutoff = cutoff
 
     def __call__(self, x: Tensor) -> Tensor:
         inner = self._into(x)
         if self._gate_scale != 1:
             inner[:, : self._size].mul_(self._gate_scale)
+        if self._cutoff is not None:
+            gate = inner[:, : self._size]
+            deviation, mean = torch.std_mean(gate, dim=-1, correction=0, keepdim=True)
+            gate.sub_(mean + deviation * self._cutoff).relu_()
         result = self._down(self._activation(inner))
         return result if self._scale == 1 else result * self._scale
 

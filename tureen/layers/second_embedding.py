@@ -56,9 +56,9 @@ class LayerInput:
         self._activation = PLAIN[activation]
         self._norm = norm
 
-    def __call__(self, x: Tensor, layer_inputs: Tensor) -> Tensor:
-        """Computes x [tokens, hidden_size], which is changed in place and returned. layer_inputs: of all layers."""
-        return x.add_(self._norm(self._out(self._activation(self._gate(x)) * layer_inputs[:, self._layer])))
+    def added(self, x: Tensor, layer_inputs: Tensor) -> Tensor:
+        """Returns what is added for x [tokens, hidden_size]. layer_inputs: of all layers."""
+        return self._norm(self._out(self._activation(self._gate(x)) * layer_inputs[:, self._layer]))
 
     def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         yield from self._gate.weights(prefix)

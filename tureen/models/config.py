@@ -4,6 +4,7 @@ torch."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -16,6 +17,7 @@ from tureen.layers.latent import Latent
 from tureen.layers.layer_inputs import LayerInputs
 from tureen.layers.layer_keys import LayerKeys
 from tureen.layers.mixers import Mixer
+from tureen.layers.residual_streams import ResidualStreams
 from tureen.layers.rope import RopeConfig
 from tureen.layers.routing import Experts
 from tureen.models.reading import fault, integer, layer_kinds, number
@@ -35,6 +37,8 @@ LAYER_NORMS = {
 }
 """The norms of a layer by ModelConfig.norms, in the order in which they are applied."""
 
+STREAM_MAPS = ("altup_projections", "altup_unembed_projections")
+"""The matrices of every stream but the first: from the embedding to the stream, and from the stream to the result."""
 BESIDE_NORMS = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
 """The norms of a layer with experts beside an mlp: after the mlp, before the experts, after them."""
 
@@ -95,7 +99,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ropes: tuple[RopeConfig | None, ...]
     keys: tuple[LayerKeys, ...] = ()  # per layer; empty: num_kv_heads of head_dim, not shared
     mlp_sizes: tuple[int, ...] = ()  # per layer; empty: intermediate_size
+    mlp_sparsity: tuple[float, ...] = ()  # per layer: the share of gates that are cut to 0; empty: no gate
     layer_inputs: LayerInputs | None = None
+    streams: ResidualStreams | None = None  # None: one residual stream; with several, layers have layer_inputs
     experts: tuple[Experts | None, ...] = ()
     latent: Latent | None = None  # latent attention; num_kv_heads is then 1, and head_dim the size of a cached key
     mixers: tuple[Mixer | None, ...] = ()  # of each layer; None, or no entries: attention
@@ -166,6 +172,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.mlp_sizes[layer] if self.mlp_sizes else self.intermediate_size
 
     @property
+    def num_maps(self) -> int:
+        """The number of residual streams made from the embedding by a matrix."""
+        return 0 if self.streams is None else self.streams.count - 1
+
+    def mlp_cutoff(self, layer: int) -> float | None:
+        """Returns the cutoff of a layer's gates in standard deviations above their mean; None: no gate is cut."""
+        sparsity = self.mlp_sparsity[layer] if self.mlp_sparsity else 0
+        return NormalDist().inv_cdf(sparsity) if sparsity else None
+
+    @property
     def state_floats(self) -> int:
         """The number of float32 values in the state of one sequence; 0: the model has attention alone."""
         return sum(mixer.state_floats for mixer in self.mixers if mixer is not None)
@@ -229,6 +245,9 @@ def _weights(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes["model.embed_tokens_per_layer.weight"] = (inputs.vocab_size, width)
         shapes["model.per_layer_model_projection.weight"] = (width, config.hidden_size)
         shapes["model.per_layer_projection_norm.weight"] = (inputs.size,)
+    for index in range(config.num_maps):
+        for name in STREAM_MAPS:
+            shapes[f"model.{name}.{index}.weight"] = (config.hidden_size, config.hidden_size)
     shapes |= _norm_weights(config, "model.norm", config.hidden_size)
     if not config.tie_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
@@ -255,6 +274,8 @@ def _layer_weights(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]
         shapes["per_layer_input_gate.weight"] = (size, config.hidden_size)
         shapes["per_layer_projection.weight"] = (config.hidden_size, size)
         shapes["post_per_layer_input_norm.weight"] = (config.hidden_size,)
+    if config.streams is not None:
+        shapes |= config.streams.weights(config.hidden_size)
     if config.has_layer_scales:
         shapes["layer_scalar"] = (1,)
     return shapes if config.part_of(layer) == "mixer" else shapes | _mlp_weights(config, layer)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,7 +15,9 @@ from tureen.models.config import ModelConfig, common, sliding_windows
 from tureen.models.published import Published
 from tureen.models.reading import fault, integer, layer_number, optional_number, refuse
 from tureen.models.ropes import ropes_of_windows, without_ropes
-from tureen.weights.stored import Stored
+from tureen.models.shared_keys import apart, shared_layers
+
+__all__ = ["apart"]
 
 ARCHITECTURES = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
 FAMILIES = {
@@ -48,8 +49,6 @@ ROPES = {
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
 """The ropes of a config that names none."""
-UNUSED = re.compile(r"^model\.layers\.(\d+)\.self_attn\.(?:k_proj|v_proj|k_norm)\.")
-"""Names of weights that checkpoints may hold for layers that use the keys of another."""
 FULL_EVERY = 6  # layers, unless the config says otherwise
 
 
@@ -89,27 +88,14 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def apart(stored: Stored, config: ModelConfig) -> Iterator[Stored]:
-    """Yields a weight, unless it makes keys or values that the layer takes from an earlier one."""
-    layer = UNUSED.search(stored.name)
-    if layer is None or config.keys_of(min(int(layer[1]), config.num_layers - 1)).of_layer is None:
-        yield stored
-
-
 def _keys(hf: Mapping[str, Any], config: ModelConfig, windows: tuple[int | None, ...]) -> list[LayerKeys]:
     """Returns the keys of each layer. Raises StartupError naming the key at fault."""
     are_values = bool(hf.get("attention_k_eq_v", False))
-    num_shared = layer_number(hf, "num_kv_shared_layers", 0)
-    num_own = config.num_layers - num_shared
-    last = {window: layer for layer, window in enumerate(windows[: max(0, num_own)])}
-    if not last.keys() >= set(windows):
-        left = f"{num_shared} of {config.num_layers} leaves no layer of each kind with keys of its own"
-        raise fault("num_kv_shared_layers", left)
-    keys = []
-    for layer, window in enumerate(windows):
-        sizes = _sizes(hf, config, layer, is_full=window is None)
-        shared = None if layer < num_own else last[window]
-        keys.append(replace(sizes, are_values=are_values and window is None, of_layer=shared))
+    keys: list[LayerKeys] = []
+    for layer, shared in enumerate(shared_layers(hf, windows)):
+        is_full = windows[layer] is None
+        sizes = _sizes(hf, config, layer, is_full=is_full)
+        keys.append(replace(sizes, are_values=are_values and is_full, of_layer=shared))
         if shared is not None and replace(keys[shared], are_values=False) != sizes:
             raise fault(
                 "num_kv_shared_layers", f"layer {layer} has other heads than layer {shared}, whose keys it uses"

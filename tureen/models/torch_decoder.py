@@ -20,15 +20,19 @@ from tureen.layers.mixers import GatedDelta, Mixer, ShortConv
 from tureen.layers.mlp import MLP
 from tureen.layers.norm import LayerNorm, Norm, RMSNorm
 from tureen.layers.recurrent import Beside, GatedDeltaLayer, Mamba2Layer, ShortConvLayer
+from tureen.layers.residual_streams import ResidualStreams
 from tureen.layers.rotary import RopeTable
 from tureen.layers.routing import Experts
 from tureen.layers.second_embedding import LayerInput, SecondEmbedding
-from tureen.models.config import BESIDE_NORMS, ModelConfig, qkv_names
+from tureen.layers.stream_block import StreamBlock, StreamMaps
+from tureen.models.config import BESIDE_NORMS, STREAM_MAPS, ModelConfig, qkv_names
 from tureen.weights.stored import Stored
 from tureen.weights.tensors import as_tensor
 
 if TYPE_CHECKING:
     from tureen.layers.block import TokenMixer
+
+    Part = Embedding | SecondEmbedding | StreamMaps | StreamBlock | Block | Norm | Head
 
 
 class DecoderLayers:
@@ -85,7 +89,7 @@ class DecoderLayers:
             x = block(x, step)
         return x
 
-    def _parts(self) -> Iterator[tuple[str, Embedding | SecondEmbedding | Block | Norm | Head]]:
+    def _parts(self) -> Iterator[tuple[str, Part]]:
         """Yields each part with the prefix of its weights' names."""
         for index, block in self._blocks.items():
             yield f"model.layers.{index}.", block
@@ -99,6 +103,9 @@ class DecoderModel(DecoderLayers):
         super().__init__(config, range(config.num_layers) if layers is None else layers, dtype)
         self._embedding = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, scale=config.embedding_scale)
         self._second = _second_embedding(config, dtype)
+        self._maps = None
+        if config.streams is not None:
+            self._maps = StreamMaps(config.streams.count, STREAM_MAPS, config.hidden_size, dtype)
         self._norm = make_norm(config)
         tied = self._embedding if config.tie_embeddings else None
         self._head = Head(
@@ -119,7 +126,9 @@ class DecoderModel(DecoderLayers):
             places, vectors = inputs.embedded
             x[places] = vectors.to(x.dtype)
         layer_inputs = None if self._second is None else self._second(inputs.token_ids, x)
-        return self._compute(x, inputs, attention, layer_inputs)
+        if self._maps is None:
+            return self._compute(x, inputs, attention, layer_inputs)
+        return self._maps.end(self._compute(self._maps.begin(x), inputs, attention, layer_inputs))
 
     def last_hidden(self, hidden: Tensor) -> Tensor:
         """Applies the final norm to rows of `forward`'s result: float32 [rows, hidden_size]."""
@@ -136,13 +145,15 @@ class DecoderModel(DecoderLayers):
     def finish(self, context_len: int, device: torch.device) -> None:
         super().finish(context_len, device)
         self._head.finish()
-        if self._second is not None:
-            self._second.finish()
+        for part in (self._second, self._maps):
+            if part is not None:
+                part.finish()
 
-    def _parts(self) -> Iterator[tuple[str, Embedding | SecondEmbedding | Block | Norm | Head]]:
+    def _parts(self) -> Iterator[tuple[str, Part]]:
         yield "model.embed_tokens", self._embedding
-        if self._second is not None:
-            yield "model.", self._second
+        for part in (self._second, self._maps):
+            if part is not None:
+                yield "model.", part
         yield from super()._parts()
         yield "model.norm", self._norm
         yield "lm_head", self._head
@@ -181,7 +192,9 @@ def _second_embedding(config: ModelConfig, dtype: torch.dtype) -> SecondEmbeddin
     return SecondEmbedding(inputs, config.num_layers, config.hidden_size, norm, dtype)
 
 
-def _block(config: ModelConfig, layer: int, place: int, dtype: torch.dtype) -> Block:
+def _block(config: ModelConfig, layer: int, place: int, dtype: torch.dtype) -> Block | StreamBlock:
+    if config.streams is not None:
+        return _stream_block(config, config.streams, layer, place, dtype)
     part = config.part_of(layer)
     mixer = None if part == "mlp" else _mixer(config, layer, place, dtype)
     experts = config.experts_of(layer)
@@ -204,6 +217,26 @@ def _block(config: ModelConfig, layer: int, place: int, dtype: torch.dtype) -> B
         config.residual_scale,
         layer_input=_layer_input(config, layer, dtype),
         has_result_scale=config.has_layer_scales,
+    )
+
+
+def _stream_block(
+    config: ModelConfig, streams: ResidualStreams, layer: int, place: int, dtype: torch.dtype
+) -> StreamBlock:
+    shape, layer_input = layer_shape(config, layer), _layer_input(config, layer, dtype)
+    assert layer_input is not None, "layers with streams have a part of the second embedding"
+    mlp, cutoff = make_mlp(config, config.mlp_size(layer), dtype, down_bias=config.mlp_bias), config.mlp_cutoff(layer)
+    if cutoff is not None:
+        mlp.cut_gates(cutoff)
+    return StreamBlock(
+        streams,
+        config.hidden_size,
+        make_attention(config, layer, shape, place=place, out_bias=config.out_bias, dtype=dtype),
+        mlp,
+        make_norms(config, layer),
+        (make_norm(config), make_norm(config)),
+        layer_input,
+        dtype,
     )
 
 

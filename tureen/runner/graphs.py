@@ -22,7 +22,7 @@ from tureen.layers.mixers import GatedDelta, Mamba2, ShortConv
 from tureen.layers.rope import frequencies
 from tureen.layers.routing import Experts
 from tureen.lora.adapter import Adapter
-from tureen.models.config import ModelConfig, qkv_names
+from tureen.models.config import STREAM_MAPS, ModelConfig, qkv_names
 from tureen.runner.forward import ForwardOutput, drawn_tokens, hidden_ranges, score_pieces
 from tureen.runner.trace import StepTrace, TraceOptions
 from tureen.sampling.arithmetic import Peaks
@@ -110,22 +110,14 @@ def record(tape: Any, config: ModelConfig, context_len: int, weights: Mapping[st
     tape.embed(embedding, 1.0 if config.embedding_scale is None else config.embedding_scale)
     if config.layer_inputs is not None:
         _record_layer_inputs(tape, config, weights, config.layer_inputs)
+    into, out = ([weights[f"model.{name}.{at}.weight"] for at in range(config.num_maps)] for name in STREAM_MAPS)
+    if config.streams is not None:
+        tape.begin_streams(into)
     for layer in range(config.num_layers):
         own = _Part(weights, f"model.layers.{layer}.")
-        _record_mixer(tape, config, layer, context_len, own)
-        if config.part_of(layer) != "mixer":
-            _record_mlp(tape, config, layer, own)
-        if config.layer_inputs is not None:
-            tape.layer_input(
-                module=f"model.layers.{layer}",
-                layer=layer,
-                gate=own["per_layer_input_gate.weight"],
-                activation=config.activation,
-                out=own["per_layer_projection.weight"],
-                post=own.norm("post_per_layer_input_norm", config),
-            )
-        if config.has_layer_scales:
-            tape.scale(own["layer_scalar"].item())
+        _record_layer(tape, config, layer, context_len, own)
+    if config.streams is not None:
+        tape.end_streams(out)
     head = embedding if config.tie_embeddings else weights["lm_head.weight"]
     top = _Part(weights, "")
     tape.head(
@@ -148,6 +140,51 @@ def _record_layer_inputs(tape: Any, config: ModelConfig, weights: Mapping[str, A
     )
 
 
+def _record_layer(tape: Any, config: ModelConfig, layer: int, context_len: int, own: _Part) -> None:
+    mix = None if config.streams is None else _stream_mix(config, own)
+    if mix is not None:
+        tape.predict_streams(mix)
+        _record_low_rank(tape, config, layer, own)
+    _record_mixer(tape, config, layer, context_len, own)
+    if mix is not None:
+        tape.join(2**-0.5)
+    if config.part_of(layer) != "mixer":
+        _record_mlp(tape, config, layer, own)
+    if mix is not None:
+        tape.correct_streams(mix)
+    if config.layer_inputs is not None:
+        tape.layer_input(
+            module=f"model.layers.{layer}",
+            layer=layer,
+            gate=own["per_layer_input_gate.weight"],
+            activation=config.activation,
+            out=own["per_layer_projection.weight"],
+            post=own.norm("post_per_layer_input_norm", config),
+        )
+    if config.has_layer_scales:
+        tape.scale(own["layer_scalar"].item())
+
+
+def _stream_mix(config: ModelConfig, own: _Part) -> Any:
+    return native.require().StreamMix(
+        router_norm=own.norm("altup.router_norm", config),
+        router=own.numbers("altup.modality_router"),
+        prediction=own.numbers("altup.prediction_coefs"),
+        correction=own.numbers("altup.correction_coefs"),
+        scale=own["altup.correct_output_scale"],
+    )
+
+
+def _record_low_rank(tape: Any, config: ModelConfig, layer: int, own: _Part) -> None:
+    tape.low_rank(
+        module=f"model.layers.{layer}.laurel",
+        norm=own.norm("input_layernorm", config),
+        left=own["laurel.linear_left.weight"],
+        right=own["laurel.linear_right.weight"],
+        post=own.norm("laurel.post_laurel_norm", config),
+    )
+
+
 class _Part:
     """The weights under one prefix."""
 
@@ -161,6 +198,11 @@ class _Part:
     def floats(self, *names: str, is_there: bool = True) -> Floats:
         """Returns vectors one after another; none where `is_there` is false."""
         return np.concatenate([self[name] for name in names]) if is_there else NOTHING
+
+    def numbers(self, name: str) -> Floats:
+        """Returns a small matrix as numbers, row after row."""
+        numbers: Floats = self[f"{name}.weight"].unpack()
+        return np.ascontiguousarray(numbers).reshape(-1)
 
     def by_token(self, name: str) -> Floats:
         """Returns the weights of a convolution, [channels, 1, tokens] in checkpoints, token by token."""
@@ -362,6 +404,7 @@ def _record_mlp(tape: Any, config: ModelConfig, layer: int, own: _Part) -> None:
             ),
             residual_scale=1.0 if is_beside else config.residual_scale * config.multipliers.mlp_out,
             is_held=is_beside,
+            cutoff=config.mlp_cutoff(layer),
         )
     if experts is not None:
         norm = own.norm("pre_feedforward_layernorm_2", config) if is_beside else norm

@@ -39,6 +39,9 @@ ROUTERS = (
     ".mlp.shared_expert_gate.weight",
     ".linear_attn.in_proj_a.weight",
     ".linear_attn.in_proj_b.weight",
+    ".altup.modality_router.weight",
+    ".altup.prediction_coefs.weight",
+    ".altup.correction_coefs.weight",
 )
 """Endings of names of weights that are never stored in fewer bits: they are small, and their result must not change."""
 SMALL_MODEL = 300_000_000

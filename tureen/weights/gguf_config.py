@@ -93,7 +93,7 @@ def _common(facts: GgufFacts, architecture: Architecture) -> dict[str, Any]:
     if architecture.is_latent:  # `read` reads the other sizes
         head_dim = facts.count("rope.dimension_count")
     elif architecture.layers_differ:
-        head_dim = facts.count("attention.key_length_swa")
+        head_dim = facts.count("attention.key_length_swa", facts.count("attention.key_length"))
     else:
         head_dim = facts.count("attention.key_length", hidden // heads)
         if facts.count("attention.value_length", head_dim) != head_dim:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tureen.weights.gguf_experts import PLAIN_CHOICE, SHARED, SIGMOID, Config, experts, mixtral_experts, shared
 from tureen.weights.gguf_facts import GgufFacts
-from tureen.weights.gguf_gemma import gemma4
+from tureen.weights.gguf_gemma import gemma3n, gemma4
 from tureen.weights.gguf_latent import deepseek2, minicpm3
 
 OF_MAMBA: Final = (
@@ -405,6 +405,9 @@ ARCHITECTURES: Final = {
     "gemma": Architecture(("GemmaForCausalLM",), _plain("gemma", hidden_activation="gelu_pytorch_tanh")),
     "gemma2": Architecture(("Gemma2ForCausalLM",), _gemma2),
     "gemma3": Architecture(("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), _gemma3),
+    "gemma3n": Architecture(
+        ("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"), gemma3n, has_scale=True, layers_differ=True
+    ),
     "gemma4": Architecture(
         ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
         gemma4,

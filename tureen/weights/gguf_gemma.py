@@ -1,14 +1,16 @@
-"""Reads Gemma 4 from the metadata of a GGUF file.
+"""Reads Gemma 3n and 4 from the metadata of a GGUF file.
 
-Source: llama.cpp's src/models/gemma4.cpp, and its converter.
+Source: llama.cpp's src/models/gemma3n.cpp and gemma4.cpp, and its converter.
 """
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import Any, Final
 
 import numpy as np
 
+from tureen.errors import echo
 from tureen.weights.gguf_experts import Config, experts
 from tureen.weights.gguf_facts import GgufFacts
 from tureen.weights.gguf_rope import ROPE_FACTORS, numbers
@@ -18,21 +20,58 @@ STANDS_STILL: Final = 1e29
 """A frequency divided by this or more does not turn."""
 
 
-def gemma4(facts: GgufFacts, config: Config) -> Config:
-    layers, scale = config["num_hidden_layers"], facts.factor("attention.scale", 1.0)
+def gemma3n(facts: GgufFacts, config: Config) -> Config:
+    layers, low_rank = config["num_hidden_layers"], facts.file.tensors.get("blk.0.laurel_l.weight")
+    if low_rank is None:
+        raise facts.fault("tensor 'blk.0.laurel_l.weight' is missing")
+    if facts.get("altup.active_idx"):
+        raise facts.unsupported(f"gemma3n.altup.active_idx must be 0, got {echo(facts.get('altup.active_idx'))}")
+    return {
+        "model_type": "gemma3n_text",
+        "head_dim": _head_dim(facts, ""),
+        **_kinds(facts, layers),
+        "rope_local_base_freq": facts.number("rope.freq_base_swa", 10000.0),
+        "rope_theta": facts.number("rope.freq_base", 1_000_000.0),
+        "intermediate_size": facts.counts("feed_forward_length", layers),
+        "final_logit_softcapping": facts.number("final_logit_softcapping", 30.0),
+        "activation_sparsity_pattern": _sparsity(facts, layers),
+        "altup_num_inputs": facts.count("altup.num_inputs"),
+        "laurel_rank": low_rank.shape[0],
+        **_second_embedding(facts),
+    }
+
+
+def _sparsity(facts: GgufFacts, layers: int) -> list[float]:
+    """Returns the share of gates that are cut to 0, per layer. Files have the cutoff in deviations from the mean."""
+    cutoffs = facts.stored("activation_sparsity_scale")
+    if not isinstance(cutoffs, np.ndarray) or cutoffs.dtype.kind != "f" or len(cutoffs) < layers:
+        raise facts.fault(f"gemma3n.activation_sparsity_scale must have a number for each of {layers} layers")
+    return [NormalDist().cdf(float(cutoff)) for cutoff in cutoffs[:layers]]
+
+
+def _kinds(facts: GgufFacts, layers: int) -> Config:
+    """Returns which layers have a window, and which share their keys. Raises StartupError for another scale than 1."""
+    scale = facts.factor("attention.scale", 1.0)
     if scale != 1:
-        raise facts.unsupported(f"gemma4.attention.scale must be 1, got {scale:g}")
+        raise facts.unsupported(f"{facts.architecture}.attention.scale must be 1, got {scale:g}")
     slides = facts.flags("attention.sliding_window_pattern", layers)
     if slides is None:
-        raise facts.fault("gemma4.attention.sliding_window_pattern must have a flag for each layer")
-    num_shared = facts.optional_count("attention.shared_kv_layers") or 0
-    capping = "final_logit_softcapping"
+        raise facts.fault(f"{facts.architecture}.attention.sliding_window_pattern must have a flag for each layer")
     return {
-        "model_type": "gemma4_text",
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": facts.count("attention.sliding_window"),
         "layer_types": ["sliding_attention" if is_sliding else "full_attention" for is_sliding in slides],
-        "num_kv_shared_layers": num_shared,
+        "num_kv_shared_layers": facts.optional_count("attention.shared_kv_layers") or 0,
+    }
+
+
+def gemma4(facts: GgufFacts, config: Config) -> Config:
+    layers, kinds = config["num_hidden_layers"], _kinds(facts, config["num_hidden_layers"])
+    slides = [kind == "sliding_attention" for kind in kinds["layer_types"]]
+    num_shared, capping = kinds["num_kv_shared_layers"], "final_logit_softcapping"
+    return {
+        "model_type": "gemma4_text",
+        **kinds,
         "attention_k_eq_v": _are_values(facts, slides, num_shared),
         "per_layer_config": _sizes(facts, slides),
         "rope_parameters": {
@@ -63,7 +102,7 @@ def _head_dim(facts: GgufFacts, suffix: str) -> int:
     size = facts.count(f"attention.key_length{suffix}")
     for key in (f"attention.value_length{suffix}", f"rope.dimension_count{suffix}"):
         if facts.count(key, size) != size:
-            raise facts.unsupported(f"gemma4.{key} must be {size}, got {facts.count(key)}")
+            raise facts.unsupported(f"{facts.architecture}.{key} must be {size}, got {facts.count(key)}")
     return size
 
 

@@ -17,6 +17,8 @@ TOP_NAMES: Final = {
     "output_norm.bias": "model.norm.bias",
     "output.weight": "lm_head.weight",
     "output.bias": "lm_head.bias",
+    "altup_proj.weight": "model.altup_projections.*.weight",
+    "altup_unembd_proj.weight": "model.altup_unembed_projections.*.weight",
     "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
     "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
     "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
@@ -60,6 +62,7 @@ WHOLE_NAMES: Final = {
     "ffn_gate_inp.scale": "router.scale",
     "ffn_down_exps.scale": "router.per_expert_scale",
     "layer_output_scale.weight": "layer_scalar",
+    "altup_correct_scale.weight": "altup.correct_output_scale",
     "ssm_a": "linear_attn.A_log",
     "ssm_dt.bias": "linear_attn.dt_bias",
 }
@@ -67,13 +70,29 @@ WHOLE_NAMES: Final = {
 GEMMA: Final = {"ffn_norm": "pre_feedforward_layernorm"}
 FUSED: Final = {"attn_qkv": "self_attn.qkv_proj"}
 """Names of a matrix of q, k and v. Files whose rows of q and k are interleaved do not have it."""
+SECOND_EMBEDDING: Final = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+GEMMA3N: Final = (
+    GEMMA
+    | SECOND_EMBEDDING
+    | {
+        "altup_correct_coef": "altup.correction_coefs",
+        "altup_predict_coef": "altup.prediction_coefs",
+        "altup_router": "altup.modality_router",
+        "altup_router_norm": "altup.router_norm",
+        "laurel_l": "laurel.linear_left",
+        "laurel_r": "laurel.linear_right",
+        "laurel_post_norm": "laurel.post_laurel_norm",
+    }
+)
 GEMMA4: Final = (
     GEMMA
     | FUSED
+    | SECOND_EMBEDDING
     | {
-        "inp_gate": "per_layer_input_gate",
-        "proj": "per_layer_projection",
-        "post_norm": "post_per_layer_input_norm",
         "post_ffw_norm_1": "post_feedforward_layernorm_1",
         "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
         "post_ffw_norm_2": "post_feedforward_layernorm_2",
@@ -101,6 +120,7 @@ OTHER_NAMES: Final = {
     "gemma": FUSED,
     "gemma2": GEMMA | FUSED,
     "gemma3_text": GEMMA | FUSED,
+    "gemma3n_text": GEMMA3N,
     "gemma4_text": GEMMA4,
     "glm": FUSED | FUSED_UP,
     "glm4": FUSED

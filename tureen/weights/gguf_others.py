@@ -13,7 +13,6 @@ CLASSES: Final = {
     "exaone-moe": "ExaoneMoeForCausalLM",
     "falcon": "FalconForCausalLM",
     "falcon-h1": "FalconH1ForCausalLM",
-    "gemma3n": "Gemma3nForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "gptneox": "GPTNeoXForCausalLM",
     "jamba": "JambaForCausalLM",

@@ -174,6 +174,16 @@ void bind_tape(nb::module_& m) {
                 new (norm) Norm{floats(weight), eps, floats(bias), is_centred};
             },
             nb::arg("weight"), nb::arg("eps"), nb::arg("bias"), nb::arg("is_centred"));
+    nb::class_<StreamMix>(m, "StreamMix",
+                          "The weights with which a layer mixes residual streams. Matrices are row-major.")
+        .def(
+            "__init__",
+            [](StreamMix* mix, Norm router_norm, FloatArray router, FloatArray prediction, FloatArray correction,
+               FloatArray scale) {
+                new (mix) StreamMix{router_norm, floats(router), floats(prediction), floats(correction), floats(scale)};
+            },
+            nb::kw_only(), nb::arg("router_norm"), nb::arg("router"), nb::arg("prediction"), nb::arg("correction"),
+            nb::arg("scale"));
     nb::class_<Tape>(m, "Tape", "A decoder's forward pass, recorded operation by operation, replayed with one call.")
         .def(nb::init<std::shared_ptr<Pool>, std::shared_ptr<KvCache>, std::shared_ptr<StatePool>, int, int>(),
              nb::arg("pool"), nb::arg("cache"), nb::arg("states").none(), nb::arg("hidden"), nb::arg("vocab"))
@@ -279,12 +289,18 @@ void bind_tape(nb::module_& m) {
         .def(
             "mlp",
             [](Tape& tape, const std::string& module, Norm norm, nb::tuple gated, Norm post, float residual_scale,
-               bool is_held) { tape.mlp(module, norm, gated_of(gated), post, residual_scale, is_held); },
+               bool is_held, std::optional<float> cutoff) {
+                GatedLinear mlp = gated_of(gated);
+                mlp.is_cut = cutoff.has_value();
+                mlp.cutoff = cutoff.value_or(0.0f);
+                tape.mlp(module, norm, std::move(mlp), post, residual_scale, is_held);
+            },
             nb::kw_only(), nb::arg("module"), nb::arg("norm"), nb::arg("gated"), nb::arg("post"),
-            nb::arg("residual_scale"), nb::arg("is_held"),
+            nb::arg("residual_scale"), nb::arg("is_held"), nb::arg("cutoff").none(),
             "x += residual_scale * post(down(activation(gate(norm(x))) * up(norm(x)))). gated: (activation, constants, "
             "gate, its bias, up, its bias, down, its bias). constants: those of xielu, or a factor of the gate. A gate "
-            "of None: down(activation(up)). Empty arrays: no bias. is_held: the experts after it add it.")
+            "of None: down(activation(up)). Empty arrays: no bias. is_held: the experts after it add it. "
+            "cutoff: gates below their mean plus `cutoff` standard deviations are 0; the others lose this bound.")
         .def(
             "experts",
             [](Tape& tape, const std::string& module, Norm norm, SharedMatrix router, FloatArray router_bias,
@@ -329,6 +345,22 @@ void bind_tape(nb::module_& m) {
             nb::kw_only(), nb::arg("module"), nb::arg("layer"), nb::arg("gate"), nb::arg("activation"), nb::arg("out"),
             nb::arg("post"), "x += post(out(activation(gate(x)) * the layer's part of layer_inputs))")
         .def("scale", &Tape::scale, nb::arg("factor"), "x *= factor")
+        .def("begin_streams", &Tape::begin_streams, nb::arg("into"),
+             "Makes residual streams from x: x, and one per matrix.")
+        .def("predict_streams", &Tape::predict_streams, nb::arg("mix"),
+             "Predicts the streams of a layer; x = the first.")
+        .def("correct_streams", &Tape::correct_streams, nb::arg("mix"),
+             "Corrects the streams by the change of x; x = scale * the first.")
+        .def("end_streams", &Tape::end_streams, nb::arg("out"),
+             "x = the mean of the first stream and the projections of the others")
+        .def(
+            "low_rank",
+            [](Tape& tape, const std::string& module, Norm norm, SharedMatrix left, SharedMatrix right, Norm post) {
+                tape.low_rank(module, norm, {{left}, {}}, {{right}, {}}, post);
+            },
+            nb::kw_only(), nb::arg("module"), nb::arg("norm"), nb::arg("left"), nb::arg("right"), nb::arg("post"),
+            "Keeps y + post(right(left(y))) for `join`; y = norm(x).")
+        .def("join", &Tape::join, nb::arg("factor"), "x = factor * (x + the vector that low_rank kept)")
         .def(
             "head",
             [](Tape& tape, Norm norm, SharedMatrix matrix, FloatArray bias, float scale, float softcap) {

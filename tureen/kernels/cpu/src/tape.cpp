@@ -57,6 +57,30 @@ void place(Frame& frame, const AttentionShape& shape, const Norm& q_norm, const 
                                    vector, value);
 }
 
+// The sum of f(i) for i in [0, count).
+template <class Value>
+double sum_of(int count, const Value& f) {
+    double sums[8] = {}, sum = 0;
+    int i = 0;
+    for (; i + 8 <= count; i += 8)
+        for (int lane = 0; lane < 8; lane++) sums[lane] += f(i + lane);
+    for (; i < count; i++) sum += f(i);
+    for (double one : sums) sum += one;
+    return sum;
+}
+
+// activation(gate) * up of token m, with gates cut at `cutoff` deviations above their mean.
+const float* cut_gates(Frame& frame, const GatedLinear& mlp, int m, float* to) {
+    int inner = mlp.up.rows();
+    const float* gate = frame.buffers.gate_up.data() + size_t(m) * 2 * inner;
+    double mean = sum_of(inner, [&](int i) { return double(gate[i]); }) / inner;
+    double square = sum_of(inner, [&](int i) { return (gate[i] - mean) * (gate[i] - mean); }) / inner;
+    float least = float(mean + std::sqrt(square) * mlp.cutoff);
+    for (int i = 0; i < inner; i++) to[i] = gate[i] > least ? gate[i] - least : 0.0f;
+    activation_of(*frame.kernels.rows, mlp.activation)(to, gate + inner, inner, to);
+    return to;
+}
+
 }  // namespace
 
 int Linear::rows() const {
@@ -185,6 +209,10 @@ void Tape::mlp(const std::string& module, Norm norm, GatedLinear mlp, Norm post,
     int inner = mlp.up.rows();
     InputSet& into_both = inputs_for(first_parts(mlp));
     InputSet& into_down = inputs_for(mlp.down.parts);
+    Linear both{first_parts(mlp), {}, mlp.up.additions};
+    require(!mlp.is_cut || (mlp.gate.parts.size() == 1 && mlp.gate.bias.empty() && !adds_held && !is_held),
+            "an mlp with cut gates must have one gate matrix without a bias, and no experts beside it");
+    if (mlp.is_cut) buffers_->gate_up_width = std::max(buffers_->gate_up_width, 2 * inner);
     int first = num_counters_;
     num_counters_ += 6;
     body_.push_back([=, &into_both, &into_down](Frame& frame, int thread) {
@@ -192,6 +220,14 @@ void Tape::mlp(const std::string& module, Norm norm, GatedLinear mlp, Norm post,
         int rows = frame.tokens;
         auto row = [&](int m, float* to) { return normed(frame, norm, b.x.data() + size_t(m) * hidden_, hidden_, to); };
         View inputs = make_inputs(frame, thread, first, into_both, rows, mlp.up.additions.get(), row);
+        if (mlp.is_cut) {
+            multiply(frame, first + 1, both, inputs, rows, b.gate_up.data(), false);
+            frame.pool.barrier();
+            inputs = make_inputs(frame, thread, first + 2, into_down, rows, mlp.down.additions.get(),
+                                 [&](int m, float* to) { return cut_gates(frame, mlp, m, to); });
+            add_branch(frame, thread, first + 3, mlp.down, inputs, post, scale, b.x.data());
+            return;
+        }
         deal_tiles(frame, first + 1, rows, ceil_div(inner, TILE),
                    [&](int begin, int end) { gated(frame, thread, mlp, inputs, rows, begin, end, b.inner.data()); });
         frame.pool.barrier();
@@ -343,6 +379,9 @@ void Tape::reserve(int tokens) {
     grow(b.latent, tokens, b.latent_width);
     grow(b.queries, tokens, b.query_width);
     grow(b.layer_inputs, tokens, b.layer_input_width);
+    grow(b.streams, tokens, b.stream_width);
+    grow(b.stream_parts, tokens, b.stream_width);
+    grow(b.gate_up, tokens, b.gate_up_width);
     grow(b.inner, size_t(tokens) * std::max(1, b.num_places), b.inner_width);
     for (size_t rope = 0; rope < b.angles.size(); rope++)
         grow(b.angles[rope], tokens, 2 * b.ropes[rope].frequencies.size());

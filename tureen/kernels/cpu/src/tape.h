@@ -94,6 +94,8 @@ struct GatedLinear {
     Gate activation;
     float gate_scale = 1;  // gate(x) is multiplied by it
     Xielu xielu = {};      // of the activation with that name, which has no gate
+    bool is_cut = false;   // gates below their mean plus `cutoff` standard deviations are 0; the others lose this bound
+    float cutoff = 0;
 };
 
 enum class Score { SOFTMAX, SIGMOID, SPARSE_MIXER };
@@ -122,6 +124,16 @@ struct Experts {
     Norm router_norm = {};                      // of the router's input; empty: the router reads the experts' input
     // With the held result of an mlp: x += scale * post(held + own_post(experts(norm(x))))
     Norm own_post = {}, post = {};  // empty without such an mlp
+};
+
+// The weights with which a layer predicts and corrects residual streams (AltUp, arXiv:2301.13310); see
+// layers/residual_streams.py.
+struct StreamMix {
+    Norm router_norm;
+    Floats router;      // [streams][hidden]
+    Floats prediction;  // [streams * streams][streams]
+    Floats correction;  // [streams][streams]
+    Floats scale;       // [hidden]: of the first stream, for the layer's part of the second embedding
 };
 
 // A second embedding, of which each layer has a part: (norm(scale * projection(x)) + token_scale * table[token]) *
@@ -235,8 +247,20 @@ public:
     void experts(const std::string& module, Norm norm, Experts experts, float scale);
     // Compute the layers' parts of the second embedding, after `embed`.
     void layer_inputs(LayerInputs inputs);
-    // x += post(out(activation(gate(x)) * part)), with a layer's part of `layer_inputs`
+    // x += post(out(activation(gate(x)) * part)), with a layer's part of `layer_inputs`. With streams, every
+    // stream but the first gets the sum instead.
     void layer_input(const std::string& module, int layer, Linear gate, Gate activation, Linear out, Norm post);
+    // Makes streams after `embed`: x, and its product with each matrix, scaled to the mean square of x.
+    void begin_streams(Matrices into);
+    // Predicts the streams of a layer from all streams; x = the first.
+    void predict_streams(StreamMix mix);
+    // Corrects the streams by the difference between x and the predicted first stream; x = scale * the first.
+    void correct_streams(StreamMix mix);
+    // x = the mean of the first stream and of the others' products with their matrices, scaled to its mean square
+    void end_streams(Matrices out);
+    // Keeps y + post(right(left(y))) of y = norm(x) until `join`: x = factor * (x + kept).
+    void low_rank(const std::string& module, Norm norm, Linear left, Linear right, Norm post);
+    void join(float factor);
     // x *= factor
     void scale(float factor);
     // logits = softcap * tanh(scale * matrix(norm(x)) / softcap), or without it where it is 0
@@ -302,6 +326,7 @@ private:
     std::map<std::string, Place> places_;  // by name
     std::map<int, Arena> adapters_;        // the memory of each
     int layer_input_size_ = 0;             // of a layer's part
+    int num_streams_ = 0;                  // 0 = no residual streams beside x
     std::vector<Operation> body_, head_;
     Norm final_norm_;
     Step step_;                                        // the last one

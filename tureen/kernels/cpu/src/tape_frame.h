@@ -93,6 +93,9 @@ struct Tape::Buffers {
     Floats held;                 // [tokens][hidden]: the result that the next operation adds
     Floats given;                // [places][hidden]: what experts give
     Floats layer_inputs;         // [tokens][layers][size]: the second embedding
+    Floats streams;              // [tokens][streams][hidden]: the residual streams, if there are several
+    Floats stream_parts;         // [streams but the first][tokens][hidden]: their products with matrices
+    Floats gate_up;              // [tokens][gate, up][intermediate]: of an mlp with cut gates
     Floats low;                  // [tokens][width of any Additions]
     std::vector<Rope> ropes;     // those that differ
     std::vector<Floats> angles;  // of each rope: [tokens][cos, sin][frequencies]
@@ -105,7 +108,7 @@ struct Tape::Buffers {
     std::vector<AttentionPlan> plans;                     // of each shape
     Routes routes;
     int qkv_width = 0, mixed_width = 0, inner_width = 0, num_places = 0;  // num_places: of a token
-    int gate_width = 0, latent_width = 0, query_width = 0, layer_input_width = 0;
+    int gate_width = 0, latent_width = 0, query_width = 0, layer_input_width = 0, stream_width = 0, gate_up_width = 0;
     bool holds = false;  // results are held
 };
 

@@ -44,8 +44,8 @@ void Tape::layer_input(const std::string& module, int layer, Linear gate, Gate a
     may_add(module, {"per_layer_input_gate"}, gate, std::make_shared<Additions>());
     may_add(module, {"per_layer_projection"}, out, std::make_shared<Additions>());
     InputSet &into = inputs_for(gate.parts), &into_out = inputs_for(out.parts);
-    int first = num_counters_;
-    num_counters_ += 5;
+    int first = num_counters_, streams = num_streams_;
+    num_counters_ += 6;
     body_.push_back([=, &into, &into_out](Frame& frame, int thread) {
         Buffers& b = frame.buffers;
         int rows = frame.tokens;
@@ -60,7 +60,14 @@ void Tape::layer_input(const std::string& module, int layer, Linear gate, Gate a
             return to;
         };
         inputs = make_inputs(frame, thread, first + 2, into_out, rows, out.additions.get(), row);
-        add_branch(frame, thread, first + 3, out, inputs, post, 1.0f, b.x.data());
+        add_branch(frame, thread, first + 3, out, inputs, post, 1.0f, streams > 0 ? b.held.data() : b.x.data());
+        if (streams == 0) return;
+        frame.deal(first + 5, rows, [&](int m) {
+            for (int i = 1; i < streams; i++)
+                frame.kernels.rows->add(b.held.data() + size_t(m) * hidden_, hidden_, 1.0f,
+                                        b.streams.data() + (size_t(m) * streams + i) * hidden_);
+        });
+        frame.pool.barrier();
     });
 }
 

@@ -38,7 +38,7 @@ class MLP:
         self._activation = Xielu() if activation == "xielu" else (GATED if has_gate else PLAIN)[activation]
 
     def cut_gates(self, cutoff: float) -> None:
-        """Sets gates below their mean plus `cutoff` standard deviations to 0, and subtracts that bound from the others."""
+        """Subtracts mean + `cutoff` standard deviations from gates, and sets negative gates to 0."""
         self._cutoff = cutoff
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -81,9 +81,9 @@ class StreamBlock:
         self._router_norm, self._low_norm = extra_norms
         self._layer_input = layer_input
         count = self._count = streams.count
-        self._router = torch.empty(count, hidden_size, dtype=torch.float32)
-        self._prediction = torch.empty(count**2, count, dtype=torch.float32)
-        self._correction = torch.empty(count, count, dtype=torch.float32)
+        self._router = Linear(hidden_size, {"modality_router": count}, bias=False, dtype=torch.float32)
+        self._prediction = Linear(count, {"prediction_coefs": count**2}, bias=False, dtype=torch.float32)
+        self._correction = Linear(count, {"correction_coefs": count}, bias=False, dtype=torch.float32)
         self._scale = torch.empty(hidden_size, dtype=torch.float32)
         self._left = Linear(hidden_size, {"linear_left": streams.rank}, bias=False, dtype=dtype)
         self._right = Linear(streams.rank, {"linear_right": hidden_size}, bias=False, dtype=dtype)
@@ -95,14 +95,16 @@ class StreamBlock:
     def __call__(self, streams: Tensor, step: Step) -> Tensor:
         """Computes the layer for streams [streams, tokens, hidden_size]."""
         before, after, before_mlp, after_mlp = self._norms.values()
-        mixed = (self._routed(streams[0]) @ self._prediction.T).view(-1, self._count, self._count)
-        predicted = streams + torch.einsum("tji,ith->jth", mixed.to(streams.dtype), streams)
+        mixed = self._prediction(self._routed(streams[0])).to(streams.dtype).view(-1, self._count, self._count)
+        predicted = streams.clone()
+        for index, stream in enumerate(streams):
+            predicted.addcmul_(mixed[:, :, index].T[..., None], stream)
         x = predicted[0].clone()
         normed = before(x)
         low = normed + self._low_norm(self._right(self._left(normed)))
         x = (x + after(self._attention(normed, step)) + low) * 2**-0.5
         x += after_mlp(self._mlp(before_mlp(x)))
-        shares = (self._routed(x) @ self._correction.T + 1).to(x.dtype)
+        shares = (self._correction(self._routed(x)) + 1).to(x.dtype)
         corrected = predicted + (x - predicted[0]) * shares.T[..., None]
         assert step.layer_inputs is not None
         corrected[1:] += self._layer_input.added((corrected[0] * self._scale).to(x.dtype), step.layer_inputs)
@@ -110,17 +112,13 @@ class StreamBlock:
 
     def _routed(self, x: Tensor) -> Tensor:
         """Returns the weights of the streams for each token, float32 [tokens, streams]."""
-        normed = self._router_norm(x).float() / x.shape[-1]
-        return tanh(normed @ self._router.T)
+        return tanh(self._router(self._router_norm(x).float() / x.shape[-1]))
 
     def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         for name, norm in self._norms.items():
             yield from norm.weights(f"{prefix}{name}")
         yield from self._router_norm.weights(f"{prefix}altup.router_norm")
         yield from self._low_norm.weights(f"{prefix}laurel.post_laurel_norm")
-        yield f"{prefix}altup.modality_router.weight", self._router
-        yield f"{prefix}altup.prediction_coefs.weight", self._prediction
-        yield f"{prefix}altup.correction_coefs.weight", self._correction
         yield f"{prefix}altup.correct_output_scale", self._scale
         for name, part in self._parts():
             yield from part.weights(f"{prefix}{name}")
@@ -143,3 +141,5 @@ class StreamBlock:
         yield "", self._layer_input
         yield "laurel.", self._left
         yield "laurel.", self._right
+        for linear in (self._router, self._prediction, self._correction):
+            yield "altup.", linear

@@ -189,7 +189,7 @@ def test_the_default_model_costs_what_its_files_say(default_model_source):
     planned, weight_bytes = runner.plan_weights(kernels, default_model_source, Config(), model, device)
     layers = [one for one in planned if ".layers." in one.name and len(one.shape) == 2]
     assert model.tie_embeddings  # so that the embedding's bytes are the head's
-    cache = kernels.KvCache([(model.num_kv_heads, model.head_dim, -1)] * model.num_layers, 1, 16, "int16")
+    cache = kernels.KvCache([(model.num_kv_heads, model.head_dim, -1, False)] * model.num_layers, 1, 16, "int16")
     assert msgspec.structs.asdict(DEFAULT_WORK) == {
         "model": DEFAULT_MODEL,
         "weight_bytes": weight_bytes,

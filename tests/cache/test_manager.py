@@ -1,6 +1,7 @@
 import pytest
 
 from tureen.cache.manager import CacheManager
+from tureen.cache.windows import WindowPages
 
 PLAIN = ("", "")
 
@@ -55,6 +56,31 @@ def test_the_last_token_is_never_taken_from_the_cache():
     cache = CacheManager(8, 4)
     _run(cache, list(range(8)))
     assert len(cache.match(PLAIN, list(range(8)), 7)) == 1
+
+
+def test_a_prefix_is_usable_where_the_window_pages_that_the_next_token_sees_are_still_there():
+    cache = CacheManager(64, 4, windows=WindowPages(6, 4, window=7))
+    tokens, others = list(range(33)), list(range(100, 133))
+
+    def run(token_ids):
+        nodes = cache.match(PLAIN, token_ids, len(token_ids) - 1)
+        table = cache.open(PLAIN, nodes, len(token_ids), headroom=0, first_step=4)
+        for end in range(4 * table.num_matched + 4, len(token_ids) + 1, 4):
+            assert cache.grow(table, end)
+            cache.publish(table, token_ids, end)
+            assert cache.check() == []
+        cache.close(table)
+        return table.num_matched
+
+    assert run(tokens) == 0
+    assert len(cache.match(PLAIN, tokens[:16], 16)) == 4  # the last 6 of its 8 pages have kept their window pages
+    assert len(cache.match(PLAIN, tokens[:12], 12)) == 0  # its next token sees page 1
+    assert run(tokens) == 8  # its last token takes the window page of page 2
+    assert len(cache.match(PLAIN, tokens[:16], 16)) == 0
+    assert len(cache.match(PLAIN, tokens, 32)) == 8
+    assert run(others) == 0
+    assert len(cache.match(PLAIN, tokens, 32)) == 0
+    assert cache.num_available == 64
 
 
 def test_two_that_computed_the_same_page_end_up_with_one():

@@ -2,14 +2,13 @@ import pytest
 
 from tureen.cache.pages import PagePool
 from tureen.cache.radix import RadixTree
-from tureen.cache.states import SavedStates
 
 PLAIN = ("", "")
 
 
 def _make_tree(num_pages=8, page_size=2):
     pool = PagePool(num_pages)
-    return pool, RadixTree(pool, page_size, SavedStates(()))
+    return pool, RadixTree(pool, page_size, lambda node: None)
 
 
 def _insert(pool, tree, token_ids, namespace=PLAIN):

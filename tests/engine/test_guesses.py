@@ -31,7 +31,8 @@ RIGHT = (0.0, 0.6, 1.0)
 @pytest.mark.sampled
 @pytest.mark.parametrize(("seed", "right", "page_size"), some(product(range(20), RIGHT, PAGE_SIZES), 28))
 def test_guesses_right_or_wrong_change_no_answer(seed, right, page_size):
-    simulate(seed, page_size=page_size, drafter=prophet(random.Random(seed), right)).check_answers()
+    sizes = {"page_size": page_size, "window": seed % 2 * 9, "spare_tokens": 20}
+    simulate(seed, drafter=prophet(random.Random(seed), right), **sizes).check_answers()
 
 
 @pytest.mark.sampled

@@ -8,6 +8,7 @@ from world import BooksWrong, simulate
 from tureen.cache.manager import CacheManager, PageTable
 from tureen.cache.pages import PagePool
 from tureen.cache.radix import RadixNode, RadixTree
+from tureen.cache.windows import WindowPages
 from tureen.constraining.masks import MaskThread
 from tureen.contract.types import NO_TOKEN
 from tureen.engine import encoders, output
@@ -28,11 +29,12 @@ FINDERS = (0, 1, 4, 6, 10, 21, 72)
 """Seeds that find all of the mistakes. If they find none, the others are tried."""
 
 
-def _is_caught(seeds) -> bool:
+def _is_caught(seeds, *, window=0) -> bool:
     for seed in seeds:
         try:
             fault_rate = 0.15 * (seed % 2)
-            world = simulate(seed, page_size=PAGE_SIZES[seed % 3], fault_rate=fault_rate)
+            sizes = {"page_size": PAGE_SIZES[seed % 3], "window": window, "spare_tokens": seed % 4 * 20}
+            world = simulate(seed, fault_rate=fault_rate, **sizes)
             world.check_answers(may_fail=fault_rate > 0)
         except (Exception, BooksWrong):  # noqa: BLE001 - however it shows
             return True
@@ -286,6 +288,44 @@ def _a_stop_among_forced_tokens_is_overlooked(monkeypatch):
     monkeypatch.setattr(output, "append", overlook)
 
 
+def _a_window_slides_a_page_early(monkeypatch):
+    first_seen = WindowPages.first_seen
+    monkeypatch.setattr(WindowPages, "first_seen", lambda self, num_tokens: first_seen(self, num_tokens + 16))
+
+
+def _a_prefix_is_used_without_its_window(monkeypatch):
+    monkeypatch.setattr(WindowPages, "is_usable", lambda self, nodes: True)
+
+
+def _window_pages_of_a_prefix_are_not_held(monkeypatch):
+    monkeypatch.setattr(WindowPages, "_share", lambda self, node: None)
+
+
+def _window_pages_never_become_idle(monkeypatch):
+    monkeypatch.setattr(WindowPages, "_give_back", lambda self, live, *_: self.pool.give_back(live.pages[0]))
+
+
+def _a_node_that_is_removed_keeps_its_window_page(monkeypatch):
+    monkeypatch.setattr(WindowPages, "drop", lambda self, node: None)
+
+
+def _all_tokens_of_a_prompt_take_window_pages(monkeypatch):
+    monkeypatch.setattr(WindowPages, "slide", lambda self, live, nodes, num_tokens: None)
+
+
+def _window_pages_are_not_counted(monkeypatch):
+    monkeypatch.setattr(WindowPages, "num_available", 1 << 30)
+
+
+WITH_WINDOWS = [
+    _a_window_slides_a_page_early,
+    _a_prefix_is_used_without_its_window,
+    _window_pages_of_a_prefix_are_not_held,
+    _window_pages_never_become_idle,
+    _a_node_that_is_removed_keeps_its_window_page,
+    _all_tokens_of_a_prompt_take_window_pages,
+    _window_pages_are_not_counted,
+]
 MISTAKES = [
     _forced_tokens_are_not_scored,
     _the_sampler_does_not_hear_of_forced_tokens,
@@ -329,9 +369,16 @@ MISTAKES = [
 @pytest.mark.sampled
 def test_without_a_mistake_nothing_is_caught():
     assert not _is_caught({*FINDERS, *some(SEEDS, 12)})
+    assert not _is_caught(some(SEEDS, 12), window=11)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__.strip("_"))
 def test_a_planted_mistake_is_caught(mistake, monkeypatch):
     mistake(monkeypatch)
     assert _is_caught((*FINDERS, *SEEDS))
+
+
+@pytest.mark.parametrize("mistake", WITH_WINDOWS, ids=lambda mistake: mistake.__name__.strip("_"))
+def test_a_planted_mistake_with_windows_is_caught(mistake, monkeypatch):
+    mistake(monkeypatch)
+    assert _is_caught(SEEDS, window=11)

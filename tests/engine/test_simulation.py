@@ -35,6 +35,15 @@ def test_layers_that_keep_a_state_answer_as_if_alone_with_any_number_of_saved_st
     world.check_answers(may_fail=seed % 2 == 1)
 
 
+@pytest.mark.sampled
+@pytest.mark.parametrize(("seed", "page_size"), some(product(range(400, 440), PAGE_SIZES), 40))
+def test_layers_with_a_window_answer_as_if_alone_with_any_number_of_window_pages(seed, page_size):
+    windows = {"window": 1 + seed % 40, "spare_tokens": seed % 5 * 30}
+    options = {"abort_rate": 0.05, "fault_rate": 0.02 * (seed % 2), "num_saved": 3 if seed % 3 == 0 else None}
+    world = simulate(seed, page_size=page_size, **windows, **options)
+    world.check_answers(may_fail=seed % 2 == 1)
+
+
 def run(world, name, tokens, *, max_new_tokens=20):
     """Answer a request alone. Return the answer and the number of tokens that were computed for it."""
     before = world.runner.num_tokens

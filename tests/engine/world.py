@@ -17,7 +17,7 @@ from tureen.contract.types import NO_TOKEN, FinishReason, GenerateRequest, Logpr
 from tureen.engine.engine import Engine
 from tureen.engine.queue import Schedule
 from tureen.grammar.base import GrammarSpec
-from tureen.runner.fake import POISON, WIDTH, FakeRunner
+from tureen.runner.fake import FakeRunner
 
 VOCAB_SIZE = 64
 EOS_IDS = (7,)
@@ -160,11 +160,24 @@ class CheckedRunner(FakeRunner):
             for page in row.pages[row.start // size : -(-end // size)]:
                 demand(pool.count(page) == 1, f"page {page} is written while others hold it")
         _check_states(batch, self.capacity().num_states)
-        page_bytes = size * WIDTH
         for page in range(pool.num_pages):
             if pool.count(page) == 0:
-                self._kv[page * page_bytes : (page + 1) * page_bytes] = POISON * size
+                self.pages.poison(page)
+        self._check_windows(batch)
         return super().run(batch, masks)
+
+    def _check_windows(self, batch: Batch) -> None:
+        windows, size = self.engine.cache.windows, self.engine.cache.page_size
+        if windows is None:
+            return
+        for row in batch.rows:
+            first, last = row.start // size - row.window_from, (row.start + len(row.token_ids) - 1) // size
+            demand(last < row.window_from + len(row.window_pages), "a row without room in its window pages")
+            for page in row.window_pages[first : last + 1 - row.window_from]:
+                demand(windows.pool.count(page) == 1, f"window page {page} is written while others hold it")
+        for page in range(windows.pool.num_pages):
+            if windows.pool.count(page) == 0:
+                self.pages.poison_window(page)
 
 
 def _check_states(batch: Batch, num_states: int) -> None:
@@ -238,9 +251,11 @@ class World:
         make_runner=CheckedRunner,
         drafter=None,
         num_saved=None,
+        windows=(0, 0),
         **options,
     ) -> None:
-        """num_saved: saved states of layers without attention; None: the model has no such layers."""
+        """num_saved: saved states of layers without attention; None: the model has no such layers. windows: pages of
+        layers with a window, and the window."""
         self._options = {
             "num_pages": num_pages,
             "page_size": page_size,
@@ -252,10 +267,20 @@ class World:
             "make_runner": make_runner,
             "drafter": drafter,
             "num_saved": num_saved,
+            "windows": windows,
             **options,
         }
         num_states = 0 if num_saved is None else 2 * max_rows + 1 + num_saved
-        capacity = Capacity(num_pages, page_size, max_rows, VOCAB_SIZE, context_len, num_states=num_states)
+        capacity = Capacity(
+            num_pages,
+            page_size,
+            max_rows,
+            VOCAB_SIZE,
+            context_len,
+            num_states=num_states,
+            num_window_pages=windows[0],
+            window=windows[1],
+        )
         self.compiler = ToyCompiler(VOCAB_SIZE, EOS_IDS)
         self.runner = make_runner(capacity, fault=fault, choose=choose)
         self.engine = Engine(
@@ -347,7 +372,7 @@ class World:
         assert sequence.num_computed < sequence.num_needed
         assert sequence.needs_run
         assert len(set(table.pages)) == len(table.pages)
-        assert table.room == len(table.pages) * size
+        assert table.room == (len(table.pages) if table.live is None else table.live.end) * size
         assert not (sequence.request.embeds and table.nodes), "embeddings in the prefix cache"
         tokens = [token for node in table.nodes for token in node.key if isinstance(token, int)]
         assert tokens == sequence.token_ids[: len(table.nodes) * size]
@@ -358,6 +383,8 @@ class World:
         """Nothing is left of any request."""
         engine, pool = self.engine, self.engine.cache.pool
         assert engine.cache.num_available == pool.num_pages
+        windows = engine.cache.windows
+        assert windows is None or windows.num_available == windows.pool.num_pages
         assert (engine._sequences, engine.scheduler.running, engine.scheduler.queue.waiting) == ({}, [], [])
         assert (len(engine.preparing.grammars.waiting), self.compiler.pending) == (0, [])
         assert (len(engine.preparing.encoders.waiting), engine.preparing.encoders._current) == (0, None)
@@ -521,17 +548,27 @@ def simulate(
     abort_rate: float = 0.02,
     fault_rate: float = 0.0,
     loss_rate: float = 0.0,
+    window: int = 0,
+    spare_tokens: int = 0,
     **options,
 ) -> World:
-    """Random arrivals, aborts, pauses, faults and losses of the engine until idle."""
+    """Random arrivals, aborts, pauses, faults and losses of the engine until idle.
+
+    window: the window of some layers; 0: no layer has one. spare_tokens: the tokens for which there are window pages
+    beyond those that one request needs.
+    """
     rng = random.Random(seed)
     tokens = rng.choice([24, 48, 96, 200])
+    max_rows, context_len = rng.choice([1, 3, 8, 8]), rng.choice([4096, tokens - 3])
+    token_budget = rng.choice([1, 3, 7, 16, 64, 200])
+    num_window_pages = 2 + -(-(window + token_budget + spare_tokens) // page_size) if window else 0
     world = World(
         num_pages=max(2, tokens // page_size),
         page_size=page_size,
-        max_rows=rng.choice([1, 3, 8, 8]),
-        context_len=rng.choice([4096, tokens - 3]),
-        token_budget=rng.choice([1, 3, 7, 16, 64, 200]),
+        max_rows=max_rows,
+        context_len=context_len,
+        token_budget=token_budget,
+        windows=(num_window_pages, window),
         schedule=_random_schedule(rng, seed),
         prefix_cache=rng.random() < 0.85,
         fault=_random_faults(seed, fault_rate),

@@ -1,4 +1,5 @@
-"""Models with layers that keep a state, in the real engine: the prefix cache, preemption and company change no bit."""
+"""Models whose layers keep a state or have a window, in the real engine: the prefix cache, preemption and company
+change no bit."""
 
 from __future__ import annotations
 
@@ -19,9 +20,12 @@ from tureen.runner.loading import describe
 from tureen.weights.source import model_config
 
 SPEC = LogprobSpec(prompt_start=0, top=3)
+RECURRENT = ("lfm2", "qwen3-5", "qwen3-next", "granite4-h-moe", "nemotron-h", "falcon-h1")
+WITH_WINDOWS = ("gemma3", "gemma3n", "gemma4-shared", "gpt-oss", "mistral-sliding")
+"""Their windows are 10 or 12 tokens. All layers of the last one have a window."""
 
 
-@pytest.fixture(scope="module", params=["lfm2", "qwen3-5", "qwen3-next", "granite4-h-moe", "nemotron-h", "falcon-h1"])
+@pytest.fixture(scope="module", params=[*RECURRENT, *WITH_WINDOWS])
 def folder(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     write(folder, request.param)
@@ -37,6 +41,7 @@ def make_engine(folder, kernels, *, max_total_tokens=4096, token_budget=16, pref
         num_threads=2,
         max_total_tokens=max_total_tokens,
         max_running_requests=4,
+        chunked_prefill_size=token_budget,
     )
     runner = load_runner(folder_source(folder), config)
     tokenizer = make_byte_tokenizer()
@@ -65,8 +70,10 @@ def run(engine, *requests):
     return [answers[request.id] for request in requests]
 
 
-def test_ranks_and_stages_refuse_a_model_whose_layers_keep_states(folder):
-    config = describe(model_config(folder_source(folder)))
+@pytest.mark.parametrize("name", RECURRENT)
+def test_ranks_and_stages_refuse_a_model_whose_layers_keep_states(name, tmp_path):
+    write(tmp_path, name)
+    config = describe(model_config(folder_source(tmp_path)))
     for why in (segments.why_not(config, 2), stages.why_not(config, 2)):
         assert "recurrent layers" in why
 
@@ -101,3 +108,16 @@ def test_requests_that_are_preempted_and_run_in_company_get_the_bits_that_they_g
     assert found == expected
     alone.close()
     crowded.close()
+
+
+@pytest.mark.parametrize("name", WITH_WINDOWS)
+def test_a_sequence_holds_window_pages_for_its_window_alone(name, tmp_path):
+    write(tmp_path, name)
+    engine = make_engine(tmp_path, "native")
+    engine.add(make_request("r", random_tokens(100, 1, 250), 100))
+    most = 0
+    while engine.has_work:
+        engine.step()
+        most = max([most, *(len(sequence.table.live.pages) for sequence in engine.scheduler.running)])
+    assert most == 2  # of 16 tokens: those of the window may lie in two
+    engine.close()

@@ -16,7 +16,7 @@ NOTHING = np.empty(0, np.float32)
 def _run(matrix, tokens, *, threads, sample=None):
     """A model without layers: token i's embedding times the matrix."""
     pool = native.Pool(threads)
-    tape = native.Tape(pool, native.KvCache([(1, 16, -1)], 1, 256, "float32"), None, HIDDEN, len(matrix))
+    tape = native.Tape(pool, native.KvCache([(1, 16, -1, False)], 1, 256, "float32"), None, HIDDEN, len(matrix))
 
     def packed(values):
         return native.Matrix.pack(pool, values.view(np.uint8).reshape(-1), "F32", "F32", *values.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -9,14 +10,15 @@ import safetensors.numpy
 import tiny_gguf
 import tiny_llava
 import tiny_models
+from msgspec.structs import replace
 
 from tureen.config import Config
-from tureen.runner import fit, loading
-from tureen.runner.kv_pool import plan_capacity
+from tureen.runner import fit, loading, native
+from tureen.runner.kv_pool import KvBytes, plan_capacity, window_tokens
 from tureen.runner.load import load_runner
 from tureen.weights.source import model_config, open_model
 
-pytest.importorskip("tureen.kernels.cpu._native")
+kernels = pytest.importorskip("tureen.kernels.cpu._native")
 MIB = 1 << 20
 
 
@@ -55,7 +57,7 @@ def test_fewer_bits_and_fewer_tokens_take_less(source):
 )
 def test_what_is_a_little_too_large_fits_with_a_shorter_context(source, monkeypatch, spare, expected):
     config = Config(dtype="float32")
-    monkeypatch.setattr(fit, "_native_sizes", lambda *_: (100 * MIB, MIB))
+    monkeypatch.setattr(fit, "_sizes", lambda *_: (100 * MIB, KvBytes(MIB)))
     monkeypatch.setattr(fit, "_context_of", lambda *_: 4096)
     need = fit.memory_need(source, config)
     monkeypatch.setattr(fit.cpu, "free_bytes", lambda: need.needed + spare)
@@ -78,7 +80,7 @@ def test_a_gguf_file_takes_what_its_blocks_take(tmp_path):
 
 def test_the_part_that_sees_counts_in_float32_as_it_is_loaded(tmp_path, monkeypatch):
     tiny_llava.write(tmp_path / "llava", "llava-clip")
-    monkeypatch.setattr(fit, "_native_sizes", lambda *_: (0, 0))  # the language model's part
+    monkeypatch.setattr(fit, "_sizes", lambda *_: (0, KvBytes(0)))  # the language model's part
     tensors = safetensors.numpy.load_file(next((tmp_path / "llava").glob("*.safetensors")))
     seeing = sum(4 * values.size for name, values in tensors.items() if "language_model" not in name)
     heads = sum(4 * values.size for name, values in tensors.items() if name.startswith("lm_head"))
@@ -92,13 +94,67 @@ def test_states_take_a_quarter_of_the_memory_at_most_and_bound_how_many_requests
     each = 4 * model.state_floats
     device = SimpleNamespace(type="cpu", name="cpu", free_bytes=lambda: num_free * each)
     config = Config(max_running_requests=32, context_length=16, max_total_tokens=16)
-    capacity = plan_capacity(config, model, token_bytes=64, weight_bytes=0, device=device)
+    capacity = plan_capacity(config, model, kv_bytes=KvBytes(64), weight_bytes=0, device=device)
     assert capacity.max_rows == num_rows
     assert 2 * num_rows < capacity.num_states <= max(3, num_free // 4)
+
+
+OF_GEMMA3 = {"head_dim": 256, "num_key_value_heads": 4, "num_hidden_layers": 34, "sliding_window": 1024}
+
+
+def _gemma3(folder, **changes):
+    """The sizes of Gemma 3 4B that the KV cache depends on: 29 layers with a window, 5 without."""
+    tiny_models.write(folder, "gemma3")
+    config = json.loads((folder / "config.json").read_text())
+    del config["layer_types"]
+    config |= OF_GEMMA3 | {"sliding_window_pattern": 6, "max_position_embeddings": 131072} | changes
+    return loading.describe(config)
+
+
+@pytest.mark.parametrize(("context", "share"), [(8192, 0.53), (32768, 0.41), (131072, 0.38)])
+def test_a_context_takes_less_memory_the_more_layers_have_a_window(context, share, tmp_path):
+    config, model = Config(context_length=context), _gemma3(tmp_path)
+    now, whole = (native.kv_bytes(kernels, each, model) for each in (config, replace(config, kv_disk="/kept")))
+    assert (whole.fixed, whole.in_window_pages) == (0, 0)
+    assert now.in_pages + now.in_window_pages == whole.in_pages
+    assert now.in_pages == whole.in_pages * 5 // 34
+    assert now.per_token * context + now.fixed < share * whole.per_token * context
+
+
+def test_window_pages_hold_a_sequence_and_a_quarter_of_the_pool(tmp_path):
+    model = _gemma3(tmp_path)
+    config = Config(context_length=32768, max_total_tokens=65536)
+    kv_bytes = native.kv_bytes(kernels, config, model)
+    device = SimpleNamespace(type="cpu", name="cpu", free_bytes=lambda: 8 << 30)
+    capacity = plan_capacity(config, model, kv_bytes=kv_bytes, weight_bytes=0, device=device)
+    assert (capacity.num_pages, capacity.window) == (4096, 1024)
+    assert capacity.num_window_pages == 4096 // 4 + (1024 + config.chunked_prefill_size) // 16 + 2
+    total = 65536 * kv_bytes.in_pages + 16 * capacity.num_window_pages * kv_bytes.in_window_pages
+    assert capacity.kv_bytes_per_token == total // 65536
+    cache = kernels.KvCache(
+        model.kv_layers, capacity.num_pages, 16, "int16", num_window_pages=capacity.num_window_pages
+    )
+    assert cache.nbytes == total
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"context_length": 2048},
+        {"kv_disk": "/kept"},
+        {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
+        {"kernels": "tree"},
+        {"model_impl": "transformers"},
+    ],
+)
+def test_layers_with_a_window_keep_all_tokens_where_pages_must_hold_all_layers_or_little_is_saved(settings, tmp_path):
+    assert window_tokens(Config(context_length=32768), _gemma3(tmp_path)) > 0
+    assert window_tokens(Config(**{"context_length": 32768, **settings}), _gemma3(tmp_path)) == 0
 
 
 def test_a_model_without_such_layers_has_no_states(source):
     model = loading.describe(model_config(source))
     device = SimpleNamespace(type="cpu", name="cpu", free_bytes=lambda: 1 << 30)
-    capacity = plan_capacity(Config(), model, token_bytes=64, weight_bytes=0, device=device)
+    capacity = plan_capacity(Config(), model, kv_bytes=KvBytes(64), weight_bytes=0, device=device)
     assert (capacity.num_states, capacity.max_rows) == (0, Config().max_running_requests)

@@ -27,7 +27,7 @@ from tureen.front.app import build_app
 from tureen.log import Progress
 from tureen.replicas.router import Router
 from tureen.replicas.start import FROM_OTHERS
-from tureen.runner.fake import POISON, WIDTH, FakeRunner
+from tureen.runner.fake import FakeRunner
 
 REFUSALS = frozenset({"queue_full", "tokens_per_minute", "too_many_requests", "too_many_sessions"})
 LOST = frozenset({"engine_dead", "engine_lost", "poison"})
@@ -71,10 +71,10 @@ class Runner(FakeRunner):
     engine: Engine
 
     def run(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
-        pool, size = self.engine.cache.pool, self.engine.cache.page_size
+        pool = self.engine.cache.pool
         for page in range(pool.num_pages):
             if pool.count(page) == 0:
-                self._kv[page * size * WIDTH : (page + 1) * size * WIDTH] = POISON * size
+                self.pages.poison(page)
         return super().run(batch, masks)
 
 

@@ -18,6 +18,11 @@ class Span(NamedTuple):
     state_from: int = -1  # see contract.runner.Row
     state_to: int = -1
     state_saves: tuple[tuple[int, int], ...] = ()
+    window_pages: tuple[int, ...] = ()  # in place of `pages`, for layers with a window; empty: they are in `pages`
+
+    def pages_of(self, window: int | None) -> tuple[int, ...]:
+        """Returns the page table of layers with this window."""
+        return self.window_pages if window is not None and self.window_pages else self.pages
 
 
 class ModelInput(NamedTuple):
@@ -29,6 +34,7 @@ class ModelInput(NamedTuple):
     spans: tuple[Span, ...]  # one per row
     sampled: Tensor | None  # int64 [draws]: tokens after which one is drawn; None = no row samples
     embedded: tuple[Tensor, Tensor] | None = None  # int64 [k]: tokens given as embeddings; these, float32 [k, hidden]
+    window_slots: Tensor | None = None  # in place of kv_slots, for layers with a window; None: they are in kv_slots
 
 
 class LayerShape(NamedTuple):

@@ -77,11 +77,12 @@ class ReferenceAttention:
         self._dtype = _computed_dtype(keys[0].dtype, self._device)
         for layer in dict.fromkeys(self._layers):
             self._tiles(layer)  # now rather than while somebody waits
-        self._kv_slots = torch.empty(0, dtype=torch.int64)
+        self._kv_slots = self._window_slots = torch.empty(0, dtype=torch.int64)
         self._groups: dict[tuple[int | None, int], list[QueryGroup]] = {}
 
     def plan(self, inputs: ModelInput) -> None:
         self._kv_slots = inputs.kv_slots
+        self._window_slots = inputs.kv_slots if inputs.window_slots is None else inputs.window_slots
         self._groups = {}
         for layer in self._layers:
             kind = _kind(layer)
@@ -92,10 +93,11 @@ class ReferenceAttention:
 
     def forward(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
         shape, keys, values = self._layers[layer], self._keys[layer], self._values[layer]
+        slots = self._kv_slots if shape.window is None else self._window_slots
         if k is not None:
-            keys.index_copy_(0, self._kv_slots, k)
+            keys.index_copy_(0, slots, k)
         if v is not None:
-            values.index_copy_(0, self._kv_slots, v)
+            values.index_copy_(0, slots, v)
         groups = self._groups[_kind(shape)]
         if len(groups) == 1 and groups[0].tokens is None:
             return _attend(q, keys, values, groups[0], shape, sinks)
@@ -119,7 +121,7 @@ class ReferenceAttention:
         ends = np.array([piece.num_keys for piece in pieces])
         first = _first_key(pieces, window)
         width = sizes.padded_keys(int(ends.max()) - first)
-        slots = self._key_slots(pieces, first, width, ends)
+        slots = self._key_slots(pieces, window, range(first, first + width), ends)
         offsets = np.minimum(np.arange(queries), np.array([[piece.length - 1] for piece in pieces]))
         tokens = offsets + np.array([[piece.span.first + piece.begin] for piece in pieces])
         positions = offsets + np.array([[piece.span.start + piece.begin] for piece in pieces])
@@ -136,18 +138,20 @@ class ReferenceAttention:
             mask[:, None].expand(-1, 1, padded, -1),
         )
 
-    def _key_slots(self, pieces: list[QueryPiece], first: int, width: int, ends: np.ndarray) -> np.ndarray:
-        """Returns where positions first, first + 1, … of each row lie: int64 [rows, width]; beyond a row's end, its
-        first key's place."""
+    def _key_slots(
+        self, pieces: list[QueryPiece], window: int | None, positions: range, ends: np.ndarray
+    ) -> np.ndarray:
+        """Returns where positions of each row are: int64 [rows, positions]; beyond a row's end, its first key's
+        place."""
         size = self._page_size
-        begin, end = first // size, -(-(first + width) // size)
+        begin, end = positions.start // size, -(-positions.stop // size)
         pages = np.zeros((len(pieces), end - begin), dtype=np.int64)
         for row, piece in zip(pages, pieces, strict=True):
-            own = piece.span.pages[begin:end]
+            own = piece.span.pages_of(window)[begin:end]
             row[: len(own)] = own
         slots = (pages[:, :, None] * size + np.arange(size)).reshape(len(pieces), -1)
-        slots = slots[:, first - begin * size :][:, :width]
-        return np.where(np.arange(first, first + width) < ends[:, None], slots, slots[:, :1])
+        slots = slots[:, positions.start - begin * size :][:, : len(positions)]
+        return np.where(np.array(positions) < ends[:, None], slots, slots[:, :1])
 
 
 def _computed_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:

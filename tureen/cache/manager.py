@@ -8,20 +8,28 @@ from typing import Protocol
 from tureen.cache.pages import PagePool
 from tureen.cache.radix import Namespace, RadixNode, RadixTree
 from tureen.cache.states import SavedStates
+from tureen.cache.windows import LivePages, WindowPages
 
 
 class PageTable:
     """The pages of one running sequence, in order. Changed by its CacheManager only."""
 
-    __slots__ = ("is_open", "is_public", "namespace", "nodes", "num_matched", "pages", "room", "saves_early")
+    __slots__ = ("is_open", "is_public", "live", "namespace", "nodes", "num_matched", "pages", "room", "saves_early")
 
     def __init__(
-        self, namespace: Namespace, nodes: list[RadixNode], *, is_public: bool, saves_early: bool = False
+        self,
+        namespace: Namespace,
+        nodes: list[RadixNode],
+        live: LivePages | None,
+        *,
+        is_public: bool,
+        saves_early: bool = False,
     ) -> None:
         self.namespace = namespace
         self.nodes = nodes  # the tree nodes of the first pages: found at first, published later
         self.num_matched = len(nodes)
         self.pages = tuple([node.page for node in nodes])  # as rows carry them
+        self.live = live  # the window pages; None: the model has none
         self.room = 0  # tokens that the pages have room for, once it has grown
         self.is_open = True
         self.is_public = is_public  # its full pages go into the tree as they are computed
@@ -52,14 +60,22 @@ class CacheManager:
     """Owns the page pool and the radix tree. A page is free, or held by page tables, by the tree, or by both."""
 
     def __init__(
-        self, num_pages: int, page_size: int, *, prefix_cache: bool = True, states: Iterable[int] | None = None
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        prefix_cache: bool = True,
+        states: Iterable[int] | None = None,
+        windows: WindowPages | None = None,
     ) -> None:
-        """states: numbers for saved states of layers without attention; None: the model has no such layers."""
+        """states: numbers for saved states of layers without attention; None: the model has no such layers. windows:
+        None: layers with a window keep all tokens, in the pages of the others."""
         self.page_size = page_size
         self.has_states = states is not None
         self.states = SavedStates(states or ())
         self.pool = PagePool(num_pages)
-        self.tree = RadixTree(self.pool, page_size, self.states)
+        self.windows = windows
+        self.tree = RadixTree(self.pool, page_size, self._on_removed)
         self._prefix_cache = prefix_cache  # False: nothing is published, so nothing is ever found
         self._open: dict[PageTable, None] = {}
         self.tier: LowerTier | None = None  # to which the pages of closed tables are saved
@@ -77,12 +93,18 @@ class CacheManager:
         """Returns the nodes of the longest cached prefix of at most `max_tokens` tokens, whole pages only. Locks
         nothing.
 
-        In a model that has layers without attention, a prefix is usable up to its last page with a saved state.
+        In a model that has layers without attention, a prefix is usable up to its last page with a saved state. With
+        windows, it is usable if the window pages that the next token sees are still there.
         """
         nodes = self.tree.match(namespace, token_ids, max_tokens // self.page_size)
-        while self.has_states and nodes and nodes[-1].state < 0:
+        while nodes and not self._is_usable(nodes):
             nodes.pop()
         return nodes
+
+    def _is_usable(self, nodes: list[RadixNode]) -> bool:
+        if self.has_states and nodes[-1].state < 0:
+            return False
+        return self.windows is None or self.windows.is_usable(nodes)
 
     def num_known(self, namespace: Namespace, token_ids: Sequence[int], max_tokens: int) -> int:
         """Returns how many tokens of a prefix have their pages in the tree, with or without a saved state."""
@@ -107,11 +129,13 @@ class CacheManager:
         num_tokens: int,
         *,
         headroom: int,
+        first_step: int | None = None,
         is_public: bool = True,
         saves_early: bool = False,
     ) -> PageTable | None:
         """Makes a page table that starts with the matched `nodes` and has pages for `num_tokens`.
 
+        first_step: tokens of the first step, to which window pages are limited; None: all.
         is_public: whether its pages are published. Those of a sequence with embeddings of its client are not: the token
         ids do not tell what the pages hold. saves_early: whether they are saved as they are published, not at the end.
 
@@ -122,35 +146,59 @@ class CacheManager:
             self.tree.lock(node)
         if self.has_states and nodes:
             self.states.touch(nodes[-1])
-        if self.num_pages_for(num_tokens) - len(nodes) + headroom > self.num_available:
-            for node in reversed(nodes):
-                self.tree.unlock(node)
+        live = None if self.windows is None else self.windows.begin(nodes)
+        table = PageTable(namespace, nodes, live, is_public=self._prefix_cache and is_public, saves_early=saves_early)
+        end = num_tokens if first_step is None else min(num_tokens, len(nodes) * self.page_size + first_step)
+        if not self._has_room(table, num_tokens, end, headroom):
+            self._release(table)
             return None
-        table = PageTable(namespace, nodes, is_public=self._prefix_cache and is_public, saves_early=saves_early)
         self._open[table] = None
-        self.grow(table, num_tokens)
+        self._take_pages(table, num_tokens, end)
         return table
 
     def grow(self, table: PageTable, num_tokens: int) -> bool:
         """Gives the table pages for `num_tokens` in all. Returns False, and changes nothing, when there are not
         enough."""
-        missing = self.num_pages_for(num_tokens) - len(table.pages)
-        if missing > self.num_available:
+        if not self._has_room(table, num_tokens, num_tokens, 0):
             return False
+        self._take_pages(table, num_tokens, num_tokens)
+        return True
+
+    def _has_room(self, table: PageTable, num_tokens: int, window_end: int, headroom: int) -> bool:
+        """Returns whether `headroom` pages are left when the table has pages for `num_tokens` and window pages for
+        `window_end` tokens."""
+        missing = self.num_pages_for(num_tokens) - len(table.pages)
+        if missing + headroom > self.num_available:
+            return False
+        if self.windows is None or table.live is None:
+            return True
+        missing = self.num_pages_for(window_end) - table.live.end
+        return missing + headroom <= self.windows.num_available
+
+    def _take_pages(self, table: PageTable, num_tokens: int, window_end: int) -> None:
         new = []
-        for _ in range(missing):
+        for _ in range(self.num_pages_for(num_tokens) - len(table.pages)):
             if not self.pool.free:
                 self.tree.evict()
             new.append(self.pool.take())
         table.pages += tuple(new)
-        table.room = len(table.pages) * self.page_size
-        return True
+        num_pages = len(table.pages)
+        if self.windows is not None and table.live is not None:
+            self.windows.grow(table.live, self.num_pages_for(window_end))
+            num_pages = table.live.end
+        table.room = num_pages * self.page_size
 
     def publish(self, table: PageTable, token_ids: Sequence[int], num_computed: int) -> None:
         """Puts the table's full pages among the first `num_computed` tokens into the tree, where others find them.
 
-        Where the tree has a page with these tokens already, the table changes over to it and gives its own back.
+        Where the tree has a page with these tokens already, the table changes over to it and gives its own back. Window
+        pages that no later token sees are given back.
         """
+        self._publish(table, token_ids, num_computed)
+        if self.windows is not None and table.live is not None:
+            self.windows.slide(table.live, table.nodes, num_computed)
+
+    def _publish(self, table: PageTable, token_ids: Sequence[int], num_computed: int) -> None:
         while table.is_public and len(table.nodes) < num_computed // self.page_size:
             index = len(table.nodes)
             parent = table.nodes[-1] if table.nodes else self.tree.root
@@ -163,6 +211,8 @@ class CacheManager:
                 self.tree.lock(node)
                 self.pool.give_back(page)
                 table.replace(index, node.page)
+            if self.windows is not None and table.live is not None:
+                self.windows.publish(table.live, index, node)
             table.nodes.append(node)
             if table.saves_early and self.tier is not None and index + 1 == num_computed // self.page_size:
                 self.tier.save(tuple(table.nodes))
@@ -174,10 +224,7 @@ class CacheManager:
         """
         if distrust_from is not None and distrust_from < len(table.nodes):
             self.tree.remove(table.nodes[distrust_from])
-        for page in reversed(table.pages[len(table.nodes) :]):
-            self.pool.give_back(page)
-        for node in reversed(table.nodes):
-            self.tree.unlock(node)
+        self._release(table)
         table.is_open = False
         del self._open[table]
         if self.tier is not None and table.nodes:
@@ -185,6 +232,20 @@ class CacheManager:
                 self.tier.save(table.nodes)
             else:
                 self.tier.forget(table.nodes, distrust_from)
+
+    def _release(self, table: PageTable) -> None:
+        """Gives back what the table holds."""
+        if self.windows is not None and table.live is not None:
+            self.windows.end(table.live, table.nodes)
+        for page in reversed(table.pages[len(table.nodes) :]):
+            self.pool.give_back(page)
+        for node in reversed(table.nodes):
+            self.tree.unlock(node)
+
+    def _on_removed(self, node: RadixNode) -> None:
+        self.states.drop(node)
+        if self.windows is not None:
+            self.windows.drop(node)
 
     def flush(self) -> int:
         """Forgets every prefix that no sequence uses; returns how many pages that freed."""
@@ -205,6 +266,9 @@ class CacheManager:
                 holders[page] += 1
             if tuple([node.page for node in table.nodes]) != table.pages[: len(table.nodes)]:
                 wrong.append("a page table does not hold the pages of its nodes")
-        wrong += self.states.check()
+        nodes = self.tree.nodes()
+        wrong += self.states.check(nodes)
+        if self.windows is not None:
+            wrong += self.windows.check([table.live for table in self._open if table.live is not None], nodes)
         wrong += self.tree.check(holders)  # adds the tree's references
         return wrong + self.pool.check(holders)

@@ -7,10 +7,9 @@ splitting and let pages enter the tree one by one, while the sequence that compu
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tureen.cache.pages import PagePool
-from tureen.cache.states import SavedStates
 
 Namespace = tuple[str, str]
 """(salt, adapter): prefixes are shared only inside one namespace."""
@@ -22,7 +21,7 @@ Key = tuple[int | str, ...]
 class RadixNode:
     """One computed page. Its holders are the page tables that use it; it is locked while there is one."""
 
-    __slots__ = ("children", "key", "page", "parent", "state")
+    __slots__ = ("children", "key", "page", "parent", "state", "window_page")
 
     def __init__(self, key: Key, page: int, parent: RadixNode | None) -> None:
         self.key = key
@@ -30,6 +29,7 @@ class RadixNode:
         self.parent = parent  # None: the root, or a node that was evicted or removed
         self.children: dict[Key, RadixNode] = {}
         self.state = -1  # number of the saved state after this page; -1: none. See SavedStates
+        self.window_page = -1  # the page of the same tokens in layers with a window; -1: none. See WindowPages
 
 
 class RadixTree:
@@ -39,11 +39,12 @@ class RadixTree:
     descendants are all idle, and they became idle before it: the oldest idle node is always a leaf.
     """
 
-    def __init__(self, pages: PagePool, page_size: int, states: SavedStates) -> None:
+    def __init__(self, pages: PagePool, page_size: int, on_removed: Callable[[RadixNode], None]) -> None:
+        """on_removed: called for each node that leaves the tree."""
         self.page_size = page_size
         self.root = RadixNode((), -1, None)
         self._pages = pages
-        self._states = states
+        self._on_removed = on_removed
         self.idle: OrderedDict[RadixNode, None] = OrderedDict()
         """Unlocked nodes, whose pages only the tree holds, to be changed by the tree only. Their order is the clock of
         the LRU."""
@@ -104,19 +105,21 @@ class RadixTree:
             gone.parent = None
             self.idle.pop(gone, None)
             self._pages.give_back(gone.page)
-            self._states.drop(gone)
+            self._on_removed(gone)
+
+    def nodes(self) -> list[RadixNode]:
+        """Returns all nodes but the root, parents first."""
+        return [node for node in _walk(self.root) if node is not self.root]
 
     def check(self, holders: list[int]) -> list[str]:
         """Verifies the tree against `holders`, how many page tables hold each page. Returns what is wrong.
 
         Adds the tree's own references to `holders`.
         """
-        nodes = [node for node in _walk(self.root) if node is not self.root]
+        nodes = self.nodes()
         wrong = [complaint for node in nodes for complaint in self._check_node(node, holders)]
         if {node for node in nodes if holders[node.page] == 0} != set(self.idle):
             wrong.append("the idle nodes are not the nodes without a holder")
-        if {node for node in nodes if node.state >= 0} != set(self._states.held):
-            wrong.append("the nodes that hold a state are not those of the tree that have one")
         place = {node: index for index, node in enumerate(self.idle)}
         if any(place.get(child, -1) > place[node] for node in self.idle for child in node.children.values()):
             wrong.append("a node would be evicted before its child")

@@ -62,7 +62,10 @@ class SavedStates:
             self.give_back(node.state)
             node.state = -1
 
-    def check(self) -> list[str]:
-        """Verifies that each number is free or held by one node. Returns what is wrong."""
+    def check(self, nodes: Iterable[StateHolder]) -> list[str]:
+        """Verifies that each number is free or held by one node of the tree. Returns what is wrong."""
         numbers = [*self.free, *(node.state for node in self.held)]
-        return [] if sorted(numbers) == sorted(self.numbers) else ["a saved state is lost, or has two holders"]
+        wrong = [] if sorted(numbers) == sorted(self.numbers) else ["a saved state is lost, or has two holders"]
+        if {node for node in nodes if node.state >= 0} != set(self.held):
+            wrong.append("the nodes that hold a state are not those of the tree that have one")
+        return wrong

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from tureen.cache.manager import CacheManager
 from tureen.constraining.masks import PendingMasks
 from tureen.contract.runner import Batch, Row, RowError, RowOutput, Runner, SlotState
@@ -67,6 +69,8 @@ class RowRunner:
             capacity = self._runner.capacity()
             state = 2 * capacity.max_rows if capacity.num_states else -1  # belongs to no sequence
             row = Row(slot=0, token_ids=(0,), start=0, pages=table.pages, sample=False, state_to=state)
+            if table.live is not None:
+                row = msgspec.structs.replace(row, window_pages=table.live.pages)
             self._runner.submit(Batch((row,))).result()
         except Exception:
             log.exception("the runner fails on everything")

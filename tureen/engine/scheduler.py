@@ -174,7 +174,7 @@ class Scheduler:
             sequence.leader = self._find_leader(sequence, nodes, most // self.cache.page_size)
             if sequence.leader is not None:
                 continue
-            table = self._open(sequence, nodes)
+            table = self._open(sequence, nodes, budget)
             if table is None:
                 return
             self._start_running(sequence, table)
@@ -192,7 +192,7 @@ class Scheduler:
         """Says whether a sequence runs that would give its place to others; it is the last of those that run."""
         return bool(self.running) and self.running[-1].request.when_idle
 
-    def _open(self, sequence: Sequence, nodes: list[RadixNode]) -> PageTable | None:
+    def _open(self, sequence: Sequence, nodes: list[RadixNode], budget: int) -> PageTable | None:
         """Takes pages for a waiting sequence, from those that run when idle if it is not one of them. Returns None when
         there is no room."""
         headroom = self._headroom(sequence)
@@ -203,6 +203,7 @@ class Scheduler:
                     nodes,
                     sequence.num_tokens,
                     headroom=headroom,
+                    first_step=budget,
                     is_public=not sequence.request.embeds,
                     saves_early=sequence.request.awaits_saving,
                 )

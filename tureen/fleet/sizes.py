@@ -31,7 +31,7 @@ def size_of(source: ModelSource, config: Config, share_bytes: int, *, uses_torch
     `uses_torch`: its engine imports torch. Raises StartupError for a model that cannot run here.
     """
     need = memory_need(source, config)
-    fixed = need.weights + need.workspace + (TORCH_BYTES if uses_torch else ENGINE_BYTES)
+    fixed = need.weights + need.workspace + need.kv_fixed + (TORCH_BYTES if uses_torch else ENGINE_BYTES)
     if not need.kv_per_token:
         return Size(fixed, 0, need.weights)
     most = max(CPU_CONTEXTS * need.context, CPU_TOKENS)

@@ -65,6 +65,7 @@ class KvLayer(NamedTuple):
     heads: int
     head_dim: int
     values_from: int = -1  # values are the keys' dimensions from this one on; -1: values are stored
+    has_window: bool = False
 
     @property
     def numbers(self) -> int:
@@ -151,8 +152,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def kv_layers(self) -> tuple[KvLayer, ...]:
         """The layers of the KV cache: those with keys of their own, or one layer if no layer has keys."""
         values_from = -1 if self.latent is None else self.latent.rope_dim
-        own = [self.keys_of(layer) for layer in self.cached_layers or (0,)]
-        return tuple(KvLayer(keys.num_heads, keys.head_dim, values_from) for keys in own)
+        own = [(self.keys_of(layer), self.windows[layer]) for layer in self.cached_layers or (0,)]
+        return tuple(KvLayer(keys.num_heads, keys.head_dim, values_from, bool(window)) for keys, window in own)
+
+    @property
+    def longest_window(self) -> int:
+        """The longest window of a layer in the KV cache; 0: no layer has one."""
+        return max((self.windows[layer] or 0 for layer in self.cached_layers), default=0)
 
     def keys_of(self, layer: int) -> LayerKeys:
         """Returns the keys and values of a layer."""

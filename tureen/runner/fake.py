@@ -29,9 +29,7 @@ from tureen.contract.runner import (
 from tureen.contract.types import NO_TOKEN, Explanation, LogprobSpec, MediaItem, PositionLogprobs, TokenLogprob
 from tureen.errors import InvalidRequest, NotFound
 from tureen.grammar import Mask
-
-WIDTH = 8  # bytes stored per position
-POISON = b"\xff" * WIDTH  # stands for NaN: whatever is computed from it is poison too
+from tureen.runner.fake_pages import POISON, WIDTH, FakePages
 
 Fault = Literal["raise", "poison"]
 
@@ -92,7 +90,7 @@ class FakeRunner:
         self._token_s = token_s
         self._thread = thread
         self._weights = 0  # their number; all that is stored depends on them
-        self._kv = bytearray(capacity.num_pages * capacity.page_size * WIDTH)
+        self.pages = FakePages(capacity)
         self._recurrent: dict[int, bytes] = {}  # by number: the states of layers without attention
         self._states: dict[int, SlotState] = {}
         self._seeds: dict[int, int] = {}  # by slot
@@ -151,24 +149,23 @@ class FakeRunner:
         if op in ("start_expert_record", "stop_expert_record", "take_expert_record"):
             raise InvalidRequest("the model has no experts, so there is nothing to count", code="no_experts")
         if op in ("release_memory", "resume_memory"):
-            size = self._capacity.num_pages * self._capacity.page_size * WIDTH
-            self._kv = bytearray(size if op == "resume_memory" else 0)
+            self.pages.clear(is_there=op == "resume_memory")
             return None
         if op == "forget":
-            self._kv = bytearray(len(self._kv))
+            self.pages.clear()
             return None
         raise NotFound(f"unknown operation '{op}'")
 
     @property
     def page_bytes(self) -> int:
         """The bytes of a page: the runner is the PageMemory of its own."""
-        return self._capacity.page_size * WIDTH
+        return self.pages.page_bytes
 
     def read(self, page: int) -> memoryview:
-        return memoryview(bytes(self._kv[page * self.page_bytes : (page + 1) * self.page_bytes]))
+        return memoryview(self.pages.page(page))
 
     def write(self, page: int, data: memoryview) -> None:
-        self._kv[page * self.page_bytes : (page + 1) * self.page_bytes] = data
+        self.pages.write(page, data)
 
     def close(self) -> None:
         self._states.clear()
@@ -207,12 +204,13 @@ class FakeRunner:
     def _store(self, row: Row, fault: Fault | None) -> None:
         """Stores K/V and states of the row's tokens."""
         before = self._before(row)
+        self.pages.check_window(row)
         for index, token_id in enumerate(row.token_ids):
             if fault == "poison" or before == POISON:
                 before = POISON
             else:
                 before = digest(before, token_id + ((row.adapter + self._weights) << 32), self._embed(row, index))
-            self._kv[self._at(row, row.start + index)] = before
+            self.pages.store(row, row.start + index, before)
             self._keep_state(row, index + 1, before)
 
     def _before(self, row: Row) -> bytes:
@@ -220,7 +218,7 @@ class FakeRunner:
         states."""
         if not row.start:
             return b""
-        return self._recurrent[row.state_from] if self._capacity.num_states else self._read(row, row.start - 1)
+        return self._recurrent[row.state_from] if self._capacity.num_states else self.pages.read(row, row.start - 1)
 
     def _keep_state(self, row: Row, num_tokens: int, state: bytes) -> None:
         """Keeps the state after the first `num_tokens` tokens of the row where the row wants it."""
@@ -278,25 +276,11 @@ class FakeRunner:
         places = enumerate(token_ids, row.start + row.num_known)
         return tuple(Explanation(token_id=token, position=place, chosen_by="best") for place, token in places)
 
-    def _at(self, row: Row, position: int) -> slice:
-        page, offset = divmod(position, self._capacity.page_size)
-        start = (row.pages[page] * self._capacity.page_size + offset) * WIDTH
-        return slice(start, start + WIDTH)
-
-    def _read(self, row: Row, position: int) -> bytes:
-        return bytes(self._kv[self._at(row, position)])
-
     def _history(self, row: Row, position: int) -> bytes | None:
         """Returns the hash of all that is stored up to `position`; None when there is poison in it."""
-        if self._read(row, position) == POISON:
+        if self.pages.read(row, position) == POISON:
             return None
-        size = self._capacity.page_size * WIDTH
-        num_full, rest = divmod(position + 1, self._capacity.page_size)
-        pages = [self._kv[page * size : (page + 1) * size] for page in row.pages[:num_full]]
-        if rest:
-            start = row.pages[num_full] * size
-            pages.append(self._kv[start : start + rest * WIDTH])
-        return digest(b"".join(pages))
+        return digest(self.pages.up_to(row, position))
 
     def _logprobs(self, history: bytes, token_id: int, spec: LogprobSpec) -> PositionLogprobs:
         def entry(token: int) -> TokenLogprob:

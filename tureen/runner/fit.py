@@ -14,7 +14,7 @@ from tureen.kernels.cpu import native as kernels_module
 from tureen.models.config import ModelConfig
 from tureen.runner import loading, native
 from tureen.runner.kinds import is_encoder
-from tureen.runner.kv_pool import state_bytes
+from tureen.runner.kv_pool import KvBytes, kv_bytes, state_bytes
 from tureen.weights.source import ModelSource, model_config
 from tureen.weights.stored import iter_vision
 
@@ -26,11 +26,11 @@ STATES = 3
 
 
 class MemoryNeed(NamedTuple):
-    """The bytes that a model takes with some settings, and those that are there. `kv_per_token`: 0 = it has no
-    cache."""
+    """The bytes that a model takes with some settings, and those that are there."""
 
     weights: int
-    kv_per_token: int
+    kv_per_token: int  # 0 = it has no cache
+    kv_fixed: int  # whatever the context
     context: int
     workspace: int
     free: int
@@ -39,7 +39,7 @@ class MemoryNeed(NamedTuple):
     @property
     def kv_cache(self) -> int:
         """Returns the bytes of the KV cache of one full context."""
-        return self.kv_per_token * self.context
+        return self.kv_per_token * self.context + self.kv_fixed
 
     @property
     def needed(self) -> int:
@@ -57,28 +57,27 @@ def memory_need(source: ModelSource, config: Config) -> MemoryNeed:
     free, total = cpu.free_bytes(), cpu.total_bytes()
     hf = model_config(source)
     if is_encoder(hf):
-        return MemoryNeed(sum(path.stat().st_size for path in source.files), 0, 0, PROCESS_BYTES // 4, free, total)
+        return MemoryNeed(sum(path.stat().st_size for path in source.files), 0, 0, 0, PROCESS_BYTES // 4, free, total)
     model = loading.describe(hf)
-    weights, kv_per_token = _native_sizes(source, config, model)
+    weights, kv = _sizes(source, config, model)
     if source.path.is_dir():
         weights += sum(4 * math.prod(stored.shape) for stored in iter_vision(source))  # the part that sees
     context = _context_of(config, model)
-    return MemoryNeed(weights, kv_per_token, context, _workspace(config, model), free, total)
+    return MemoryNeed(weights, kv.per_token, kv.fixed, context, _workspace(config, model), free, total)
 
 
 def _context_of(config: Config, model: ModelConfig) -> int:
     return min(config.context_length or model.default_context, model.context_len)
 
 
-def _native_sizes(source: ModelSource, config: Config, model: ModelConfig) -> tuple[int, int]:
-    """Returns the bytes of the weights as loaded, and of a token in the KV cache."""
+def _sizes(source: ModelSource, config: Config, model: ModelConfig) -> tuple[int, KvBytes]:
+    """Returns the bytes of the weights as loaded, and those of the KV cache."""
     is_torch = config.kernels in ("torch", "tree") or has_ranks(config)
     kernels = None if is_torch else kernels_module.load()
     if kernels is None:
         width = 2 if config.dtype in ("bfloat16", "float16") else 4
-        token = sum(layer.numbers for layer in model.kv_layers)
-        return width * sum(map(math.prod, model.weights().values())), width * token
-    return native.weight_bytes(kernels, source, config, model), native.token_bytes(kernels, config, model)
+        return width * sum(map(math.prod, model.weights().values())), kv_bytes(config, model, width)
+    return native.weight_bytes(kernels, source, config, model), native.kv_bytes(kernels, config, model)
 
 
 def _workspace(config: Config, model: ModelConfig) -> int:
@@ -97,7 +96,7 @@ def advice(source: ModelSource, config: Config, need: MemoryNeed) -> str:
     """Says what makes a model fit that does not; "" for one that fits. Raises StartupError."""
     if need.fits:
         return ""
-    rest = need.free - need.weights - need.workspace - PROCESS_BYTES
+    rest = need.free - need.weights - need.workspace - need.kv_fixed - PROCESS_BYTES
     if need.kv_per_token and rest // need.kv_per_token >= 256:
         return f"--context-length {rest // need.kv_per_token // 256 * 256}"
     for kind in SMALLER if config.quantization is None else ():

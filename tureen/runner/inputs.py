@@ -16,20 +16,29 @@ def make_input(batch: Batch, page_size: int, device: torch.device) -> ModelInput
     spans: list[Span] = []
     first = 0
     for row in batch.rows:
-        spans.append(
-            Span(first, len(row.token_ids), row.start, row.pages, row.state_from, row.state_to, row.state_saves)
-        )
+        states = row.state_from, row.state_to, row.state_saves
+        spans.append(Span(first, len(row.token_ids), row.start, row.pages, *states, _window_pages(row)))
         first += len(row.token_ids)
     positions = np.concatenate([np.arange(span.start, span.start + span.length) for span in spans])
     token_ids = np.fromiter((token for row in batch.rows for token in row.token_ids), np.int64, first)
     embedded = _embedded(batch, spans, device)
     if embedded is not None:
         token_ids.clip(min=0, out=token_ids)
-    kv_slots = np.concatenate([_kv_slots(row, page_size) for row in batch.rows])
+    kv_slots = np.concatenate([_kv_slots(span, span.pages, page_size) for span in spans])
     drawn = drawn_tokens(batch)
     token_ids_t, positions_t, kv_slots_t = torch.from_numpy(np.stack((token_ids, positions, kv_slots))).to(device)
     sampled = torch.tensor(drawn, dtype=torch.int64).to(device) if drawn else None
-    return ModelInput(token_ids_t, positions_t, kv_slots_t, tuple(spans), sampled, embedded)
+    window_slots = None
+    if spans[0].window_pages:
+        slots = np.concatenate([_kv_slots(span, span.window_pages, page_size) for span in spans])
+        window_slots = torch.from_numpy(slots).to(device)
+    return ModelInput(token_ids_t, positions_t, kv_slots_t, tuple(spans), sampled, embedded, window_slots)
+
+
+def _window_pages(row: Row) -> tuple[int, ...]:
+    """Returns the window page of each page, from the first on. Pages that no token sees get that of one it sees:
+    attention reads it, and multiplies what it read by 0."""
+    return (row.window_pages[0],) * row.window_from + row.window_pages if row.window_pages else ()
 
 
 def _embedded(batch: Batch, spans: list[Span], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -46,10 +55,10 @@ def _embedded(batch: Batch, spans: list[Span], device: torch.device) -> tuple[to
     return torch.from_numpy(np.concatenate(places)).to(device), torch.from_numpy(np.concatenate(values)).to(device)
 
 
-def _kv_slots(row: Row, page_size: int) -> np.ndarray:
+def _kv_slots(span: Span, pages: tuple[int, ...], page_size: int) -> np.ndarray:
     """Returns where each new token's K/V are stored, int64 [tokens]."""
-    positions = np.arange(row.start, row.start + len(row.token_ids))
-    begin = row.start // page_size
-    own = np.array(row.pages[begin : int(positions[-1]) // page_size + 1], dtype=np.int64)
+    positions = np.arange(span.start, span.start + span.length)
+    begin = span.start // page_size
+    own = np.array(pages[begin : int(positions[-1]) // page_size + 1], dtype=np.int64)
     slots: np.ndarray = own[positions // page_size - begin] * page_size + positions % page_size
     return slots

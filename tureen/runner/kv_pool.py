@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tureen.config import Config
+from tureen.config_facts import has_ranks
 from tureen.contract.runner import Capacity
 from tureen.devices.base import DeviceInfo
 from tureen.errors import StartupError
@@ -13,27 +16,75 @@ from tureen.sandbox.budget import helper_bytes
 CPU_CONTEXTS, CPU_TOKENS = 4, 65536  # on CPU the computed pool holds at most this many contexts or tokens
 STATE_SHARE = 0.25  # of the free memory, for the states of layers without attention
 MOST_SAVED = 4096  # states that are saved for later requests
+WINDOW_SHARE = 4  # pages for each window page beyond those that one sequence needs
 GIB = 1 << 30
 
 log = get_logger("runner")
 
 
+class KvBytes(NamedTuple):
+    """The bytes of K and V of a token: in pages, and in window pages if layers with a window have these."""
+
+    in_pages: int
+    in_window_pages: int = 0
+    window_tokens: int = 0  # tokens for which there are always window pages; 0: there are no window pages
+
+    @property
+    def per_token(self) -> int:
+        """The bytes of a token of the pool, with its share of the window pages."""
+        return self.in_pages + -(-self.in_window_pages // WINDOW_SHARE)
+
+    @property
+    def fixed(self) -> int:
+        """The bytes that do not depend on the size of the pool."""
+        return self.window_tokens * self.in_window_pages
+
+    def num_window_pages(self, num_pages: int, page_size: int) -> int:
+        """Returns the number of window pages of a pool of `num_pages`."""
+        if not self.window_tokens:
+            return 0
+        return min(num_pages, -(-self.window_tokens // page_size) + num_pages // WINDOW_SHARE)
+
+
+def window_tokens(config: Config, model: ModelConfig) -> int:
+    """Returns how many tokens of one sequence may need window pages; 0: layers with a window keep all tokens.
+
+    They do in short contexts, where they would give little back; with --kv-disk, whose pages hold all layers; and in
+    ranks and models of transformers.
+    """
+    is_apart = has_ranks(config) or config.kernels == "tree" or config.model_impl == "transformers"
+    if is_apart or config.kv_disk is not None:
+        return 0
+    window = model.longest_window
+    most = window + config.chunked_prefill_size + 2 * config.page_size
+    is_long = min(config.context_length or model.default_context, model.context_len) >= 2 * most
+    return most if window and is_long else 0
+
+
+def kv_bytes(config: Config, model: ModelConfig, width: int) -> KvBytes:
+    """Returns the bytes of a KV cache of numbers that take `width` bytes."""
+    num_tokens = window_tokens(config, model)
+    in_windows = sum(layer.numbers for layer in model.kv_layers if layer.has_window and num_tokens)
+    in_all = sum(layer.numbers for layer in model.kv_layers)
+    return KvBytes(width * (in_all - in_windows), width * in_windows, num_tokens)
+
+
 def plan_capacity(
-    config: Config, model: ModelConfig, *, token_bytes: int, weight_bytes: int, device: DeviceInfo
+    config: Config, model: ModelConfig, *, kv_bytes: KvBytes, weight_bytes: int, device: DeviceInfo
 ) -> Capacity:
     """Computes how much a runner can hold beside its weights, which take `weight_bytes` of the memory that is free now.
 
-    token_bytes: K and V of one token in all layers. The context is no longer than the pool.
-    Raises StartupError when the settings cannot be met, with the numbers and the settings to change.
+    The context is no longer than the pool. Raises StartupError when the settings cannot be met, with the numbers and
+    the settings to change.
     """
-    wanted_len = _context_len(config, model)
+    wanted_len, token_bytes = _context_len(config, model), kv_bytes.per_token
     free = device.free_bytes() - weight_bytes
     log.info(
         "memory: the weights need %d MiB, a context of %d tokens %d MiB of KV cache; %d MiB are free",
-        weight_bytes >> 20, wanted_len, wanted_len * token_bytes >> 20, device.free_bytes() >> 20,
+        weight_bytes >> 20, wanted_len, wanted_len * token_bytes + kv_bytes.fixed >> 20, device.free_bytes() >> 20,
     )  # fmt: skip
     max_rows, num_states = _fit_states(config, model, free)
-    free -= num_states * state_bytes(model)
+    free = max(0, free - num_states * state_bytes(model) - kv_bytes.fixed)
     num_pages = _fit_pages(config, token_bytes=token_bytes, context_len=wanted_len, free=free, device=device)
     pool_len = num_pages * config.page_size
     if pool_len < wanted_len:
@@ -43,6 +94,12 @@ def plan_capacity(
             pool_len, wanted_len, pool_len,
         )  # fmt: skip
     context_len = min(wanted_len, pool_len)
+    num_window_pages = kv_bytes.num_window_pages(num_pages, config.page_size)
+    if num_window_pages:
+        log.info(
+            "the KV cache holds %d tokens; layers with a window have room for %d and keep those of the last %d tokens",
+            pool_len, num_window_pages * config.page_size, model.longest_window,
+        )  # fmt: skip
     _log_rope_factors(model, context_len)
     return Capacity(
         num_pages=num_pages,
@@ -51,8 +108,10 @@ def plan_capacity(
         vocab_size=model.vocab_size,
         context_len=context_len,
         hidden_size=model.hidden_size,
-        kv_bytes_per_token=token_bytes,
+        kv_bytes_per_token=kv_bytes.in_pages + kv_bytes.in_window_pages * num_window_pages // num_pages,
         num_states=num_states,
+        num_window_pages=num_window_pages,
+        window=model.longest_window if num_window_pages else 0,
     )
 
 

@@ -21,7 +21,7 @@ from tureen.log import Progress, get_logger, no_progress
 from tureen.models.config import ModelConfig
 from tureen.runner import loading
 from tureen.runner.graphs import TapeForward, record
-from tureen.runner.kv_pool import plan_capacity
+from tureen.runner.kv_pool import KvBytes, plan_capacity, window_tokens
 from tureen.runner.model_runner import ModelRunner, make_sampler
 from tureen.runner.packed_copy import LEAST_BYTES, PackedCopy, Planned, origin_of
 from tureen.runner.parts import ForwardParts, rope_facts
@@ -125,7 +125,13 @@ class NativeForwardFactory:
 
     def make_cache(self) -> NativeCache:
         model, capacity = self.model, self._capacity
-        kv = self._kernels.KvCache(model.kv_layers, capacity.num_pages, capacity.page_size, self._kv_dtype)
+        kv = self._kernels.KvCache(
+            model.kv_layers,
+            capacity.num_pages,
+            capacity.page_size,
+            self._kv_dtype,
+            num_window_pages=capacity.num_window_pages,
+        )
         num_states = capacity.num_states
         return NativeCache(kv, self._kernels.StatePool(num_states, model.state_floats) if num_states else None)
 
@@ -171,12 +177,12 @@ def load_runner(
     kernels = native.require()
     model = loading.describe(model_config(source))
     kv_dtype = _kv_dtype(config)
-    cache_token_bytes = token_bytes(kernels, config, model)
+    cache_bytes = kv_bytes(kernels, config, model)
     pool = _pool(kernels, device.num_threads, adapts=config.num_threads is None)
     are_there = shared is not None and shared.has(_origin(source, config, kernels))
     plan = None if are_there else plan_weights(kernels, source, config, model, device)
     weight_bytes = plan[1] if plan else 0
-    capacity = plan_capacity(config, model, token_bytes=cache_token_bytes, weight_bytes=weight_bytes, device=device)
+    capacity = plan_capacity(config, model, kv_bytes=cache_bytes, weight_bytes=weight_bytes, device=device)
     factory = NativeForwardFactory(pool, device, model, capacity, kv_dtype, progress, plan, shared)
     parts = ForwardParts(factory, source, config)
     sampler = make_sampler(config, model.vocab_size, NativeArithmetic(pool))
@@ -207,17 +213,18 @@ def weight_bytes(kernels: ModuleType, source: ModelSource, config: Config, model
     return sum(_bytes_of(kernels, weight) for weight in _plan(source, config, model))
 
 
-def token_bytes(kernels: ModuleType, config: Config, model: ModelConfig) -> int:
-    """Returns the bytes that a token takes in the KV cache. Raises StartupError for a model that it cannot hold."""
+def kv_bytes(kernels: ModuleType, config: Config, model: ModelConfig) -> KvBytes:
+    """Returns the bytes of the KV cache. Raises StartupError for a model that it cannot hold."""
     if config.page_size % BLOCK:
         log.warning("--page-size %d: a multiple of %d wastes no memory of the KV cache", config.page_size, BLOCK)
     try:
-        num_bytes: int = kernels.KvCache(model.kv_layers, 1, config.page_size, _kv_dtype(config)).bytes_per_token
+        num_tokens, dtype = window_tokens(config, model), _kv_dtype(config)
+        cache = kernels.KvCache(model.kv_layers, 1, config.page_size, dtype, num_window_pages=min(num_tokens, 1))
     except ValueError as error:
         raise StartupError(
             f"the native kernels cannot hold this model's keys: {error}; use --kernels torch", field="kernels"
         ) from None
-    return num_bytes
+    return KvBytes(cache.bytes_per_token, cache.window_bytes_per_token, num_tokens)
 
 
 def _pool(kernels: ModuleType, num_threads: int, *, adapts: bool) -> Any:

@@ -22,7 +22,7 @@ from tureen.errors import InvalidRequest, StartupError
 from tureen.log import Progress, get_logger
 from tureen.models.config import ModelConfig
 from tureen.runner import loading
-from tureen.runner.kv_pool import plan_capacity
+from tureen.runner.kv_pool import KvBytes, plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler
 from tureen.runner.parts import ForwardParts
 from tureen.runner.rank_forward import RankFactory, RankForward, factory_of
@@ -272,7 +272,8 @@ def _capacity(config: Config, shape: ModelConfig, device: DeviceInfo, dtype: tor
     weights = [kind.weight_bytes(shape, dtype, device, group) for group in groups]
     taken = max if device.type == "cuda" else sum
     loading.require_memory(taken(weights), "all ranks together" if taken is sum else "one rank", device)
-    return plan_capacity(config, shape, token_bytes=taken(token_bytes), weight_bytes=taken(weights), device=device)
+    kv_bytes = KvBytes(taken(token_bytes))
+    return plan_capacity(config, shape, kv_bytes=kv_bytes, weight_bytes=taken(weights), device=device)
 
 
 def _watch(ranks: weakref.ref[Ranks], child: subprocess.Popen[bytes], rank: int) -> None:

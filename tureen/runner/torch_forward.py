@@ -29,7 +29,7 @@ from tureen.models.torch_decoder import DecoderModel, layer_shape
 from tureen.runner import loading, torch_pool
 from tureen.runner.forward import ForwardOutput, hidden_ranges, score_pieces
 from tureen.runner.inputs import make_input
-from tureen.runner.kv_pool import plan_capacity
+from tureen.runner.kv_pool import kv_bytes, plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler
 from tureen.runner.parts import ForwardParts, rope_facts
 from tureen.runner.torch_trace import TorchTrace
@@ -154,6 +154,7 @@ class TorchForwardFactory:
             num_pages=capacity.num_pages,
             page_size=capacity.page_size,
             device=self._device,
+            num_window_pages=capacity.num_window_pages,
             state_shape=(capacity.num_states, self.model.state_floats),
         )
 
@@ -210,8 +211,8 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     shape = loading.describe(model_config(source))
     num_bytes = _weight_bytes(shape, dtype, device)
     loading.require_memory(num_bytes, dtype_name(dtype), device)
-    token_bytes = torch_pool.bytes_per_token(shape, dtype)
-    capacity = plan_capacity(config, shape, token_bytes=token_bytes, weight_bytes=num_bytes, device=device)
+    cache_bytes = kv_bytes(config, shape, dtype.itemsize)
+    capacity = plan_capacity(config, shape, kv_bytes=cache_bytes, weight_bytes=num_bytes, device=device)
     attention = find_attention(config, shape, device, dtype)
     factory = TorchForwardFactory(device, dtype, shape, capacity, attention, progress)
     parts = ForwardParts(factory, source, config)

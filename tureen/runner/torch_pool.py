@@ -39,12 +39,19 @@ def allocate(
     num_pages: int,
     page_size: int,
     device: DeviceInfo,
+    num_window_pages: int = 0,
     state_shape: tuple[int, int] = (0, 0),
 ) -> KvPool:
-    """Allocates the tensors of these layers on the device. state_shape: states, and the numbers of each."""
+    """Allocates the tensors of these layers on the device. num_window_pages: of layers with a window; 0: num_pages.
+    state_shape: states, and the numbers of each."""
     keys, values = [], []
     for layer in layers:
-        shape = (num_pages, page_size, layer.heads, layer.head_dim)
+        shape = (
+            num_window_pages if layer.has_window and num_window_pages else num_pages,
+            page_size,
+            layer.heads,
+            layer.head_dim,
+        )
         keys.append(_zeros(shape, dtype, device))
         values.append(_zeros(shape, dtype, device) if layer.values_from < 0 else keys[-1])
     return KvPool(keys, values, _zeros(state_shape, torch.float32, device) if state_shape[0] else None)

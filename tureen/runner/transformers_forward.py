@@ -31,7 +31,7 @@ from tureen.models.config import ModelConfig
 from tureen.runner import loading, torch_pool
 from tureen.runner.forward import ForwardOutput, hidden_ranges, score_pieces
 from tureen.runner.inputs import make_input
-from tureen.runner.kv_pool import plan_capacity
+from tureen.runner.kv_pool import KvBytes, plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler
 from tureen.runner.torch_trace import TorchTrace
 from tureen.runner.trace import TraceOptions
@@ -162,7 +162,7 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
         check(forward, samples, config.page_size, dtype)
     progress("compare with transformers", 1, 1)
     token_bytes = torch_pool.bytes_per_token(described, dtype)
-    capacity = plan_capacity(config, described, token_bytes=token_bytes, weight_bytes=0, device=device)
+    capacity = plan_capacity(config, described, kv_bytes=KvBytes(token_bytes), weight_bytes=0, device=device)
     forward.attention = _make_attention(shapes, described, capacity.num_pages, config, device, dtype)
     sampler = make_sampler(config, described.vocab_size, TorchArithmetic(torch.device(device.name)))
     return ModelRunner(forward, sampler, capacity, described)

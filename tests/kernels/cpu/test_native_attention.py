@@ -30,7 +30,7 @@ class _Stored(NamedTuple):
 def _make_cache(
     layers: int, num_pages: int, page_len: int, kv_heads: int, head_dim: int, dtype: str, values_from: int = APART
 ) -> Any:
-    return native.KvCache([(kv_heads, head_dim, values_from)] * layers, num_pages, page_len, dtype)
+    return native.KvCache([(kv_heads, head_dim, values_from, False)] * layers, num_pages, page_len, dtype)
 
 
 def _make_stored(
@@ -47,8 +47,8 @@ def _make_stored(
     three of different shapes."""
     tokens, kv_heads, head_dim = keys.shape
     count = -(-tokens // page_len)
-    layers = [(kv_heads + 1, head_dim // 4 * 2 + 2, APART), (kv_heads, head_dim, values_from), (1, 4, 2)]
-    cache = native.KvCache(layers, count + 3, page_len, dtype)
+    shapes = [(kv_heads + 1, head_dim // 4 * 2 + 2, APART), (kv_heads, head_dim, values_from), (1, 4, 2)]
+    cache = native.KvCache([(*shape, False) for shape in shapes], count + 3, page_len, dtype)
     if poison:
         native.kv_fill(cache, POISON)
     pages = np.random.default_rng(seed).permutation(count + 3)[:count].astype(np.int32)
@@ -391,8 +391,25 @@ def test_bytes_per_token_count_keys_and_values_of_all_layers() -> None:
 
 
 def test_bytes_per_token_count_each_layer_by_its_own_shape_and_no_values_that_are_in_keys() -> None:
-    cache = native.KvCache([(3, 64, APART), (1, 576, 64), (2, 32, APART)], 7, 16, "float32")
+    cache = native.KvCache([(3, 64, APART, False), (1, 576, 64, False), (2, 32, APART, False)], 7, 16, "float32")
     assert cache.bytes_per_token == 4 * (2 * 3 * 64 + 576 + 2 * 2 * 32)
+
+
+def test_layers_with_a_window_have_pages_of_their_own_if_there_are_window_pages() -> None:
+    layers = [(3, 64, APART, True), (2, 32, APART, False), (1, 16, APART, True)]
+    cache = native.KvCache(layers, 7, 16, "float32", num_window_pages=5)
+    assert (cache.bytes_per_token, cache.window_bytes_per_token) == (4 * 2 * 2 * 32, 4 * 2 * (3 * 64 + 16))
+    assert cache.nbytes == 16 * (7 * cache.bytes_per_token + 5 * cache.window_bytes_per_token)
+    sizes = {0: 64, 1: 32, 2: 16}
+    places = [(layer, page) for layer in sizes for page in (4, 6) if layer == 1 or page < 5]
+    for layer, page in places:
+        native.kv_store(cache, layer, page, 3, 0, *np.full((2, sizes[layer]), 10 * layer + page, np.float32))
+    for layer, page in places:
+        assert {*native.kv_load(cache, layer, page, 3, 0)[0]} == {10 * layer + page}
+    with pytest.raises(IndexError, match="page is 5 of 5"):
+        native.kv_load(cache, 2, 5, 3, 0)
+    together = native.KvCache(layers, 7, 16, "float32")
+    assert (together.bytes_per_token, together.window_bytes_per_token) == (4 * 2 * (2 * 32 + 3 * 64 + 16), 0)
 
 
 def test_pages_that_nobody_wrote_take_no_memory() -> None:

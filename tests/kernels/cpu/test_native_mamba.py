@@ -63,7 +63,7 @@ class Layer:
 def make_tape(layer, threads):
     pool = native.Pool(threads)
     states = native.StatePool(16, 3 + layer.state_floats)
-    tape = native.Tape(pool, native.KvCache([(1, 16, -1)], 16, PAGE, "float32"), states, HIDDEN, VOCAB)
+    tape = native.Tape(pool, native.KvCache([(1, 16, -1, False)], 16, PAGE, "float32"), states, HIDDEN, VOCAB)
 
     def packed(values):
         return native.Matrix.pack(pool, values.view(np.uint8).reshape(-1), "F32", "F32", *values.shape)

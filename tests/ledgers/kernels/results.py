@@ -114,7 +114,7 @@ def _show_rows(native):
 
 
 def _show_attention(native, dtype, dim, values_from):
-    cache = native.KvCache([(1, dim, values_from)], TOKENS // PAGE + 1, PAGE, dtype)
+    cache = native.KvCache([(1, dim, values_from, False)], TOKENS // PAGE + 1, PAGE, dtype)
     keys, values = _make_values(6, (TOKENS, dim), 4), _make_values(7, (TOKENS, dim), 4)
     for t in range(TOKENS):
         native.kv_store(cache, 0, t // PAGE, t % PAGE, 0, keys[t], values[t])

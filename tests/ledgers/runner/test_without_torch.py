@@ -22,7 +22,7 @@ from tureen.config import Config
 from tureen.devices.base import resolve_device
 from tureen.log import no_progress
 from tureen.runner import loading
-from tureen.runner.kv_pool import plan_capacity
+from tureen.runner.kv_pool import KvBytes, plan_capacity
 from tureen.weights.source import model_config
 from tureen.weights.stored import to_float32
 
@@ -34,7 +34,7 @@ weights = loading.weights(source, hf, shape, load_format="auto", progress=no_pro
 assert {one.name: to_float32(one).shape for one in weights} == shape.weights()
 device = resolve_device("cpu")
 loading.require_memory(1 << 16, "auto", device)
-assert plan_capacity(config, shape, token_bytes=64, weight_bytes=1 << 16, device=device).num_pages == 4
+assert plan_capacity(config, shape, kv_bytes=KvBytes(64), weight_bytes=1 << 16, device=device).num_pages == 4
 assert "torch" not in sys.modules
 print("done")
 """

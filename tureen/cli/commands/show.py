@@ -109,7 +109,9 @@ def memory_rows(need: Any, advice: str) -> list[tuple[str, str]]:
     """Returns what a model takes and what there is, as lines."""
     parts = [f"weights {size(need.weights)}"]
     if need.kv_per_token:
-        parts.append(f"KV cache {size(need.kv_cache)} ({need.context:,} tokens at {size(need.kv_per_token)} each)")
+        windows = f", and {size(need.kv_fixed)} for windows" if need.kv_fixed else ""
+        each = f"{need.context:,} tokens at {size(need.kv_per_token)} each{windows}"
+        parts.append(f"KV cache {size(need.kv_cache)} ({each})")
     parts.append(f"workspace {size(need.workspace)}")
     verdict = "it fits" if need.fits else f"it does not fit: take {advice}"
     return [

@@ -30,7 +30,7 @@ void attend(const AttentionRows& rows, const KvLayer& kv, const Share& share, fl
         first_key[j] = first_key_of(rows.step.positions[token], rows.shape.window);
         num_keys[j] = rows.step.positions[token] + 1;
     }
-    const int32_t* pages = rows.step.pages.data() + rows.step.spans[share.span].pages;
+    const int32_t* pages = rows.step.pages_of(rows.step.spans[share.span], kv);
     Queries queries{share.kv_head, count, q, size_t(dim), first_key, num_keys, rows.shape.scale, rows.shape.softcap};
     attention().attend(kv, pages, queries, share.begin, share.end, states, scratch);
 }

@@ -6,7 +6,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "arrays.h"
@@ -48,7 +47,7 @@ KvLayer checked_layer(const KvCache& cache, int layer, int kv_head) {
 
 KvLayer checked_place(const KvCache& cache, int layer, const Place& place) {
     KvLayer kv = checked_layer(cache, layer, place.kv_head);
-    check_index("page", place.page, cache.num_pages());
+    check_index("page", place.page, kv.in_window_pages ? cache.num_window_pages() : cache.num_pages());
     check_index("at", place.at, kv.page_len);
     return kv;
 }
@@ -72,11 +71,8 @@ std::pair<FloatArray, FloatArray> load(const KvCache& cache, int layer, int page
 nb::ndarray<nb::numpy, uint8_t> page_data(nb::handle self, int page) {
     KvCache& cache = nb::cast<KvCache&>(self);
     check_index("page", page, cache.num_pages());
-    uint8_t* first = cache.layer(0).keys;
-    return nb::ndarray<nb::numpy, uint8_t>(first + size_t(page) * cache.page_bytes(), {cache.page_bytes()}, self);
+    return nb::ndarray<nb::numpy, uint8_t>(cache.page(page), {cache.page_bytes()}, self);
 }
-
-void fill(KvCache& cache, int byte) { std::memset(cache.layer(0).keys, byte, cache.nbytes()); }
 
 FloatArray attend(const KvCache& cache, int layer, const AnyArray& pages, int kv_head, const AnyArray& q,
                   const AnyArray& first_key, const AnyArray& num_keys, float scale, bool each_piece, float softcap) {
@@ -90,7 +86,7 @@ FloatArray attend(const KvCache& cache, int layer, const AnyArray& pages, int kv
         if (first[j] < 0 || first[j] >= num[j] || size_t(num[j]) > pages.size() * size_t(kv.page_len))
             throw nb::value_error("a query vector's keys are none, or beyond the pages");
         for (int p = first[j] / kv.page_len; p * kv.page_len < num[j]; p++)
-            check_index("page", table[p], cache.num_pages());
+            check_index("page", table[p], kv.in_window_pages ? cache.num_window_pages() : cache.num_pages());
     }
     float* out;
     size_t value_dim = size_t(kv.value_dim());
@@ -119,19 +115,23 @@ void bind_attention(nb::module_& m) {
     nb::class_<KvCache>(m, "KvCache", "Keys and values of all layers, in pages of page_len tokens; zeros at first.")
         .def(
             "__init__",
-            [](KvCache* self, const std::vector<std::tuple<int, int, int>>& layers, int num_pages, int page_len,
-               const std::string& dtype) {
+            [](KvCache* self, const std::vector<std::tuple<int, int, int, bool>>& layers, int num_pages, int page_len,
+               const std::string& dtype, int num_window_pages) {
                 std::vector<KvShape> shapes;
-                for (auto [kv_heads, head_dim, values_from] : layers)
-                    shapes.push_back({kv_heads, head_dim, values_from});
-                new (self) KvCache(shapes, num_pages, page_len, type_named(dtype));
+                for (auto [kv_heads, head_dim, values_from, has_window] : layers)
+                    shapes.push_back({kv_heads, head_dim, values_from, has_window});
+                new (self) KvCache(shapes, num_pages, num_window_pages, page_len, type_named(dtype));
             },
             nb::arg("layers"), nb::arg("num_pages"), nb::arg("page_len"), nb::arg("dtype"),
-            "layers: (kv_heads, head_dim, values_from) of each; values are their keys' dimensions from values_from on, "
-            "or -1: stored. dtype: float32, bfloat16, int16 or int8. Raises ValueError, MemoryError.")
+            nb::arg("num_window_pages") = 0,
+            "layers: (kv_heads, head_dim, values_from, has_window) of each; values are the keys' dimensions from "
+            "values_from on, or -1: stored. dtype: float32, bfloat16, int16 or int8. num_window_pages: 0 = layers with "
+            "a window are in the pages of the others. Raises ValueError, MemoryError.")
         .def_prop_ro("nbytes", &KvCache::nbytes)
-        .def("page", &page_data, nb::arg("page"), "The bytes of a page in all layers, uint8 [page_bytes]: not a copy.")
-        .def_prop_ro("bytes_per_token", &KvCache::bytes_per_token, "In all layers.");
+        .def("page", &page_data, nb::arg("page"),
+             "The bytes of a page in all its layers, uint8 [page_bytes]: not a copy.")
+        .def_prop_ro("bytes_per_token", &KvCache::bytes_per_token, "In all layers but those in window pages.")
+        .def_prop_ro("window_bytes_per_token", &KvCache::window_bytes_per_token);
     nb::class_<StatePool>(m, "StatePool", "States of sequences in layers without attention; zeros at first.")
         .def(nb::init<int, size_t>(), nb::arg("count"), nb::arg("floats"))
         .def_prop_ro("count", &StatePool::count)
@@ -150,7 +150,7 @@ void bind_attention(nb::module_& m) {
           "key, value: float32 [head_dim]. value is ignored if the layer stores no values.");
     m.def("kv_load", load, nb::arg("cache"), nb::arg("layer"), nb::arg("page"), nb::arg("at"), nb::arg("kv_head"),
           "-> key, value: float32 [head_dim], [value_dim].");
-    m.def("kv_fill", fill, nb::arg("cache"), nb::arg("byte"), "Set every byte of the memory.");
+    m.def("kv_fill", &KvCache::fill, nb::arg("cache"), nb::arg("byte"), "Set every byte of the memory.");
     m.def("attend", attend, nb::arg("cache"), nb::arg("layer"), nb::arg("pages"), nb::arg("kv_head"), nb::arg("q"),
           nb::arg("first_key"), nb::arg("num_keys"), nb::arg("scale"), nb::arg("each_piece") = false,
           nb::arg("softcap") = 0.0f,

@@ -72,6 +72,7 @@ struct RowNames {
     nb::object token_ids = name("token_ids"), start = name("start"), pages = name("pages"), sample = name("sample");
     nb::object adapter = name("adapter"), state_from = name("state_from"), state_to = name("state_to");
     nb::object state_saves = name("state_saves");
+    nb::object window_from = name("window_from"), window_pages = name("window_pages");
 
     static nb::object name(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
 };
@@ -98,6 +99,22 @@ void add_states(Span& span, const StatePool& states, nb::handle row) {
     }
 }
 
+// The window pages of a row, one for each of its pages: 0 for pages that its tokens do not see.
+void add_window_pages(Step& step, const Tape& tape, const Span& span, nb::handle row) {
+    static const RowNames& names = *new RowNames;
+    int page_len = tape.cache().page_len();
+    int from = checked(nb::getattr(row, names.window_from), 0, int(span.num_pages) + 1, "a row has no such page");
+    nb::tuple given = nb::cast<nb::tuple>(nb::getattr(row, names.window_pages));
+    int first_seen = std::max(0, span.start + 1 - tape.longest_window());
+    int last = (span.start + span.length - 1) / page_len;
+    if (from > first_seen / page_len || size_t(last) >= from + given.size() || from + given.size() > span.num_pages)
+        throw std::invalid_argument("a row's tokens do not see their window pages");
+    step.window_pages.resize(span.pages + span.num_pages);
+    auto to = step.window_pages.begin() + std::ptrdiff_t(span.pages) + from;
+    for (nb::handle page : given)
+        *to++ = checked(page, 0, tape.cache().num_window_pages(), "a window page is not in the KV cache");
+}
+
 // A row's share of the step. Throws std::invalid_argument for what does not fit.
 void add_row(Step& step, const Tape& tape, nb::handle row) {
     static const RowNames& names = *new RowNames;  // outlives the interpreter, which frees nothing then
@@ -106,9 +123,10 @@ void add_row(Step& step, const Tape& tape, nb::handle row) {
     nb::tuple pages = nb::cast<nb::tuple>(nb::getattr(row, names.pages));
     int start = nb::cast<int>(nb::getattr(row, names.start));
     Span span{step.tokens(), int(tokens.size()), start, step.pages.size(), pages.size()};
-    if (span.length < 1 || start < 0 || size_t(start) + span.length > span.num_pages * cache.layer(0).page_len)
+    if (span.length < 1 || start < 0 || size_t(start) + span.length > span.num_pages * cache.page_len())
         throw std::invalid_argument("a row's tokens do not fit its pages");
     if (tape.states() != nullptr) add_states(span, *tape.states(), row);
+    if (cache.num_window_pages() > 0) add_window_pages(step, tape, span, row);
     for (nb::handle id : tokens)
         step.token_ids.push_back(checked(id, -1, tape.vocab(), "a token id is not in the vocabulary"));
     int adapter = nb::cast<int>(nb::getattr(row, names.adapter));
@@ -385,9 +403,7 @@ void bind_tape(nb::module_& m) {
                 tape.run(std::move(step));
             },
             nb::arg("rows"), nb::arg("embedded") = nb::none(),
-            "rows: with token_ids, start, pages, sample, as contract.runner.Row has them. embedded: float32 [tokens "
-            "with "
-            "id -1, hidden].")
+            "rows: with the fields of contract.runner.Row. embedded: float32 [tokens with id -1, hidden].")
         .def(
             "best", [](const Tape& tape) { return tape.best().token_ids; },
             "Of each row of the last logits the lowest token that has the largest; -1 where a row has NaN or +inf, or "

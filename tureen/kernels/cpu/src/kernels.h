@@ -103,7 +103,8 @@ struct KvLayer {
     uint8_t* keys;
     uint8_t* values;
 
-    size_t page_bytes;  // from one page to the next: all layers' keys and values lie between
+    size_t page_bytes;  // from one page to the next: the keys and values of all its layers lie between
+    bool in_window_pages;
 
     bool has_values() const { return values_from < 0; }
     int value_dim() const { return has_values() ? head_dim : head_dim - values_from; }

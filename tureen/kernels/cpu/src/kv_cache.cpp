@@ -1,5 +1,6 @@
 #include "kv_cache.h"
 
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -19,10 +20,11 @@ void check_even(const char* name, int value) {
 
 }  // namespace
 
-KvCache::KvCache(const std::vector<KvShape>& layers, int num_pages, int page_len, KvType type)
-    : num_pages_(num_pages), page_len_(page_len), page_bytes_(0), memory_(0, false) {
+KvCache::KvCache(const std::vector<KvShape>& layers, int num_pages, int num_window_pages, int page_len, KvType type)
+    : page_len_(page_len), pages_{num_pages}, window_pages_{num_window_pages} {
     check("the number of layers", int(layers.size()), 1, 1 << 16);
     check("num_pages", num_pages, 1, 1 << 30);
+    check("num_window_pages", num_window_pages, 0, 1 << 30);
     check("page_len", page_len, 1, 1024);
     for (const KvShape& shape : layers) {
         check("kv_heads", shape.kv_heads, 1, 1 << 16);
@@ -38,26 +40,29 @@ KvCache::KvCache(const std::vector<KvShape>& layers, int num_pages, int page_len
         layer.page_len = page_len;
         layer.page_blocks = (page_len + 15) / 16;
         layer.block_bytes = kernels().attention->block_bytes(type, shape.head_dim);
-        starts_.push_back(page_bytes_);
+        layer.in_window_pages = shape.has_window && num_window_pages > 0;
+        Pages& pages = layer.in_window_pages ? window_pages_ : pages_;
+        starts_.push_back(pages.page_bytes);
         size_t bytes = size_t(shape.kv_heads) * layer.page_blocks * layer.block_bytes;
-        page_bytes_ += bytes * (layer.has_values() ? 2 : 1);
+        pages.page_bytes += bytes * (layer.has_values() ? 2 : 1);
         layers_.push_back(layer);
     }
-    memory_ = Memory(size_t(num_pages) * page_bytes_);
+    for (Pages* pages : {&pages_, &window_pages_}) pages->memory = Memory(size_t(pages->count) * pages->page_bytes);
 }
 
 KvLayer KvCache::layer(int index) const {
     KvLayer layer = layers_[index];
-    layer.page_bytes = page_bytes_;
-    layer.keys = memory_.data() + starts_[index];
+    const Pages& pages = layer.in_window_pages ? window_pages_ : pages_;
+    layer.page_bytes = pages.page_bytes;
+    layer.keys = pages.memory.data() + starts_[index];
     layer.values = layer.keys;
     if (layer.has_values()) layer.values += size_t(layer.kv_heads) * layer.page_blocks * layer.block_bytes;
     return layer;
 }
 
-size_t KvCache::bytes_per_token() const {
-    size_t tokens = size_t(page_len_);
-    return (page_bytes_ + tokens - 1) / tokens;
+void KvCache::fill(int byte) {
+    for (const Pages* pages : {&pages_, &window_pages_})
+        if (pages->memory.bytes() > 0) std::memset(pages->memory.data(), byte, pages->memory.bytes());
 }
 
 }  // namespace tureen

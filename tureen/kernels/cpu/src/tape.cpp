@@ -53,8 +53,8 @@ void place(Frame& frame, const AttentionShape& shape, const Norm& q_norm, const 
     const Span& span = step.spans[step.span_of[token]];
     int kv_head = head - shape.num_heads;
     if (!v_norm.weight.empty()) normalise(frame.kernels, v_norm, value, dim, value);
-    frame.kernels.attention->store(kv, step.pages[span.pages + position / kv.page_len], position % kv.page_len, kv_head,
-                                   vector, value);
+    int page = step.pages_of(span, kv)[position / kv.page_len];
+    frame.kernels.attention->store(kv, page, position % kv.page_len, kv_head, vector, value);
 }
 
 // The sum of f(i) for i in [0, count).
@@ -152,6 +152,8 @@ void Tape::attention(const std::string& module, int layer, Norm norm, Linear qkv
     };
     require(fits(q_norm, shape.num_heads) && fits(k_norm, shape.num_kv_heads) && fits(v_norm, 1),
             "the norms of q, k and v do not fit them");
+    require(shape.window > 0 || !cache_->layer(layer).in_window_pages, "a layer without a window keeps all tokens");
+    longest_window_ = std::max(longest_window_, shape.window);
     require(shape.sinks.empty() || int(shape.sinks.size()) == shape.num_heads, "each head has one sink");
     is_held_ = is_held;
     buffers_->holds |= is_held;

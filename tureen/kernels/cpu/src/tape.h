@@ -194,7 +194,7 @@ struct Span {
     int first;  // of its tokens among the step's
     int length;
     int start;     // position of its first token
-    size_t pages;  // index of its first page in Step::pages
+    size_t pages;  // index of its first page in Step::pages and Step::window_pages
     size_t num_pages;
     const float* state = nullptr;  // before its first token; null = zeros
     float* next_state = nullptr;   // after its last one; not the same
@@ -207,12 +207,17 @@ struct Step {
     std::vector<int32_t> span_of;  // of each token
     std::vector<Span> spans;
     std::vector<int32_t> pages;
-    std::vector<int32_t> adapters;    // of each token; 0 = none
-    std::vector<int32_t> by_adapter;  // tokens, those with the same adapter together; none where no token has one
-    std::vector<int32_t> sampled;     // tokens whose logits are wanted
-    Floats embedded;                  // [tokens with id -1][hidden]
+    std::vector<int32_t> window_pages;  // of the same tokens; 0 where no token of the step sees it
+    std::vector<int32_t> adapters;      // of each token; 0 = none
+    std::vector<int32_t> by_adapter;    // tokens, those with the same adapter together; none where no token has one
+    std::vector<int32_t> sampled;       // tokens whose logits are wanted
+    Floats embedded;                    // [tokens with id -1][hidden]
 
     int tokens() const { return int(token_ids.size()); }
+    // The page table of a span in a layer.
+    const int32_t* pages_of(const Span& span, const KvLayer& kv) const {
+        return (kv.in_window_pages ? window_pages : pages).data() + span.pages;
+    }
 };
 
 struct InputSet;
@@ -289,6 +294,7 @@ public:
     int vocab() const { return vocab_; }
     int tokens() const { return step_.tokens(); }  // of the last step
     const KvCache& cache() const { return *cache_; }
+    int longest_window() const { return longest_window_; }
     const StatePool* states() const { return states_.get(); }
     double seconds() const { return seconds_; }  // spent in run and score
     int threads() const { return threads_; }     // that shared the last step
@@ -326,6 +332,7 @@ private:
     std::map<std::string, Place> places_;  // by name
     std::map<int, Arena> adapters_;        // the memory of each
     int layer_input_size_ = 0;             // of a layer's part
+    int longest_window_ = 0;               // of its attentions; 0 = they have none
     int num_streams_ = 0;                  // 0 = no residual streams beside x
     std::vector<Operation> body_, head_;
     Norm final_norm_;

@@ -123,8 +123,8 @@ void Tape::latent_attention(const std::string& module, int layer, Norm norm, Lat
             turn(frame, shape.rope, angles, token, key);
             normalise(frame.kernels, latent->latent_norm, from, rank, key + turned);
             int position = step.positions[token];
-            size_t page = step.spans[step.span_of[token]].pages + position / kv.page_len;
-            frame.kernels.attention->store(kv, step.pages[page], position % kv.page_len, 0, key, nullptr);
+            int page = step.pages_of(step.spans[step.span_of[token]], kv)[position / kv.page_len];
+            frame.kernels.attention->store(kv, page, position % kv.page_len, 0, key, nullptr);
             for (int head = 0; head < heads; head++) {
                 float* query = b.qkv.data() + token * row_width + size_t(head) * dim;
                 std::copy_n(queries + token * query_stride + size_t(head) * query_dim + plain, turned, query);

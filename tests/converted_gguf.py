@@ -34,6 +34,7 @@ ARCHITECTURES = {
     "granitemoeshared": "granitemoe",
     "hunyuan_v1_dense": "hunyuan-dense",
     "hunyuan_v1_moe": "hunyuan-moe",
+    "kimi_linear": "kimi-linear",
     "lfm2": "lfm2",
     "llama": "llama",
     "minicpm3": "minicpm3",
@@ -136,6 +137,11 @@ LAYER_NAMES = {
     "conv.conv": "shortconv.conv",
     "conv.in_proj": "shortconv.in_proj",
     "conv.out_proj": "shortconv.out_proj",
+    **{f"self_attn.{name}_conv1d": f"ssm_conv1d_{name}" for name in "qkv"},
+    **{f"self_attn.forget_gate.{name}_proj": f"ssm_{name}" for name in ("f_a", "f_b")},
+    **{f"self_attn.{name}_proj": f"ssm_{name}" for name in ("g_a", "g_b")},
+    "self_attn.b_proj": "ssm_beta",
+    "self_attn.o_norm": "ssm_norm",
     "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_a": "ssm_alpha",
@@ -147,6 +153,8 @@ LAYER_NAMES = {
 }
 WHOLE = {
     "linear_attn.A_log": "ssm_a",
+    "self_attn.forget_gate.A_log": "ssm_a",
+    "self_attn.forget_gate.dt_bias": "ssm_dt.bias",
     "linear_attn.dt_bias": "ssm_dt.bias",
     "self_attn.sinks": "attn_sinks.weight",
     "layer_scalar": "layer_output_scale.weight",
@@ -230,12 +238,22 @@ def _parts(model: Any) -> Iterator[tuple[str, np.ndarray]]:
                 yield f"{stem.removesuffix('shared_mlp.input_linear')}{block}.{part}.weight", half
         elif stem.endswith("shared_mlp.output_linear") and model.config.model_type == "granitemoeshared":
             yield f"{stem.removesuffix('shared_mlp.output_linear')}mlp.shared_expert.down_proj.weight", array
-        elif stem.endswith("kv_b_proj") and ARCHITECTURES[model.config.model_type] == "deepseek2":
-            yield from _kv_b(stem.removesuffix("kv_b_proj"), array, model.config)
-        elif stem.endswith("in_proj_qkvz"):
-            yield from _qkvz(stem.removesuffix("qkvz"), array, model.config)
+        elif stem.endswith(("self_attn.conv1d", "kv_b_proj", "in_proj_qkvz")):
+            yield from _of_attention(stem, array, model.config)
         elif ".act_fn." not in name:
             yield name, array
+
+
+def _of_attention(stem: str, array: np.ndarray, config: Any) -> Iterator[tuple[str, np.ndarray]]:
+    if stem.endswith("conv1d"):
+        for part, third in zip("qkv", np.split(array, 3), strict=True):
+            yield f"{stem.removesuffix('conv1d')}{part}_conv1d.weight", third
+    elif stem.endswith("qkvz"):
+        yield from _qkvz(stem.removesuffix("qkvz"), array, config)
+    elif ARCHITECTURES[config.model_type] in ("deepseek2", "kimi-linear"):
+        yield from _kv_b(stem.removesuffix("kv_b_proj"), array, config)
+    else:
+        yield f"{stem}.weight", array
 
 
 def _of_gemma(model: Any, name: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
@@ -282,6 +300,8 @@ def _head_dim(config: Any) -> int:
 
 
 def _rope_facts(config: Any) -> dict[str, Any]:
+    if not hasattr(config, "rope_parameters"):
+        return {}
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     facts: dict[str, Any] = {"rope.freq_base": float(rope["rope_theta"])}
     if rope["rope_type"] in ("linear", "yarn"):
@@ -453,6 +473,26 @@ def full_heads(model: Any) -> int:
     return own.k_proj.out_features // own.head_dim
 
 
+def _kimi(model: Any) -> dict[str, Any]:
+    config, facts = model.config, _latent(model)
+    own = {f"attention.{kind}_length_mla": facts[f"attention.{kind}_length"] for kind in ("key", "value")}
+    return {
+        **facts,
+        **own,
+        "attention.key_length": config.kv_lora_rank + config.qk_rope_head_dim,
+        "attention.head_count_kv": [int(kind == "full_attention") for kind in config.layer_types],
+        "rope.dimension_count": config.qk_rope_head_dim,
+        "kda.head_dim": config.linear_head_dim,
+        "ssm.conv_kernel": config.linear_conv_kernel_dim,
+        "expert_shared_count": config.n_shared_experts,
+        "leading_dense_block_count": config.mlp_layer_types.count("dense"),
+        "expert_weights_scale": config.routed_scaling_factor,
+        "expert_gating_func": SIGMOID,
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
+    }
+
+
 def _gemma3n(model: Any) -> dict[str, Any]:
     config = model.config
     shares = torch.tensor(config.activation_sparsity_pattern)
@@ -470,6 +510,7 @@ FAMILIES = {
     "gemma3n_text": _gemma3n,
     "gemma4_text": _gemma4,
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), _deepseek),
+    "kimi_linear": _kimi,
     "minicpm3": _latent,
     "cohere2": lambda model: {"logit_scale": model.config.logit_scale},
     "ernie4_5_moe": _ernie_moe,
@@ -500,7 +541,7 @@ def _xielu(model: Any) -> dict[str, Any]:
 
 
 def rope_tensors(config: Any) -> Mapping[str, np.ndarray]:
-    rope = config.rope_parameters
+    rope = getattr(config, "rope_parameters", {})
     if config.model_type == "gemma4_text":
         size = config.per_layer_config["full_attention"].head_dim
         turning = int(size * rope["full_attention"]["partial_rotary_factor"] / 2)
@@ -544,6 +585,8 @@ def _converted(name: str, array: np.ndarray, architecture: str, config: Any) -> 
         return array + 1
     if name.endswith(("shared_expert_gate.weight", "correction_bias")):
         return array.reshape(-1)
+    if name.endswith(tuple(f"{part}_conv1d.weight" for part in "qkv")):
+        return array.swapaxes(0, 1)[:, :, None]
     if name.endswith(("conv.conv.weight", "conv1d.weight")):
         return array.squeeze(1)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])

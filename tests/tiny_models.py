@@ -381,6 +381,23 @@ VARIANTS = {
         "DeepseekV3",
         DEEPSEEK | {"n_group": 4, "topk_group": 2, "rope_parameters": DEEPSEEK_YARN, "attention_bias": True},
     ),
+    "kimi-linear": (
+        "KimiLinear",
+        LATENT
+        | {
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            "linear_head_dim": 16,
+            "linear_num_heads": 4,
+            "linear_conv_kernel_dim": 3,
+            "q_lora_rank": None,
+            "num_experts_per_tok": 2,
+            "num_local_experts": 8,
+            "n_group": 2,
+            "topk_group": 1,
+            "moe_intermediate_size": 32,
+        },
+    ),
     "glm4-moe-lite": ("Glm4MoeLite", DEEPSEEK | {"rope_interleave": False}),
     "minicpm3": ("MiniCPM3", LATENT | {"scale_emb": 3, "scale_depth": 1.1, "dim_model_base": 40, "v_head_dim": 16}),
     "apertus": ("Apertus", {"head_dim": 32, "attention_bias": True}),

@@ -45,15 +45,15 @@ which give short texts other answers than in transformers. The start says which 
 **YaRN** is read from `rope_scaling` in config.json and from GGUF metadata. The context is `factor` times the original
 length if `max_position_embeddings` says less.
 
-**Recurrent layers** (LFM2, Qwen3.5 and 3.6, Qwen3-Next, Granite 4 H, Nemotron-H, Falcon-H1, Bamba) keep a state for
-each sequence. The prefix cache keeps states too: a turn of a conversation computes only what follows the last page of
+**Recurrent layers** (LFM2, Qwen3.5 and 3.6, Qwen3-Next, Kimi Linear, Granite 4 H, Nemotron-H, Falcon-H1, Bamba) keep a
+state for each sequence. The prefix cache keeps states too: a turn of a conversation computes only what follows the last page of
 the turn before. `cached_tokens` counts the rest. States take at most a quarter of the free memory; the start says how
 many requests run together. They are not kept on the disk or sent to other replicas, where a prompt is computed again.
 Ranks and pipeline stages refuse these models. Adapters for `q_proj` of the Qwens are refused: that matrix holds the
-heads' gates too.
+heads' gates too. So are adapters for the delta rule of Kimi Linear.
 
-**Latent attention** (DeepSeek V2 and V3, Kimi K2, Moonlight, GLM-4.7-Flash, MiniCPM3): the KV cache holds one latent
-and one rotary key for each token and layer. Adapters for `kv_b_proj` and tensor-parallel ranks are refused. Kimi K2 and
+**Latent attention** (DeepSeek V2 and V3, Kimi K2, Kimi Linear, Moonlight, GLM-4.7-Flash, MiniCPM3): the KV cache holds one latent
+and one rotary key for each token and layer. Adapters for `kv_b_proj` and tensor-parallel ranks are refused. The Kimis and
 Moonlight are published without tokenizer.json: take a GGUF file, or name one with `--tokenizer-path`.
 
 **Layers with a sliding window** (Gemma 2, 3, 3n and 4, gpt-oss, EXAONE 4, OLMo 3, Command-R7B, Mistral 7B v0.1, Phi-3

@@ -40,7 +40,10 @@ SPEC = LogprobSpec(prompt_start=0, top=256)
 
 TYPED = ("granitemoehybrid", "ministral", "lfm2", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Types of models whose configs have always had layer_types, or whose variants have others than the usual ones."""
-NOT_IN_OLDER_STYLE = ("gemma3", "gemma3n", "nemotron-h", "nemotron-h-moe", "gemma4", "gemma4-shared", "gemma4-moe")
+NOT_IN_OLDER_STYLE = (
+    *("gemma3", "gemma3n", "gemma4", "gemma4-shared", "gemma4-moe"),
+    *("kimi-linear", "nemotron-h", "nemotron-h-moe"),
+)
 """Variants without a rope, or with two ropes: gemma3 has its own test, the others have no older style."""
 BEGINNING = PROMPT[:24]
 """Longer than the windows, so a mutation that changes the whole prompt changes this part."""
@@ -103,6 +106,7 @@ IN_GGUF = {
     "deepseek-v2": {"rope_parameters": ONE_MSCALE},
     "deepseek-v2-groups": {},
     "deepseek-v3": {"rope_parameters": ONE_MSCALE},
+    "kimi-linear": {},
     "glm4-moe-lite": {"rope_interleave": True},
     "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
     "apertus": NO_BIAS,

@@ -20,7 +20,7 @@ from tureen.runner.loading import describe
 from tureen.weights.source import model_config
 
 SPEC = LogprobSpec(prompt_start=0, top=3)
-RECURRENT = ("lfm2", "qwen3-5", "qwen3-next", "granite4-h-moe", "nemotron-h", "falcon-h1")
+RECURRENT = ("lfm2", "qwen3-5", "qwen3-next", "granite4-h-moe", "nemotron-h", "falcon-h1", "kimi-linear")
 WITH_WINDOWS = ("gemma3", "gemma3n", "gemma4-shared", "gpt-oss", "mistral-sliding")
 """Their windows are 10 or 12 tokens. All layers of the last one have a window."""
 

@@ -40,6 +40,7 @@ IN_MEMORY = (
     (".mlp.router.", ".mlp.gate."),
     (".mlp.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),
     (".mlp.gate.moe_statics.", ".mlp.gate."),
+    (".self_attn.forget_gate.", ".self_attn."),
 )
 
 
@@ -88,6 +89,8 @@ def _apart(name, shape, config):
     if "gate_up_proj" in name:
         halves = (name.replace("gate_up_proj", half) for half in ("gate_proj", "up_proj"))
         return [(half, (shape[0] // 2, shape[1])) for half in halves]
+    if name.endswith(".linear_attn.conv1d.weight") and hasattr(config, "linear_num_heads"):
+        return [(name.replace("conv1d", f"{letter}_conv1d"), (shape[0] // 3, shape[1])) for letter in "qkv"]
     if "qkv_proj" in name:
         size = shape[0] // (config.num_attention_heads + 2 * config.num_key_value_heads)
         heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads, "v": config.num_key_value_heads}
@@ -145,6 +148,7 @@ def test_yarn_makes_the_context_longer_though_max_position_embeddings_has_not_gr
 
 
 OF_GEMMA3N = {"num_kv_shared_layers": 0}
+OF_KIMI = {"num_key_value_heads": None}
 OF_DEEPSEEK = {"num_key_value_heads": None, "num_experts_per_tok": 2}
 
 
@@ -206,6 +210,25 @@ OF_DEEPSEEK = {"num_key_value_heads": None, "num_experts_per_tok": 2}
             {"num_kv_shared_layers": 2},
             "num_kv_shared_layers: 2 of 2 leaves no layer of each kind",
         ),
+        ("KimiLinearForCausalLM", OF_KIMI | {"linear_attn_config": [1]}, "linear_attn_config: must be an object"),
+        (
+            "KimiLinearForCausalLM",
+            OF_KIMI | {"linear_attn_config": {"full_attn_layers": [1], "kda_layers": [1]}},
+            "linear_attn_config: must list each of 2 layers once",
+        ),
+        (
+            "KimiLinearForCausalLM",
+            OF_KIMI | {"linear_attn_config": {"full_attn_layers": ["1"], "kda_layers": [2]}},
+            "linear_attn_config: must list each of 2 layers once",
+        ),
+        (
+            "KimiLinearForCausalLM",
+            OF_KIMI | {"mlp_layer_types": ["dense"]},
+            "mlp_layer_types: must say dense or sparse",
+        ),
+        ("KimiLinearForCausalLM", OF_KIMI | {"mla_use_nope": False}, "mla_use_nope: false is not supported"),
+        ("KimiLinearForCausalLM", OF_KIMI | {"num_experts": 4}, "num_experts_per_tok"),
+        ("KimiLinearForCausalLM", OF_KIMI | {"num_experts": None}, "num_experts: "),
         ("Gemma4ForCausalLM", {"global_head_dim": 7}, "head_dim: layer 1: 2 key heads of size 7 do not fit 4 heads"),
         ("Gemma4ForCausalLM", {"num_kv_shared_layers": 2}, "num_kv_shared_layers: 2 of 2 leaves no layer of each kind"),
         ("Gemma4ForCausalLM", {"num_kv_shared_layers": 9}, "num_kv_shared_layers: 9 of 2 leaves no layer of each kind"),
@@ -312,6 +335,7 @@ INSTEAD = {
     "DeepseekV3": OF_LATENT,
     "Glm4MoeLite": {**OF_LATENT, "first_k_dense_replace": "mlp_layer_types"},
     "MiniCPM3": OF_LATENT,
+    "KimiLinear": OF_LATENT,
 }  # fmt: skip
 """Family -> key -> the key that decides in its place, in the configs of the variants."""
 

@@ -17,10 +17,10 @@ from tureen.layers.second_embedding import LayerInput
 
 if TYPE_CHECKING:
     from tureen.layers.latent_attention import LatentAttention
-    from tureen.layers.recurrent import Beside, GatedDeltaLayer, Mamba2Layer, ShortConvLayer
+    from tureen.layers.recurrent import Beside, RecurrentLayer
     from tureen.layers.segments import Segments
 
-    TokenMixer = Attention | LatentAttention | ShortConvLayer | GatedDeltaLayer | Mamba2Layer | Beside | Segments
+    TokenMixer = Attention | LatentAttention | RecurrentLayer | Beside | Segments
     Feed = MLP | ExpertsMLP | ExpertsBeside | Segments
 
 

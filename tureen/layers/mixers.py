@@ -80,6 +80,48 @@ class GatedDelta(msgspec.Struct, frozen=True, tag=True):
         }
 
 
+class KimiDelta(msgspec.Struct, frozen=True, tag=True):
+    """A delta rule whose keys decay dimension by dimension (Kimi Linear, arXiv:2510.26692), after three convolutions.
+
+    Each head has a matrix [head_dim, head_dim]; see GatedDelta. Decays and gates are products of two matrices, of which
+    the first has `head_dim` outputs. The state holds the convolutions' last inputs, then the matrices.
+    """
+
+    num_heads: int
+    head_dim: int
+    kernel: int  # tokens of a convolution
+
+    @property
+    def width(self) -> int:
+        """The size of all heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """The number of queries, keys and values of all heads."""
+        return 3 * self.width
+
+    @property
+    def state_floats(self) -> int:
+        return (self.kernel - 1) * self.channels + self.width * self.head_dim
+
+    def weights(self, hidden_size: int) -> Shapes:
+        """Returns the shape of every weight of a layer, by the end of its name."""
+        shapes: Shapes = {f"{name}_proj.weight": (self.width, hidden_size) for name in "qkv"}
+        shapes |= {f"{name}_conv1d.weight": (self.width, 1, self.kernel) for name in "qkv"}
+        for name in "fg":
+            shapes[f"{name}_a_proj.weight"] = (self.head_dim, hidden_size)
+            shapes[f"{name}_b_proj.weight"] = (self.width, self.head_dim)
+        shapes |= {
+            "b_proj.weight": (self.num_heads, hidden_size),
+            "A_log": (self.num_heads,),
+            "dt_bias": (self.width,),
+            "o_norm.weight": (self.head_dim,),
+            "o_proj.weight": (hidden_size, self.width),
+        }
+        return {f"linear_attn.{name}": shape for name, shape in shapes.items()}
+
+
 class Mamba2(msgspec.Struct, frozen=True, tag=True):
     """A selective state space (Mamba 2, arXiv:2405.21060) after a convolution over the last tokens.
 
@@ -142,4 +184,4 @@ class Mamba2(msgspec.Struct, frozen=True, tag=True):
         return shapes
 
 
-Mixer = ShortConv | GatedDelta | Mamba2
+Mixer = ShortConv | GatedDelta | KimiDelta | Mamba2

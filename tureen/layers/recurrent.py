@@ -14,7 +14,7 @@ from torch.nn import functional
 from tureen.layers.activation import by_rows, sigmoid, silu
 from tureen.layers.attention import Attention, Step
 from tureen.layers.linear import Linear
-from tureen.layers.mixers import GatedDelta, Mamba2, ShortConv
+from tureen.layers.mixers import GatedDelta, KimiDelta, Mamba2, ShortConv
 from tureen.layers.norm import RMSNorm
 
 EPS = 1e-6  # added to the squared length of queries and keys
@@ -117,11 +117,7 @@ class GatedDeltaLayer:
             unit.repeat(each, 1) if mixer.is_apart else unit.repeat_interleave(each, dim=0)
             for unit in (_unit(query), _unit(key))
         )
-        matrices = matrices * decay[:, None, None]
-        known = (matrices * key[:, :, None]).sum(dim=1)
-        change = (value - known) * beta[:, None]
-        matrices = matrices + key[:, :, None] * change[:, None]
-        return (matrices * (query * mixer.key_dim**-0.5)[:, :, None]).sum(dim=1), matrices
+        return delta_step(matrices, query * mixer.key_dim**-0.5, key, value, decay[:, None], beta)
 
     def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         prefix = prefix.replace(".self_attn.", ".linear_attn.")
@@ -141,6 +137,73 @@ class GatedDeltaLayer:
     def finish(self) -> None:
         self._in.finish()
         self._out.finish()
+
+
+class KimiDeltaLayer:
+    """See mixers.KimiDelta."""
+
+    def __init__(self, mixer: KimiDelta, hidden_size: int, start: int, eps: float, dtype: torch.dtype) -> None:
+        """start: the place of the layer's numbers in a state. eps: of the norm of what each head gives."""
+        self._mixer = mixer
+        self._start = start
+        width, heads, dim = mixer.width, mixer.num_heads, mixer.head_dim
+        sizes = {"q_proj": width, "k_proj": width, "v_proj": width, "b_proj": heads, "f_a_proj": dim, "g_a_proj": dim}
+        self._sizes = [mixer.channels, heads, dim, dim]
+        self._in = Linear(hidden_size, sizes, bias=False, dtype=dtype)
+        self._decays, self._gates = (
+            Linear(dim, {f"{name}_b_proj": width}, bias=False, dtype=dtype) for name in ("f", "g")
+        )
+        self._out = Linear(width, {"o_proj": hidden_size}, bias=False, dtype=dtype)
+        self._kernel = torch.empty(mixer.channels, 1, mixer.kernel, dtype=torch.float32)
+        self._log_decay = torch.empty(heads, dtype=torch.float32)
+        self._dt_bias = torch.empty(width, dtype=torch.float32)
+        self._norm = RMSNorm(dim, eps)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        mixer, states, tokens = self._mixer, step.recurrent, x.shape[0]
+        shape = tokens, mixer.num_heads, mixer.head_dim
+        qkv, b, low_decay, low_gate = self._in(x).split(self._sizes, dim=-1)  # type: ignore[no-untyped-call]
+        rate = by_rows(functional.softplus, self._decays(low_decay).float() + self._dt_bias).view(shape)
+        decay = by_rows(torch.exp, (rate * -self._log_decay.exp()[:, None]).flatten(1)).view(shape)
+        beta, qkv = sigmoid(b.float()), qkv.float()
+        mixed = qkv.new_empty(shape)
+        num_floats = mixer.width * mixer.head_dim
+        for span in step.spans:
+            numbers = states.before(span, self._start, mixer.state_floats)
+            window = numbers[:-num_floats].view(-1, mixer.channels)
+            matrices = numbers[-num_floats:].view(mixer.num_heads, mixer.head_dim, mixer.head_dim)
+            for index in range(span.length):
+                token = span.first + index
+                channels, window = convolved(window, qkv[token], self._kernel, None)
+                query, key, value = silu(channels[None])[0].view(3, mixer.num_heads, mixer.head_dim)
+                query = _unit(query) * mixer.head_dim**-0.5
+                mixed[token], matrices = delta_step(matrices, query, _unit(key), value, decay[token], beta[token])
+                states.save(span, index + 1, self._start, torch.cat((window.reshape(-1), matrices.reshape(-1))))
+        gates = sigmoid(self._gates(low_gate).float()).view(shape)
+        return self._out((self._norm(mixed) * gates).flatten(1).to(x.dtype))
+
+    def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        prefix = prefix.replace(".self_attn.", ".linear_attn.")
+        for linear in self._linears():
+            yield from linear.weights(prefix)
+        for name, kernel in zip("qkv", self._kernel.chunk(3), strict=True):
+            yield f"{prefix}{name}_conv1d.weight", kernel
+        yield f"{prefix}A_log", self._log_decay
+        yield f"{prefix}dt_bias", self._dt_bias
+        yield from self._norm.weights(f"{prefix}o_norm")
+
+    def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
+        """Yields the layers that adapters may change, each with the prefix of its weights' names."""
+        prefix = prefix.replace(".self_attn.", ".linear_attn.")
+        for linear in self._linears():
+            yield prefix, linear
+
+    def finish(self) -> None:
+        for linear in self._linears():
+            linear.finish()
+
+    def _linears(self) -> tuple[Linear, ...]:
+        return self._in, self._decays, self._gates, self._out
 
 
 class Mamba2Layer:
@@ -229,13 +292,16 @@ class Mamba2Layer:
         self._out.finish()
 
 
+RecurrentLayer = ShortConvLayer | GatedDeltaLayer | KimiDeltaLayer | Mamba2Layer
+
+
 class Beside:
     """Attention and a mixer that see the same inputs, and whose results are added (Falcon-H1)."""
 
     def __init__(
         self,
         attention: Attention,
-        mixer: ShortConvLayer | GatedDeltaLayer | Mamba2Layer,
+        mixer: RecurrentLayer,
         in_scale: float,
         out_scale: float,
     ) -> None:
@@ -270,6 +336,21 @@ def convolved(window: Tensor, newest: Tensor, kernel: Tensor, bias: Tensor | Non
     inputs = torch.cat((window, newest[None]))
     result = (inputs.T * kernel[:, 0]).sum(dim=1)
     return (result if bias is None else result + bias), inputs[1:]
+
+
+def delta_step(
+    matrices: Tensor, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Passes one token through the delta rule of heads.
+
+    matrices: [heads, key_dim, value_dim]; query, key: [heads, key_dim]; value: [heads, value_dim]; decay: [heads,
+    key_dim or 1]; beta: [heads]. Returns what the heads give, [heads, value_dim], and their new matrices.
+    """
+    matrices = matrices * decay[:, :, None]
+    known = (matrices * key[:, :, None]).sum(dim=1)
+    change = (value - known) * beta[:, None]
+    matrices = matrices + key[:, :, None] * change[:, None]
+    return (matrices * query[:, :, None]).sum(dim=1), matrices
 
 
 def _unit(vectors: Tensor) -> Tensor:

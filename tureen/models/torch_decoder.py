@@ -16,10 +16,17 @@ from tureen.layers.experts import ExpertRouter, ExpertsBeside, ExpertsMLP
 from tureen.layers.kept_states import KeptStates
 from tureen.layers.latent_attention import LatentAttention
 from tureen.layers.linear import Linear
-from tureen.layers.mixers import GatedDelta, Mixer, ShortConv
+from tureen.layers.mixers import GatedDelta, KimiDelta, Mixer, ShortConv
 from tureen.layers.mlp import MLP
 from tureen.layers.norm import LayerNorm, Norm, RMSNorm
-from tureen.layers.recurrent import Beside, GatedDeltaLayer, Mamba2Layer, ShortConvLayer
+from tureen.layers.recurrent import (
+    Beside,
+    GatedDeltaLayer,
+    KimiDeltaLayer,
+    Mamba2Layer,
+    RecurrentLayer,
+    ShortConvLayer,
+)
 from tureen.layers.residual_streams import ResidualStreams
 from tureen.layers.rotary import RopeTable
 from tureen.layers.routing import Experts
@@ -263,14 +270,14 @@ def _mixer(config: ModelConfig, layer: int, place: int, dtype: torch.dtype) -> T
     return Beside(attention, _recurrent(config, mixer, layer, dtype), factors.attention_in, factors.attention_out)
 
 
-def _recurrent(
-    config: ModelConfig, mixer: Mixer, layer: int, dtype: torch.dtype
-) -> ShortConvLayer | GatedDeltaLayer | Mamba2Layer:
+def _recurrent(config: ModelConfig, mixer: Mixer, layer: int, dtype: torch.dtype) -> RecurrentLayer:
     size, start = config.hidden_size, config.state_start(layer)
     if isinstance(mixer, ShortConv):
         return ShortConvLayer(mixer, size, start, dtype)
     if isinstance(mixer, GatedDelta):
         return GatedDeltaLayer(mixer, size, start, config.norm_eps, dtype)
+    if isinstance(mixer, KimiDelta):
+        return KimiDeltaLayer(mixer, size, start, config.norm_eps, dtype)
     return Mamba2Layer(mixer, size, start, config.norm_eps, dtype)
 
 

@@ -18,7 +18,7 @@ from tureen.kernels.cpu import native
 from tureen.layers.activation_names import XIELU
 from tureen.layers.latent import Latent
 from tureen.layers.layer_inputs import LayerInputs
-from tureen.layers.mixers import GatedDelta, Mamba2, ShortConv
+from tureen.layers.mixers import GatedDelta, KimiDelta, Mamba2, ShortConv
 from tureen.layers.rope import frequencies
 from tureen.layers.routing import Experts
 from tureen.lora.adapter import Adapter
@@ -247,6 +247,8 @@ def _record_mixer(tape: Any, config: ModelConfig, layer: int, context_len: int, 
         _record_short_conv(tape, config, layer, mixer, own)
     elif isinstance(mixer, GatedDelta):
         _record_gated_delta(tape, config, layer, mixer, own)
+    elif isinstance(mixer, KimiDelta):
+        _record_kimi_delta(tape, config, layer, mixer, own)
     elif isinstance(mixer, Mamba2):
         _record_mamba2(tape, config, layer, mixer, own)
 
@@ -282,6 +284,26 @@ def _record_gated_delta(tape: Any, config: ModelConfig, layer: int, rule: GatedD
         is_apart=rule.is_apart,
         start=config.state_start(layer),
         out=own["linear_attn.out_proj.weight"],
+        residual_scale=config.residual_scale,
+    )
+
+
+def _record_kimi_delta(tape: Any, config: ModelConfig, layer: int, rule: KimiDelta, own: _Part) -> None:
+    kernels = np.concatenate([own[f"linear_attn.{name}_conv1d.weight"][:, 0] for name in "qkv"])
+    tape.kimi_delta(
+        module=f"{own.prefix}linear_attn",
+        norm=own.norm("input_layernorm", config),
+        in_proj=[own[f"linear_attn.{name}_proj.weight"] for name in ("q", "k", "v", "b", "f_a", "g_a")],
+        kernel=np.ascontiguousarray(kernels.T).reshape(-1),
+        decay=np.exp(own["linear_attn.A_log"]),
+        dt_bias=own["linear_attn.dt_bias"],
+        head_norm=native.require().Norm(own["linear_attn.o_norm.weight"], config.norm_eps, NOTHING, False),
+        decays=own["linear_attn.f_b_proj.weight"],
+        gates=own["linear_attn.g_b_proj.weight"],
+        num_heads=rule.num_heads,
+        head_dim=rule.head_dim,
+        start=config.state_start(layer),
+        out=own["linear_attn.o_proj.weight"],
         residual_scale=config.residual_scale,
     )
 

@@ -14,7 +14,7 @@ import numpy as np
 from tureen.weights.gguf_experts import PLAIN_CHOICE, SHARED, SIGMOID, Config, experts, mixtral_experts, shared
 from tureen.weights.gguf_facts import GgufFacts
 from tureen.weights.gguf_gemma import gemma3n, gemma4
-from tureen.weights.gguf_latent import deepseek2, minicpm3
+from tureen.weights.gguf_latent import deepseek2, kimi_linear, minicpm3
 
 OF_MAMBA: Final = (
     *(f"ssm.{key}" for key in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")),
@@ -435,6 +435,9 @@ ARCHITECTURES: Final = {
         deepseek2,
         has_experts=True,
         is_latent=True,
+    ),
+    "kimi-linear": Architecture(
+        ("KimiLinearForCausalLM",), kimi_linear, has_experts=True, has_mixers=True, is_latent=True
     ),
     "minicpm3": Architecture(("MiniCPM3ForCausalLM",), minicpm3, is_latent=True),
     "chatglm": Architecture(("GlmForCausalLM",), _plain("glm"), rotates_part=True),

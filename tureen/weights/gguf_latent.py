@@ -1,13 +1,28 @@
 """Reads models with latent attention from the metadata of a GGUF file.
 
-Source: llama.cpp's src/models/deepseek2.cpp and minicpm3.cpp, and its converter.
+Source: llama.cpp's src/models/deepseek2.cpp, kimi-linear.cpp and minicpm3.cpp, and its converter.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
+import numpy as np
+
 from tureen.errors import echo
 from tureen.weights.gguf_experts import SHARED, SIGMOID, SOFTMAX, Config, experts, shared
 from tureen.weights.gguf_facts import GgufFacts
+
+READ: Final = (
+    *SHARED,
+    "expert_gating_func",
+    "expert_group_count",
+    "expert_group_used_count",
+    "expert_weights_norm",
+    "expert_weights_scale",
+    "leading_dense_block_count",
+)
+"""Keys about experts that are read here."""
 
 
 def _latent(facts: GgufFacts, config: Config) -> Config:
@@ -52,8 +67,7 @@ def deepseek2(facts: GgufFacts, config: Config) -> Config:
     if is_normalised and not is_v3:
         raise facts.unsupported("deepseek2.expert_weights_norm true with a softmax is not supported")
     groups = facts.optional_count("expert_group_count") or 1
-    read = (*SHARED, "expert_gating_func", "leading_dense_block_count", "expert_weights_norm", "expert_weights_scale")
-    count, used = experts(facts, **dict.fromkeys((*read, "expert_group_count", "expert_group_used_count")))
+    count, used = experts(facts, **dict.fromkeys(READ))
     size = facts.count("expert_feed_forward_length")
     return {
         **_latent(facts, config),
@@ -70,6 +84,35 @@ def deepseek2(facts: GgufFacts, config: Config) -> Config:
         "n_group": groups,
         "topk_group": facts.optional_count("expert_group_used_count") or 1,
         **({} if is_v3 else {"topk_method": "group_limited_greedy" if groups > 1 else "greedy"}),
+    }
+
+
+def kimi_linear(facts: GgufFacts, config: Config) -> Config:
+    """Returns Kimi Linear's entries. Layers without key heads have a delta rule."""
+    heads, layers = facts.stored("attention.head_count_kv"), config["num_hidden_layers"]
+    if not isinstance(heads, np.ndarray) or len(heads) < layers:
+        raise facts.fault(f"kimi-linear.attention.head_count_kv must have a number for each of {layers} layers")
+    if facts.get("expert_gating_func") != SIGMOID:
+        choice = echo(facts.get("expert_gating_func"))
+        raise facts.unsupported(f"kimi-linear.expert_gating_func must be {SIGMOID}, got {choice}")
+    count, used = experts(facts, **dict.fromkeys(READ))
+    size = facts.count("expert_feed_forward_length")
+    return {
+        **_latent(facts, config),
+        "model_type": "kimi_linear",
+        "layer_types": ["full_attention" if number else "linear_attention" for number in heads[:layers]],
+        "linear_num_heads": config["num_attention_heads"],
+        "linear_head_dim": facts.count("kda.head_dim"),
+        "linear_conv_kernel_dim": facts.count("ssm.conv_kernel"),
+        "num_experts": count,
+        "num_experts_per_token": used,
+        "moe_intermediate_size": size,
+        "num_shared_experts": shared(facts, size),
+        "first_k_dense_replace": facts.optional_count("leading_dense_block_count") or 0,
+        "routed_scaling_factor": facts.factor("expert_weights_scale", 1.0),
+        "moe_renormalize": facts.get("expert_weights_norm") in (None, True),  # converters do not write it
+        "num_expert_group": facts.optional_count("expert_group_count") or 1,
+        "topk_group": facts.optional_count("expert_group_used_count") or 1,
     }
 
 

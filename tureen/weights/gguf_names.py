@@ -115,6 +115,12 @@ DELTA: Final = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
+KIMI_DELTA: Final = {
+    **{f"ssm_conv1d_{name}": f"self_attn.{name}_conv1d" for name in "qkv"},
+    **{f"ssm_{name}": f"self_attn.{name}_proj" for name in ("f_a", "f_b", "g_a", "g_b")},
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_norm": "self_attn.o_norm",
+}
 CONV: Final = {f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")}
 OTHER_NAMES: Final = {
     "gemma": FUSED,
@@ -129,6 +135,7 @@ OTHER_NAMES: Final = {
         "post_attention_norm": "post_self_attn_layernorm",
         "post_ffw_norm": "post_mlp_layernorm",
     },
+    "kimi_linear": KIMI_DELTA,
     "lfm2": CONV,
     "phi3": FUSED | FUSED_UP,
     "phimoe": FUSED,

@@ -284,6 +284,21 @@ void bind_tape(nb::module_& m) {
             "x += residual_scale * out(rule(norm(x))). in_proj: q, k and v in one, z, b, a. kernel: [tokens, "
             "channels].")
         .def(
+            "kimi_delta",
+            [](Tape& tape, const std::string& module, Norm norm, Matrices in, FloatArray kernel, FloatArray decay,
+               FloatArray dt_bias, Norm head_norm, SharedMatrix decays, SharedMatrix gates, int num_heads, int head_dim,
+               size_t start, SharedMatrix out, float residual_scale) {
+                KimiDelta rule{num_heads, head_dim,       floats(kernel), floats(decay), floats(dt_bias),
+                               head_norm, {{decays}, {}}, {{gates}, {}},  start};
+                tape.kimi_delta(module, norm, {std::move(in), {}}, std::move(rule), {{out}, {}}, residual_scale);
+            },
+            nb::kw_only(), nb::arg("module"), nb::arg("norm"), nb::arg("in_proj"), nb::arg("kernel"), nb::arg("decay"),
+            nb::arg("dt_bias"), nb::arg("head_norm"), nb::arg("decays"), nb::arg("gates"), nb::arg("num_heads"),
+            nb::arg("head_dim"), nb::arg("start"), nb::arg("out"), nb::arg("residual_scale"),
+            "x += residual_scale * out(rule(norm(x))). in_proj: q, k, v, b, the low-rank inputs of decays and of "
+            "gates. "
+            "kernel: [tokens, channels].")
+        .def(
             "mamba2",
             [](Tape& tape, const std::string& module, Norm norm, SharedMatrix in, FloatArray in_bias, FloatArray kernel,
                FloatArray bias, FloatArray decay, FloatArray dt_bias, FloatArray skip, Norm group_norm, bool gate_last,

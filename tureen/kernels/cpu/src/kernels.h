@@ -65,10 +65,10 @@ struct RowKernels {
     void (*silu_mul)(const float* gate, const float* up, int cols, float* out);
     void (*gelu_tanh_mul)(const float* gate, const float* up, int cols, float* out);
     void (*relu_squared_mul)(const float* gate, const float* up, int cols, float* out);
-    // The gated delta rule for one token and head. matrix [key_dim][value_dim] is multiplied by `decay`; then
+    // The gated delta rule for one token and head. Row i of matrix [key_dim][value_dim] is multiplied by decay[i]; then
     // key ⊗ beta * (value - key · matrix) is added; out [value_dim] = query · matrix.
     void (*delta_step)(float* matrix, const float* query, const float* key, const float* value, int key_dim,
-                       int value_dim, float decay, float beta, float* out);
+                       int value_dim, const float* decay, float beta, float* out);
     // A selective state space for one token and head. matrix [state_dim][head_dim] = before * decay + key ⊗ (step * x);
     // out [head_dim] = query · matrix + skip * x. before may be the matrix.
     void (*ssm_step)(const float* before, float* matrix, const float* x, const float* key, const float* query,

@@ -153,17 +153,17 @@ void relu_squared_mul(const float* gate, const float* up, int cols, float* out) 
 // W * 16 columns of the matrix from `c` on; the last have `width`.
 template <int W>
 TUREEN_INLINE void delta_columns(float* matrix, const float* query, const float* key, const float* value, int key_dim,
-                                 int value_dim, int c, int width, float decay, float beta, float* out) {
+                                 int value_dim, int c, int width, const float* decay, float beta, float* out) {
     auto get = [&](const float* from) { return width == 16 ? load(from) : load(from, width); };
     auto put = [&](float* to, vec16 x) { width == 16 ? store(to, x) : store(to, x, width); };
-    vec16 known[W], change[W], result[W], kept = broadcast(decay);
+    vec16 known[W], change[W], result[W];
     TUREEN_UNROLL
     for (int w = 0; w < W; w++) known[w] = result[w] = zeros();
     for (int i = 0; i < key_dim; i++) {
         const float* at = matrix + size_t(i) * size_t(value_dim) + c;
         TUREEN_UNROLL
         for (int w = 0; w < W; w++)
-            known[w] = fma(get(at + 16 * w) * kept, broadcast(key[i]), known[w]);
+            known[w] = fma(get(at + 16 * w) * broadcast(decay[i]), broadcast(key[i]), known[w]);
     }
     TUREEN_UNROLL
     for (int w = 0; w < W; w++) change[w] = (get(value + c + 16 * w) - known[w]) * broadcast(beta);
@@ -171,7 +171,7 @@ TUREEN_INLINE void delta_columns(float* matrix, const float* query, const float*
         float* at = matrix + size_t(i) * size_t(value_dim) + c;
         TUREEN_UNROLL
         for (int w = 0; w < W; w++) {
-            vec16 updated = fma(broadcast(key[i]), change[w], get(at + 16 * w) * kept);
+            vec16 updated = fma(broadcast(key[i]), change[w], get(at + 16 * w) * broadcast(decay[i]));
             put(at + 16 * w, updated);
             result[w] = fma(updated, broadcast(query[i]), result[w]);
         }
@@ -181,7 +181,7 @@ TUREEN_INLINE void delta_columns(float* matrix, const float* query, const float*
 }
 
 void delta_step(float* matrix, const float* query, const float* key, const float* value, int key_dim, int value_dim,
-                float decay, float beta, float* out) {
+                const float* decay, float beta, float* out) {
     int c = 0;
     for (; c + 32 <= value_dim; c += 32)
         delta_columns<2>(matrix, query, key, value, key_dim, value_dim, c, 16, decay, beta, out);

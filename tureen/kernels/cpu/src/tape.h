@@ -167,6 +167,20 @@ struct GatedDelta {
     int channels() const { return 2 * keys() + values(); }
 };
 
+// A delta rule whose keys decay dimension by dimension (Kimi Linear, arXiv:2510.26692); see layers/mixers.py.
+struct KimiDelta {
+    int num_heads, head_dim;
+    Floats kernel;         // [tokens][channels], the oldest first
+    Floats decay;          // [heads]
+    Floats dt_bias;        // [heads][head_dim]
+    Norm norm;             // of what each head gives
+    Linear decays, gates;  // [heads * head_dim][head_dim]: of their low-rank inputs
+    size_t start;          // of its numbers in a state: the convolutions' last inputs, then the heads' matrices
+
+    int width() const { return num_heads * head_dim; }
+    int channels() const { return 3 * width(); }
+};
+
 // A selective state space after a convolution (Mamba 2, arXiv:2405.21060); see layers/mixers.py.
 struct Mamba2 {
     int num_heads, head_dim, state_dim, num_groups;
@@ -243,6 +257,8 @@ public:
     void short_conv(const std::string& module, Norm norm, Linear in, ShortConv conv, Linear out, float scale);
     // x += scale * out(rule(in(norm(x)))). in: queries, keys and values; gates z; b and a of each value head.
     void gated_delta(const std::string& module, Norm norm, Linear in, GatedDelta rule, Linear out, float scale);
+    // The same. in: queries, keys, values; b of each head; the low-rank inputs of decays and of gates.
+    void kimi_delta(const std::string& module, Norm norm, Linear in, KimiDelta rule, Linear out, float scale);
     // x += scale * out(ssm(in(norm(x)))), and what an attention before it holds. in: gates, values, keys, queries, time
     // steps.
     void mamba2(const std::string& module, Norm norm, Linear in, Mamba2 ssm, Linear out, float scale);

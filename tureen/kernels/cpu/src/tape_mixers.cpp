@@ -98,32 +98,66 @@ void convolve(Frame& frame, const Convolution& conv, const Span& span, int begin
     }
 }
 
-// One value head of a span: its matrix is updated in the next state.
-void follow(Frame& frame, const GatedDelta& rule, const Span& span, int stride, int head, float* scratch) {
-    int key_dim = rule.key_dim, value_dim = rule.value_dim, channels = rule.channels();
-    size_t size = size_t(key_dim) * value_dim, tokens = rule.kernel.size() / channels;
-    size_t start = rule.start + (tokens - 1) * channels + head * size;
+// Copy a head's matrix of `size` numbers from a span's state into its next state, where it is updated.
+float* begin_matrix(const Span& span, size_t start, size_t size) {
     float* matrix = span.next_state + start;
     if (span.state == nullptr)
         std::fill_n(matrix, size, 0.0f);
     else
         std::copy_n(span.state + start, size, matrix);
+    return matrix;
+}
+
+void save_matrix(const Span& span, int after, const float* matrix, size_t start, size_t size) {
+    for (const SavedState& saved : span.saved)
+        if (saved.after == after) std::copy_n(matrix, size, saved.to + start);
+}
+
+// One value head of a span.
+void follow(Frame& frame, const GatedDelta& rule, const Span& span, int stride, int head, float* scratch) {
+    int key_dim = rule.key_dim, value_dim = rule.value_dim, channels = rule.channels();
+    size_t size = size_t(key_dim) * value_dim, tokens = rule.kernel.size() / channels;
+    size_t start = rule.start + (tokens - 1) * channels + head * size;
+    float* matrix = begin_matrix(span, start, size);
     int keys = rule.num_key_heads, group = rule.is_apart ? head % keys : head / (rule.num_value_heads / keys);
-    float *query = scratch, *key = query + key_dim, scale = 1.0f / std::sqrt(float(key_dim));
+    float *query = scratch, *key = query + key_dim, *decay = key + key_dim, scale = 1.0f / std::sqrt(float(key_dim));
     for (int t = 0; t < span.length; t++) {
         const float* row = frame.buffers.qkv.data() + size_t(span.first + t) * stride;
         const float *z = row + channels, *b = z + rule.values(), *a = b + rule.num_value_heads;
         to_unit(row + group * key_dim, key_dim, scale, query);
         to_unit(row + rule.keys() + group * key_dim, key_dim, 1.0f, key);
-        float decay = std::exp(-rule.decay[head] * softplus(a[head] + rule.dt_bias[head]));
+        std::fill_n(decay, key_dim, std::exp(-rule.decay[head] * softplus(a[head] + rule.dt_bias[head])));
         float* out = frame.buffers.mixed.data() + size_t(span.first + t) * rule.values() + head * value_dim;
         frame.kernels.rows->delta_step(matrix, query, key, row + 2 * rule.keys() + head * value_dim, key_dim, value_dim,
                                        decay, sigmoid(b[head]), out);
         normalise(frame.kernels, rule.norm, out, value_dim, out);
         const float* gates = z + head * value_dim;
         for (int i = 0; i < value_dim; i++) out[i] *= gates[i] * sigmoid(gates[i]);
-        for (const SavedState& saved : span.saved)
-            if (saved.after == t + 1) std::copy_n(matrix, size, saved.to + start);
+        save_matrix(span, t + 1, matrix, start, size);
+    }
+}
+
+// One head of a span. The projections of decays and gates are in `queries` and `gates`.
+void follow(Frame& frame, const KimiDelta& rule, const Span& span, int stride, int head, float* scratch) {
+    Tape::Buffers& b = frame.buffers;
+    int dim = rule.head_dim, width = rule.width(), at = head * dim;
+    size_t size = size_t(dim) * dim, start = rule.start + rule.kernel.size() - rule.channels() + head * size;
+    float* matrix = begin_matrix(span, start, size);
+    float *query = scratch, *key = query + dim, *decay = key + dim, scale = 1.0f / std::sqrt(float(dim));
+    for (int t = 0; t < span.length; t++) {
+        size_t token = span.first + t;
+        const float* row = b.qkv.data() + token * stride;
+        const float *rates = b.queries.data() + token * width + at, *gates = b.gates.data() + token * width + at;
+        to_unit(row + at, dim, scale, query);
+        to_unit(row + width + at, dim, 1.0f, key);
+        for (int i = 0; i < dim; i++)
+            decay[i] = std::exp(-rule.decay[head] * softplus(rates[i] + rule.dt_bias[at + i]));
+        float* out = b.mixed.data() + token * width + at;
+        frame.kernels.rows->delta_step(matrix, query, key, row + 2 * width + at, dim, dim, decay,
+                                       sigmoid(row[3 * width + head]), out);
+        normalise(frame.kernels, rule.norm, out, dim, out);
+        for (int i = 0; i < dim; i++) out[i] *= sigmoid(gates[i]);
+        save_matrix(span, t + 1, matrix, start, size);
     }
 }
 
@@ -154,8 +188,7 @@ void follow(Frame& frame, const Mamba2& ssm, const Span& span, int head) {
             rows.silu_mul(gate, nullptr, dim, gate);
         else
             rows.silu_mul(gate, out, dim, out);
-        for (const SavedState& saved : span.saved)
-            if (saved.after == t + 1) std::copy_n(matrix, size, saved.to + start);
+        save_matrix(span, t + 1, matrix, start, size);
     }
 }
 
@@ -246,7 +279,7 @@ void Tape::gated_delta(const std::string& module, Norm norm, Linear in, GatedDel
     require(states_ != nullptr && rule->start + (rule->kernel.size() - channels) + matrices <= states_->floats(),
             "there is no state");
     buffers_->qkv_width = std::max(buffers_->qkv_width, width);
-    buffers_->mixed_width = std::max({buffers_->mixed_width, values, 2 * rule->key_dim});
+    buffers_->mixed_width = std::max({buffers_->mixed_width, values, 3 * rule->key_dim});
     may_add(module, {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"}, in, std::make_shared<Additions>());
     may_add(module, {"out_proj"}, out, std::make_shared<Additions>());
     InputSet& into_rule = inputs_for(in.parts);
@@ -274,6 +307,68 @@ void Tape::gated_delta(const std::string& module, Norm norm, Linear in, GatedDel
         inputs = make_inputs(frame, thread, first + 4, into_out, rows, out.additions.get(),
                              [&](int m, float*) { return b.mixed.data() + size_t(m) * values; });
         add_branch(frame, thread, first + 5, out, inputs, Norm{}, scale, b.x.data());
+    });
+}
+
+void Tape::kimi_delta(const std::string& module, Norm norm, Linear in, KimiDelta given, Linear out, float scale) {
+    auto rule = std::make_shared<KimiDelta>(std::move(given));
+    int channels = rule->channels(), width = rule->width(), heads = rule->num_heads, dim = rule->head_dim;
+    int stride = channels + heads + 2 * dim;
+    require(in.parts.size() == 6 && in.cols() == hidden_ && in.rows() == stride && out.cols() == width &&
+                out.rows() == hidden_,
+            "the projections of a delta rule have other shapes than the tape");
+    for (const Linear& linear : {rule->decays, rule->gates})
+        require(linear.cols() == dim && linear.rows() == width, "decays and gates have other shapes than the heads");
+    check_kernel(rule->kernel.size(), channels);
+    require(
+        int(rule->decay.size()) == heads && int(rule->dt_bias.size()) == width && int(rule->norm.weight.size()) == dim,
+        "a delta rule has a decay for each head, and a bias for each of its dimensions");
+    require(
+        states_ != nullptr && rule->start + rule->kernel.size() - channels + size_t(width) * dim <= states_->floats(),
+        "there is no state");
+    buffers_->qkv_width = std::max(buffers_->qkv_width, stride);
+    buffers_->query_width = std::max(buffers_->query_width, width);
+    buffers_->gate_width = std::max(buffers_->gate_width, width);
+    buffers_->mixed_width = std::max({buffers_->mixed_width, width, 3 * dim});
+    may_add(module, {"q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj", "g_a_proj"}, in,
+            std::make_shared<Additions>());
+    may_add(module, {"f_b_proj"}, rule->decays, std::make_shared<Additions>());
+    may_add(module, {"g_b_proj"}, rule->gates, std::make_shared<Additions>());
+    may_add(module, {"o_proj"}, out, std::make_shared<Additions>());
+    InputSet &into_rule = inputs_for(in.parts), &into_decays = inputs_for(rule->decays.parts);
+    InputSet &into_gates = inputs_for(rule->gates.parts), &into_out = inputs_for(out.parts);
+    int first = num_counters_, blocks = ceil_div(channels, CHANNELS);
+    num_counters_ += 11;
+    body_.push_back([=, &into_rule, &into_decays, &into_gates, &into_out](Frame& frame, int thread) {
+        Buffers& b = frame.buffers;
+        int rows = frame.tokens, spans = int(frame.step.spans.size());
+        View inputs = make_inputs(frame, thread, first, into_rule, rows, in.additions.get(), [&](int m, float* to) {
+            return normed(frame, norm, b.x.data() + size_t(m) * hidden_, hidden_, to);
+        });
+        multiply(frame, first + 1, in, inputs, rows, b.qkv.data(), false);
+        frame.pool.barrier();
+        auto low = [&](int m, int which) { return b.qkv.data() + size_t(m) * stride + channels + heads + which * dim; };
+        inputs = make_inputs(frame, thread, first + 2, into_decays, rows, rule->decays.additions.get(),
+                             [&](int m, float*) { return low(m, 0); });
+        multiply(frame, first + 3, rule->decays, inputs, rows, b.queries.data(), false);
+        frame.pool.barrier();
+        inputs = make_inputs(frame, thread, first + 4, into_gates, rows, rule->gates.additions.get(),
+                             [&](int m, float*) { return low(m, 1); });
+        multiply(frame, first + 5, rule->gates, inputs, rows, b.gates.data(), false);
+        frame.pool.barrier();
+        frame.deal(first + 6, spans * blocks, [&](int piece) {
+            int begin = piece % blocks * CHANNELS;
+            convolve(frame, {rule->kernel, NO_BIAS, rule->start, channels, 0, stride}, frame.step.spans[piece / blocks],
+                     begin, std::min(channels, begin + CHANNELS));
+        });
+        frame.pool.barrier();
+        frame.deal(first + 7, spans * heads, [&](int piece) {
+            follow(frame, *rule, frame.step.spans[piece / heads], stride, piece % heads, b.scratch[thread].data());
+        });
+        frame.pool.barrier();
+        inputs = make_inputs(frame, thread, first + 8, into_out, rows, out.additions.get(),
+                             [&](int m, float*) { return b.mixed.data() + size_t(m) * width; });
+        add_branch(frame, thread, first + 9, out, inputs, Norm{}, scale, b.x.data());
     });
 }
 

@@ -50,7 +50,7 @@ state for each sequence. The prefix cache keeps states too: a turn of a conversa
 the turn before. `cached_tokens` counts the rest. States take at most a quarter of the free memory; the start says how
 many requests run together. They are not kept on the disk or sent to other replicas, where a prompt is computed again.
 Ranks and pipeline stages refuse these models. Adapters for `q_proj` of the Qwens are refused: that matrix holds the
-heads' gates too. So are adapters for the delta rule of Kimi Linear.
+heads' gates too.
 
 **Latent attention** (DeepSeek V2 and V3, Kimi K2, Kimi Linear, Moonlight, GLM-4.7-Flash, MiniCPM3): the KV cache holds one latent
 and one rotary key for each token and layer. Adapters for `kv_b_proj` and tensor-parallel ranks are refused. The Kimis and

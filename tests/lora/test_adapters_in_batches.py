@@ -177,6 +177,8 @@ def test_every_architecture_takes_adapters_wherever_they_are_supported(variant, 
         targets = ["k_proj", "v_proj", "o_proj", "in_proj_qkv", "out_proj"]
     if runner._model.latent is not None:
         targets = ["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
+    if variant == "kimi-linear":
+        targets += ["k_proj", "v_proj", "b_proj", "f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj"]
     oracle = write_adapter(model, tmp_path / "adapter", target_modules=targets)
     load_adapter(runner, 1, tmp_path / "adapter")
     for sequence in run(runner, [make_sequence(0, 1), make_sequence(1, 0)], 2, (1000,)):

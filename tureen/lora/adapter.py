@@ -265,6 +265,9 @@ def _places(module: str, renames: Iterable[tuple[str, str]], shapes: Mapping[str
     name = f"{local_name(module)}."
     for part, ours in renames:
         name = name.replace(part, ours)
+    if f"{name}weight" not in shapes:  # Kimi Linear's checkpoints call the delta rule self_attn, too
+        delta = name.replace(".forget_gate.", ".").replace(".self_attn.", ".linear_attn.")
+        name = delta if f"{delta}weight" in shapes else name
     names = [name.removesuffix(".")]
     *before, last = names[0].split(".")
     if f"{names[0]}.weight" not in shapes:

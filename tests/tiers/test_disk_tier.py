@@ -19,7 +19,7 @@ from world import World, expected, make_request, with_media
 
 from tureen.contract.types import LogprobSpec
 from tureen.engine.restoring import Restoring
-from tureen.runner.fake_pages import WIDTH
+from tureen.runner.fake import WIDTH
 from tureen.tiers import disk, disk_thread
 from tureen.tiers.disk import DiskTier
 from tureen.tiers.page_files import PREFIX_BYTES, PageFiles

@@ -46,25 +46,26 @@ which give short texts other answers than in transformers. The start says which 
 length if `max_position_embeddings` says less.
 
 **Recurrent layers** (LFM2, Qwen3.5 and 3.6, Qwen3-Next, Kimi Linear, Granite 4 H, Nemotron-H, Falcon-H1, Bamba) keep a
-state for each sequence. The prefix cache keeps states too: a turn of a conversation computes only what follows the last page of
-the turn before. `cached_tokens` counts the rest. States take at most a quarter of the free memory; the start says how
-many requests run together. They are not kept on the disk or sent to other replicas, where a prompt is computed again.
-Ranks and pipeline stages refuse these models. Adapters for `q_proj` of the Qwens are refused: that matrix holds the
-heads' gates too.
+state for each sequence. The prefix cache keeps states too: a turn of a conversation computes only what follows the last
+page of the turn before. `cached_tokens` counts the rest. States take at most a quarter of the free memory; the start
+says how many requests run together. They are not kept on the disk or sent to other replicas, where a prompt is computed
+again. Ranks and pipeline stages refuse these models. Adapters for `q_proj` of the Qwens are refused: that matrix holds
+the heads' gates too.
 
-**Latent attention** (DeepSeek V2 and V3, Kimi K2, Kimi Linear, Moonlight, GLM-4.7-Flash, MiniCPM3): the KV cache holds one latent
-and one rotary key for each token and layer. Adapters for `kv_b_proj` and tensor-parallel ranks are refused. The Kimis and
-Moonlight are published without tokenizer.json: take a GGUF file, or name one with `--tokenizer-path`.
+**Latent attention** (DeepSeek V2 and V3, Kimi K2, Kimi Linear, Moonlight, GLM-4.7-Flash, MiniCPM3): the KV cache holds
+one latent and one rotary key for each token and layer. Adapters for `kv_b_proj` and tensor-parallel ranks are refused.
+The Kimis and Moonlight are published without tokenizer.json: take a GGUF file, or name one with `--tokenizer-path`.
 
-**Layers with a sliding window** (Gemma 2, 3, 3n and 4, gpt-oss, EXAONE 4, OLMo 3, Command-R7B, Mistral 7B v0.1, Phi-3
-mini and others) keep only the tokens of the window. A full context of 131,072 tokens takes 6.3 GB in Gemma 3 4B instead
-of 17.1, and 3.9 GB in gpt-oss-20b instead of 6.2. The prefix cache keeps tokens outside the window as long as there is
-room. Short contexts, `--kv-disk`, ranks and `--model-impl transformers` keep all tokens in all layers.
+**Layers with a sliding window** (Gemma 3, 3n and 4, gpt-oss, EXAONE 4, OLMo 3, Command-R7B, Mistral 7B v0.1 and others)
+keep only the tokens of the window. A full context of 131,072 tokens takes 6.3 GB in Gemma 3 4B instead of 17.1, and 3.9
+GB in gpt-oss-20b instead of 6.2. The prefix cache keeps other tokens until another request needs the memory. If many
+short requests wait, raise `--max-total-tokens`. In short contexts, in ranks, with `--kv-disk` and with
+`--model-impl transformers`, all layers keep all tokens.
 
-**Gemma 3n and 4** (text): the last layers of models named E2B and E4B attend to the keys of earlier ones, which the KV
-cache holds once. These models have a second embedding: in Gemma 4, half of E2B's weights and 38 % of E4B's. A token
-reads one row of it. With `--quantization int4` it stays in 8 bits, so Gemma 4 E2B takes 3.9 GB. The parts that see and
-hear are not read. Ranks and pipeline stages refuse these models.
+**Gemma 3n and 4** (text): in E2B and E4B, the last layers attend to the keys of earlier ones, which the KV cache holds
+once. These models have a second embedding: in Gemma 4, half of E2B's weights and 38 % of E4B's. A token reads one row
+of it. With `--quantization int4` it stays in 8 bits, so Gemma 4 E2B takes 3.9 GB. The vision and audio encoders are not
+loaded. Ranks and pipeline stages refuse these models.
 
 **gpt-oss** is read from its safetensors in MXFP4 or in BF16, and from GGUF files.
 

@@ -42,10 +42,13 @@ class Case:
             k, v = self._random(rng, start + length, KV_HEADS), self._random(rng, start + length, KV_HEADS)
             if cancel:
                 k, v = (tensor.to(DEVICE, dtype) for tensor in cancelling(rng, start + length, KV_HEADS))
-            for position in range(start):
+            seen_from = 0 if window is None else max(0, start - window + 1)
+            for position in range(seen_from, start):
                 self.keys[pages[position // page_size], position % page_size] = k[position]
                 self.values[pages[position // page_size], position % page_size] = v[position]
-            self.rows.append((Span(first, length, start, pages), q, k, v))
+            own = pages[seen_from // page_size :]  # those before are given back
+            window_pages = () if window is None else own[:1] * (len(pages) - len(own)) + own
+            self.rows.append((Span(first, length, start, pages, window_pages=window_pages), q, k, v))
             first += length
 
     def _random(self, rng, tokens, heads):
@@ -59,7 +62,8 @@ class Case:
             for span in spans
             for p in range(span.start, span.start + span.length)
         ]
-        inputs = ModelInput(torch.zeros_like(positions), positions, torch.tensor(slots, device=DEVICE), spans, None)
+        slots = torch.tensor(slots, device=DEVICE)
+        inputs = ModelInput(torch.zeros_like(positions), positions, slots, spans, None, window_slots=slots)
         backend = ReferenceAttention([self.shape], [self.keys], [self.values])
         backend.plan(inputs)
         q = torch.cat([q for _, q, _, _ in self.rows])

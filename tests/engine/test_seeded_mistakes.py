@@ -294,7 +294,7 @@ def _a_window_slides_a_page_early(monkeypatch):
 
 
 def _a_prefix_is_used_without_its_window(monkeypatch):
-    monkeypatch.setattr(WindowPages, "is_usable", lambda self, nodes: True)
+    monkeypatch.setattr(CacheManager, "_num_usable", lambda self, nodes: len(nodes))
 
 
 def _window_pages_of_a_prefix_are_not_held(monkeypatch):
@@ -302,7 +302,10 @@ def _window_pages_of_a_prefix_are_not_held(monkeypatch):
 
 
 def _window_pages_never_become_idle(monkeypatch):
-    monkeypatch.setattr(WindowPages, "_give_back", lambda self, live, *_: self.pool.give_back(live.pages[0]))
+    def give_back(self, live, nodes, index):
+        self.pool.give_back(live.pages[index - live.first])
+
+    monkeypatch.setattr(WindowPages, "_give_back", give_back)
 
 
 def _a_node_that_is_removed_keeps_its_window_page(monkeypatch):

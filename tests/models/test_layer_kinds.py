@@ -1,4 +1,4 @@
-"""Models whose layers keep a state or have a window, in the real engine: the prefix cache, preemption and company
+"""Models whose layers keep a state or have a window, in the real engine: the prefix cache, preemption and batching
 change no bit."""
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def test_ten_turns_are_the_same_with_and_without_the_prefix_cache_and_compute_on
     cold.close()
 
 
-def test_requests_that_are_preempted_and_run_in_company_get_the_bits_that_they_get_alone(folder):
+def test_requests_that_are_preempted_and_run_in_a_batch_get_the_bits_that_they_get_alone(folder):
     rng = random.Random(7)
     system = random_tokens(20, 3, 250)
     requests = [

@@ -62,6 +62,7 @@ def test_names_and_shapes_of_the_weights_are_those_of_transformers(tmp_path, var
     with torch.device("meta"):
         built = DecoderModel(config, torch.float32)
     assert {name: tuple(tensor.shape) for name, tensor in built.weights().items()} == config.weights()
+    assert all(tuple(built.weight(name).shape) == shape for name, shape in config.weights().items())
 
 
 def _renamed(name, renames):

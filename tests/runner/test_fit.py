@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 
 from tureen.config import Config
 from tureen.runner import fit, loading, native
-from tureen.runner.kv_pool import KvBytes, plan_capacity, window_tokens
+from tureen.runner.kv_pool import KvBytes, bytes_of_kv, plan_capacity
 from tureen.runner.load import load_runner
 from tureen.weights.source import model_config, open_model
 
@@ -58,7 +59,7 @@ def test_fewer_bits_and_fewer_tokens_take_less(source):
 def test_what_is_a_little_too_large_fits_with_a_shorter_context(source, monkeypatch, spare, expected):
     config = Config(dtype="float32")
     monkeypatch.setattr(fit, "_sizes", lambda *_: (100 * MIB, KvBytes(MIB)))
-    monkeypatch.setattr(fit, "_context_of", lambda *_: 4096)
+    monkeypatch.setattr(fit, "_context_of", lambda config, model: config.context_length or 4096)
     need = fit.memory_need(source, config)
     monkeypatch.setattr(fit.cpu, "free_bytes", lambda: need.needed + spare)
     need = fit.memory_need(source, config)
@@ -111,10 +112,10 @@ def _gemma3(folder, **changes):
     return loading.describe(config)
 
 
-@pytest.mark.parametrize(("context", "share"), [(8192, 0.53), (32768, 0.41), (131072, 0.38)])
+@pytest.mark.parametrize(("context", "share"), [(4096, 0.7), (8192, 0.53), (32768, 0.41), (131072, 0.38)])
 def test_a_context_takes_less_memory_the_more_layers_have_a_window(context, share, tmp_path):
     config, model = Config(context_length=context), _gemma3(tmp_path)
-    now, whole = (native.kv_bytes(kernels, each, model) for each in (config, replace(config, kv_disk="/kept")))
+    now, whole = (native.bytes_of_kv(kernels, each, model) for each in (config, replace(config, kv_disk="/kept")))
     assert (whole.fixed, whole.in_window_pages) == (0, 0)
     assert now.in_pages + now.in_window_pages == whole.in_pages
     assert now.in_pages == whole.in_pages * 5 // 34
@@ -124,7 +125,7 @@ def test_a_context_takes_less_memory_the_more_layers_have_a_window(context, shar
 def test_window_pages_hold_a_sequence_and_a_quarter_of_the_pool(tmp_path):
     model = _gemma3(tmp_path)
     config = Config(context_length=32768, max_total_tokens=65536)
-    kv_bytes = native.kv_bytes(kernels, config, model)
+    kv_bytes = native.bytes_of_kv(kernels, config, model)
     device = SimpleNamespace(type="cpu", name="cpu", free_bytes=lambda: 8 << 30)
     capacity = plan_capacity(config, model, kv_bytes=kv_bytes, weight_bytes=0, device=device)
     assert (capacity.num_pages, capacity.window) == (4096, 1024)
@@ -140,7 +141,7 @@ def test_window_pages_hold_a_sequence_and_a_quarter_of_the_pool(tmp_path):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"context_length": 2048},
+        {"context_length": 1024},
         {"kv_disk": "/kept"},
         {"tensor_parallel_size": 2},
         {"pipeline_parallel_size": 2},
@@ -149,8 +150,49 @@ def test_window_pages_hold_a_sequence_and_a_quarter_of_the_pool(tmp_path):
     ],
 )
 def test_layers_with_a_window_keep_all_tokens_where_pages_must_hold_all_layers_or_little_is_saved(settings, tmp_path):
-    assert window_tokens(Config(context_length=32768), _gemma3(tmp_path)) > 0
-    assert window_tokens(Config(**{"context_length": 32768, **settings}), _gemma3(tmp_path)) == 0
+    model = _gemma3(tmp_path)
+    assert bytes_of_kv(Config(context_length=32768), model, 2).window_tokens > 0
+    assert bytes_of_kv(Config(**{"context_length": 32768, **settings}), model, 2).window_tokens == 0
+
+
+def test_a_longer_context_takes_more_memory_and_no_jump_is_left_where_window_pages_begin(tmp_path):
+    model = _gemma3(tmp_path)
+    needs = []
+    for context in range(1800, 2400, 10):
+        kv = bytes_of_kv(Config(context_length=context), model, 2)
+        needs.append(kv.fixed + kv.per_token * context)
+    assert needs == sorted(needs)
+    assert (
+        max(later - earlier for earlier, later in pairwise(needs))
+        <= 11 * bytes_of_kv(Config(), model, 2).together().in_pages
+    )
+
+
+@pytest.mark.parametrize(("free_mib", "settings"), [(100, {}), (180, {}), (220, {}), (150, {"max_total_tokens": 512})])
+def test_a_small_memory_holds_as_many_tokens_as_with_one_pool(free_mib, settings, tmp_path):
+    config, model = Config(**settings), _gemma3(tmp_path)
+    kv = bytes_of_kv(config, model, 2)
+    device = SimpleNamespace(type="cuda", name="cuda", free_bytes=lambda: free_mib << 20)
+    windows, whole = (
+        plan_capacity(config, model, kv_bytes=each, weight_bytes=0, device=device) for each in (kv, kv.together())
+    )
+    assert windows.num_pages >= whole.num_pages
+    assert windows.num_pages * windows.kv_bytes_per_token * 16 <= free_mib << 20
+
+
+@pytest.mark.parametrize("spare_mib", [1, 20, 60, 100, 150, 200, 300, 500])
+def test_the_context_that_is_advised_fits(spare_mib, tmp_path, monkeypatch):
+    tiny_models.write(tmp_path, "gemma3")
+    source, model = open_model(tmp_path), _gemma3(tmp_path)
+    monkeypatch.setattr(loading, "describe", lambda hf: model)
+    monkeypatch.setattr(fit, "_sizes", lambda source, config, model: (0, bytes_of_kv(config, model, 2)))
+    least = fit.memory_need(source, Config(context_length=256))
+    monkeypatch.setattr(fit.cpu, "free_bytes", lambda: least.needed + (spare_mib << 20))
+    advice = fit.advice(source, Config(), fit.memory_need(source, Config()))
+    flag, _, context = advice.partition(" ")
+    assert flag == "--context-length"
+    assert fit.memory_need(source, Config(context_length=int(context))).fits
+    assert not fit.memory_need(source, Config(context_length=int(context) + 512)).fits
 
 
 def test_a_model_without_such_layers_has_no_states(source):

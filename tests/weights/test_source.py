@@ -481,6 +481,39 @@ def test_a_gemma4_file_that_another_model_could_have_is_refused_by_the_key(tmp_p
         _gguf_config(tmp_path, tensors, **tiny_gguf.architecture_metadata("gemma4", **GEMMA4 | facts))
 
 
+GEMMA3N = {
+    "attention__key_length": 32,
+    "attention__value_length": 32,
+    "attention__sliding_window": 8,
+    "attention__sliding_window_pattern": [True, False],
+    "embedding_length_per_layer_input": 4,
+    "altup__num_inputs": 4,
+    "altup__active_idx": 0,
+    "activation_sparsity_scale": [1.5, float("-inf")],
+}
+OF_GEMMA3N = {
+    "blk.0.laurel_l.weight": np.zeros((4, 4), np.float32),
+    "per_layer_token_embd.weight": np.zeros((256, 8), np.float32),
+}
+
+
+@pytest.mark.parametrize(
+    ("facts", "tensors", "fault"),
+    [
+        ({}, {"blk.0.laurel_l.weight": None}, r"tensor 'blk\.0\.laurel_l\.weight' is missing"),
+        ({}, {"blk.0.laurel_l.weight": np.zeros(4, np.float32)}, r"tensor 'blk\.0\.laurel_l\.weight' is missing"),
+        ({"altup__active_idx": 1}, {}, r"gemma3n\.altup\.active_idx must be 0, got 1"),
+        ({"attention__key_length_swa": 16}, {}, r"gemma3n\.attention\.key_length_swa must be 32, got 16"),
+        ({"activation_sparsity_scale": [1.5]}, {}, "activation_sparsity_scale must have a number for each of 2 layers"),
+        ({"attention__sliding_window_pattern": 2}, {}, "sliding_window_pattern must have a flag for each layer"),
+    ],
+)
+def test_a_gemma3n_file_that_another_model_could_have_is_refused_by_the_key(tmp_path, facts, tensors, fault):
+    given = {name: values for name, values in (OF_GEMMA3N | tensors).items() if values is not None}
+    with pytest.raises(StartupError, match=fault):
+        _gguf_config(tmp_path, given, **tiny_gguf.architecture_metadata("gemma3n", **GEMMA3N | facts))
+
+
 def test_an_adapter_is_not_taken_for_a_model(tmp_path):
     metadata = tiny_gguf.architecture_metadata("llama") | {"general.type": "adapter"}
     with pytest.raises(StartupError, match="this is an adapter: give the model"):
@@ -518,6 +551,28 @@ SHARED = {"expert_shared_count": 2, "expert_shared_feed_forward_length": 8, "exp
 YARN = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
 LATENTS = MIXTURE | {"expert_feed_forward_length": 8, "rope__dimension_count": 8, "attention__kv_lora_rank": 16,
                      "attention__key_length": 24}  # fmt: skip
+
+
+KIMI = LATENTS | {"attention__key_length_mla": 24, "attention__value_length_mla": 8, "kda__head_dim": 8,
+                  "attention__head_count_kv": [1, 0], "ssm__conv_kernel": 4, "expert_gating_func": 2,
+                  "expert_shared_count": 1}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("facts", "fault"),
+    [
+        ({"attention__head_count_kv": 1}, r"kimi-linear\.attention\.head_count_kv must have a number for each of 2"),
+        ({"expert_gating_func": 1}, r"kimi-linear\.expert_gating_func must be 2, got 1"),
+        (
+            {"attention__key_length_mla": 8},
+            r"attention\.key_length_mla must be more than rope\.dimension_count 8, got 8",
+        ),
+        ({"kda__head_dim": 0}, r"kimi-linear\.kda\.head_dim must be a positive integer"),
+    ],
+)
+def test_a_kimi_linear_file_that_another_model_could_have_is_refused_by_the_key(tmp_path, facts, fault):
+    with pytest.raises(StartupError, match=fault):
+        _gguf_config(tmp_path, **tiny_gguf.architecture_metadata("kimi-linear", **KIMI | facts))
 
 
 @pytest.mark.parametrize(
@@ -664,7 +719,10 @@ VALUES = (0, 1, 1 << 31, -0.5, float("nan"), True, "", "text", [1, 2], [1, 1], [
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     "architecture",
-    ["llama", "gemma3", "qwen2moe", "phi3", "granite", "lfm2", "qwen35", "gpt-oss", "glm4moe", "deepseek2", "gemma4"],
+    [
+        *("llama", "gemma3", "qwen2moe", "phi3", "granite", "lfm2", "qwen35", "gpt-oss", "glm4moe", "deepseek2"),
+        *("gemma3n", "gemma4", "kimi-linear"),
+    ],
 )
 def test_no_value_of_another_type_raises_anything_but_a_startup_error(tmp_path, architecture):
     vocabulary = tiny_gguf.byte_vocabulary() | {"tokenizer.ggml.add_bos_token": True, "split.count": 1}
@@ -675,6 +733,8 @@ def test_no_value_of_another_type_raises_anything_but_a_startup_error(tmp_path, 
     metadata = tiny_gguf.architecture_metadata(architecture, **YARN, rope__scaling__yarn_beta_fast=16.0, **more)
     factors = {f"rope_factors_{kind}.weight": np.ones(8, np.float32) for kind in ("long", "short")}
     tensors = {"token_embd.weight": np.zeros((256, 4), np.float32)} | (factors if architecture == "phi3" else {})
+    if architecture == "gemma3n":
+        tensors |= OF_GEMMA3N
     metadata |= vocabulary | {"tokenizer.ggml.add_space_prefix": True, "tokenizer.ggml.scores": [0.0] * 256}
     path = tmp_path / "m.gguf"
     cases = product(("gpt2", "llama"), metadata, VALUES)
@@ -689,6 +749,8 @@ def test_no_value_of_another_type_raises_anything_but_a_startup_error(tmp_path, 
 
 
 MORE = {
+    "gemma3n": GEMMA3N,
+    "kimi-linear": KIMI,
     "gemma4": GEMMA4 | {"attention__shared_kv_layers": 1, "embedding_length_per_layer_input": 4},
     "granite": {"logit_scale": 2.0, "attention.scale": 0.5},
     "gemma3": {"attention.sliding_window_pattern": [True, False]},

@@ -21,7 +21,7 @@ class Span(NamedTuple):
     window_pages: tuple[int, ...] = ()  # in place of `pages`, for layers with a window; empty: they are in `pages`
 
     def pages_of(self, window: int | None) -> tuple[int, ...]:
-        """Returns the page table of layers with this window."""
+        """Returns the page table of layers with this window. Entries before the window may be any page."""
         return self.window_pages if window is not None and self.window_pages else self.pages
 
 
@@ -35,6 +35,10 @@ class ModelInput(NamedTuple):
     sampled: Tensor | None  # int64 [draws]: tokens after which one is drawn; None = no row samples
     embedded: tuple[Tensor, Tensor] | None = None  # int64 [k]: tokens given as embeddings; these, float32 [k, hidden]
     window_slots: Tensor | None = None  # in place of kv_slots, for layers with a window; None: they are in kv_slots
+
+    def slots_of(self, window: int | None) -> Tensor:
+        """Returns where layers with this window store the K/V of each token, int64 [tokens]."""
+        return self.kv_slots if window is None or self.window_slots is None else self.window_slots
 
 
 class LayerShape(NamedTuple):

@@ -77,12 +77,11 @@ class ReferenceAttention:
         self._dtype = _computed_dtype(keys[0].dtype, self._device)
         for layer in dict.fromkeys(self._layers):
             self._tiles(layer)  # now rather than while somebody waits
-        self._kv_slots = self._window_slots = torch.empty(0, dtype=torch.int64)
+        self._inputs: ModelInput | None = None
         self._groups: dict[tuple[int | None, int], list[QueryGroup]] = {}
 
     def plan(self, inputs: ModelInput) -> None:
-        self._kv_slots = inputs.kv_slots
-        self._window_slots = inputs.kv_slots if inputs.window_slots is None else inputs.window_slots
+        self._inputs = inputs
         self._groups = {}
         for layer in self._layers:
             kind = _kind(layer)
@@ -93,7 +92,8 @@ class ReferenceAttention:
 
     def forward(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
         shape, keys, values = self._layers[layer], self._keys[layer], self._values[layer]
-        slots = self._kv_slots if shape.window is None else self._window_slots
+        assert self._inputs is not None, "plan comes first"
+        slots = self._inputs.slots_of(shape.window)
         if k is not None:
             keys.index_copy_(0, slots, k)
         if v is not None:
@@ -141,8 +141,8 @@ class ReferenceAttention:
     def _key_slots(
         self, pieces: list[QueryPiece], window: int | None, positions: range, ends: np.ndarray
     ) -> np.ndarray:
-        """Returns where positions of each row are: int64 [rows, positions]; beyond a row's end, its first key's
-        place."""
+        """Returns the slot of each position, int64 [rows, positions]. Positions that a row does not see use the slot of
+        the first key that it sees."""
         size = self._page_size
         begin, end = positions.start // size, -(-positions.stop // size)
         pages = np.zeros((len(pieces), end - begin), dtype=np.int64)
@@ -151,7 +151,11 @@ class ReferenceAttention:
             row[: len(own)] = own
         slots = (pages[:, :, None] * size + np.arange(size)).reshape(len(pieces), -1)
         slots = slots[:, positions.start - begin * size :][:, : len(positions)]
-        return np.where(np.array(positions) < ends[:, None], slots, slots[:, :1])
+        starts = [_first_seen(piece, window) for piece in pieces]
+        first_seen = np.take_along_axis(slots, np.array(starts)[:, None] - positions.start, axis=1)
+        places = np.array(positions)
+        is_seen = (places >= np.array(starts)[:, None]) & (places < ends[:, None])
+        return np.where(is_seen, slots, first_seen)
 
 
 def _computed_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -199,8 +203,12 @@ def _first_key(pieces: list[QueryPiece], window: int | None) -> int:
     """Returns the first position gathered: a multiple of KEY_BLOCK that no query's window begins before."""
     if window is None:
         return 0
-    least = min(piece.span.start + piece.begin for piece in pieces) - window + 1
-    return max(0, least // KEY_BLOCK * KEY_BLOCK)
+    return min(_first_seen(piece, window) for piece in pieces) // KEY_BLOCK * KEY_BLOCK
+
+
+def _first_seen(piece: QueryPiece, window: int | None) -> int:
+    """Returns the first position that a query of the piece sees."""
+    return 0 if window is None else max(0, piece.span.start + piece.begin - window + 1)
 
 
 def _mask(positions: Tensor, first: int, width: int, window: int | None, dtype: torch.dtype) -> Tensor:

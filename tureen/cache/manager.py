@@ -68,8 +68,10 @@ class CacheManager:
         states: Iterable[int] | None = None,
         windows: WindowPages | None = None,
     ) -> None:
-        """states: numbers for saved states of layers without attention; None: the model has no such layers. windows:
-        None: layers with a window keep all tokens, in the pages of the others."""
+        """states: numbers for saved states of layers without attention; None: the model has no such layers.
+
+        windows: the pool of window pages; None: all layers share one pool.
+        """
         self.page_size = page_size
         self.has_states = states is not None
         self.states = SavedStates(states or ())
@@ -97,14 +99,18 @@ class CacheManager:
         windows, it is usable if the window pages that the next token sees are still there.
         """
         nodes = self.tree.match(namespace, token_ids, max_tokens // self.page_size)
-        while nodes and not self._is_usable(nodes):
-            nodes.pop()
+        if self.has_states or self.windows is not None:
+            del nodes[self._num_usable(nodes) :]
         return nodes
 
-    def _is_usable(self, nodes: list[RadixNode]) -> bool:
-        if self.has_states and nodes[-1].state < 0:
-            return False
-        return self.windows is None or self.windows.is_usable(nodes)
+    def _num_usable(self, nodes: Sequence[RadixNode]) -> int:
+        num_usable = num_in_row = 0  # in_row: nodes up to this one that have a window page
+        for count, node in enumerate(nodes, 1):
+            num_in_row = num_in_row + 1 if node.window_page >= 0 else 0
+            num_seen = 0 if self.windows is None else count - self.windows.first_seen(count * self.page_size)
+            if num_in_row >= num_seen and not (self.has_states and node.state < 0):
+                num_usable = count
+        return num_usable
 
     def num_known(self, namespace: Namespace, token_ids: Sequence[int], max_tokens: int) -> int:
         """Returns how many tokens of a prefix have their pages in the tree, with or without a saved state."""
@@ -135,7 +141,7 @@ class CacheManager:
     ) -> PageTable | None:
         """Makes a page table that starts with the matched `nodes` and has pages for `num_tokens`.
 
-        first_step: tokens of the first step, to which window pages are limited; None: all.
+        first_step: number of tokens in the first step, for which window pages are taken; None: all tokens.
         is_public: whether its pages are published. Those of a sequence with embeddings of its client are not: the token
         ids do not tell what the pages hold. saves_early: whether they are saved as they are published, not at the end.
 

@@ -26,15 +26,15 @@ class LivePages:
 
     @property
     def end(self) -> int:
-        """The number of its pages that have, or had, a window page."""
+        """The index after the last page that has a window page."""
         return self.first + len(self.pages)
 
 
 class WindowPages:
     """Hands out window pages. A page is free, or held by running sequences, by the node of its tokens, or by both.
 
-    A node's window page that no running sequence holds is idle: a new page takes the place of the one that was used
-    longest ago. The node then stays in the tree without a window page.
+    A node's window page that no running sequence holds is idle. If no page is free, the least recently used idle page
+    is taken from its node, which stays in the tree.
     """
 
     def __init__(self, num_pages: int, page_size: int, window: int) -> None:
@@ -53,28 +53,19 @@ class WindowPages:
         """Returns the index of the first page that the token after `num_tokens` tokens sees."""
         return max(0, num_tokens + 1 - self._window) // self._page_size
 
-    def is_usable(self, nodes: Sequence[WindowHolder]) -> bool:
-        """Returns whether the token after a prefix finds all window pages that it sees."""
-        first = self.first_seen(len(nodes) * self._page_size)
-        return all(nodes[index].window_page >= 0 for index in range(len(nodes) - 1, first - 1, -1))
-
     def begin(self, nodes: Sequence[WindowHolder]) -> LivePages:
-        """Returns the window pages that the token after a usable prefix sees; they are held from now on."""
+        """Acquires and returns the window pages that the token after a usable prefix sees."""
         first = self.first_seen(len(nodes) * self._page_size)
         for node in nodes[first:]:
             self._share(node)
         return LivePages(first, tuple([node.window_page for node in nodes[first:]]))
 
-    def num_missing(self, live: LivePages, num_pages: int) -> int:
-        """Returns how many pages `grow` would take."""
-        return max(0, num_pages - live.end)
-
     def grow(self, live: LivePages, num_pages: int) -> None:
         """Takes window pages up to page number `num_pages`. Raises KeyError if `num_available` is less."""
-        live.pages += tuple([self._take() for _ in range(self.num_missing(live, num_pages))])
+        live.pages += tuple([self._take() for _ in range(num_pages - live.end)])
 
     def publish(self, live: LivePages, index: int, node: WindowHolder) -> None:
-        """Makes `node` hold the window page of page number `index`, or the sequence hold that of the node."""
+        """Stores window page number `index` in `node`. If the node has one already, switches the sequence to it."""
         at = index - live.first
         own = live.pages[at]
         if node.window_page < 0:

@@ -48,8 +48,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     state_from: int = -1  # number of the state before the first token; -1: zeros, or the model has no states
     state_to: int = -1  # number of the state after the last token, another than state_from
     state_saves: tuple[tuple[int, int], ...] = ()  # (n, number): the state after the first n tokens is saved there
-    window_from: int = 0  # layers with a window find page number window_from + i ...
-    window_pages: tuple[int, ...] = ()  # ... in window_pages[i]; empty: in `pages`, like the others
+    window_from: int = 0  # index of the page that window_pages[0] belongs to
+    window_pages: tuple[int, ...] = ()  # page table of layers with a window; empty: they use `pages`
 
     @property
     def num_known(self) -> int:
@@ -138,7 +138,7 @@ class Capacity(msgspec.Struct, frozen=True):
     hidden_size: int = 1
     kv_bytes_per_token: int = 0
     num_states: int = 0  # of sequences in layers without attention; ids 0 .. num_states - 1
-    num_window_pages: int = 0  # of layers with a window; 0: these keep all tokens, in the pages of the others
+    num_window_pages: int = 0  # pages of layers with a window; 0: all layers share one pool
     window: int = 0  # tokens that a token of these layers sees, itself included
 
 

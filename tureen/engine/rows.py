@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
 from tureen.cache.manager import CacheManager
 from tureen.constraining.masks import PendingMasks
 from tureen.contract.runner import Batch, Row, RowError, RowOutput, Runner, SlotState
@@ -68,9 +66,8 @@ class RowRunner:
         try:
             capacity = self._runner.capacity()
             state = 2 * capacity.max_rows if capacity.num_states else -1  # belongs to no sequence
-            row = Row(slot=0, token_ids=(0,), start=0, pages=table.pages, sample=False, state_to=state)
-            if table.live is not None:
-                row = msgspec.structs.replace(row, window_pages=table.live.pages)
+            window_pages = table.live.pages if table.live else ()
+            row = Row(0, (0,), start=0, pages=table.pages, sample=False, state_to=state, window_pages=window_pages)
             self._runner.submit(Batch((row,))).result()
         except Exception:
             log.exception("the runner fails on everything")

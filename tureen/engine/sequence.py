@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tureen.cache.manager import PageTable
 from tureen.cache.radix import Namespace
@@ -164,19 +164,25 @@ class Sequence:
         start = self.num_computed
         end = start + num_tokens
         token_ids = (*self.token_ids[start:end], *guesses)
-        pages: tuple[int, ...] = ()
-        window: dict[str, Any] = {}
-        if self.table is not None:
-            pages = self.table.pages
-            if self.table.live is not None:
-                window = {"window_from": self.table.live.first, "window_pages": self.table.live.pages}
+        pages = self.table.pages if self.table else ()
+        live = self.table.live if self.table else None
+        window_from, window_pages = (live.first, live.pages) if live else (0, ())
         samples = end == len(self.token_ids) < self.terms.max_tokens and self.ended is None
         embeds = b""
         if self.embedded is not None and start < self.embedded.end:
             token_ids, embeds = without_digests(token_ids), self.embedded.between(start, end)
         if self.terms.is_plain and not embeds:
-            adapter = self.terms.adapter
-            return Row(self.slot, token_ids, start, pages, samples, adapter, num_drafts=len(guesses), **window)
+            return Row(
+                self.slot,
+                token_ids,
+                start,
+                pages,
+                samples,
+                self.terms.adapter,
+                num_drafts=len(guesses),
+                window_from=window_from,
+                window_pages=window_pages,
+            )
         if self.asked.times is not None:
             self.asked.times.begin_step()
         score_from, score_targets = 0, tuple[int, ...]()
@@ -197,7 +203,8 @@ class Sequence:
             embeds=embeds,
             hidden_from=hidden_from,
             num_drafts=len(guesses),
-            **window,
+            window_from=window_from,
+            window_pages=window_pages,
         )
 
     def slot_state(self) -> SlotState:

@@ -13,7 +13,7 @@ class ResidualStreams(msgspec.Struct, frozen=True):
     """
 
     count: int
-    rank: int  # of the low-rank product that is added beside attention (LAuReL, arXiv:2411.07501)
+    rank: int  # of the low-rank product parallel to attention (LAuReL, arXiv:2411.07501)
 
     def weights(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Returns the shape of every weight of a layer, by the end of its name."""

@@ -57,7 +57,7 @@ class LayerInput:
         self._norm = norm
 
     def added(self, x: Tensor, layer_inputs: Tensor) -> Tensor:
-        """Returns what is added for x [tokens, hidden_size]. layer_inputs: of all layers."""
+        """Returns the layer's contribution to x [tokens, hidden_size]. layer_inputs: the parts of all layers."""
         return self._norm(self._out(self._activation(self._gate(x)) * layer_inputs[:, self._layer]))
 
     def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:

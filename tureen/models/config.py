@@ -25,6 +25,8 @@ from tureen.models.ropes import rope, rope_parameters
 
 STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Matrices that some checkpoints keep in one, their rows one after another."""
+WIDEST = 1 << 30
+"""A window that hides no token: contexts are shorter."""
 EXPERT_NAMES = ((".w1.", ".gate_proj."), (".w3.", ".up_proj."), (".w2.", ".down_proj."))
 """Parts of the names of experts in Mixtral's checkpoints, and others -> our names."""
 
@@ -100,7 +102,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ropes: tuple[RopeConfig | None, ...]
     keys: tuple[LayerKeys, ...] = ()  # per layer; empty: num_kv_heads of head_dim, not shared
     mlp_sizes: tuple[int, ...] = ()  # per layer; empty: intermediate_size
-    mlp_sparsity: tuple[float, ...] = ()  # per layer: the share of gates that are cut to 0; empty: no gate
+    mlp_sparsity: tuple[float, ...] = ()  # per layer: the share of gates that are cut to 0; empty: no gate is cut
     layer_inputs: LayerInputs | None = None
     streams: ResidualStreams | None = None  # None: one residual stream; with several, layers have layer_inputs
     experts: tuple[Experts | None, ...] = ()
@@ -179,7 +181,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_maps(self) -> int:
-        """The number of residual streams made from the embedding by a matrix."""
+        """The number of additional residual streams."""
         return 0 if self.streams is None else self.streams.count - 1
 
     def mlp_cutoff(self, layer: int) -> float | None:
@@ -434,5 +436,5 @@ def sliding_windows(hf: Mapping[str, Any], num_layers: int, slides: list[bool]) 
     kinds = layer_kinds(hf, num_layers, ("sliding_attention", "full_attention"), usual)
     if "sliding_attention" not in kinds:
         return (None,) * num_layers
-    window = integer(hf, "sliding_window")
+    window = min(integer(hf, "sliding_window"), WIDEST)
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)

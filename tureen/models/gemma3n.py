@@ -42,7 +42,7 @@ DEFAULTS = {
     "altup_num_inputs": 4,
     "laurel_rank": 64,
 }
-"""Published configs leave out what equals these."""
+"""Values of keys that published configs leave out."""
 MOST_STREAMS = 16
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 FULL_EVERY = 5  # layers, unless the config says otherwise

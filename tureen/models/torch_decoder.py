@@ -147,7 +147,8 @@ class DecoderModel(DecoderLayers):
 
     def weight(self, name: str) -> Tensor:
         """Returns the values of one of `config.weights()`, also after they were laid out for the device."""
-        return next(dict(part.weights(prefix))[name] for prefix, part in self._parts() if name.startswith(prefix))
+        parts = (part.weights(prefix) for prefix, part in self._parts() if name.startswith(prefix))
+        return next(values for weights in parts for own, values in weights if own == name)
 
     def finish(self, context_len: int, device: torch.device) -> None:
         super().finish(context_len, device)

@@ -85,11 +85,11 @@ class FakePages:
         self._kv[self._page(page)] = data
 
     def poison(self, page: int) -> None:
-        """Makes NaN of a page."""
+        """Fills a page with NaN."""
         self._kv[self._page(page)] = POISON * self._capacity.page_size
 
     def poison_window(self, page: int) -> None:
-        """Makes NaN of a window page."""
+        """Fills a window page with NaN."""
         self._window_kv[self._page(page)] = POISON * self._capacity.page_size
 
     def store(self, row: Row, position: int, value: bytes) -> None:
@@ -113,7 +113,8 @@ class FakePages:
         if not row.window_pages:
             return
         for position in range(max(0, row.start + 1 - self._capacity.window), row.start):
-            if self._window_kv[self._in_window(row, position)] != self.read(row, position):
+            stored = self._window_kv[self._in_window(row, position)]
+            if stored not in (POISON, self.read(row, position)):
                 raise RuntimeError(f"the window page of position {position} holds another token")
 
     def _page(self, page: int) -> slice:
@@ -352,9 +353,8 @@ class FakeRunner:
 
     def _history(self, row: Row, position: int) -> bytes | None:
         """Returns the hash of all that is stored up to `position`; None when there is poison in it."""
-        if self.pages.read(row, position) == POISON:
-            return None
-        return digest(self.pages.up_to(row, position))
+        stored = self.pages.up_to(row, position)
+        return None if POISON in stored else digest(stored)
 
     def _logprobs(self, history: bytes, token_id: int, spec: LogprobSpec) -> PositionLogprobs:
         def entry(token: int) -> TokenLogprob:

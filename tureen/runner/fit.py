@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from tureen.config import Config
 from tureen.config_facts import has_ranks
@@ -14,13 +14,14 @@ from tureen.kernels.cpu import native as kernels_module
 from tureen.models.config import ModelConfig
 from tureen.runner import loading, native
 from tureen.runner.kinds import is_encoder
-from tureen.runner.kv_pool import KvBytes, kv_bytes, state_bytes
+from tureen.runner.kv_pool import KvBytes, bytes_of_kv, state_bytes
 from tureen.weights.source import ModelSource, model_config
 from tureen.weights.stored import iter_vision
 
 PROCESS_BYTES = 160 << 20
 """About what the server's own process takes beside all that a model needs."""
 SMALLER = ("int8", "int4")
+SHORT = 256  # the shortest context that is advised, in tokens
 STATES = 3
 """States of a sequence in layers without attention: two that it writes in turn, and one that is saved."""
 
@@ -30,7 +31,7 @@ class MemoryNeed(NamedTuple):
 
     weights: int
     kv_per_token: int  # 0 = it has no cache
-    kv_fixed: int  # whatever the context
+    kv_fixed: int  # bytes that do not depend on the context
     context: int
     workspace: int
     free: int
@@ -76,8 +77,8 @@ def _sizes(source: ModelSource, config: Config, model: ModelConfig) -> tuple[int
     kernels = None if is_torch else kernels_module.load()
     if kernels is None:
         width = 2 if config.dtype in ("bfloat16", "float16") else 4
-        return width * sum(map(math.prod, model.weights().values())), kv_bytes(config, model, width)
-    return native.weight_bytes(kernels, source, config, model), native.kv_bytes(kernels, config, model)
+        return width * sum(map(math.prod, model.weights().values())), bytes_of_kv(config, model, width)
+    return native.weight_bytes(kernels, source, config, model), native.bytes_of_kv(kernels, config, model)
 
 
 def _workspace(config: Config, model: ModelConfig) -> int:
@@ -88,19 +89,30 @@ def _workspace(config: Config, model: ModelConfig) -> int:
     width = 4 * model.hidden_size + heads + 2 * max(map(model.mlp_size, range(model.num_layers)))
     if model.layer_inputs is not None:
         width += model.num_layers * model.layer_inputs.size
+    if model.streams is not None:
+        width += 2 * model.streams.count * model.hidden_size + 2 * max(map(model.mlp_size, range(model.num_layers)))
     logits = 2 * config.max_running_requests * model.vocab_size
     return 4 * (config.chunked_prefill_size * width + logits) + STATES * state_bytes(model)
+
+
+def _context_that_fits(need: MemoryNeed) -> int:
+    """Returns the longest context, a multiple of SHORT, with which the need would fit."""
+    rest = need.free - need.weights - need.workspace - need.kv_fixed - PROCESS_BYTES
+    return rest // need.kv_per_token // SHORT * SHORT
 
 
 def advice(source: ModelSource, config: Config, need: MemoryNeed) -> str:
     """Says what makes a model fit that does not; "" for one that fits. Raises StartupError."""
     if need.fits:
         return ""
-    rest = need.free - need.weights - need.workspace - need.kv_fixed - PROCESS_BYTES
-    if need.kv_per_token and rest // need.kv_per_token >= 256:
-        return f"--context-length {rest // need.kv_per_token // 256 * 256}"
+    if need.kv_per_token:  # a token of a short context takes more, see kv_pool.with_windows
+        needs = need, memory_need(source, replace(config, context_length=SHORT))
+        lengths = [length for length in map(_context_that_fits, needs) if length >= SHORT]
+        fitting = [length for length in lengths if memory_need(source, replace(config, context_length=length)).fits]
+        if fitting:
+            return f"--context-length {max(fitting)}"
     for kind in SMALLER if config.quantization is None else ():
-        smaller = memory_need(source, msgspec.structs.replace(config, quantization=kind, context_length=256))
+        smaller = memory_need(source, replace(config, quantization=kind, context_length=SHORT))
         if smaller.fits:
             return f"--quantization {kind}"
     return "a smaller model, or one in fewer bits, or free memory"

@@ -36,8 +36,7 @@ def make_input(batch: Batch, page_size: int, device: torch.device) -> ModelInput
 
 
 def _window_pages(row: Row) -> tuple[int, ...]:
-    """Returns the window page of each page, from the first on. Pages that no token sees get that of one it sees:
-    attention reads it, and multiplies what it read by 0."""
+    """Returns a page table of window pages. Entries before the window repeat the first page of the window."""
     return (row.window_pages[0],) * row.window_from + row.window_pages if row.window_pages else ()
 
 

@@ -16,18 +16,18 @@ from tureen.sandbox.budget import helper_bytes
 CPU_CONTEXTS, CPU_TOKENS = 4, 65536  # on CPU the computed pool holds at most this many contexts or tokens
 STATE_SHARE = 0.25  # of the free memory, for the states of layers without attention
 MOST_SAVED = 4096  # states that are saved for later requests
-WINDOW_SHARE = 4  # pages for each window page beyond those that one sequence needs
+WINDOW_SHARE = 4  # pages per window page, not counting the window pages that one sequence needs
 GIB = 1 << 30
 
 log = get_logger("runner")
 
 
 class KvBytes(NamedTuple):
-    """The bytes of K and V of a token: in pages, and in window pages if layers with a window have these."""
+    """The bytes of a token's K and V in pages and in window pages, the pool of layers with a window."""
 
     in_pages: int
     in_window_pages: int = 0
-    window_tokens: int = 0  # tokens for which there are always window pages; 0: there are no window pages
+    window_tokens: int = 0  # tokens that one sequence needs window pages for; 0: there are no window pages
 
     @property
     def per_token(self) -> int:
@@ -39,6 +39,15 @@ class KvBytes(NamedTuple):
         """The bytes that do not depend on the size of the pool."""
         return self.window_tokens * self.in_window_pages
 
+    @property
+    def break_even(self) -> int:
+        """The tokens of a pool from which window pages save memory."""
+        return -(-self.window_tokens * WINDOW_SHARE // (WINDOW_SHARE - 1))
+
+    def together(self) -> KvBytes:
+        """Returns the bytes without window pages."""
+        return KvBytes(self.in_pages + self.in_window_pages)
+
     def num_window_pages(self, num_pages: int, page_size: int) -> int:
         """Returns the number of window pages of a pool of `num_pages`."""
         if not self.window_tokens:
@@ -47,26 +56,30 @@ class KvBytes(NamedTuple):
 
 
 def window_tokens(config: Config, model: ModelConfig) -> int:
-    """Returns how many tokens of one sequence may need window pages; 0: layers with a window keep all tokens.
+    """Returns the number of tokens that one sequence needs window pages for; 0: all layers share one pool.
 
-    They do in short contexts, where they would give little back; with --kv-disk, whose pages hold all layers; and in
-    ranks and models of transformers.
+    They do with --kv-disk, whose files hold pages of all layers, in ranks and in models of transformers.
     """
     is_apart = has_ranks(config) or config.kernels == "tree" or config.model_impl == "transformers"
     if is_apart or config.kv_disk is not None:
         return 0
     window = model.longest_window
     most = window + config.chunked_prefill_size + 2 * config.page_size
-    is_long = min(config.context_length or model.default_context, model.context_len) >= 2 * most
-    return most if window and is_long else 0
+    return most if window else 0
 
 
-def kv_bytes(config: Config, model: ModelConfig, width: int) -> KvBytes:
+def bytes_of_kv(config: Config, model: ModelConfig, width: int) -> KvBytes:
     """Returns the bytes of a KV cache of numbers that take `width` bytes."""
-    num_tokens = window_tokens(config, model)
-    in_windows = sum(layer.numbers for layer in model.kv_layers if layer.has_window and num_tokens)
-    in_all = sum(layer.numbers for layer in model.kv_layers)
-    return KvBytes(width * (in_all - in_windows), width * in_windows, num_tokens)
+    in_windows = sum(layer.numbers for layer in model.kv_layers if layer.has_window)
+    in_pages = sum(layer.numbers for layer in model.kv_layers) - in_windows
+    return with_windows(config, model, KvBytes(width * in_pages, width * in_windows, window_tokens(config, model)))
+
+
+def with_windows(config: Config, model: ModelConfig, kv_bytes: KvBytes) -> KvBytes:
+    """Returns the bytes, with window pages only if these save memory in a full context."""
+    context = min(config.context_length or model.default_context, model.context_len)
+    has_windows = kv_bytes.window_tokens and context >= kv_bytes.break_even
+    return kv_bytes if has_windows else kv_bytes.together()
 
 
 def plan_capacity(
@@ -77,15 +90,19 @@ def plan_capacity(
     The context is no longer than the pool. Raises StartupError when the settings cannot be met, with the numbers and
     the settings to change.
     """
-    wanted_len, token_bytes = _context_len(config, model), kv_bytes.per_token
+    wanted_len = _context_len(config, model)
     free = device.free_bytes() - weight_bytes
+    whole = kv_bytes.together()
+    if (config.max_total_tokens or free * config.mem_fraction_static // whole.per_token) < kv_bytes.break_even:
+        kv_bytes = whole
     log.info(
         "memory: the weights need %d MiB, a context of %d tokens %d MiB of KV cache; %d MiB are free",
-        weight_bytes >> 20, wanted_len, wanted_len * token_bytes + kv_bytes.fixed >> 20, device.free_bytes() >> 20,
+        weight_bytes >> 20, wanted_len, kv_bytes.fixed + wanted_len * kv_bytes.per_token >> 20,
+        device.free_bytes() >> 20,
     )  # fmt: skip
     max_rows, num_states = _fit_states(config, model, free)
-    free = max(0, free - num_states * state_bytes(model) - kv_bytes.fixed)
-    num_pages = _fit_pages(config, token_bytes=token_bytes, context_len=wanted_len, free=free, device=device)
+    free -= num_states * state_bytes(model) + kv_bytes.fixed
+    num_pages = _fit_pages(config, token_bytes=kv_bytes.per_token, context_len=wanted_len, free=free, device=device)
     pool_len = num_pages * config.page_size
     if pool_len < wanted_len:
         log.warning(
@@ -97,7 +114,7 @@ def plan_capacity(
     num_window_pages = kv_bytes.num_window_pages(num_pages, config.page_size)
     if num_window_pages:
         log.info(
-            "the KV cache holds %d tokens; layers with a window have room for %d and keep those of the last %d tokens",
+            "the KV cache holds %d tokens; layers with a window have a pool of %d and keep the last %d of each request",
             pool_len, num_window_pages * config.page_size, model.longest_window,
         )  # fmt: skip
     _log_rope_factors(model, context_len)

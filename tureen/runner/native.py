@@ -21,7 +21,7 @@ from tureen.log import Progress, get_logger, no_progress
 from tureen.models.config import ModelConfig
 from tureen.runner import loading
 from tureen.runner.graphs import TapeForward, record
-from tureen.runner.kv_pool import KvBytes, plan_capacity, window_tokens
+from tureen.runner.kv_pool import KvBytes, plan_capacity, window_tokens, with_windows
 from tureen.runner.model_runner import ModelRunner, make_sampler
 from tureen.runner.packed_copy import LEAST_BYTES, PackedCopy, Planned, origin_of
 from tureen.runner.parts import ForwardParts, rope_facts
@@ -177,7 +177,7 @@ def load_runner(
     kernels = native.require()
     model = loading.describe(model_config(source))
     kv_dtype = _kv_dtype(config)
-    cache_bytes = kv_bytes(kernels, config, model)
+    cache_bytes = bytes_of_kv(kernels, config, model)
     pool = _pool(kernels, device.num_threads, adapts=config.num_threads is None)
     are_there = shared is not None and shared.has(_origin(source, config, kernels))
     plan = None if are_there else plan_weights(kernels, source, config, model, device)
@@ -213,7 +213,7 @@ def weight_bytes(kernels: ModuleType, source: ModelSource, config: Config, model
     return sum(_bytes_of(kernels, weight) for weight in _plan(source, config, model))
 
 
-def kv_bytes(kernels: ModuleType, config: Config, model: ModelConfig) -> KvBytes:
+def bytes_of_kv(kernels: ModuleType, config: Config, model: ModelConfig) -> KvBytes:
     """Returns the bytes of the KV cache. Raises StartupError for a model that it cannot hold."""
     if config.page_size % BLOCK:
         log.warning("--page-size %d: a multiple of %d wastes no memory of the KV cache", config.page_size, BLOCK)
@@ -224,7 +224,7 @@ def kv_bytes(kernels: ModuleType, config: Config, model: ModelConfig) -> KvBytes
         raise StartupError(
             f"the native kernels cannot hold this model's keys: {error}; use --kernels torch", field="kernels"
         ) from None
-    return KvBytes(cache.bytes_per_token, cache.window_bytes_per_token, num_tokens)
+    return with_windows(config, model, KvBytes(cache.bytes_per_token, cache.window_bytes_per_token, num_tokens))
 
 
 def _pool(kernels: ModuleType, num_threads: int, *, adapts: bool) -> Any:

@@ -29,7 +29,7 @@ from tureen.models.torch_decoder import DecoderModel, layer_shape
 from tureen.runner import loading, torch_pool
 from tureen.runner.forward import ForwardOutput, hidden_ranges, score_pieces
 from tureen.runner.inputs import make_input
-from tureen.runner.kv_pool import kv_bytes, plan_capacity
+from tureen.runner.kv_pool import bytes_of_kv, plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler
 from tureen.runner.parts import ForwardParts, rope_facts
 from tureen.runner.torch_trace import TorchTrace
@@ -211,7 +211,7 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     shape = loading.describe(model_config(source))
     num_bytes = _weight_bytes(shape, dtype, device)
     loading.require_memory(num_bytes, dtype_name(dtype), device)
-    cache_bytes = kv_bytes(config, shape, dtype.itemsize)
+    cache_bytes = bytes_of_kv(config, shape, dtype.itemsize)
     capacity = plan_capacity(config, shape, kv_bytes=cache_bytes, weight_bytes=num_bytes, device=device)
     attention = find_attention(config, shape, device, dtype)
     factory = TorchForwardFactory(device, dtype, shape, capacity, attention, progress)

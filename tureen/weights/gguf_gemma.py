@@ -22,13 +22,16 @@ STANDS_STILL: Final = 1e29
 
 def gemma3n(facts: GgufFacts, config: Config) -> Config:
     layers, low_rank = config["num_hidden_layers"], facts.file.tensors.get("blk.0.laurel_l.weight")
-    if low_rank is None:
+    if low_rank is None or len(low_rank.shape) != 2:
         raise facts.fault("tensor 'blk.0.laurel_l.weight' is missing")
     if facts.get("altup.active_idx"):
         raise facts.unsupported(f"gemma3n.altup.active_idx must be 0, got {echo(facts.get('altup.active_idx'))}")
+    size, own = _head_dim(facts, ""), "attention.key_length_swa"
+    if facts.count(own, size) != size:
+        raise facts.unsupported(f"gemma3n.{own} must be {size}, got {facts.count(own)}")
     return {
         "model_type": "gemma3n_text",
-        "head_dim": _head_dim(facts, ""),
+        "head_dim": size,
         **_kinds(facts, layers),
         "rope_local_base_freq": facts.number("rope.freq_base_swa", 10000.0),
         "rope_theta": facts.number("rope.freq_base", 1_000_000.0),

@@ -99,7 +99,7 @@ void add_states(Span& span, const StatePool& states, nb::handle row) {
     }
 }
 
-// The window pages of a row, one for each of its pages: 0 for pages that its tokens do not see.
+// The window pages of a row, one for each of its pages. Page 0 fills the entries outside the window.
 void add_window_pages(Step& step, const Tape& tape, const Span& span, nb::handle row) {
     static const RowNames& names = *new RowNames;
     int page_len = tape.cache().page_len();
@@ -108,7 +108,7 @@ void add_window_pages(Step& step, const Tape& tape, const Span& span, nb::handle
     int first_seen = std::max(0, span.start + 1 - tape.longest_window());
     int last = (span.start + span.length - 1) / page_len;
     if (from > first_seen / page_len || size_t(last) >= from + given.size() || from + given.size() > span.num_pages)
-        throw std::invalid_argument("a row's tokens do not see their window pages");
+        throw std::invalid_argument("window_pages does not cover the tokens that the row attends to");
     step.window_pages.resize(span.pages + span.num_pages);
     auto to = step.window_pages.begin() + std::ptrdiff_t(span.pages) + from;
     for (nb::handle page : given)
@@ -333,7 +333,7 @@ void bind_tape(nb::module_& m) {
             "x += residual_scale * post(down(activation(gate(norm(x))) * up(norm(x)))). gated: (activation, constants, "
             "gate, its bias, up, its bias, down, its bias). constants: those of xielu, or a factor of the gate. A gate "
             "of None: down(activation(up)). Empty arrays: no bias. is_held: the experts after it add it. "
-            "cutoff: gates below their mean plus `cutoff` standard deviations are 0; the others lose this bound.")
+            "cutoff: gates become max(0, gate - mean - cutoff * deviation).")
         .def(
             "experts",
             [](Tape& tape, const std::string& module, Norm norm, SharedMatrix router, FloatArray router_bias,

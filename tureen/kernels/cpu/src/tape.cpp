@@ -212,8 +212,9 @@ void Tape::mlp(const std::string& module, Norm norm, GatedLinear mlp, Norm post,
     InputSet& into_both = inputs_for(first_parts(mlp));
     InputSet& into_down = inputs_for(mlp.down.parts);
     Linear both{first_parts(mlp), {}, mlp.up.additions};
-    require(!mlp.is_cut || (mlp.gate.parts.size() == 1 && mlp.gate.bias.empty() && !adds_held && !is_held),
-            "an mlp with cut gates must have one gate matrix without a bias, and no experts beside it");
+    bool is_plain = mlp.gate.bias.empty() && mlp.up.bias.empty() && mlp.gate_scale == 1.0f;
+    require(!mlp.is_cut || (mlp.gate.parts.size() == 1 && is_plain && !adds_held && !is_held),
+            "an mlp with cut gates must have one gate matrix, no bias or factor, and no experts beside it");
     if (mlp.is_cut) buffers_->gate_up_width = std::max(buffers_->gate_up_width, 2 * inner);
     int first = num_counters_;
     num_counters_ += 6;
@@ -382,7 +383,7 @@ void Tape::reserve(int tokens) {
     grow(b.queries, tokens, b.query_width);
     grow(b.layer_inputs, tokens, b.layer_input_width);
     grow(b.streams, tokens, b.stream_width);
-    grow(b.stream_parts, tokens, b.stream_width);
+    grow(b.stream_parts, tokens, b.stream_width == 0 ? 0 : b.stream_width - hidden_);
     grow(b.gate_up, tokens, b.gate_up_width);
     grow(b.inner, size_t(tokens) * std::max(1, b.num_places), b.inner_width);
     for (size_t rope = 0; rope < b.angles.size(); rope++)

@@ -94,7 +94,7 @@ struct GatedLinear {
     Gate activation;
     float gate_scale = 1;  // gate(x) is multiplied by it
     Xielu xielu = {};      // of the activation with that name, which has no gate
-    bool is_cut = false;   // gates below their mean plus `cutoff` standard deviations are 0; the others lose this bound
+    bool is_cut = false;   // gates become max(0, gate - mean - cutoff * deviation)
     float cutoff = 0;
 };
 
@@ -268,8 +268,8 @@ public:
     void experts(const std::string& module, Norm norm, Experts experts, float scale);
     // Compute the layers' parts of the second embedding, after `embed`.
     void layer_inputs(LayerInputs inputs);
-    // x += post(out(activation(gate(x)) * part)), with a layer's part of `layer_inputs`. With streams, every
-    // stream but the first gets the sum instead.
+    // x += post(out(activation(gate(x)) * part)), with a layer's part of `layer_inputs`. With streams, the result is
+    // added to every stream but the first, not to x.
     void layer_input(const std::string& module, int layer, Linear gate, Gate activation, Linear out, Norm post);
     // Makes streams after `embed`: x, and its product with each matrix, scaled to the mean square of x.
     void begin_streams(Matrices into);

@@ -71,7 +71,7 @@ void Tape::latent_attention(const std::string& module, int layer, Norm norm, Lat
             "the output projection has another shape than the attention");
     require(layer >= 0 && layer < cache_->num_layers(), "the KV cache has no such layer");
     KvLayer kv = cache_->layer(layer);
-    require(kv.kv_heads == 1 && kv.head_dim == dim && kv.values_from == turned &&
+    require(kv.kv_heads == 1 && kv.head_dim == dim && kv.values_from == turned && !kv.in_window_pages &&
                 (shape.rope.frequencies.empty() || int(shape.rope.frequencies.size()) * 2 == turned),
             "the KV cache or the rope has another shape than the attention");
     Buffers& own = *buffers_;

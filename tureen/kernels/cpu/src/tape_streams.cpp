@@ -36,6 +36,14 @@ void route(const Frame& frame, const StreamMix& mix, int streams, const float* x
         to[i] = float(std::tanh(dot(row, mix.router.data() + size_t(i) * hidden, hidden) / hidden));
 }
 
+void check_mix(const StreamMix& mix, int streams, int hidden) {
+    require(streams > 0 && int(mix.router_norm.weight.size()) == hidden &&
+                mix.router.size() == size_t(streams) * hidden &&
+                mix.prediction.size() == size_t(streams) * streams * streams &&
+                mix.correction.size() == size_t(streams) * streams && int(mix.scale.size()) == hidden,
+            "the mix of a layer has another number or size of streams than the tape");
+}
+
 }  // namespace
 
 void Tape::begin_streams(Matrices given) {
@@ -78,11 +86,7 @@ void Tape::begin_streams(Matrices given) {
 void Tape::predict_streams(StreamMix given) {
     auto mix = std::make_shared<StreamMix>(std::move(given));
     int streams = num_streams_, counter = num_counters_++;
-    require(streams > 0 && int(mix->router_norm.weight.size()) == hidden_ &&
-                mix->router.size() == size_t(streams) * hidden_ &&
-                mix->prediction.size() == size_t(streams) * streams * streams &&
-                mix->correction.size() == size_t(streams) * streams && int(mix->scale.size()) == hidden_,
-            "the mix of a layer has another number or size of streams than the tape");
+    check_mix(*mix, streams, hidden_);
     body_.push_back([=](Frame& frame, int thread) {
         Buffers& b = frame.buffers;
         float* row = b.scratch[thread].data();
@@ -109,6 +113,7 @@ void Tape::predict_streams(StreamMix given) {
 void Tape::correct_streams(StreamMix given) {
     auto mix = std::make_shared<StreamMix>(std::move(given));
     int streams = num_streams_, counter = num_counters_++;
+    check_mix(*mix, streams, hidden_);
     body_.push_back([=](Frame& frame, int thread) {
         Buffers& b = frame.buffers;
         float* row = b.scratch[thread].data();
@@ -197,6 +202,7 @@ void Tape::low_rank(const std::string& module, Norm norm, Linear left, Linear ri
 }
 
 void Tape::join(float factor) {
+    require(buffers_->holds, "no low-rank product is kept");
     int counter = num_counters_++;
     body_.push_back([=](Frame& frame, int) {
         frame.deal(counter, frame.tokens, [&](int m) {

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tureen.cache.pages import PagePool
 from tureen.cache.radix import Namespace, RadixNode, RadixTree
 from tureen.cache.states import SavedStates
-from tureen.cache.windows import LivePages, WindowPages
+
+if TYPE_CHECKING:
+    from tureen.cache.windows import LivePages, WindowPages
 
 
 class PageTable:

@@ -4,7 +4,6 @@ torch."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -102,7 +101,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ropes: tuple[RopeConfig | None, ...]
     keys: tuple[LayerKeys, ...] = ()  # per layer; empty: num_kv_heads of head_dim, not shared
     mlp_sizes: tuple[int, ...] = ()  # per layer; empty: intermediate_size
-    mlp_sparsity: tuple[float, ...] = ()  # per layer: the share of gates that are cut to 0; empty: no gate is cut
+    mlp_cutoffs: tuple[float | None, ...] = ()  # per layer, see mlp_cutoff; empty: no gate is cut
     layer_inputs: LayerInputs | None = None
     streams: ResidualStreams | None = None  # None: one residual stream; with several, layers have layer_inputs
     experts: tuple[Experts | None, ...] = ()
@@ -186,8 +185,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def mlp_cutoff(self, layer: int) -> float | None:
         """Returns the cutoff of a layer's gates in standard deviations above their mean; None: no gate is cut."""
-        sparsity = self.mlp_sparsity[layer] if self.mlp_sparsity else 0
-        return NormalDist().inv_cdf(sparsity) if sparsity else None
+        return self.mlp_cutoffs[layer] if self.mlp_cutoffs else None
 
     @property
     def state_floats(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import NormalDist
 from typing import Any
 
 from msgspec.structs import replace
@@ -82,7 +83,7 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
         ),
         keys=tuple(keys),
         mlp_sizes=_sizes(sizes, config.num_layers),
-        mlp_sparsity=_sparsity(hf, config.num_layers),
+        mlp_cutoffs=_cutoffs(hf, config.num_layers),
         layer_inputs=LayerInputs(integer(hf, "vocab_size_per_layer_input"), integer(hf, "hidden_size_per_layer_input")),
         streams=ResidualStreams(count, integer(hf, "laurel_rank")),
     )
@@ -97,14 +98,19 @@ def _sizes(sizes: Any, num_layers: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _sparsity(hf: Mapping[str, Any], num_layers: int) -> tuple[float, ...]:
+def _cutoffs(hf: Mapping[str, Any], num_layers: int) -> tuple[float | None, ...]:
+    """Returns each layer's cutoff of gates, with which the layer's share of normally distributed gates is cut."""
+    return tuple(NormalDist().inv_cdf(share) if share else None for share in _sparsity(hf, num_layers))
+
+
+def _sparsity(hf: Mapping[str, Any], num_layers: int) -> list[float]:
     """Returns the share of gates that are cut to 0, per layer."""
     key = "activation_sparsity_pattern"
     shares = hf.get(key)
     if shares is None:
         sparse = SPARSE_LAYERS if num_layers > SPARSE_LAYERS else 0
-        return (SPARSITY,) * sparse + (0.0,) * (num_layers - sparse)
+        return [SPARSITY] * sparse + [0.0] * (num_layers - sparse)
     is_list = isinstance(shares, list) and len(shares) == num_layers
     if not is_list or any(type(share) not in (int, float) or not 0 <= share < 1 for share in shares):
         raise fault(key, f"must have a number from 0 to below 1 for each of {num_layers} layers, got {echo(shares)}")
-    return tuple(float(share) for share in shares)
+    return [float(share) for share in shares]

@@ -5,7 +5,7 @@ Source: llama.cpp's src/models/gemma3n.cpp and gemma4.cpp, and its converter.
 
 from __future__ import annotations
 
-from statistics import NormalDist
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -49,7 +49,7 @@ def _sparsity(facts: GgufFacts, layers: int) -> list[float]:
     cutoffs = facts.stored("activation_sparsity_scale")
     if not isinstance(cutoffs, np.ndarray) or cutoffs.dtype.kind != "f" or len(cutoffs) < layers:
         raise facts.fault(f"gemma3n.activation_sparsity_scale must have a number for each of {layers} layers")
-    return [NormalDist().cdf(float(cutoff)) for cutoff in cutoffs[:layers]]
+    return [0.5 * math.erfc(-float(cutoff) / math.sqrt(2)) for cutoff in cutoffs[:layers]]  # of a normal distribution
 
 
 def _kinds(facts: GgufFacts, layers: int) -> Config:

@@ -161,7 +161,7 @@ void print_rows() {
 
 void print_attention(const std::string& dtype, KvType type, int dim, int values_from, float softcap) {
     const float scale = dim == 38 ? 1.0f : 0.125f;  // the larger one leaves most keys no weight
-    KvCache cache({{1, dim, values_from}}, TOKENS / PAGE + 1, PAGE, type);
+    KvCache cache({{1, dim, values_from, false}}, TOKENS / PAGE + 1, 0, PAGE, type);
     const AttentionKernels& attention = *kernels().attention;
     const Values keys = make_values(6, size_t(TOKENS * dim), 4), values = make_values(7, size_t(TOKENS * dim), 4),
                  q = make_values(8, size_t(QUERIES * dim), 4);

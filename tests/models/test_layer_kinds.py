@@ -32,12 +32,13 @@ def folder(request, tmp_path_factory):
     return folder
 
 
-def make_engine(folder, kernels, *, max_total_tokens=4096, token_budget=16, prefix_cache=True):
+def make_engine(folder, kernels, *, max_total_tokens=4096, token_budget=16, prefix_cache=True, attention="auto"):
     config = Config(
         device="cpu",
         dtype="float32",
         page_size=16,
         kernels=kernels,
+        attention_backend=attention,
         num_threads=2,
         max_total_tokens=max_total_tokens,
         max_running_requests=4,

@@ -78,6 +78,25 @@ def test_the_tests_that_the_pages_name_pass(changed):
     run(changed, "-m", "pytest", "-n0", "-p", "no:cacheprovider", *files, "-k", " or ".join(words))
 
 
+WITH_WINDOWS = """
+import sys, tempfile
+from pathlib import Path
+sys.path[:0] = ["tests", "tests/models"]
+import test_layer_kinds as engines
+engines.write(folder := Path(tempfile.mkdtemp()), "mistral-sliding")
+own, native = engines.make_engine(folder, "torch", attention="float64"), engines.make_engine(folder, "native")
+assert type(own._rows._runner.forward._attention).__name__ == "Float64Attention"
+assert own.cache.windows.pool.num_pages < own.cache.pool.num_pages
+for seed in range(6):  # until they are in pages whose numbers the window pages do not have
+    request = engines.make_request(str(seed), engines.random_tokens(300, seed, 250), 8, logprobs=None)
+    assert engines.run(own, request)[0][0] == engines.run(native, request)[0][0], seed
+"""
+
+
+def test_the_backend_finds_layers_with_a_window_in_their_own_pages(changed):
+    run(changed, "-c", WITH_WINDOWS)
+
+
 def test_the_pages_that_derive_from_the_code_have_all_of_them(changed):
     parameters, architectures = (
         (changed[0] / "docs" / name).read_text(encoding="utf-8") for name in ("parameters.md", "architectures.md")

@@ -1,4 +1,4 @@
-"""A layer of the torch model over several residual streams; see residual_streams.py."""
+"""A layer of the torch model over several residual streams; see layer_inputs.py."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 from tureen.layers.activation import tanh
 from tureen.layers.attention import Attention, Step
+from tureen.layers.layer_inputs import ResidualStreams
 from tureen.layers.linear import Linear
 from tureen.layers.mlp import MLP
 from tureen.layers.norm import Norm
-from tureen.layers.residual_streams import ResidualStreams
 from tureen.layers.second_embedding import LayerInput
 
 LEAST_SQUARE = 1e-5

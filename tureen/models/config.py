@@ -13,10 +13,9 @@ from tureen.contract.types import RopeFactors
 from tureen.errors import echo
 from tureen.layers.activation_names import ACTIVATIONS, XIELU
 from tureen.layers.latent import Latent
-from tureen.layers.layer_inputs import LayerInputs
+from tureen.layers.layer_inputs import LayerInputs, ResidualStreams
 from tureen.layers.layer_keys import LayerKeys
 from tureen.layers.mixers import Mixer
-from tureen.layers.residual_streams import ResidualStreams
 from tureen.layers.rope import RopeConfig
 from tureen.layers.routing import Experts
 from tureen.models.reading import fault, integer, layer_kinds, number

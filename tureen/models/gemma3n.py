@@ -9,9 +9,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from tureen.errors import echo
-from tureen.layers.layer_inputs import LayerInputs
+from tureen.layers.layer_inputs import LayerInputs, ResidualStreams
 from tureen.layers.layer_keys import LayerKeys
-from tureen.layers.residual_streams import ResidualStreams
 from tureen.models.config import ModelConfig, common, sliding_windows
 from tureen.models.published import Published
 from tureen.models.reading import fault, integer, optional_number, refuse

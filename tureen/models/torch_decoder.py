@@ -15,6 +15,7 @@ from tureen.layers.embedding import Embedding, Head
 from tureen.layers.experts import ExpertRouter, ExpertsBeside, ExpertsMLP
 from tureen.layers.kept_states import KeptStates
 from tureen.layers.latent_attention import LatentAttention
+from tureen.layers.layer_inputs import ResidualStreams
 from tureen.layers.linear import Linear
 from tureen.layers.mixers import GatedDelta, KimiDelta, Mixer, ShortConv
 from tureen.layers.mlp import MLP
@@ -27,7 +28,6 @@ from tureen.layers.recurrent import (
     RecurrentLayer,
     ShortConvLayer,
 )
-from tureen.layers.residual_streams import ResidualStreams
 from tureen.layers.rotary import RopeTable
 from tureen.layers.routing import Experts
 from tureen.layers.second_embedding import LayerInput, SecondEmbedding

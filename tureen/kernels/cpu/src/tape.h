@@ -127,7 +127,7 @@ struct Experts {
 };
 
 // The weights with which a layer predicts and corrects residual streams (AltUp, arXiv:2301.13310); see
-// layers/residual_streams.py.
+// layers/layer_inputs.py.
 struct StreamMix {
     Norm router_norm;
     Floats router;      // [streams][hidden]

@@ -1,5 +1,5 @@
 // Several residual streams, of which layers compute only the first (AltUp, arXiv:2301.13310; Gemma 3n), and a low-rank
-// product beside attention (LAuReL, arXiv:2411.07501); see layers/residual_streams.py.
+// product beside attention (LAuReL, arXiv:2411.07501); see layers/layer_inputs.py.
 #include "tape_frame.h"
 
 namespace tureen {

@@ -11,6 +11,7 @@ from app_under_test import App
 from byte_tokenizer import VOCAB_SIZE
 from PIL import Image
 
+from tureen.media.base import PicturePart
 from tureen.media.loader import MediaLoader
 
 PATH = "/v1/chat/completions"
@@ -105,3 +106,17 @@ def test_a_picture_has_no_log_probabilities_and_is_not_cut(app: App, tall):
         answer = app.post(PATH, **body_of(tall, None), max_tokens=1, **{name: value})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
     app.check_idle()
+
+
+def test_text_between_the_parts_of_a_picture_is_text_in_the_prompt(app: App, tall, monkeypatch):
+    family = app.state.media.family
+    [whole] = {of_generate(app, tall, 1, "image") - len("\nlook")}
+
+    def parts(prepared):
+        return PicturePart(2, "before"), PicturePart(prepared.num_tokens - 2, "between"), PicturePart(0, "after")
+
+    monkeypatch.setattr(family, "parts", parts)
+    told = app.post("/tokenize", **body_of(tall, None)).json()["tokens"]
+    assert told == [*b"before", IMAGE, IMAGE, *b"between", *[IMAGE] * (whole - 2), *b"after\nlook"]
+    monkeypatch.setattr(family, "parts", lambda prepared: [PicturePart(1)])
+    assert app.post(PATH, **body_of(tall, None), max_tokens=1).status_code == 500

@@ -74,6 +74,21 @@ def test_embeddings_reach_their_rows_in_chunks_of_any_size(page_size, token_budg
     assert got == wanted
 
 
+@pytest.mark.parametrize("token_budget", [1, 3, 64])
+def test_text_between_the_parts_of_a_picture_takes_none_of_its_embeddings(token_budget):
+    world = Watched(token_budget=token_budget)
+    request = with_media(make_request("p", TEXT, ignore_eos=True), (2, 4, CAT), (9, 3, CAT), (20, 5, CAT))
+    before = [0, 4, 7]
+    media = [
+        msgspec.structs.replace(
+            item, rows_before=rows, rows_after=12 - rows - item.num_tokens, pixels=b"" if rows else b"p"
+        )
+        for item, rows in zip(request.media, before, strict=True)
+    ]
+    world.run(msgspec.structs.replace(request, media=tuple(media)))
+    assert world.encoded == [CAT]
+
+
 def test_the_same_picture_twice_in_a_prompt_stands_in_both_places():
     world = Watched()
     world.run(with_media(make_request("p", TEXT, ignore_eos=True), (2, 4, CAT), (9, 4, CAT)))

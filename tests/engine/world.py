@@ -90,7 +90,7 @@ def _inputs(request: GenerateRequest) -> list[tuple[int, bytes]]:
     inputs = [(token, b"") for token in request.token_ids]
     for item in request.media:
         for index in range(item.num_tokens):
-            inputs[item.start + index] = (NO_TOKEN, embedding(item.digest, index))
+            inputs[item.start + index] = (NO_TOKEN, embedding(item.digest, item.rows_before + index))
     return inputs
 
 

@@ -6,7 +6,7 @@ import inline_workers
 import numpy as np
 
 from tureen.errors import InvalidRequest
-from tureen.media.base import Prepared
+from tureen.media.base import Normalisation, PicturePart, Prepared
 
 FAULT, REFUSE, END, WAIT = range(901, 905)
 
@@ -18,6 +18,7 @@ class PlainFamily:
     placeholder_id = 7
     video_placeholder = "<video>"
     video_placeholder_id = 8
+    normalisation = Normalisation(1 / 255, (0.5,) * 3, (0.5,) * 3)
 
     def prepare(self, pictures, modality):
         for picture in pictures:
@@ -26,6 +27,9 @@ class PlainFamily:
             same = [np.asarray(one.resize(pictures[0].size)) for one in pictures]
             return [Prepared(np.stack(same), len(pictures), (len(pictures),))]
         return [Prepared(np.asarray(one)[None], max(1, one.width // 8), one.size) for one in pictures]
+
+    def parts(self, prepared):
+        return (PicturePart(prepared.num_tokens),)
 
 
 def fault():

@@ -34,7 +34,12 @@ def _make_family(configs, variant, **changes):
 
 def _normalised(variant, pixels):
     settings = picture_settings(tiny_llava.PREPROCESSORS[variant], *PROCESSORS)
-    return np.moveaxis((pixels * settings.scale - np.array(settings.mean)) / np.array(settings.std), -1, 1)
+    return np.moveaxis(
+        (pixels * settings.normalisation.scale - np.array(settings.normalisation.mean))
+        / np.array(settings.normalisation.std),
+        -1,
+        1,
+    )
 
 
 @pytest.mark.parametrize("size", tiny_llava.SIZES)

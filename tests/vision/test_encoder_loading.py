@@ -17,11 +17,11 @@ from tureen.devices.base import DeviceInfo
 from tureen.errors import RequestFailed, StartupError
 from tureen.kernels.cpu import native
 from tureen.log import no_progress
+from tureen.media.llava_names import local_name
 from tureen.media.llava_next import parse as parse_family
 from tureen.runner.encoder import load_encoder
 from tureen.runner.load import load_runner
 from tureen.runner.loading import describe
-from tureen.vision.names import local_name
 from tureen.weights.source import model_config, preprocessor_config
 from tureen.weights.stored import VISION
 

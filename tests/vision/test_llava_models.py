@@ -19,8 +19,8 @@ from llava_checks import (
 )
 from safetensors.torch import load_file, save_file
 
+from tureen.media.llava_names import local_name
 from tureen.registry import declared
-from tureen.vision.names import local_name
 from tureen.weights.stored import VISION
 
 MUTATED = ("llava-dinov2-gated", "next-vicuna", "onevision")

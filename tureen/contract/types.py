@@ -53,7 +53,8 @@ class LogprobSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MediaItem(msgspec.Struct, frozen=True, array_like=True):
-    """A picture or a video in a prompt, as the model's encoder takes it."""
+    """A picture or a video in a prompt, as the model's encoder takes it; or one of the parts that text divides it into.
+    The first part has the pixels."""
 
     digest: str  # hex; equal where pixels and layout are: encoded once, and part of the prefix cache's key
     start: int  # position in the prompt of the first of its tokens
@@ -61,6 +62,13 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
     pixels: bytes  # uint8 [tiles, height, width, 3]: resized and cropped, not normalised
     shape: tuple[int, int, int, int]
     layout: tuple[int, ...] = ()  # what more the encoder must know; see media/base.py
+    rows_before: int = 0  # of the picture's embeddings, those that belong to earlier items, with text between
+    rows_after: int = 0  # and to later ones
+
+    @property
+    def num_rows(self) -> int:
+        """The number of embeddings that the picture becomes."""
+        return self.rows_before + self.num_tokens + self.rows_after
 
 
 class BannedTokens(msgspec.Struct, frozen=True, array_like=True):

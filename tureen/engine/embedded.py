@@ -27,8 +27,9 @@ class Embedded:
             return self._given[start * size : end * size]
         rows = b""
         for item, embeddings in zip(self.media, self.encoded, strict=True):
-            size = len(embeddings) // item.num_tokens
-            rows += embeddings[max(0, start - item.start) * size : max(0, end - item.start) * size]
+            size = len(embeddings) // item.num_rows
+            first, last = (min(max(0, place - item.start), item.num_tokens) for place in (start, end))
+            rows += embeddings[(item.rows_before + first) * size : (item.rows_before + last) * size]
         return rows
 
 

@@ -183,7 +183,7 @@ class Encoders:
                 return False
             self._kept.move_to_end(key)
             embedded.encoded.append(kept)
-            self.num_pictures += 1
+            self.num_pictures += not embedded.media[len(embedded.encoded) - 1].rows_before
         embedded.media = tuple(msgspec.structs.replace(item, pixels=b"") for item in embedded.media)
         sequence.request = msgspec.structs.replace(sequence.request, media=embedded.media)
         return True
@@ -214,7 +214,10 @@ def share_pixels(request: GenerateRequest, others: Iterable[Sequence]) -> Genera
             f"the pictures of requests that have not ended take {MAX_PIXEL_BYTES >> 20} MiB already; try again later",
             code="media_queue_full",
         )
-    media = tuple(msgspec.structs.replace(item, pixels=pixels[item.digest]) for item in request.media)
+    media = tuple(
+        item if item.rows_before else msgspec.structs.replace(item, pixels=pixels[item.digest])
+        for item in request.media
+    )
     return msgspec.structs.replace(request, media=media)
 
 

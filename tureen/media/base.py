@@ -4,7 +4,7 @@ torch."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,33 @@ class Prepared(NamedTuple):
     layout: tuple[int, ...] = ()  # what more the family's encoder must know, such as the picture's own height and width
 
 
+class PicturePart(NamedTuple):
+    """Some of a picture's tokens in the prompt, and the text before them."""
+
+    num_tokens: int  # the next ones of the picture; 0 only for text after them
+    text: str = ""
+
+
+class Normalisation(NamedTuple):
+    """The values that the tower takes for pixels in 0 … 255: (pixel * scale - mean) / std."""
+
+    scale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class Vision(Protocol):
+    """The description of the part of a model that sees, as config.json has it. No torch."""
+
+    module: ClassVar[str]  # its `make(vision, weights, piece)` returns a `PictureEmbedder`, in torch
+
+    def weights(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of all weights by the names used here; hidden_size: the language model's."""
+
+    def local_name(self, name: str) -> str | None:
+        """Returns the name used here of a checkpoint's weight; None for one that is not used. Raises KeyError."""
+
+
 class Family(Protocol):
     """Prepares pictures for the models of one family.
 
@@ -35,6 +62,13 @@ class Family(Protocol):
     placeholder_id: int | None  # its token id; None where the tokenizer does not know it
     video_placeholder: str | None  # None: takes no videos
     video_placeholder_id: int | None
+    normalisation: Normalisation
 
     def prepare(self, pictures: Sequence[Image], modality: Modality) -> list[Prepared]:
         """Prepares the RGB pictures of one prompt: one Prepared for each, or one for all frames of a video."""
+
+    def parts(self, prepared: Prepared) -> Sequence[PicturePart]:
+        """Returns what replaces a picture's placeholder in the prompt.
+
+        Raises RequestFailed for a picture that `prepare` cannot have made: a process that was broken into may have.
+        """

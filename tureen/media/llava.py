@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tureen.media.base import Modality, Prepared
+from tureen.media.base import Modality, PicturePart, Prepared
 from tureen.media.resizing import FILE, PictureSettings, fit, picture_settings
 from tureen.media.settings import Settings
 from tureen.media.vision_config import CLIP_LARGE, VisionConfig, parse_vision
@@ -27,10 +27,14 @@ class Llava:
     def __init__(self, placeholder_id: int | None, vision: VisionConfig, settings: PictureSettings) -> None:
         self.placeholder_id = placeholder_id
         self._settings = settings
+        self.normalisation = settings.normalisation
         self._num_tokens = vision.num_features(*settings.output_size)
 
     def prepare(self, pictures: Sequence[Image], modality: Modality) -> list[Prepared]:
         return [Prepared(fit(picture, self._settings)[None], self._num_tokens) for picture in pictures]
+
+    def parts(self, prepared: Prepared) -> Sequence[PicturePart]:
+        return (PicturePart(prepared.num_tokens),)
 
 
 def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Llava:

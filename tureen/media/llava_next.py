@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tureen.media import tiles
-from tureen.media.base import Modality, Prepared
+from tureen.media.base import Modality, PicturePart, Prepared
 from tureen.media.resizing import FILE, PictureSettings, picture_settings
 from tureen.media.settings import Settings
 from tureen.media.vision_config import CLIP_LARGE, VisionConfig, parse_vision, tile_side
@@ -32,6 +32,7 @@ class LlavaNext:
         self._side = side  # features along a tile's
         self._grid = grid
         self._settings = settings
+        self.normalisation = settings.normalisation
 
     def prepare(self, pictures: Sequence[Image], modality: Modality) -> list[Prepared]:
         return [self._prepared(picture) for picture in pictures]
@@ -42,6 +43,9 @@ class LlavaNext:
         layout = tiles.plan(size, target, self._settings.output_size[0], self._side)
         pixels = tiles.cut(picture, target, self._settings)
         return Prepared(pixels, self._side**2 + layout.num_tokens, layout)
+
+    def parts(self, prepared: Prepared) -> Sequence[PicturePart]:
+        return (PicturePart(prepared.num_tokens),)
 
 
 def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> LlavaNext:

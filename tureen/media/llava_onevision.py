@@ -10,7 +10,7 @@ import numpy as np
 
 from tureen.errors import echo
 from tureen.media import tiles
-from tureen.media.base import Modality, Prepared
+from tureen.media.base import Modality, PicturePart, Prepared
 from tureen.media.resizing import FILE, PictureSettings, fit, pad_to_square, picture_settings
 from tureen.media.settings import Settings
 from tureen.media.vision_config import VisionConfig, parse_vision, tile_side
@@ -50,6 +50,7 @@ class LlavaOnevision:
         self._grid = grid
         self._max_tiles = max_tiles
         self._settings = settings
+        self.normalisation = settings.normalisation
 
     def prepare(self, pictures: Sequence[Image], modality: Modality) -> list[Prepared]:
         if modality == "image":
@@ -70,6 +71,9 @@ class LlavaOnevision:
     def _whole(self, picture: Image) -> Prepared:
         square = pad_to_square(picture, self._settings.background)
         return Prepared(fit(square, self._settings)[None], self._side**2 + NEWLINE)
+
+    def parts(self, prepared: Prepared) -> Sequence[PicturePart]:
+        return (PicturePart(prepared.num_tokens),)
 
 
 def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> LlavaOnevision:

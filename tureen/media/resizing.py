@@ -12,10 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.errors import echo
+from tureen.media.base import Normalisation
 from tureen.media.settings import Settings
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+Channels = tuple[float, ...]
+"""A number for each of R, G and B."""
 
 FILE = "preprocessor_config.json"
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -42,16 +46,14 @@ NUM_FILTERS = 6  # Pillow's
 
 
 class PictureSettings(NamedTuple):
-    """How pictures become tiles of one size, and what the tower gets of their values: (value * scale - mean) / std."""
+    """How pictures become tiles of one size."""
 
     size: tuple[int, int] | None  # height, width that they are stretched to
     short_side: int | None  # or that their short side gets, in proportion
     crop: tuple[int, int] | None  # height, width of what is then cut from the middle
     resample: int  # a filter of Pillow's
     pads_to_square: bool  # first, with the mean
-    scale: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    normalisation: Normalisation
 
     @property
     def output_size(self) -> tuple[int, int]:
@@ -66,7 +68,7 @@ class PictureSettings(NamedTuple):
     @property
     def background(self) -> tuple[int, ...]:
         """The colour, R, G and B in 0 … 255, that pictures are padded with: the mean."""
-        return tuple(int(value * 255) for value in self.mean)
+        return tuple(int(value * 255) for value in self.normalisation.mean)
 
 
 def picture_settings(preprocessor: Mapping[str, Any], *known: str) -> PictureSettings:
@@ -77,23 +79,30 @@ def picture_settings(preprocessor: Mapping[str, Any], *known: str) -> PictureSet
     settings = Settings(FILE, preprocessor)
     if not preprocessor:
         raise settings.fault("image_processor_type", "is missing: the model folder needs this file; download it again")
-    name = _processor(settings, known)
+    name = processor(settings, known)
     defaults = PROCESSORS[name]
     size = _size(settings, "size", defaults) if settings.flag("do_resize", True) else {}
     crops = settings.flag("do_center_crop", defaults["do_center_crop"])
     resample = settings.get("resample", BICUBIC)
     if type(resample) is not int or not 0 <= resample < NUM_FILTERS:
         raise settings.fault("resample", f"must be a filter of Pillow, 0 to {NUM_FILTERS - 1}, got {echo(resample)}")
-    normalises = settings.flag("do_normalize", True)
     return PictureSettings(
         size=(size["height"], size["width"]) if "height" in size else None,
         short_side=size.get("shortest_edge"),
         crop=tuple(_size(settings, "crop_size", defaults).values()) if crops else None,  # type: ignore[arg-type]
         resample=resample,
         pads_to_square=name == "LlavaImageProcessor" and settings.flag("do_pad", False),
+        normalisation=normalisation(settings, defaults["mean"], defaults["std"]),
+    )
+
+
+def normalisation(settings: Settings, mean: Channels, std: Channels) -> Normalisation:
+    """Reads how preprocessor_config.json, where mean and std may be missing, wants values. Raises StartupError."""
+    normalises = settings.flag("do_normalize", True)
+    return Normalisation(
         scale=settings.number("rescale_factor", 1 / 255) if settings.flag("do_rescale", True) else 1.0,
-        mean=_channels(settings, "image_mean", defaults["mean"]) if normalises else (0.0, 0.0, 0.0),
-        std=_channels(settings, "image_std", defaults["std"]) if normalises else (1.0, 1.0, 1.0),
+        mean=_channels(settings, "image_mean", mean) if normalises else (0.0, 0.0, 0.0),
+        std=_channels(settings, "image_std", std) if normalises else (1.0, 1.0, 1.0),
     )
 
 
@@ -153,8 +162,11 @@ def _middle(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint
     return pixels[top : top + height, left : left + width]
 
 
-def _processor(settings: Settings, known: tuple[str, ...]) -> str:
-    """Returns the name of the image processor. Older files call it a feature extractor; suffixes tell its speed."""
+def processor(settings: Settings, known: tuple[str, ...]) -> str:
+    """Returns the name of the image processor: one of `known`, the first if the file names none. Raises StartupError.
+
+    Older files call it a feature extractor; suffixes tell its speed.
+    """
     declared = str(settings.get("image_processor_type") or settings.get("feature_extractor_type") or known[0])
     name = OLD_NAMES.get(declared, declared).removesuffix("Fast").removesuffix("Pil")
     if name not in known:
@@ -180,7 +192,7 @@ def _size(settings: Settings, key: str, defaults: Mapping[str, Any]) -> dict[str
     raise settings.fault(key, "must give height and width" + (", or shortest_edge" if key == "size" else ""))
 
 
-def _channels(settings: Settings, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
+def _channels(settings: Settings, key: str, default: Channels) -> Channels:
     values = settings.get(key, default)
     if (
         not isinstance(values, (list, tuple))

@@ -7,11 +7,12 @@ It stands here because the number of a picture's tokens follows from it. No torc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from tureen.errors import echo
+from tureen.media import llava_names
 from tureen.media.settings import Settings
 
 ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu")
@@ -95,6 +96,8 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The description of a tower and of the two-layer mlp that turns its features into the language model's
     embeddings."""
 
+    module: ClassVar[str] = "tureen.vision.llava"
+
     tower: TowerConfig
     feature_layers: tuple[int, ...]  # whose outputs are joined to a feature; 0 = what the first layer gets
     drops_first: bool  # the tower's first token is no feature
@@ -117,6 +120,10 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.has_newline:
             shapes["newline"] = (hidden_size,)
         return shapes
+
+    def local_name(self, name: str) -> str | None:
+        """Returns the name used here of a checkpoint's weight; None for one that is not used. Raises KeyError."""
+        return llava_names.local_name(name, self.tower.num_layers)
 
 
 def parse_vision(

@@ -1,4 +1,4 @@
-"""Reads the fields that bring pictures and videos, and puts the loaded items where their placeholders stand."""
+"""Reads the fields that bring pictures and videos, and replaces their placeholders with the loaded items."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple, cast, get_args
 import msgspec
 
 from tureen.contract.types import NO_TOKEN, PICTURE, VIDEO, MediaItem
-from tureen.errors import InvalidRequest, echo
+from tureen.errors import InvalidRequest, RequestFailed, echo
 from tureen.media.base import Family, Modality, Prepared
 from tureen.media.loader import MAX_REFERENCES, MediaLoader
 from tureen.requests.offload import LARGE, offload
@@ -149,13 +149,24 @@ def check_count(token_ids: Sequence[int], sent_media: PromptMedia, name: str, fa
     )
 
 
+class PlacedPart(NamedTuple):
+    """The tokens of a part's text, and the item behind them, whose `start` is not set; None = text ends the picture."""
+
+    text_ids: list[int]
+    item: MediaItem | None
+
+
+Placeable = tuple[PlacedPart, ...]
+"""The parts that replace the placeholder of a picture or a video."""
+
+
 class MediaPlacer:
     """Loads the pictures and videos of one body and puts them in their prompts; equal references are loaded once."""
 
     def __init__(self, loader: MediaLoader, context: Context) -> None:
         self._loader = loader
         self._context = context
-        self._loaded: dict[tuple[tuple[str, ...], Modality], list[MediaItem]] = {}
+        self._loaded: dict[tuple[tuple[str, ...], Modality], list[Placeable]] = {}
         self._pixels: dict[str, bytes] = {}  # digest -> pixels
         self._num_bytes = 0
 
@@ -165,7 +176,7 @@ class MediaPlacer:
         if not media.pictures and not media.videos:
             return prompt
         pictures = await self._load(media.pictures, media.modality, media.picture_field) if media.pictures else []
-        videos: list[MediaItem] = []
+        videos: list[Placeable] = []
         self._check_length(prompt, pictures, name)
         for index, video in enumerate(media.videos):
             field = media.video_field if len(media.videos) == 1 else f"{media.video_field}[{index}]"
@@ -175,19 +186,41 @@ class MediaPlacer:
             pictures, videos = [], pictures + videos
         return await offload.run(len(prompt.token_ids), lambda: _filled(prompt, pictures, videos))
 
-    def _check_length(self, prompt: Prompt, items: Sequence[MediaItem], name: str) -> None:
-        num_tokens = len(prompt.token_ids) + sum(item.num_tokens - 1 for item in items)
+    def _check_length(self, prompt: Prompt, items: Sequence[Placeable], name: str) -> None:
+        num_tokens = len(prompt.token_ids) + sum(map(_num_tokens, items)) - len(items)
         if num_tokens > self._context.capacity:
             raise too_long(num_tokens, name, self._context)
 
-    async def _load(self, references: tuple[str, ...], modality: Modality, field: str) -> list[MediaItem]:
-        """Loads references of one field; the items' `start`, their place in the prompt, is not set yet."""
+    async def _load(self, references: tuple[str, ...], modality: Modality, field: str) -> list[Placeable]:
+        """Loads references of one field."""
         items = self._loaded.get((references, modality))
         if items is None:
             prepared = await self._loader.load(references, modality, field)
-            items = await offload.run_each(LARGE, lambda picture: self._item(picture, field), prepared)
+            items = await offload.run_each(LARGE, lambda picture: self._placeable(picture, field), prepared)
             self._loaded[references, modality] = items
         return items
+
+    def _placeable(self, prepared: Prepared, field: str) -> Placeable:
+        """Returns the parts of a picture. Raises InvalidRequest when the body has too many pixels, RequestFailed."""
+        parts = self._loader.family.parts(prepared)
+        if sum(part.num_tokens for part in parts) != prepared.num_tokens:
+            raise RequestFailed(f"{field} could not be decoded: its process answered nonsense", field=field)
+        whole = self._item(prepared, field)
+        placed: list[PlacedPart] = []
+        before = 0
+        for part in parts:
+            ids = self._context.tokenizer.encode(part.text, add_special_tokens=False) if part.text else []
+            after = whole.num_tokens - before - part.num_tokens
+            item = msgspec.structs.replace(
+                whole,
+                num_tokens=part.num_tokens,
+                pixels=b"" if before else whole.pixels,
+                rows_before=before,
+                rows_after=after,
+            )
+            placed.append(PlacedPart(ids, item if part.num_tokens else None))
+            before += part.num_tokens
+        return tuple(placed)
 
     def _item(self, prepared: Prepared, field: str) -> MediaItem:
         """Makes an item of decoded pixels, equal pixels stored once. Raises InvalidRequest when the body has too
@@ -209,23 +242,30 @@ class MediaPlacer:
         return MediaItem(digest, 0, prepared.num_tokens, self._pixels[digest], shape, prepared.layout)
 
 
-def _filled(prompt: Prompt, pictures: list[MediaItem], videos: list[MediaItem]) -> Prompt:
-    """Returns the prompt with each mark replaced by the item's tokens: a negative id made of its digest, repeated."""
+def _num_tokens(placeable: Placeable) -> int:
+    return sum(len(ids) + (item.num_tokens if item else 0) for ids, item in placeable)
+
+
+def _filled(prompt: Prompt, pictures: list[Placeable], videos: list[Placeable]) -> Prompt:
+    """Returns the prompt with parts in place of each mark: their texts, and a negative id, made of its digest, for each
+    of an item's tokens."""
     token_ids: list[int] = []
     media: list[MediaItem] = []
-    for token, item in _placed(prompt.token_ids, pictures, videos):
-        if item is None:
+    for token, placeable in _placed(prompt.token_ids, pictures, videos):
+        if placeable is None:
             token_ids.append(token)
-        else:
-            media.append(msgspec.structs.replace(item, start=len(token_ids)))
-            token_ids += [NO_TOKEN - 1 - int(item.digest[:DIGEST_DIGITS], 16)] * item.num_tokens
+        for text_ids, item in placeable or ():
+            token_ids += text_ids
+            if item is not None:
+                media.append(msgspec.structs.replace(item, start=len(token_ids)))
+                token_ids += [NO_TOKEN - 1 - int(item.digest[:DIGEST_DIGITS], 16)] * item.num_tokens
     return prompt._replace(token_ids=token_ids, media=tuple(media))
 
 
 def _placed(
-    token_ids: Sequence[int], pictures: list[MediaItem], videos: list[MediaItem]
-) -> Iterator[tuple[int, MediaItem | None]]:
-    """Yields each token in order, with the item that it stands for when it is PICTURE or VIDEO."""
+    token_ids: Sequence[int], pictures: list[Placeable], videos: list[Placeable]
+) -> Iterator[tuple[int, Placeable | None]]:
+    """Yields each token in order, with what replaces it when it is PICTURE or VIDEO."""
     left_pictures, left_videos = iter(pictures), iter(videos)
     for token in token_ids:
         if token == PICTURE:

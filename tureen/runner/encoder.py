@@ -5,8 +5,9 @@ Models without one never import torch for it.
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,19 +17,17 @@ from tureen.contract.types import MediaItem
 from tureen.devices.base import DeviceInfo
 from tureen.errors import RequestFailed, StartupError
 from tureen.log import Progress
-from tureen.media.resizing import PROCESSORS as PICTURE_PROCESSORS
-from tureen.media.resizing import PictureSettings, picture_settings
-from tureen.media.vision_config import VisionConfig
+from tureen.media.base import Normalisation, Vision
+from tureen.media.families import find_family
 from tureen.registry import find_model
 from tureen.runner import loading
-from tureen.vision.names import local_name
 from tureen.weights.source import ModelSource, preprocessor_config
 from tureen.weights.stored import Stored, iter_vision
 
 if TYPE_CHECKING:
     import torch
 
-    from tureen.vision.llava import LlavaVision
+    from tureen.vision.picture_embedder import PictureEmbedder
 
 CPU_PIECE, GPU_PIECE = 300_000_000, 1_000_000_000_000
 """Floating-point operations in a piece of work: a few milliseconds."""
@@ -38,23 +37,28 @@ class Encoder:
     """The vision encoder of a model, on one device."""
 
     def __init__(
-        self, vision: LlavaVision, settings: PictureSettings, device: torch.device, dtype: torch.dtype, piece: int
+        self,
+        embedder: PictureEmbedder,
+        normalisation: Normalisation,
+        device: torch.device,
+        dtype: torch.dtype,
+        piece: int,
     ) -> None:
-        self._vision = vision
-        self._settings = settings
+        self._embedder = embedder
+        self._normalisation = normalisation
         self._device = device
         self._dtype = dtype
         self._piece = piece
 
     def encode(self, item: MediaItem) -> Iterator[bytes | None]:
-        """Yields None after each piece of work, and last float32 [num_tokens, hidden_size] as bytes.
+        """Yields None after each piece of work, and last float32 [num_rows, hidden_size] as bytes.
 
         Nothing that is done between two pieces changes the numbers. Raises RequestFailed for an item that the model
         cannot have been meant to get.
         """
         import torch  # noqa: PLC0415 - only for models that see
 
-        work = self._vision.embed(self._normalised(item), item.layout)
+        work = self._embedder.embed(self._normalised(item), item.layout)
         done = 0
         while True:
             with torch.inference_mode():  # not across a pause: it belongs to the thread
@@ -66,8 +70,8 @@ class Encoder:
             if done >= self._piece:
                 done = 0
                 yield None
-        if len(embeddings) != item.num_tokens:
-            raise RequestFailed(f"a picture became {len(embeddings)} embeddings, not {item.num_tokens}")
+        if len(embeddings) != item.num_rows:
+            raise RequestFailed(f"a picture became {len(embeddings)} embeddings, not {item.num_rows}")
         yield embeddings.tobytes()
 
     def arithmetic(self) -> dict[str, Any]:
@@ -94,8 +98,8 @@ class Encoder:
         ):
             raise RequestFailed("a picture's pixels do not have its shape")
         pixels = np.frombuffer(item.pixels, np.uint8).reshape(item.shape).astype(np.float32)
-        mean, std = (np.array(values, np.float32) for values in (self._settings.mean, self._settings.std))
-        scaled = (pixels * np.float32(self._settings.scale) - mean) / std
+        scale, mean, std = (np.array(values, np.float32) for values in self._normalisation)
+        scaled = (pixels * scale - mean) / std
         return torch.from_numpy(scaled).permute(0, 3, 1, 2).to(self._device, self._dtype)
 
 
@@ -109,10 +113,8 @@ def load_encoder(
     """
     import torch  # noqa: PLC0415 - only for models that see
 
-    from tureen.vision.llava import LlavaVision  # noqa: PLC0415
-
-    vision: VisionConfig = find_model(loading.architecture_of(hf)).parse_vision(hf)
-    settings = picture_settings(preprocessor_config(source), *PICTURE_PROCESSORS)
+    vision: Vision = find_model(loading.architecture_of(hf)).parse_vision(hf)
+    normalisation = find_family(hf, preprocessor_config(source)).normalisation
     torch.set_num_threads(device.num_threads)
     dtype = _dtype(config, device)
     shapes = vision.weights(loading.describe(hf).hidden_size)
@@ -122,7 +124,8 @@ def load_encoder(
     weights = _load(source, vision, shapes, config.load_format, progress)
     on_device = {name: tensor.to(place, dtype) for name, tensor in weights}
     piece = GPU_PIECE if device.type == "cuda" else CPU_PIECE
-    return Encoder(LlavaVision(vision, on_device, piece), settings, place, dtype, piece)
+    embedder: PictureEmbedder = importlib.import_module(vision.module).make(vision, on_device, piece)
+    return Encoder(embedder, normalisation, place, dtype, piece)
 
 
 def _dtype(config: Config, device: DeviceInfo) -> torch.dtype:
@@ -139,7 +142,7 @@ def _dtype(config: Config, device: DeviceInfo) -> torch.dtype:
 
 def _load(
     source: ModelSource,
-    vision: VisionConfig,
+    vision: Vision,
     shapes: dict[str, tuple[int, ...]],
     load_format: str,
     progress: Progress,
@@ -151,7 +154,7 @@ def _load(
     if load_format == "dummy":
         tensors = loading.random_weights(shapes)
     else:
-        tensors = _renamed(iter_vision(source), vision.tower.num_layers)
+        tensors = _renamed(iter_vision(source), vision.local_name)
     missing = dict(shapes)
     for stored in tensors:
         shape = missing.pop(stored.name, None)
@@ -166,11 +169,11 @@ def _load(
         raise StartupError(f"the model lacks {len(missing)} weights of the part that sees, such as {min(missing)}")
 
 
-def _renamed(tensors: Iterator[Stored], num_layers: int) -> Iterator[Stored]:
+def _renamed(tensors: Iterator[Stored], local_name: Callable[[str], str | None]) -> Iterator[Stored]:
     """Yields the weights that are used, by the names used here."""
     for stored in tensors:
         try:
-            name = local_name(stored.name, num_layers)
+            name = local_name(stored.name)
         except KeyError:
             raise StartupError(
                 f"the model has a weight that its architecture does not: {stored.name}; is config.json its own?"

@@ -201,7 +201,7 @@ class FakeRunner:
         """Yields None once for each token of the picture, then small numbers that depend on the picture and on the
         token's place in it."""
         embeddings = b""
-        for index in range(item.num_tokens):
+        for index in range(item.num_rows):
             yield None
             numbers, count = digest(item.digest.encode(), index), self._capacity.hidden_size
             embeddings += struct.pack(f"<{count}f", *(numbers[i % WIDTH] for i in range(count)))

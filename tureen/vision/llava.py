@@ -10,8 +10,9 @@ from torch import Tensor
 from tureen.errors import RequestFailed
 from tureen.media.tiles import Layout
 from tureen.media.vision_config import VisionConfig
+from tureen.vision.picture_embedder import Work
 from tureen.vision.projector import Projector, of_frames, with_tiles
-from tureen.vision.tower import Tower, Work
+from tureen.vision.tower import Tower
 
 NO_LAYOUT, POOLED, TILED = 0, 2, len(Layout._fields)
 """Lengths of the layouts of a picture in one tile, of a video, and of a picture in tiles; see media/llava*.py."""
@@ -68,6 +69,11 @@ def _is_possible(layout: Layout, count: int, side: int) -> bool:
         and 0 <= layout.left <= layout.left + layout.width <= layout.columns * side
     )
     return inside and 0 <= layout.new_height <= layout.height and 0 <= layout.new_width <= layout.width
+
+
+def make(vision: VisionConfig, weights: Mapping[str, Tensor], piece: int) -> LlavaVision:
+    """Makes the PictureEmbedder of a LLaVA."""
+    return LlavaVision(vision, weights, piece)
 
 
 def _under(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

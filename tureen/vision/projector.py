@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tureen.media.tiles import Layout
-from tureen.vision.tower import ACTIVATIONS, MIN_ROWS, Work, blocks
+from tureen.vision.picture_embedder import Work
+from tureen.vision.tower import ACTIVATIONS, MIN_ROWS, blocks
 
 
 class Projector:

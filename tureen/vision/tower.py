@@ -6,7 +6,7 @@ it is done. How a picture is divided depends on the model and `piece` alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tureen.media.vision_config import TowerConfig
+from tureen.vision.picture_embedder import Work
 
 MIN_ROWS: Final = 64  # of a product: fewer spend their time on reading the matrix
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
@@ -23,8 +24,6 @@ ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "relu": functional.relu,
     "silu": functional.silu,
 }
-
-Work = Generator[int, None, Tensor]
 
 
 class Tower:

@@ -1,0 +1,26 @@
+"""The interface of the part of a model that sees."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Protocol
+
+from torch import Tensor
+
+Work = Generator[int, None, Tensor]
+"""Yields the floating-point operations of each piece of work after it is done, and returns the result."""
+
+
+class PictureEmbedder(Protocol):
+    """Turns pictures into embeddings of the language model.
+
+    A file of this folder offers `make(vision, weights, piece) -> PictureEmbedder` for the `media.base.Vision` that names
+    it. weights: those of `vision.weights`; piece: floating-point operations that may be done at once, about.
+    """
+
+    def embed(self, pictures: Tensor, layout: tuple[int, ...]) -> Work:
+        """Embeds a picture [tiles, 3, height, width], normalised: returns [tokens, hidden_size].
+
+        layout: that of its `Prepared`. Raises RequestFailed when it is not that of such tiles, before anything is
+        computed.
+        """

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny_gguf
+import tiny_llava
 import tiny_models
 
 from tureen import build, extras
@@ -15,6 +16,7 @@ from tureen.devices import base
 from tureen.errors import StartupError
 from tureen.http.tls import load_context
 from tureen.kernels.cpu import native
+from tureen.runner.load import load_runner
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 
@@ -65,15 +67,17 @@ def test_a_setting_that_needs_torch_says_so_before_a_model_is_fetched(without, s
     assert caught.value.message == f"{named} needs torch, which is not installed: pip install 'tureen[torch]'"
 
 
-def test_a_model_that_sees_says_what_it_needs(without, folder, monkeypatch):
+def test_a_model_that_sees_takes_text_only_where_pillow_is_missing(without, tmp_path, caplog):
+    tiny_llava.write(tmp_path, "llava-clip")
+    tiny_llava.write_tokenizer(tmp_path)
     without("PIL")
-    monkeypatch.setattr(
-        build,
-        "model_config",
-        lambda source: {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]},
-    )
-    with pytest.raises(StartupError, match=r"a model that sees, needs PIL.*pip install 'tureen\[torch\]'$"):
-        build.find_model(Config(model_path=str(folder)))
+    config = Config(model_path=str(tmp_path), device="cpu", max_total_tokens=256, num_threads=1)
+    model = build.find_model(config)
+    assert build.media_loader(config, model) is None
+    runner = load_runner(model.source, config)
+    assert runner.encoder is None
+    runner.close()
+    assert "takes text only here; for pictures: pip install 'tureen[torch]'" in caplog.text
 
 
 def test_a_machine_with_a_driver_and_no_torch_computes_on_its_processors_and_says_why(without, monkeypatch, caplog):

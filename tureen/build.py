@@ -33,6 +33,7 @@ from tureen.fetching.pull import pull
 from tureen.grammar import Vocabulary
 from tureen.kernels.cpu import native
 from tureen.log import Progress, get_logger, no_progress
+from tureen.media.families import sees
 from tureen.media.files import media_root
 from tureen.media.loader import MediaLoader
 from tureen.registry import declared, declaring, unsupported
@@ -118,9 +119,9 @@ def _require_architecture(source: ModelSource, config: Config) -> None:
 
 
 def media_loader(config: Config, model: Model) -> MediaLoader | None:
-    """Makes the loader of pictures for a model that takes some; None for a text model. Raises StartupError."""
+    """Makes the loader of pictures for a model that takes some here; None for others. Raises StartupError."""
     hf = model_config(model.source)
-    if declaring("tureen.media", "MODEL_TYPES", hf.get("model_type")) is None:
+    if not sees(hf):
         return None
     return MediaLoader(
         hf,
@@ -159,7 +160,7 @@ def _settings_with_torch(config: Config) -> Iterator[Reason]:
 def _models_with_torch(config: Config, model: Model) -> Iterator[Reason]:
     """Yields what nothing but torch can compute of the model here."""
     hf = model_config(model.source)
-    if declaring("tureen.media", "MODEL_TYPES", hf.get("model_type")) is not None:
+    if sees(hf):
         yield Reason(f"{model.source.name}, a model that sees,", "model_path", ("torch", "PIL"))
     if config.dtype == "bfloat16" and is_encoder(hf):
         yield Reason("--dtype bfloat16, for an encoder,", "dtype")

@@ -6,9 +6,20 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+from tureen import extras
 from tureen.errors import StartupError
 from tureen.media.base import Family
-from tureen.registry import declared
+from tureen.registry import declared, declaring
+
+
+def is_family(hf: Mapping[str, Any]) -> bool:
+    """Returns whether the model of a config.json takes pictures, if what they need is installed."""
+    return declaring("tureen.media", "MODEL_TYPES", hf.get("model_type")) is not None
+
+
+def sees(hf: Mapping[str, Any]) -> bool:
+    """Returns whether the model takes pictures here. Where torch or Pillow is missing, it takes text only."""
+    return is_family(hf) and extras.is_installed("torch") and extras.is_installed("PIL")
 
 
 def find_family(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Family:

@@ -11,6 +11,7 @@ from tureen.config import Config
 from tureen.config_facts import has_ranks
 from tureen.devices import cpu
 from tureen.kernels.cpu import native as kernels_module
+from tureen.media.families import sees
 from tureen.models.config import ModelConfig
 from tureen.runner import loading, native
 from tureen.runner.kinds import is_encoder
@@ -61,7 +62,7 @@ def memory_need(source: ModelSource, config: Config) -> MemoryNeed:
         return MemoryNeed(sum(path.stat().st_size for path in source.files), 0, 0, 0, PROCESS_BYTES // 4, free, total)
     model = loading.describe(hf)
     weights, kv = _sizes(source, config, model)
-    if source.path.is_dir():
+    if source.path.is_dir() and sees(hf):
         weights += sum(4 * math.prod(stored.shape) for stored in iter_vision(source))  # the part that sees
     context = _context_of(config, model)
     return MemoryNeed(weights, kv.per_token, kv.fixed, context, _workspace(config, model), free, total)

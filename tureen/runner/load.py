@@ -12,10 +12,9 @@ from tureen.devices.base import DeviceInfo, resolve_device
 from tureen.errors import StartupError
 from tureen.kernels.cpu import native
 from tureen.log import Progress, get_logger, no_progress
-from tureen.registry import find_model
+from tureen.media.families import is_family, sees
 from tureen.runner.heads import HeadLayer, dense_layers, score_layers
 from tureen.runner.kinds import model_kind
-from tureen.runner.loading import architecture_of
 from tureen.runner.model_runner import ModelRunner
 from tureen.weights import gguf_widen
 from tureen.weights.source import ModelSource, model_config
@@ -55,7 +54,9 @@ def load_runner(
 def _load_encoder(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> Encoder | None:
     """Returns None for a model that takes no pictures."""
     hf = model_config(source)
-    if not hasattr(find_model(architecture_of(hf)), "parse_vision"):
+    if not sees(hf):
+        if is_family(hf):
+            log.warning("%s takes text only here; for pictures: pip install 'tureen[torch]'", source.name)
         return None
     from tureen.runner.encoder import load_encoder  # noqa: PLC0415 - only for models that see
 

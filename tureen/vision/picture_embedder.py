@@ -14,8 +14,8 @@ Work = Generator[int, None, Tensor]
 class PictureEmbedder(Protocol):
     """Turns pictures into embeddings of the language model.
 
-    A file of this folder offers `make(vision, weights, piece) -> PictureEmbedder` for the `media.base.Vision` that names
-    it. weights: those of `vision.weights`; piece: floating-point operations that may be done at once, about.
+    A file of this folder offers `make(vision, weights, piece) -> PictureEmbedder` for the `Vision` that names it.
+    weights: those of `vision.weights`; piece: floating-point operations that may be done at once, about.
     """
 
     def embed(self, pictures: Tensor, layout: tuple[int, ...]) -> Work:

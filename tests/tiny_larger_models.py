@@ -7,15 +7,12 @@ from pathlib import Path
 
 import torch
 import transformers
-from tiny_models import QWEN_LINEAR, SHAPE, YARN, spread
+from tiny_models import SHAPE, YARN, spread
 
-TOKENS = {"image_token_id": 250, "video_token_id": 251, "vision_start_token_id": 252, "vision_end_token_id": 253}
 EYE = {"hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "patch_size": 4}
-QWEN_EYE = EYE | {"depth": 1, "out_hidden_size": 64, "num_position_embeddings": 16, "spatial_merge_size": 2}
 PIXTRAL_EYE = EYE | {"model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32}
 MINISTRAL = {"model_type": "ministral3", "rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}}
 LARGER = {
-    "qwen3-5": ("Qwen3_5", SHAPE | QWEN_LINEAR, QWEN_EYE, TOKENS | {"tie_word_embeddings": False}),
     "mistral-small": ("Mistral3", SHAPE | {"model_type": "mistral", "sliding_window": None}, PIXTRAL_EYE, {}),
     "ministral3": ("Mistral3", SHAPE | MINISTRAL, PIXTRAL_EYE, {"tie_word_embeddings": False}),
 }

@@ -128,14 +128,15 @@ def _families(modules: set[ModuleType]) -> Iterator[tuple[str, ...]]:
             yield (
                 name, f"`{family.example}`", family.sizes, f"{billions * GIGABYTES:.1f} GB",
                 _yes(family.in_gguf and any(map(_has_gguf, module.ARCHITECTURES))),
-                _yes(hasattr(module, "parse_vision")),
+                _yes(hasattr(module, "parse_vision") and not family.is_blind),
                 *(f"`{form}`" if form else "" for form in (family.calls, family.thoughts)),
             )  # fmt: skip
 
 
 def _architecture(name: str, module: ModuleType) -> tuple[str, ...]:
     what = " ".join((module.__doc__ or "").split()).rstrip(".")
-    facts = (_has_gguf(name), hasattr(module, "parse_vision"))
+    sees = hasattr(module, "parse_vision") and not name.endswith("ForCausalLM")
+    facts = (_has_gguf(name), sees)
     return f"`{name}`", what, *map(_yes, facts), REAL.get(name, "")
 
 

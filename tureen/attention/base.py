@@ -34,6 +34,7 @@ class ModelInput(NamedTuple):
     spans: tuple[Span, ...]  # one per row
     sampled: Tensor | None  # int64 [draws]: tokens after which one is drawn; None = no row samples
     embedded: tuple[Tensor, Tensor] | None = None  # int64 [k]: tokens given as embeddings; these, float32 [k, hidden]
+    places: Tensor | None = None  # int64 [tokens, 3]: frames, rows, columns that turn vectors; None: all are positions
     window_slots: Tensor | None = None  # in place of kv_slots, for layers with a window; None: they are in kv_slots
 
     def slots_of(self, window: int | None) -> Tensor:

@@ -50,6 +50,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     state_saves: tuple[tuple[int, int], ...] = ()  # (n, number): the state after the first n tokens is saved there
     window_from: int = 0  # index of the page that window_pages[0] belongs to
     window_pages: tuple[int, ...] = ()  # page table of layers with a window; empty: they use `pages`
+    places: bytes = b""  # int32 [token_ids, 3]: frame, row and column that turn vectors; empty: all three are positions
 
     @property
     def num_known(self) -> int:

@@ -64,6 +64,7 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
     layout: tuple[int, ...] = ()  # what more the encoder must know; see media/base.py
     rows_before: int = 0  # of the picture's embeddings, those that belong to earlier items, with text between
     rows_after: int = 0  # and to later ones
+    grid: tuple[int, ...] = ()  # rows and columns of its tokens, for models whose vectors turn with them
 
     @property
     def num_rows(self) -> int:

@@ -1,6 +1,8 @@
-"""Tokens of a prompt that are given as embeddings: a client's own, or what pictures become."""
+"""Tokens of a prompt that are given as embeddings: a client's own, or what pictures become; and where they are."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from tureen.contract.types import NO_TOKEN, GenerateRequest
 
@@ -13,6 +15,7 @@ class Embedded:
         self._num_prompt = len(request.token_ids)
         self.media = request.media
         self.encoded: list[bytes] = []  # of the media, as far as they are encoded
+        self._places = TokenPlaces(request) if any(item.grid for item in request.media) else None
 
     @property
     def end(self) -> int:
@@ -22,6 +25,8 @@ class Embedded:
     def between(self, start: int, end: int) -> bytes:
         """Returns the embeddings of those positions from start to end - 1 that have one: float32 [k, hidden_size] as
         bytes."""
+        if start >= self.end:
+            return b""
         if self._given:
             size = len(self._given) // self._num_prompt
             return self._given[start * size : end * size]
@@ -31,6 +36,46 @@ class Embedded:
             first, last = (min(max(0, place - item.start), item.num_tokens) for place in (start, end))
             rows += embeddings[(item.rows_before + first) * size : (item.rows_before + last) * size]
         return rows
+
+    def places(self, start: int, end: int) -> bytes:
+        """Returns the places of positions start to end - 1, see contract.runner.Row; empty for a model without them."""
+        return b"" if self._places is None else self._places.between(start, end)
+
+
+class TokenPlaces:
+    """Frames, rows and columns of a sequence's tokens (arXiv:2409.12191, section 2.1).
+
+    Those of text are its position, counted as if each picture had as many tokens as its longer side.
+    """
+
+    def __init__(self, request: GenerateRequest) -> None:
+        num_prompt = len(request.token_ids)
+        self._of_prompt = np.zeros((num_prompt, 3), np.int32)
+        end = place = 0  # after the tokens that have their places
+        for item in request.media:
+            if not item.grid:
+                continue
+            place = self._count(end, item.start, place)
+            end = item.start + item.num_tokens
+            rows, columns = item.grid
+            self._of_prompt[item.start : end] = place
+            self._of_prompt[item.start : end, 1:] += np.indices((rows, columns), np.int32).reshape(2, -1).T
+            place += max(rows, columns)
+        self._shift = self._count(end, num_prompt, place) - num_prompt
+
+    def between(self, start: int, end: int) -> bytes:
+        """Returns the places of positions start to end - 1: int32 [positions, 3] as bytes."""
+        num_prompt = len(self._of_prompt)
+        places = self._of_prompt[start:end]
+        if end > num_prompt:
+            output = np.arange(max(start, num_prompt), end, dtype=np.int32) + np.int32(self._shift)
+            places = np.concatenate([places, np.repeat(output[:, None], 3, axis=1)])
+        return places.tobytes()
+
+    def _count(self, start: int, end: int, place: int) -> int:
+        """Gives the text from start to end its places, the first of which is `place`; returns the next one."""
+        self._of_prompt[start:end] = np.arange(place, place + end - start, dtype=np.int32)[:, None]
+        return place + end - start
 
 
 def without_digests(token_ids: tuple[int, ...]) -> tuple[int, ...]:

@@ -168,8 +168,9 @@ class Sequence:
         live = self.table.live if self.table else None
         window_from, window_pages = (live.first, live.pages) if live else (0, ())
         samples = end == len(self.token_ids) < self.terms.max_tokens and self.ended is None
-        embeds = b""
-        if self.embedded is not None and start < self.embedded.end:
+        embeds = places = b""
+        if self.embedded is not None:
+            places = self.embedded.places(start, end + len(guesses))
             token_ids, embeds = without_digests(token_ids), self.embedded.between(start, end)
         if self.terms.is_plain and not embeds:
             return Row(
@@ -182,6 +183,7 @@ class Sequence:
                 num_drafts=len(guesses),
                 window_from=window_from,
                 window_pages=window_pages,
+                places=places,
             )
         if self.asked.times is not None:
             self.asked.times.begin_step()
@@ -205,6 +207,7 @@ class Sequence:
             num_drafts=len(guesses),
             window_from=window_from,
             window_pages=window_pages,
+            places=places,
         )
 
     def slot_state(self) -> SlotState:

@@ -27,6 +27,8 @@ class RopeConfig(msgspec.Struct, frozen=True):
     truncate: bool = True  # yarn: the ends of the ramp between the two are whole numbers
     magnitude: float = 1.0  # rotated vectors are also multiplied by it
     is_interleaved: bool = False  # pairs are neighbours, (x[2i], x[2i + 1]), not (x[i], x[i + half])
+    sections: tuple[int, ...] = ()  # pairs that turn with a token's frame, row and column (arXiv:2409.12191)
+    sections_alternate: bool = False  # pairs turn with the three in turn, instead of one after another
 
 
 def frequencies(config: RopeConfig, head_dim: int, context_len: int) -> NDArray[np.float32]:
@@ -49,6 +51,19 @@ def frequencies(config: RopeConfig, head_dim: int, context_len: int) -> NDArray[
     elif config.kind == "yarn":
         plain = _yarn(powers.astype(np.float32), config)
     return np.asarray(plain, np.float32)
+
+
+def axes(config: RopeConfig, head_dim: int) -> NDArray[np.uint8]:
+    """Returns what turns each pair: 0 = the token's frame, 1 = its row, 2 = its column. Empty for a rope without
+    sections: the position turns all."""
+    if not config.sections:
+        return np.zeros(0, np.uint8)
+    if not config.sections_alternate:
+        return np.repeat(np.arange(3, dtype=np.uint8), config.sections)
+    turned = np.zeros(int(head_dim * config.share) // 2, np.uint8)
+    for axis in (1, 2):
+        turned[axis : 3 * config.sections[axis] : 3] = axis
+    return turned
 
 
 def _llama3(plain: NDArray[np.float64], config: RopeConfig) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tureen.layers.rope import RopeConfig, frequencies
+from tureen.layers.rope import RopeConfig, axes, frequencies
 
 
 class Rotation(NamedTuple):
@@ -27,10 +27,16 @@ class RopeTable:
         self._cos = torch.cat((angles.cos(), angles.cos()), dim=-1).mul_(config.magnitude).to(device)
         self._sin = torch.cat((-angles.sin(), angles.sin()), dim=-1).mul_(config.magnitude).to(device)
         self._is_interleaved = config.is_interleaved
+        turned = torch.from_numpy(axes(config, head_dim)).long()
+        self._axes = torch.cat((turned, turned)).to(device)  # of each column; empty: the position turns all
 
-    def at(self, positions: Tensor) -> Rotation:
-        """Returns the rotations at positions int64 [tokens]."""
-        cos, sin = (table.index_select(0, positions)[:, None] for table in (self._cos, self._sin))
+    def at(self, positions: Tensor, places: Tensor | None = None) -> Rotation:
+        """Returns the rotations at positions int64 [tokens], or at places int64 [tokens, 3]: frames, rows, columns."""
+        if places is None or not len(self._axes):
+            cos, sin = (table.index_select(0, positions)[:, None] for table in (self._cos, self._sin))
+        else:
+            rows = places[:, self._axes]
+            cos, sin = (table.gather(0, rows)[:, None] for table in (self._cos, self._sin))
         return Rotation(cos, sin, self._is_interleaved)
 
 

@@ -19,7 +19,7 @@ from tureen.layers.mixers import Mixer
 from tureen.layers.rope import RopeConfig
 from tureen.layers.routing import Experts
 from tureen.models.reading import fault, integer, layer_kinds, number
-from tureen.models.ropes import rope, rope_parameters
+from tureen.models.ropes import rope, rope_parameters, sections
 
 STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Matrices that some checkpoints keep in one, their rows one after another."""
@@ -387,6 +387,16 @@ def common(hf: Mapping[str, Any]) -> ModelConfig:
         ropes=(position,) * num_layers,
         tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
     )
+
+
+def with_sections(
+    config: ModelConfig, hf: Mapping[str, Any], default: tuple[int, int, int], *, alternate: bool
+) -> ModelConfig:
+    """Returns the config for tokens that have a frame, a row and a column. Raises StartupError; see ropes.sections."""
+    first = next(rope for rope in config.ropes if rope is not None)
+    counts = sections(hf, int(config.head_dim * first.share) // 2, default, alternate=alternate)
+    turned = (rope and replace(rope, sections=counts, sections_alternate=alternate) for rope in config.ropes)
+    return replace(config, ropes=tuple(turned))
 
 
 def with_multipliers(hf: Mapping[str, Any]) -> ModelConfig:

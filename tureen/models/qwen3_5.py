@@ -1,4 +1,4 @@
-"""Qwen3.5 and 3.6 (text), dense and with experts, and Qwen3-Next: three layers in four have a gated delta rule.
+"""Qwen3.5 and 3.6, dense and with experts, and Qwen3-Next: three layers in four have a gated delta rule.
 
 Source: arXiv:2412.06464 for the rule; the checkpoints of Qwen3-Next keep its matrices head by head.
 """
@@ -14,7 +14,9 @@ from msgspec.structs import replace
 
 from tureen.layers.mixers import GatedDelta
 from tureen.layers.routing import Experts
-from tureen.models.config import ModelConfig, checked, common, sparse_layers
+from tureen.media import qwen_vl
+from tureen.media.qwen_vision import QwenVision
+from tureen.models.config import ModelConfig, checked, common, sparse_layers, with_sections
 from tureen.models.mamba import kernel
 from tureen.models.published import Published
 from tureen.models.reading import fault, integer, layer_kinds
@@ -28,11 +30,14 @@ ARCHITECTURES = (
     "Qwen3_5MoeForConditionalGeneration",
 )
 FAMILIES = {
-    "Qwen3-Next": Published("Qwen/Qwen3-Next-80B-A3B-Instruct", "80B-A3B", calls="hermes", thoughts="qwen3"),
+    "Qwen3-Next": Published(
+        "Qwen/Qwen3-Next-80B-A3B-Instruct", "80B-A3B", calls="hermes", thoughts="qwen3", is_blind=True
+    ),
     "Qwen3.5, Qwen3.6": Published(
         "Qwen/Qwen3.5-0.8B", "0.8B, 2B, 4B, 9B, 27B, 35B-A3B", calls="qwen3_coder", thoughts="qwen3"
     ),
 }
+SECTIONS = (11, 11, 10)
 FULL_EVERY = 4  # layers, unless the config says otherwise
 DEFAULTS = {
     "num_key_value_heads": 2,
@@ -53,6 +58,8 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
     has_experts = hf.get("num_experts") not in (None, 0)
     size = hf.get("intermediate_size") or hf.get("moe_intermediate_size")
     config = common({**hf, "intermediate_size": size})
+    if hf.get("vision_config"):
+        config = with_sections(config, hf, SECTIONS, alternate=True)
     mixer = _mixer(hf)
     is_linear = _linear_layers(hf, config.num_layers)
     bias = bool(hf.get("attention_bias", False))
@@ -67,6 +74,11 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
         ropes=tuple(None if linear else rope for linear, rope in zip(is_linear, config.ropes, strict=True)),
         experts=_experts(hf, config.num_layers) if has_experts else (),
     )
+
+
+def parse_vision(hf: Mapping[str, Any]) -> QwenVision:
+    """Reads the vision part of config.json. Raises StartupError naming the key that is wrong or not supported."""
+    return qwen_vl.vision_config(hf)
 
 
 def _mixer(hf: Mapping[str, Any]) -> GatedDelta:

@@ -31,6 +31,7 @@ def rope(hf: Mapping[str, Any], parameters: Mapping[str, Any], *, theta: float |
     frequency that holds instead of the config's.
     """
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    kind = "default" if kind == "mrope" else kind  # older files of Qwen's say so, beside mrope_section
     if kind not in ROPE_KINDS:
         raise fault("rope_scaling", f"{echo(kind)} is not supported; known: {', '.join(ROPE_KINDS)}")
     share = number({**hf, **parameters}, "partial_rotary_factor", 1.0)
@@ -66,6 +67,21 @@ def rope(hf: Mapping[str, Any], parameters: Mapping[str, Any], *, theta: float |
 def interleaved(ropes: tuple[RopeConfig | None, ...]) -> tuple[RopeConfig | None, ...]:
     """Returns the same ropes for neighbouring pairs."""
     return tuple(None if rope is None else replace(rope, is_interleaved=True) for rope in ropes)
+
+
+def sections(hf: Mapping[str, Any], pairs: int, default: tuple[int, int, int], *, alternate: bool) -> tuple[int, ...]:
+    """Reads how many pairs of dimensions turn with a token's frame, row and column. Raises StartupError.
+
+    pairs: of a head's dimensions that turn; alternate: they turn with the three in turn, not one after another.
+    """
+    parameters = rope_parameters(hf)
+    if parameters.get("mrope_interleaved", alternate) != alternate:
+        raise fault("mrope_interleaved", f"only {str(alternate).lower()} is supported for this model")
+    counts = parameters.get("mrope_section") or list(default)
+    are_counts = isinstance(counts, list) and len(counts) == 3 and all(type(count) is int for count in counts)
+    if not are_counts or min(counts) < 0 or sum(counts) != pairs:
+        raise fault("mrope_section", f"must be three numbers that add up to {pairs}, got {echo(counts)}")
+    return tuple(counts)
 
 
 def without_ropes(hf: Mapping[str, Any]) -> dict[str, Any]:

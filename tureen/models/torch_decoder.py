@@ -319,7 +319,7 @@ def make_step(
     states: KeptStates | None = None,
 ) -> Step:
     """Returns the values that all layers share in this step."""
-    rope = tuple(table.at(inputs.positions) for table in tables)
+    rope = tuple(table.at(inputs.positions, inputs.places) for table in tables)
     if config.query_growth is None:
         return Step(attention, rope, None, inputs.spans, states)
     every, beta = config.query_growth.every, config.query_growth.beta

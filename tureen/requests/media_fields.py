@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, cast, get_args
 
@@ -203,7 +204,8 @@ class MediaPlacer:
     def _placeable(self, prepared: Prepared, field: str) -> Placeable:
         """Returns the parts of a picture. Raises InvalidRequest when the body has too many pixels, RequestFailed."""
         parts = self._loader.family.parts(prepared)
-        if sum(part.num_tokens for part in parts) != prepared.num_tokens:
+        misfits = any(part.grid and math.prod(part.grid) != part.num_tokens for part in parts)
+        if misfits or sum(part.num_tokens for part in parts) != prepared.num_tokens:
             raise RequestFailed(f"{field} could not be decoded: its process answered nonsense", field=field)
         whole = self._item(prepared, field)
         placed: list[PlacedPart] = []
@@ -217,6 +219,7 @@ class MediaPlacer:
                 pixels=b"" if before else whole.pixels,
                 rows_before=before,
                 rows_after=after,
+                grid=part.grid,
             )
             placed.append(PlacedPart(ids, item if part.num_tokens else None))
             before += part.num_tokens

@@ -19,7 +19,7 @@ from tureen.layers.activation_names import XIELU
 from tureen.layers.latent import Latent
 from tureen.layers.layer_inputs import LayerInputs
 from tureen.layers.mixers import GatedDelta, KimiDelta, Mamba2, ShortConv
-from tureen.layers.rope import frequencies
+from tureen.layers.rope import axes, frequencies
 from tureen.layers.routing import Experts
 from tureen.lora.adapter import Adapter
 from tureen.models.config import STREAM_MAPS, ModelConfig, qkv_names
@@ -365,6 +365,7 @@ def _record_attention(tape: Any, config: ModelConfig, layer: int, context_len: i
         frequencies=NOTHING if rope is None else frequencies(rope, keys.head_dim, context_len),
         magnitude=1.0 if rope is None else rope.magnitude,
         is_interleaved=rope is not None and rope.is_interleaved,
+        axes=[] if rope is None else axes(rope, keys.head_dim).tolist(),
         growth=0.0 if config.query_growth is None else config.query_growth.beta,
         growth_every=1 if config.query_growth is None else config.query_growth.every,
         sinks=own.floats("self_attn.sinks", is_there=config.has_sinks),

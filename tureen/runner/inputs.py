@@ -32,7 +32,8 @@ def make_input(batch: Batch, page_size: int, device: torch.device) -> ModelInput
     if spans[0].window_pages:
         slots = np.concatenate([_kv_slots(span, span.window_pages, page_size) for span in spans])
         window_slots = torch.from_numpy(slots).to(device)
-    return ModelInput(token_ids_t, positions_t, kv_slots_t, tuple(spans), sampled, embedded, window_slots)
+    places = _places(batch, spans, positions, device)
+    return ModelInput(token_ids_t, positions_t, kv_slots_t, tuple(spans), sampled, embedded, places, window_slots)
 
 
 def _window_pages(row: Row) -> tuple[int, ...]:
@@ -52,6 +53,17 @@ def _embedded(batch: Batch, spans: list[Span], device: torch.device) -> tuple[to
     if not places:
         return None
     return torch.from_numpy(np.concatenate(places)).to(device), torch.from_numpy(np.concatenate(values)).to(device)
+
+
+def _places(batch: Batch, spans: list[Span], positions: np.ndarray, device: torch.device) -> torch.Tensor | None:
+    """Returns the places of the step's tokens; see ModelInput. Those of rows without any are the positions."""
+    if not any(row.places for row in batch.rows):
+        return None
+    places = np.repeat(positions[:, None], 3, axis=1)
+    for row, span in zip(batch.rows, spans, strict=True):
+        if row.places:
+            places[span.first : span.first + span.length] = np.frombuffer(row.places, np.int32).reshape(-1, 3)
+    return torch.from_numpy(places).to(device)
 
 
 def _kv_slots(span: Span, pages: tuple[int, ...], page_size: int) -> np.ndarray:

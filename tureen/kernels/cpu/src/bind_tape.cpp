@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <stdexcept>
 
@@ -71,7 +72,7 @@ GatedLinear gated_of(nb::tuple parts) {
 struct RowNames {
     nb::object token_ids = name("token_ids"), start = name("start"), pages = name("pages"), sample = name("sample");
     nb::object adapter = name("adapter"), state_from = name("state_from"), state_to = name("state_to");
-    nb::object state_saves = name("state_saves");
+    nb::object state_saves = name("state_saves"), places = name("places");
     nb::object window_from = name("window_from"), window_pages = name("window_pages");
 
     static nb::object name(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
@@ -115,6 +116,19 @@ void add_window_pages(Step& step, const Tape& tape, const Span& span, nb::handle
         *to++ = checked(page, 0, tape.cache().num_window_pages(), "a window page is not in the KV cache");
 }
 
+// The places of the row's tokens, once a row of the step has any. Those of other rows are their positions.
+void add_places(Step& step, const Span& span, nb::handle row) {
+    static const RowNames& names = *new RowNames;
+    nb::bytes given = nb::cast<nb::bytes>(nb::getattr(row, names.places));
+    if (given.size() == 0 && step.places.empty()) return;
+    for (int token = int(step.places.size() / 3); token < span.first + span.length; token++)
+        step.places.insert(step.places.end(), 3, step.positions[token]);
+    if (given.size() == 0) return;
+    if (given.size() != size_t(span.length) * 3 * sizeof(int32_t))
+        throw std::invalid_argument("a row has three numbers of places for each token");
+    std::memcpy(step.places.data() + size_t(span.first) * 3, given.data(), given.size());
+}
+
 // A row's share of the step. Throws std::invalid_argument for what does not fit.
 void add_row(Step& step, const Tape& tape, nb::handle row) {
     static const RowNames& names = *new RowNames;  // outlives the interpreter, which frees nothing then
@@ -135,6 +149,7 @@ void add_row(Step& step, const Tape& tape, nb::handle row) {
         step.span_of.push_back(int(step.spans.size()));
         step.adapters.push_back(adapter);
     }
+    add_places(step, span, row);
     for (nb::handle page : pages)
         step.pages.push_back(checked(page, 0, cache.num_pages(), "a page is not in the KV cache"));
     step.spans.push_back(span);
@@ -211,9 +226,12 @@ void bind_tape(nb::module_& m) {
             [](Tape& tape, const std::string& module, int layer, Norm norm, Matrices qkv, FloatArray qkv_bias,
                Matrices gate, Norm q_norm, Norm k_norm, Norm v_norm, bool norms_last, int num_heads, int num_kv_heads,
                int head_dim, float scale, float softcap, int window, FloatArray frequencies, float magnitude,
-               bool is_interleaved, float growth, int growth_every, FloatArray sinks, SharedMatrix out,
-               FloatArray out_bias, Norm post, float residual_scale, bool is_held) {
-                Rope rope{floats(frequencies), magnitude, is_interleaved};
+               bool is_interleaved, std::vector<uint8_t> axes, float growth, int growth_every, FloatArray sinks,
+               SharedMatrix out, FloatArray out_bias, Norm post, float residual_scale, bool is_held) {
+                if (!axes.empty() &&
+                    (axes.size() != frequencies.size() || *std::max_element(axes.begin(), axes.end()) > 2))
+                    throw std::invalid_argument("each frequency turns with one of three axes");
+                Rope rope{floats(frequencies), magnitude, is_interleaved, std::move(axes)};
                 AttentionShape shape{num_heads, num_kv_heads, head_dim, scale,        softcap,      window,
                                      rope,      norms_last,   growth,   growth_every, floats(sinks)};
                 tape.attention(module, layer, norm, linear_of(std::move(qkv), qkv_bias), {std::move(gate), {}}, q_norm,
@@ -222,7 +240,7 @@ void bind_tape(nb::module_& m) {
             nb::kw_only(), nb::arg("module"), nb::arg("layer"), nb::arg("norm"), nb::arg("qkv"), nb::arg("qkv_bias"),
             nb::arg("gate"), nb::arg("q_norm"), nb::arg("k_norm"), nb::arg("v_norm"), nb::arg("norms_last"),
             nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("scale"), nb::arg("softcap"),
-            nb::arg("window"), nb::arg("frequencies"), nb::arg("magnitude"), nb::arg("is_interleaved"),
+            nb::arg("window"), nb::arg("frequencies"), nb::arg("magnitude"), nb::arg("is_interleaved"), nb::arg("axes"),
             nb::arg("growth"), nb::arg("growth_every"), nb::arg("sinks"), nb::arg("out"), nb::arg("out_bias"),
             nb::arg("post"), nb::arg("residual_scale"), nb::arg("is_held"),
             "x += residual_scale * post(out(attend(qkv(norm(x))))); is_held: the next mlp adds it. Empty arrays and "

@@ -122,10 +122,12 @@ void Tape::embed(std::shared_ptr<PackedMatrix> table, float scale) {
                 std::copy_n(step.embedded.data() + given * hidden_, hidden_, x);
             }
             for (size_t rope = 0; rope < frame.buffers.ropes.size(); rope++) {
-                const auto& [frequencies, magnitude, is_interleaved] = frame.buffers.ropes[rope];
+                const auto& [frequencies, magnitude, is_interleaved, axes] = frame.buffers.ropes[rope];
                 float* cos = frame.buffers.angles[rope].data() + 2 * m * frequencies.size();
                 for (size_t i = 0; i < frequencies.size(); i++) {
-                    float angle = float(step.positions[m]) * frequencies[i];
+                    bool has_place = !axes.empty() && !step.places.empty();
+                    int32_t place = has_place ? step.places[3 * m + axes[i]] : step.positions[m];
+                    float angle = float(place) * frequencies[i];
                     cos[i] = std::cos(angle) * magnitude;
                     cos[i + frequencies.size()] = std::sin(angle) * magnitude;
                 }

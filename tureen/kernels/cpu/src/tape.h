@@ -49,10 +49,11 @@ struct Rope {
     Floats frequencies;           // [rotated dimensions / 2] radians a position; none = positions do not turn vectors
     float magnitude;              // rotated vectors are also multiplied by it
     bool is_interleaved = false;  // pairs are (x[2i], x[2i + 1]), not (x[i], x[i + half])
+    std::vector<uint8_t> axes;    // of Step::places, for each frequency; none = it turns with the position
 
     bool operator==(const Rope& other) const {
         return frequencies == other.frequencies && magnitude == other.magnitude &&
-               is_interleaved == other.is_interleaved;
+               is_interleaved == other.is_interleaved && axes == other.axes;
     }
 };
 
@@ -218,6 +219,7 @@ struct Span {
 struct Step {
     std::vector<int32_t> token_ids;  // -1 = given in `embedded`
     std::vector<int32_t> positions;
+    std::vector<int32_t> places;   // [tokens][3]: frame, row and column; none = all three are the position
     std::vector<int32_t> span_of;  // of each token
     std::vector<Span> spans;
     std::vector<int32_t> pages;

@@ -1,0 +1,171 @@
+"""Qwens that see: pixels, embeddings, log-probabilities and tokens equal those of transformers."""
+
+import msgspec
+import mutated
+import numpy as np
+import pytest
+import tiny_llava
+import tiny_qwen_vl
+import torch
+from llava_checks import CLOSE, DEVICE, Model, check_embeddings, encode, load_tiny_encoder
+from runner_driver import GREEDY, Running, folder_source
+from tiny_qwen_vl import IMAGE
+
+from tureen.config import Config
+from tureen.contract.runner import Batch
+from tureen.contract.types import NO_TOKEN, GenerateRequest, LogprobSpec, MediaItem
+from tureen.engine.embedded import Embedded
+from tureen.media.families import find_family
+from tureen.runner.load import load_runner
+from tureen.weights.source import model_config, preprocessor_config
+from tureen.weights.stored import VISION
+
+NEW_TOKENS = 7
+TEXT = (5, 17, 99), (7, 200), (41, 42, 43, 44)
+"""Before, between and after pictures."""
+PICTURES = [tiny_llava.picture(57, 31), tiny_llava.picture(20, 41, seed=3)]
+
+
+def make_model(folder, variant):
+    oracle = tiny_qwen_vl.write(folder, variant)
+    source = folder_source(folder)
+    family = find_family(model_config(source), preprocessor_config(source))
+    return Model(folder, oracle, variant, load_tiny_encoder(folder), family)
+
+
+@pytest.fixture(scope="module", params=tiny_qwen_vl.VARIANTS)
+def model(request, tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@torch.no_grad()
+def _expected_embeddings(model, picture):
+    inputs = tiny_qwen_vl.processor()([picture], return_tensors="pt")
+    [features] = model.oracle.model.get_image_features(**inputs).pooler_output
+    return features.numpy()
+
+
+def _prompt(counts, token_id):
+    found = list(TEXT[0])
+    for count, text in zip(counts, (*TEXT[1:], TEXT[0]), strict=False):
+        found += [token_id] * count + list(text)
+    return found
+
+
+@torch.no_grad()
+def _expected(model, prompt, pictures):
+    """The tokens that follow, and the log-probabilities [new tokens, vocab] that they are drawn from."""
+    token_ids, rows = list(prompt), []
+    inputs = tiny_qwen_vl.processor()(pictures, return_tensors="pt") if pictures else {}
+    for _ in range(NEW_TOKENS):
+        given = torch.tensor([token_ids])
+        kinds = (given == IMAGE).int() * (torch.arange(len(token_ids)) < len(prompt))
+        output = model.oracle(input_ids=given, mm_token_type_ids=kinds, use_cache=False, **inputs)
+        rows.append(torch.log_softmax(output.logits[0, -1], dim=-1).numpy())
+        token_ids.append(int(rows[-1].argmax()))
+    return token_ids[len(prompt) :], rows
+
+
+def _request(model, prepared):
+    """The prompt as the engine gets it."""
+    media, start = [], len(TEXT[0])
+    for one, text in zip(prepared, (*TEXT[1:], TEXT[0]), strict=False):
+        [part] = model.family.parts(one)
+        media.append(MediaItem("", start, part.num_tokens, b"", one.pixels.shape, grid=part.grid))
+        start += part.num_tokens + len(text)
+    token_ids = _prompt([one.num_tokens for one in prepared], NO_TOKEN)
+    return GenerateRequest(
+        id="r", token_ids=tuple(token_ids), params=GREEDY, max_new_tokens=NEW_TOKENS, seed=0, media=tuple(media)
+    )
+
+
+def _generate(model, pictures, *, chunk=1 << 20, beside=False, **changes):
+    """The tokens that follow, and the drawn tokens' log-probabilities. beside: with a text in the same steps."""
+    prepared = model.family.prepare(pictures, "multi-images")
+    embeddings = np.concatenate([np.zeros((0, 64), np.float32), *(encode(model.encoder, one) for one in prepared)])
+    request = _request(model, prepared)
+    embedded = Embedded(request)
+    config = Config(
+        device=DEVICE, dtype="float32", page_size=4, max_total_tokens=2048, num_threads=1, context_length=512, **changes
+    )
+    runner = load_runner(folder_source(model.folder), config)
+    try:
+        running = Running(1, request.token_ids, range(200, 400), logprobs=LogprobSpec(prompt_start=-1, top=0))
+        other = Running(0, (9, 8, 7), range(200))
+        while len(running.output) < NEW_TOKENS:
+            row = running.next_row(chunk)
+            first = running.token_ids[: row.start].count(NO_TOKEN)
+            given = embeddings[first : first + row.token_ids.count(NO_TOKEN)]
+            at = embedded.places(row.start, row.start + len(row.token_ids))
+            sequences = [(other, other.next_row(chunk))] if beside else []
+            sequences.append((running, msgspec.structs.replace(row, embeds=given.tobytes(), places=at)))
+            new = tuple(one.state for one, _ in sequences if one.is_new)
+            outputs = runner.run(Batch(tuple(row for _, row in sequences), new)).rows
+            for (one, taken), output in zip(sequences, outputs, strict=True):
+                one.is_new = False
+                one.take(taken, output)
+        return running.output, [one.token[0] for one in running.output_logprobs]
+    finally:
+        runner.close()
+
+
+def _check_end_to_end(model, pictures, **options):
+    counts = [one.num_tokens for one in model.family.prepare(pictures, "multi-images")]
+    expected_tokens, expected_rows = _expected(model, _prompt(counts, IMAGE), pictures)
+    tokens, logprobs = _generate(model, pictures, **options)
+    assert tokens == expected_tokens
+    for token, found, row in zip(tokens, logprobs, expected_rows, strict=True):
+        assert found == pytest.approx(row[token], abs=2e-4)
+
+
+@pytest.mark.parametrize("size", tiny_qwen_vl.SIZES)
+def test_pixels_are_those_of_transformers(model, size):
+    picture = tiny_llava.picture(*size)
+    [prepared] = model.family.prepare([picture], "image")
+    expected = tiny_qwen_vl.processor()([picture], return_tensors="np")
+    _, rows, columns = expected["image_grid_thw"][0]
+    assert prepared.pixels.shape == (1, 4 * rows, 4 * columns, 3)
+    [part] = model.family.parts(prepared)
+    assert part.grid == (rows // 2, columns // 2)
+    scale, mean, std = (np.array(values) for values in model.family.normalisation)
+    found = ((prepared.pixels[0] * scale - mean) / std).reshape(rows // 2, 2, 4, columns // 2, 2, 4, 3)
+    patches = found.transpose(0, 3, 1, 4, 6, 2, 5).reshape(-1, 3, 1, 16).repeat(2, axis=2)
+    assert np.abs(patches.reshape(len(patches), -1) - expected["pixel_values"]).max() < 1e-5
+
+
+@pytest.mark.parametrize("size", [(32, 32), (57, 31), (31, 120), (3, 2), (300, 20)])
+def test_embeddings_of_a_picture_equal_transformers(model, size):
+    picture = tiny_llava.picture(*size)
+    [prepared] = model.family.prepare([picture], "image")
+    check_embeddings(model.encoder, prepared, _expected_embeddings(model, picture))
+
+
+@pytest.mark.parametrize("model", ["qwen2.5", "qwen3.5"], indirect=True)
+def test_noise_in_any_weight_of_the_part_that_sees_is_noticed(model, tmp_path):
+    picture = tiny_llava.picture(57, 31)
+    [prepared] = model.family.prepare([picture], "image")
+    expected = _expected_embeddings(model, picture)
+    unnoticed = []
+    for kind in mutated.folders_with_noise(model.folder, tmp_path, lambda kind: kind.startswith(VISION)):
+        encoder = load_tiny_encoder(tmp_path)
+        if np.abs(encode(encoder, prepared) - expected).max() < CLOSE * np.abs(expected).max():
+            unnoticed.append(kind)
+    assert unnoticed == []
+
+
+def test_tokens_after_a_text_equal_transformers(model):
+    _check_end_to_end(model, [])
+
+
+def test_tokens_after_one_picture_equal_transformers(model):
+    _check_end_to_end(model, PICTURES[:1])
+
+
+def test_tokens_after_several_pictures_equal_transformers(model):
+    _check_end_to_end(model, PICTURES)
+
+
+def test_tokens_are_the_same_in_torch_in_chunks_that_cut_a_picture_and_beside_a_text(model):
+    _check_end_to_end(model, PICTURES, beside=True, chunk=5)
+    _check_end_to_end(model, PICTURES, kernels="torch")
+    _check_end_to_end(model, PICTURES, kernels="torch", beside=True, chunk=5)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import converted_gguf
+import converted_mamba
 import gguf
 import numpy as np
 
@@ -78,7 +79,8 @@ def write_from_transformers(
     """What a conversion of this transformers model yields: names, row order of q and k, offset of norms. `more`:
     metadata in addition to the model's own. `stored`: the tensor to write for a parameter of this name and values."""
     tensors: dict[str, Tensor] = {**converted_gguf.rope_tensors(model.config)}
-    for name, gguf_name, array in converted_gguf.tensors(model):
+    converter = converted_mamba if converted_mamba.has_mamba(model.config) else converted_gguf
+    for name, gguf_name, array in converter.tensors(model):
         tensors[gguf_name] = stored(name, array)
-    metadata = converted_gguf.metadata(model) | byte_vocabulary(model.config.vocab_size) | dict(more or {})
+    metadata = converter.metadata(model) | byte_vocabulary(model.config.vocab_size) | dict(more or {})
     return write_gguf(path, metadata, tensors)

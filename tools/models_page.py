@@ -72,8 +72,8 @@ loaded. Ranks and pipeline stages refuse these models.
 **GGUF files** give the values of transformers where llama.cpp computes others: gpt-oss (YaRN is not rounded), PhiMoE
 (its router and norms), StarCoder2 (a window of 4096 tokens), latent attention (its inner norms, groups of DeepSeek V2's
 experts). A file is refused if its metadata hold a key that the
-server does not know and that may change the result. Files of Granite 4 with Mamba layers, and of PhiMoE with LongRoPE,
-are refused.
+server does not know and that may change the result. Files of Bamba, of PhiMoE with LongRoPE, of Nemotron 3 Super
+(experts of latents) and of a Falcon-H1 without `output.weight` (its logits' scale is unknown) are refused.
 
 **Weights** are safetensors in F32, F16 and BF16, [quantised checkpoints](quantised-checkpoints.md) (GPTQ, AWQ, FP8,
 compressed-tensors), and GGUF where the table says so. `--quantization int8` or `int4` quantises any of them.
@@ -127,7 +127,7 @@ def _families(modules: set[ModuleType]) -> Iterator[tuple[str, ...]]:
             billions = float(family.sizes.partition("B")[0])
             yield (
                 name, f"`{family.example}`", family.sizes, f"{billions * GIGABYTES:.1f} GB",
-                _yes(family.in_gguf and any(map(_has_gguf, module.ARCHITECTURES))),
+                _yes(any(map(_has_gguf, module.ARCHITECTURES))),
                 _yes(hasattr(module, "parse_vision") and not family.is_blind),
                 *(f"`{form}`" if form else "" for form in (family.calls, family.thoughts)),
             )  # fmt: skip

@@ -54,6 +54,8 @@ ALL_SPARSE = {"mlp_only_layers": []}
 HEAD_SCALE = {"query_pre_attn_scalar": 32}
 NO_BIAS = {"attention_bias": False}
 ONE_MSCALE = DEEPSEEK_YARN | {"mscale_all_dim": 0.7}
+UNLIMITED = {"time_step_limit": [0.0, float("inf")]}
+NO_BIAS_AT_ALL = dict.fromkeys(("mamba_proj_bias", "projectors_bias", "attention_bias"), False)
 PLAIN_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     "full_attention": {"rope_type": "default", "rope_theta": 100000.0},
@@ -111,6 +113,12 @@ IN_GGUF = {
     "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
     "apertus": NO_BIAS,
     "phimoe": {"router_jitter_noise": 0.01},
+    "falcon-h1": {"mamba_conv_bias": False},
+    "falcon-h1-norm": NO_BIAS_AT_ALL | {"mamba_norm_before_gate": False},
+    "granite4-h": UNLIMITED | {"intermediate_size": 80, "position_embedding_type": None, "attention_bias": True},
+    "granite4-h-moe": UNLIMITED | {"mamba_proj_bias": False, "position_embedding_type": None},
+    "nemotron-h": {},
+    "nemotron-h-moe": {"layers_block_type": [*("mamba", "moe", "attention", "moe", "mamba", "moe")], "use_bias": False},
 }
 """Variants, and the keys of their configs that GGUF metadata cannot say otherwise, or llama.cpp does not know."""
 

@@ -631,7 +631,6 @@ def test_a_kimi_linear_file_that_another_model_could_have_is_refused_by_the_key(
             "modern-bert.rope.scaling.type 'yarn' is not supported",
         ),
         ("modern-bert", MODERN | {"hidden_activation": ["gelu"]}, "modern-bert.hidden_activation must be a name, got"),
-        ("granitehybrid", {"attention__head_count_kv": [2, 0]}, "this Granite 4 has Mamba layers"),
         ("llama", {"residual_scale": 2.0}, "llama.residual_scale is not known, and it may change what the model"),
         ("qwen3moe", MIXTURE | {"expert_gating_func": 2}, "qwen3moe.expert_gating_func 2 is not supported"),
         ("qwen2moe", MIXTURE | {"expert_weights_scale": 2.5}, "qwen2moe.expert_weights_scale 2.5 is not supported"),
@@ -697,19 +696,24 @@ def _named_keys(names):
             yield value.removeprefix("{arch}.")
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "glm4", "olmo2"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", "qwen3", "glm4", "olmo2", "falcon-h1", "granitehybrid", "nemotron_h_moe"]
+)
 def test_every_key_of_llama_cpp_is_read_or_refused_or_harmless(tmp_path, architecture):
-    plain = tiny_gguf.architecture_metadata(architecture)
-    expected = _gguf_config(tmp_path, **plain)
+    experts = MIXTURE if "moe" in architecture else {}
+    plain = tiny_gguf.architecture_metadata(architecture, **MORE.get(architecture, {}) | experts)
+    tensors = {"output.weight": np.zeros((256, 64), np.float32)}
+    expected = _gguf_config(tmp_path, tensors, **plain)
     ignored = set()
     for key in _named_keys(gguf.Keys):
         try:
-            config = _gguf_config(tmp_path, **plain | {f"{architecture}.{key}": 3})
+            config = _gguf_config(tmp_path, tensors, **plain | {f"{architecture}.{key}": 3})
         except StartupError:
             continue
         if config == expected:
             ignored.add(key)
-    also_ignored = {"attention.causal"}  # true as ever
+    unused = {"granitehybrid": "expert_shared_feed_forward_length", "nemotron_h_moe": "rope.dimension_count"}
+    also_ignored = {"attention.causal", unused.get(architecture)}  # the first is true as ever
     assert ignored <= HARMLESS | also_ignored
 
 
@@ -721,7 +725,7 @@ VALUES = (0, 1, 1 << 31, -0.5, float("nan"), True, "", "text", [1, 2], [1, 1], [
     "architecture",
     [
         *("llama", "gemma3", "qwen2moe", "phi3", "granite", "lfm2", "qwen35", "gpt-oss", "glm4moe", "deepseek2"),
-        *("gemma3n", "gemma4", "kimi-linear"),
+        *("gemma3n", "gemma4", "kimi-linear", "falcon-h1", "granitehybrid", "nemotron_h_moe"),
     ],
 )
 def test_no_value_of_another_type_raises_anything_but_a_startup_error(tmp_path, architecture):
@@ -735,6 +739,8 @@ def test_no_value_of_another_type_raises_anything_but_a_startup_error(tmp_path, 
     tensors = {"token_embd.weight": np.zeros((256, 4), np.float32)} | (factors if architecture == "phi3" else {})
     if architecture == "gemma3n":
         tensors |= OF_GEMMA3N
+    if architecture == "falcon-h1":
+        tensors |= {"output.weight": tensors["token_embd.weight"]}
     metadata |= vocabulary | {"tokenizer.ggml.add_space_prefix": True, "tokenizer.ggml.scores": [0.0] * 256}
     path = tmp_path / "m.gguf"
     cases = product(("gpt2", "llama"), metadata, VALUES)
@@ -748,7 +754,13 @@ def test_no_value_of_another_type_raises_anything_but_a_startup_error(tmp_path, 
             assert message == "" or str(path) in message
 
 
+MAMBA = {"ssm.conv_kernel": 4, "ssm.state_size": 8, "ssm.group_count": 1, "ssm.inner_size": 64,
+         "ssm.time_step_rank": 4, "attention.head_count_kv": [0, 2]}  # fmt: skip
 MORE = {
+    "falcon-h1": MAMBA | {"attention.head_count_kv": 2},
+    "granitehybrid": MAMBA | {"logit_scale": 2.0, "rope.scaling.finetuned": False},
+    "nemotron_h_moe": MAMBA | {"feed_forward_length": [96, 0], "attention.key_length": 32, "expert_weights_norm": True,
+                               "expert_shared_feed_forward_length": 8},
     "gemma3n": GEMMA3N,
     "kimi-linear": KIMI,
     "gemma4": GEMMA4 | {"attention__shared_kv_layers": 1, "embedding_length_per_layer_input": 4},

@@ -17,9 +17,7 @@ from tureen.weights.stored import Stored
 ARCHITECTURES = ("GraniteMoeHybridForCausalLM",)
 FAMILIES = {
     "Granite 4": Published("ibm-granite/granite-4.0-350m", "0.4B, 1B, 3B", calls="granite4"),
-    "Granite 4 H": Published(
-        "ibm-granite/granite-4.0-h-350m", "0.3B, 1.5B, 3B, 7B-A1B, 32B-A9B", calls="granite4", in_gguf=False
-    ),
+    "Granite 4 H": Published("ibm-granite/granite-4.0-h-350m", "0.3B, 1.5B, 3B, 7B-A1B, 32B-A9B", calls="granite4"),
 }
 RENAMES = (
     (".block_sparse_moe.router.layer.", ".mlp.gate."),

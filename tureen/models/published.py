@@ -12,5 +12,4 @@ class Published(NamedTuple):
     sizes: str  # in weights, the smallest first; after -A those that a token uses
     calls: str = ""  # the format of its tool calls, by a name for --tool-call-parser
     thoughts: str = ""  # the marks of its reasoning, by a name for --reasoning-parser
-    in_gguf: bool = True  # if its architecture is read from GGUF files
     is_blind: bool = False  # takes text only, though others of its file take pictures

@@ -127,8 +127,8 @@ def _common(facts: GgufFacts, architecture: Architecture) -> dict[str, Any]:
         "max_position_embeddings": facts.count("context_length"),
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": not facts.has("output.weight"),
-        "attention_bias": facts.has("blk.0.attn_q.bias") or facts.has("blk.0.attn_qkv.bias"),
-        "mlp_bias": facts.has("blk.0.ffn_up.bias"),
+        "attention_bias": facts.has_any(".attn_q.bias", ".attn_qkv.bias"),
+        "mlp_bias": facts.has_any(".ffn_up.bias"),
         "hidden_act": "silu",
         "bos_token_id": special_id(vocabulary, "bos_token_id", num_tokens) if num_tokens else None,
         "eos_token_id": list(end_token_ids(vocabulary)) if num_tokens else [],
@@ -138,13 +138,15 @@ def _common(facts: GgufFacts, architecture: Architecture) -> dict[str, Any]:
 def _key_heads(facts: GgufFacts, architecture: Architecture, heads: int) -> int:
     """Returns the number of key heads: the first layer's if layers differ."""
     key = "attention.head_count_kv"
-    if architecture.layers_differ:
-        return facts.counts(key, facts.count("block_count"))[0]
-    return facts.one_count(key, heads) if architecture.has_mixers else facts.count(key, heads)
+    if architecture.has_mixers:
+        return facts.one_count(key, heads)
+    return facts.counts(key, facts.count("block_count"))[0] if architecture.layers_differ else facts.count(key, heads)
 
 
 def _intermediate_size(facts: GgufFacts, architecture: Architecture) -> int:
     """Returns the inner size of an mlp; files of models whose mlps all are experts may have that of an expert alone."""
+    if architecture.layers_differ and architecture.has_mixers:  # layers with a mixer have no mlp
+        return facts.one_count("feed_forward_length")
     if architecture.layers_differ:
         return facts.counts("feed_forward_length", facts.count("block_count"))[0]
     size = facts.optional_count("feed_forward_length")

@@ -26,6 +26,8 @@ ONES: Final = frozenset(
     f"rope.scaling.{key}" for key in ("attn_factor", "mscale", "yarn_ext_factor", "yarn_attn_factor")
 )
 """Keys of factors, which change nothing if they are 1."""
+MOST: Final = {"block_count": 4096, "expert_count": 4096}
+"""The largest accepted counts. Memory grows with these before any tensor is compared."""
 OF_PICTURES: Final = ("mm.", "vision.")
 """Beginnings of keys about pictures, which a text model does not get."""
 
@@ -59,9 +61,11 @@ class GgufFacts:
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 1 << 31:
             raise self.fault(f"{self.architecture}.{key} must be a positive integer, got {echo(value)}")
+        if value > MOST.get(key, value):
+            raise self.fault(f"{self.architecture}.{key} must be at most {MOST[key]}, got {value}")
         return value
 
-    def one_count(self, key: str, default: int) -> int:
+    def one_count(self, key: str, default: int | None = None) -> int:
         """Returns a count like `count`, or the one that some layers have while the others have 0."""
         value = self.stored(key)
         if not isinstance(value, np.ndarray):
@@ -104,6 +108,13 @@ class GgufFacts:
             raise self.fault(f"{self.architecture}.{key} must have a flag for each of {count} layers")
         return [bool(flag) for flag in value[:count]]
 
+    def are_set(self, key: str, layers: int) -> list[bool]:
+        """Returns for each layer whether its count is not 0. Raises StartupError if a layer has no count."""
+        counts = self.stored(key)
+        if not isinstance(counts, np.ndarray) or len(counts) < layers:
+            raise self.fault(f"{self.architecture}.{key} must have a number for each of {layers} layers")
+        return [bool(count) for count in counts[:layers]]
+
     def refuse(self, key: str, what: str) -> None:
         """Raises StartupError if the key is there and neither 0 nor false."""
         if self.get(key):
@@ -128,6 +139,10 @@ class GgufFacts:
 
     def has(self, tensor: str) -> bool:
         return tensor in self.file.tensors
+
+    def has_any(self, *ends: str) -> bool:
+        """Returns whether any tensor's name has one of these ends."""
+        return any(name.endswith(ends) for name in self.file.tensors)
 
     def unsupported(self, message: str) -> StartupError:
         """Returns the error for something that is supported in safetensors, or may be."""

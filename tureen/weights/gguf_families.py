@@ -9,12 +9,11 @@ from collections.abc import Callable
 from itertools import product
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from tureen.weights.gguf_experts import PLAIN_CHOICE, SHARED, SIGMOID, Config, experts, mixtral_experts, shared
 from tureen.weights.gguf_facts import GgufFacts
 from tureen.weights.gguf_gemma import gemma3n, gemma4
 from tureen.weights.gguf_latent import deepseek2, kimi_linear, minicpm3
+from tureen.weights.gguf_mamba import falcon_h1, granite_hybrid, nemotron_h, nemotron_h_moe
 
 OF_MAMBA: Final = (
     *(f"ssm.{key}" for key in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")),
@@ -165,11 +164,8 @@ def _granite4(facts: GgufFacts, config: Config) -> Config:
 
 
 def _granitehybrid(facts: GgufFacts, config: Config) -> Config:
-    heads = facts.stored("attention.head_count_kv")
-    if not isinstance(heads, np.ndarray) or not heads.all():
-        raise facts.unsupported("this Granite 4 has Mamba layers, which GGUF files may not have")
-    facts.refuse("expert_count", "a mixture of experts")
-    return _granite(facts, config) | _granite4(facts, config)
+    hybrid = granite_hybrid(facts, config)
+    return _granite(facts, config) | _granite4(facts, config) | hybrid
 
 
 def _granitemoe(facts: GgufFacts, config: Config) -> Config:
@@ -194,16 +190,13 @@ def _gpt_oss(facts: GgufFacts, config: Config) -> Config:
 
 
 def _lfm2(facts: GgufFacts, config: Config) -> Config:
-    heads = facts.stored("attention.head_count_kv")
-    count = config["num_hidden_layers"]
-    if not isinstance(heads, np.ndarray) or len(heads) < count:
-        raise facts.fault(f"lfm2.attention.head_count_kv must have a number for each of {count} layers")
+    has_attention = facts.are_set("attention.head_count_kv", config["num_hidden_layers"])
     return {
         "model_type": "lfm2",
         "norm_eps": config["rms_norm_eps"],
         "block_auto_adjust_ff_dim": False,
         "conv_L_cache": facts.count("shortconv.l_cache"),
-        "layer_types": ["full_attention" if number else "conv" for number in heads[:count]],
+        "layer_types": ["full_attention" if is_set else "conv" for is_set in has_attention],
     }
 
 
@@ -440,6 +433,11 @@ ARCHITECTURES: Final = {
         ("KimiLinearForCausalLM",), kimi_linear, has_experts=True, has_mixers=True, is_latent=True
     ),
     "minicpm3": Architecture(("MiniCPM3ForCausalLM",), minicpm3, is_latent=True),
+    "falcon-h1": Architecture(("FalconH1ForCausalLM",), falcon_h1),
+    "nemotron_h": Architecture(("NemotronHForCausalLM",), nemotron_h, has_mixers=True, layers_differ=True),
+    "nemotron_h_moe": Architecture(
+        ("NemotronHForCausalLM",), nemotron_h_moe, has_experts=True, has_mixers=True, layers_differ=True
+    ),
     "chatglm": Architecture(("GlmForCausalLM",), _plain("glm"), rotates_part=True),
     "mistral3": Architecture(("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"), _mistral3),
     "olmo2": Architecture(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), _olmo2),

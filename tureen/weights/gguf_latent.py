@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-
 from tureen.errors import echo
 from tureen.weights.gguf_experts import SHARED, SIGMOID, SOFTMAX, Config, experts, shared
 from tureen.weights.gguf_facts import GgufFacts
@@ -58,7 +56,7 @@ def deepseek2(facts: GgufFacts, config: Config) -> Config:
     if scaling and facts.get(key):
         stretch = facts.number(key) * 10  # files of this architecture store a tenth of it
         scaling = {**scaling, "mscale": stretch, "mscale_all_dim": stretch}
-    has_correction = any(name.endswith("exp_probs_b.bias") for name in facts.file.tensors)
+    has_correction = facts.has_any("exp_probs_b.bias")
     choice = facts.get("expert_gating_func") or (SIGMOID if has_correction else SOFTMAX)
     if choice not in (SOFTMAX, SIGMOID):
         raise facts.unsupported(f"deepseek2.expert_gating_func {echo(choice)} is not supported")
@@ -89,9 +87,7 @@ def deepseek2(facts: GgufFacts, config: Config) -> Config:
 
 def kimi_linear(facts: GgufFacts, config: Config) -> Config:
     """Returns Kimi Linear's entries. Layers without key heads have a delta rule."""
-    heads, layers = facts.stored("attention.head_count_kv"), config["num_hidden_layers"]
-    if not isinstance(heads, np.ndarray) or len(heads) < layers:
-        raise facts.fault(f"kimi-linear.attention.head_count_kv must have a number for each of {layers} layers")
+    has_attention = facts.are_set("attention.head_count_kv", config["num_hidden_layers"])
     if facts.get("expert_gating_func") != SIGMOID:
         choice = echo(facts.get("expert_gating_func"))
         raise facts.unsupported(f"kimi-linear.expert_gating_func must be {SIGMOID}, got {choice}")
@@ -100,7 +96,7 @@ def kimi_linear(facts: GgufFacts, config: Config) -> Config:
     return {
         **_latent(facts, config),
         "model_type": "kimi_linear",
-        "layer_types": ["full_attention" if number else "linear_attention" for number in heads[:layers]],
+        "layer_types": ["full_attention" if is_set else "linear_attention" for is_set in has_attention],
         "linear_num_heads": config["num_attention_heads"],
         "linear_head_dim": facts.count("kda.head_dim"),
         "linear_conv_kernel_dim": facts.count("ssm.conv_kernel"),

@@ -121,8 +121,16 @@ KIMI_DELTA: Final = {
     "ssm_beta": "self_attn.b_proj",
     "ssm_norm": "self_attn.o_norm",
 }
+MAMBA: Final = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+}
+MAMBA_WHOLE: Final = {"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"}
 CONV: Final = {f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")}
 OTHER_NAMES: Final = {
+    **dict.fromkeys(("falcon_h1", "granitemoehybrid"), MAMBA),
     "gemma": FUSED,
     "gemma2": GEMMA | FUSED,
     "gemma3_text": GEMMA | FUSED,
@@ -137,14 +145,27 @@ OTHER_NAMES: Final = {
     },
     "kimi_linear": KIMI_DELTA,
     "lfm2": CONV,
+    "nemotron_h": {part: name.replace("mamba.", "mixer.") for part, name in MAMBA.items()},
     "phi3": FUSED | FUSED_UP,
     "phimoe": FUSED,
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), FUSED),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), DELTA),
 }
 """Names that differ from those above, by model_type."""
+OTHER_WHOLE: Final = {
+    "falcon_h1": MAMBA_WHOLE | {"ffn_norm": "post_attention_layernorm.weight"},
+    "granitemoehybrid": MAMBA_WHOLE,
+    "nemotron_h": {part: name.replace("mamba.", "mixer.") for part, name in MAMBA_WHOLE.items()},
+}
+"""Names that differ from WHOLE_NAMES, by model_type. `mixer` is Nemotron's own name, which its RENAMES replace."""
+OTHER_TOP: Final = {
+    "lfm2": {"token_embd_norm.weight": "model.norm.weight"},
+    "nemotron_h": {"output_norm.weight": "model.norm_f.weight"},
+}
+"""Names that differ from TOP_NAMES, by model_type."""
 INTERLEAVED: Final = frozenset((
-    "arcee", "granite", "granitemoe", "granitemoehybrid", "llama", "ministral3", "mistral", "mixtral", "smollm3",
+    "arcee", "granite", "granitemoe", "granitemoehybrid", "llama", "ministral3", "mistral", "mixtral", "nemotron_h",
+    "smollm3",
 ))  # fmt: skip
 """Values of model_type whose files have the two halves of each head's rows of q and k interleaved."""
 IN_CONFIG: Final = frozenset((LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS))
@@ -162,16 +183,16 @@ EXPERT_PARTS: Final = ("ffn_gate", "ffn_up", "ffn_down")
 
 def hf_name(name: str, model_type: str) -> str | None:
     """Returns the Hugging Face name of a tensor; None for an unknown one."""
-    if model_type == "lfm2" and name == "token_embd_norm.weight":
-        return "model.norm.weight"
-    if name in TOP_NAMES:
-        return TOP_NAMES[name]
+    top = TOP_NAMES | OTHER_TOP.get(model_type, {})
+    if name in top:
+        return top[name]
     layer = layer_of(name)
     if layer is None:
         return None
     own = name.split(".", 2)[2]
-    if own in WHOLE_NAMES:
-        return f"model.layers.{layer}.{WHOLE_NAMES[own]}"
+    whole = WHOLE_NAMES | OTHER_WHOLE.get(model_type, {})
+    if own in whole:
+        return f"model.layers.{layer}.{whole[own]}"
     match = LAYER_TENSOR.fullmatch(own)
     if match is None:
         return None

@@ -167,13 +167,19 @@ def _of_gguf(file: GgufFile, config: Mapping[str, Any]) -> Iterator[Stored]:
             raise StartupError(f"model {file.path}: tensor {echo(info.name)} is not part of a known architecture")
         offset = -1.0 if is_plus_one and is_offset(name) else 0.0
         order = _row_order(file.path, info, heads.get(info.name.split(".")[-2]))
-        shape = (1, *info.shape) if name.endswith("_gate.weight") and len(info.shape) == 1 else info.shape
-        stored = Stored(name, shape, info.encoding.name, file.raw(info), order, offset)
+        stored = Stored(name, _shape(info, name), info.encoding.name, file.raw(info), order, offset)
         if name.endswith(".A_log"):
             stored = _log_decay(file.path, stored)
         yield from _experts(file.path, stored) if "*" in name else (stored,)
         file.release(info)
     yield from _of_metadata(file, config["num_hidden_layers"])
+
+
+def _shape(info: TensorInfo, name: str) -> tuple[int, ...]:
+    """Returns the shape that a Hugging Face checkpoint has: a gate is a matrix, and a mixer's norm has no groups."""
+    if name.endswith("_gate.weight") and len(info.shape) == 1:
+        return (1, *info.shape)
+    return (info.num_elements,) if info.name.endswith(".ssm_norm.weight") else info.shape
 
 
 def is_offset(name: str) -> bool:

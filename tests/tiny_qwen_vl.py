@@ -35,6 +35,8 @@ LINEAR["rope_parameters"] = ROPE | {
     "mrope_section": [2, 1, 1],
     "mrope_interleaved": True,
 }
+DEEP = SHAPE | {"num_hidden_layers": 3, "head_dim": 32}
+DEEP["rope_parameters"] = ROPE | {"mrope_section": [6, 5, 5], "mrope_interleaved": True}
 VARIANTS = {
     "qwen2.5": (
         "Qwen2_5_VL",
@@ -42,6 +44,12 @@ VARIANTS = {
         EYE | {"window_size": 16, "fullatt_block_indexes": [1]},
     ),
     "qwen3.5": ("Qwen3_5", LINEAR, SQUARES),
+    "qwen3": ("Qwen3VL", DEEP, SQUARES | {"deepstack_visual_indexes": [2, 0]}),
+    "qwen3-moe": (
+        "Qwen3VLMoe",
+        DEEP | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48},
+        SQUARES | {"deepstack_visual_indexes": [1]},
+    ),
     "qwen3.5-moe": ("Qwen3_5Moe", LINEAR | QWEN_LINEAR_MOE, SQUARES),
 }
 PREPROCESSOR = {

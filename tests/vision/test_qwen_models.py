@@ -9,12 +9,14 @@ import tiny_qwen_vl
 import torch
 from llava_checks import CLOSE, DEVICE, Model, check_embeddings, encode, load_tiny_encoder
 from runner_driver import GREEDY, Running, folder_source
+from safetensors.torch import load_file, save_file
 from tiny_qwen_vl import IMAGE
 
 from tureen.config import Config
 from tureen.contract.runner import Batch
 from tureen.contract.types import NO_TOKEN, GenerateRequest, LogprobSpec, MediaItem
 from tureen.engine.embedded import Embedded
+from tureen.media.base import Prepared
 from tureen.media.families import find_family
 from tureen.runner.load import load_runner
 from tureen.weights.source import model_config, preprocessor_config
@@ -23,6 +25,7 @@ from tureen.weights.stored import VISION
 NEW_TOKENS = 7
 TEXT = (5, 17, 99), (7, 200), (41, 42, 43, 44)
 """Before, between and after pictures."""
+PREPARED = Prepared(np.zeros((1, 8, 8, 3), np.uint8), 1)
 PICTURES = [tiny_llava.picture(57, 31), tiny_llava.picture(20, 41, seed=3)]
 
 
@@ -41,8 +44,9 @@ def model(request, tmp_path_factory):
 @torch.no_grad()
 def _expected_embeddings(model, picture):
     inputs = tiny_qwen_vl.processor()([picture], return_tensors="pt")
-    [features] = model.oracle.model.get_image_features(**inputs).pooler_output
-    return features.numpy()
+    output = model.oracle.model.get_image_features(**inputs)
+    [features], deep = output.pooler_output, getattr(output, "deepstack_features", None) or []
+    return torch.cat([features, *(one for [one] in deep)], dim=-1).numpy()
 
 
 def _prompt(counts, token_id):
@@ -82,7 +86,7 @@ def _request(model, prepared):
 def _generate(model, pictures, *, chunk=1 << 20, beside=False, **changes):
     """The tokens that follow, and the drawn tokens' log-probabilities. beside: with a text in the same steps."""
     prepared = model.family.prepare(pictures, "multi-images")
-    embeddings = np.concatenate([np.zeros((0, 64), np.float32), *(encode(model.encoder, one) for one in prepared)])
+    embeddings = np.concatenate([encode(model.encoder, one) for one in prepared or [PREPARED]])
     request = _request(model, prepared)
     embedded = Embedded(request)
     config = Config(
@@ -140,7 +144,7 @@ def test_embeddings_of_a_picture_equal_transformers(model, size):
     check_embeddings(model.encoder, prepared, _expected_embeddings(model, picture))
 
 
-@pytest.mark.parametrize("model", ["qwen2.5", "qwen3.5"], indirect=True)
+@pytest.mark.parametrize("model", ["qwen2.5", "qwen3", "qwen3.5"], indirect=True)
 def test_noise_in_any_weight_of_the_part_that_sees_is_noticed(model, tmp_path):
     picture = tiny_llava.picture(57, 31)
     [prepared] = model.family.prepare([picture], "image")
@@ -169,3 +173,13 @@ def test_tokens_are_the_same_in_torch_in_chunks_that_cut_a_picture_and_beside_a_
     _check_end_to_end(model, PICTURES, beside=True, chunk=5)
     _check_end_to_end(model, PICTURES, kernels="torch")
     _check_end_to_end(model, PICTURES, kernels="torch", beside=True, chunk=5)
+
+
+def test_experts_are_read_as_published_with_inputs_before_outputs(tmp_path):
+    model = make_model(tmp_path, "qwen3-moe")
+    weights = load_file(tmp_path / "model.safetensors")
+    turned = {name: weight.mT.contiguous() if ".mlp.experts." in name else weight for name, weight in weights.items()}
+    assert any(".mlp.experts." in name for name in turned)
+    save_file(turned, tmp_path / "model.safetensors", {"format": "pt"})
+    _check_end_to_end(model, PICTURES[:1])
+    _check_end_to_end(model, [], kernels="torch")

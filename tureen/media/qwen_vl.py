@@ -18,7 +18,8 @@ from tureen.media.settings import Settings
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MODEL_TYPES = ("qwen2_5_vl", "qwen3_5", "qwen3_5_moe")
+MODEL_TYPES = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+DEEP_TYPES = ("qwen3_vl", "qwen3_vl_moe")
 PROCESSORS = ("Qwen2VLImageProcessor", "Qwen3VLImageProcessor")
 LEAST_PIXELS, MOST_PIXELS = 56 * 56, 28 * 28 * 1280
 """Limits of a picture's size where preprocessor_config.json names none."""
@@ -101,7 +102,7 @@ def vision_config(hf: Mapping[str, Any]) -> QwenVision:
     """Reads the vision encoder's description from config.json. Raises StartupError naming the key at fault."""
     if hf.get("model_type") == "qwen2_5_vl":
         return qwen2_5_vision(hf)
-    return qwen3_vision(hf, is_deep=False)
+    return qwen3_vision(hf, is_deep=hf.get("model_type") in DEEP_TYPES)
 
 
 def _limits(settings: Settings, side: int) -> tuple[int, int]:

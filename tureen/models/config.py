@@ -101,6 +101,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[LayerKeys, ...] = ()  # per layer; empty: num_kv_heads of head_dim, not shared
     mlp_sizes: tuple[int, ...] = ()  # per layer; empty: intermediate_size
     mlp_cutoffs: tuple[float | None, ...] = ()  # per layer, see mlp_cutoff; empty: no gate is cut
+    num_deep_inputs: int = 0  # layers, the first, after which further parts of given embeddings are added
     layer_inputs: LayerInputs | None = None
     streams: ResidualStreams | None = None  # None: one residual stream; with several, layers have layer_inputs
     experts: tuple[Experts | None, ...] = ()

@@ -92,8 +92,10 @@ class DecoderLayers:
     ) -> Tensor:
         """Computes the layers for x [tokens, hidden_size], which is changed in place and returned."""
         step = make_step(self.config, inputs, attention, self._tables, self.states)._replace(layer_inputs=layer_inputs)
-        for block in self._blocks.values():
+        for index, block in self._blocks.items():
             x = block(x, step)
+            if index < self.config.num_deep_inputs:
+                add_deep_input(x, inputs, index)
         return x
 
     def _parts(self) -> Iterator[tuple[str, Part]]:
@@ -131,7 +133,7 @@ class DecoderModel(DecoderLayers):
         x = self._embedding(inputs.token_ids)
         if inputs.embedded is not None:
             places, vectors = inputs.embedded
-            x[places] = vectors.to(x.dtype)
+            x[places] = vectors[:, : x.shape[1]].to(x.dtype)
         layer_inputs = None if self._second is None else self._second(inputs.token_ids, x)
         if self._maps is None:
             return self._compute(x, inputs, attention, layer_inputs)
@@ -325,6 +327,17 @@ def make_step(
     every, beta = config.query_growth.every, config.query_growth.beta
     grown = 1 + beta * torch.log1p((inputs.positions // every).float())
     return Step(attention, rope, grown[:, None, None], inputs.spans, states)
+
+
+def add_deep_input(x: Tensor, inputs: ModelInput, layer: int) -> None:
+    """Adds to x [tokens, hidden_size] the parts of given embeddings that belong behind the layer, where they have
+    some."""
+    if inputs.embedded is None:
+        return
+    places, vectors = inputs.embedded
+    size = x.shape[1]
+    if vectors.shape[1] > size:
+        x[places] += vectors[:, (layer + 1) * size : (layer + 2) * size].to(x.dtype)
 
 
 def make_norms(config: ModelConfig, layer: int) -> dict[str, Norm]:

@@ -20,6 +20,7 @@ from tureen.layers.segments import SegmentHead, SegmentLayer, Segments
 from tureen.models.config import ModelConfig
 from tureen.models.segments import NUM_SEGMENTS, Segment, cut, segments_of, share
 from tureen.models.torch_decoder import (
+    add_deep_input,
     layer_shape,
     make_attention,
     make_experts,
@@ -88,9 +89,11 @@ class RankedDecoder:
         x = self._embedding(inputs.token_ids)
         if inputs.embedded is not None:
             places, vectors = inputs.embedded
-            x[places] = vectors.to(x.dtype)
-        for block in self._blocks:
+            x[places] = vectors[:, : x.shape[1]].to(x.dtype)
+        for index, block in enumerate(self._blocks):
             x = block(x, step)
+            if index < self.config.num_deep_inputs:
+                add_deep_input(x, inputs, index)
         return x
 
     def last_hidden(self, hidden: Tensor) -> Tensor:

@@ -98,3 +98,9 @@ def hidden_ranges(batch: Batch) -> list[range]:
             ranges.append(range(first + row.hidden_from, end))
         first = end
     return ranges
+
+
+def as_wide(embeddings: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Joins embeddings [tokens, width], with zeros at the ends of those that are not as wide as the widest."""
+    width = max(rows.shape[1] for rows in embeddings)
+    return np.concatenate([np.pad(rows, ((0, 0), (0, width - rows.shape[1]))) for rows in embeddings])

@@ -23,7 +23,7 @@ from tureen.layers.rope import axes, frequencies
 from tureen.layers.routing import Experts
 from tureen.lora.adapter import Adapter
 from tureen.models.config import STREAM_MAPS, ModelConfig, qkv_names
-from tureen.runner.forward import ForwardOutput, drawn_tokens, hidden_ranges, score_pieces
+from tureen.runner.forward import ForwardOutput, as_wide, drawn_tokens, hidden_ranges, score_pieces
 from tureen.runner.trace import StepTrace, TraceOptions
 from tureen.sampling.arithmetic import Peaks
 
@@ -94,11 +94,11 @@ class TapeForward:
 
 
 def _embedded(rows: list[Row]) -> Floats:
-    """Returns the embeddings that stand in place of tokens, float32 [count, hidden_size], in the order of the step's
+    """Returns the embeddings that stand in place of tokens, float32 [count, width], in the order of the step's
     tokens."""
     counts = [sum(token == NO_TOKEN for token in row.token_ids) for row in rows]
     values = [np.frombuffer(row.embeds, np.float32) for row in rows]
-    return np.concatenate([value.reshape(count, -1) for value, count in zip(values, counts, strict=True)])
+    return as_wide([value.reshape(count, -1) for value, count in zip(values, counts, strict=True)])
 
 
 def record(tape: Any, config: ModelConfig, context_len: int, weights: Mapping[str, Any]) -> None:
@@ -116,6 +116,8 @@ def record(tape: Any, config: ModelConfig, context_len: int, weights: Mapping[st
     for layer in range(config.num_layers):
         own = _Part(weights, f"model.layers.{layer}.")
         _record_layer(tape, config, layer, context_len, own)
+        if layer < config.num_deep_inputs:
+            tape.add_given()
     if config.streams is not None:
         tape.end_streams(out)
     head = embedding if config.tie_embeddings else weights["lm_head.weight"]

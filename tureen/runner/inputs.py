@@ -8,7 +8,7 @@ import torch
 from tureen.attention.base import ModelInput, Span
 from tureen.contract.runner import Batch, Row
 from tureen.contract.types import NO_TOKEN
-from tureen.runner.forward import drawn_tokens
+from tureen.runner.forward import as_wide, drawn_tokens
 
 
 def make_input(batch: Batch, page_size: int, device: torch.device) -> ModelInput:
@@ -52,7 +52,7 @@ def _embedded(batch: Batch, spans: list[Span], device: torch.device) -> tuple[to
             values.append(np.frombuffer(row.embeds, np.float32).reshape(len(offsets), -1))
     if not places:
         return None
-    return torch.from_numpy(np.concatenate(places)).to(device), torch.from_numpy(np.concatenate(values)).to(device)
+    return torch.from_numpy(np.concatenate(places)).to(device), torch.from_numpy(as_wide(values)).to(device)
 
 
 def _places(batch: Batch, spans: list[Span], positions: np.ndarray, device: torch.device) -> torch.Tensor | None:

@@ -169,8 +169,10 @@ Step step_of(const Tape& tape, nb::tuple rows, const FloatRows* embedded) {
     }
     size_t given = std::count(step.token_ids.begin(), step.token_ids.end(), -1);
     if (given > 0) {
-        if (embedded == nullptr || embedded->shape(0) != given || int(embedded->shape(1)) != tape.hidden())
+        size_t width = embedded == nullptr ? 0 : embedded->shape(1), hidden = tape.hidden();
+        if (width == 0 || embedded->shape(0) != given || (width != hidden && width != hidden * tape.given_parts()))
             throw std::invalid_argument("tokens without an id need one embedding each");
+        step.embedded_width = width;
         step.embedded.assign(embedded->data(), embedded->data() + embedded->size());
     }
     return step;
@@ -395,6 +397,7 @@ void bind_tape(nb::module_& m) {
                Norm post) { tape.layer_input(module, layer, {{gate}, {}}, gate_of(activation), {{out}, {}}, post); },
             nb::kw_only(), nb::arg("module"), nb::arg("layer"), nb::arg("gate"), nb::arg("activation"), nb::arg("out"),
             nb::arg("post"), "x += post(out(activation(gate(x)) * the layer's part of layer_inputs))")
+        .def("add_given", &Tape::add_given, "x += the next part of a token's given embedding, where it has one")
         .def("scale", &Tape::scale, nb::arg("factor"), "x *= factor")
         .def("begin_streams", &Tape::begin_streams, nb::arg("into"),
              "Makes residual streams from x: x, and one per matrix.")

@@ -119,7 +119,7 @@ void Tape::embed(std::shared_ptr<PackedMatrix> table, float scale) {
                 if (scale != 1.0f) std::transform(x, x + hidden_, x, [&](float value) { return value * scale; });
             } else {
                 size_t given = std::count(step.token_ids.begin(), step.token_ids.begin() + m, -1);
-                std::copy_n(step.embedded.data() + given * hidden_, hidden_, x);
+                std::copy_n(step.embedded.data() + given * step.embedded_width, hidden_, x);
             }
             for (size_t rope = 0; rope < frame.buffers.ropes.size(); rope++) {
                 const auto& [frequencies, magnitude, is_interleaved, axes] = frame.buffers.ropes[rope];

@@ -227,7 +227,8 @@ struct Step {
     std::vector<int32_t> adapters;      // of each token; 0 = none
     std::vector<int32_t> by_adapter;    // tokens, those with the same adapter together; none where no token has one
     std::vector<int32_t> sampled;       // tokens whose logits are wanted
-    Floats embedded;                    // [tokens with id -1][hidden]
+    Floats embedded;                    // [tokens with id -1][embedded_width]
+    size_t embedded_width = 0;          // hidden, or more for the operations add_given
 
     int tokens() const { return int(token_ids.size()); }
     // The page table of a span in a layer.
@@ -286,6 +287,8 @@ public:
     void join(float factor);
     // x *= factor
     void scale(float factor);
+    // x += the next part of a token's given embedding, where it has one
+    void add_given();
     // logits = softcap * tanh(scale * matrix(norm(x)) / softcap), or without it where it is 0
     void head(Norm norm, std::shared_ptr<PackedMatrix> matrix, Floats bias, float scale, float softcap);
 
@@ -310,6 +313,8 @@ public:
 
     int hidden() const { return hidden_; }
     int vocab() const { return vocab_; }
+    // The parts of a given embedding, each of `hidden` numbers.
+    int given_parts() const { return given_parts_; }
     int tokens() const { return step_.tokens(); }  // of the last step
     const KvCache& cache() const { return *cache_; }
     int longest_window() const { return longest_window_; }
@@ -360,6 +365,7 @@ private:
     Best best_;                                        // of these
     std::vector<std::vector<int64_t>> expert_counts_;  // [experts operation][expert]: tokens that it took
     bool counts_experts_ = false;
+    int given_parts_ = 1;
     int num_counters_ = 0;
     bool is_held_ = false;  // the last result waits for the operation after it
     std::unique_ptr<std::atomic<int>[]> counters_;

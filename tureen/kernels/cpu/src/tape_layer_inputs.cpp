@@ -81,4 +81,20 @@ void Tape::scale(float factor) {
     });
 }
 
+void Tape::add_given() {
+    int counter = num_counters_++, part = given_parts_++;
+    body_.push_back([=](Frame& frame, int) {
+        const Step& step = frame.step;
+        if (step.embedded_width <= size_t(hidden_)) return;
+        frame.deal(counter, frame.tokens, [&](int m) {
+            if (step.token_ids[m] >= 0) return;
+            size_t given = std::count(step.token_ids.begin(), step.token_ids.begin() + m, -1);
+            const float* more = step.embedded.data() + given * step.embedded_width + size_t(part) * hidden_;
+            float* x = frame.buffers.x.data() + size_t(m) * hidden_;
+            std::transform(x, x + hidden_, more, x, std::plus<float>());
+        });
+        frame.pool.barrier();
+    });
+}
+
 }  // namespace tureen

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import msgspec
+import numpy as np
 from byte_tokenizer import make_byte_tokenizer
 from toy_grammar import BROKEN, COMPLETE, ToyCompiler, rule
 
 from tureen.contract.params import SamplingParams
-from tureen.contract.runner import Batch, Capacity, Masks, StepOutput
+from tureen.contract.runner import Batch, Capacity, Masks, Row, StepOutput
 from tureen.contract.types import NO_TOKEN, FinishReason, GenerateRequest, LogprobSpec, MediaItem, OutputDelta
 from tureen.engine.engine import Engine
 from tureen.engine.queue import Schedule
@@ -160,6 +161,9 @@ class CheckedRunner(FakeRunner):
             for page in row.pages[row.start // size : -(-end // size)]:
                 demand(pool.count(page) == 1, f"page {page} is written while others hold it")
         _check_states(batch, self.capacity().num_states)
+        requests = {sequence.slot: sequence.request for sequence in self.engine.scheduler.running}
+        for row in batch.rows:
+            _check_places(row, requests[row.slot])
         for page in range(pool.num_pages):
             if pool.count(page) == 0:
                 self.pages.poison(page)
@@ -178,6 +182,24 @@ class CheckedRunner(FakeRunner):
         for page in range(windows.pool.num_pages):
             if windows.pool.count(page) == 0:
                 self.pages.poison_window(page)
+
+
+def _check_places(row: Row, request: GenerateRequest) -> None:
+    """Each token's frame, row and column, counted from the first token of the prompt."""
+    grids = {item.start: item.grid for item in request.media if item.grid}
+    if not grids:
+        demand(row.places == b"", "a row of text with places")
+        return
+    places: list[tuple[int, int, int]] = []
+    following = 0
+    while len(places) < row.start + len(row.token_ids):
+        rows, columns = grids.get(len(places), (1, 1))
+        added = [(following, following + y, following + x) for y in range(rows) for x in range(columns)]
+        places += added
+        following = max(max(place) for place in added) + 1
+    wanted = places[row.start : row.start + len(row.token_ids)]
+    found = np.frombuffer(row.places, np.int32).reshape(-1, 3).tolist()
+    demand(found == [list(place) for place in wanted], "a token in another place")
 
 
 def _check_states(batch: Batch, num_states: int) -> None:
@@ -462,10 +484,18 @@ def _random_media(rng: random.Random, request: GenerateRequest) -> GenerateReque
     spans = [(start, end) for start, end in zip(cuts[::2], cuts[1::2], strict=True) if start < end]
     places = [(start, end - start, f"{rng.randrange(3):x}{end - start:x}".ljust(64, "a")) for start, end in spans]
     found = with_media(request, *places)
+    if spans and spans[0][0] % 2:
+        grids = [random.Random(start).choice(_grids(end - start)) for start, end in spans]
+        media = (msgspec.structs.replace(item, grid=grid) for item, grid in zip(found.media, grids, strict=True))
+        found = msgspec.structs.replace(found, media=tuple(media))
     end = max((end for _, end in spans), default=0)
     if found.logprobs is not None and 0 <= found.logprobs.prompt_start < end:
         found = msgspec.structs.replace(found, logprobs=LogprobSpec())
     return found
+
+
+def _grids(count: int) -> list[tuple[int, int]]:
+    return [(rows, count // rows) for rows in range(1, count + 1) if count % rows == 0]
 
 
 def random_tokens(rng: random.Random, length: int) -> tuple[int, ...]:

@@ -1,5 +1,7 @@
 """Qwens that see: pixels, embeddings, log-probabilities and tokens equal those of transformers."""
 
+import json
+
 import msgspec
 import mutated
 import numpy as np
@@ -16,6 +18,7 @@ from tureen.config import Config
 from tureen.contract.runner import Batch
 from tureen.contract.types import NO_TOKEN, GenerateRequest, LogprobSpec, MediaItem
 from tureen.engine.embedded import Embedded
+from tureen.errors import RequestFailed, StartupError
 from tureen.media.base import Prepared
 from tureen.media.families import find_family
 from tureen.runner.load import load_runner
@@ -183,3 +186,86 @@ def test_experts_are_read_as_published_with_inputs_before_outputs(tmp_path):
     save_file(turned, tmp_path / "model.safetensors", {"format": "pt"})
     _check_end_to_end(model, PICTURES[:1])
     _check_end_to_end(model, [], kernels="torch")
+
+
+EYE, ROPE = ("vision_config",), ("text_config", "rope_parameters")
+
+
+@pytest.mark.parametrize(
+    ("variant", "path", "changes", "key"),
+    [
+        ("qwen2.5", EYE, {"hidden_size": 36}, "hidden_size"),
+        ("qwen2.5", EYE, {"in_channels": 1}, "in_channels"),
+        ("qwen2.5", EYE, {"window_size": 7}, "window_size"),
+        ("qwen2.5", EYE, {"fullatt_block_indexes": "x"}, "fullatt_block_indexes"),
+        ("qwen2.5", EYE, {"hidden_act": "tan"}, "hidden_act"),
+        ("qwen2.5", EYE, {"spatial_merge_size": 0}, "spatial_merge_size"),
+        ("qwen2.5", EYE, {"rope_parameters": {"rope_type": "yarn"}}, "rope_type"),
+        ("qwen2.5", EYE, {"out_hidden_size": 32}, "out_hidden_size"),
+        ("qwen2.5", ROPE, {"mrope_section": [2, 3, 4]}, "mrope_section"),
+        ("qwen2.5", ROPE, {"mrope_section": [9, 3, -4]}, "mrope_section"),
+        ("qwen2.5", ROPE, {"mrope_section": 8}, "mrope_section"),
+        ("qwen2.5", ROPE, {"mrope_interleaved": True}, "mrope_interleaved"),
+        ("qwen3", EYE, {"num_position_embeddings": 35}, "num_position_embeddings"),
+        ("qwen3", EYE, {"deepstack_visual_indexes": [1, 1]}, "deepstack_visual_indexes"),
+        ("qwen3", EYE, {"deepstack_visual_indexes": [3]}, "deepstack_visual_indexes"),
+        ("qwen3", EYE, {"depth": 4, "deepstack_visual_indexes": [0, 1, 2, 3]}, "deepstack_visual_indexes"),
+        ("qwen3.5", EYE, {"deepstack_visual_indexes": [1]}, "deepstack_visual_indexes"),
+        ("qwen3.5", ROPE, {"mrope_interleaved": False}, "mrope_interleaved"),
+        ("qwen3.5", (), {"image_token_id": -1}, "image_token_id"),
+    ],
+)
+def test_a_config_that_would_run_wrong_is_refused_naming_the_key(tmp_path, variant, path, changes, key):
+    tiny_qwen_vl.write(tmp_path, variant)
+    whole = part = json.loads((tmp_path / "config.json").read_text())
+    for name in path:
+        part = part[name]
+    part.update(changes)
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    with pytest.raises(StartupError, match=rf"config\.json.*{key}"):
+        load_runner(folder_source(tmp_path), Config(device="cpu", max_total_tokens=256, num_threads=1)).close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"image_processor_type": "CLIPImageProcessor"}, "image_processor_type"),
+        ({"patch_size": 5}, "patch_size"),
+        ({"merge_size": 3}, "merge_size"),
+        ({"temporal_patch_size": 1}, "temporal_patch_size"),
+        ({"do_resize": False}, "do_resize"),
+        ({"resample": 9}, "resample"),
+        ({"size": {"shortest_edge": 16, "longest_edge": 63}}, "size"),
+        ({"size": {"shortest_edge": 8192, "longest_edge": 4096}}, "size"),
+        ({"size": 7}, "size"),
+        ({"min_pixels": "many"}, "min_pixels"),
+        ({"image_std": [0, 1, 1]}, "image_std"),
+    ],
+)
+def test_a_processor_that_would_prepare_pictures_wrongly_is_refused_naming_the_key(model, changes, key):
+    hf = json.loads((model.folder / "config.json").read_text())
+    with pytest.raises(StartupError, match=rf"preprocessor_config\.json.*{key}"):
+        find_family(hf, tiny_qwen_vl.PREPROCESSOR | changes)
+
+
+def test_a_folder_without_the_processors_file_says_what_is_missing(model):
+    with pytest.raises(StartupError, match=r"preprocessor_config\.json.*is missing.*download it again"):
+        find_family(json.loads((model.folder / "config.json").read_text()), {})
+
+
+@pytest.mark.parametrize("shape", [(2, 32, 32, 3), (1, 30, 32, 3), (1, 32, 4, 3)])
+def test_pixels_that_no_picture_becomes_are_refused(model, shape):
+    pixels = np.zeros(shape, np.uint8)
+    with pytest.raises(RequestFailed):
+        model.family.parts(Prepared(pixels, 16))
+    with pytest.raises(RequestFailed):
+        list(model.encoder.encode(MediaItem("", 0, 16, pixels.tobytes(), shape)))
+
+
+def test_older_files_have_the_limits_of_a_pictures_size_beside_it(model):
+    hf = json.loads((model.folder / "config.json").read_text())
+    older = {key: value for key, value in tiny_qwen_vl.PREPROCESSOR.items() if key != "size"}
+    family = find_family(hf, older | {"min_pixels": 256, "max_pixels": 4096})
+    for size in tiny_qwen_vl.SIZES:
+        [found], [wanted] = (one.prepare([tiny_llava.picture(*size)], "image") for one in (family, model.family))
+        assert (found.pixels == wanted.pixels).all()

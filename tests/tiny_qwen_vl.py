@@ -38,6 +38,12 @@ LINEAR["rope_parameters"] = ROPE | {
 DEEP = SHAPE | {"num_hidden_layers": 3, "head_dim": 32}
 DEEP["rope_parameters"] = ROPE | {"mrope_section": [6, 5, 5], "mrope_interleaved": True}
 VARIANTS = {
+    "qwen2": (
+        "Qwen2VL",
+        SHAPE | {"rope_parameters": ROPE | {"mrope_section": [2, 3, 3]}},
+        {key: value for key, value in EYE.items() if key not in ("intermediate_size", "out_hidden_size")}
+        | {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 3},
+    ),
     "qwen2.5": (
         "Qwen2_5_VL",
         SHAPE | {"rope_parameters": ROPE | {"mrope_section": [2, 3, 3]}},

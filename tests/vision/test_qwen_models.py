@@ -147,7 +147,7 @@ def test_embeddings_of_a_picture_equal_transformers(model, size):
     check_embeddings(model.encoder, prepared, _expected_embeddings(model, picture))
 
 
-@pytest.mark.parametrize("model", ["qwen2.5", "qwen3", "qwen3.5"], indirect=True)
+@pytest.mark.parametrize("model", ["qwen2", "qwen2.5", "qwen3", "qwen3.5"], indirect=True)
 def test_noise_in_any_weight_of_the_part_that_sees_is_noticed(model, tmp_path):
     picture = tiny_llava.picture(57, 31)
     [prepared] = model.family.prepare([picture], "image")

@@ -60,8 +60,10 @@ LAYER_NAMES: Final = {
     "attn.proj": "out",
     "mlp.gate_proj": "gate",
     "mlp.up_proj": "up",
+    "mlp.fc1": "up",
     "mlp.linear_fc1": "up",
     "mlp.down_proj": "down",
+    "mlp.fc2": "down",
     "mlp.linear_fc2": "down",
 }
 
@@ -139,6 +141,16 @@ class QwenVision(msgspec.Struct, frozen=True, kw_only=True):
     def _norm_weights(self, name: str, size: int) -> dict[str, tuple[int, ...]]:
         weight: dict[str, tuple[int, ...]] = {f"{name}.weight": (size,)}
         return weight if self.has_gates else weight | {f"{name}.bias": (size,)}
+
+
+def qwen2_vision(hf: Mapping[str, Any]) -> QwenVision:
+    """Reads the vision part of Qwen2-VL's config.json. Raises StartupError naming the key at fault."""
+    values = hf.get("vision_config") or {}
+    own = _settings(values)
+    hidden, out = own.integer("embed_dim", 1280), own.integer("hidden_size", 3584)
+    inner = int(hidden * own.number("mlp_ratio", 4))
+    sizes = {"hidden_size": hidden, "intermediate_size": inner, "out_hidden_size": out}
+    return _common(_settings({"hidden_act": "quick_gelu", **values, **sizes}), QWEN2_5)
 
 
 def qwen2_5_vision(hf: Mapping[str, Any]) -> QwenVision:

@@ -1,5 +1,5 @@
-"""Qwen2.5-VL, Qwen3-VL, Qwen3.5 and 3.6 (arXiv:2502.13923): a picture of any resolution has a token for each square of
-a few patches."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 and 3.6 (arXiv:2409.12191): a picture of any resolution has a token for each
+square of a few patches."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 
 from tureen.errors import RequestFailed
 from tureen.media.base import Modality, Normalisation, PicturePart, Prepared
-from tureen.media.qwen_vision import QwenVision, qwen2_5_vision, qwen3_vision
+from tureen.media.qwen_vision import QwenVision, qwen2_5_vision, qwen2_vision, qwen3_vision
 from tureen.media.resizing import BICUBIC, CLIP_MEAN, CLIP_STD, FILE, normalisation, processor, resample
 from tureen.media.settings import Settings
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MODEL_TYPES = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 DEEP_TYPES = ("qwen3_vl", "qwen3_vl_moe")
 PROCESSORS = ("Qwen2VLImageProcessor", "Qwen3VLImageProcessor")
 LEAST_PIXELS, MOST_PIXELS = 56 * 56, 28 * 28 * 1280
@@ -100,6 +100,8 @@ def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> QwenPicture
 
 def vision_config(hf: Mapping[str, Any]) -> QwenVision:
     """Reads the vision encoder's description from config.json. Raises StartupError naming the key at fault."""
+    if hf.get("model_type") == "qwen2_vl":
+        return qwen2_vision(hf)
     if hf.get("model_type") == "qwen2_5_vl":
         return qwen2_5_vision(hf)
     return qwen3_vision(hf, is_deep=hf.get("model_type") in DEEP_TYPES)

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL (arXiv:2502.13923): Qwen2.5 with pictures; vectors turn with a token's row and column."""
+"""Qwen2-VL and Qwen2.5-VL (arXiv:2409.12191, arXiv:2502.13923): Qwen2.5 with pictures."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from tureen.models.config import ModelConfig, common, sliding_windows, with_sect
 from tureen.models.published import Published
 from tureen.models.reading import layer_number
 
-ARCHITECTURES = ("Qwen2_5_VLForConditionalGeneration",)
+ARCHITECTURES = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
 FAMILIES = {
+    "Qwen2-VL": Published("Qwen/Qwen2-VL-2B-Instruct", "2.2B, 8.3B, 73B"),
     "Qwen2.5-VL": Published("Qwen/Qwen2.5-VL-3B-Instruct", "3.8B, 8.3B, 33B, 73B", calls="hermes"),
 }
 SECTIONS = (16, 24, 24)

@@ -135,8 +135,7 @@ def _families(modules: set[ModuleType]) -> Iterator[tuple[str, ...]]:
 
 def _architecture(name: str, module: ModuleType) -> tuple[str, ...]:
     what = " ".join((module.__doc__ or "").split()).rstrip(".")
-    sees = hasattr(module, "parse_vision") and not name.endswith("ForCausalLM")
-    facts = (_has_gguf(name), sees)
+    facts = (_has_gguf(name), hasattr(module, "parse_vision") and not name.endswith("ForCausalLM"))
     return f"`{name}`", what, *map(_yes, facts), REAL.get(name, "")
 
 

@@ -18,6 +18,7 @@ class PlainFamily:
     placeholder_id = 7
     video_placeholder = "<video>"
     video_placeholder_id = 8
+    part_tokens = ()
     normalisation = Normalisation(1 / 255, (0.5,) * 3, (0.5,) * 3)
 
     def prepare(self, pictures, modality):

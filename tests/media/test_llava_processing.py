@@ -127,7 +127,7 @@ def test_a_preprocessor_that_cannot_be_honoured_is_refused_by_its_key(configs, c
         ("llava-clip", {"vision_feature_layer": 4}, "vision_feature_layer"),
         ("llava-clip", {"vision_feature_layer": []}, "vision_feature_layer"),
         ("llava-clip", {"projector_hidden_act": "tanh"}, "projector_hidden_act"),
-        ("llava-clip", {"vision_config": {"model_type": "pixtral"}}, "model_type"),
+        ("llava-clip", {"vision_config": {"model_type": "vivit"}}, "model_type"),
         ("llava-clip", {"vision_config": {**tiny_llava.CLIP, "num_attention_heads": 5}}, "hidden_size"),
         ("llava-clip", {"image_token_index": -1}, "image_token_index"),
     ],

@@ -31,6 +31,7 @@ class PlainFamily:
     placeholder_id = 7
     video_placeholder = "<video>"
     video_placeholder_id = 8
+    part_tokens = ()
 
     def prepare(self, pictures, modality):
         for picture in pictures:

@@ -32,6 +32,8 @@ class Model(msgspec.Struct):
     variant: str
     encoder: object
     family: object
+    tiny: object = tiny_llava  # module that writes the variants: write, processor
+    text_ids: dict = {}  # text of a picture's parts -> tokens
 
 
 def _make_config(**changes):
@@ -45,11 +47,11 @@ def load_tiny_encoder(folder, **changes):
     return load_encoder(source, model_config(source), _make_config(**changes), resolve_device(DEVICE, 2), no_progress)
 
 
-def make_model(folder, variant):
-    oracle = tiny_llava.write(folder, variant)
+def make_model(folder, variant, tiny=tiny_llava):
+    oracle = tiny.write(folder, variant)
     source = folder_source(folder)
     family = find_family(model_config(source), preprocessor_config(source))
-    return Model(folder, oracle, variant, load_tiny_encoder(folder), family)
+    return Model(folder, oracle, variant, load_tiny_encoder(folder), family, tiny, getattr(tiny, "TEXT_IDS", {}))
 
 
 def item_of(prepared):
@@ -74,7 +76,7 @@ def _pixels(model, pictures, modality):
         values = np.moveaxis((np.stack(frames) / 255 - mean) / std, -1, 1)
         return {"pixel_values_videos": torch.tensor(values[None], dtype=torch.float32)}
     is_nested = modality == "multi-images" and model.variant == "onevision"
-    return dict(tiny_llava.processor(model.variant)([pictures] if is_nested else pictures, return_tensors="pt"))
+    return dict(model.tiny.processor(model.variant)([pictures] if is_nested else pictures, return_tensors="pt"))
 
 
 @torch.no_grad()
@@ -98,11 +100,19 @@ def _expected(model, prompt, pictures, modality):
     return tokens, rows
 
 
-def _prompt(counts, token_id):
-    """Text with a picture of that many tokens after each piece of it but the last."""
+def shown(model, prepared, token_id):
+    """What a picture becomes in the prompt; token_id: in place of its embeddings."""
+    found = []
+    for part in model.family.parts(prepared):
+        found += [*model.text_ids.get(part.text, ()), *[token_id] * part.num_tokens]
+    return found
+
+
+def _prompt(pictures):
+    """Text with a picture after each piece of it but the last. pictures: their tokens."""
     found = list(TEXT[0])
-    for count, text in zip(counts, (*TEXT[1:], TEXT[0]), strict=False):
-        found += [token_id] * count + list(text)
+    for tokens, text in zip(pictures, (*TEXT[1:], TEXT[0]), strict=False):
+        found += [*tokens, *text]
     return found
 
 
@@ -129,10 +139,10 @@ def check_end_to_end(model, pictures, modality, **changes):
     prepared = model.family.prepare(pictures, modality)
     is_video = modality == "video"
     placeholder = model.family.video_placeholder_id if is_video else model.family.placeholder_id
-    counts = [one.num_tokens for one in prepared]
     embeddings = np.concatenate([encode(model.encoder, one) for one in prepared])
-    tokens, logprobs = _generate(model, _prompt(counts, NO_TOKEN), embeddings, **changes)
-    expected_tokens, expected_rows = _expected(model, _prompt(counts, placeholder), pictures, modality)
+    given, asked = (_prompt([shown(model, one, token) for one in prepared]) for token in (NO_TOKEN, placeholder))
+    tokens, logprobs = _generate(model, given, embeddings, **changes)
+    expected_tokens, expected_rows = _expected(model, asked, pictures, modality)
     assert tokens == expected_tokens
     for token, found, row in zip(tokens, logprobs, expected_rows, strict=True):
         assert found == pytest.approx(row[token], abs=2e-4)

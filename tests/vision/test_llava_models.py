@@ -70,7 +70,7 @@ def test_noise_in_any_weight_of_the_part_that_sees_is_noticed(model, tmp_path):
 def test_every_architecture_with_pictures_is_tested_with_noise():
     families = {f"{tiny_llava.VARIANTS[variant][0]}ForConditionalGeneration" for variant in MUTATED}
     known = declared("tureen.models", "ARCHITECTURES")
-    with_pictures = {name for name in known if name.startswith("Llava")}  # of the others the text model alone is served
+    with_pictures = {name for name in known if name.startswith("Llava")}  # others have files of their own
     assert families == with_pictures
     assert {tiny_llava.VARIANTS[variant][1] for variant in MUTATED} == {one[1] for one in tiny_llava.VARIANTS.values()}
 

@@ -63,6 +63,7 @@ class Family(Protocol):
     placeholder_id: int | None  # its token id; None where the tokenizer does not know it
     video_placeholder: str | None  # None: takes no videos
     video_placeholder_id: int | None
+    part_tokens: tuple[str, ...]  # special tokens in the text of parts; a tokenizer without them is refused
     normalisation: Normalisation
 
     def prepare(self, pictures: Sequence[Image], modality: Modality) -> list[Prepared]:

@@ -14,7 +14,13 @@ from tureen.registry import declared, declaring
 
 def is_family(hf: Mapping[str, Any]) -> bool:
     """Returns whether the model of a config.json takes pictures, if what they need is installed."""
-    return declaring("tureen.media", "MODEL_TYPES", hf.get("model_type")) is not None
+    model_type = hf.get("model_type")
+    is_text = hf.get("vision_config") is None and _declares("VISION_IS_OPTIONAL", model_type)
+    return _declares("MODEL_TYPES", model_type) and not is_text
+
+
+def _declares(name: str, model_type: object) -> bool:
+    return declaring("tureen.media", name, model_type) is not None
 
 
 def sees(hf: Mapping[str, Any]) -> bool:

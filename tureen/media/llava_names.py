@@ -1,4 +1,4 @@
-"""Maps the names of a LLaVA's vision weights in checkpoints to those used here. No torch."""
+"""Maps the names of the vision weights of LLaVA and Mistral 3 in checkpoints to those used here. No torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 PREFIXES: Final = ("model.", "vision_tower.", "vision_tower.", "vision_model.")
 """Prefixes that are left out, in this order, where a name begins so: older and newer checkpoints differ in them."""
-LAYER: Final = re.compile(r"encoder\.layers?\.(\d+)\.(.+)")
+LAYER: Final = re.compile(r"(?:encoder|transformer)\.layers?\.(\d+)\.(.+)")
 UNUSED: Final = ("post_layernorm.", "layernorm.", "head.", "embeddings.mask_token", "embeddings.position_ids")
 """Weights that come after the features, or are for training."""
 NAMES: Final = {
@@ -16,6 +16,8 @@ NAMES: Final = {
     "mm_projector.0": "projector.fc1",
     "mm_projector.2": "projector.fc2",
     "multi_modal_projector.linear_2": "projector.fc2",
+    "multi_modal_projector.norm": "merger.norm",
+    "multi_modal_projector.patch_merger.merging_layer": "merger",
     "embeddings.class_embedding": "tower.class_token",
     "embeddings.cls_token": "tower.class_token",
     "embeddings.patch_embedding": "tower.patches",
@@ -23,6 +25,8 @@ NAMES: Final = {
     "embeddings.position_embedding.weight": "tower.positions",
     "embeddings.position_embeddings": "tower.positions",
     "pre_layrnorm": "tower.input_norm",
+    "patch_conv": "tower.patches",
+    "ln_pre": "tower.input_norm",
 }
 LAYER_NAMES: Final = {
     "layer_norm1": "norm1",
@@ -41,6 +45,15 @@ LAYER_NAMES: Final = {
     "mlp.fc2": "fc2",
     "mlp.weights_in": "fc1",
     "mlp.weights_out": "fc2",
+    "attention_norm": "norm1",
+    "ffn_norm": "norm2",
+    "attention.q_proj": "q",
+    "attention.k_proj": "k",
+    "attention.v_proj": "v",
+    "attention.o_proj": "out",
+    "feed_forward.gate_proj": "gate",
+    "feed_forward.up_proj": "fc1",
+    "feed_forward.down_proj": "fc2",
     "layer_scale1.lambda1": "scale1",
     "layer_scale2.lambda1": "scale2",
 }

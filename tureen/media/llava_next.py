@@ -24,6 +24,7 @@ class LlavaNext:
     placeholder = "<image>"
     video_placeholder = None
     video_placeholder_id = None
+    part_tokens = ()
 
     def __init__(
         self, placeholder_id: int | None, side: int, grid: tuple[tiles.Size, ...], settings: PictureSettings

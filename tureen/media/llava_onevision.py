@@ -40,6 +40,7 @@ class LlavaOnevision:
 
     placeholder = "<image>"
     video_placeholder = "<video>"
+    part_tokens = ()
 
     def __init__(
         self, config: Settings, side: int, grid: tuple[tiles.Size, ...], max_tiles: int, settings: PictureSettings

@@ -12,13 +12,15 @@ import numpy as np
 from tureen.errors import RequestFailed
 from tureen.media.base import Modality, Normalisation, PicturePart, Prepared
 from tureen.media.qwen_vision import QwenVision, qwen2_5_vision, qwen2_vision, qwen3_vision
-from tureen.media.resizing import BICUBIC, CLIP_MEAN, CLIP_STD, FILE, normalisation, processor, resample
+from tureen.media.resizing import CLIP_MEAN, CLIP_STD, FILE, normalisation, processor, resampling
 from tureen.media.settings import Settings
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+VISION_IS_OPTIONAL = ("qwen3_5", "qwen3_5_moe")
+"""Models that take text only where config.json has no vision_config."""
 DEEP_TYPES = ("qwen3_vl", "qwen3_vl_moe")
 PROCESSORS = ("Qwen2VLImageProcessor", "Qwen3VLImageProcessor")
 LEAST_PIXELS, MOST_PIXELS = 56 * 56, 28 * 28 * 1280
@@ -31,6 +33,7 @@ class QwenPictures:
     placeholder = "<|image_pad|>"
     video_placeholder = None
     video_placeholder_id = None
+    part_tokens = ()
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> QwenPicture
         Settings("config.json", hf).token_id("image_token_id", 151655),
         vision.token_side,
         _limits(settings, vision.token_side),
-        resample(settings, BICUBIC),
+        resampling(settings),
         normalisation(settings, CLIP_MEAN, CLIP_STD),
     )
 

@@ -87,18 +87,18 @@ def picture_settings(preprocessor: Mapping[str, Any], *known: str) -> PictureSet
         size=(size["height"], size["width"]) if "height" in size else None,
         short_side=size.get("shortest_edge"),
         crop=tuple(_size(settings, "crop_size", defaults).values()) if crops else None,  # type: ignore[arg-type]
-        resample=resample(settings, BICUBIC),
+        resample=resampling(settings),
         pads_to_square=name == "LlavaImageProcessor" and settings.flag("do_pad", False),
         normalisation=normalisation(settings, defaults["mean"], defaults["std"]),
     )
 
 
-def resample(settings: Settings, default: int) -> int:
-    """Reads the filter of Pillow that pictures are resized with. Raises StartupError."""
-    number = settings.get("resample", default)
-    if type(number) is not int or not 0 <= number < NUM_FILTERS:
-        raise settings.fault("resample", f"must be a filter of Pillow, 0 to {NUM_FILTERS - 1}, got {echo(number)}")
-    return number
+def resampling(settings: Settings) -> int:
+    """Reads the filter, one of Pillow's, that preprocessor_config.json wants. Raises StartupError."""
+    resample = settings.get("resample", BICUBIC)
+    if type(resample) is not int or not 0 <= resample < NUM_FILTERS:
+        raise settings.fault("resample", f"must be a filter of Pillow, 0 to {NUM_FILTERS - 1}, got {echo(resample)}")
+    return resample
 
 
 def normalisation(settings: Settings, mean: Channels, std: Channels) -> Normalisation:

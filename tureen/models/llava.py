@@ -1,4 +1,5 @@
-"""LLaVA-1.5 (arXiv:2310.03744): CLIP, SigLIP or DINOv2, a projector, and a text model of any kind."""
+"""LLaVA-1.5 (arXiv:2310.03744) and Pixtral (arXiv:2410.07073): CLIP, SigLIP, DINOv2 or Pixtral's tower, a projector,
+and a text model of any kind."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from tureen.models.published import Published
 ARCHITECTURES = ("LlavaForConditionalGeneration",)
 FAMILIES = {
     "LLaVA 1.5": Published("llava-hf/llava-1.5-7b-hf", "7B, 13B"),
+    "Pixtral": Published("mistral-community/pixtral-12b", "12B, 124B"),
 }
 
 

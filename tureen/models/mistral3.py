@@ -1,4 +1,4 @@
-"""Ministral 3 and Mistral Small 3 (Mistral AI, 2025), text: Mistral's block; queries may grow with the position."""
+"""Ministral 3 and Mistral Small 3 (Mistral AI, 2025): Mistral's block; queries may grow with the position."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from tureen.media import mistral3
+from tureen.media.vision_config import VisionConfig
 from tureen.models.config import ModelConfig, QueryGrowth, common, sliding_windows
 from tureen.models.published import Published
 from tureen.models.reading import integer, number
@@ -26,7 +28,7 @@ DEFAULTS = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
+    "rms_norm_eps": mistral3.TEXT_NORM_EPS,
 }
 """Published configs leave out keys that have these values."""
 
@@ -44,3 +46,8 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
         beta=number(parameters, "llama_4_scaling_beta"), every=integer(parameters, "original_max_position_embeddings")
     )
     return replace(config, windows=windows, query_growth=growth)
+
+
+def parse_vision(hf: Mapping[str, Any]) -> VisionConfig:
+    """Reads the vision part of config.json. Raises StartupError naming the key that is wrong or not supported."""
+    return mistral3.vision_config(hf)

@@ -103,6 +103,7 @@ def make_context(tokenizer: Tokenizer, info: EngineInfo, config: Config, media: 
     except InvalidRequest as error:
         raise StartupError(f"{where}: {error.message}") from None
     family = None if media is None else media.family
+    _require_tokens(() if family is None else family.part_tokens, tokenizer, info)
     templates = _chat_templates(tokenizer, config, family)
     taught = "" if isinstance(templates, str) else templates.with_tools.source
     return Context(
@@ -116,6 +117,17 @@ def make_context(tokenizer: Tokenizer, info: EngineInfo, config: Config, media: 
         reasoning_format(config.reasoning_parser, taught),
         secrets.randbits if config.random_seed is None else random.Random(config.random_seed).getrandbits,
     )
+
+
+def _require_tokens(texts: tuple[str, ...], tokenizer: Tokenizer, info: EngineInfo) -> None:
+    """Raises StartupError unless each text is a token of the model."""
+    for text in texts:
+        token_id = tokenizer.token_id(text)
+        if token_id is None or token_id >= info.vocab_size:
+            raise StartupError(
+                f"the tokenizer has no token {text}, which pictures of this model need; give the model's own tokenizer",
+                field="tokenizer_path",
+            )
 
 
 def _chat_templates(tokenizer: Tokenizer, config: Config, family: Family | None) -> ChatTemplates | str:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 CPU_PIECE, GPU_PIECE = 300_000_000, 1_000_000_000_000
 """Floating-point operations in a piece of work: a few milliseconds."""
+QUANTISED = ("scales", "weight_", "input_scale", "activation_scale")
+"""Beginnings of what quantised checkpoints call the float tensors beside a matrix."""
 
 
 class Encoder:
@@ -175,6 +177,12 @@ def _renamed(tensors: Iterator[Stored], local_name: Callable[[str], str | None])
         try:
             name = local_name(stored.name)
         except KeyError:
+            if stored.name.rpartition(".")[2].startswith(QUANTISED):
+                raise StartupError(
+                    f"the part that sees is quantised ({stored.name}), which cannot be read; use a checkpoint in which "
+                    "the text model alone is quantised",
+                    field="model_path",
+                ) from None
             raise StartupError(
                 f"the model has a weight that its architecture does not: {stored.name}; is config.json its own?"
             ) from None

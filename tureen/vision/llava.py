@@ -1,4 +1,4 @@
-"""The vision encoder of LLaVA, LLaVA-NeXT and LLaVA-OneVision: turns pictures into embeddings of the language model."""
+"""The vision encoder of the LLaVAs, Pixtral and Mistral 3: turns pictures into embeddings of the language model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tureen.errors import RequestFailed
 from tureen.media.tiles import Layout
 from tureen.media.vision_config import VisionConfig
 from tureen.vision.picture_embedder import Work
-from tureen.vision.projector import Projector, of_frames, with_tiles
+from tureen.vision.projector import Merger, Projector, of_frames, with_tiles
 from tureen.vision.tower import Tower
 
 NO_LAYOUT, POOLED, TILED = 0, 2, len(Layout._fields)
@@ -19,13 +19,17 @@ NO_LAYOUT, POOLED, TILED = 0, 2, len(Layout._fields)
 
 
 class LlavaVision:
-    """A tower and a projector. weights: those of `VisionConfig.weights`; piece: see Tower."""
+    """A tower, for some models a merger, and a projector. weights: those of `VisionConfig.weights`; piece: see
+    Tower."""
 
     def __init__(self, config: VisionConfig, weights: Mapping[str, Tensor], piece: int) -> None:
         self._config = config
         self._tower = Tower(config.tower, _under("tower.", weights), piece)
         self._projector = Projector(config.projector_activation, _under("projector.", weights), piece)
         self._newline = weights.get("newline")
+        self._merger = None
+        if config.merger_eps is not None:
+            self._merger = Merger(config.merge_size, config.merger_eps, _under("merger.", weights), piece)
 
     def embed(self, pictures: Tensor, layout: tuple[int, ...]) -> Work:
         """Embeds pictures [tiles, 3, height, width], normalised: returns [tokens, hidden_size]. Yields as Tower does.
@@ -37,6 +41,8 @@ class LlavaVision:
         for picture in pictures:
             features = yield from self._tower.states(picture, self._config.feature_layers)
             features = features[1:] if self._config.drops_first else features
+            if self._merger is not None:
+                features = yield from self._merger.merge(features, picture.shape[2] // self._config.tower.patch_size)
             embedded.append((yield from self._projector.project(features)))
         if self._newline is None:
             return embedded[0]
@@ -49,7 +55,7 @@ class LlavaVision:
     def _check(self, pictures: Tensor, layout: tuple[int, ...]) -> None:
         count, _, height, width = pictures.shape
         tower = self._config.tower
-        fits = tower.stretches or height == width == tower.image_size
+        fits = self._config.takes(height, width)
         side = tower.image_size // tower.patch_size
         if len(layout) == TILED:
             fits &= self._newline is not None and count > 1 and _is_possible(Layout(*layout), count - 1, side)

@@ -34,6 +34,30 @@ class Projector:
         return embeddings
 
 
+class Merger:
+    """Makes a feature of each square of patches. weights: those of the merger in `VisionConfig.weights`; piece: see
+    Tower."""
+
+    def __init__(self, size: int, eps: float, weights: Mapping[str, Tensor], piece: int) -> None:
+        self._size = size  # patches along a square's side
+        self._eps = eps
+        self._weights = weights
+        self._piece = piece
+
+    def merge(self, features: Tensor, columns: int) -> Work:
+        """Merges features [patches, features] in rows of `columns`: returns [squares, features]. Yields as Tower
+        does."""
+        width, weight = features.shape[-1], self._weights["weight"]
+        normed = functional.rms_norm(features, (width,), self._weights["norm.weight"], self._eps)
+        grid = normed.view(-1, self._size, columns // self._size, self._size, width)
+        squares = grid.permute(0, 2, 4, 1, 3).reshape(-1, width * self._size**2)
+        merged = features.new_empty(len(squares), len(weight))
+        for rows in blocks(len(squares), 2 * weight.numel(), self._piece, MIN_ROWS):
+            merged[rows] = functional.linear(squares[rows], weight)
+            yield 2 * len(merged[rows]) * weight.numel()
+        return merged
+
+
 def with_tiles(tiles: Tensor, layout: Layout, newline: Tensor) -> Tensor:
     """Joins the projected features of a picture's tiles: [1 + tiles, features, hidden_size] -> [tokens, hidden_size].
 

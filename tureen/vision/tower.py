@@ -1,7 +1,8 @@
-"""Computes a vision transformer's hidden states, piece by piece: CLIP, SigLIP and DINOv2 differ in a few flags.
+"""Computes a vision transformer's hidden states, piece by piece: CLIP, SigLIP, DINOv2 and Pixtral differ in a few
+flags.
 
-A piece is some rows of a product, or some heads; the generators yield the floating-point operations of each piece after
-it is done. How a picture is divided depends on the model and `piece` alone.
+A piece is some rows of a product, or some heads and queries; the generators yield the floating-point operations of each
+piece after it is done. How a picture is divided depends on the model and `piece` alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.nn import functional
 from tureen.media.vision_config import TowerConfig
 from tureen.vision.picture_embedder import Work
 
+Turns = tuple[Tensor, Tensor]
 MIN_ROWS: Final = 64  # of a product: fewer spend their time on reading the matrix
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "gelu": functional.gelu,
@@ -42,9 +44,10 @@ class Tower:
         """Returns the outputs of these layers, side by side, for pixels [3, height, width], normalised: [tokens,
         hidden_size * len(layers)]. Layer 0 is the input of the first. Yields the operations of each piece."""
         hidden = yield from self._embed(pixels)
+        turns = self._turns(pixels)
         features = {0: hidden.clone()} if 0 in layers else {}
         for layer in range(self.config.num_layers):
-            yield from self._run_layer(hidden, f"layers.{layer}")
+            yield from self._run_layer(hidden, f"layers.{layer}", turns)
             if layer + 1 in layers:
                 features[layer + 1] = hidden.clone()
         return torch.cat([features[layer] for layer in layers], dim=-1)
@@ -56,7 +59,8 @@ class Tower:
         hidden = patches.flatten(1).T
         if config.has_class_token:
             hidden = torch.cat([weights["class_token"][None], hidden])
-        hidden = hidden + self._positions(pixels.shape[1], pixels.shape[2])
+        if config.rope_theta is None:
+            hidden = hidden + self._positions(pixels.shape[1], pixels.shape[2])
         if config.has_input_norm:
             hidden = self._norm(hidden, "input_norm")
         yield 2 * len(hidden) * kernel.numel()
@@ -72,24 +76,47 @@ class Tower:
         stretched = functional.interpolate(square, (height // patch, width // patch), mode="bicubic")
         return torch.cat([positions[:first], stretched[0].flatten(1).T.to(positions.dtype)])
 
-    def _run_layer(self, hidden: Tensor, name: str) -> Iterator[int]:
+    def _turns(self, pixels: Tensor) -> Turns | None:
+        """Returns the cosines and sines, [tokens, head_dim] each, of the angles by which positions rotate; a pair is a
+        number of a head's first half and one of its second."""
+        config = self.config
+        if config.rope_theta is None:
+            return None
+        rows, columns = pixels.shape[1] // config.patch_size, pixels.shape[2] // config.patch_size
+        size = config.hidden_size // config.num_heads
+        steps = torch.arange(0, size, 2, dtype=torch.float32, device=pixels.device) / size
+        frequencies = 1 / config.rope_theta**steps
+        places = torch.arange(max(rows, columns), dtype=torch.float32, device=pixels.device)[:, None]
+        down, across = places[:rows] * frequencies[0::2], places[:columns] * frequencies[1::2]
+        grid = (rows, columns, size // 4)
+        half = torch.cat([down[:, None].expand(grid), across[None].expand(grid)], dim=-1).reshape(rows * columns, -1)
+        angles = half.repeat(1, 2)
+        return angles.cos().to(pixels.dtype), angles.sin().to(pixels.dtype)
+
+    def _run_layer(self, hidden: Tensor, name: str, turns: Turns | None) -> Iterator[int]:
         """Adds to `hidden` in place."""
         size, config = len(hidden), self.config
-        mixed = yield from self._attend(hidden, name)
-        row_flops = 2 * sum(self._weights[f"{name}.{part}.weight"].numel() for part in ("out", "fc1", "fc2"))
+        mixed = yield from self._attend(hidden, name, turns)
+        names = ("out", "fc1", "fc2", "gate") if config.has_gate else ("out", "fc1", "fc2")
+        row_flops = 2 * sum(self._weights[f"{name}.{part}.weight"].numel() for part in names)
         for rows in blocks(size, row_flops, self._piece, MIN_ROWS):
             part = hidden[rows]
             part += self._scaled(self._linear(mixed[rows], f"{name}.out"), f"{name}.scale1")
-            inner = self._linear(self._norm(part, f"{name}.norm2"), f"{name}.fc1")
-            if config.has_gated_mlp:
-                gate, up = inner.chunk(2, dim=-1)
-                inner = functional.silu(gate) * up
-            else:
-                inner = self._activate(inner)
+            inner = self._inner(self._norm(part, f"{name}.norm2"), name)
             part += self._scaled(self._linear(inner, f"{name}.fc2"), f"{name}.scale2")
             yield len(part) * row_flops
 
-    def _attend(self, hidden: Tensor, name: str) -> Work:
+    def _inner(self, normed: Tensor, name: str) -> Tensor:
+        """Returns the mlp's inner values."""
+        inner = self._linear(normed, f"{name}.fc1")
+        if self.config.has_gate:
+            return self._activate(self._linear(normed, f"{name}.gate")) * inner
+        if self.config.has_gated_mlp:
+            gate, up = inner.chunk(2, dim=-1)
+            return self._activate(gate) * up
+        return self._activate(inner)
+
+    def _attend(self, hidden: Tensor, name: str, turns: Turns | None) -> Work:
         """Attends, every token to every other: returns [tokens, hidden_size], the heads side by side."""
         size, width = hidden.shape
         num_heads = self.config.num_heads
@@ -99,25 +126,39 @@ class Tower:
             normed = self._norm(hidden[rows], f"{name}.norm1")
             for out, part in zip(projected, "qkv", strict=True):
                 out[rows] = self._linear(normed, f"{name}.{part}")
+                if turns is not None and part != "v":
+                    _rotate(out[rows].view(len(normed), num_heads, -1), turns, rows)
             yield len(normed) * row_flops
         q, k, v = (tensor.view(size, num_heads, -1).transpose(0, 1)[None] for tensor in projected)
         mixed = torch.empty_like(hidden)
         heads = mixed.view(size, num_heads, -1).transpose(0, 1)
-        head_flops = 4 * size * size * (width // num_heads)
-        for group in blocks(num_heads, head_flops, self._piece, 1):
-            heads[group] = functional.scaled_dot_product_attention(q[:, group], k[:, group], v[:, group])[0]
-            yield len(heads[group]) * head_flops
+        query_flops = 4 * size * (width // num_heads)
+        for group in blocks(num_heads, query_flops * size, self._piece, 1):
+            group_flops = len(heads[group]) * query_flops
+            for rows in blocks(size, group_flops, self._piece, MIN_ROWS):  # of one head, if it is more than a piece
+                mixed_rows = functional.scaled_dot_product_attention(q[:, group, rows], k[:, group], v[:, group])[0]
+                heads[group, rows] = mixed_rows
+                yield mixed_rows.shape[1] * group_flops
         return mixed
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         return functional.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        weight, bias = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
+        weight, bias = self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias")
+        if self.config.has_rms_norms:
+            return functional.rms_norm(x, (x.shape[-1],), weight, self.config.norm_eps)
         return functional.layer_norm(x, (x.shape[-1],), weight, bias, self.config.norm_eps)
 
     def _scaled(self, x: Tensor, name: str) -> Tensor:
         return x * self._weights[name] if self.config.has_layer_scales else x
+
+
+def _rotate(heads: Tensor, turns: Turns, rows: slice) -> None:
+    """Rotates pairs of [rows, heads, head_dim] in place."""
+    cos, sin = (turn[rows, None] for turn in turns)
+    first, second = heads.chunk(2, dim=-1)
+    heads.copy_(heads * cos + torch.cat([-second, first], dim=-1) * sin)
 
 
 def blocks(count: int, flops: int, piece: int, least: int) -> Iterator[slice]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 import tiny_gguf
 import tiny_llava
@@ -16,6 +17,7 @@ from tureen.devices import base
 from tureen.errors import StartupError
 from tureen.http.tls import load_context
 from tureen.kernels.cpu import native
+from tureen.runner.fit import memory_need
 from tureen.runner.load import load_runner
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
@@ -78,6 +80,21 @@ def test_a_model_that_sees_takes_text_only_where_pillow_is_missing(without, tmp_
     assert runner.encoder is None
     runner.close()
     assert "takes text only here; for pictures: pip install 'tureen[torch]'" in caplog.text
+
+
+def test_a_model_that_sees_leaves_its_eyes_out_where_the_operator_wants_text_only(tmp_path, caplog):
+    tiny_llava.write(tmp_path, "llava-clip")
+    tiny_llava.write_tokenizer(tmp_path)
+    whole = Config(model_path=str(tmp_path), device="cpu", max_total_tokens=256, num_threads=1)
+    config = msgspec.structs.replace(whole, language_model_only=True)
+    model = build.find_model(config)
+    assert build.media_loader(config, model) is None
+    assert not build.may_load_torch(config, model)
+    assert memory_need(model.source, config).weights < memory_need(model.source, whole).weights
+    runner = load_runner(model.source, config)
+    assert runner.encoder is None
+    runner.close()
+    assert "pictures" not in caplog.text
 
 
 def test_a_machine_with_a_driver_and_no_torch_computes_on_its_processors_and_says_why(without, monkeypatch, caplog):

@@ -121,7 +121,7 @@ def _require_architecture(source: ModelSource, config: Config) -> None:
 def media_loader(config: Config, model: Model) -> MediaLoader | None:
     """Makes the loader of pictures for a model that takes some here; None for others. Raises StartupError."""
     hf = model_config(model.source)
-    if not sees(hf):
+    if not sees(hf, config):
         return None
     return MediaLoader(
         hf,
@@ -160,7 +160,7 @@ def _settings_with_torch(config: Config) -> Iterator[Reason]:
 def _models_with_torch(config: Config, model: Model) -> Iterator[Reason]:
     """Yields what nothing but torch can compute of the model here."""
     hf = model_config(model.source)
-    if sees(hf):
+    if sees(hf, config):
         yield Reason(f"{model.source.name}, a model that sees,", "model_path", ("torch", "PIL"))
     if config.dtype == "bfloat16" and is_encoder(hf):
         yield Reason("--dtype bfloat16, for an encoder,", "dtype")

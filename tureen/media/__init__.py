@@ -2,6 +2,6 @@
 
 Pillow and numpy; no torch.
 
-Imports: errors, extras, files, registry, sandbox; PIL, asyncio, av, httptools, msgspec, numpy.
+Imports: config, errors, extras, files, registry, sandbox; PIL, asyncio, av, httptools, msgspec, numpy.
 Imported by: bench, build, control, dialects, fleet, front, fronts, models, requests, runner, vision.
 """

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tureen import extras
+from tureen.config import Config
 from tureen.errors import StartupError
 from tureen.media.base import Family
 from tureen.registry import declared, declaring
@@ -23,9 +24,10 @@ def _declares(name: str, model_type: object) -> bool:
     return declaring("tureen.media", name, model_type) is not None
 
 
-def sees(hf: Mapping[str, Any]) -> bool:
+def sees(hf: Mapping[str, Any], config: Config) -> bool:
     """Returns whether the model takes pictures here. Where torch or Pillow is missing, it takes text only."""
-    return is_family(hf) and extras.is_installed("torch") and extras.is_installed("PIL")
+    has_all = extras.is_installed("torch") and extras.is_installed("PIL")
+    return is_family(hf) and has_all and not config.language_model_only
 
 
 def find_family(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Family:

@@ -54,8 +54,8 @@ def load_runner(
 def _load_encoder(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> Encoder | None:
     """Returns None for a model that takes no pictures."""
     hf = model_config(source)
-    if not sees(hf):
-        if is_family(hf):
+    if not sees(hf, config):
+        if is_family(hf) and not config.language_model_only:
             log.warning("%s takes text only here; for pictures: pip install 'tureen[torch]'", source.name)
         return None
     from tureen.runner.encoder import load_encoder  # noqa: PLC0415 - only for models that see

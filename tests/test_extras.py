@@ -79,7 +79,7 @@ def test_a_model_that_sees_takes_text_only_where_pillow_is_missing(without, tmp_
     runner = load_runner(model.source, config)
     assert runner.encoder is None
     runner.close()
-    assert "takes text only here; for pictures: pip install 'tureen[torch]'" in caplog.text
+    assert "takes text only here: PIL is not installed: pip install 'tureen[torch]'" in caplog.text
 
 
 def test_a_model_that_sees_leaves_its_eyes_out_where_the_operator_wants_text_only(tmp_path, caplog):

@@ -1,6 +1,7 @@
 """Qwens that see: pixels, embeddings, log-probabilities and tokens equal those of transformers."""
 
 import json
+from contextlib import contextmanager
 
 import msgspec
 import mutated
@@ -10,6 +11,7 @@ import tiny_llava
 import tiny_qwen_vl
 import torch
 from llava_checks import CLOSE, DEVICE, Model, check_embeddings, encode, load_tiny_encoder
+from rank_threads import ranks_in_threads
 from runner_driver import GREEDY, Running, folder_source
 from safetensors.torch import load_file, save_file
 from tiny_qwen_vl import IMAGE
@@ -86,25 +88,38 @@ def _request(model, prepared):
     )
 
 
+@contextmanager
+def _runner(model, num_ranks=1, **changes):
+    if num_ranks > 1:
+        with ranks_in_threads(model.folder, num_ranks, dtype="float32", **changes) as runner:
+            yield runner
+        return
+    sizes = {"page_size": 4, "max_total_tokens": 2048, "num_threads": 1, "context_length": 512}
+    config = Config(**{"device": DEVICE, "dtype": "float32", **sizes, **changes})
+    runner = load_runner(folder_source(model.folder), config)
+    yield runner
+    runner.close()
+
+
 def _generate(model, pictures, *, chunk=1 << 20, beside=False, **changes):
-    """The tokens that follow, and the drawn tokens' log-probabilities. beside: with a text in the same steps."""
+    """The tokens that follow, and the drawn tokens' log-probabilities. beside: with a text in the same steps, some of
+    which a client gives as embeddings."""
     prepared = model.family.prepare(pictures, "multi-images")
     embeddings = np.concatenate([encode(model.encoder, one) for one in prepared or [PREPARED]])
     request = _request(model, prepared)
     embedded = Embedded(request)
-    config = Config(
-        device=DEVICE, dtype="float32", page_size=4, max_total_tokens=2048, num_threads=1, context_length=512, **changes
-    )
-    runner = load_runner(folder_source(model.folder), config)
-    try:
-        running = Running(1, request.token_ids, range(200, 400), logprobs=LogprobSpec(prompt_start=-1, top=0))
-        other = Running(0, (9, 8, 7), range(200))
+    with _runner(model, **changes) as runner:
+        running = Running(1, request.token_ids, range(40, 80), logprobs=LogprobSpec(prompt_start=-1, top=0))
+        other = Running(0, (9, NO_TOKEN, 7), range(40))
+        own = np.linspace(-1, 1, 64, dtype=np.float32)
         while len(running.output) < NEW_TOKENS:
             row = running.next_row(chunk)
             first = running.token_ids[: row.start].count(NO_TOKEN)
             given = embeddings[first : first + row.token_ids.count(NO_TOKEN)]
             at = embedded.places(row.start, row.start + len(row.token_ids))
-            sequences = [(other, other.next_row(chunk))] if beside else []
+            row_beside = other.next_row(chunk)
+            given_beside = own.tobytes() if NO_TOKEN in row_beside.token_ids else b""
+            sequences = [(other, msgspec.structs.replace(row_beside, embeds=given_beside))] if beside else []
             sequences.append((running, msgspec.structs.replace(row, embeds=given.tobytes(), places=at)))
             new = tuple(one.state for one, _ in sequences if one.is_new)
             outputs = runner.run(Batch(tuple(row for _, row in sequences), new)).rows
@@ -112,8 +127,6 @@ def _generate(model, pictures, *, chunk=1 << 20, beside=False, **changes):
                 one.is_new = False
                 one.take(taken, output)
         return running.output, [one.token[0] for one in running.output_logprobs]
-    finally:
-        runner.close()
 
 
 def _check_end_to_end(model, pictures, **options):
@@ -178,6 +191,16 @@ def test_tokens_are_the_same_in_torch_in_chunks_that_cut_a_picture_and_beside_a_
     _check_end_to_end(model, PICTURES, kernels="torch", beside=True, chunk=5)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_threads": 2}, {"kernels": "tree"}, {"num_ranks": 2}, {"num_ranks": 2, "pipeline_parallel_size": 2}],
+    ids=["threads", "tree", "ranks", "stages"],
+)
+@pytest.mark.parametrize("model", ["qwen2.5", "qwen3"], indirect=True)
+def test_tokens_are_the_same_wherever_layers_are_computed(model, changes):
+    _check_end_to_end(model, PICTURES, beside=True, chunk=5, **changes)
+
+
 def test_experts_are_read_as_published_with_inputs_before_outputs(tmp_path):
     model = make_model(tmp_path, "qwen3-moe")
     weights = load_file(tmp_path / "model.safetensors")
@@ -236,6 +259,7 @@ def test_a_config_that_would_run_wrong_is_refused_naming_the_key(tmp_path, varia
         ({"do_resize": False}, "do_resize"),
         ({"resample": 9}, "resample"),
         ({"size": {"shortest_edge": 16, "longest_edge": 63}}, "size"),
+        ({"max_pixels": 63}, "max_pixels"),
         ({"size": {"shortest_edge": 8192, "longest_edge": 4096}}, "size"),
         ({"size": 7}, "size"),
         ({"min_pixels": "many"}, "min_pixels"),

@@ -54,8 +54,8 @@ def frequencies(config: RopeConfig, head_dim: int, context_len: int) -> NDArray[
 
 
 def axes(config: RopeConfig, head_dim: int) -> NDArray[np.uint8]:
-    """Returns what turns each pair: 0 = the token's frame, 1 = its row, 2 = its column. Empty for a rope without
-    sections: the position turns all."""
+    """Returns the axis of each pair: 0 = the token's frame, 1 = its row, 2 = its column. Empty for a rope without
+    sections: the position turns all pairs."""
     if not config.sections:
         return np.zeros(0, np.uint8)
     if not config.sections_alternate:

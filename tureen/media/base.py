@@ -70,7 +70,7 @@ class Family(Protocol):
         """Prepares the RGB pictures of one prompt: one Prepared for each, or one for all frames of a video."""
 
     def parts(self, prepared: Prepared) -> Sequence[PicturePart]:
-        """Returns what replaces a picture's placeholder in the prompt.
+        """Returns the parts that replace a picture's placeholder in the prompt.
 
-        Raises RequestFailed for a picture that `prepare` cannot have made: a process that was broken into may have.
+        Raises RequestFailed for a picture that `prepare` cannot have made: the process that decodes may be broken into.
         """

@@ -11,6 +11,7 @@ from tureen.config import Config
 from tureen.errors import StartupError
 from tureen.media.base import Family
 from tureen.registry import declared, declaring
+from tureen.sandbox.supervisor import why_no_helpers
 
 
 def is_family(hf: Mapping[str, Any]) -> bool:
@@ -25,9 +26,16 @@ def _declares(name: str, model_type: object) -> bool:
 
 
 def sees(hf: Mapping[str, Any], config: Config) -> bool:
-    """Returns whether the model takes pictures here. Where torch or Pillow is missing, it takes text only."""
-    has_all = extras.is_installed("torch") and extras.is_installed("PIL")
-    return is_family(hf) and has_all and not config.language_model_only
+    """Returns whether the model takes pictures here."""
+    return is_family(hf) and not config.language_model_only and why_blind() is None
+
+
+def why_blind() -> str | None:
+    """Returns why models that see take text only here; None if they take pictures."""
+    for module in ("torch", "PIL"):
+        if not extras.is_installed(module):
+            return extras.why_missing(module)
+    return why_no_helpers() or None
 
 
 def find_family(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Family:

@@ -22,7 +22,7 @@ MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", 
 VISION_IS_OPTIONAL = ("qwen3_5", "qwen3_5_moe")
 """Models that take text only where config.json has no vision_config."""
 DEEP_TYPES = ("qwen3_vl", "qwen3_vl_moe")
-PROCESSORS = ("Qwen2VLImageProcessor", "Qwen3VLImageProcessor")
+PROCESSORS = ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor", "Qwen3VLImageProcessor")
 LEAST_PIXELS, MOST_PIXELS = 56 * 56, 28 * 28 * 1280
 """Limits of a picture's size where preprocessor_config.json names none."""
 
@@ -56,7 +56,7 @@ class QwenPictures:
     def parts(self, prepared: Prepared) -> Sequence[PicturePart]:
         count, *size, _ = prepared.pixels.shape
         if count != 1 or any(pixels % self._side for pixels in size):
-            raise RequestFailed("a picture does not have whole tokens")
+            raise RequestFailed(f"a picture was prepared as {count} x {size}, not in squares of {self._side} pixels")
         rows, columns = (pixels // self._side for pixels in size)
         return (PicturePart(rows * columns, grid=(rows, columns)),)
 
@@ -84,14 +84,19 @@ def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> QwenPicture
     """Reads both configs. Raises StartupError naming the key that is missing, wrong or not supported."""
     vision, settings = vision_config(hf), Settings(FILE, preprocessor)
     if not preprocessor:
-        raise settings.fault("image_processor_type", "is missing: the model folder needs this file; download it again")
+        raise settings.fault(
+            "image_processor_type",
+            "is missing: pictures need this file; download it again, or serve text with --language-model-only",
+        )
     processor(settings, PROCESSORS)
     own = {"patch_size": vision.patch_size, "merge_size": vision.merge, "temporal_patch_size": vision.num_frames}
     for key, value in own.items():
         if settings.integer(key, value) != value:
             raise settings.fault(key, f"must be that of config.json, {value}, got {settings.get(key)}")
     if not settings.flag("do_resize", True):
-        raise settings.fault("do_resize", "must be true: pictures of any size are not taken")
+        raise settings.fault(
+            "do_resize", f"must be true: sides of pictures become multiples of {vision.token_side} pixels"
+        )
     return QwenPictures(
         Settings("config.json", hf).token_id("image_token_id", 151655),
         vision.token_side,
@@ -116,5 +121,6 @@ def _limits(settings: Settings, side: int) -> tuple[int, int]:
     least = settings.integer("min_pixels", size.integer("shortest_edge", LEAST_PIXELS))
     most = settings.integer("max_pixels", size.integer("longest_edge", MOST_PIXELS))
     if most < side**2 or least > most:
-        raise settings.fault("size", f"must let a picture have {side**2} pixels, one token; got {least} to {most}")
+        key = "max_pixels" if settings.has("max_pixels") else "size"
+        raise settings.fault(key, f"must allow pictures of {side**2} pixels, one token; it allows {least} to {most}")
     return least, most

@@ -78,7 +78,10 @@ def picture_settings(preprocessor: Mapping[str, Any], *known: str) -> PictureSet
     """
     settings = Settings(FILE, preprocessor)
     if not preprocessor:
-        raise settings.fault("image_processor_type", "is missing: the model folder needs this file; download it again")
+        raise settings.fault(
+            "image_processor_type",
+            "is missing: pictures need this file; download it again, or serve text with --language-model-only",
+        )
     name = processor(settings, known)
     defaults = PROCESSORS[name]
     size = _size(settings, "size", defaults) if settings.flag("do_resize", True) else {}

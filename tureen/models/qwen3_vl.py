@@ -10,6 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from tureen.errors import StartupError
 from tureen.layers.routing import Experts
 from tureen.media import qwen_vl
 from tureen.media.qwen_vision import QwenVision, qwen3_vision
@@ -66,6 +67,12 @@ def _experts(hf: Mapping[str, Any], num_layers: int) -> tuple[Experts | None, ..
 def apart(stored: Stored, config: ModelConfig) -> Iterator[Stored]:
     """Yields the weight. Published files have the inputs of experts before their outputs: those are turned."""
     part = stored.name.partition(".mlp.experts.")[2].removesuffix(".weight")
+    if "scale" in part and not part[0].isdigit():
+        raise StartupError(
+            f"{stored.name}: experts in one quantised tensor cannot be read; take the BF16 checkpoint with "
+            "--quantization int4 or int8",
+            field="model_path",
+        )
     hidden_at = {"gate_up_proj": 2, "down_proj": 1}.get(part)
     if hidden_at is None or len(stored.shape) != 3 or stored.shape[hidden_at] == config.hidden_size:
         yield stored

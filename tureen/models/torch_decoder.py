@@ -330,8 +330,7 @@ def make_step(
 
 
 def add_deep_input(x: Tensor, inputs: ModelInput, layer: int) -> None:
-    """Adds to x [tokens, hidden_size] the parts of given embeddings that belong behind the layer, where they have
-    some."""
+    """Adds the layer's part of deep embeddings to x [tokens, hidden_size]. Does nothing without them."""
     if inputs.embedded is None:
         return
     places, vectors = inputs.embedded

@@ -151,7 +151,7 @@ def check_count(token_ids: Sequence[int], sent_media: PromptMedia, name: str, fa
 
 
 class PlacedPart(NamedTuple):
-    """The tokens of a part's text, and the item behind them, whose `start` is not set; None = text ends the picture."""
+    """The tokens of a part's text, and the item after them, whose `start` is not set; None = text ends the picture."""
 
     text_ids: list[int]
     item: MediaItem | None

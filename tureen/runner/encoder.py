@@ -168,7 +168,10 @@ def _load(
         yield stored.name, as_tensor(stored).reshape(shape)
         progress("load vision weights", len(shapes) - len(missing), len(shapes))
     if missing:
-        raise StartupError(f"the model lacks {len(missing)} weights of the part that sees, such as {min(missing)}")
+        raise StartupError(
+            f"the model lacks {len(missing)} weights of the part that sees, such as {min(missing)}; download it again, "
+            "or serve its text alone with --language-model-only"
+        )
 
 
 def _renamed(tensors: Iterator[Stored], local_name: Callable[[str], str | None]) -> Iterator[Stored]:
@@ -179,8 +182,8 @@ def _renamed(tensors: Iterator[Stored], local_name: Callable[[str], str | None])
         except KeyError:
             if stored.name.rpartition(".")[2].startswith(QUANTISED):
                 raise StartupError(
-                    f"the part that sees is quantised ({stored.name}), which cannot be read; use a checkpoint in which "
-                    "the text model alone is quantised",
+                    f"the part that sees is quantised ({stored.name}), which cannot be read; take a checkpoint in "
+                    "which only the text model is quantised, or serve its text alone with --language-model-only",
                     field="model_path",
                 ) from None
             raise StartupError(

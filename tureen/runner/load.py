@@ -12,7 +12,7 @@ from tureen.devices.base import DeviceInfo, resolve_device
 from tureen.errors import StartupError
 from tureen.kernels.cpu import native
 from tureen.log import Progress, get_logger, no_progress
-from tureen.media.families import is_family, sees
+from tureen.media.families import is_family, sees, why_blind
 from tureen.runner.heads import HeadLayer, dense_layers, score_layers
 from tureen.runner.kinds import model_kind
 from tureen.runner.model_runner import ModelRunner
@@ -56,7 +56,7 @@ def _load_encoder(source: ModelSource, config: Config, device: DeviceInfo, progr
     hf = model_config(source)
     if not sees(hf, config):
         if is_family(hf) and not config.language_model_only:
-            log.warning("%s takes text only here; for pictures: pip install 'tureen[torch]'", source.name)
+            log.warning("%s takes text only here: %s", source.name, why_blind())
         return None
     from tureen.runner.encoder import load_encoder  # noqa: PLC0415 - only for models that see
 

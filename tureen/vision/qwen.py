@@ -1,6 +1,6 @@
 """The vision transformer of Qwen's models: turns pictures of any resolution into embeddings of the language model.
 
-Patches are ordered token by token: the patches of one token stand together, row by row.
+Patches are ordered token by token: the patches of one token are adjacent, row by row.
 """
 
 from __future__ import annotations

@@ -397,7 +397,7 @@ void bind_tape(nb::module_& m) {
                Norm post) { tape.layer_input(module, layer, {{gate}, {}}, gate_of(activation), {{out}, {}}, post); },
             nb::kw_only(), nb::arg("module"), nb::arg("layer"), nb::arg("gate"), nb::arg("activation"), nb::arg("out"),
             nb::arg("post"), "x += post(out(activation(gate(x)) * the layer's part of layer_inputs))")
-        .def("add_given", &Tape::add_given, "x += the next part of a token's given embedding, where it has one")
+        .def("add_given", &Tape::add_given, "x += the next part of a token's given embedding, if it has one")
         .def("scale", &Tape::scale, nb::arg("factor"), "x *= factor")
         .def("begin_streams", &Tape::begin_streams, nb::arg("into"),
              "Makes residual streams from x: x, and one per matrix.")

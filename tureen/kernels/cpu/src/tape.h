@@ -287,7 +287,7 @@ public:
     void join(float factor);
     // x *= factor
     void scale(float factor);
-    // x += the next part of a token's given embedding, where it has one
+    // x += the next part of a token's given embedding, if it has one
     void add_given();
     // logits = softcap * tanh(scale * matrix(norm(x)) / softcap), or without it where it is 0
     void head(Norm norm, std::shared_ptr<PackedMatrix> matrix, Floats bias, float scale, float softcap);

@@ -16,6 +16,7 @@ from pathlib import Path
 import decode_double as double
 import numpy as np
 import pytest
+import tiny_idefics3
 import tiny_llava
 from patience import until, wait_until
 from PIL import Image
@@ -211,14 +212,18 @@ def test_the_front_needs_no_pillow():
 def test_families_of_the_house_work_where_no_file_can_be_opened(tmp_path, make_studio, monkeypatch):
     monkeypatch.setattr(loader_module, "PROGRAM", "tureen.media.decode_worker")
     monkeypatch.setattr(loader_module, "find_family", find_family)
-    for variant, modality in (("llava-clip", "image"), ("onevision", "video")):
-        is_prepared_as_here(tmp_path, make_studio, variant, modality)
+    for writer, variant, modality in (
+        (tiny_llava, "llava-clip", "image"),
+        (tiny_llava, "onevision", "video"),
+        (tiny_idefics3, "smolvlm", "image"),
+    ):
+        is_prepared_as_here(tmp_path, make_studio, writer, variant, modality)
 
 
-def is_prepared_as_here(tmp_path, make_studio, variant, modality):
-    tiny_llava.write(tmp_path, variant)
+def is_prepared_as_here(tmp_path, make_studio, writer, variant, modality):
+    writer.write(tmp_path, variant)
     hf = json.loads((tmp_path / "config.json").read_text())
-    preprocessor = tiny_llava.PREPROCESSORS[variant]
+    preprocessor = writer.PREPROCESSORS[variant]
     pictures = [picture_of(90, 70) for _ in range(1 if modality == "image" else 3)]
     found = make_studio(hf=hf, preprocessor=preprocessor).load(
         *map(base64_of, map(stored, pictures)), modality=modality

@@ -116,7 +116,7 @@ def _prompt(pictures):
     return found
 
 
-def _generate(model, prompt, embeddings, *, chunk=1 << 20, **changes):
+def generate(model, prompt, embeddings, *, chunk=1 << 20, **changes):
     """The tokens that follow, and the drawn tokens' log-probabilities. prompt: NO_TOKEN in place of embeddings."""
     runner = load_runner(folder_source(model.folder), _make_config(**changes))
     try:
@@ -141,7 +141,7 @@ def check_end_to_end(model, pictures, modality, **changes):
     placeholder = model.family.video_placeholder_id if is_video else model.family.placeholder_id
     embeddings = np.concatenate([encode(model.encoder, one) for one in prepared])
     given, asked = (_prompt([shown(model, one, token) for one in prepared]) for token in (NO_TOKEN, placeholder))
-    tokens, logprobs = _generate(model, given, embeddings, **changes)
+    tokens, logprobs = generate(model, given, embeddings, **changes)
     expected_tokens, expected_rows = _expected(model, asked, pictures, modality)
     assert tokens == expected_tokens
     for token, found, row in zip(tokens, logprobs, expected_rows, strict=True):

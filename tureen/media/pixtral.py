@@ -9,7 +9,7 @@ import numpy as np
 
 from tureen.errors import RequestFailed
 from tureen.media.base import Modality, Normalisation, PicturePart, Prepared
-from tureen.media.resizing import CLIP_MEAN, CLIP_STD, FILE, normalisation, processor, resampling
+from tureen.media.resizing import BICUBIC, CLIP_MEAN, CLIP_STD, FILE, normalisation, processor, resampling_filter
 from tureen.media.settings import Settings
 from tureen.media.vision_config import VisionConfig
 
@@ -82,7 +82,7 @@ def parse_pixtral(hf: Mapping[str, Any], vision: VisionConfig, preprocessor: Map
         raise settings.fault("size", f"must be at most the tower's image_size, {most}")
     key = "image_token_index" if config.has("image_token_index") else "image_token_id"
     values = normalisation(settings, CLIP_MEAN, CLIP_STD)
-    return Pixtral(config.token_id(key, 10), vision, limit, resampling(settings), values)
+    return Pixtral(config.token_id(key, 10), vision, limit, resampling_filter(settings, BICUBIC), values)
 
 
 def _check_patch(settings: Settings, vision: VisionConfig) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from tureen.errors import RequestFailed
 from tureen.media.base import Modality, Normalisation, PicturePart, Prepared
 from tureen.media.qwen_vision import QwenVision, qwen2_5_vision, qwen2_vision, qwen3_vision
-from tureen.media.resizing import CLIP_MEAN, CLIP_STD, FILE, normalisation, processor, resampling
+from tureen.media.resizing import BICUBIC, CLIP_MEAN, CLIP_STD, FILE, normalisation, processor, resampling_filter
 from tureen.media.settings import Settings
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> QwenPicture
         Settings("config.json", hf).token_id("image_token_id", 151655),
         vision.token_side,
         _limits(settings, vision.token_side),
-        resampling(settings),
+        resampling_filter(settings, BICUBIC),
         normalisation(settings, CLIP_MEAN, CLIP_STD),
     )
 

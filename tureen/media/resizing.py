@@ -41,7 +41,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 }
 """Their defaults. A single number stands for a square."""
 OLD_NAMES = {"CLIPFeatureExtractor": "CLIPImageProcessor"}
-BICUBIC = 3
+LANCZOS, BICUBIC = 1, 3
 NUM_FILTERS = 6  # Pillow's
 
 
@@ -90,15 +90,15 @@ def picture_settings(preprocessor: Mapping[str, Any], *known: str) -> PictureSet
         size=(size["height"], size["width"]) if "height" in size else None,
         short_side=size.get("shortest_edge"),
         crop=tuple(_size(settings, "crop_size", defaults).values()) if crops else None,  # type: ignore[arg-type]
-        resample=resampling(settings),
+        resample=resampling_filter(settings, BICUBIC),
         pads_to_square=name == "LlavaImageProcessor" and settings.flag("do_pad", False),
         normalisation=normalisation(settings, defaults["mean"], defaults["std"]),
     )
 
 
-def resampling(settings: Settings) -> int:
-    """Reads the filter, one of Pillow's, that preprocessor_config.json wants. Raises StartupError."""
-    resample = settings.get("resample", BICUBIC)
+def resampling_filter(settings: Settings, default: int) -> int:
+    """Reads which filter of Pillow preprocessor_config.json resizes with. Raises StartupError."""
+    resample = settings.get("resample", default)
     if type(resample) is not int or not 0 <= resample < NUM_FILTERS:
         raise settings.fault("resample", f"must be a filter of Pillow, 0 to {NUM_FILTERS - 1}, got {echo(resample)}")
     return resample

@@ -25,6 +25,7 @@ from tureen.weights.source import ModelSource
 
 RENAMES: Final = (
     ("model.language_model.", "model."),
+    ("model.text_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
     ("embed_tokens.", "model.embed_tokens."),
@@ -33,11 +34,11 @@ RENAMES: Final = (
 )
 """Prefixes of checkpoint names -> what they are called here; for language models inside larger ones, and for models
 that were saved without a head."""
-VISION: Final = tuple(
-    f"{prefix}{part}"
-    for prefix in ("", "model.")
-    for part in ("vision_tower.", "multi_modal_projector.", "mm_projector.", "image_newline", "visual.")
+PARTS: Final = (
+    *("vision_tower.", "multi_modal_projector.", "mm_projector.", "image_newline", "visual."),
+    *("vision_model.", "connector."),
 )
+VISION: Final = tuple(f"{prefix}{part}" for prefix in ("", "model.") for part in PARTS)
 """Prefixes of the weights of the part that sees, which a text model has no use for."""
 UNREAD: Final = VISION + tuple(
     f"{prefix}{part}" for prefix in ("", "model.") for part in ("audio_tower.", "embed_audio.", "embed_vision.")

@@ -128,6 +128,7 @@ def media_loader(config: Config, model: Model) -> MediaLoader | None:
         preprocessor_config(model.source),
         media_path=media_root(config.media_path, config.host),
         allowed_domains=config.allowed_media_domain,
+        max_pixels=config.max_picture_pixels,
     )
 
 

@@ -18,9 +18,10 @@ inline_program = partial(decode_worker.program, lambda setup: PlainFamily())
 class Studio:
     """A loader with an event loop of its own, which goes on between calls."""
 
-    def __init__(self, hf=None, preprocessor=None, media_path=None, allowed_domains=()):
+    def __init__(self, hf=None, preprocessor=None, media_path=None, allowed_domains=(), **options):
         self._runner = asyncio.Runner()
-        self.loader = MediaLoader(hf or {}, preprocessor or {}, media_path=media_path, allowed_domains=allowed_domains)
+        places = {"media_path": media_path, "allowed_domains": allowed_domains}
+        self.loader = MediaLoader(hf or {}, preprocessor or {}, **places, **options)
 
     def run(self, coroutine):
         return self._runner.run(coroutine)

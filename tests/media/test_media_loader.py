@@ -53,6 +53,14 @@ def test_pixels_tokens_and_layout_are_what_the_family_made(studio):
         assert prepared.layout == (40, 30)
 
 
+@pytest.mark.parametrize(("size", "expected"), [((64, 32), (64, 32)), ((640, 320), (64, 32)), ((4, 800), (3, 640))])
+def test_pictures_with_more_pixels_than_the_operator_allows_are_reduced_in_proportion(make_studio, size, expected):
+    [prepared] = make_studio(max_pixels=2048).load(base64_of(stored(Image.new("RGB", size, "red"))))
+    height, width = prepared.pixels.shape[1:3]
+    assert (width, height) == expected
+    assert (prepared.pixels == (255, 0, 0)).all()
+
+
 def test_several_pictures_come_back_in_their_order(studio):
     found = studio.load(*(encoded(width) for width in (16, 64, 24)), modality="multi-images")
     assert [one.layout for one in found] == [(16, 20), (64, 20), (24, 20)]

@@ -137,11 +137,12 @@ class Encoders:
         current = self._current = self._current or self._begin()
         try:
             embeddings = self._take_piece(current)
-        except Exception:  # the request fails, the others go on
+        except Exception as error:  # the request fails, the others go on
             log.exception("a picture of request %s could not be encoded", current.sequence.request.id)
             self._current = None
             del self.waiting[current.sequence]
-            return [EncodedSequence(current.sequence, FAILED)]
+            why = f": {error.message}" if isinstance(error, RequestFailed) else ""
+            return [EncodedSequence(current.sequence, msgspec.structs.replace(FAILED, message=FAILED.message + why))]
         if embeddings is None:
             return []
         self._current = None
@@ -167,7 +168,10 @@ class Encoders:
         """Raises RequestFailed for what takes for ever, and for what are no numbers."""
         embeddings = next(current.pieces)
         if embeddings is None and self._current_s > MAX_ENCODE_S:
-            raise RequestFailed(f"a picture is not encoded after {MAX_ENCODE_S:.0f} s")
+            raise RequestFailed(
+                f"it is not done after {MAX_ENCODE_S:.0f} s; send a smaller one, or have the server started with "
+                "--max-picture-pixels"
+            )
         if embeddings is not None and not np.isfinite(np.frombuffer(embeddings, np.float32)).all():
             raise RequestFailed("a picture's embeddings are not finite")
         return embeddings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import struct
 from collections.abc import Iterator
 
@@ -81,6 +82,15 @@ def check_size(width: int, height: int) -> None:
         raise Refused(f"has {width} x {height} pixels; it may have {MAX_PIXELS} in all: make it smaller")
     if long > MAX_RATIO * short:
         raise Refused(f"has {width} x {height} pixels; one side may be at most {MAX_RATIO} times the other")
+
+
+def reduced(picture: Image.Image, max_pixels: int) -> Image.Image:
+    """Returns the picture, in proportion with about `max_pixels` if it has more."""
+    scale = math.sqrt(max_pixels / (picture.width * picture.height))
+    if scale >= 1:
+        return picture
+    size = max(1, int(picture.width * scale)), max(1, int(picture.height * scale))
+    return picture.resize(size, Image.Resampling.LANCZOS)
 
 
 @contextlib.contextmanager

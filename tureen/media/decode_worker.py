@@ -19,7 +19,7 @@ from PIL import Image, JpegImagePlugin, MpoImagePlugin, TiffImagePlugin
 from tureen.errors import TureenError
 from tureen.media import video
 from tureen.media.base import Family, Modality, Prepared
-from tureen.media.decode import MAX_PIXELS, ORIENTATION, Refused, decode
+from tureen.media.decode import MAX_PIXELS, ORIENTATION, Refused, decode, reduced
 from tureen.media.families import find_family
 from tureen.media.references import MAX_BYTES
 from tureen.media.wire import LIMITS, SIZE, DecodeJob, DecodeReply, DecoderSetup, Item, Refusal
@@ -44,12 +44,13 @@ class PictureRefused(Exception):
 
 def program(make_family: Callable[[DecoderSetup], Family], setup: bytes) -> Program:
     """Returns the program of the workers; setup: a DecoderSetup as msgpack."""
-    family = make_family(msgspec.msgpack.decode(setup, type=DecoderSetup))
+    settings = msgspec.msgpack.decode(setup, type=DecoderSetup)
+    family = make_family(settings)
     warm_up(family)
-    return Program(LIMITS, lambda _: partial(_handle, family))
+    return Program(LIMITS, lambda _: partial(_handle, family, settings.max_pixels))
 
 
-def _handle(family: Family, message: bytes) -> bytes:
+def _handle(family: Family, max_pixels: int | None, message: bytes) -> bytes:
     """Answers a message: a DecodeJob with the pictures behind it."""
     start = SIZE.size + SIZE.unpack_from(message)[0]
     job = _job.decode(message[SIZE.size : start])
@@ -57,7 +58,7 @@ def _handle(family: Family, message: bytes) -> bytes:
     for size in job.sizes:
         sources.append(message[start : start + size])
         start += size
-    return msgspec.msgpack.encode(decode_all(family, job, sources))
+    return msgspec.msgpack.encode(decode_all(family, job, sources, max_pixels))
 
 
 def family_of(setup: DecoderSetup) -> Family:
@@ -80,11 +81,14 @@ def warm_up(family: Family) -> None:
     family.prepare([picture], "image")
 
 
-def decode_all(family: Family, job: DecodeJob, sources: Sequence[bytes]) -> DecodeReply:
-    """Decodes and prepares the pictures of a prompt."""
+def decode_all(family: Family, job: DecodeJob, sources: Sequence[bytes], max_pixels: int | None = None) -> DecodeReply:
+    """Decodes and prepares the pictures of a prompt, first reduced to `max_pixels` each."""
     try:
         modality: Modality = job.modality  # type: ignore[assignment]
-        prepared = family.prepare(_pictures(job, sources), modality)
+        pictures = _pictures(job, sources)
+        if max_pixels is not None:
+            pictures = [reduced(picture, max_pixels) for picture in pictures]
+        prepared = family.prepare(pictures, modality)
         return DecodeReply(tuple(map(_item, prepared)))
     except PictureRefused as fault:
         return DecodeReply(refusal=Refusal(str(fault), fault.index))

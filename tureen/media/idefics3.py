@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tureen.errors import RequestFailed, echo
 from tureen.media.base import Modality, Normalisation, PicturePart, Prepared
 from tureen.media.idefics3_vision import Idefics3Vision, parse_vision
-from tureen.media.resizing import FILE, HALF, LANCZOS, normalisation, processor, resampling_filter
+from tureen.media.resizing import HALF, LANCZOS, normalisation, processor, processor_settings, resampling_filter
 from tureen.media.settings import Settings
 
 if TYPE_CHECKING:
@@ -138,12 +138,7 @@ def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Idefics3:
 
 
 def _settings(preprocessor: Mapping[str, Any], side: int) -> TileSettings:
-    settings = Settings(FILE, preprocessor)
-    if not preprocessor:
-        raise settings.fault(
-            "image_processor_type",
-            "is missing: pictures need this file; download it again, or serve text with --language-model-only",
-        )
+    settings = processor_settings(preprocessor)
     processor(settings, PROCESSORS)
     if settings.part("max_image_size").integer("longest_edge", 364) != side:
         raise settings.fault("max_image_size", f"must have the tower's image_size as its longest_edge, {side}")

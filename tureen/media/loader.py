@@ -65,14 +65,17 @@ class MediaLoader:
         *,
         media_path: Path | None,
         allowed_domains: tuple[str, ...],
+        max_pixels: int | None = None,
     ) -> None:
         """hf, preprocessor: config.json and preprocessor_config.json of the model. media_path: see files.media_root.
-        Raises StartupError."""
+        max_pixels: pictures with more are reduced to so many. Raises StartupError."""
         if why := why_no_helpers():
             raise StartupError(f"a model that sees cannot be served here: {why}; run tureen on Linux")
         self.family = find_family(hf, preprocessor)
-        setup = msgspec.msgpack.encode(DecoderSetup(msgspec.json.encode(hf), msgspec.json.encode(preprocessor)))
-        self.supervisor = Supervisor("the workers that decode pictures", PROGRAM, LIMITS, setup=setup)
+        setup = DecoderSetup(msgspec.json.encode(hf), msgspec.json.encode(preprocessor), max_pixels)
+        self.supervisor = Supervisor(
+            "the workers that decode pictures", PROGRAM, LIMITS, setup=msgspec.msgpack.encode(setup)
+        )
         self._root = media_path
         self._fetcher = Fetcher(allowed_domains)
         self._threads = ThreadPoolExecutor(MAX_DECODES, "decode")

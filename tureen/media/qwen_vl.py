@@ -12,7 +12,15 @@ import numpy as np
 from tureen.errors import RequestFailed
 from tureen.media.base import Modality, Normalisation, PicturePart, Prepared
 from tureen.media.qwen_vision import QwenVision, qwen2_5_vision, qwen2_vision, qwen3_vision
-from tureen.media.resizing import BICUBIC, CLIP_MEAN, CLIP_STD, FILE, normalisation, processor, resampling_filter
+from tureen.media.resizing import (
+    BICUBIC,
+    CLIP_MEAN,
+    CLIP_STD,
+    normalisation,
+    processor,
+    processor_settings,
+    resampling_filter,
+)
 from tureen.media.settings import Settings
 
 if TYPE_CHECKING:
@@ -82,12 +90,7 @@ def whole_tokens(height: int, width: int, side: int, limits: tuple[int, int]) ->
 
 def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> QwenPictures:
     """Reads both configs. Raises StartupError naming the key that is missing, wrong or not supported."""
-    vision, settings = vision_config(hf), Settings(FILE, preprocessor)
-    if not preprocessor:
-        raise settings.fault(
-            "image_processor_type",
-            "is missing: pictures need this file; download it again, or serve text with --language-model-only",
-        )
+    vision, settings = vision_config(hf), processor_settings(preprocessor)
     processor(settings, PROCESSORS)
     own = {"patch_size": vision.patch_size, "merge_size": vision.merge, "temporal_patch_size": vision.num_frames}
     for key, value in own.items():

@@ -76,12 +76,7 @@ def picture_settings(preprocessor: Mapping[str, Any], *known: str) -> PictureSet
 
     known: the names of PROCESSORS that the family goes with; the first holds where the file names none.
     """
-    settings = Settings(FILE, preprocessor)
-    if not preprocessor:
-        raise settings.fault(
-            "image_processor_type",
-            "is missing: pictures need this file; download it again, or serve text with --language-model-only",
-        )
+    settings = processor_settings(preprocessor)
     name = processor(settings, known)
     defaults = PROCESSORS[name]
     size = _size(settings, "size", defaults) if settings.flag("do_resize", True) else {}
@@ -168,6 +163,17 @@ def _middle(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint
         pixels = np.pad(pixels, (*edges, (0, 0)))
     top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
     return pixels[top : top + height, left : left + width]
+
+
+def processor_settings(preprocessor: Mapping[str, Any]) -> Settings:
+    """Returns preprocessor_config.json to be read. Raises StartupError if the folder has none."""
+    settings = Settings(FILE, preprocessor)
+    if not preprocessor:
+        raise settings.fault(
+            "image_processor_type",
+            "is missing: pictures need this file; download it again, or serve text with --language-model-only",
+        )
+    return settings
 
 
 def processor(settings: Settings, known: tuple[str, ...]) -> str:

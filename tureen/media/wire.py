@@ -24,6 +24,7 @@ class DecoderSetup(msgspec.Struct, frozen=True, array_like=True):
 
     hf: bytes  # config.json
     preprocessor: bytes  # preprocessor_config.json
+    max_pixels: int | None = None  # pictures with more are reduced to so many
 
 
 class DecodeJob(msgspec.Struct, frozen=True, array_like=True):

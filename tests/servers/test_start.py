@@ -62,6 +62,8 @@ IMPORTED_BEFORE_THE_PORT_OPENS = {
 USED_BY_ONE_THREAD = {
     "constraining.check": "its executor has one thread",
     "grammar.regex_nodes": "no Struct of it is decoded",
+    "media.idefics3_vision": "no Struct of it is decoded",
+    "media.qwen_vision": "no Struct of it is decoded",
     "media.vision_config": "no Struct of it is decoded",
     "models.encoder": "no Struct of it is decoded",
 }

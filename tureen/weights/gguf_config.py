@@ -14,7 +14,6 @@ from tureen.weights.gguf import GgufFile
 from tureen.weights.gguf_encoders import ARCHITECTURES as ENCODERS
 from tureen.weights.gguf_facts import GgufFacts
 from tureen.weights.gguf_families import ARCHITECTURES, Architecture
-from tureen.weights.gguf_others import CLASSES
 from tureen.weights.gguf_rope import rope_scaling
 from tureen.weights.mapped import unusable
 
@@ -61,6 +60,8 @@ def _unsupported(facts: GgufFacts) -> StartupError:
             "this is an mmproj file, the part of a model that sees: give the GGUF file of its language model, which "
             "then takes text; models that see are read from folders with safetensors"
         )
+    from tureen.weights.gguf_others import CLASSES  # noqa: PLC0415 - for refusals
+
     other = CLASSES.get(facts.architecture)
     way = f"; {other_way(other)}" if other else ""
     return facts.fault(

@@ -25,6 +25,7 @@ from tureen.text import tokenizer
 from tureen.text.tokenizer import Tokenizer
 from tureen.weights import llava_original
 from tureen.weights.gguf import GgufFile
+from tureen.weights.gguf_config import gguf_config, gguf_pooling
 from tureen.weights.gguf_parts import open_gguf
 from tureen.weights.sentence_files import SentenceConfig, read_sentence_config
 
@@ -82,8 +83,6 @@ class ModelSource(msgspec.Struct, frozen=True, dict=True):
     def sentence(self) -> SentenceConfig:
         """Returns the settings of an embedding model or a reranker, read once. Raises StartupError."""
         if self.format == "gguf":
-            from tureen.weights.gguf_config import gguf_pooling  # noqa: PLC0415 - for GGUF files
-
             assert self.gguf is not None
             return SentenceConfig(gguf_pooling(self.gguf))
         return read_sentence_config(self.path)
@@ -94,8 +93,6 @@ class ModelSource(msgspec.Struct, frozen=True, dict=True):
         StartupError."""
         if self.gguf is None:
             return None
-        from tureen.weights.gguf_config import gguf_config  # noqa: PLC0415 - for GGUF files
-
         with _naming(self.gguf.path):
             return gguf_config(self.gguf)
 

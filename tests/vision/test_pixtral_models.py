@@ -80,6 +80,8 @@ def test_any_picture_is_resized_to_the_size_of_transformers(unit):
     ("family", "given"),
     [
         ("Mistral3", {"vision_config": {}}),
+        ("Mistral3", {"vision_config": {}, "text_config": {"model_type": "mistral"}}),
+        ("Mistral3", {"vision_config": {}, "text_config": {"model_type": "ministral3"}}),
         ("Mistral3", {"vision_config": {"model_type": "pixtral", "rope_theta": 500.0}, "spatial_merge_size": 3}),
         (
             "Llava",

@@ -217,6 +217,9 @@ EYE, ROPE = ("vision_config",), ("text_config", "rope_parameters")
 @pytest.mark.parametrize(
     ("variant", "path", "changes", "key"),
     [
+        ("qwen2", EYE, {"embed_dim": 36}, "embed_dim"),
+        ("qwen2", EYE, {"hidden_size": 32}, "hidden_size"),
+        ("qwen2", EYE, {"mlp_ratio": 0.001}, "mlp_ratio"),
         ("qwen2.5", EYE, {"hidden_size": 36}, "hidden_size"),
         ("qwen2.5", EYE, {"in_channels": 1}, "in_channels"),
         ("qwen2.5", EYE, {"window_size": 7}, "window_size"),

@@ -169,7 +169,7 @@ class Encoders:
         embeddings = next(current.pieces)
         if embeddings is None and self._current_s > MAX_ENCODE_S:
             raise RequestFailed(
-                f"it is not done after {MAX_ENCODE_S:.0f} s; send a smaller one, or have the server started with "
+                f"it is not done after {MAX_ENCODE_S:.0f} s; send a smaller one, or ask the operator for "
                 "--max-picture-pixels"
             )
         if embeddings is not None and not np.isfinite(np.frombuffer(embeddings, np.float32)).all():

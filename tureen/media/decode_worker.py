@@ -22,7 +22,7 @@ from tureen.media.base import Family, Modality, Prepared
 from tureen.media.decode import MAX_PIXELS, ORIENTATION, Refused, decode, reduced
 from tureen.media.families import find_family
 from tureen.media.references import MAX_BYTES
-from tureen.media.wire import LIMITS, SIZE, DecodeJob, DecodeReply, DecoderSetup, Item, Refusal
+from tureen.media.wire import LIMITS, MAX_REPLY_BYTES, SIZE, DecodeJob, DecodeReply, DecoderSetup, Item, Refusal
 from tureen.sandbox import fork_server
 from tureen.sandbox.fork_server import Program
 
@@ -89,6 +89,9 @@ def decode_all(family: Family, job: DecodeJob, sources: Sequence[bytes], max_pix
         if max_pixels is not None:
             pictures = [reduced(picture, max_pixels) for picture in pictures]
         prepared = family.prepare(pictures, modality)
+        if sum(item.pixels.nbytes for item in prepared) > MAX_REPLY_BYTES:
+            most = f"the pictures of a prompt may have {MAX_REPLY_BYTES >> 20} MiB as the model takes them"
+            return DecodeReply(refusal=Refusal(f"is too much: {most}; send fewer"))
         return DecodeReply(tuple(map(_item, prepared)))
     except PictureRefused as fault:
         return DecodeReply(refusal=Refusal(str(fault), fault.index))

@@ -68,7 +68,7 @@ class MediaLoader:
         max_pixels: int | None = None,
     ) -> None:
         """hf, preprocessor: config.json and preprocessor_config.json of the model. media_path: see files.media_root.
-        max_pixels: pictures with more are reduced to so many. Raises StartupError."""
+        max_pixels: pictures with more are reduced to at most this number. Raises StartupError."""
         if why := why_no_helpers():
             raise StartupError(f"a model that sees cannot be served here: {why}; run tureen on Linux")
         self.family = find_family(hf, preprocessor)

@@ -14,7 +14,6 @@ from tureen.media.vision_config import PIXTRAL, VisionConfig, parse_vision
 MODEL_TYPES = ("mistral3",)
 VISION_IS_OPTIONAL = ("mistral3",)
 """Models that take text only where config.json has no vision_config."""
-TEXT_NORM_EPS = 1e-5  # of a text model whose config gives none; the projector has the same
 
 
 def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Pixtral:
@@ -31,5 +30,11 @@ def vision_config(hf: Mapping[str, Any]) -> VisionConfig:
     )
     if len(vision.feature_layers) != 1:
         raise config.fault("vision_feature_layer", "must be one layer: the projector's norm takes no more")
-    eps = config.part("text_config").number("rms_norm_eps", config.number("rms_norm_eps", TEXT_NORM_EPS))
+    text = config.part("text_config")
+    eps = text.number("rms_norm_eps", config.number("rms_norm_eps", text_norm_eps(text.get("model_type"))))
     return replace(vision, merge_size=config.integer("spatial_merge_size", 2), merger_eps=eps)
+
+
+def text_norm_eps(model_type: object) -> float:
+    """Returns rms_norm_eps of a text model whose config gives none; the projector has the same."""
+    return 1e-6 if model_type == "mistral" else 1e-5

@@ -70,7 +70,7 @@ def target_size(size: tuple[int, int], limit: tuple[int, int], unit: int) -> tup
 
 
 def parse_pixtral(hf: Mapping[str, Any], vision: VisionConfig, preprocessor: Mapping[str, Any]) -> Pixtral:
-    """Reads both configs; preprocessor: {} where the folder has none. Raises StartupError naming the key at fault."""
+    """Reads both configs; preprocessor: {} if the folder has none. Raises StartupError naming the key at fault."""
     config, settings = Settings("config.json", hf), Settings(FILE, preprocessor)
     processor(settings, ("PixtralImageProcessor",))
     for key, value in (("do_resize", True), ("do_center_crop", False)):

@@ -98,8 +98,9 @@ class QwenVision(msgspec.Struct, frozen=True, kw_only=True):
         """Returns the shapes of all weights by the names used here. Raises StartupError for a language model of another
         size."""
         if self.out_size != hidden_size:
+            key = "out_hidden_size" if self.has_gates or self.table_side else "hidden_size"
             raise _settings({}).fault(
-                "out_hidden_size", f"must be the language model's hidden_size, {hidden_size}, got {self.out_size}"
+                key, f"must be the language model's hidden_size, {hidden_size}, got {self.out_size}"
             )
         hidden, patch = self.hidden_size, self.patch_size
         shapes: dict[str, tuple[int, ...]] = {"patches.weight": (hidden, 3, self.num_frames, patch, patch)}
@@ -147,10 +148,14 @@ def qwen2_vision(hf: Mapping[str, Any]) -> QwenVision:
     """Reads the vision part of Qwen2-VL's config.json. Raises StartupError naming the key at fault."""
     values = hf.get("vision_config") or {}
     own = _settings(values)
-    hidden, out = own.integer("embed_dim", 1280), own.integer("hidden_size", 3584)
+    hidden, heads = own.integer("embed_dim", 1280), own.integer("num_heads", 16)
+    if hidden % (4 * heads):
+        raise own.fault("embed_dim", f"{hidden} is not a multiple of 4 x num_heads, {4 * heads}")
     inner = int(hidden * own.number("mlp_ratio", 4))
-    sizes = {"hidden_size": hidden, "intermediate_size": inner, "out_hidden_size": out}
-    return _common(_settings({"hidden_act": "quick_gelu", **values, **sizes}), QWEN2_5)
+    if inner < 1:
+        raise own.fault("mlp_ratio", f"must make an inner size of at least 1 of embed_dim, {hidden}")
+    sizes = {"hidden_size": hidden, "intermediate_size": inner, "out_hidden_size": own.integer("hidden_size", 3584)}
+    return _common(_settings({**values, **sizes, "hidden_act": own.get("hidden_act", "quick_gelu")}), QWEN2_5)
 
 
 def qwen2_5_vision(hf: Mapping[str, Any]) -> QwenVision:

@@ -100,7 +100,7 @@ def resampling_filter(settings: Settings, default: int) -> int:
 
 
 def normalisation(settings: Settings, mean: Channels, std: Channels) -> Normalisation:
-    """Reads how preprocessor_config.json, where mean and std may be missing, wants values. Raises StartupError."""
+    """Returns the normalisation; mean and std are the defaults. Raises StartupError."""
     normalises = settings.flag("do_normalize", True)
     return Normalisation(
         scale=settings.number("rescale_factor", 1 / 255) if settings.flag("do_rescale", True) else 1.0,

@@ -16,7 +16,8 @@ SIZE = struct.Struct("<I")
 """Layout of the number before a message to a worker: the length of its DecodeJob. The pictures' bytes follow the
 job."""
 
-MAX_REPLY_BYTES = 256 << 20
+MAX_REPLY_BYTES = 255 << 20
+"""Most bytes of pixels in a reply. Messages may have 256 MiB."""
 
 
 class DecoderSetup(msgspec.Struct, frozen=True, array_like=True):
@@ -24,7 +25,7 @@ class DecoderSetup(msgspec.Struct, frozen=True, array_like=True):
 
     hf: bytes  # config.json
     preprocessor: bytes  # preprocessor_config.json
-    max_pixels: int | None = None  # pictures with more are reduced to so many
+    max_pixels: int | None = None  # pictures with more are reduced to at most this number
 
 
 class DecodeJob(msgspec.Struct, frozen=True, array_like=True):

@@ -28,14 +28,13 @@ DEFAULTS = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
-    "rms_norm_eps": mistral3.TEXT_NORM_EPS,
 }
 """Published configs leave out keys that have these values."""
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
     """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
-    hf = {**DEFAULTS, **hf}
+    hf = {**DEFAULTS, "rms_norm_eps": mistral3.text_norm_eps(hf.get("model_type")), **hf}
     config = common(hf)
     slides = hf.get("sliding_window") is not None
     windows = sliding_windows(hf if slides else {}, config.num_layers, [slides] * config.num_layers)

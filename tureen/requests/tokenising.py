@@ -30,8 +30,9 @@ async def resolve(
     if family is None or loader is None:
         for item in media:
             if item.pictures or item.videos:
+                why = " (--language-model-only)" if context.config.language_model_only else ""
                 raise InvalidRequest(
-                    f"{item.field}: the model {context.info.model_name} takes text only", field=item.field
+                    f"{item.field}: {context.info.model_name} takes text only on this server{why}", field=item.field
                 )
         if isinstance(inputs, Texts):
             return [Prompt(ids) for ids in await tokenize(inputs.texts, names, context)]

@@ -121,7 +121,8 @@ def load_encoder(
     dtype = _dtype(config, device)
     shapes = vision.weights(loading.describe(hf).hidden_size)
     needed = sum(map(math.prod, shapes.values())) * dtype.itemsize
-    loading.require_memory(needed, f"{dtype} for the part that sees".removeprefix("torch."), device)
+    form = f"{dtype} for the part that sees".removeprefix("torch.")
+    loading.require_memory(needed, form, device, "serve text alone with --language-model-only")
     place = torch.device(device.name)
     weights = _load(source, vision, shapes, config.load_format, progress)
     on_device = {name: tensor.to(place, dtype) for name, tensor in weights}

@@ -21,6 +21,7 @@ from tureen.weights.source import ModelSource
 from tureen.weights.stored import Stored, is_offset, iter_stored, local_name, to_float32
 
 GIB = 1 << 30
+FEWER_BITS = "fewer bits (--quantization int8 or int4, a smaller --dtype)"
 CLASSIFIER = "ForSequenceClassification"
 """End of the names of architectures that score texts."""
 SCORE = "score."
@@ -65,14 +66,14 @@ def architecture_of(hf: Mapping[str, Any]) -> str:
     return names[0]
 
 
-def require_memory(needed: int, form: str, device: DeviceInfo) -> None:
-    """Raises StartupError when the device has less than the `needed` bytes of weights; `form`: their type, for the
-    message."""
+def require_memory(needed: int, form: str, device: DeviceInfo, advice: str = FEWER_BITS) -> None:
+    """Raises StartupError when the device has less than the `needed` bytes of weights. For the message: `form`, their
+    type, and `advice`, what may help."""
     free = device.free_bytes()
     if needed > free:
         raise StartupError(
             f"the weights need {needed / GIB:.2f} GiB in {form}, but {device.name} has {free / GIB:.2f} GiB free; "
-            "free memory, take a smaller model, or fewer bits (--quantization int8 or int4, a smaller --dtype)",
+            f"free memory, take a smaller model, or {advice}",
             field="model_path",
         )
 

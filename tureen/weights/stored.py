@@ -26,6 +26,7 @@ from tureen.weights.source import ModelSource
 RENAMES: Final = (
     ("model.language_model.", "model."),
     ("model.text_model.", "model."),
+    ("text_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
     ("embed_tokens.", "model.embed_tokens."),

@@ -128,6 +128,12 @@ def test_too_many_pictures_or_bytes_for_a_prompt_are_refused(studio, monkeypatch
     assert "in all" in failure(studio, *[encoded(40)] * 3).message
 
 
+def test_pictures_that_are_too_large_together_as_the_model_takes_them_are_refused(studio, monkeypatch):
+    monkeypatch.setattr("tureen.media.decode_worker.MAX_REPLY_BYTES", 2 * 3 * 40 * 20)
+    assert len(studio.load(encoded(40), encoded(40))) == 2
+    assert "send fewer" in failure(studio, encoded(40), encoded(40), encoded(8)).message
+
+
 def test_a_fault_of_the_family_is_an_internal_error_without_what_it_says(studio):
     error = failure(studio, encoded(double.FAULT), error=RequestFailed)
     assert "KeyError in plain_family.py:" in error.message

@@ -219,6 +219,22 @@ def test_too_many_pixels_at_once_are_unavailable_until_some_have_gone(monkeypatc
     world.check_answers()
 
 
+def test_embeddings_of_all_requests_are_bounded_until_some_have_ended(monkeypatch):
+    monkeypatch.setattr(encoders, "MAX_EMBEDDING_BYTES", 4 * 12)
+    world = World()
+    world.add(_make_picture("one"))
+    world.add(_make_picture("same"))
+    world.add(_make_picture("two", DOG))
+    for name, digest, salt in (("three", HEN, ""), ("another's", CAT, "salt")):
+        with pytest.raises(Unavailable) as error:
+            world.engine.add(_make_picture(name, digest, cache_salt=salt))
+        assert (error.value.status, error.value.code) == (503, "media_queue_full")
+    world.drain()
+    world.add(_make_picture("three", HEN))
+    world.drain()
+    world.check_answers()
+
+
 def test_the_first_request_is_refused_too_where_its_pictures_alone_are_too_many(monkeypatch):
     monkeypatch.setattr(encoders, "MAX_PIXEL_BYTES", 11)
     with pytest.raises(Unavailable):

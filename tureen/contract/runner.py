@@ -141,6 +141,7 @@ class Capacity(msgspec.Struct, frozen=True):
     num_states: int = 0  # of sequences in layers without attention; ids 0 .. num_states - 1
     num_window_pages: int = 0  # pages of layers with a window; 0: all layers share one pool
     window: int = 0  # tokens that a token of these layers sees, itself included
+    embedding_size: int = 1  # numbers that a picture's token is given as: hidden_size, or a multiple of it
 
 
 class PageMemory(Protocol):

@@ -29,6 +29,10 @@ computed."""
 MAX_PIXEL_BYTES = 1 << 30
 """Most bytes of pixels of all requests that have not ended. Requests that show the same picture share its pixels."""
 
+MAX_EMBEDDING_BYTES = 2 << 30
+"""Most bytes of embeddings of all requests that have not ended. They keep them: one that is preempted needs them again.
+Requests of a client that show the same picture share them."""
+
 MAX_ENCODE_S = 600.0
 FAILED = RowError("request_failed", "its picture could not be encoded")
 
@@ -200,24 +204,31 @@ class Encoders:
             self._kept_bytes -= len(dropped)
 
 
-def share_pixels(request: GenerateRequest, others: Iterable[Sequence]) -> GenerateRequest:
+def share_pixels(request: GenerateRequest, others: Iterable[Sequence], embedding_size: int) -> GenerateRequest:
     """Returns the request with the pixels of other requests that show the same pictures in place of its own.
 
-    Raises Unavailable when the pixels of all requests together would take too much memory.
+    embedding_size: numbers that a picture's token is given as. Raises Unavailable when the pixels, or the embeddings,
+    of all requests together would take too much memory.
     """
     if not request.media:
         return request
     sizes: dict[str, int] = {}
+    rows: dict[Key, int] = {}
     pixels: dict[str, bytes] = {}
-    for item in (*(item for other in others for item in other.request.media), *request.media):
-        sizes[item.digest] = math.prod(item.shape)
-        if item.pixels:
-            pixels.setdefault(item.digest, item.pixels)
-    if sum(sizes.values()) > MAX_PIXEL_BYTES:
-        raise Unavailable(
-            f"the pictures of requests that have not ended take {MAX_PIXEL_BYTES >> 20} MiB already; try again later",
-            code="media_queue_full",
-        )
+    for shown in (*(other.request for other in others), request):
+        for item in shown.media:
+            sizes[item.digest] = math.prod(item.shape)
+            rows[shown.cache_salt, item.digest] = item.num_rows
+            if item.pixels:
+                pixels.setdefault(item.digest, item.pixels)
+    num_bytes = sum(sizes.values()), 4 * sum(rows.values()) * embedding_size
+    for taken, most in zip(num_bytes, (MAX_PIXEL_BYTES, MAX_EMBEDDING_BYTES), strict=True):
+        if taken > most:
+            raise Unavailable(
+                f"the pictures of requests that have not ended would take more than {most >> 20} MiB; try again later, "
+                "or send fewer or smaller ones",
+                code="media_queue_full",
+            )
     media = tuple(
         item if item.rows_before else msgspec.structs.replace(item, pixels=pixels[item.digest])
         for item in request.media

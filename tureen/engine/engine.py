@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tureen.cache.manager import CacheManager
 from tureen.constraining.compiler import Compiler
 from tureen.constraining.masks import MaskThread
-from tureen.contract.runner import NAN_LOGITS, NOTHING_TO_DRAW, Row, RowError, RowOutput, Runner
+from tureen.contract.runner import NAN_LOGITS, NOTHING_TO_DRAW, Capacity, Row, RowError, RowOutput, Runner
 from tureen.contract.types import EngineStats, FinishReason, GenerateRequest, OutputDelta
 from tureen.engine import finish, output, replays
 from tureen.engine.adapters import NO_ADAPTER, Adapters
@@ -48,9 +48,8 @@ class EngineLimits(NamedTuple):
     """Bounds on what the engine takes."""
 
     context_len: int  # tokens of one sequence
-    vocab_size: int
     max_queued: int  # requests that wait, but for those that run when idle
-    max_rows: int  # sequences that run
+    capacity: Capacity  # of the runner
 
 
 class EngineTotals:
@@ -116,7 +115,7 @@ class Engine:
         self._rows = RowRunner(runner, grammars, self.cache)
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
-        self._limits = EngineLimits(context_len, capacity.vocab_size, max_queued, capacity.max_rows)
+        self._limits = EngineLimits(context_len, max_queued, capacity)
         self._sequences: dict[str, Sequence] = {}  # by request id, all that have not ended
         self.adapters = Adapters(runner, self._sequences.values())
         self._ended: list[OutputDelta] = []  # last deltas of what ended between two steps
@@ -151,12 +150,12 @@ class Engine:
             raise InvalidRequest(f"rid {echo(request.id)} is in use by a request that has not ended", field="rid")
         _check_length(request, self._limits.context_len)
         if request.resumed:
-            replays.check(request, self._limits.vocab_size)
+            replays.check(request, self._limits.capacity.vocab_size)
         elif not request.when_idle:
             num_others = sum(not sequence.request.when_idle for sequence in self._sequences.values())
-            _check_room(num_others - self._limits.max_rows, self._limits.max_queued)
+            _check_room(num_others - self._limits.capacity.max_rows, self._limits.max_queued)
         if request.media:
-            request = share_pixels(request, self._sequences.values())
+            request = share_pixels(request, self._sequences.values(), self._limits.capacity.embedding_size)
         detokenizer = Detokenizer(self._tokenizer, request.params)
         adapter = self.adapters.number_of(request.adapter) if request.adapter else NO_ADAPTER
         self._totals.requests += 1

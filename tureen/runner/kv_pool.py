@@ -129,6 +129,7 @@ def plan_capacity(
         num_states=num_states,
         num_window_pages=num_window_pages,
         window=model.longest_window if num_window_pages else 0,
+        embedding_size=model.hidden_size * (1 + model.num_deep_inputs),
     )
 
 

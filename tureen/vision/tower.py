@@ -18,7 +18,7 @@ from tureen.media.vision_config import TowerConfig
 from tureen.vision.picture_embedder import Work
 
 Turns = tuple[Tensor, Tensor]
-MIN_ROWS: Final = 64  # of a product: fewer spend their time on reading the matrix
+MIN_ROWS: Final = 256  # of a product: fewer spend their time on reading the matrix
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "gelu": functional.gelu,
     "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),

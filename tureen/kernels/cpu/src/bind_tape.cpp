@@ -257,7 +257,7 @@ void bind_tape(nb::module_& m) {
                 if (keys.empty()) throw std::invalid_argument("a latent attention has heads");
                 int num_heads = int(keys.size()), head_dim = values_from + keys[0]->matrix.rows;
                 AttentionShape shape{
-                    num_heads, 1, head_dim, scale, 0.0f, window, {floats(frequencies), magnitude, is_interleaved}};
+                    num_heads, 1, head_dim, scale, 0.0f, window, {floats(frequencies), magnitude, is_interleaved, {}}};
                 shape.values_from = values_from;
                 Latent latent{linear_of(std::move(in), in_bias),
                               query_norm,

@@ -222,7 +222,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "where --host is a loopback address, else none.",
         ),
     ] = None
-    max_picture_pixels: Annotated[Positive | None, _meta("server", "Larger pictures are reduced to so many.")] = None
+    max_picture_pixels: Annotated[Positive | None, _meta("server N", "Reduce larger pictures to N pixels.")] = None
     allowed_media_domain: Annotated[
         tuple[str, ...],
         _meta(

@@ -30,8 +30,8 @@ MAX_PIXEL_BYTES = 1 << 30
 """Most bytes of pixels of all requests that have not ended. Requests that show the same picture share its pixels."""
 
 MAX_EMBEDDING_BYTES = 2 << 30
-"""Most bytes of embeddings of all requests that have not ended. They keep them: one that is preempted needs them again.
-Requests of a client that show the same picture share them."""
+"""Most bytes of embeddings of all requests that have not ended. A request keeps its embeddings, because it needs them
+again after a preemption. Requests of a client that show the same picture share them."""
 
 MAX_ENCODE_S = 600.0
 FAILED = RowError("request_failed", "its picture could not be encoded")

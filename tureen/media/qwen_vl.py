@@ -119,7 +119,7 @@ def vision_config(hf: Mapping[str, Any]) -> QwenVision:
 
 
 def _limits(settings: Settings, side: int) -> tuple[int, int]:
-    """Reads the least and the most pixels of a picture. Older files have them beside `size`."""
+    """Reads the least and the most pixels of a picture. Older files do not have them in `size`."""
     size = settings.part("size")
     least = settings.integer("min_pixels", size.integer("shortest_edge", LEAST_PIXELS))
     most = settings.integer("max_pixels", size.integer("longest_edge", MOST_PIXELS))

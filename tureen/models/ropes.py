@@ -31,7 +31,7 @@ def rope(hf: Mapping[str, Any], parameters: Mapping[str, Any], *, theta: float |
     frequency that holds instead of the config's.
     """
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    kind = "default" if kind == "mrope" else kind  # older files of Qwen's say so, beside mrope_section
+    kind = "default" if kind == "mrope" else kind  # older Qwen files, which also have mrope_section
     if kind not in ROPE_KINDS:
         raise fault("rope_scaling", f"{echo(kind)} is not supported; known: {', '.join(ROPE_KINDS)}")
     share = number({**hf, **parameters}, "partial_rotary_factor", 1.0)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CPU_PIECE, GPU_PIECE = 300_000_000, 1_000_000_000_000
 """Floating-point operations in a piece of work: a few milliseconds."""
 QUANTISED = ("scales", "weight_", "input_scale", "activation_scale")
-"""Beginnings of what quantised checkpoints call the float tensors beside a matrix."""
+"""Prefixes of the names that quantised checkpoints give to the scales of a matrix."""
 
 
 class Encoder:

@@ -9,7 +9,7 @@ import msgspec
 
 from tureen.media import llava_names
 from tureen.media.settings import Settings
-from tureen.media.vision_config import ACTIVATIONS, TowerConfig
+from tureen.media.vision_config import ACTIVATIONS, TowerConfig, tower_heads
 
 KINDS: Final = ("idefics3_vision", "idefics3", "smolvlm_vision", "smolvlm")
 NAMES: Final = {
@@ -72,11 +72,7 @@ def parse_vision(hf: Mapping[str, Any]) -> Idefics3Vision:
 
 def _tower(config: Settings) -> TowerConfig:
     config.word("model_type", KINDS, KINDS[0])
-    hidden, heads = config.integer("hidden_size", 1152), config.integer("num_attention_heads", 16)
-    if hidden % heads:
-        raise config.fault("hidden_size", f"{hidden} is not a multiple of num_attention_heads, {heads}")
-    if config.integer("num_channels", 3) != 3:
-        raise config.fault("num_channels", "only 3 is supported")
+    hidden, heads = tower_heads(config, 1152, 16)
     return TowerConfig(
         hidden_size=hidden,
         mlp_size=config.integer("intermediate_size", 3072),

@@ -220,7 +220,7 @@ def _tower(config: Settings, kinds: tuple[str, ...]) -> tuple[TowerConfig, int]:
     if kind == PIXTRAL:
         tower = _pixtral(config)
         return tower, tower.num_layers
-    hidden, heads = _heads(config, 768, 12)
+    hidden, heads = tower_heads(config, 768, 12)
     depth = config.integer("num_hidden_layers", 12)
     default_patch = {"clip_vision_model": 32, "siglip_vision_model": 16, "dinov2": 14}[kind]
     default_act = {"clip_vision_model": "quick_gelu", "siglip_vision_model": "gelu_pytorch_tanh", "dinov2": "gelu"}
@@ -250,8 +250,8 @@ def _tower(config: Settings, kinds: tuple[str, ...]) -> tuple[TowerConfig, int]:
     return tower, depth
 
 
-def _heads(config: Settings, hidden: int, heads: int) -> tuple[int, int]:
-    """Returns the tower's width and number of heads; the arguments hold where the config is silent."""
+def tower_heads(config: Settings, hidden: int, heads: int) -> tuple[int, int]:
+    """Returns the tower's width and number of heads; the arguments are the defaults. Raises StartupError."""
     hidden, heads = config.integer("hidden_size", hidden), config.integer("num_attention_heads", heads)
     if hidden % heads:
         raise config.fault("hidden_size", f"{hidden} is not a multiple of num_attention_heads, {heads}")
@@ -262,7 +262,7 @@ def _heads(config: Settings, hidden: int, heads: int) -> tuple[int, int]:
 
 def _pixtral(config: Settings) -> TowerConfig:
     """Returns Pixtral's tower: the row rotates half of a head's pairs, the column the others."""
-    hidden, heads = _heads(config, 1024, 16)
+    hidden, heads = tower_heads(config, 1024, 16)
     head_dim = hidden // heads
     if head_dim % 4:
         raise config.fault("hidden_size", f"heads of {head_dim} have no halves for rows and columns; 4 must divide it")

@@ -16,7 +16,7 @@ from torch.nn import functional
 from tureen.errors import RequestFailed
 from tureen.media.qwen_vision import QwenVision
 from tureen.vision.picture_embedder import Work
-from tureen.vision.tower import ACTIVATIONS, MIN_ROWS, blocks
+from tureen.vision.tower import ACTIVATIONS, MIN_ROWS, attend, blocks, rotated
 
 EPS = 1e-6
 
@@ -119,26 +119,15 @@ class QwenEmbedder:
         for rows in blocks(size, row_flops, self._piece, MIN_ROWS):
             normed = self._norm(hidden[rows], f"{name}.norm1")
             qkv = self._linear(normed, f"{name}.qkv").view(len(normed), 3, num_heads, -1).transpose(0, 1)
-            projected[:2, rows] = _turned(qkv[:2], grid.cos[rows], grid.sin[rows])
+            projected[:2, rows] = rotated(qkv[:2], grid.cos[rows], grid.sin[rows])
             projected[2, rows] = qkv[2]
             yield len(normed) * row_flops
         mixed = torch.empty_like(hidden)
         heads = mixed.view(size, num_heads, -1).transpose(0, 1)
         for span in spans:
             q, k, v = projected[:, span].transpose(1, 2)
-            yield from self._attend_span(heads[:, span], q, k, v)
+            yield from attend(heads[:, span], q, k, v, self._piece)
         return mixed
-
-    def _attend_span(self, mixed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Iterator[int]:
-        """Writes the results for q, k and v [heads, patches, head size] to `mixed`, of the same shape."""
-        num_heads, size, width = q.shape
-        head_flops = 4 * size * size * width
-        for group in blocks(num_heads, head_flops, self._piece, 1):
-            for rows in blocks(size, len(q[group]) * head_flops // size, self._piece, MIN_ROWS):
-                mixed[group, rows] = functional.scaled_dot_product_attention(
-                    q[None, group, rows], k[None, group], v[None, group]
-                )[0]
-                yield len(q[group]) * (head_flops // size) * q[group, rows].shape[1]
 
     def _merge(self, hidden: Tensor, name: str, *, is_merged_first: bool) -> Work:
         """Merges the patches of each token: returns [tokens, hidden_size of the language model].
@@ -179,10 +168,3 @@ def _in_windows(tokens: Tensor, side: int) -> tuple[Tensor, list[int]]:
         return tokens.flatten(), [tokens.numel()]
     windows = [part.flatten() for rows in torch.split(tokens, side) for part in torch.split(rows, side, dim=1)]
     return torch.cat(windows), [len(window) for window in windows]
-
-
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Returns x [2, patches, heads, head size] turned by angles [patches, 1, head size], computed in float32."""
-    wide = x.float()
-    first, second = wide.chunk(2, dim=-1)
-    return (wide * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)

@@ -91,7 +91,7 @@ class Tower:
         grid = (rows, columns, size // 4)
         half = torch.cat([down[:, None].expand(grid), across[None].expand(grid)], dim=-1).reshape(rows * columns, -1)
         angles = half.repeat(1, 2)
-        return angles.cos().to(pixels.dtype), angles.sin().to(pixels.dtype)
+        return angles.cos(), angles.sin()
 
     def _run_layer(self, hidden: Tensor, name: str, turns: Turns | None) -> Iterator[int]:
         """Adds to `hidden` in place."""
@@ -127,18 +127,13 @@ class Tower:
             for out, part in zip(projected, "qkv", strict=True):
                 out[rows] = self._linear(normed, f"{name}.{part}")
                 if turns is not None and part != "v":
-                    _rotate(out[rows].view(len(normed), num_heads, -1), turns, rows)
+                    heads = out[rows].view(len(normed), num_heads, -1)
+                    heads.copy_(rotated(heads, *(turn[rows, None] for turn in turns)))
             yield len(normed) * row_flops
-        q, k, v = (tensor.view(size, num_heads, -1).transpose(0, 1)[None] for tensor in projected)
+        q, k, v = (tensor.view(size, num_heads, -1).transpose(0, 1) for tensor in projected)
         mixed = torch.empty_like(hidden)
         heads = mixed.view(size, num_heads, -1).transpose(0, 1)
-        query_flops = 4 * size * (width // num_heads)
-        for group in blocks(num_heads, query_flops * size, self._piece, 1):
-            group_flops = len(heads[group]) * query_flops
-            for rows in blocks(size, group_flops, self._piece, MIN_ROWS):  # of one head, if it is more than a piece
-                mixed_rows = functional.scaled_dot_product_attention(q[:, group, rows], k[:, group], v[:, group])[0]
-                heads[group, rows] = mixed_rows
-                yield mixed_rows.shape[1] * group_flops
+        yield from attend(heads, q, k, v, self._piece)
         return mixed
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
@@ -154,11 +149,29 @@ class Tower:
         return x * self._weights[name] if self.config.has_layer_scales else x
 
 
-def _rotate(heads: Tensor, turns: Turns, rows: slice) -> None:
-    """Rotates pairs of [rows, heads, head_dim] in place."""
-    cos, sin = (turn[rows, None] for turn in turns)
-    first, second = heads.chunk(2, dim=-1)
-    heads.copy_(heads * cos + torch.cat([-second, first], dim=-1) * sin)
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Returns x [..., head_dim] with pairs rotated, computed in float32: a number of the first half and one of the
+    second. cos, sin: float32, of the angles of all numbers."""
+    wide = x.float()
+    first, second = wide.chunk(2, dim=-1)
+    return (wide * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
+
+
+def attend(mixed: Tensor, q: Tensor, k: Tensor, v: Tensor, piece: int) -> Iterator[int]:
+    """Writes to `mixed` what each query gets of all keys; all are [heads, tokens, head_dim]. Yields as Tower does.
+
+    A head that is more than a piece is divided by queries.
+    """
+    num_heads, size, width = q.shape
+    query_flops = 4 * size * width
+    for group in blocks(num_heads, query_flops * size, piece, 1):
+        group_flops = len(q[group]) * query_flops
+        for rows in blocks(size, group_flops, piece, MIN_ROWS):
+            mixed_rows = functional.scaled_dot_product_attention(q[None, group, rows], k[None, group], v[None, group])[
+                0
+            ]
+            mixed[group, rows] = mixed_rows
+            yield mixed_rows.shape[1] * group_flops
 
 
 def blocks(count: int, flops: int, piece: int, least: int) -> Iterator[slice]:

@@ -297,3 +297,22 @@ def parse_metrics(text: str) -> dict[str, float]:
             name = sample.name.removeprefix("sglang:")
             found[name + (f"[{','.join(labels)}]" if labels else "")] = sample.value
     return found
+
+
+def asked_by(app: App, path: str, **body):
+    """The request that reached the engine."""
+    asked = []
+    generate = app.client.generate
+
+    def watched(request, *args):
+        asked.append(request)
+        return generate(request, *args)
+
+    app.client.generate = watched
+    try:
+        response = app.post(path, **body)
+    finally:
+        app.client.generate = generate
+    assert response.status_code == 200, response.text
+    [request] = asked
+    return request

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 
 import torch
 import transformers
-from tiny_models import SHAPE, spread
+from tiny_models import SHAPE, saved
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
@@ -60,14 +59,9 @@ def write(folder: Path, variant: str) -> torch.nn.Module:
     config = getattr(transformers, f"{family}Config")(
         vision_config=eye, text_config={**SHAPE, "model_type": "llama"}, image_token_id=IMAGE, **changes
     )
-    torch.manual_seed(len(variant))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = getattr(transformers, f"{family}ForConditionalGeneration")(config)
-        spread(model)
-        model.save_pretrained(folder)
+    model = saved(folder, f"{family}ForConditionalGeneration", config, len(variant))
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSORS[variant]))
-    return model.eval()
+    return model
 
 
 def backend() -> Backend:

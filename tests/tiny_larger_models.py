@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import torch
 import transformers
-from tiny_models import SHAPE, YARN, spread
+from tiny_models import SHAPE, YARN, saved
 
 EYE = {"hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "patch_size": 4}
 PIXTRAL_EYE = EYE | {"model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32}
@@ -22,11 +21,6 @@ def write_larger(folder: Path, variant: str) -> torch.nn.Module:
     """Write config.json and model.safetensors; return the transformers model in float32."""
     family, text, vision, more = LARGER[variant]
     config = getattr(transformers, f"{family}Config")(text_config=text, vision_config=vision, **more)
-    torch.manual_seed(len(variant))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = getattr(transformers, f"{family}ForConditionalGeneration")(config)
-        spread(model)
-        model.save_pretrained(folder)
+    model = saved(folder, f"{family}ForConditionalGeneration", config, len(variant))
     model.config._attn_implementation = "eager"
-    return model.eval()
+    return model

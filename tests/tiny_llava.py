@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
 from PIL import Image
-from tiny_models import SHAPE, spread
+from tiny_models import SHAPE, saved
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tureen.text.tokenizer import BYTE_OF_CHAR
@@ -79,14 +78,9 @@ def write(folder: Path, variant: str) -> torch.nn.Module:
         image_token_index=IMAGE,
         **changes,
     )
-    torch.manual_seed(len(variant))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = getattr(transformers, f"{family}ForConditionalGeneration")(config)
-        spread(model)
-        model.save_pretrained(folder)
+    model = saved(folder, f"{family}ForConditionalGeneration", config, len(variant))
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSORS[variant]))
-    return model.eval()
+    return model
 
 
 def write_tokenizer(folder: Path) -> None:

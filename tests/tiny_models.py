@@ -428,6 +428,17 @@ def write(folder: Path, variant: str, *, dtype: torch.dtype = torch.float32, **m
     return model.float().eval()
 
 
+def saved(folder: Path, name: str, config: object, seed: int) -> torch.nn.Module:
+    """Writes a model of the transformers class with that name and random weights; returns it in float32."""
+    torch.manual_seed(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = getattr(transformers, name)(config)
+        spread(model)
+        model.save_pretrained(folder)
+    return model.eval()
+
+
 def spread(model: torch.nn.Module) -> None:
     """Weights large enough that logits differ clearly from token to token."""
     with torch.no_grad():

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import transformers
-from tiny_models import SHAPE, YARN, spread
+from tiny_models import SHAPE, YARN, saved
 from transformers.models.pixtral import image_processing_pil_pixtral
 
 IMAGE, BREAK, END = 250, 251, 252
@@ -76,17 +75,12 @@ def write(folder: Path, variant: str) -> torch.nn.Module:
     config = getattr(transformers, f"{family}Config")(
         vision_config=dict(tower), text_config=dict(text), image_token_index=IMAGE, **changes
     )
-    torch.manual_seed(len(variant))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = getattr(transformers, f"{family}ForConditionalGeneration")(config)
-        spread(model)
-        model.save_pretrained(folder)
+    model = saved(folder, f"{family}ForConditionalGeneration", config, len(variant))
     if variant == "ministral3":
         (folder / "processor_config.json").write_text(json.dumps({"image_processor": preprocessor}))
     else:
         (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor))
-    return model.eval()
+    return model
 
 
 def processor(variant: str):

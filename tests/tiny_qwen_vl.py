@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 
 import torch
 import transformers
-from tiny_models import QWEN_LINEAR, QWEN_LINEAR_MOE, SHAPE, spread
+from tiny_models import QWEN_LINEAR, QWEN_LINEAR_MOE, SHAPE, saved
 
 IMAGE = 250
 TOKENS = {
@@ -75,14 +74,9 @@ def write(folder: Path, variant: str) -> torch.nn.Module:
     """Writes the folder; returns the transformers model in float32, as loaded from it."""
     family, text, vision = VARIANTS[variant]
     config = getattr(transformers, f"{family}Config")(text_config=text, vision_config=vision, **TOKENS)
-    torch.manual_seed(sum(map(ord, variant)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = getattr(transformers, f"{family}ForConditionalGeneration")(config)
-        spread(model)
-        model.save_pretrained(folder)
+    model = saved(folder, f"{family}ForConditionalGeneration", config, sum(map(ord, variant)))
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
-    return model.eval()
+    return model
 
 
 def processor():

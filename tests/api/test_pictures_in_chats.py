@@ -7,7 +7,7 @@ import io
 
 import pytest
 import tiny_llava
-from app_under_test import App
+from app_under_test import App, asked_by
 from byte_tokenizer import VOCAB_SIZE
 from PIL import Image
 
@@ -37,25 +37,6 @@ def app(tmp_path_factory):
         yield running
 
 
-def _asked_by(app: App, path: str, **body):
-    """The request that reached the engine."""
-    asked = []
-    generate = app.client.generate
-
-    def watched(request, *args):
-        asked.append(request)
-        return generate(request, *args)
-
-    app.client.generate = watched
-    try:
-        response = app.post(path, **body)
-    finally:
-        app.client.generate = generate
-    assert response.status_code == 200, response.text
-    [request] = asked
-    return request
-
-
 def _anthropic(picture: str) -> dict:
     source = {"type": "base64", "media_type": "image/png", "data": picture}
     content = [{"type": "image", "source": source}, {"type": "text", "text": "look"}]
@@ -79,8 +60,8 @@ BODIES = {"/v1/messages": _anthropic, "/api/chat": _ollama, "/v1/responses": _re
 @pytest.mark.parametrize("path", BODIES)
 def test_each_api_shows_a_picture_as_generate_does(app: App, picture, path):
     sampling = {"max_new_tokens": 1}
-    plain = _asked_by(app, "/generate", text="<image>\nlook", image_data=picture, sampling_params=sampling)
-    shown = _asked_by(app, path, **BODIES[path](picture))
+    plain = asked_by(app, "/generate", text="<image>\nlook", image_data=picture, sampling_params=sampling)
+    shown = asked_by(app, path, **BODIES[path](picture))
     assert min(shown.token_ids) < 0
     assert [one for one in shown.token_ids if one < 0] == [one for one in plain.token_ids if one < 0]
     assert bytes(one for one in shown.token_ids if one >= 0).strip() == b"look"
@@ -90,7 +71,7 @@ def test_each_api_shows_a_picture_as_generate_does(app: App, picture, path):
 def test_pictures_count_as_tokens(app: App, picture):
     body = {name: value for name, value in _anthropic(picture).items() if name != "max_tokens"}
     counted = app.post("/v1/messages/count_tokens", **body).json()["input_tokens"]
-    assert counted == len(_asked_by(app, "/v1/messages", **_anthropic(picture)).token_ids)
+    assert counted == len(asked_by(app, "/v1/messages", **_anthropic(picture)).token_ids)
 
 
 @pytest.mark.parametrize("path", BODIES)

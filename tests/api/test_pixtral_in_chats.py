@@ -10,7 +10,7 @@ import inline_workers
 import msgspec
 import pytest
 import tiny_pixtral
-from app_under_test import App
+from app_under_test import App, asked_by
 from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from fake_engine import make_engine
 from PIL import Image
@@ -58,25 +58,6 @@ def _picture(width: int, height: int) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _asked_by(app: App, path: str, **body):
-    """The request that reached the engine."""
-    asked = []
-    generate = app.client.generate
-
-    def watched(request, *args):
-        asked.append(request)
-        return generate(request, *args)
-
-    app.client.generate = watched
-    try:
-        response = app.post(path, **body)
-    finally:
-        app.client.generate = generate
-    assert response.status_code == 200, response.text
-    [request] = asked
-    return request
-
-
 def _shown(request) -> list[int]:
     """The prompt with IMG in place of embeddings."""
     return [IMG if token < 0 else token for token in request.token_ids]
@@ -85,7 +66,7 @@ def _shown(request) -> list[int]:
 def test_a_picture_becomes_rows_with_a_break_after_each_and_an_end(app: App):
     picture = _picture(24, 16)
     sampling = {"max_new_tokens": 1}
-    request = _asked_by(app, "/generate", text="a[IMG]b", image_data=picture, sampling_params=sampling)
+    request = asked_by(app, "/generate", text="a[IMG]b", image_data=picture, sampling_params=sampling)
     row = [IMG] * 3
     assert _shown(request)[-10:] == [ord("a"), *row, BREAK, *row, END, ord("b")]
     assert [item.num_tokens for item in request.media] == [3, 3]
@@ -98,7 +79,7 @@ def test_a_chat_shows_pictures_where_the_template_says(app: App):
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_picture(8, 16)}"}},
         {"type": "text", "text": "[IMG]"},
     ]
-    request = _asked_by(app, "/v1/chat/completions", max_tokens=1, messages=[{"role": "user", "content": content}])
+    request = asked_by(app, "/v1/chat/completions", max_tokens=1, messages=[{"role": "user", "content": content}])
     assert _shown(request)[-11:] == [ord("x"), IMG, END, IMG, BREAK, IMG, END, *b"[IMG]"][-11:]
 
 

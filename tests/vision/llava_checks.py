@@ -152,3 +152,26 @@ def check_embeddings(encoder, prepared, expected):
     found = encode(encoder, prepared)
     assert found.shape == expected.shape
     assert np.abs(found - expected).max() < CLOSE * max(1, np.abs(expected).max())
+
+
+def check_encoding_by_turns(folder, prepared, monkeypatch, *, piece=50_000):
+    """Pictures that are encoded by turns, with other work between, get the numbers of each alone."""
+    monkeypatch.setattr("tureen.runner.encoder.CPU_PIECE", piece)
+    encoder = load_tiny_encoder(folder)
+    alone = [list(encoder.encode(item_of(one))) for one in prepared]
+    assert min(map(len, alone)) > 10
+    turns, found = [encoder.encode(item_of(one)) for one in prepared], [None] * len(prepared)
+    while None in found:
+        for index, turn in enumerate(turns):
+            found[index] = found[index] or next(turn)
+            torch.randn(40, 40) @ torch.randn(40, 40)
+    assert found == [one[-1] for one in alone]
+
+
+def check_small_pieces(model, prepared, monkeypatch, *modules):
+    """The smallest pieces give nearly the same numbers. modules: files of tureen.vision that divide products."""
+    whole = encode(model.encoder, prepared)
+    for module in modules:
+        monkeypatch.setattr(f"tureen.vision.{module}.MIN_ROWS", 3)
+    monkeypatch.setattr("tureen.runner.encoder.CPU_PIECE", 1)
+    check_embeddings(load_tiny_encoder(model.folder), prepared, whole)

@@ -16,6 +16,8 @@ from llava_checks import (
     NEW_TOKENS,
     Model,
     check_embeddings,
+    check_encoding_by_turns,
+    check_small_pieces,
     encode,
     generate,
     item_of,
@@ -162,19 +164,8 @@ def test_noise_in_any_weight_of_the_part_that_sees_is_noticed(model, tmp_path):
 
 def test_pieces_and_pauses_do_not_change_the_numbers(smolvlm, monkeypatch):
     prepared = [smolvlm.family.prepare([shown], "image")[0] for shown in PICTURES[:2]]
-    monkeypatch.setattr("tureen.runner.encoder.CPU_PIECE", 30_000)
-    encoder = load_tiny_encoder(smolvlm.folder)
-    alone = [list(encoder.encode(item_of(one))) for one in prepared]
-    assert min(map(len, alone)) > 10
-    turns, found = [encoder.encode(item_of(one)) for one in prepared], [None, None]
-    while None in found:
-        for index, turn in enumerate(turns):
-            found[index] = found[index] or next(turn)
-    assert found == [one[-1] for one in alone]
-    monkeypatch.setattr("tureen.vision.tower.MIN_ROWS", 3)
-    monkeypatch.setattr("tureen.vision.idefics3.MIN_ROWS", 3)
-    monkeypatch.setattr("tureen.runner.encoder.CPU_PIECE", 1)
-    check_embeddings(load_tiny_encoder(smolvlm.folder), prepared[0], encode(smolvlm.encoder, prepared[0]))
+    check_encoding_by_turns(smolvlm.folder, prepared, monkeypatch, piece=30_000)
+    check_small_pieces(smolvlm, prepared[0], monkeypatch, "tower", "idefics3")
 
 
 @pytest.mark.parametrize("side", [1, 19, 25, 26, 27, 29, 32, 70])

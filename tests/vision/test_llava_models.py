@@ -6,14 +6,14 @@ import mutated
 import numpy as np
 import pytest
 import tiny_llava
-import torch
 from llava_checks import (
     CLOSE,
     check_embeddings,
+    check_encoding_by_turns,
     check_end_to_end,
+    check_small_pieces,
     encode,
     expected_embeddings,
-    item_of,
     load_tiny_encoder,
     make_model,
 )
@@ -144,26 +144,13 @@ def test_a_16_bit_checkpoint_is_computed_in_float32(tmp_path):
 
 
 def test_pictures_that_are_encoded_by_turns_get_the_numbers_of_each_alone(onevision, monkeypatch):
-    monkeypatch.setattr("tureen.runner.encoder.CPU_PIECE", 50_000)
-    encoder = load_tiny_encoder(onevision.folder)
     prepared = [onevision.family.prepare([tiny_llava.picture(*size)], "image")[0] for size in ((57, 31), (113, 112))]
-    alone = [list(encoder.encode(item_of(one))) for one in prepared]
-    assert min(map(len, alone)) > 10
-    turns, found = [encoder.encode(item_of(one)) for one in prepared], [None, None]
-    while None in found:
-        for index, turn in enumerate(turns):
-            found[index] = found[index] or next(turn)
-            torch.randn(40, 40) @ torch.randn(40, 40)
-    assert found == [one[-1] for one in alone]
+    check_encoding_by_turns(onevision.folder, prepared, monkeypatch)
 
 
 def test_small_pieces_give_nearly_the_same_numbers(onevision, monkeypatch):
     [prepared] = onevision.family.prepare([tiny_llava.picture(113, 112)], "image")
-    whole = encode(onevision.encoder, prepared)
-    monkeypatch.setattr("tureen.vision.tower.MIN_ROWS", 3)
-    monkeypatch.setattr("tureen.runner.encoder.CPU_PIECE", 1)
-    pieces = encode(load_tiny_encoder(onevision.folder), prepared)
-    assert np.abs(pieces - whole).max() < CLOSE * np.abs(whole).max()
+    check_small_pieces(onevision, prepared, monkeypatch, "tower", "projector")
 
 
 def test_random_weights_load_without_a_checkpoint(onevision):

@@ -11,10 +11,10 @@ import tiny_pixtral
 import torch
 import transformers
 from llava_checks import (
-    CLOSE,
     check_embeddings,
+    check_encoding_by_turns,
     check_end_to_end,
-    encode,
+    check_small_pieces,
     expected_embeddings,
     item_of,
     load_tiny_encoder,
@@ -156,27 +156,13 @@ def test_checkpoints_with_newer_names_are_the_same_model(tmp_path):
 
 
 def test_pictures_that_are_encoded_by_turns_get_the_numbers_of_each_alone(mistral3, monkeypatch):
-    monkeypatch.setattr("tureen.runner.encoder.CPU_PIECE", 50_000)
-    encoder = load_tiny_encoder(mistral3.folder)
     prepared = [mistral3.family.prepare([tiny_llava.picture(*size)], "image")[0] for size in ((57, 31), (48, 48))]
-    alone = [list(encoder.encode(item_of(one))) for one in prepared]
-    assert min(map(len, alone)) > 10
-    turns, found = [encoder.encode(item_of(one)) for one in prepared], [None, None]
-    while None in found:
-        for index, turn in enumerate(turns):
-            found[index] = found[index] or next(turn)
-            torch.randn(40, 40) @ torch.randn(40, 40)
-    assert found == [one[-1] for one in alone]
+    check_encoding_by_turns(mistral3.folder, prepared, monkeypatch)
 
 
 def test_small_pieces_give_nearly_the_same_numbers(mistral3, monkeypatch):
     [prepared] = mistral3.family.prepare([tiny_llava.picture(48, 47)], "image")
-    whole = encode(mistral3.encoder, prepared)
-    monkeypatch.setattr("tureen.vision.tower.MIN_ROWS", 3)
-    monkeypatch.setattr("tureen.vision.projector.MIN_ROWS", 3)
-    monkeypatch.setattr("tureen.runner.encoder.CPU_PIECE", 1)
-    pieces = encode(load_tiny_encoder(mistral3.folder), prepared)
-    assert np.abs(pieces - whole).max() < CLOSE * np.abs(whole).max()
+    check_small_pieces(mistral3, prepared, monkeypatch, "tower", "projector")
 
 
 def test_a_head_of_a_large_picture_is_more_than_one_piece(mistral3, monkeypatch):

@@ -10,7 +10,16 @@ import pytest
 import tiny_llava
 import tiny_qwen_vl
 import torch
-from llava_checks import CLOSE, DEVICE, Model, check_embeddings, encode, load_tiny_encoder
+from llava_checks import (
+    CLOSE,
+    DEVICE,
+    Model,
+    check_embeddings,
+    check_encoding_by_turns,
+    check_small_pieces,
+    encode,
+    load_tiny_encoder,
+)
 from rank_threads import ranks_in_threads
 from runner_driver import GREEDY, Running, folder_source
 from safetensors.torch import load_file, save_file
@@ -171,6 +180,13 @@ def test_noise_in_any_weight_of_the_part_that_sees_is_noticed(model, tmp_path):
         if np.abs(encode(encoder, prepared) - expected).max() < CLOSE * np.abs(expected).max():
             unnoticed.append(kind)
     assert unnoticed == []
+
+
+@pytest.mark.parametrize("model", ["qwen2.5", "qwen3"], indirect=True)
+def test_pieces_and_pauses_do_not_change_the_numbers(model, monkeypatch):
+    prepared = model.family.prepare(PICTURES, "multi-images")
+    check_encoding_by_turns(model.folder, prepared, monkeypatch, piece=20_000)
+    check_small_pieces(model, prepared[0], monkeypatch, "tower", "qwen")
 
 
 def test_tokens_after_a_text_equal_transformers(model):

@@ -25,18 +25,19 @@ def cancelling(rng, tokens, heads):
 class Case:
     """Rows with a history in a poisoned pool, and what each new token must attend to."""
 
-    def __init__(self, rows, *, page_size=4, window=None, dtype=torch.float32, seed=0, cancel=False):
+    def __init__(self, rows, *, page_size=4, window=None, dtype=torch.float32, seed=0, cancel=False, pictures=None):
+        """pictures: of each row, if the layer sees them whole."""
         rng = np.random.default_rng(seed)
         num_pages = sum(-(-(start + length) // page_size) for start, length in rows) + 3
         free = list(range(num_pages))
         random.Random(seed).shuffle(free)
         self.dtype, self.page_size = dtype, page_size
-        self.shape = LayerShape(HEADS, KV_HEADS, HEAD_DIM, 0.3, window)
+        self.shape = LayerShape(HEADS, KV_HEADS, HEAD_DIM, 0.3, window, sees_pictures_whole=pictures is not None)
         pool_shape = (num_pages, page_size, KV_HEADS, HEAD_DIM)
         self.keys = torch.full(pool_shape, float("nan"), dtype=dtype, device=DEVICE)
         self.values = torch.full(pool_shape, float("nan"), dtype=dtype, device=DEVICE)
         self.rows, first = [], 0
-        for start, length in rows:
+        for index, (start, length) in enumerate(rows):
             pages = tuple(free.pop() for _ in range(-(-(start + length) // page_size)))
             q = self._random(rng, length, HEADS)
             k, v = self._random(rng, start + length, KV_HEADS), self._random(rng, start + length, KV_HEADS)
@@ -48,7 +49,9 @@ class Case:
                 self.values[pages[position // page_size], position % page_size] = v[position]
             own = pages[seen_from // page_size :]  # those before are given back
             window_pages = () if window is None else own[:1] * (len(pages) - len(own)) + own
-            self.rows.append((Span(first, length, start, pages, window_pages=window_pages), q, k, v))
+            own_pictures = () if pictures is None else pictures[index]
+            span = Span(first, length, start, pages, window_pages=window_pages, pictures=own_pictures)
+            self.rows.append((span, q, k, v))
             first += length
 
     def _random(self, rng, tokens, heads):
@@ -79,12 +82,13 @@ class Case:
             for offset in range(span.length):
                 position = span.start + offset
                 begin = 0 if self.shape.window is None else max(0, position - self.shape.window + 1)
+                end = max([position + 1, *(end for start, end in span.pictures if start <= position < end)])
                 heads = []
                 for head in range(HEADS):
                     kv_head = head // (HEADS // KV_HEADS)
-                    scores = k[begin : position + 1, kv_head] @ q[offset, head] * self.shape.scale
+                    scores = k[begin:end, kv_head] @ q[offset, head] * self.shape.scale
                     weights = np.exp(scores - scores.max())
-                    heads.append(weights / weights.sum() @ v[begin : position + 1, kv_head])
+                    heads.append(weights / weights.sum() @ v[begin:end, kv_head])
                 result.append(np.concatenate(heads))
         return torch.from_numpy(np.stack(result))
 
@@ -103,6 +107,19 @@ ROWS = {
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
 def test_every_token_attends_to_what_it_may_see_and_nothing_else(rows, page_size, window):
     case = Case(rows, page_size=page_size, window=window)
+    torch.testing.assert_close(case.run().double().cpu(), case.expected(), atol=2e-6, rtol=2e-5)
+
+
+PICTURES = (
+    [(5, 1), (0, 40), (30, 300), (2, 15), (600, 13)],
+    [(), ((3, 9), (9, 35)), ((20, 48), (100, 330)), (), ((590, 613),)],
+)
+
+
+@pytest.mark.parametrize("window", [None, 4, 20])
+def test_tokens_of_a_picture_attend_to_all_of_it(window):
+    rows, pictures = PICTURES
+    case = Case(rows, window=window, pictures=pictures)
     torch.testing.assert_close(case.run().double().cpu(), case.expected(), atol=2e-6, rtol=2e-5)
 
 

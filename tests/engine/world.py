@@ -152,7 +152,10 @@ class CheckedRunner(FakeRunner):
     def run(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
         self.last = batch
         pool, size = self.engine.cache.pool, self.engine.cache.page_size
-        demand(0 < sum(len(row.token_ids) for row in batch.rows) <= self.token_budget, "the token budget")
+        requests = {sequence.slot: sequence.request for sequence in self.engine.scheduler.running}
+        *before, last = [len(row.token_ids) for row in batch.rows]
+        demand(sum(before) < self.token_budget, "the token budget")
+        demand(0 < sum(before) + last <= self.token_budget or _is_picture(batch.rows[-1]), "the token budget")
         slots = [row.slot for row in batch.rows]
         demand(len(set(slots)) == len(slots), "two rows in one slot")
         for row in batch.rows:
@@ -161,9 +164,9 @@ class CheckedRunner(FakeRunner):
             for page in row.pages[row.start // size : -(-end // size)]:
                 demand(pool.count(page) == 1, f"page {page} is written while others hold it")
         _check_states(batch, self.capacity().num_states)
-        requests = {sequence.slot: sequence.request for sequence in self.engine.scheduler.running}
         for row in batch.rows:
             _check_places(row, requests[row.slot])
+            _check_pictures(row, requests[row.slot])
         for page in range(pool.num_pages):
             if pool.count(page) == 0:
                 self.pages.poison(page)
@@ -200,6 +203,23 @@ def _check_places(row: Row, request: GenerateRequest) -> None:
     wanted = places[row.start : row.start + len(row.token_ids)]
     found = np.frombuffer(row.places, np.int32).reshape(-1, 3).tolist()
     demand(found == [list(place) for place in wanted], "a token in another place")
+
+
+def _check_pictures(row: Row, request: GenerateRequest) -> None:
+    """No step ends inside a whole picture, and the row names those that its tokens belong to."""
+    end = row.start + len(row.token_ids)
+    named = []
+    for item in request.media:
+        tokens = range(item.start, item.start + item.num_tokens)
+        if item.is_whole and any(position in tokens for position in range(row.start, end)):
+            demand(end not in tokens[1:], "a step that divides a picture")
+            named.append((tokens[0], tokens[-1] + 1))
+    demand(row.pictures == tuple(named), "pictures that a row does not name")
+
+
+def _is_picture(row: Row) -> bool:
+    """Whether the row is a whole picture, or the end of one."""
+    return any(start <= row.start and row.start + len(row.token_ids) == end for start, end in row.pictures)
 
 
 def _check_states(batch: Batch, num_states: int) -> None:
@@ -487,6 +507,9 @@ def _random_media(rng: random.Random, request: GenerateRequest) -> GenerateReque
     if spans and spans[0][0] % 2:
         grids = [random.Random(start).choice(_grids(end - start)) for start, end in spans]
         media = (msgspec.structs.replace(item, grid=grid) for item, grid in zip(found.media, grids, strict=True))
+        found = msgspec.structs.replace(found, media=tuple(media))
+    elif spans and spans[0][0] % 4:
+        media = (msgspec.structs.replace(item, is_whole=True) for item in found.media)
         found = msgspec.structs.replace(found, media=tuple(media))
     end = max((end for _, end in spans), default=0)
     if found.logprobs is not None and 0 <= found.logprobs.prompt_start < end:

@@ -19,6 +19,7 @@ class Span(NamedTuple):
     state_to: int = -1
     state_saves: tuple[tuple[int, int], ...] = ()
     window_pages: tuple[int, ...] = ()  # in place of `pages`, for layers with a window; empty: they are in `pages`
+    pictures: tuple[tuple[int, int], ...] = ()  # see contract.runner.Row
 
     def pages_of(self, window: int | None) -> tuple[int, ...]:
         """Returns the page table of layers with this window. Entries before the window may be any page."""
@@ -52,6 +53,7 @@ class LayerShape(NamedTuple):
     window: int | None  # a token sees itself and the window - 1 tokens before it; None = all before it
     softcap: float | None = None  # c: scores become c * tanh(score / c)
     has_sinks: bool = False  # each head has one more score in its softmax, which belongs to no token (arXiv:2309.17453)
+    sees_pictures_whole: bool = False  # a picture's tokens see all of it, also those after them
 
 
 class AttentionNeeds(NamedTuple):
@@ -72,7 +74,7 @@ class AttentionBackend(Protocol):
     def forward(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
         """Attends: q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim] -> [tokens, heads * head_dim].
 
-        The new K/V are stored first; each token then attends to the positions up to its own. v: None if values are
-        a part of the keys; k: None, too, if both are stored already. layer: the index of the layer. sinks: float32
-        [heads], for layers that have them.
+        The new K/V are stored first; each token then attends to the positions up to its own, or up to the end of its
+        picture where the layer sees pictures whole. v: None if values are a part of the keys; k: None, too, if both are
+        stored already. layer: the index of the layer. sinks: float32 [heads], for layers that have them.
         """

@@ -39,6 +39,14 @@ def make_backend(layers: Sequence[LayerShape], keys: Sequence[Tensor], values: S
     return ReferenceAttention(layers, keys, values)
 
 
+class LayerKind(NamedTuple):
+    """A description of the layers that share groups."""
+
+    window: int | None
+    heads_per_kv: int
+    sees_pictures_whole: bool
+
+
 class QueryPiece(NamedTuple):
     """Consecutive queries of one row."""
 
@@ -46,9 +54,18 @@ class QueryPiece(NamedTuple):
     begin: int  # index of the first query in the span
     length: int
 
-    @property
-    def num_keys(self) -> int:
-        return self.span.start + self.begin + self.length
+    def num_keys(self, kind: LayerKind) -> int:
+        """Returns the position after the last one that a query sees."""
+        return int(self.ends(kind)[-1])
+
+    def ends(self, kind: LayerKind) -> np.ndarray:
+        """Returns the positions after the last one that each query sees, int64 [length]."""
+        start = self.span.start + self.begin
+        ends = np.arange(start, start + self.length) + 1
+        if kind.sees_pictures_whole:
+            for first, end in self.span.pictures:
+                ends[max(0, first - start) : max(0, end - start)] = end
+        return ends
 
 
 class QueryGroup(NamedTuple):
@@ -78,7 +95,7 @@ class ReferenceAttention:
         for layer in dict.fromkeys(self._layers):
             self._tiles(layer)  # now rather than while somebody waits
         self._inputs: ModelInput | None = None
-        self._groups: dict[tuple[int | None, int], list[QueryGroup]] = {}
+        self._groups: dict[LayerKind, list[QueryGroup]] = {}
 
     def plan(self, inputs: ModelInput) -> None:
         self._inputs = inputs
@@ -87,7 +104,7 @@ class ReferenceAttention:
             kind = _kind(layer)
             if kind not in self._groups:
                 sizes = self._tiles(layer)
-                split = _split(_pieces(inputs.spans, sizes.most_queries(kind[1])), kind[1])
+                split = _split(_pieces(inputs.spans, sizes.most_queries(kind.heads_per_kv)), kind)
                 self._groups[kind] = [self._group(part, kind, sizes, inputs, alone=len(split) == 1) for part in split]
 
     def forward(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
@@ -114,11 +131,11 @@ class ReferenceAttention:
         return tiles(layer.num_kv_heads, layer.head_dim, layer.softcap, layer.has_sinks, self._dtype, self._device)
 
     def _group(
-        self, pieces: list[QueryPiece], kind: tuple[int | None, int], sizes: Tiles, inputs: ModelInput, *, alone: bool
+        self, pieces: list[QueryPiece], kind: LayerKind, sizes: Tiles, inputs: ModelInput, *, alone: bool
     ) -> QueryGroup:
-        window, heads_per_kv = kind
+        window, heads_per_kv = kind.window, kind.heads_per_kv
         queries = max(piece.length for piece in pieces)
-        ends = np.array([piece.num_keys for piece in pieces])
+        ends = np.array([piece.num_keys(kind) for piece in pieces])
         first = _first_key(pieces, window)
         width = sizes.padded_keys(int(ends.max()) - first)
         slots = self._key_slots(pieces, window, range(first, first + width), ends)
@@ -127,7 +144,9 @@ class ReferenceAttention:
         positions = offsets + np.array([[piece.span.start + piece.begin] for piece in pieces])
         in_order = alone and tokens.size == inputs.token_ids.shape[0]
         device = inputs.token_ids.device
-        mask = _mask(torch.from_numpy(positions).to(device), first, width, window, self._dtype)
+        seen = np.stack([piece.ends(kind)[offset] for piece, offset in zip(pieces, offsets, strict=True)])
+        bounds = torch.from_numpy(np.stack([_first_of(positions, window), seen])).to(device)
+        mask = _mask(bounds, first, width, self._dtype)
         padded = sizes.padded_queries(heads_per_kv * queries)
         if queries > 1:
             mask = functional.pad(mask.repeat(1, heads_per_kv, 1), (0, 0, 0, padded - heads_per_kv * queries))
@@ -167,9 +186,8 @@ def _computed_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" and dtype == torch.float16 else dtype
 
 
-def _kind(layer: LayerShape) -> tuple[int | None, int]:
-    """Layers of one kind share groups."""
-    return layer.window, layer.num_heads // layer.num_kv_heads
+def _kind(layer: LayerShape) -> LayerKind:
+    return LayerKind(layer.window, layer.num_heads // layer.num_kv_heads, layer.sees_pictures_whole)
 
 
 def _pieces(spans: Sequence[Span], most: int) -> list[QueryPiece]:
@@ -181,16 +199,15 @@ def _pieces(spans: Sequence[Span], most: int) -> list[QueryPiece]:
     ]
 
 
-def _split(pieces: list[QueryPiece], heads_per_kv: int) -> list[list[QueryPiece]]:
+def _split(pieces: list[QueryPiece], kind: LayerKind) -> list[list[QueryPiece]]:
     """Pieces with about the same number of queries and of keys together, as many as the mask's size allows."""
     buckets: dict[tuple[int, int], list[QueryPiece]] = {}
     for piece in pieces:
-        buckets.setdefault((_power_of_two(piece.length), _power_of_two(max(LEAST_BUCKET, piece.num_keys))), []).append(
-            piece
-        )
+        bucket = _power_of_two(piece.length), _power_of_two(max(LEAST_BUCKET, piece.num_keys(kind)))
+        buckets.setdefault(bucket, []).append(piece)
     groups = []
     for (queries, keys), members in buckets.items():
-        most = max(1, MASK_ELEMENTS // (queries * keys * heads_per_kv))
+        most = max(1, MASK_ELEMENTS // (queries * keys * kind.heads_per_kv))
         groups += [members[i : i + most] for i in range(0, len(members), most)]
     return groups
 
@@ -208,16 +225,20 @@ def _first_key(pieces: list[QueryPiece], window: int | None) -> int:
 
 def _first_seen(piece: QueryPiece, window: int | None) -> int:
     """Returns the first position that a query of the piece sees."""
-    return 0 if window is None else max(0, piece.span.start + piece.begin - window + 1)
+    return int(_first_of(np.array(piece.span.start + piece.begin), window))
 
 
-def _mask(positions: Tensor, first: int, width: int, window: int | None, dtype: torch.dtype) -> Tensor:
-    """Returns, for positions [rows, queries], [rows, queries, width]: 0 where the query sees the key, else -inf."""
-    keys = torch.arange(first, first + width, device=positions.device)
-    hidden = keys > positions[..., None]
-    if window is not None:
-        hidden |= keys <= positions[..., None] - window
-    return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, float("-inf"))
+def _first_of(positions: np.ndarray, window: int | None) -> np.ndarray:
+    """Returns the first position that the query at each of these sees."""
+    return np.zeros_like(positions) if window is None else np.maximum(0, positions - window + 1)
+
+
+def _mask(bounds: Tensor, first: int, width: int, dtype: torch.dtype) -> Tensor:
+    """Returns [rows, queries, width]: 0 where the query sees the key, else -inf. bounds: int64 [2, rows, queries], the
+    first position that each query sees, and the one after the last."""
+    keys = torch.arange(first, first + width, device=bounds.device)
+    hidden = (keys < bounds[0, ..., None]) | (keys >= bounds[1, ..., None])
+    return torch.zeros(hidden.shape, dtype=dtype, device=bounds.device).masked_fill_(hidden, float("-inf"))
 
 
 def _attend(

@@ -51,6 +51,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     window_from: int = 0  # index of the page that window_pages[0] belongs to
     window_pages: tuple[int, ...] = ()  # page table of layers with a window; empty: they use `pages`
     places: bytes = b""  # int32 [token_ids, 3]: frame, row and column that turn vectors; empty: all three are positions
+    pictures: tuple[tuple[int, int], ...] = ()  # positions (start, end) of those that layers see whole, in order
 
     @property
     def num_known(self) -> int:

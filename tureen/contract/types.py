@@ -65,6 +65,7 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
     rows_before: int = 0  # of the picture's embeddings, those that belong to earlier items, with text between
     rows_after: int = 0  # and to later ones
     grid: tuple[int, ...] = ()  # rows and columns of its tokens, for models whose vectors turn with them
+    is_whole: bool = False  # layers see all of it at once, so that one step computes all its tokens
 
     @property
     def num_rows(self) -> int:

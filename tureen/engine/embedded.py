@@ -37,6 +37,21 @@ class Embedded:
             rows += embeddings[(item.rows_before + first) * size : (item.rows_before + last) * size]
         return rows
 
+    def step_end(self, start: int, end: int) -> int:
+        """Returns the position at which a step of positions start to end - 1 ends, so that it divides no whole picture.
+
+        It ends before the picture, or after it if it has nothing else.
+        """
+        for picture, picture_end in self.pictures(start, end):
+            if picture_end > end:
+                return picture if picture > start else picture_end
+        return end
+
+    def pictures(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
+        """Returns the bounds of the whole pictures among positions start to end - 1, see contract.runner.Row."""
+        whole = ((item.start, item.start + item.num_tokens) for item in self.media if item.is_whole)
+        return tuple((first, last) for first, last in whole if first < end and start < last)
+
     def places(self, start: int, end: int) -> bytes:
         """Returns the places of positions start to end - 1, see contract.runner.Row; empty for a model without them."""
         return b"" if self._places is None else self._places.between(start, end)

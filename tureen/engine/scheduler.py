@@ -33,6 +33,8 @@ class StepPlan(NamedTuple):
 class Scheduler:
     """Hands out a step's token budget: running sequences first, in order of admission, then waiting ones.
 
+    A step computes a picture that layers see whole at once, even if it exceeds the budget.
+
     Sequences that run when idle have only the steps in which no other can run, and give slots and pages up to others.
 
     What limits a sequence are tokens (the budget), slots and pages. Pages for all its known tokens are taken at
@@ -98,16 +100,16 @@ class Scheduler:
         for sequence in running:
             if sequence in resting:
                 continue
-            if budget == 0 or sequence.table is None:  # preempted by one before it: so are all behind it
+            if budget <= 0 or sequence.table is None:  # preempted by one before it: so are all behind it
                 break
-            num_tokens = min(budget, sequence.num_needed - sequence.num_computed)
+            num_tokens = sequence.step_tokens(sequence.num_computed, budget)
             end = sequence.num_computed + num_tokens
             if end <= sequence.table.room or self._make_room(sequence, end):
                 row = sequence.row(num_tokens)
                 plan.sequences.append(sequence)
                 plan.rows.append(row if self.states is None else self.states.with_states(sequence, row))
                 budget -= num_tokens
-        if self.queue.waiting and budget and all(sequence.table is not None for sequence in running):
+        if self.queue.waiting and budget > 0 and all(sequence.table is not None for sequence in running):
             self._admit(plan, budget, when_idle=when_idle)
 
     def _guess(self, plan: StepPlan, drafter: Drafter) -> None:
@@ -163,7 +165,7 @@ class Scheduler:
         if not self._has_slot(when_idle=when_idle):
             return
         for sequence in self.queue.candidates():
-            if budget == 0 or not self._has_slot(when_idle=when_idle):
+            if budget <= 0 or not self._has_slot(when_idle=when_idle):
                 return
             if sequence.request.when_idle != when_idle:
                 continue
@@ -178,7 +180,7 @@ class Scheduler:
             if table is None:
                 return
             self._start_running(sequence, table)
-            num_tokens = min(budget, sequence.num_needed - sequence.num_computed)
+            num_tokens = sequence.step_tokens(sequence.num_computed, budget)
             plan.sequences.append(sequence)
             row = sequence.row(num_tokens)
             plan.rows.append(row if self.states is None else self.states.with_states(sequence, row))
@@ -196,6 +198,7 @@ class Scheduler:
         """Takes pages for a waiting sequence, from those that run when idle if it is not one of them. Returns None when
         there is no room."""
         headroom = self._headroom(sequence)
+        first_step = sequence.step_tokens(len(nodes) * self.cache.page_size, budget)
         while True:
             if self._free_slots:
                 table = self.cache.open(
@@ -203,7 +206,7 @@ class Scheduler:
                     nodes,
                     sequence.num_tokens,
                     headroom=headroom,
-                    first_step=budget,
+                    first_step=first_step,
                     is_public=not sequence.request.embeds,
                     saves_early=sequence.request.awaits_saving,
                 )

@@ -155,6 +155,12 @@ class Sequence:
         num_forced = 0 if self.constraint is None else max(0, self.constraint.num_forced - num_held)
         return Usage(self.terms.num_prompt, num_output - num_held, self.num_cached, num_forced)
 
+    def step_tokens(self, start: int, budget: int) -> int:
+        """Returns the number of tokens that a step computes from position `start` on: at most `budget`, or a whole
+        picture."""
+        end = min(start + budget, self.num_needed)
+        return (end if self.embedded is None else self.embedded.step_end(start, end)) - start
+
     def takes_guesses(self, row: Row) -> bool:
         """Says whether guesses may follow the row's tokens: it samples, and nothing else is asked of it."""
         return row.sample and not (row.embeds or row.score_targets or row.hidden_from is not None)
@@ -163,14 +169,14 @@ class Sequence:
         """Returns this sequence's share of a step: its next `num_tokens` tokens, and guesses of those that follow."""
         start = self.num_computed
         end = start + num_tokens
-        token_ids = (*self.token_ids[start:end], *guesses)
+        token_ids, embeds, places = (*self.token_ids[start:end], *guesses), b"", b""
         pages = self.table.pages if self.table else ()
         live = self.table.live if self.table else None
         window_from, window_pages = (live.first, live.pages) if live else (0, ())
         samples = end == len(self.token_ids) < self.terms.max_tokens and self.ended is None
-        embeds = places = b""
+        pictures: tuple[tuple[int, int], ...] = ()
         if self.embedded is not None:
-            places = self.embedded.places(start, end + len(guesses))
+            places, pictures = self.embedded.places(start, end + len(guesses)), self.embedded.pictures(start, end)
             token_ids, embeds = without_digests(token_ids), self.embedded.between(start, end)
         if self.terms.is_plain and not embeds:
             return Row(
@@ -208,6 +214,7 @@ class Sequence:
             window_from=window_from,
             window_pages=window_pages,
             places=places,
+            pictures=pictures,
         )
 
     def slot_state(self) -> SlotState:

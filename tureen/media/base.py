@@ -30,6 +30,7 @@ class PicturePart(NamedTuple):
     num_tokens: int  # the next ones of the picture; 0 only for text after them
     text: str = ""
     grid: tuple[int, ...] = ()  # rows and columns of the tokens, for models whose vectors turn with them
+    is_whole: bool = False  # layers see all of it at once, also what follows a token
 
 
 class Normalisation(NamedTuple):

@@ -59,6 +59,13 @@ class Multipliers(msgspec.Struct, frozen=True):
     mlp_out: float = 1.0
 
 
+class WholePictures(NamedTuple):
+    """A model whose layers see a picture whole: each of its tokens sees all others, also those after it."""
+
+    layers: Literal["all", "windows"]  # windows: those with a window
+    most_tokens: int  # of a picture
+
+
 class KvLayer(NamedTuple):
     """The shape of a layer in the KV cache."""
 
@@ -125,6 +132,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     has_gate: bool = False  # what each head gives is multiplied by the sigmoid of a gate
     has_sinks: bool = False  # each head has one more score in its softmax, which no value belongs to
     query_growth: QueryGrowth | None = None
+    whole_pictures: WholePictures | None = None
     extra_layers: int = 0  # stored after the last layer, to predict further tokens; they are not read
     unit_offset_norm: bool = False  # Hugging Face checkpoints store the norms' weights minus 1
     embedding_scale: float | None = None  # token embeddings are multiplied by it
@@ -164,6 +172,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def keys_of(self, layer: int) -> LayerKeys:
         """Returns the keys and values of a layer."""
         return self.keys[layer] if self.keys else LayerKeys(self.num_kv_heads, self.head_dim)
+
+    def sees_picture_whole(self, layer: int) -> bool:
+        """Returns whether a picture's tokens see all of it in a layer, also those after them."""
+        pictures = self.whole_pictures
+        return pictures is not None and (pictures.layers == "all" or self.windows[layer] is not None)
 
     def rope_dim(self, layer: int) -> int:
         """Returns the number of a head's dimensions that a layer's rope may turn."""

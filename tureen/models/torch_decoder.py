@@ -180,6 +180,7 @@ def layer_shape(config: ModelConfig, layer: int) -> LayerShape:
         config.windows[layer],
         config.attention_softcap,
         config.has_sinks,
+        config.sees_picture_whole(layer),
     )
 
 

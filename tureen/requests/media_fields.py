@@ -220,6 +220,7 @@ class MediaPlacer:
                 rows_before=before,
                 rows_after=after,
                 grid=part.grid,
+                is_whole=part.is_whole,
             )
             placed.append(PlacedPart(ids, item if part.num_tokens else None))
             before += part.num_tokens

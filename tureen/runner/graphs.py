@@ -371,6 +371,7 @@ def _record_attention(tape: Any, config: ModelConfig, layer: int, context_len: i
         growth=0.0 if config.query_growth is None else config.query_growth.beta,
         growth_every=1 if config.query_growth is None else config.query_growth.every,
         sinks=own.floats("self_attn.sinks", is_there=config.has_sinks),
+        sees_pictures_whole=config.sees_picture_whole(layer),
         out=own["self_attn.o_proj.weight"],
         out_bias=own.floats("self_attn.o_proj.bias", is_there=config.out_bias),
         post=own.norm("post_attention_layernorm", config, is_there=config.norms in ("post", "both")),

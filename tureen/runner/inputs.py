@@ -17,7 +17,7 @@ def make_input(batch: Batch, page_size: int, device: torch.device) -> ModelInput
     first = 0
     for row in batch.rows:
         states = row.state_from, row.state_to, row.state_saves
-        spans.append(Span(first, len(row.token_ids), row.start, row.pages, *states, _window_pages(row)))
+        spans.append(Span(first, len(row.token_ids), row.start, row.pages, *states, _window_pages(row), row.pictures))
         first += len(row.token_ids)
     positions = np.concatenate([np.arange(span.start, span.start + span.length) for span in spans])
     token_ids = np.fromiter((token for row in batch.rows for token in row.token_ids), np.int64, first)

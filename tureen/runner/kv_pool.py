@@ -64,7 +64,8 @@ def window_tokens(config: Config, model: ModelConfig) -> int:
     if is_apart or config.kv_disk is not None:
         return 0
     window = model.longest_window
-    most = window + config.chunked_prefill_size + 2 * config.page_size
+    step = max(config.chunked_prefill_size, model.whole_pictures.most_tokens if model.whole_pictures else 0)
+    most = window + step + 2 * config.page_size
     return most if window else 0
 
 

@@ -28,7 +28,7 @@ void attend(const AttentionRows& rows, const KvLayer& kv, const Share& share, fl
         int token = share.token + j / share.heads, head = share.head + j % share.heads;
         std::copy_n(rows.qkv + size_t(token) * stride + size_t(head) * dim, dim, q + size_t(j) * dim);
         first_key[j] = first_key_of(rows.step.positions[token], rows.shape.window);
-        num_keys[j] = rows.step.positions[token] + 1;
+        num_keys[j] = rows.step.seen_end(token, rows.shape);
     }
     const int32_t* pages = rows.step.pages_of(rows.step.spans[share.span], kv);
     Queries queries{share.kv_head, count, q, size_t(dim), first_key, num_keys, rows.shape.scale, rows.shape.softcap};
@@ -70,7 +70,7 @@ void AttentionPlan::make(const Step& step, const AttentionShape& shape, int thre
             for (int head = 0; head < shape.num_heads; head += heads) {
                 int token = span.first + begin, tokens = std::min(most, span.length - begin);
                 int first = first_key_of(step.positions[token], shape.window) / PIECE;
-                int end = step.positions[token + tokens - 1] / PIECE + 1;
+                int end = (step.seen_end(token + tokens - 1, shape) - 1) / PIECE + 1;
                 shares.push_back({s, token, tokens, head / group, head, heads, first, end, floats});
                 floats += state_floats(shares.back(), shape) * size_t(end - first);
                 pieces += end - first;

@@ -72,7 +72,7 @@ GatedLinear gated_of(nb::tuple parts) {
 struct RowNames {
     nb::object token_ids = name("token_ids"), start = name("start"), pages = name("pages"), sample = name("sample");
     nb::object adapter = name("adapter"), state_from = name("state_from"), state_to = name("state_to");
-    nb::object state_saves = name("state_saves"), places = name("places");
+    nb::object state_saves = name("state_saves"), places = name("places"), pictures = name("pictures");
     nb::object window_from = name("window_from"), window_pages = name("window_pages");
 
     static nb::object name(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
@@ -129,6 +129,24 @@ void add_places(Step& step, const Span& span, nb::handle row) {
     std::memcpy(step.places.data() + size_t(span.first) * 3, given.data(), given.size());
 }
 
+// What the row's tokens see if layers see pictures whole, once a row of the step has a picture.
+void add_pictures(Step& step, const Span& span, nb::handle row) {
+    static const RowNames& names = *new RowNames;
+    nb::tuple pictures = nb::cast<nb::tuple>(nb::getattr(row, names.pictures));
+    if (pictures.size() == 0 && step.num_seen.empty()) return;
+    for (int token = int(step.num_seen.size()); token < span.first + span.length; token++)
+        step.num_seen.push_back(step.positions[token] + 1);
+    int least = 0, last = span.start + span.length;
+    for (nb::handle picture : pictures) {
+        nb::tuple bounds = nb::cast<nb::tuple>(picture);
+        int start = checked(bounds[0], least, last, "a row's pictures lie in its tokens, in order");
+        int end = checked(bounds[1], std::max(start, span.start) + 1, last + 1, "a row ends after a whole picture");
+        for (int position = std::max(start, span.start); position < end; position++)
+            step.num_seen[span.first + position - span.start] = end;
+        least = end;
+    }
+}
+
 // A row's share of the step. Throws std::invalid_argument for what does not fit.
 void add_row(Step& step, const Tape& tape, nb::handle row) {
     static const RowNames& names = *new RowNames;  // outlives the interpreter, which frees nothing then
@@ -150,6 +168,7 @@ void add_row(Step& step, const Tape& tape, nb::handle row) {
         step.adapters.push_back(adapter);
     }
     add_places(step, span, row);
+    add_pictures(step, span, row);
     for (nb::handle page : pages)
         step.pages.push_back(checked(page, 0, cache.num_pages(), "a page is not in the KV cache"));
     step.spans.push_back(span);
@@ -229,13 +248,15 @@ void bind_tape(nb::module_& m) {
                Matrices gate, Norm q_norm, Norm k_norm, Norm v_norm, bool norms_last, int num_heads, int num_kv_heads,
                int head_dim, float scale, float softcap, int window, FloatArray frequencies, float magnitude,
                bool is_interleaved, std::vector<uint8_t> axes, float growth, int growth_every, FloatArray sinks,
-               SharedMatrix out, FloatArray out_bias, Norm post, float residual_scale, bool is_held) {
+               bool sees_pictures_whole, SharedMatrix out, FloatArray out_bias, Norm post, float residual_scale,
+               bool is_held) {
                 if (!axes.empty() &&
                     (axes.size() != frequencies.size() || *std::max_element(axes.begin(), axes.end()) > 2))
                     throw std::invalid_argument("each frequency turns with one of three axes");
                 Rope rope{floats(frequencies), magnitude, is_interleaved, std::move(axes)};
                 AttentionShape shape{num_heads, num_kv_heads, head_dim, scale,        softcap,      window,
                                      rope,      norms_last,   growth,   growth_every, floats(sinks)};
+                shape.sees_pictures_whole = sees_pictures_whole;
                 tape.attention(module, layer, norm, linear_of(std::move(qkv), qkv_bias), {std::move(gate), {}}, q_norm,
                                k_norm, v_norm, shape, linear_of({out}, out_bias), post, residual_scale, is_held);
             },
@@ -243,8 +264,8 @@ void bind_tape(nb::module_& m) {
             nb::arg("gate"), nb::arg("q_norm"), nb::arg("k_norm"), nb::arg("v_norm"), nb::arg("norms_last"),
             nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("scale"), nb::arg("softcap"),
             nb::arg("window"), nb::arg("frequencies"), nb::arg("magnitude"), nb::arg("is_interleaved"), nb::arg("axes"),
-            nb::arg("growth"), nb::arg("growth_every"), nb::arg("sinks"), nb::arg("out"), nb::arg("out_bias"),
-            nb::arg("post"), nb::arg("residual_scale"), nb::arg("is_held"),
+            nb::arg("growth"), nb::arg("growth_every"), nb::arg("sinks"), nb::arg("sees_pictures_whole"),
+            nb::arg("out"), nb::arg("out_bias"), nb::arg("post"), nb::arg("residual_scale"), nb::arg("is_held"),
             "x += residual_scale * post(out(attend(qkv(norm(x))))); is_held: the next mlp adds it. Empty arrays and "
             "empty norms: none. window, softcap and growth 0: none. qkv without the matrix of values: they are the "
             "keys before their norm; without that of keys, too: the cache has both already.")

@@ -357,7 +357,7 @@ size_t Tape::kind_of(const AttentionShape& shape) {
     for (size_t i = 0; i < known.size(); i++)
         if (known[i].num_heads == shape.num_heads && known[i].num_kv_heads == shape.num_kv_heads &&
             known[i].head_dim == shape.head_dim && known[i].values_from == shape.values_from &&
-            known[i].window == shape.window)
+            known[i].window == shape.window && known[i].sees_pictures_whole == shape.sees_pictures_whole)
             return i;
     known.push_back(shape);
     buffers_->plans.emplace_back();

@@ -71,6 +71,7 @@ struct AttentionShape {
     // A row of the buffer holds a token's queries, and then: 2: keys and values; 1: keys, from which values are made;
     // 0: nothing, because the layer uses the keys and values of another.
     int kv_parts = 2;
+    bool sees_pictures_whole = false;  // a picture's tokens see all of it, see Step::num_seen
 
     int value_dim() const { return values_from < 0 ? head_dim : head_dim - values_from; }
     int row_width() const { return (num_heads + kv_parts * num_kv_heads) * head_dim; }
@@ -219,8 +220,9 @@ struct Span {
 struct Step {
     std::vector<int32_t> token_ids;  // -1 = given in `embedded`
     std::vector<int32_t> positions;
-    std::vector<int32_t> places;   // [tokens][3]: frame, row and column; none = all three are the position
-    std::vector<int32_t> span_of;  // of each token
+    std::vector<int32_t> places;    // [tokens][3]: frame, row and column; none = all three are the position
+    std::vector<int32_t> num_seen;  // [tokens]: a picture's tokens see the positions before this; none = no pictures
+    std::vector<int32_t> span_of;   // of each token
     std::vector<Span> spans;
     std::vector<int32_t> pages;
     std::vector<int32_t> window_pages;  // of the same tokens; 0 where no token of the step sees it
@@ -231,6 +233,10 @@ struct Step {
     size_t embedded_width = 0;          // hidden, or more for the operations add_given
 
     int tokens() const { return int(token_ids.size()); }
+    // The position after the last one that a token sees.
+    int seen_end(int token, const AttentionShape& shape) const {
+        return shape.sees_pictures_whole && !num_seen.empty() ? num_seen[token] : positions[token] + 1;
+    }
     // The page table of a span in a layer.
     const int32_t* pages_of(const Span& span, const KvLayer& kv) const {
         return (kv.in_window_pages ? window_pages : pages).data() + span.pages;

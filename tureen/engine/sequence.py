@@ -17,6 +17,8 @@ from tureen.text.detokenizer import Detokenizer
 if TYPE_CHECKING:
     from tureen.engine.times import RequestTimes
 
+NO_PICTURES: tuple[tuple[int, int], ...] = ()
+
 
 class SequenceTerms(NamedTuple):
     """The settings of a sequence that are fixed when it arrives."""
@@ -169,12 +171,11 @@ class Sequence:
         """Returns this sequence's share of a step: its next `num_tokens` tokens, and guesses of those that follow."""
         start = self.num_computed
         end = start + num_tokens
-        token_ids, embeds, places = (*self.token_ids[start:end], *guesses), b"", b""
+        token_ids, embeds, places, pictures = (*self.token_ids[start:end], *guesses), b"", b"", NO_PICTURES
         pages = self.table.pages if self.table else ()
         live = self.table.live if self.table else None
         window_from, window_pages = (live.first, live.pages) if live else (0, ())
         samples = end == len(self.token_ids) < self.terms.max_tokens and self.ended is None
-        pictures: tuple[tuple[int, int], ...] = ()
         if self.embedded is not None:
             places, pictures = self.embedded.places(start, end + len(guesses)), self.embedded.pictures(start, end)
             token_ids, embeds = without_digests(token_ids), self.embedded.between(start, end)

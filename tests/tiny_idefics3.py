@@ -64,16 +64,17 @@ def write(folder: Path, variant: str) -> torch.nn.Module:
     return model
 
 
-def backend() -> Backend:
-    """ASCII characters, two newlines in one token, and SPECIAL."""
+def backend(special: dict[str, int] = SPECIAL, most_newlines: int = 2) -> Backend:
+    """ASCII characters, several newlines in one token, and special tokens."""
     characters = [char for char, byte in BYTE_OF_CHAR.items() if byte < 128]
     [newline] = (char for char, byte in BYTE_OF_CHAR.items() if byte == ord("\n"))
     vocab = {"<pad>": 0, "<s>": 1, "</s>": 2, **{char: 3 + index for index, char in enumerate(characters)}}
-    vocab |= {newline * 2: 3 + len(characters), **SPECIAL}
-    made = Backend(models.BPE(vocab=vocab, merges=[(newline, newline)]))
+    vocab |= {newline * count: len(characters) + 1 + count for count in range(2, most_newlines + 1)} | special
+    merges = [(newline * count, newline) for count in range(1, most_newlines)]
+    made = Backend(models.BPE(vocab=vocab, merges=merges))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     return made
 
 

@@ -1,13 +1,15 @@
 """Models that see against transformers: embeddings, logits and tokens, end to end through our text model."""
 
 import os
+from contextlib import closing, contextmanager
 
 import msgspec
 import numpy as np
 import pytest
 import tiny_llava
 import torch
-from runner_driver import GREEDY, Running, folder_source
+from rank_threads import ranks_in_threads
+from runner_driver import Running, folder_source
 
 from tureen.config import Config
 from tureen.contract.runner import Batch
@@ -37,9 +39,8 @@ class Model(msgspec.Struct):
 
 
 def _make_config(**changes):
-    return Config(
-        device=DEVICE, dtype="float32", page_size=4, max_total_tokens=2048, num_threads=1, context_length=512, **changes
-    )
+    settings = {"page_size": 4, "max_total_tokens": 2048, "num_threads": 1, "context_length": 512, **changes}
+    return Config(device=DEVICE, dtype="float32", **settings)
 
 
 def load_tiny_encoder(folder, **changes):
@@ -116,23 +117,50 @@ def _prompt(pictures):
     return found
 
 
-def generate(model, prompt, embeddings, *, chunk=1 << 20, **changes):
-    """The tokens that follow, and the drawn tokens' log-probabilities. prompt: NO_TOKEN in place of embeddings."""
-    runner = load_runner(folder_source(model.folder), _make_config(**changes))
-    try:
-        spec = LogprobSpec(prompt_start=-1, top=0)
-        running = Running(0, prompt, range(200), params=GREEDY, logprobs=spec)
+def _next_row(running, chunk, pictures):
+    """The next chunk of tokens, longer where it would divide one of the pictures."""
+    end = running.num_computed + chunk
+    end = max([end, *(last for first, last in pictures if first < end < last)])
+    row = running.next_row(end - running.num_computed)
+    own = tuple((first, last) for first, last in pictures if first < end and running.num_computed < last)
+    return msgspec.structs.replace(row, pictures=own)
+
+
+@contextmanager
+def _opened(model, num_ranks=1, **changes):
+    """A runner of the model."""
+    if num_ranks > 1:
+        with ranks_in_threads(model.folder, num_ranks, dtype="float32", **changes) as runner:
+            yield runner
+        return
+    with closing(load_runner(folder_source(model.folder), _make_config(**changes))) as runner:
+        yield runner
+
+
+def generate(model, prompt, embeddings, *, chunk=1 << 20, pictures=(), places=None, beside=False, **changes):
+    """The tokens that follow, and the drawn tokens' log-probabilities.
+
+    prompt: NO_TOKEN in place of embeddings; pictures: the bounds of those that layers see whole; places: from bounds to
+    the places of these tokens; beside: with a text in the same steps, some of which a client gives as embeddings.
+    """
+    running = Running(1, prompt, range(10, 200), logprobs=LogprobSpec(prompt_start=-1, top=0))
+    other, own = Running(0, (9, NO_TOKEN, 7), range(10)), np.linspace(-1, 1, 64, dtype=np.float32).tobytes()
+    with _opened(model, **changes) as runner:
         while len(running.output) < NEW_TOKENS:
-            row = running.next_row(chunk)
-            first = running.token_ids[: row.start].count(NO_TOKEN)
-            given = embeddings[first : first + row.token_ids.count(NO_TOKEN)]
-            row = msgspec.structs.replace(row, embeds=given.tobytes())
-            [output] = runner.run(Batch((row,), (running.state,) if running.is_new else ())).rows
-            running.is_new = False
-            running.take(row, output)
-        return running.output, [one.token[0] for one in running.output_logprobs]
-    finally:
-        runner.close()
+            row = _next_row(running, chunk, pictures)
+            end = row.start + len(row.token_ids)
+            first, last = (running.token_ids[:place].count(NO_TOKEN) for place in (row.start, end))
+            at = b"" if places is None else places(row.start, end)
+            rows = [(running, msgspec.structs.replace(row, embeds=embeddings[first:last].tobytes(), places=at))]
+            if beside:
+                row = other.next_row(chunk)
+                rows.insert(0, (other, msgspec.structs.replace(row, embeds=own if NO_TOKEN in row.token_ids else b"")))
+            new = tuple(one.state for one, _ in rows if one.is_new)
+            outputs = runner.run(Batch(tuple(row for _, row in rows), new)).rows
+            for (one, taken), output in zip(rows, outputs, strict=True):
+                one.is_new = False
+                one.take(taken, output)
+    return running.output, [one.token[0] for one in running.output_logprobs]
 
 
 def check_end_to_end(model, pictures, modality, **changes):

@@ -1,9 +1,7 @@
 """Qwens that see: pixels, embeddings, log-probabilities and tokens equal those of transformers."""
 
 import json
-from contextlib import contextmanager
 
-import msgspec
 import mutated
 import numpy as np
 import pytest
@@ -12,22 +10,21 @@ import tiny_qwen_vl
 import torch
 from llava_checks import (
     CLOSE,
-    DEVICE,
+    NEW_TOKENS,
     Model,
     check_embeddings,
     check_encoding_by_turns,
     check_small_pieces,
     encode,
+    generate,
     load_tiny_encoder,
 )
-from rank_threads import ranks_in_threads
-from runner_driver import GREEDY, Running, folder_source
+from runner_driver import GREEDY, folder_source
 from safetensors.torch import load_file, save_file
 from tiny_qwen_vl import IMAGE
 
 from tureen.config import Config
-from tureen.contract.runner import Batch
-from tureen.contract.types import NO_TOKEN, GenerateRequest, LogprobSpec, MediaItem
+from tureen.contract.types import NO_TOKEN, GenerateRequest, MediaItem
 from tureen.engine.embedded import Embedded
 from tureen.errors import RequestFailed, StartupError
 from tureen.media.base import Prepared
@@ -36,7 +33,6 @@ from tureen.runner.load import load_runner
 from tureen.weights.source import model_config, preprocessor_config
 from tureen.weights.stored import VISION
 
-NEW_TOKENS = 7
 TEXT = (5, 17, 99), (7, 200), (41, 42, 43, 44)
 """Before, between and after pictures."""
 PREPARED = Prepared(np.zeros((1, 8, 8, 3), np.uint8), 1)
@@ -97,45 +93,12 @@ def _request(model, prepared):
     )
 
 
-@contextmanager
-def _runner(model, num_ranks=1, **changes):
-    if num_ranks > 1:
-        with ranks_in_threads(model.folder, num_ranks, dtype="float32", **changes) as runner:
-            yield runner
-        return
-    sizes = {"page_size": 4, "max_total_tokens": 2048, "num_threads": 1, "context_length": 512}
-    config = Config(**{"device": DEVICE, "dtype": "float32", **sizes, **changes})
-    runner = load_runner(folder_source(model.folder), config)
-    yield runner
-    runner.close()
-
-
-def _generate(model, pictures, *, chunk=1 << 20, beside=False, **changes):
-    """The tokens that follow, and the drawn tokens' log-probabilities. beside: with a text in the same steps, some of
-    which a client gives as embeddings."""
+def _generate(model, pictures, **options):
+    """The tokens that follow, and the drawn tokens' log-probabilities."""
     prepared = model.family.prepare(pictures, "multi-images")
     embeddings = np.concatenate([encode(model.encoder, one) for one in prepared or [PREPARED]])
     request = _request(model, prepared)
-    embedded = Embedded(request)
-    with _runner(model, **changes) as runner:
-        running = Running(1, request.token_ids, range(40, 80), logprobs=LogprobSpec(prompt_start=-1, top=0))
-        other = Running(0, (9, NO_TOKEN, 7), range(40))
-        own = np.linspace(-1, 1, 64, dtype=np.float32)
-        while len(running.output) < NEW_TOKENS:
-            row = running.next_row(chunk)
-            first = running.token_ids[: row.start].count(NO_TOKEN)
-            given = embeddings[first : first + row.token_ids.count(NO_TOKEN)]
-            at = embedded.places(row.start, row.start + len(row.token_ids))
-            row_beside = other.next_row(chunk)
-            given_beside = own.tobytes() if NO_TOKEN in row_beside.token_ids else b""
-            sequences = [(other, msgspec.structs.replace(row_beside, embeds=given_beside))] if beside else []
-            sequences.append((running, msgspec.structs.replace(row, embeds=given.tobytes(), places=at)))
-            new = tuple(one.state for one, _ in sequences if one.is_new)
-            outputs = runner.run(Batch(tuple(row for _, row in sequences), new)).rows
-            for (one, taken), output in zip(sequences, outputs, strict=True):
-                one.is_new = False
-                one.take(taken, output)
-        return running.output, [one.token[0] for one in running.output_logprobs]
+    return generate(model, request.token_ids, embeddings, places=Embedded(request).places, **options)
 
 
 def _check_end_to_end(model, pictures, **options):

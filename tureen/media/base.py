@@ -61,6 +61,7 @@ class Family(Protocol):
     """
 
     placeholder: str  # stands for a picture in a prompt's text
+    around: str  # text that the model expects before and after a placeholder
     placeholder_id: int | None  # its token id; None where the tokenizer does not know it
     video_placeholder: str | None  # None: takes no videos
     video_placeholder_id: int | None

@@ -45,6 +45,7 @@ class Idefics3:
     """The Family of Idefics3 and SmolVLM. The layout of a picture is its rows and columns; 0, 0 if it is one tile."""
 
     placeholder = "<image>"
+    around = ""
     video_placeholder = None
     video_placeholder_id = None
     part_tokens = (AROUND,)

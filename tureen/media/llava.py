@@ -22,6 +22,7 @@ class Llava:
     """The Family of LLaVA-1.5."""
 
     placeholder = "<image>"
+    around = ""
     video_placeholder: str | None = None
     video_placeholder_id: int | None = None
     part_tokens: tuple[str, ...] = ()

@@ -59,13 +59,19 @@ LAYER_NAMES: Final = {
 }
 
 
+def short_name(name: str) -> str:
+    """Returns a checkpoint's name without the prefixes that differ from one checkpoint to another."""
+    for prefix in PREFIXES:
+        name = name.removeprefix(prefix)
+    return name
+
+
 def local_name(name: str, num_layers: int) -> str | None:
     """Returns the name used here; None for weights that a tower of `num_layers` layers does not use.
 
     Raises KeyError for an unknown name.
     """
-    for prefix in PREFIXES:
-        name = name.removeprefix(prefix)
+    name = short_name(name)
     match = LAYER.fullmatch(name)
     if match is not None:
         is_used = int(match[1]) < num_layers

@@ -22,6 +22,7 @@ class LlavaNext:
     """The Family of LLaVA-NeXT."""
 
     placeholder = "<image>"
+    around = ""
     video_placeholder = None
     video_placeholder_id = None
     part_tokens = ()

@@ -39,6 +39,7 @@ class LlavaOnevision:
     """The Family of LLaVA-OneVision."""
 
     placeholder = "<image>"
+    around = ""
     video_placeholder = "<video>"
     part_tokens = ()
 

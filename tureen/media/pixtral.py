@@ -24,6 +24,7 @@ class Pixtral:
     """The Family of models with Pixtral's tower."""
 
     placeholder = "[IMG]"
+    around = ""
     video_placeholder: str | None = None
     video_placeholder_id: int | None = None
     part_tokens: tuple[str, ...] = (ROW_END, END)

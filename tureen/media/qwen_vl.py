@@ -39,6 +39,7 @@ class QwenPictures:
     """The Family of Qwen's models that see."""
 
     placeholder = "<|image_pad|>"
+    around = ""
     video_placeholder = None
     video_placeholder_id = None
     part_tokens = ()

@@ -24,6 +24,8 @@ Channels = tuple[float, ...]
 FILE = "preprocessor_config.json"
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
+NUM_FILTERS = 6  # Pillow's
 CROPPING = {
     "size": {"shortest_edge": 224},
     "crop_size": 224,
@@ -37,12 +39,11 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "LlavaImageProcessor": CROPPING,
     "LlavaNextImageProcessor": CROPPING,
     "SiglipImageProcessor": {"size": 224, "do_center_crop": False, "mean": HALF, "std": HALF},
+    "Gemma3ImageProcessor": {"size": 224, "do_center_crop": False, "mean": HALF, "std": HALF, "resample": BILINEAR},
     "LlavaOnevisionImageProcessor": {"size": 384, "do_center_crop": False, "mean": CLIP_MEAN, "std": CLIP_STD},
 }
 """Their defaults. A single number stands for a square."""
 OLD_NAMES = {"CLIPFeatureExtractor": "CLIPImageProcessor"}
-LANCZOS, BICUBIC = 1, 3
-NUM_FILTERS = 6  # Pillow's
 
 
 class PictureSettings(NamedTuple):
@@ -85,7 +86,7 @@ def picture_settings(preprocessor: Mapping[str, Any], *known: str) -> PictureSet
         size=(size["height"], size["width"]) if "height" in size else None,
         short_side=size.get("shortest_edge"),
         crop=tuple(_size(settings, "crop_size", defaults).values()) if crops else None,  # type: ignore[arg-type]
-        resample=resampling_filter(settings, BICUBIC),
+        resample=resampling_filter(settings, defaults.get("resample", BICUBIC)),
         pads_to_square=name == "LlavaImageProcessor" and settings.flag("do_pad", False),
         normalisation=normalisation(settings, defaults["mean"], defaults["std"]),
     )

@@ -169,8 +169,8 @@ def parse_vision(
     kinds: the towers that the family goes with.
     """
     config = Settings("config.json", hf)
-    tower, depth = _tower(Settings("config.json: vision_config", config.get("vision_config", default_tower)), kinds)
-    layers = _feature_layers(config, layer, depth)
+    tower = parse_tower(Settings("config.json: vision_config", config.get("vision_config", default_tower)), kinds)
+    layers = _feature_layers(config, layer, tower.num_layers)
     drops_first = config.word("vision_feature_select_strategy", ("default", "full"), strategy) == "default"
     if drops_first and tower.rope_theta is not None:
         raise config.fault("vision_feature_select_strategy", "must be 'full' for Pixtral's tower: no patch is dropped")
@@ -214,20 +214,19 @@ def _product_weights(name: str, outputs: int, inputs: int, *, has_bias: bool) ->
     return {f"{name}.weight": (outputs, inputs), **bias}
 
 
-def _tower(config: Settings, kinds: tuple[str, ...]) -> tuple[TowerConfig, int]:
-    """Returns the tower, and how many layers it has."""
+def parse_tower(config: Settings, kinds: tuple[str, ...]) -> TowerConfig:
+    """Reads the description of a tower with all its layers. kinds: those that the family goes with, the first if none
+    is named. Raises StartupError."""
     kind = config.word("model_type", kinds, kinds[0])
     if kind == PIXTRAL:
-        tower = _pixtral(config)
-        return tower, tower.num_layers
+        return _pixtral(config)
     hidden, heads = tower_heads(config, 768, 12)
-    depth = config.integer("num_hidden_layers", 12)
     default_patch = {"clip_vision_model": 32, "siglip_vision_model": 16, "dinov2": 14}[kind]
     default_act = {"clip_vision_model": "quick_gelu", "siglip_vision_model": "gelu_pytorch_tanh", "dinov2": "gelu"}
     tower = TowerConfig(
         hidden_size=hidden,
         mlp_size=_dinov2_mlp(config, hidden) if kind == "dinov2" else config.integer("intermediate_size", 3072),
-        num_layers=depth,
+        num_layers=config.integer("num_hidden_layers", 12),
         num_heads=heads,
         patch_size=config.integer("patch_size", default_patch),
         image_size=config.integer("image_size", 224),
@@ -247,7 +246,7 @@ def _tower(config: Settings, kinds: tuple[str, ...]) -> tuple[TowerConfig, int]:
             has_gated_mlp=is_gated,
             stretches=True,
         )
-    return tower, depth
+    return tower
 
 
 def tower_heads(config: Settings, hidden: int, heads: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Gemma 3 (arXiv:2503.19786), text: four norms a block, most layers with a sliding window and a rope of their own."""
+"""Gemma 3 (arXiv:2503.19786): four norms a block, most layers with a sliding window and a rope of their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tureen.models.config import ModelConfig, common, sliding_windows
+from tureen.media import gemma3
+from tureen.media.gemma3 import Gemma3Vision
+from tureen.models.config import ModelConfig, WholePictures, common, sliding_windows
 from tureen.models.published import Published
 from tureen.models.reading import integer, number, refuse
 from tureen.models.ropes import ropes_of_windows, without_ropes
@@ -47,6 +49,7 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
     local = hf.get("rope_local_base_freq") or LOCAL_THETA
     full = hf.get("rope_theta") or GLOBAL_THETA
     bias = bool(hf.get("attention_bias", False))
+    pictures = WholePictures("all", integer(hf, "mm_tokens_per_image", 256)) if hf.get("vision_config") else None
     return replace(
         config,
         qkv_bias=bias,
@@ -58,4 +61,10 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
         attention_scale=number(hf, "query_pre_attn_scalar") ** -0.5,
         windows=windows,
         ropes=ropes_of_windows(hf, windows, local_theta=local, full_theta=full),
+        whole_pictures=pictures,
     )
+
+
+def parse_vision(hf: Mapping[str, Any]) -> Gemma3Vision:
+    """Reads the vision part of config.json. Raises StartupError naming the key that is wrong or not supported."""
+    return gemma3.parse_vision(hf)

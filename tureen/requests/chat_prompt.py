@@ -126,6 +126,8 @@ async def chat_tokens(
 
 def _encode(rendered: str, controls: ControlTokens, field: str, context: Context) -> ChatPrompt:
     """Tokenize a rendered chat. Raises InvalidRequest with `field`."""
+    if context.family is not None:
+        rendered = tokenising.spaced(rendered, context.family, controls.alias(context.family.placeholder))
     text = controls.plain(rendered)
     tokenising.check_lengths([text], [field], context)
     try:

@@ -54,20 +54,28 @@ async def _marked(
         for prompt, item, name in zip(marked, media, names, strict=True):
             check_count(prompt.token_ids, item, name, family)
         return marked
-    check_lengths(inputs.texts, names, context)
+    texts = [spaced(text, family) for text in inputs.texts]
+    check_lengths(texts, names, context)
     if context.tokenizer.token_id(family.placeholder) in marks:
-        encoded = await encode(inputs.texts, context.tokenizer)
+        encoded = await encode(texts, context.tokenizer)
         split = [await _with_marks(ids, marks) for ids in encoded]
         for ids, item, name in zip(split, media, names, strict=True):
             check_count(ids, item, name, family)
     else:
         split = [
             await _split_at_placeholders(text, name, item, family, context)
-            for text, name, item in zip(inputs.texts, names, media, strict=True)
+            for text, name, item in zip(texts, names, media, strict=True)
         ]
     for ids, name in zip(split, names, strict=True):
         check_tokens(ids, name, context)
     return [Prompt(ids) for ids in split]
+
+
+def spaced(text: str, family: Family, placeholder: str | None = None) -> str:
+    """Returns a prompt with the text around placeholders that the model expects: some tokenizers join it with the text
+    that is there. placeholder: its spelling in this text."""
+    placeholder = placeholder or family.placeholder
+    return text.replace(placeholder, family.around + placeholder + family.around) if family.around else text
 
 
 async def _with_marks(token_ids: list[int], marks: Mapping[int | None, int]) -> list[int]:

@@ -44,7 +44,7 @@ class Normalisation(NamedTuple):
 class Vision(Protocol):
     """The description of the part of a model that sees, as config.json has it. No torch."""
 
-    module: ClassVar[str]  # its `make(vision, weights, piece)` returns a `PictureEmbedder`, in torch
+    module: ClassVar[str]  # its `make(vision, arrays, weights, piece)` returns a `PictureEmbedder`
 
     def weights(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of all weights by the names used here; hidden_size: the language model's."""

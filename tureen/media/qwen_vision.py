@@ -44,7 +44,7 @@ THETA = 10000.0
 PREFIXES: Final = ("model.", "visual.")
 LAYER: Final = re.compile(r"blocks\.(\d+)\.(.+)")
 DEEP: Final = re.compile(r"deepstack_merger_list\.(\d+)\.(.+)")
-NAMES: Final = {"patch_embed.proj": "patches", "pos_embed": "positions"}
+NAMES: Final = {"patch_embed.proj": "patches"}
 MERGER_NAMES: Final = {
     "ln_q": "norm",
     "norm": "norm",
@@ -105,7 +105,7 @@ class QwenVision(msgspec.Struct, frozen=True, kw_only=True):
         hidden, patch = self.hidden_size, self.patch_size
         shapes: dict[str, tuple[int, ...]] = {"patches.weight": (hidden, 3, self.num_frames, patch, patch)}
         if self.table_side:
-            shapes |= {"patches.bias": (hidden,), "positions.weight": (self.table_side**2, hidden)}
+            shapes |= {"patches.bias": (hidden,), "positions": (self.table_side**2, hidden)}
         for index in range(self.num_layers):
             shapes |= {f"layers.{index}.{name}": shape for name, shape in self._layer_weights().items()}
         shapes |= self._merger_weights("merger", hidden)
@@ -124,7 +124,7 @@ class QwenVision(msgspec.Struct, frozen=True, kw_only=True):
             return f"deep.{match[1]}.{MERGER_NAMES[match[2]]}.{kind}"
         if stem.startswith("merger."):
             return f"merger.{MERGER_NAMES[stem.removeprefix('merger.')]}.{kind}"
-        return f"{NAMES[stem]}.{kind}"
+        return "positions" if name == "pos_embed.weight" else f"{NAMES[stem]}.{kind}"
 
     def _layer_weights(self) -> dict[str, tuple[int, ...]]:
         hidden, inner = self.hidden_size, self.mlp_size

@@ -1,6 +1,6 @@
-"""Turns pictures and videos into embeddings: runs a model's vision encoder, in torch on any device.
+"""Turns pictures and videos into embeddings: runs a model's vision encoder, with native kernels or in torch.
 
-Models without one never import torch for it.
+Imports torch only where it computes.
 """
 
 from __future__ import annotations
@@ -16,21 +16,26 @@ from tureen.config import Config
 from tureen.contract.types import MediaItem
 from tureen.devices.base import DeviceInfo
 from tureen.errors import RequestFailed, StartupError
+from tureen.kernels.cpu import native
 from tureen.log import Progress
 from tureen.media.base import Normalisation, Vision
 from tureen.media.families import find_family
 from tureen.registry import find_model
 from tureen.runner import loading
+from tureen.runner.backend import uses_native, uses_ranks
+from tureen.vision.arrays import is_matrix
+from tureen.vision.native_arrays import NativeArrays
 from tureen.weights.source import ModelSource, preprocessor_config
-from tureen.weights.stored import Stored, iter_vision
+from tureen.weights.stored import Stored, iter_vision, to_float32
 
 if TYPE_CHECKING:
-    import torch
-
+    from tureen.vision.arrays import Array, EncoderArrays
     from tureen.vision.picture_embedder import PictureEmbedder
 
 CPU_PIECE, GPU_PIECE = 300_000_000, 1_000_000_000_000
 """Floating-point operations in a piece of work: a few milliseconds."""
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Type -> bytes of a weight."""
 QUANTISED = ("scales", "weight_", "input_scale", "activation_scale")
 """Prefixes of the names that quantised checkpoints give to the scales of a matrix."""
 
@@ -39,17 +44,11 @@ class Encoder:
     """The vision encoder of a model, on one device."""
 
     def __init__(
-        self,
-        embedder: PictureEmbedder,
-        normalisation: Normalisation,
-        device: torch.device,
-        dtype: torch.dtype,
-        piece: int,
+        self, embedder: PictureEmbedder, normalisation: Normalisation, arrays: EncoderArrays, piece: int
     ) -> None:
         self._embedder = embedder
         self._normalisation = normalisation
-        self._device = device
-        self._dtype = dtype
+        self._arrays = arrays
         self._piece = piece
 
     def encode(self, item: MediaItem) -> Iterator[bytes | None]:
@@ -58,16 +57,14 @@ class Encoder:
         Nothing that is done between two pieces changes the numbers. Raises RequestFailed for an item that the model
         cannot have been meant to get.
         """
-        import torch  # noqa: PLC0415 - only for models that see
-
         work = self._embedder.embed(self._normalised(item), item.layout)
         done = 0
         while True:
-            with torch.inference_mode():  # not across a pause: it belongs to the thread
+            with self._arrays.computing():
                 try:
                     done += next(work)
                 except StopIteration as end:
-                    embeddings = end.value.float().cpu().numpy()
+                    embeddings = self._arrays.numpy(end.value)
                     break
             if done >= self._piece:
                 done = 0
@@ -78,20 +75,10 @@ class Encoder:
 
     def arithmetic(self) -> dict[str, Any]:
         """Returns what decides the last bit of an embedding besides model, settings and code, as plain data."""
-        import torch  # noqa: PLC0415 - only for models that see
+        return self._arrays.arithmetic()
 
-        is_gpu = self._device.type == "cuda"
-        return {
-            "backend": f"torch {torch.__version__}",
-            "dtype": str(self._dtype),
-            "device": torch.cuda.get_device_name() if is_gpu else torch.backends.cpu.get_cpu_capability(),
-            "threads": 0 if is_gpu else torch.get_num_threads(),
-        }
-
-    def _normalised(self, item: MediaItem) -> torch.Tensor:
+    def _normalised(self, item: MediaItem) -> Array:
         """Returns the tiles as the tower takes them, [tiles, 3, height, width]."""
-        import torch  # noqa: PLC0415 - only for models that see
-
         if (
             len(item.shape) != 4
             or min(item.shape) < 1
@@ -102,7 +89,7 @@ class Encoder:
         pixels = np.frombuffer(item.pixels, np.uint8).reshape(item.shape).astype(np.float32)
         scale, mean, std = (np.array(values, np.float32) for values in self._normalisation)
         scaled = (pixels * scale - mean) / std
-        return torch.from_numpy(scaled).permute(0, 3, 1, 2).to(self._device, self._dtype)
+        return self._arrays.narrowed(self._arrays.constant(scaled.transpose(0, 3, 1, 2)))
 
 
 def load_encoder(
@@ -113,34 +100,43 @@ def load_encoder(
     Its memory is checked before it is taken, and taken from what is free then: load it before the text model, so that
     the KV cache gets what it leaves.
     """
-    import torch  # noqa: PLC0415 - only for models that see
-
     vision: Vision = find_model(loading.architecture_of(hf)).parse_vision(hf)
     normalisation = find_family(hf, preprocessor_config(source)).normalisation
-    torch.set_num_threads(device.num_threads)
     dtype = _dtype(config, device)
     shapes = vision.weights(loading.describe(hf).hidden_size)
-    needed = sum(map(math.prod, shapes.values())) * dtype.itemsize
-    form = f"{dtype} for the part that sees".removeprefix("torch.")
+    needed = sum(map(math.prod, shapes.values())) * ITEM_BYTES[dtype]
+    form = f"{dtype} for the part that sees"
     loading.require_memory(needed, form, device, "serve text alone with --language-model-only")
-    place = torch.device(device.name)
-    weights = _load(source, vision, shapes, config.load_format, progress)
-    on_device = {name: tensor.to(place, dtype) for name, tensor in weights}
+    arrays, read = _make_arrays(config, device, dtype)
+    weights: dict[str, Any] = {}
+    for stored in _load(source, vision, shapes, config.load_format, progress):
+        values = arrays.narrowed(arrays.constant(read(stored)))
+        weights[stored.name] = arrays.matrix(values) if is_matrix(stored.name, stored.shape) else values
     piece = GPU_PIECE if device.type == "cuda" else CPU_PIECE
-    embedder: PictureEmbedder = importlib.import_module(vision.module).make(vision, on_device, piece)
-    return Encoder(embedder, normalisation, place, dtype, piece)
+    embedder: PictureEmbedder = importlib.import_module(vision.module).make(vision, arrays, weights, piece)
+    return Encoder(embedder, normalisation, arrays, piece)
 
 
-def _dtype(config: Config, device: DeviceInfo) -> torch.dtype:
+def _dtype(config: Config, device: DeviceInfo) -> str:
     """Returns the type to compute in; float32 on a CPU, whose products are as fast as any there."""
-    import torch  # noqa: PLC0415 - only for models that see
-
-    from tureen.devices.dtypes import default_dtype  # noqa: PLC0415
-
     if device.type == "cpu":
-        return torch.float32
-    dtype: torch.dtype = default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
-    return dtype
+        return "float32"
+    from tureen.devices.dtypes import default_dtype  # noqa: PLC0415 - torch
+
+    return str(default_dtype(device)).removeprefix("torch.") if config.dtype == "auto" else config.dtype
+
+
+def _make_arrays(config: Config, device: DeviceInfo, dtype: str) -> tuple[EncoderArrays, Callable[[Stored], Any]]:
+    """Returns what computes, and what reads a weight for it."""
+    if uses_native(config, device) and not uses_ranks(config):
+        return NativeArrays(native.require(), device.num_threads), to_float32
+    import torch  # noqa: PLC0415 - only where it computes
+
+    from tureen.vision.torch_arrays import TorchArrays  # noqa: PLC0415 - torch
+    from tureen.weights.tensors import as_tensor  # noqa: PLC0415 - torch
+
+    torch.set_num_threads(device.num_threads)
+    return TorchArrays(torch.device(device.name), getattr(torch, dtype)), as_tensor
 
 
 def _load(
@@ -149,11 +145,9 @@ def _load(
     shapes: dict[str, tuple[int, ...]],
     load_format: str,
     progress: Progress,
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the names used here and the weights, each once. Raises StartupError for those that are missing, unknown or
-    misshapen."""
-    from tureen.weights.tensors import as_tensor  # noqa: PLC0415 - torch
-
+) -> Iterator[Stored]:
+    """Yields the weights by the names used here and in their shapes, each once. Raises StartupError for those that are
+    missing, unknown or misshapen."""
     if load_format == "dummy":
         tensors = loading.random_weights(shapes)
     else:
@@ -166,7 +160,7 @@ def _load(
                 f"the model's weight {stored.name} has shape {list(stored.shape)}, config.json says "
                 f"{'that there is none' if shape is None else list(shape)}; the files do not belong together"
             )
-        yield stored.name, as_tensor(stored).reshape(shape)
+        yield stored._replace(shape=shape)
         progress("load vision weights", len(shapes) - len(missing), len(shapes))
     if missing:
         raise StartupError(

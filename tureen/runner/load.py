@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tureen.attention.choice import AUTO, NATIVE
+from tureen.attention.choice import NATIVE
 from tureen.config import Config
 from tureen.config_facts import has_ranks
 from tureen.devices.base import DeviceInfo, resolve_device
 from tureen.errors import StartupError
-from tureen.kernels.cpu import native
 from tureen.log import Progress, get_logger, no_progress
 from tureen.media.families import is_family, sees, why_blind
+from tureen.runner.backend import native_fault, uses_native, uses_ranks
 from tureen.runner.heads import HeadLayer, dense_layers, score_layers
 from tureen.runner.kinds import model_kind
 from tureen.runner.model_runner import ModelRunner
@@ -42,9 +42,12 @@ def load_runner(
     encoder = _load_encoder(source, config, device, progress)
     if uses_ranks(config):
         runner = _load("tureen.runner.ranks", source, config, device, progress)
-    elif _uses_native(config, device):
+    elif uses_native(config, device):
         runner = _load("tureen.runner.native", source, config, device, progress, shared)
     else:
+        if device.type == "cpu" and config.kernels != "torch":
+            fault = native_fault(config, device)
+            log.warning("computing with torch, several times slower than with native kernels: %s", fault)
         runner = _load("tureen.runner.torch_forward", source, config, device, progress)
     runner.encoder = encoder
     runner.head = _head(source, runner.capacity().hidden_size)
@@ -80,11 +83,6 @@ def _load(name: str, *parts: Any) -> ModelRunner:
     return runner
 
 
-def uses_ranks(config: Config) -> bool:
-    """Says whether several processes compute the model, or one in their order."""
-    return has_ranks(config) or config.kernels == "tree"
-
-
 def _refuse_beside_ranks(config: Config) -> None:
     """Raises StartupError for a setting that does not go with ranks, or with their order."""
     has_stages = config.pipeline_parallel_size > 1
@@ -102,42 +100,3 @@ def _refuse_beside_ranks(config: Config) -> None:
         if is_there:
             flag = f"--{field.replace('_', '-')} {getattr(config, field)}"
             raise StartupError(f"{flag} with {ranks}: {why}; leave one of the two out", field=field)
-
-
-def _uses_native(config: Config, device: DeviceInfo) -> bool:
-    """Raises StartupError when native kernels are asked for and cannot be had."""
-    if config.kernels == "torch" and config.attention_backend != NATIVE:
-        return False
-    fault = _attention_fault(config) or _native_fault(config, device)
-    if config.kernels == "native" and fault:
-        raise StartupError(f"--kernels native: {fault}", field="kernels")
-    if config.attention_backend == NATIVE and (fault or config.kernels == "torch"):
-        why = fault or "--kernels torch does not have it; leave one of the two out"
-        raise StartupError(f"--attention-backend native: {why}", field="attention_backend")
-    if fault and device.type == "cpu":
-        log.warning("computing with torch, several times slower than with native kernels: %s", fault)
-    return not fault
-
-
-def _attention_fault(config: Config) -> str:
-    """Says why the native kernels do not go with the attention that is asked for; empty when they do."""
-    if config.attention_backend in (AUTO, NATIVE):
-        return ""
-    return (
-        f"they have their own attention, not --attention-backend {config.attention_backend}; leave one of the two out"
-    )
-
-
-def _native_fault(config: Config, device: DeviceInfo) -> str:
-    """Returns the reason why the native kernels cannot be used; empty when they can. Raises StartupError when they are
-    there but fail."""
-    if device.type != "cpu":
-        return f"they run on a CPU, not on {device.name}; use --device cpu"
-    if config.dtype == "float16":
-        return "they have no float16; use --dtype auto, bfloat16 or float32"
-    try:
-        return native.MISSING if native.load() is None else ""
-    except (ImportError, RuntimeError) as error:
-        raise StartupError(
-            f"the native CPU kernels cannot run: {error}; use --kernels torch", field="kernels"
-        ) from None

@@ -1,5 +1,5 @@
-"""The part of a model that sees, in torch: vision towers and projectors.
+"""The part of a model that sees: vision towers and projectors, and the arrays that they compute with.
 
-Imports: errors, media; torch.
+Imports: errors, media; numpy, torch.
 Imported by: runner.
 """

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-from torch import Tensor
-
 from tureen.errors import RequestFailed
 from tureen.media.tiles import Layout
 from tureen.media.vision_config import VisionConfig
+from tureen.vision.arrays import Array, Arrays, Weights
 from tureen.vision.picture_embedder import Work
 from tureen.vision.projector import Merger, Projector, of_frames, with_tiles
 from tureen.vision.tower import Tower
@@ -22,16 +18,17 @@ class LlavaVision:
     """A tower, for some models a merger, and a projector. weights: those of `VisionConfig.weights`; piece: see
     Tower."""
 
-    def __init__(self, config: VisionConfig, weights: Mapping[str, Tensor], piece: int) -> None:
+    def __init__(self, config: VisionConfig, arrays: Arrays, weights: Weights, piece: int) -> None:
         self._config = config
-        self._tower = Tower(config.tower, _under("tower.", weights), piece)
-        self._projector = Projector(config.projector_activation, _under("projector.", weights), piece)
+        self._arrays = arrays
+        self._tower = Tower(config.tower, arrays, _under("tower.", weights), piece)
+        self._projector = Projector(config.projector_activation, arrays, _under("projector.", weights), piece)
         self._newline = weights.get("newline")
         self._merger = None
         if config.merger_eps is not None:
-            self._merger = Merger(config.merge_size, config.merger_eps, _under("merger.", weights), piece)
+            self._merger = Merger(config.merge_size, config.merger_eps, arrays, _under("merger.", weights), piece)
 
-    def embed(self, pictures: Tensor, layout: tuple[int, ...]) -> Work:
+    def embed(self, pictures: Array, layout: tuple[int, ...]) -> Work:
         """Embeds pictures [tiles, 3, height, width], normalised: returns [tokens, hidden_size]. Yields as Tower does.
 
         Raises RequestFailed when the layout is not that of such tiles, before anything is computed.
@@ -44,15 +41,21 @@ class LlavaVision:
             if self._merger is not None:
                 features = yield from self._merger.merge(features, picture.shape[2] // self._config.tower.patch_size)
             embedded.append((yield from self._projector.project(features)))
+        return self._joined(embedded, layout)
+
+    def _joined(self, embedded: list[Array], layout: tuple[int, ...]) -> Array:
         if self._newline is None:
             return embedded[0]
+        size, hidden = embedded[0].shape
+        joined = self._arrays.concat(embedded)
         if len(layout) == TILED:
-            return with_tiles(torch.stack(embedded), Layout(*layout), self._newline)
+            return with_tiles(self._arrays, joined.reshape(-1, size, hidden), Layout(*layout), self._newline)
         if len(layout) == POOLED:
-            return of_frames(torch.stack(embedded), (layout[0], layout[1]), self._newline)
-        return torch.cat([embedded[0], self._newline[None]])
+            pooled = layout[0], layout[1]
+            return of_frames(self._arrays, joined.reshape(-1, size, hidden), pooled, self._newline)
+        return self._arrays.concat([joined, self._newline.reshape(1, -1)])
 
-    def _check(self, pictures: Tensor, layout: tuple[int, ...]) -> None:
+    def _check(self, pictures: Array, layout: tuple[int, ...]) -> None:
         count, _, height, width = pictures.shape
         tower = self._config.tower
         fits = self._config.takes(height, width)
@@ -77,10 +80,10 @@ def _is_possible(layout: Layout, count: int, side: int) -> bool:
     return inside and 0 <= layout.new_height <= layout.height and 0 <= layout.new_width <= layout.width
 
 
-def make(vision: VisionConfig, weights: Mapping[str, Tensor], piece: int) -> LlavaVision:
+def make(vision: VisionConfig, arrays: Arrays, weights: Weights, piece: int) -> LlavaVision:
     """Makes the PictureEmbedder of a LLaVA."""
-    return LlavaVision(vision, weights, piece)
+    return LlavaVision(vision, arrays, weights, piece)
 
 
-def _under(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _under(prefix: str, weights: Weights) -> Weights:
     return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}

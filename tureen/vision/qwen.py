@@ -5,50 +5,54 @@ Patches are ordered token by token: the patches of one token are adjacent, row b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+import numpy as np
+from numpy.typing import NDArray
 
 from tureen.errors import RequestFailed
 from tureen.media.qwen_vision import QwenVision
+from tureen.vision.arrays import Array, Arrays, Matrix, Weights
 from tureen.vision.picture_embedder import Work
-from tureen.vision.tower import ACTIVATIONS, MIN_ROWS, attend, blocks, rotated
+from tureen.vision.projector import product
+from tureen.vision.resampling import linear_taps, resampled
+from tureen.vision.tower import MIN_ROWS, attend, blocks, cut
 
 EPS = 1e-6
+Numbers = NDArray[np.int64]
 
 
 class Grid(NamedTuple):
     """The places of a picture's patches, as layers need them."""
 
-    cos: Tensor  # [patches, 1, head size], of the angles that turn queries and keys
-    sin: Tensor
+    cos: Array  # [patches, head size / 2], of the angles that turn queries and keys
+    sin: Array
     windows: list[slice]  # patches that see each other in layers with windows; empty: all layers see all
 
 
 class QwenEmbedder:
     """The PictureEmbedder of Qwen's models. weights: those of `QwenVision.weights`; piece: see Tower."""
 
-    def __init__(self, config: QwenVision, weights: Mapping[str, Tensor], piece: int) -> None:
+    def __init__(self, config: QwenVision, arrays: Arrays, weights: Weights, piece: int) -> None:
         self._config = config
+        self._arrays = arrays
         self._weights = weights
         self._piece = piece
-        self._activate = ACTIVATIONS[config.activation]
 
-    def embed(self, pictures: Tensor, layout: tuple[int, ...]) -> Work:
+    def embed(self, pictures: Array, layout: tuple[int, ...]) -> Work:
         """Embeds one picture [1, 3, height, width], normalised: returns [tokens, hidden_size], with deep layers
         [tokens, (1 + deep layers) * hidden_size]. Yields as Tower does."""
         config = self._config
         count, _, height, width = pictures.shape
         if layout or count != 1 or height % config.token_side or width % config.token_side:
             raise RequestFailed(f"the model does not take {count} tiles of {height} x {width} pixels laid out so")
-        tokens = torch.arange(height * width // config.token_side**2).view(height // config.token_side, -1)
+        tokens = np.arange(height * width // config.token_side**2).reshape(height // config.token_side, -1)
         order, sizes = _in_windows(tokens, config.window)
-        hidden = yield from self._embed_patches(pictures[0], order)
-        grid = self._grid(height // config.patch_size, width // config.patch_size, order, sizes)
+        patches = self._patch_order(height // config.patch_size, width // config.patch_size, order)
+        hidden = yield from self._embed_patches(pictures[0], patches)
+        grid = self._grid(width // config.patch_size, patches, sizes)
         merged = []
         for layer in range(config.num_layers):
             is_full = not grid.windows or layer in config.full_layers
@@ -57,114 +61,109 @@ class QwenEmbedder:
                 index = config.deep_layers.index(layer)
                 merged.append((yield from self._merge(hidden, f"deep.{index}", is_merged_first=True)))
         merged.insert(0, (yield from self._merge(hidden, "merger", is_merged_first=False)))
-        return torch.cat(merged, dim=-1)[order.argsort().to(hidden.device)]
+        return self._arrays.concat(merged, axis=1)[self._arrays.constant(order.argsort())]
 
-    def _by_token(self, patches: Tensor, order: Tensor) -> Tensor:
-        """Orders values of patches [rows, columns, ...] token by token: returns [patches, ...]."""
+    def _patch_order(self, rows: int, columns: int, order: Numbers) -> Numbers:
+        """Returns the numbers of all patches token by token; order: of tokens."""
         merge = self._config.merge
-        rows, columns, *rest = patches.shape
-        tokens = patches.reshape(rows // merge, merge, columns // merge, merge, *rest).transpose(1, 2)
-        return tokens.reshape(-1, merge**2, *rest)[order.to(patches.device)].reshape(-1, *rest)
+        numbers = np.arange(rows * columns).reshape(rows // merge, merge, columns // merge, merge)
+        return numbers.swapaxes(1, 2).reshape(-1, merge**2)[order].reshape(-1)
 
-    def _embed_patches(self, pixels: Tensor, order: Tensor) -> Work:
-        patch, frames = self._config.patch_size, self._config.num_frames
-        kernel, bias = self._weights["patches.weight"].flatten(1), self._weights.get("patches.bias")
-        cut = pixels.unfold(1, patch, patch).unfold(2, patch, patch).permute(1, 2, 0, 3, 4)
-        inputs = self._by_token(cut, order)[:, :, None].expand(-1, -1, frames, -1, -1).flatten(1)
-        hidden = inputs.new_empty(len(inputs), len(kernel))
-        for rows in blocks(len(inputs), 2 * kernel.numel(), self._piece, MIN_ROWS):
-            hidden[rows] = functional.linear(inputs[rows], kernel, bias)
-            yield 2 * len(hidden[rows]) * kernel.numel()
-        if self._config.table_side:
-            side, grid = self._config.table_side, (cut.shape[0], cut.shape[1])
-            table = self._weights["positions.weight"].float().T.reshape(1, -1, side, side)
-            stretched = functional.interpolate(table, grid, mode="bilinear", align_corners=True)
-            hidden += self._by_token(stretched[0].permute(1, 2, 0), order).to(hidden.dtype)
+    def _embed_patches(self, pixels: Array, order: Numbers) -> Work:
+        arrays, size, frames = self._arrays, self._config.patch_size, self._config.num_frames
+        grid = cut(pixels, size)
+        rows, columns, numbers = grid.shape[0], grid.shape[1], arrays.constant(order)
+        patches = grid.reshape(len(order), 3, 1, size**2)[numbers]
+        inputs = arrays.concat([patches] * frames, axis=2).reshape(len(order), -1)
+        kernel, bias = self._weights["patches.weight"], self._weights.get("patches.bias")
+        hidden = yield from product(arrays, inputs, kernel, self._piece, bias)
+        if side := self._config.table_side:
+            table = self._weights["positions"].reshape(side, side, -1)
+            down, across = (linear_taps(side, new, keeps_ends=True) for new in (rows, columns))
+            hidden += resampled(arrays, table, down, across).reshape(len(order), -1)[numbers]
         return hidden
 
-    def _grid(self, rows: int, columns: int, order: Tensor, sizes: list[int]) -> Grid:
+    def _grid(self, columns: int, order: Numbers, sizes: list[int]) -> Grid:
         config = self._config
         quarter = config.hidden_size // config.num_heads // 4
-        exponents = torch.arange(0, 2 * quarter, 2, dtype=torch.float32) / (2 * quarter)
-        places = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"), dim=-1)
-        angles = self._by_token(places, order)[..., None].float() / config.theta**exponents
-        angles = angles.flatten(1).repeat(1, 2)[:, None].to(self._weights["patches.weight"].device)
+        exponents = np.arange(0, 2 * quarter, 2, dtype=np.float32) / np.float32(2 * quarter)
+        places = np.stack([order // columns, order % columns], axis=1).astype(np.float32)
+        angles = (places[:, :, None] / np.float32(config.theta) ** exponents).reshape(len(order), -1)
         ends = [count * config.merge**2 for count in accumulate(sizes, initial=0)]
         windows = [slice(start, end) for start, end in pairwise(ends)]
-        return Grid(angles.cos(), angles.sin(), windows if config.window else [])
+        cos, sin = (self._arrays.constant(function(angles)) for function in (np.cos, np.sin))
+        return Grid(cos, sin, windows if config.window else [])
 
-    def _run_layer(self, hidden: Tensor, name: str, grid: Grid, spans: list[slice]) -> Iterator[int]:
+    def _run_layer(self, hidden: Array, name: str, grid: Grid, spans: list[slice]) -> Iterator[int]:
         """Adds to `hidden` in place. spans: patches that see each other."""
         mixed = yield from self._attend(hidden, name, grid, spans)
         parts = ("out", "gate", "up", "down") if self._config.has_gates else ("out", "up", "down")
-        row_flops = 2 * sum(self._weights[f"{name}.{part}.weight"].numel() for part in parts)
+        row_flops = sum(self._weights[f"{name}.{part}.weight"].flops for part in parts)
         for rows in blocks(len(hidden), row_flops, self._piece, MIN_ROWS):
             part = hidden[rows]
             part += self._linear(mixed[rows], f"{name}.out")
             normed = self._norm(part, f"{name}.norm2")
-            inner = self._linear(normed, f"{name}.up")
+            inner = self._linear(normed, f"{name}.gate" if self._config.has_gates else f"{name}.up")
+            inner = self._arrays.activate(inner, self._config.activation)
             if self._config.has_gates:
-                inner *= self._activate(self._linear(normed, f"{name}.gate"))
-            else:
-                inner = self._activate(inner)
+                inner *= self._linear(normed, f"{name}.up")
             part += self._linear(inner, f"{name}.down")
             yield len(part) * row_flops
 
-    def _attend(self, hidden: Tensor, name: str, grid: Grid, spans: list[slice]) -> Work:
+    def _attend(self, hidden: Array, name: str, grid: Grid, spans: list[slice]) -> Work:
         """Returns [patches, hidden_size], the heads side by side."""
         size, width = hidden.shape
         num_heads = self._config.num_heads
-        projected = hidden.new_empty(3, size, num_heads, width // num_heads)
+        projected = self._arrays.empty(size, 3, num_heads, width // num_heads)
         row_flops = 6 * width * width
         for rows in blocks(size, row_flops, self._piece, MIN_ROWS):
+            part = projected[rows]
             normed = self._norm(hidden[rows], f"{name}.norm1")
-            qkv = self._linear(normed, f"{name}.qkv").view(len(normed), 3, num_heads, -1).transpose(0, 1)
-            projected[:2, rows] = rotated(qkv[:2], grid.cos[rows], grid.sin[rows])
-            projected[2, rows] = qkv[2]
+            part[:] = self._linear(normed, f"{name}.qkv").reshape(*part.shape)
+            for turned in (part[:, 0], part[:, 1]):
+                self._arrays.rotate(turned, grid.cos[rows], grid.sin[rows])
             yield len(normed) * row_flops
-        mixed = torch.empty_like(hidden)
-        heads = mixed.view(size, num_heads, -1).transpose(0, 1)
-        for span in spans:
-            q, k, v = projected[:, span].transpose(1, 2)
-            yield from attend(heads[:, span], q, k, v, self._piece)
-        return mixed
+        q, k, v = projected.swapaxes(0, 1)
+        return (yield from attend(self._arrays, q, k, v, self._piece, spans))
 
-    def _merge(self, hidden: Tensor, name: str, *, is_merged_first: bool) -> Work:
+    def _merge(self, hidden: Array, name: str, *, is_merged_first: bool) -> Work:
         """Merges the patches of each token: returns [tokens, hidden_size of the language model].
 
         is_merged_first: the norm is of the joined patches, not of each.
         """
-        wide = hidden.view(-1, hidden.shape[1] * self._config.merge**2)
-        first, second = self._weights[f"{name}.fc1.weight"], self._weights[f"{name}.fc2.weight"]
-        merged = hidden.new_empty(len(wide), len(second))
-        row_flops = 2 * (first.numel() + second.numel())
+        wide = hidden.reshape(-1, hidden.shape[1] * self._config.merge**2)
+        first: Matrix = self._weights[f"{name}.fc1.weight"]
+        second: Matrix = self._weights[f"{name}.fc2.weight"]
+        merged = self._arrays.empty(len(wide), second.rows)
+        row_flops = first.flops + second.flops
         for rows in blocks(len(wide), row_flops, self._piece, MIN_ROWS):
-            part = wide[rows] if is_merged_first else wide[rows].view(-1, hidden.shape[1])
+            part = wide[rows] if is_merged_first else wide[rows].reshape(-1, hidden.shape[1])
             normed = self._norm(part, f"{name}.norm").reshape(-1, wide.shape[1])
-            inner = functional.gelu(self._linear(normed, f"{name}.fc1"))
+            inner = self._arrays.activate(self._linear(normed, f"{name}.fc1"), "gelu")
             merged[rows] = self._linear(inner, f"{name}.fc2")
-            yield len(merged[rows]) * row_flops
+            yield len(inner) * row_flops
         return merged
 
-    def _linear(self, x: Tensor, name: str) -> Tensor:
-        return functional.linear(x, self._weights[f"{name}.weight"], self._weights[f"{name}.bias"])
+    def _linear(self, x: Array, name: str) -> Array:
+        return self._arrays.linear(x, self._weights[f"{name}.weight"], self._weights[f"{name}.bias"])
 
-    def _norm(self, x: Tensor, name: str) -> Tensor:
+    def _norm(self, x: Array, name: str) -> Array:
         weight = self._weights[f"{name}.weight"]
         if self._config.has_gates:
-            return functional.rms_norm(x, (x.shape[-1],), weight, EPS)
-        return functional.layer_norm(x, (x.shape[-1],), weight, self._weights[f"{name}.bias"], EPS)
+            return self._arrays.rms_norm(x, weight, EPS)
+        return self._arrays.layer_norm(x, weight, self._weights[f"{name}.bias"], EPS)
 
 
-def make(vision: QwenVision, weights: Mapping[str, Tensor], piece: int) -> QwenEmbedder:
+def make(vision: QwenVision, arrays: Arrays, weights: Weights, piece: int) -> QwenEmbedder:
     """Makes the PictureEmbedder of a Qwen."""
-    return QwenEmbedder(vision, weights, piece)
+    return QwenEmbedder(vision, arrays, weights, piece)
 
 
-def _in_windows(tokens: Tensor, side: int) -> tuple[Tensor, list[int]]:
+def _in_windows(tokens: Numbers, side: int) -> tuple[Numbers, list[int]]:
     """Returns the numbers of tokens [rows, columns] window by window, and how many each window has. side: of a window,
     in tokens; 0: all tokens are one window."""
     if not side:
-        return tokens.flatten(), [tokens.numel()]
-    windows = [part.flatten() for rows in torch.split(tokens, side) for part in torch.split(rows, side, dim=1)]
-    return torch.cat(windows), [len(window) for window in windows]
+        return tokens.reshape(-1), [tokens.size]
+    tops, lefts = range(0, tokens.shape[0], side), range(0, tokens.shape[1], side)
+    windows = [tokens[top : top + side, left : left + side].reshape(-1) for top in tops for left in lefts]
+    return np.concatenate(windows), [len(window) for window in windows]

@@ -7,25 +7,18 @@ piece after it is done. How a picture is divided depends on the model and `piece
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+import numpy as np
 
 from tureen.media.vision_config import TowerConfig
+from tureen.vision.arrays import Array, Arrays, Matrix, Weights
 from tureen.vision.picture_embedder import Work
+from tureen.vision.resampling import cubic_taps, resampled
 
-Turns = tuple[Tensor, Tensor]
+Turns = tuple[Array, Array]
 MIN_ROWS: Final = 256  # of a product: fewer spend their time on reading the matrix
-ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
-    "gelu": functional.gelu,
-    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),  # arXiv:1606.08415
-    "relu": functional.relu,
-    "silu": functional.silu,
-}
 
 
 class Tower:
@@ -34,144 +27,149 @@ class Tower:
     weights: those of `TowerConfig.weights`; piece: floating-point operations that may be done at once, about.
     """
 
-    def __init__(self, config: TowerConfig, weights: Mapping[str, Tensor], piece: int) -> None:
+    def __init__(self, config: TowerConfig, arrays: Arrays, weights: Weights, piece: int) -> None:
         self.config = config
+        self._arrays = arrays
         self._weights = weights
         self._piece = piece
-        self._activate = ACTIVATIONS[config.activation]
 
-    def states(self, pixels: Tensor, layers: tuple[int, ...]) -> Work:
+    def states(self, pixels: Array, layers: tuple[int, ...]) -> Work:
         """Returns the outputs of these layers, side by side, for pixels [3, height, width], normalised: [tokens,
         hidden_size * len(layers)]. Layer 0 is the input of the first. Yields the operations of each piece."""
         hidden = yield from self._embed(pixels)
         turns = self._turns(pixels)
-        features = {0: hidden.clone()} if 0 in layers else {}
-        for layer in range(self.config.num_layers):
-            yield from self._run_layer(hidden, f"layers.{layer}", turns)
-            if layer + 1 in layers:
-                features[layer + 1] = hidden.clone()
-        return torch.cat([features[layer] for layer in layers], dim=-1)
+        size, width = hidden.shape
+        features = self._arrays.empty(size, len(layers), width)
+        for layer in range(self.config.num_layers + 1):
+            if layer > 0:
+                yield from self._run_layer(hidden, f"layers.{layer - 1}", turns)
+            for place in (place for place, number in enumerate(layers) if number == layer):
+                features[:, place] = hidden
+        return features.reshape(size, -1)
 
-    def _embed(self, pixels: Tensor) -> Work:
-        config, weights = self.config, self._weights
-        kernel, bias = weights["patches.weight"], weights.get("patches.bias")
-        patches = functional.conv2d(pixels[None], kernel, bias, stride=config.patch_size)[0]
-        hidden = patches.flatten(1).T
+    def _embed(self, pixels: Array) -> Work:
+        config, weights, arrays = self.config, self._weights, self._arrays
+        patches = cut(pixels, config.patch_size)
+        kernel: Matrix = weights["patches.weight"]
+        hidden = arrays.linear(patches.reshape(-1, kernel.columns), kernel, weights.get("patches.bias"))
         if config.has_class_token:
-            hidden = torch.cat([weights["class_token"][None], hidden])
+            hidden = arrays.concat([weights["class_token"].reshape(1, -1), hidden])
         if config.rope_theta is None:
-            hidden = hidden + self._positions(pixels.shape[1], pixels.shape[2])
+            hidden += self._positions(pixels.shape[1], pixels.shape[2])
         if config.has_input_norm:
             hidden = self._norm(hidden, "input_norm")
-        yield 2 * len(hidden) * kernel.numel()
-        return hidden.contiguous()
+        yield len(hidden) * kernel.flops
+        return hidden
 
-    def _positions(self, height: int, width: int) -> Tensor:
-        positions, size = self._weights["positions"], self.config.image_size
+    def _positions(self, height: int, width: int) -> Array:
+        positions: Array = self._weights["positions"]
+        size, patch = self.config.image_size, self.config.patch_size
         if height == width and self.config.num_patches(height, width) == self.config.num_patches(size, size):
             return positions
-        first = int(self.config.has_class_token)
-        side, patch = size // self.config.patch_size, self.config.patch_size
-        square = positions[first:].float().T.reshape(1, -1, side, side)
-        stretched = functional.interpolate(square, (height // patch, width // patch), mode="bicubic")
-        return torch.cat([positions[:first], stretched[0].flatten(1).T.to(positions.dtype)])
+        first, side = int(self.config.has_class_token), size // patch
+        square = positions[first:].reshape(side, side, -1)
+        taps = cubic_taps(side, height // patch), cubic_taps(side, width // patch)
+        stretched = resampled(self._arrays, square, *taps)
+        return self._arrays.concat([positions[:first], stretched.reshape(-1, positions.shape[1])])
 
-    def _turns(self, pixels: Tensor) -> Turns | None:
-        """Returns the cosines and sines, [tokens, head_dim] each, of the angles by which positions rotate; a pair is a
-        number of a head's first half and one of its second."""
+    def _turns(self, pixels: Array) -> Turns | None:
+        """Returns the cosines and sines, [tokens, head_dim / 2] each, of the angles by which positions rotate pairs."""
         config = self.config
         if config.rope_theta is None:
             return None
         rows, columns = pixels.shape[1] // config.patch_size, pixels.shape[2] // config.patch_size
         size = config.hidden_size // config.num_heads
-        steps = torch.arange(0, size, 2, dtype=torch.float32, device=pixels.device) / size
-        frequencies = 1 / config.rope_theta**steps
-        places = torch.arange(max(rows, columns), dtype=torch.float32, device=pixels.device)[:, None]
-        down, across = places[:rows] * frequencies[0::2], places[:columns] * frequencies[1::2]
-        grid = (rows, columns, size // 4)
-        half = torch.cat([down[:, None].expand(grid), across[None].expand(grid)], dim=-1).reshape(rows * columns, -1)
-        angles = half.repeat(1, 2)
-        return angles.cos(), angles.sin()
+        steps = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
+        frequencies = 1 / np.float32(config.rope_theta) ** steps
+        places = np.arange(max(rows, columns), dtype=np.float32)[:, None]
+        angles = np.empty((rows, columns, size // 2), np.float32)
+        angles[:, :, : size // 4] = (places[:rows] * frequencies[0::2])[:, None]
+        angles[:, :, size // 4 :] = places[:columns] * frequencies[1::2]
+        flat = angles.reshape(rows * columns, -1)
+        return self._arrays.constant(np.cos(flat)), self._arrays.constant(np.sin(flat))
 
-    def _run_layer(self, hidden: Tensor, name: str, turns: Turns | None) -> Iterator[int]:
+    def _run_layer(self, hidden: Array, name: str, turns: Turns | None) -> Iterator[int]:
         """Adds to `hidden` in place."""
-        size, config = len(hidden), self.config
         mixed = yield from self._attend(hidden, name, turns)
-        names = ("out", "fc1", "fc2", "gate") if config.has_gate else ("out", "fc1", "fc2")
-        row_flops = 2 * sum(self._weights[f"{name}.{part}.weight"].numel() for part in names)
-        for rows in blocks(size, row_flops, self._piece, MIN_ROWS):
+        names = ("out", "fc1", "fc2", "gate") if self.config.has_gate else ("out", "fc1", "fc2")
+        row_flops = sum(self._weights[f"{name}.{part}.weight"].flops for part in names)
+        for rows in blocks(len(hidden), row_flops, self._piece, MIN_ROWS):
             part = hidden[rows]
             part += self._scaled(self._linear(mixed[rows], f"{name}.out"), f"{name}.scale1")
             inner = self._inner(self._norm(part, f"{name}.norm2"), name)
             part += self._scaled(self._linear(inner, f"{name}.fc2"), f"{name}.scale2")
             yield len(part) * row_flops
 
-    def _inner(self, normed: Tensor, name: str) -> Tensor:
+    def _inner(self, normed: Array, name: str) -> Array:
         """Returns the mlp's inner values."""
+        arrays, activation = self._arrays, self.config.activation
         inner = self._linear(normed, f"{name}.fc1")
         if self.config.has_gate:
-            return self._activate(self._linear(normed, f"{name}.gate")) * inner
+            return arrays.activate(self._linear(normed, f"{name}.gate"), activation) * inner
         if self.config.has_gated_mlp:
-            gate, up = inner.chunk(2, dim=-1)
-            return self._activate(gate) * up
-        return self._activate(inner)
+            half = inner.shape[1] // 2
+            return arrays.activate(inner[:, :half], activation) * inner[:, half:]
+        return arrays.activate(inner, activation)
 
-    def _attend(self, hidden: Tensor, name: str, turns: Turns | None) -> Work:
+    def _attend(self, hidden: Array, name: str, turns: Turns | None) -> Work:
         """Attends, every token to every other: returns [tokens, hidden_size], the heads side by side."""
         size, width = hidden.shape
         num_heads = self.config.num_heads
-        projected = [torch.empty_like(hidden) for _ in "qkv"]
+        projected = self._arrays.empty(3, size, num_heads, width // num_heads)
         row_flops = 6 * width * width
         for rows in blocks(size, row_flops, self._piece, MIN_ROWS):
             normed = self._norm(hidden[rows], f"{name}.norm1")
             for out, part in zip(projected, "qkv", strict=True):
-                out[rows] = self._linear(normed, f"{name}.{part}")
+                out[rows] = self._linear(normed, f"{name}.{part}").reshape(len(normed), num_heads, -1)
                 if turns is not None and part != "v":
-                    heads = out[rows].view(len(normed), num_heads, -1)
-                    heads.copy_(rotated(heads, *(turn[rows, None] for turn in turns)))
+                    self._arrays.rotate(out[rows], turns[0][rows], turns[1][rows])
             yield len(normed) * row_flops
-        q, k, v = (tensor.view(size, num_heads, -1).transpose(0, 1) for tensor in projected)
-        mixed = torch.empty_like(hidden)
-        heads = mixed.view(size, num_heads, -1).transpose(0, 1)
-        yield from attend(heads, q, k, v, self._piece)
-        return mixed
+        q, k, v = projected
+        return (yield from attend(self._arrays, q, k, v, self._piece))
 
-    def _linear(self, x: Tensor, name: str) -> Tensor:
-        return functional.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
+    def _linear(self, x: Array, name: str) -> Array:
+        return self._arrays.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
 
-    def _norm(self, x: Tensor, name: str) -> Tensor:
+    def _norm(self, x: Array, name: str) -> Array:
         weight, bias = self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias")
         if self.config.has_rms_norms:
-            return functional.rms_norm(x, (x.shape[-1],), weight, self.config.norm_eps)
-        return functional.layer_norm(x, (x.shape[-1],), weight, bias, self.config.norm_eps)
+            return self._arrays.rms_norm(x, weight, self.config.norm_eps)
+        return self._arrays.layer_norm(x, weight, bias, self.config.norm_eps)
 
-    def _scaled(self, x: Tensor, name: str) -> Tensor:
+    def _scaled(self, x: Array, name: str) -> Array:
         return x * self._weights[name] if self.config.has_layer_scales else x
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Returns x [..., head_dim] with pairs rotated, computed in float32: a number of the first half and one of the
-    second. cos, sin: float32, of the angles of all numbers."""
-    wide = x.float()
-    first, second = wide.chunk(2, dim=-1)
-    return (wide * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
+def cut(pixels: Array, patch: int) -> Array:
+    """Cuts pixels [3, height, width] into patches: [rows, columns, 3, patch, patch]. Pixels beyond whole patches are
+    left out."""
+    rows, columns = pixels.shape[1] // patch, pixels.shape[2] // patch
+    grid = pixels[:, : rows * patch, : columns * patch].reshape(-1, rows, patch, columns, patch)
+    return grid.swapaxes(0, 1).swapaxes(1, 3).swapaxes(2, 3)
 
 
-def attend(mixed: Tensor, q: Tensor, k: Tensor, v: Tensor, piece: int) -> Iterator[int]:
-    """Writes to `mixed` what each query gets of all keys; all are [heads, tokens, head_dim]. Yields as Tower does.
+def attend(arrays: Arrays, q: Array, k: Array, v: Array, piece: int, spans: Sequence[slice] = (slice(None),)) -> Work:
+    """Attends, the tokens of a span to each other; all are [tokens, heads, head_dim]. Returns [tokens, heads *
+    head_dim]. Yields as Tower does.
 
     A head that is more than a piece is divided by queries.
     """
-    num_heads, size, width = q.shape
+    mixed = arrays.empty(*q.shape)
+    for span in spans:
+        yield from _attend_span(arrays, mixed[span], (q[span], k[span], v[span]), piece)
+    return mixed.reshape(len(mixed), -1)
+
+
+def _attend_span(arrays: Arrays, mixed: Array, qkv: tuple[Array, Array, Array], piece: int) -> Iterator[int]:
+    q, k, v = qkv
+    size, num_heads, width = q.shape
     query_flops = 4 * size * width
-    for group in blocks(num_heads, query_flops * size, piece, 1):
-        group_flops = len(q[group]) * query_flops
-        for rows in blocks(size, group_flops, piece, MIN_ROWS):
-            mixed_rows = functional.scaled_dot_product_attention(q[None, group, rows], k[None, group], v[None, group])[
-                0
-            ]
-            mixed[group, rows] = mixed_rows
-            yield mixed_rows.shape[1] * group_flops
+    for heads in blocks(num_heads, query_flops * size, piece, 1):
+        seen = arrays.seen(k[:, heads], v[:, heads])
+        head_flops = (heads.stop - heads.start) * query_flops
+        for rows in blocks(size, head_flops, piece, MIN_ROWS):
+            arrays.attend(mixed[rows, heads], q[rows, heads], seen)
+            yield (rows.stop - rows.start) * head_flops
 
 
 def blocks(count: int, flops: int, piece: int, least: int) -> Iterator[slice]:

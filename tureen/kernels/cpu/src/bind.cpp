@@ -28,6 +28,7 @@ NB_MODULE(_native, m) {
           "and the features that a processor must have, with spaces between.");
     tureen::bind_linear(m);
     tureen::bind_attention(m);
+    tureen::bind_encoder(m);
     tureen::bind_sampling(m);
     tureen::bind_tracing(m);
     tureen::bind_tape(m);

@@ -7,6 +7,7 @@ namespace tureen {
 
 void bind_linear(nanobind::module_& m);     // Pool, Matrix, pack, linear; and the row kernels, for tests
 void bind_attention(nanobind::module_& m);  // KvCache; store, load, attend, for tests
+void bind_encoder(nanobind::module_& m);    // whole arrays, shared among threads
 void bind_sampling(nanobind::module_& m);
 void bind_tracing(nanobind::module_& m);
 void bind_tape(nanobind::module_& m);

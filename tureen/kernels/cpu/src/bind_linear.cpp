@@ -86,6 +86,41 @@ ActivationBuffer quantized(const float* x, int rows, int cols, Inputs kind) {
     return buffer;
 }
 
+// A thread's part of [0, count).
+struct Share {
+    int begin, end;
+
+    Share(int64_t count, int thread, int threads)
+        : begin(int(count * thread / threads)), end(int(count * (thread + 1) / threads)) {}
+};
+
+// Rows as `multiply` takes them: quantized by all threads, or as they lie where a matrix of floats takes them so.
+class SharedInputs {
+public:
+    SharedInputs(Pool& pool, const float* x, int rows, const Matrix& w) : buffer_(w.inputs, w.cols) {
+        if (w.inputs == Inputs::F32 && w.cols == w.padded_cols) {
+            view_.kind = Inputs::F32;
+            view_.rows = rows;
+            view_.cols = view_.stride = w.cols;
+            view_.f32 = const_cast<float*>(x);
+            return;
+        }
+        buffer_.reserve(rows);
+        view_ = buffer_.view(rows);
+        pool.run([&](int thread) {
+            Share own(rows, thread, pool.threads());
+            for (int m = own.begin; m < own.end; m++)
+                kernels().rows->quantize(x + size_t(m) * size_t(w.cols), w.cols, view_, m);
+        });
+    }
+
+    const Activations& view() const { return view_; }
+
+private:
+    ActivationBuffer buffer_;
+    Activations view_{};
+};
+
 FloatArray linear(Pool& pool, const AnyArray& x, const PackedMatrix& packed, const MaybeArray& bias) {
     const Matrix& w = packed.matrix;
     const float* inputs = checked<const float>(x, "x", {ANY, w.cols});
@@ -94,15 +129,14 @@ FloatArray linear(Pool& pool, const AnyArray& x, const PackedMatrix& packed, con
     float* out;
     auto array = make_array<float>({x.shape(0), size_t(w.rows)}, &out);
     nb::gil_scoped_release release;
-    ActivationBuffer buffer = quantized(inputs, rows, w.cols, w.inputs);
-    Activations view = buffer.view(rows);
+    SharedInputs shared(pool, inputs, rows, w);
     pool.run([&](int thread) {
         // Tiles are shared; where they are too few, rows.
         bool by_tile = w.tiles >= pool.threads();
-        int64_t count = by_tile ? w.tiles : rows, threads = pool.threads();
-        int begin = int(count * thread / threads), end = int(count * (thread + 1) / threads);
-        kernels().linear->multiply(w, view, by_tile ? 0 : begin, by_tile ? rows : end, by_tile ? begin : 0,
-                                   by_tile ? end : w.tiles, out, size_t(w.rows), false, added);
+        Share own(by_tile ? w.tiles : rows, thread, pool.threads());
+        kernels().linear->multiply(w, shared.view(), by_tile ? 0 : own.begin, by_tile ? rows : own.end,
+                                   by_tile ? own.begin : 0, by_tile ? own.end : w.tiles, out, size_t(w.rows), false,
+                                   added);
     });
     return array;
 }

@@ -63,6 +63,8 @@ struct RowKernels {
     void (*add)(const float* x, int cols, float scale, float* y);  // y += scale * x
     // out = activation(gate) * up; a null up is 1.
     void (*silu_mul)(const float* gate, const float* up, int cols, float* out);
+    void (*quick_gelu_mul)(const float* gate, const float* up, int cols, float* out);
+    void (*gelu_mul)(const float* gate, const float* up, int cols, float* out);
     void (*gelu_tanh_mul)(const float* gate, const float* up, int cols, float* out);
     void (*relu_squared_mul)(const float* gate, const float* up, int cols, float* out);
     // The gated delta rule for one token and head. Row i of matrix [key_dim][value_dim] is multiplied by decay[i]; then

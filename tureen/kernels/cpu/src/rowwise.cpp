@@ -131,6 +131,30 @@ void silu_mul(const float* gate, const float* up, int cols, float* out) {
     });
 }
 
+// The logistic approximation of GELU (Hendrycks & Gimpel, arXiv:1606.08415): g * sigmoid(1.702 g).
+void quick_gelu_mul(const float* gate, const float* up, int cols, float* out) {
+    map(cols, out, [&](auto at) {
+        vec16 g = at(gate);
+        return times(g / (broadcast(1.0f) + exp(g * broadcast(-1.702f))), at, up);
+    });
+}
+
+// GELU (Hendrycks & Gimpel, arXiv:1606.08415): g times the probability that a standard normal number is below g. The
+// probability that one is above |g| is e^(-g² / 2) * p(t) / 2 with t = 1 / (1 + 0.3275911 |g| / sqrt(2)), to 7.5e-8
+// (Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26).
+void gelu_mul(const float* gate, const float* up, int cols, float* out) {
+    map(cols, out, [&](auto at) {
+        vec16 g = at(gate), size = min(broadcast(15.0f), abs(g));  // no number above 15 is as likely as 1e-45
+        vec16 t = broadcast(1.0f) / fma(size, broadcast(0.3275911f * 0.70710678f), broadcast(1.0f));
+        vec16 p = fma(t, broadcast(0.5f * 1.061405429f), broadcast(0.5f * -1.453152027f));
+        p = fma(p, t, broadcast(0.5f * 1.421413741f));
+        p = fma(p, t, broadcast(0.5f * -0.284496736f));
+        p = fma(p, t, broadcast(0.5f * 0.254829592f));
+        vec16 above = p * t * exp(size * size * broadcast(-0.5f));
+        return times(max(zeros(), g) - size * above, at, up);
+    });
+}
+
 // The tanh form of GELU (Hendrycks & Gimpel, arXiv:1606.08415): g / 2 * (1 + tanh u) = g / (1 + e^-2u) with
 // u = sqrt(2 / pi) * (g + 0.044715 g³).
 void gelu_tanh_mul(const float* gate, const float* up, int cols, float* out) {
@@ -374,8 +398,9 @@ void quantize(const float* x, int cols, const Activations& out, int m) {
 }  // namespace
 
 extern const RowKernels row_kernels;
-const RowKernels row_kernels{quantize,         rms_norm, layer_norm,    add,    silu_mul, gelu_tanh_mul,
-                             relu_squared_mul, delta_step, ssm_step, clamped_swiglu, xielu, rotate,   scale_and_cap, shrink, expand};
+const RowKernels row_kernels{quantize,       rms_norm,      layer_norm,       add,        silu_mul, quick_gelu_mul,
+                             gelu_mul,       gelu_tanh_mul, relu_squared_mul, delta_step, ssm_step, clamped_swiglu,
+                             xielu,          rotate,        scale_and_cap,    shrink,     expand};
 
 }  // namespace VARIANT
 }  // namespace tureen

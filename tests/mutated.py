@@ -37,7 +37,7 @@ def folders_with_noise(model: Path, folder: Path, is_used: Callable[[str], bool]
     weights = load_file(model / "model.safetensors")
     for changed in filter(is_used, kinds(weights)):
         tensors = {
-            name: torch.from_numpy(with_noise(weight.numpy())) if kind(name) == changed else weight
+            name: torch.tensor(with_noise(weight.numpy())) if kind(name) == changed else weight
             for name, weight in weights.items()
         }
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})

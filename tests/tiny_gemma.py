@@ -1,21 +1,24 @@
-"""Tiny models of Gemma 3 that see, as tiny_llava.py has them, and a tokenizer for their texts."""
+"""Tiny models of Gemma 3 and 4 that see, as tiny_llava.py has them, and tokenizers for their texts."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import tiny_idefics3
 import torch
 import transformers
-from tiny_models import GEMMA, SHAPE, saved
+from tiny_models import GEMMA, GEMMA4, GEMMA4_SHARED, SHAPE, saved
 
 from tureen.text.tokenizer import Tokenizer
 
 IMAGE, START, END = 250, 251, 252  # token ids
-SPECIAL = {"<image_soft_token>": IMAGE, "<start_of_image>": START, "<end_of_image>": END}
+TOKENS3 = {"boi_token_index": START, "eoi_token_index": END, "image_token_index": IMAGE}
+TOKENS4 = {"boi_token_id": START, "eoi_token_id": END, "image_token_id": IMAGE}
+TOKENS4 |= {"video_token_id": 253, "audio_token_id": 254, "boa_token_id": 248, "eoa_token_index": 249}
 MOST_NEWLINES = 4  # in one token
-TOWER = {
+TOWER3 = {
     "model_type": "siglip_vision_model",
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -26,27 +29,83 @@ TOWER = {
     "layer_norm_eps": 1e-3,
     "vision_use_head": False,
 }
-TEXT = SHAPE | GEMMA | {"model_type": "gemma3_text"}
-TOKENS = {"boi_token_index": START, "eoi_token_index": END, "image_token_index": IMAGE}
-VARIANTS = {
-    "gemma3": (TOWER, TEXT, {"mm_tokens_per_image": 9}),  # fewer tokens than the window
-    "gemma3-long": (TOWER | {"patch_size": 3}, TEXT, {"mm_tokens_per_image": 16}),  # more
-    "gemma3-alone": (TOWER | {"image_size": 26, "patch_size": 5}, TEXT, {"mm_tokens_per_image": 25}),
+TOWER4 = {
+    "hidden_size": 24,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "patch_size": 3,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 140,
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": {"rope_type": "axial", "rope_theta": 30.0},
 }
+TEXT3 = SHAPE | GEMMA | {"model_type": "gemma3_text"}
+
+
+class Variant(NamedTuple):
+    family: str
+    tower: dict
+    text: dict
+    changes: dict
+
+
+VARIANTS = {
+    "gemma3": Variant("Gemma3", TOWER3, TEXT3, {"mm_tokens_per_image": 9}),  # fewer tokens than the window
+    "gemma3-long": Variant("Gemma3", TOWER3 | {"patch_size": 3}, TEXT3, {"mm_tokens_per_image": 16}),  # more
+    "gemma3-alone": Variant("Gemma3", TOWER3 | {"image_size": 26, "patch_size": 5}, TEXT3, {"mm_tokens_per_image": 25}),
+    "gemma4-causal": Variant("Gemma4", TOWER4 | {"use_clipped_linears": True}, SHAPE | GEMMA4_SHARED, {}),
+    "gemma4": Variant(
+        "Gemma4",
+        TOWER4 | {"standardize": True, "patch_size": 2, "pooling_kernel_size": 3, "position_embedding_size": 210},
+        SHAPE | GEMMA4 | {"use_bidirectional_attention": "vision"},
+        {},
+    ),
+}
+
+
+def special(variant: str) -> dict[str, int]:
+    """The tokens of a picture and around it."""
+    if variant.startswith("gemma3"):
+        return {"<image_soft_token>": IMAGE, "<start_of_image>": START, "<end_of_image>": END}
+    return {"<|image|>": IMAGE, "<|image>": START, "<image|>": END}
 
 
 def write(folder: Path, variant: str) -> torch.nn.Module:
     """Writes the folder; returns the transformers model in float32, as loaded from it."""
-    tower, text, changes = VARIANTS[variant]
-    config = transformers.Gemma3Config(vision_config=tower, text_config=text, **TOKENS, **changes)
-    model = saved(folder, "Gemma3ForConditionalGeneration", config, len(variant))
-    (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor(variant)))
+    family, tower, text, changes = VARIANTS[variant]
+    tokens = TOKENS3 if family == "Gemma3" else TOKENS4
+    config = getattr(transformers, f"{family}Config")(vision_config=tower, text_config=text, **tokens, **changes)
+    model = saved(folder, f"{family}ForConditionalGeneration", config, len(variant))
+    if family == "Gemma3":
+        (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor(variant)))
+    else:  # as the published ones are
+        (folder / "processor_config.json").write_text(json.dumps({"image_processor": preprocessor(variant)}))
     return model
 
 
 def preprocessor(variant: str) -> dict:
     """preprocessor_config.json, with the keys of published ones."""
-    side = VARIANTS[variant][0]["image_size"]
+    family, tower, _, _ = VARIANTS[variant]
+    if family == "Gemma4":
+        return {
+            "do_convert_rgb": True,
+            "do_normalize": False,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_mean": [0.0, 0.0, 0.0],
+            "image_processor_type": "Gemma4ImageProcessor",
+            "image_seq_length": 280,
+            "image_std": [1.0, 1.0, 1.0],
+            "max_soft_tokens": 70,
+            "patch_size": tower["patch_size"],
+            "pooling_kernel_size": tower["pooling_kernel_size"],
+            "resample": 3,
+            "rescale_factor": 1 / 255,
+        }
+    side = tower["image_size"]
     return {
         "do_convert_rgb": None,
         "do_pan_and_scan": None,
@@ -59,22 +118,35 @@ def preprocessor(variant: str) -> dict:
     }
 
 
-def backend():
+def backend(variant: str):
     """Characters, runs of newlines, and the tokens around pictures."""
-    return tiny_idefics3.backend(SPECIAL, MOST_NEWLINES)
+    return tiny_idefics3.backend(special(variant), MOST_NEWLINES)
 
 
-def tokenizer() -> Tokenizer:
+def tokenizer(variant: str) -> Tokenizer:
     """The tokenizer as the server has it."""
-    return Tokenizer(backend(), eos_token_ids=(2,), bos_token_id=1)
+    return Tokenizer(backend(variant), eos_token_ids=(2,), bos_token_id=1)
 
 
-def processor(variant: str):
-    """The processor of transformers for texts with pictures."""
-    names = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=backend(), extra_special_tokens=names)
-    settings = {key: value for key, value in preprocessor(variant).items() if value is not None}
-    settings.pop("image_processor_type")
-    num_tokens = VARIANTS[variant][2]["mm_tokens_per_image"]
-    pixels = transformers.Gemma3ImageProcessorPil(**settings)
-    return transformers.Gemma3Processor(pixels, fast, image_seq_length=num_tokens)
+def image_processor(variant: str, **changes):
+    """The image processor of transformers that the folder names."""
+    settings = {key: value for key, value in preprocessor(variant).items() if value is not None} | changes
+    return getattr(transformers, settings.pop("image_processor_type") + "Pil")(**settings)
+
+
+def inputs(variant: str, text: str, pictures: list) -> dict:
+    """What transformers makes of a text and its pictures: arguments of its model."""
+    image, start, end = special(variant)
+    names = {"boi_token": start, "eoi_token": end, "image_token": image}
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=backend(variant), extra_special_tokens=names)
+    if variant.startswith("gemma3"):
+        num_tokens = VARIANTS[variant].changes["mm_tokens_per_image"]
+        processor = transformers.Gemma3Processor(image_processor(variant), fast, image_seq_length=num_tokens)
+        made = processor(text=text, images=pictures, return_tensors="pt", do_pan_and_scan=False)
+        made.pop("attention_mask")
+        return dict(made)
+    made = dict(image_processor(variant)(pictures, return_tensors="pt"))  # its processor needs packages for videos
+    for count in made.pop("num_soft_tokens_per_image"):
+        text = text.replace(image, f"{start}{'@' * int(count)}{end}", 1)
+    ids = fast(text.replace("@", image), return_tensors="pt").input_ids
+    return made | {"input_ids": ids, "mm_token_type_ids": (ids == IMAGE).long()}

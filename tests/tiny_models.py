@@ -454,6 +454,11 @@ def spread(model: torch.nn.Module) -> None:
                 buffer.normal_(std=0.15)
             if name.endswith("layer_scalar"):
                 buffer.uniform_(0.7, 1.3)
+            if name.endswith(("_min", "_max")):  # bounds that cut some of what goes through a product
+                buffer.uniform_(0.1, 0.5).mul_(-1 if name.endswith("_min") else 1)
+                buffer.mul_(0.1 if "down_proj" in name else 1)
+            if name.endswith(("std_bias", "std_scale")):
+                buffer.normal_(1.0)
 
 
 @torch.no_grad()

@@ -1,6 +1,8 @@
-"""Gemma 3: prompts, embeddings, logits and tokens equal those of transformers, though pictures are seen whole."""
+"""Gemma 3 and 4: prompts, embeddings, logits and tokens equal those of transformers, though pictures are seen whole."""
 
 import asyncio
+import itertools
+import random
 from types import SimpleNamespace
 
 import msgspec
@@ -22,28 +24,34 @@ from llava_checks import (
 from runner_driver import folder_source
 from safetensors.torch import load_file
 from tiny_llava import picture
+from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 
 from tureen.contract.types import NO_TOKEN
 from tureen.errors import RequestFailed, StartupError
+from tureen.media.base import Prepared
 from tureen.media.families import find_family, is_family
 from tureen.media.gemma3 import parse_vision
+from tureen.media.gemma4 import grid_of
 from tureen.requests import tokenising
 from tureen.requests.media_fields import PromptMedia, picture_modality
 from tureen.requests.prompts import Texts
 from tureen.runner.loading import describe
 from tureen.weights.source import model_config, preprocessor_config
+from tureen.weights.stored import VISION
 
-TEXTS = {
-    1: "Look:\n<start_of_image>\nwhat?",
-    2: "<start_of_image> and\n\n<start_of_image>is",
-    3: "a<start_of_image><start_of_image>\n\n<start_of_image>",
-}
+TEXTS = {1: "Look:\n*\nwhat?", 2: "* and\n\n*is", 3: "a**\n\n*"}
+"""Texts with so many pictures, each at a star."""
 PICTURES = [picture(57, 31), picture(40, 90, seed=3), picture(30, 30, seed=5)]
 
 
 @pytest.fixture(scope="module", params=tiny_gemma.VARIANTS)
 def model(request, tmp_path_factory):
     return _make_model(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def gemma4(tmp_path_factory):
+    return _make_model(tmp_path_factory.mktemp("gemma4"), "gemma4")
 
 
 @pytest.fixture(scope="module")
@@ -58,20 +66,13 @@ def _make_model(folder, variant):
     return Model(folder, oracle, variant, load_tiny_encoder(folder), family, tiny_gemma)
 
 
-def _inputs(model, pictures, text):
-    """What transformers makes of a text and its pictures: arguments of its model."""
-    processed = tiny_gemma.processor(model.variant)(
-        text=text, images=pictures, return_tensors="pt", do_pan_and_scan=False
-    )
-    processed.pop("attention_mask")
-    return dict(processed)
-
-
 @torch.no_grad()
 def _expected_embeddings(model, pictures):
     """[tokens of all pictures, hidden size]."""
-    values = _inputs(model, pictures, "<start_of_image>" * len(pictures))["pixel_values"]
-    return torch.cat(list(model.oracle.get_image_features(values).pooler_output)).numpy()
+    names = ("pixel_values", "image_position_ids")
+    values = dict(tiny_gemma.image_processor(model.variant)(pictures, return_tensors="pt"))
+    features = model.oracle.get_image_features(**{name: values[name] for name in names if name in values})
+    return torch.cat(list(features.pooler_output)).numpy()
 
 
 def _placed(model, pictures, text):
@@ -82,7 +83,9 @@ def _placed(model, pictures, text):
 
     loader = SimpleNamespace(family=model.family, load=load)
     info = SimpleNamespace(vocab_size=256)
-    context = SimpleNamespace(tokenizer=tiny_gemma.tokenizer(), capacity=10_000, family=model.family, info=info)
+    context = SimpleNamespace(
+        tokenizer=tiny_gemma.tokenizer(model.variant), capacity=10_000, family=model.family, info=info
+    )
     names = tuple(map(str, range(len(pictures))))
     media = PromptMedia(names, (), picture_modality(len(pictures)), "image_data", "video_data")
     state = SimpleNamespace(context=context, media=loader)
@@ -109,8 +112,8 @@ def _expected(model, inputs):
 
 
 def _check_end_to_end(model, count, **changes):
-    pictures, text = PICTURES[:count], TEXTS[count]
-    inputs, prompt = _inputs(model, pictures, text), _placed(model, pictures, text)
+    pictures, text = PICTURES[:count], TEXTS[count].replace("*", model.family.placeholder)
+    inputs, prompt = tiny_gemma.inputs(model.variant, text, pictures), _placed(model, pictures, text)
     assert [tiny_gemma.IMAGE if token < 0 else token for token in prompt.token_ids] == inputs["input_ids"][0].tolist()
     ids = [NO_TOKEN if token < 0 else token for token in prompt.token_ids]
     whole = [(item.start, item.start + item.num_tokens) for item in prompt.media if item.is_whole]
@@ -133,31 +136,30 @@ def test_tokens_after_pictures_equal_transformers(model, count):
     _check_end_to_end(model, count)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"num_threads": 2},
-        {"kernels": "torch"},
-        {"kernels": "tree"},
-        {"num_ranks": 2},
-        {"num_ranks": 2, "pipeline_parallel_size": 2},
-    ],
-)
+@pytest.mark.parametrize("changes", [{}, {"num_threads": 2}, {"kernels": "torch"}])
 def test_tokens_are_the_same_in_chunks_that_end_after_a_picture(model, changes):
+    _check_end_to_end(model, 2, chunk=5, beside=True, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"kernels": "tree"}, {"num_ranks": 2}, {"num_ranks": 2, "pipeline_parallel_size": 2}]
+)
+@pytest.mark.parametrize("model", ["gemma3", "gemma3-long"], indirect=True)
+def test_tokens_are_the_same_on_several_ranks(model, changes):
     _check_end_to_end(model, 2, chunk=5, beside=True, **changes)
 
 
 def _is_used(kind):
     """Whether a kind of weights changes embeddings: the bias of keys adds the same to all scores of a query."""
-    return kind.startswith(("vision_tower.", "multi_modal_projector.")) and not kind.endswith("k_proj.bias")
+    return kind.startswith(VISION) and not kind.endswith("k_proj.bias")
 
 
-def test_noise_in_any_weight_of_the_part_that_sees_is_noticed(gemma3, tmp_path):
-    [prepared] = gemma3.family.prepare(PICTURES[:1], "image")
-    expected = _expected_embeddings(gemma3, PICTURES[:1])
-    unnoticed, kinds = [], list(mutated.kinds(load_file(gemma3.folder / "model.safetensors")))
-    for kind in mutated.folders_with_noise(gemma3.folder, tmp_path, _is_used):
+@pytest.mark.parametrize("model", ["gemma3", "gemma4", "gemma4-causal"], indirect=True)
+def test_noise_in_any_weight_of_the_part_that_sees_is_noticed(model, tmp_path):
+    [prepared] = model.family.prepare(PICTURES[:1], "image")
+    expected = _expected_embeddings(model, PICTURES[:1])
+    unnoticed, kinds = [], list(mutated.kinds(load_file(model.folder / "model.safetensors")))
+    for kind in mutated.folders_with_noise(model.folder, tmp_path, _is_used):
         kinds.remove(kind)
         try:
             check_embeddings(load_tiny_encoder(tmp_path), prepared, expected)
@@ -165,14 +167,15 @@ def test_noise_in_any_weight_of_the_part_that_sees_is_noticed(gemma3, tmp_path):
             continue
         unnoticed.append(kind)
     assert unnoticed == []
-    kept = {kind for kind in kinds if not kind.startswith("language_model.")}
-    assert kept == {"vision_tower.encoder.layers.*.self_attn.k_proj.bias"}
+    kept = {kind for kind in kinds if not kind.startswith(("language_model.", "model.language_model."))}
+    assert kept <= {"vision_tower.encoder.layers.*.self_attn.k_proj.bias"}
 
 
-def test_pieces_and_pauses_do_not_change_the_numbers(gemma3, monkeypatch):
-    prepared = [gemma3.family.prepare([shown], "image")[0] for shown in PICTURES[:2]]
-    check_encoding_by_turns(gemma3.folder, prepared, monkeypatch, piece=30_000)
-    check_small_pieces(gemma3, prepared[0], monkeypatch, "tower", "gemma3")
+@pytest.mark.parametrize("model", ["gemma3", "gemma4-causal"], indirect=True)
+def test_pieces_and_pauses_do_not_change_the_numbers(model, monkeypatch):
+    prepared = [model.family.prepare([shown], "image")[0] for shown in PICTURES[:2]]
+    check_encoding_by_turns(model.folder, prepared, monkeypatch, piece=30_000)
+    check_small_pieces(model, prepared[0], monkeypatch, "tower", "projector")
 
 
 @pytest.mark.parametrize(
@@ -192,6 +195,88 @@ def test_an_item_that_no_family_makes_fails_alone(gemma3, changes):
     assert len(list(gemma3.encoder.encode(item))[-1]) == 9 * 64 * 4
     with pytest.raises(RequestFailed, match="9 tokens, not 8"):
         gemma3.family.parts(prepared._replace(num_tokens=8))
+
+
+def test_the_grid_of_a_picture_is_that_of_transformers():
+    rng = random.Random(4)
+    for most, side in itertools.product((70, 280, 1120), (6, 48)):
+        for _ in range(300):
+            size = rng.choice([(rng.randrange(1, 3000), rng.randrange(1, 3000)), (1, rng.randrange(1, 30_000))])
+            size = size[:: rng.choice([1, -1])]
+            height, width = get_aspect_ratio_preserving_size(*size, side // 3, most * 9, 3)
+            assert grid_of(size, side, most) == (height // side, width // side)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layout": (1,)},
+        {"shape": (2, 18, 24, 3), "pixels": bytes(2 * 18 * 24 * 3)},
+        {"shape": (1, 18, 23, 3), "pixels": bytes(18 * 23 * 3)},
+        {"shape": (1, 6, 6 * 71, 3), "pixels": bytes(6 * 6 * 71 * 3)},
+        {"num_tokens": 8},
+    ],
+)
+def test_an_item_that_gemma_4_does_not_make_fails_alone(gemma4, changes):
+    prepared = Prepared(np.zeros((1, 18, 24, 3), np.uint8), 12)
+    item = msgspec.structs.replace(item_of(prepared), **changes)
+    with pytest.raises(RequestFailed):
+        list(gemma4.encoder.encode(item))
+    if item.layout == ():
+        pixels = np.zeros(item.shape, np.uint8)
+        with pytest.raises(RequestFailed, match="tokens are not those of a picture of"):
+            gemma4.family.parts(Prepared(pixels, item.num_tokens))
+    assert len(list(gemma4.encoder.encode(item_of(prepared)))[-1]) == 12 * 64 * 4
+    assert [part.num_tokens for part in gemma4.family.parts(prepared)] == [12, 0]
+
+
+def test_layers_with_a_window_alone_see_pictures_of_gemma_4_whole(gemma4):
+    config = model_config(folder_source(gemma4.folder))
+    model = describe(config)
+    assert [model.sees_picture_whole(layer) for layer in range(4)] == [True, False, True, False]
+    config["text_config"]["use_bidirectional_attention"] = None
+    assert describe(config).whole_pictures is None
+    family = find_family(config, tiny_gemma.preprocessor("gemma4"))
+    assert not any(part.is_whole for part in family.parts(Prepared(np.zeros((1, 18, 24, 3), np.uint8), 12)))
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "message"),
+    [
+        ("vision_config", {"num_key_value_heads": 2}, "num_key_value_heads: must be num_attention_heads, 4"),
+        ("vision_config", {"head_dim": 6}, "head_dim: 6 has no halves"),
+        ("vision_config", {"attention_bias": True}, "attention_bias: true is not supported"),
+        ("vision_config", {"model_type": "siglip_vision_model"}, "'siglip_vision_model' is not supported"),
+        ("vision_config", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type: 'yarn' is not supported"),
+        ("vision_config", {"position_embedding_size": 100}, "max_soft_tokens: 210 patches in a row have no place"),
+        ("text_config", {"pad_token_id": 3}, "pad_token_id: must be 0"),
+        ("", {"max_soft_tokens": 71}, "max_soft_tokens: 71 is not one of 70, 140"),
+        ("", {"do_resize": False}, "do_resize: must be true"),
+        ("", {"patch_size": 16}, "patch_size: must be that of config.json's vision_config, 2"),
+        ("", {"pooling_kernel_size": 4}, "pooling_kernel_size: must be that"),
+        ("", {"image_processor_type": "Gemma3ImageProcessor"}, "'Gemma3ImageProcessor' is not supported"),
+    ],
+)
+def test_configs_of_gemma_4_that_would_run_wrong_are_refused(gemma4, part, changes, message):
+    config, preprocessor = model_config(folder_source(gemma4.folder)), tiny_gemma.preprocessor("gemma4")
+    (config[part] if part else preprocessor).update(changes)
+    with pytest.raises(StartupError, match=message):
+        find_family(config, preprocessor)
+
+
+def test_a_normalisation_of_the_file_comes_before_the_model_s_own(gemma4):
+    changes = {
+        "do_normalize": True,
+        "image_mean": [0.1, 0.2, 0.3],
+        "image_std": [0.5, 0.4, 0.2],
+        "rescale_factor": 0.01,
+    }
+    family = find_family(model_config(folder_source(gemma4.folder)), tiny_gemma.preprocessor("gemma4") | changes)
+    [prepared] = family.prepare(PICTURES[:1], "image")
+    scale, mean, std = (np.array(values) for values in family.normalisation)
+    found = (prepared.pixels[0] * scale - mean) / std
+    expected = tiny_gemma.image_processor("gemma4", **changes)(PICTURES[:1], return_tensors="np")["pixel_values"][0]
+    assert np.allclose(found[:2, :2].reshape(-1), 2 * (expected[0] - 0.5), atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Gemma 4, text: heads of two sizes, keys that later layers share, a second embedding, experts beside an mlp."""
+"""Gemma 4: heads of two sizes, keys that later layers share, a second embedding, experts beside an mlp."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tureen.errors import echo
 from tureen.layers.layer_inputs import LayerInputs
 from tureen.layers.layer_keys import LayerKeys
 from tureen.layers.routing import Experts
-from tureen.models.config import ModelConfig, common, sliding_windows
+from tureen.media import gemma4_vision
+from tureen.media.gemma4_vision import Gemma4Vision
+from tureen.models.config import ModelConfig, WholePictures, common, sliding_windows
 from tureen.models.published import Published
 from tureen.models.reading import fault, integer, layer_number, optional_number, refuse
 from tureen.models.ropes import ropes_of_windows, without_ropes
@@ -49,13 +51,14 @@ ROPES = {
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
 """The ropes of a config that names none."""
+MOST_TOKENS = 1120  # of a picture
 FULL_EVERY = 6  # layers, unless the config says otherwise
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
     """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
     hf = {**DEFAULTS, **hf}
-    refuse(hf, use_bidirectional_attention="vision")  # affects only the tokens of pictures
+    refuse(hf, use_bidirectional_attention="vision")
     config = common(without_ropes(hf))
     slides = [(layer + 1) % FULL_EVERY != 0 for layer in range(config.num_layers - 1)]
     windows = sliding_windows(hf, config.num_layers, [*slides, False])
@@ -85,7 +88,13 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
         layer_inputs=LayerInputs(vocab_size, size) if size else None,
         has_layer_scales=True,
         experts=(_experts(hf),) * config.num_layers if hf.get("enable_moe_block") else (),
+        whole_pictures=WholePictures("windows", MOST_TOKENS) if hf.get("use_bidirectional_attention") else None,
     )
+
+
+def parse_vision(hf: Mapping[str, Any]) -> Gemma4Vision:
+    """Reads the vision part of config.json. Raises StartupError naming the key that is wrong or not supported."""
+    return gemma4_vision.parse_vision(hf)
 
 
 def _keys(hf: Mapping[str, Any], config: ModelConfig, windows: tuple[int | None, ...]) -> list[LayerKeys]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
+from operator import add
 
 from tureen.media.tiles import Layout
 from tureen.vision.arrays import Array, Arrays, Matrix, Weights
@@ -66,6 +68,14 @@ def product(arrays: Arrays, x: Array, matrix: Matrix, piece: int, bias: Array | 
         products[rows] = arrays.linear(x[rows], matrix, bias)
         yield (rows.stop - rows.start) * matrix.flops
     return products
+
+
+def averaged(grid: Array, size: int) -> Array:
+    """Returns the average of each square of size x size features: [rows, columns, features] -> [squares, features]."""
+    rows, columns = grid.shape[0] // size, grid.shape[1] // size
+    squares = grid.reshape(rows, size, columns, size, grid.shape[2])
+    total = reduce(add, (squares[:, row, :, column] for row in range(size) for column in range(size)))
+    return (total * (1 / size**2)).reshape(rows * columns, -1)
 
 
 def with_tiles(arrays: Arrays, tiles: Array, layout: Layout, newline: Array) -> Array:

@@ -37,12 +37,12 @@ RENAMES: Final = (
 that were saved without a head."""
 PARTS: Final = (
     *("vision_tower.", "multi_modal_projector.", "mm_projector.", "image_newline", "visual."),
-    *("vision_model.", "connector."),
+    *("vision_model.", "connector.", "embed_vision."),
 )
 VISION: Final = tuple(f"{prefix}{part}" for prefix in ("", "model.") for part in PARTS)
 """Prefixes of the weights of the part that sees, which a text model has no use for."""
 UNREAD: Final = VISION + tuple(
-    f"{prefix}{part}" for prefix in ("", "model.") for part in ("audio_tower.", "embed_audio.", "embed_vision.")
+    f"{prefix}{part}" for prefix in ("", "model.") for part in ("audio_tower.", "embed_audio.")
 )
 """Prefixes of weights that a text model does not read: VISION and parts that are not supported."""
 BY_NAME: Final = {encoding.name: encoding for encoding in ENCODINGS.values()} | WIDE_ENCODINGS

@@ -64,7 +64,7 @@ GB in gpt-oss-20b instead of 6.2. The prefix cache keeps other tokens until anot
 short requests wait, raise `--max-total-tokens`. In short contexts, in ranks, with `--kv-disk` and with
 `--model-impl transformers`, all layers keep all tokens.
 
-**Gemma 3n and 4** (text): in E2B and E4B, the last layers attend to the keys of earlier ones, which the KV cache holds
+**Gemma 3n and 4**: in E2B and E4B, the last layers attend to the keys of earlier ones, which the KV cache holds
 once. These models have a second embedding: in Gemma 4, half of E2B's weights and 38 % of E4B's. A token reads one row
 of it. With `--quantization int4` it stays in 8 bits, so Gemma 4 E2B takes 3.9 GB. The vision and audio encoders are not
 loaded. Ranks and pipeline stages refuse these models.

@@ -66,8 +66,8 @@ short requests wait, raise `--max-total-tokens`. In short contexts, in ranks, wi
 
 **Gemma 3n and 4**: in E2B and E4B, the last layers attend to the keys of earlier ones, which the KV cache holds
 once. These models have a second embedding: in Gemma 4, half of E2B's weights and 38 % of E4B's. A token reads one row
-of it. With `--quantization int4` it stays in 8 bits, so Gemma 4 E2B takes 3.9 GB. The vision and audio encoders are not
-loaded. Ranks and pipeline stages refuse these models.
+of it. With `--quantization int4` it stays in 8 bits, so Gemma 4 E2B takes 3.9 GB. Gemma 3n's vision encoder and the
+audio encoders are not loaded. Ranks and pipeline stages refuse these models.
 
 **gpt-oss** is read from its safetensors in MXFP4 or in BF16, and from GGUF files.
 

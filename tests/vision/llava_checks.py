@@ -137,11 +137,14 @@ def _opened(model, num_ranks=1, **changes):
         yield runner
 
 
-def generate(model, prompt, embeddings, *, chunk=1 << 20, pictures=(), places=None, beside=False, **changes):
+def generate(
+    model, prompt, embeddings, *, chunk=1 << 20, pictures=(), places=None, beside=False, again_from=None, **changes
+):
     """The tokens that follow, and the drawn tokens' log-probabilities.
 
     prompt: NO_TOKEN in place of embeddings; pictures: the bounds of those that layers see whole; places: from bounds to
-    the places of these tokens; beside: with a text in the same steps, some of which a client gives as embeddings.
+    the places of these tokens; beside: with a text in the same steps, some of which a client gives as embeddings;
+    again_from: a position from which the prompt is computed a second time, what is before it being in the cache.
     """
     running = Running(1, prompt, range(10, 200), logprobs=LogprobSpec(prompt_start=-1, top=0))
     other, own = Running(0, (9, NO_TOKEN, 7), range(10)), np.linspace(-1, 1, 64, dtype=np.float32).tobytes()
@@ -160,6 +163,9 @@ def generate(model, prompt, embeddings, *, chunk=1 << 20, pictures=(), places=No
             for (one, taken), output in zip(rows, outputs, strict=True):
                 one.is_new = False
                 one.take(taken, output)
+            if again_from is not None and running.output:
+                running.token_ids, running.output_logprobs = list(prompt), []
+                running.num_computed, again_from = again_from, None
     return running.output, [one.token[0] for one in running.output_logprobs]
 
 

@@ -111,13 +111,20 @@ def _expected(model, inputs):
     return tokens, rows
 
 
-def _check_end_to_end(model, count, **changes):
+def _generated(model, count, **changes):
+    """The tokens that follow a text with pictures, and their log-probabilities."""
     pictures, text = PICTURES[:count], TEXTS[count].replace("*", model.family.placeholder)
-    inputs, prompt = tiny_gemma.inputs(model.variant, text, pictures), _placed(model, pictures, text)
-    assert [tiny_gemma.IMAGE if token < 0 else token for token in prompt.token_ids] == inputs["input_ids"][0].tolist()
+    prompt = _placed(model, pictures, text)
     ids = [NO_TOKEN if token < 0 else token for token in prompt.token_ids]
     whole = [(item.start, item.start + item.num_tokens) for item in prompt.media if item.is_whole]
-    tokens, logprobs = generate(model, ids, _embedded(model, prompt), pictures=whole, **changes)
+    return prompt, generate(model, ids, _embedded(model, prompt), pictures=whole, **changes)
+
+
+def _check_end_to_end(model, count, **changes):
+    text = TEXTS[count].replace("*", model.family.placeholder)
+    inputs = tiny_gemma.inputs(model.variant, text, PICTURES[:count])
+    prompt, (tokens, logprobs) = _generated(model, count, **changes)
+    assert [tiny_gemma.IMAGE if token < 0 else token for token in prompt.token_ids] == inputs["input_ids"][0].tolist()
     expected_tokens, expected_rows = _expected(model, inputs)
     assert tokens == expected_tokens
     for token, found, row in zip(tokens, logprobs, expected_rows, strict=True):
@@ -139,6 +146,15 @@ def test_tokens_after_pictures_equal_transformers(model, count):
 @pytest.mark.parametrize("changes", [{}, {"num_threads": 2}, {"kernels": "torch"}])
 def test_tokens_are_the_same_in_chunks_that_end_after_a_picture(model, changes):
     _check_end_to_end(model, 2, chunk=5, beside=True, **changes)
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("model", ["gemma3", "gemma3-long", "gemma4"], indirect=True)
+def test_chunks_and_a_prefix_that_ends_inside_a_picture_give_the_same_bits(model, kernels):
+    prompt, expected = _generated(model, 2, kernels=kernels)
+    assert _generated(model, 2, kernels=kernels, chunk=5)[1] == expected
+    for item in prompt.media:
+        assert _generated(model, 2, kernels=kernels, again_from=item.start + 4)[1] == expected
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from tureen.engine.engine import Engine
 from tureen.models import segments, stages
 from tureen.runner.load import load_runner
 from tureen.runner.loading import describe
+from tureen.tiers.attach import attach
 from tureen.weights.source import model_config
 
 SPEC = LogprobSpec(prompt_start=0, top=3)
@@ -32,7 +33,9 @@ def folder(request, tmp_path_factory):
     return folder
 
 
-def make_engine(folder, kernels, *, max_total_tokens=4096, token_budget=16, prefix_cache=True, attention="auto"):
+def make_engine(
+    folder, kernels, *, max_total_tokens=4096, token_budget=16, prefix_cache=True, attention="auto", kv_disk=None
+):
     config = Config(
         device="cpu",
         dtype="float32",
@@ -43,10 +46,14 @@ def make_engine(folder, kernels, *, max_total_tokens=4096, token_budget=16, pref
         max_total_tokens=max_total_tokens,
         max_running_requests=4,
         chunked_prefill_size=token_budget,
+        kv_disk=kv_disk,
     )
     runner = load_runner(folder_source(folder), config)
     tokenizer = make_byte_tokenizer()
-    return Engine(runner, tokenizer, eos_token_ids=(2,), token_budget=token_budget, prefix_cache=prefix_cache)
+    engine = Engine(runner, tokenizer, eos_token_ids=(2,), token_budget=token_budget, prefix_cache=prefix_cache)
+    if kv_disk is not None:
+        attach(engine, runner, config, tokenizer.all_token_bytes())
+    return engine
 
 
 def make_request(name, tokens, count, *, seed=0, logprobs=SPEC):
@@ -61,7 +68,9 @@ def run(engine, *requests):
     for request in requests:
         engine.add(request)
     answers = {request.id: ([], [], []) for request in requests}
-    while engine.has_work:
+    while engine.has_work or engine.is_preparing:
+        if engine.is_preparing:
+            engine.prepare()
         for delta in engine.step():
             tokens, logprobs, cached = answers[delta.id]
             tokens += delta.token_ids
@@ -91,6 +100,27 @@ def test_ten_turns_are_the_same_with_and_without_the_prefix_cache_and_compute_on
         assert num_cached >= (len(tokens) - 5 - 16 if turn else 0)
         tokens += [*answer, *random_tokens(5, turn, 250)]
     cached.close()
+    cold.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels", "num_turns"),
+    [*((name, "native", 10) for name in RECURRENT), ("lfm2", "torch", 3), ("qwen3-5", "torch", 3)],
+)
+def test_each_turn_in_a_new_engine_that_finds_the_states_on_the_disk_computes_only_what_is_new(
+    name, kernels, num_turns, tmp_path
+):
+    write(tmp_path, name)
+    cold = make_engine(tmp_path, kernels, prefix_cache=False)
+    tokens = random_tokens(40, 1, 250)
+    for turn in range(num_turns):
+        kept = make_engine(tmp_path, kernels, kv_disk=str(tmp_path / "kv"))
+        plain = make_request(f"turn {turn}", tokens, 9, logprobs=LogprobSpec(prompt_start=-1, top=3))
+        [(answer, logprobs, [*_, num_cached])] = run(kept, plain)
+        assert (answer, logprobs) == run(cold, plain)[0][:2]
+        assert num_cached == ((len(tokens) - 6) // 16 * 16 if turn else 0)
+        tokens += [*answer, *random_tokens(5, turn, 250)]
+        kept.close()
     cold.close()
 
 

@@ -26,9 +26,9 @@ class KeptWorld(World):
 
     def __init__(self, folder, *, num_kept=10_000, gate=None, model=b"model", **options):
         super().__init__(**options)
-        memory = self.runner
+        memory, self.folder = self.runner, Path(folder)
         files = PageFiles(
-            Path(folder),
+            self.folder,
             page_bytes=memory.page_bytes,
             max_bytes=num_kept * FILE_BYTES,
             state_bytes=memory.state_bytes,

@@ -28,10 +28,17 @@ def keys_of(world, tokens):
     return keys
 
 
-def longest_prefix(world, tokens):
+def longest_prefix(world, tokens, damaged):
     """Return the most pages of which each is in memory or on the disk, and the last one's state is, too."""
     nodes = world.engine.cache.known(NAMESPACE, tokens, len(tokens) - 1)
-    keys, has = keys_of(world, tokens), world.tier._files.has
+    keys = keys_of(world, tokens)
+
+    def has(key):
+        return (
+            world.tier._files.has(key)
+            and damaged.get(key.hex()) != (world.folder / key.hex()[:2] / key.hex()).read_bytes()
+        )
+
     pages = [index < len(nodes) or has(key) for index, key in enumerate(keys)]
     states = [has(of_state(key)) for key in keys]
     for index, node in enumerate(nodes):
@@ -40,7 +47,7 @@ def longest_prefix(world, tokens):
 
 
 def lose_something(world, rng, folder):
-    """Evict pages or states from memory, or remove a file."""
+    """Evict pages or states from memory; remove or damage a file. Return the name and content of a damaged one."""
     cache = world.engine.cache
     for _ in range(rng.randrange(4)):
         if cache.tree.idle:
@@ -48,8 +55,14 @@ def lose_something(world, rng, folder):
     for node in rng.sample(list(cache.states.held), min(len(cache.states.held), rng.randrange(3))):
         cache.states.drop(node)
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "usage")
-    if paths and rng.random() < 0.4:
-        rng.choice(paths).unlink()
+    if not paths or rng.random() < 0.5:
+        return {}
+    path = rng.choice(paths)
+    if rng.random() < 0.5:
+        path.unlink()
+        return {}
+    path.write_bytes(rng.choice((b"?", path.read_bytes()[:-1] + b"?")))
+    return {path.name: path.read_bytes()}
 
 
 def continued(talk, answer, rng):
@@ -63,16 +76,16 @@ def test_a_prompt_begins_after_the_deepest_page_that_is_there_with_all_before_it
     """Whatever was evicted from memory or from the disk, in whatever order, and after any number of restarts."""
     rng = random.Random(seed)
     talks = [[rng.randrange(3, 60) for _ in range(rng.randrange(1, 20))] for _ in range(3)]
-    number = num_begun_on_disk = 0
+    number, num_begun_on_disk, damaged = 0, 0, {}
     for _ in range(4):
         options = {"num_kept": rng.choice((30, 500)), "num_saved": rng.choice((0, 1, 3, 30))}
         with KeptWorld(tmp_path, num_pages=rng.choice((24, 40)), **options) as world:
             world.saved()  # a smaller quota is kept from the start
             for _ in range(rng.randrange(3, 9)):
-                lose_something(world, rng, tmp_path)
+                damaged |= lose_something(world, rng, tmp_path)
                 talk, number = rng.randrange(3), number + 1
                 request = ask(f"r{number}", talks[talk], max_new_tokens=rng.randrange(1, 9))
-                count = longest_prefix(world, talks[talk]) if options["num_saved"] else 0
+                count = longest_prefix(world, talks[talk], damaged) if options["num_saved"] else 0
                 num_begun_on_disk += count > len(world.engine.cache.match(NAMESPACE, talks[talk], len(talks[talk]) - 1))
                 before = world.runner.num_tokens
                 answer = world.answer(request)
@@ -83,14 +96,21 @@ def test_a_prompt_begins_after_the_deepest_page_that_is_there_with_all_before_it
     assert num_begun_on_disk > 0
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(16))
 def test_conversations_at_the_same_time_over_a_small_disk_with_damage_give_the_same_tokens(tmp_path, seed):
+    """With aborted, preempted and failed requests in a small KV cache."""
+
+    def fault(call, row):
+        rng = random.Random(f"{seed} {call} {row.slot}")
+        return rng.choice(["poison", "raise"]) if rng.random() < 0.03 * (seed % 2) else None
+
     rng = random.Random(seed)
     talks = [[rng.randrange(3, 60) for _ in range(rng.randrange(1, 20))] for _ in range(5)]
     number = 0
     for _ in range(4):
-        options = {"num_kept": rng.choice((3, 30, 500)), "num_saved": rng.choice((1, 2, 5, 30))}
-        with KeptWorld(tmp_path, num_pages=rng.choice((24, 40)), token_budget=rng.choice((5, 32)), **options) as world:
+        sizes = {"num_kept": rng.choice((3, 30, 500)), "num_saved": rng.choice((1, 2, 5, 30))}
+        sizes |= {"num_pages": rng.choice((24, 40)), "token_budget": rng.choice((5, 32))}
+        with KeptWorld(tmp_path, fault=fault, **sizes) as world:
             for _ in range(rng.randrange(2, 6)):
                 batch = {}
                 for talk in rng.sample(range(5), rng.randrange(1, 5)):
@@ -107,7 +127,7 @@ def test_conversations_at_the_same_time_over_a_small_disk_with_damage_give_the_s
                 world.drain()
                 for talk, request in batch.items():
                     answer = world.answers[request.id]
-                    num_tokens = len(answer.token_ids) if answer.finish.type == "abort" else None
+                    num_tokens = len(answer.token_ids) if answer.finish.type in ("abort", "error") else None
                     assert answer.token_ids == tokens_of(request)[:num_tokens]
                     talks[talk] = continued(talks[talk], answer.token_ids, rng)
                 world.saved()
@@ -135,10 +155,10 @@ def test_a_state_leaves_the_disk_no_later_than_its_page(tmp_path, seed):
     assert sum(not has(page) for page in names.values()) > 5
 
 
-@pytest.mark.parametrize("interruption", ["none", "restart", "eviction", "lost-states"])
+@pytest.mark.parametrize("interruption", ["none", "restart", "eviction", "lost-states", "another engine"])
 def test_ten_turns_compute_only_what_is_new(tmp_path, interruption):
     tokens = list(PROMPT[:9])
-    world = KeptWorld(tmp_path, num_pages=100, **SAVED)
+    world, other = (KeptWorld(tmp_path, num_pages=100, **SAVED) for _ in range(2))
     for turn in range(10):
         request = ask(f"turn-{turn}", tokens)
         answer, num_cached = world.answer(request)
@@ -149,13 +169,16 @@ def test_ten_turns_compute_only_what_is_new(tmp_path, interruption):
         if interruption == "restart":
             world.engine.close()
             world = KeptWorld(tmp_path, num_pages=100, **SAVED)
+        elif interruption == "another engine":
+            world, other = other, world
         elif interruption == "eviction":
             world.engine.call("flush_cache")
         elif interruption == "lost-states":
             for node in list(world.engine.cache.states.held):
                 world.engine.cache.states.drop(node)
-    assert world.tier.stats.total_lost == 0
-    world.engine.close()
+    for each in (world, other):
+        assert each.tier.stats.total_lost == 0
+        each.engine.close()
 
 
 def test_only_the_state_is_read_if_its_pages_are_in_memory(tmp_path):

@@ -36,6 +36,7 @@ class Load(Protocol):
 
     num_loaded: int
     has_state: bool
+    lacks_file: bool  # one was damaged or is gone: another look finds less
 
     def wait(self, seconds: float) -> None:
         """Waits for its end, at most so long."""
@@ -137,7 +138,8 @@ class Restoring:
             waited = [sequence for sequence, load in self.waiting.items() if load is restored]
             for rank, sequence in enumerate(waited):
                 del self.waiting[sequence]
-                if rank == 0 or not self.must_wait(sequence):  # others may have more pages there
+                looks_again = rank > 0 or restored.load.lacks_file  # others may have more pages there
+                if not (looks_again and self.must_wait(sequence)):
                     self._scheduler.queue.add(sequence)
 
     def take_saved(self) -> list[OutputDelta]:
@@ -168,12 +170,11 @@ class Restoring:
         self.waiting.clear()
 
     def _finish(self, restored: Restored, num_loaded: int, *, has_state: bool) -> None:
-        table, state, end = restored.table, restored.state, len(restored.token_ids)
+        table = restored.table
         self.loads.remove(restored)
-        num_tokens = (table.num_matched + num_loaded) * self._cache.page_size
-        self._cache.publish(table, restored.token_ids, num_tokens)
-        if has_state and num_tokens == end:
-            self._cache.keep_state(table, end, state)
-        elif state >= 0:
-            self._cache.states.give_back(state)
+        self._cache.publish(table, restored.token_ids, (table.num_matched + num_loaded) * self._cache.page_size)
+        if has_state:
+            self._cache.keep_state(table, len(restored.token_ids), restored.state)
+        elif restored.state >= 0:
+            self._cache.states.give_back(restored.state)
         self._cache.close(table)

@@ -48,6 +48,7 @@ class PageLoad:
         self.pages = pages
         self.num_loaded = 0
         self.has_state = False
+        self.lacks_file = False
         self._state = state
         self._thread = thread
         self._cancelled = threading.Event()
@@ -81,10 +82,11 @@ class PageLoad:
                     break
                 self.num_loaded += 1
         except DamagedPage:
+            self.lacks_file = True
             totals.damaged += 1
             log.warning("a KV page on the disk was damaged and is computed again")
-        except NoPage:
-            pass  # removed since it was looked for
+        except NoPage:  # removed since it was looked for
+            self.lacks_file = True
         except OSError as error:
             totals.failed += 1
             log.warning("cannot read a KV page: %s", error.strerror)

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from app_under_test import App
+from patient_disk import wait_for_disks
 from real_app import RealApp, write_model
 
 from tureen.errors import StartupError, Unavailable
@@ -58,8 +59,9 @@ def copy_as_killed(path: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("variant", ["llama", "lfm2", "qwen3-5"])
-def test_a_turn_after_a_restart_computes_only_what_is_new_of_its_session(path, tmp_path, variant):
+def test_a_turn_after_a_restart_computes_only_what_is_new_of_its_session(path, tmp_path, variant, monkeypatch):
     """Their pages, and the states of recurrent layers, are read from --kv-disk."""
+    wait_for_disks(monkeypatch)
     folder, whole, last = tmp_path / "model", [], None
     write_model(folder, 0, variant)
     with RealApp(folder) as alone:

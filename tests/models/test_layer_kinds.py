@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from byte_tokenizer import make_byte_tokenizer
+from patient_disk import wait_for_disks
 from runner_driver import folder_source, random_tokens
 from tiny_models import write
 
@@ -108,8 +110,9 @@ def test_ten_turns_are_the_same_with_and_without_the_prefix_cache_and_compute_on
     [*((name, "native", 10) for name in RECURRENT), ("lfm2", "torch", 3), ("qwen3-5", "torch", 3)],
 )
 def test_each_turn_in_a_new_engine_that_finds_the_states_on_the_disk_computes_only_what_is_new(
-    name, kernels, num_turns, tmp_path
+    name, kernels, num_turns, tmp_path, monkeypatch
 ):
+    wait_for_disks(monkeypatch)
     write(tmp_path, name)
     cold = make_engine(tmp_path, kernels, prefix_cache=False)
     tokens = random_tokens(40, 1, 250)
@@ -139,6 +142,27 @@ def test_requests_that_are_preempted_and_run_in_a_batch_get_the_bits_that_they_g
     assert found == expected
     alone.close()
     crowded.close()
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3-5"])
+def test_requests_that_are_preempted_while_states_go_to_the_disk_and_back_get_the_bits_that_they_get_alone(
+    name, tmp_path, monkeypatch
+):
+    wait_for_disks(monkeypatch)
+    write(tmp_path, name)
+    system = random_tokens(40, 3, 250)
+    requests = [make_request(f"r{n}", [*system, *random_tokens(n, n, 250)], 60, seed=n) for n in range(1, 6)]
+    plain = [msgspec.structs.replace(each, logprobs=LogprobSpec(prompt_start=-1, top=3)) for each in requests]
+    alone = make_engine(tmp_path, "native", token_budget=512, prefix_cache=False)
+    expected = [run(alone, request)[0][:2] for request in plain]
+    for life in range(3):
+        crowded = make_engine(tmp_path, "native", max_total_tokens=256, token_budget=23, kv_disk=str(tmp_path / "kv"))
+        answers = run(crowded, *plain)
+        assert [answer[:2] for answer in answers] == expected
+        assert crowded.scheduler.num_preemptions > 0
+        assert life == 0 or max(cached[-1] for _, _, cached in answers) >= 32
+        crowded.close()
+    alone.close()
 
 
 @pytest.mark.parametrize("name", WITH_WINDOWS)

@@ -6,15 +6,15 @@ import threading
 
 import pytest
 from patience import PATIENCE_S
+from patient_disk import wait_for_disks
 
-from tureen.tiers import disk, disk_thread
+from tureen.tiers import disk_thread
 
 
 @pytest.fixture(autouse=True)
 def no_pace(monkeypatch):
     """No disk is too slow."""
-    monkeypatch.setattr(disk_thread, "STUCK_S", PATIENCE_S)
-    monkeypatch.setattr(disk, "LOOK_S", PATIENCE_S)
+    wait_for_disks(monkeypatch)
 
 
 class HungDisk:

@@ -212,7 +212,7 @@ class ForwardParts:
     def read_state(self, number: int) -> memoryview:
         """Returns a copy of a state's bytes; none while the cache is away."""
         cache = self._cache
-        return memoryview(b"" if cache is None else self._factory.state(cache, number).tobytes())
+        return memoryview(b"") if cache is None else self._factory.state(cache, number).copy().view(np.uint8).data
 
     def write_state(self, number: int, data: memoryview) -> None:
         """Writes a state's bytes. The cache must be there."""

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 
+import numpy as np
+
 from tureen.cache.radix import Namespace, RadixNode
 from tureen.contract.runner import PageMemory
 from tureen.contract.types import KvDiskStats
@@ -73,7 +75,7 @@ class PageLoad:
         """Loads the state, without which the pages are useless, and the pages, up to the first that is not there."""
         try:
             if self.kept.state_key:
-                room = memoryview(bytearray(memory.state_bytes))
+                room = np.empty(memory.state_bytes, np.uint8).data
                 self.has_state = self._fill(files, self.kept.state_key, room, partial(memory.write_state, self._state))
                 if not self.has_state:
                     return

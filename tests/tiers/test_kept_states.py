@@ -155,6 +155,45 @@ def test_a_state_leaves_the_disk_no_later_than_its_page(tmp_path, seed):
     assert sum(not has(page) for page in names.values()) > 5
 
 
+@pytest.mark.parametrize("options", [{"num_kept": 56}, {"num_kept": 63, **SAVED}])
+def test_what_is_written_for_a_turn_takes_the_room_of_other_conversations(tmp_path, options):
+    first = ask("first")
+    turn = ask("turn", (*PROMPT, *tokens_of(first), 5, 6))
+    with KeptWorld(tmp_path, num_pages=100, **options) as world:
+        for request in (first, *(ask(f"other {n}", range(n, n + 41)) for n in range(10, 14))):
+            world.answer(request)
+            world.saved()
+        assert world.tier.stats.total_evicted == 0
+        world.answer(turn)
+        world.saved()
+        assert world.tier.stats.total_evicted > 0
+        world.engine.call("flush_cache")
+        again = msgspec.structs.replace(turn, id="again")
+        assert world.answer(again) == (tokens_of(turn), 48)
+
+
+@pytest.mark.parametrize("interruption", ["none", "restart", "eviction"])
+def test_a_turn_marks_the_state_that_it_began_with_as_used_and_those_of_earlier_turns_not(tmp_path, interruption):
+    tokens, used = list(PROMPT[:9]), []
+    world = KeptWorld(tmp_path, **SAVED)
+    for turn in range(4):
+        answer, num_cached = world.answer(ask(f"turn-{turn}", tokens))
+        tokens += [*answer, 60, 61, 62]
+        world.saved()
+        states = [tmp_path / of_state(key).hex()[:2] / of_state(key).hex() for key in keys_of(world, tokens)]
+        used.append({index: path.stat().st_mtime_ns for index, path in enumerate(states, 1) if path.exists()})
+        if turn > 0:
+            changed = [index for index, time in used[-2].items() if used[-1][index] != time]
+            assert changed == [num_cached // PAGE_SIZE]
+        if interruption == "restart":
+            world.engine.close()
+            world = KeptWorld(tmp_path, **SAVED)
+        elif interruption == "eviction":
+            world.engine.call("flush_cache")
+    assert len(used[-1]) > 5
+    world.engine.close()
+
+
 @pytest.mark.parametrize("interruption", ["none", "restart", "eviction", "lost-states", "another engine"])
 def test_ten_turns_compute_only_what_is_new(tmp_path, interruption):
     tokens = list(PROMPT[:9])

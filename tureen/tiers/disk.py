@@ -4,8 +4,8 @@ Saving holds nothing: a page of the prefix cache is not written to as long as it
 was made before the node is looked at again is the page. A page that was evicted meanwhile is lost, and counted. The
 same is true of a saved state, as long as its node holds it.
 
-A state is kept under a name of its own, which follows from the name of the page before it. It may be evicted earlier
-than that page, but not later: whoever marks a state as used marks its page as used afterwards.
+A state is kept under a name of its own, which follows from the name of the page before it. It is evicted
+earlier than that page: whoever marks a state as used marks its page as used afterwards.
 
 A disk that stops answering is noticed, and is not there until it answers: prompts are computed.
 """
@@ -244,6 +244,7 @@ class DiskTier:
     def _save(self, nodes: Sequence[RadixNode]) -> None:
         """Raises OSError."""
         keys = self._keys.of_nodes(nodes)
+        self._files.touch(reversed(keys))  # the room for the others is not taken from these
         for index, key in enumerate(keys):
             if self._files.has(key):
                 continue

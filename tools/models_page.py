@@ -50,8 +50,9 @@ length if `max_position_embeddings` says less.
 **Recurrent layers** (LFM2, Qwen3.5 and 3.6, Qwen3-Next, Kimi Linear, Granite 4 H, Nemotron-H, Falcon-H1, Bamba) keep a
 state for each sequence. The prefix cache keeps states too: a turn of a conversation computes only what follows the last
 page of the turn before. `cached_tokens` counts the rest. States take at most a quarter of the free memory; the start
-says how many requests run together. They are not kept on the disk or sent to other replicas, where a prompt is computed
-again. Ranks and pipeline stages refuse these models. Adapters for `q_proj` of the Qwens are refused: that matrix holds
+says how many requests run together. [`--kv-disk`](kv-tiers.md) keeps them with the pages: a turn computes only its new
+tokens after a restart, in a durable session, and on another replica too. Without it, these compute the prompt again.
+Ranks and pipeline stages refuse these models. Adapters for `q_proj` of the Qwens are refused: that matrix holds
 the heads' gates too.
 
 **Latent attention** (DeepSeek V2 and V3, Kimi K2, Kimi Linear, Moonlight, GLM-4.7-Flash, MiniCPM3): the KV cache holds

@@ -13,6 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from app_under_test import App
+from patient_disk import wait_for_disks
+from real_app import RealApp, write_model
 
 from tureen.errors import StartupError, Unavailable
 from tureen.requests.session_keeping import SessionKeeper
@@ -54,6 +56,25 @@ def copy_as_killed(path: str, folder: Path) -> str:
     for file in Path(path).parent.glob("sessions.db*"):
         shutil.copy(file, folder)
     return str(folder / "sessions.db")
+
+
+@pytest.mark.parametrize("variant", ["llama", "lfm2", "qwen3-5"])
+def test_a_turn_after_a_restart_computes_only_what_is_new_of_its_session(path, tmp_path, variant, monkeypatch):
+    """Their pages, and the states of recurrent layers, are read from --kv-disk."""
+    wait_for_disks(monkeypatch)
+    folder, whole, last = tmp_path / "model", [], None
+    write_model(folder, 0, variant)
+    with RealApp(folder) as alone:
+        for turn, text in enumerate(("a long first question", "and", "then what", "end")):
+            with RealApp(folder, sessions_db=path, kv_disk=str(tmp_path / "kv")) as app:
+                if turn == 0:
+                    open_session(app, session_id="s")
+                answer = app.generate(**ask("s", text, f"turn {turn}", last))
+            num_known, last = max(0, len(whole) - 1), f"turn {turn}"
+            whole += text.encode()
+            assert answer["output_ids"] == alone.generate(input_ids=whole, sampling_params=GREEDY)["output_ids"]
+            assert answer["meta_info"]["cached_tokens"] == num_known // 4 * 4
+            whole += answer["output_ids"]
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from byte_tokenizer import make_byte_tokenizer
+from patient_disk import wait_for_disks
 from runner_driver import folder_source, random_tokens
 from tiny_models import write
 
@@ -17,6 +19,7 @@ from tureen.engine.engine import Engine
 from tureen.models import segments, stages
 from tureen.runner.load import load_runner
 from tureen.runner.loading import describe
+from tureen.tiers.attach import attach
 from tureen.weights.source import model_config
 
 SPEC = LogprobSpec(prompt_start=0, top=3)
@@ -32,7 +35,9 @@ def folder(request, tmp_path_factory):
     return folder
 
 
-def make_engine(folder, kernels, *, max_total_tokens=4096, token_budget=16, prefix_cache=True, attention="auto"):
+def make_engine(
+    folder, kernels, *, max_total_tokens=4096, token_budget=16, prefix_cache=True, attention="auto", kv_disk=None
+):
     config = Config(
         device="cpu",
         dtype="float32",
@@ -43,10 +48,14 @@ def make_engine(folder, kernels, *, max_total_tokens=4096, token_budget=16, pref
         max_total_tokens=max_total_tokens,
         max_running_requests=4,
         chunked_prefill_size=token_budget,
+        kv_disk=kv_disk,
     )
     runner = load_runner(folder_source(folder), config)
     tokenizer = make_byte_tokenizer()
-    return Engine(runner, tokenizer, eos_token_ids=(2,), token_budget=token_budget, prefix_cache=prefix_cache)
+    engine = Engine(runner, tokenizer, eos_token_ids=(2,), token_budget=token_budget, prefix_cache=prefix_cache)
+    if kv_disk is not None:
+        attach(engine, runner, config, tokenizer.all_token_bytes())
+    return engine
 
 
 def make_request(name, tokens, count, *, seed=0, logprobs=SPEC):
@@ -61,7 +70,9 @@ def run(engine, *requests):
     for request in requests:
         engine.add(request)
     answers = {request.id: ([], [], []) for request in requests}
-    while engine.has_work:
+    while engine.has_work or engine.is_preparing:
+        if engine.is_preparing:
+            engine.prepare()
         for delta in engine.step():
             tokens, logprobs, cached = answers[delta.id]
             tokens += delta.token_ids
@@ -94,6 +105,28 @@ def test_ten_turns_are_the_same_with_and_without_the_prefix_cache_and_compute_on
     cold.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "kernels", "num_turns"),
+    [*((name, "native", 10) for name in RECURRENT), ("lfm2", "torch", 3), ("qwen3-5", "torch", 3)],
+)
+def test_each_turn_in_a_new_engine_that_finds_the_states_on_the_disk_computes_only_what_is_new(
+    name, kernels, num_turns, tmp_path, monkeypatch
+):
+    wait_for_disks(monkeypatch)
+    write(tmp_path, name)
+    cold = make_engine(tmp_path, kernels, prefix_cache=False)
+    tokens = random_tokens(40, 1, 250)
+    for turn in range(num_turns):
+        kept = make_engine(tmp_path, kernels, kv_disk=str(tmp_path / "kv"))
+        plain = make_request(f"turn {turn}", tokens, 9, logprobs=LogprobSpec(prompt_start=-1, top=3))
+        [(answer, logprobs, [*_, num_cached])] = run(kept, plain)
+        assert (answer, logprobs) == run(cold, plain)[0][:2]
+        assert num_cached == ((len(tokens) - 6) // 16 * 16 if turn else 0)
+        tokens += [*answer, *random_tokens(5, turn, 250)]
+        kept.close()
+    cold.close()
+
+
 def test_requests_that_are_preempted_and_run_in_a_batch_get_the_bits_that_they_get_alone(folder):
     rng = random.Random(7)
     system = random_tokens(20, 3, 250)
@@ -109,6 +142,27 @@ def test_requests_that_are_preempted_and_run_in_a_batch_get_the_bits_that_they_g
     assert found == expected
     alone.close()
     crowded.close()
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3-5"])
+def test_requests_that_are_preempted_while_states_go_to_the_disk_and_back_get_the_bits_that_they_get_alone(
+    name, tmp_path, monkeypatch
+):
+    wait_for_disks(monkeypatch)
+    write(tmp_path, name)
+    system = random_tokens(40, 3, 250)
+    requests = [make_request(f"r{n}", [*system, *random_tokens(n, n, 250)], 60, seed=n) for n in range(1, 6)]
+    plain = [msgspec.structs.replace(each, logprobs=LogprobSpec(prompt_start=-1, top=3)) for each in requests]
+    alone = make_engine(tmp_path, "native", token_budget=512, prefix_cache=False)
+    expected = [run(alone, request)[0][:2] for request in plain]
+    for life in range(3):
+        crowded = make_engine(tmp_path, "native", max_total_tokens=256, token_budget=23, kv_disk=str(tmp_path / "kv"))
+        answers = run(crowded, *plain)
+        assert [answer[:2] for answer in answers] == expected
+        assert crowded.scheduler.num_preemptions > 0
+        assert life == 0 or max(cached[-1] for _, _, cached in answers) >= 32
+        crowded.close()
+    alone.close()
 
 
 @pytest.mark.parametrize("name", WITH_WINDOWS)

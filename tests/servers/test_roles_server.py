@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 from followers import PATIENCE_S, engines, follow_all, states, wait_until
+from real_app import write_model
 from server_process import ServerProcess
 
 PLACES = ("the sea", "a river", "the hills", "an old bridge", "the market", "a forest", "the station")
@@ -107,3 +108,43 @@ def the_client_hears_how_much_was_cached_before(server):
     assert first["text"] == again["text"]
     assert first["meta_info"]["cached_tokens"] == 0
     assert again["meta_info"]["cached_tokens"] > 150
+
+
+def conversation(server) -> tuple[list, list[int], list[int]]:
+    """Return of ten turns the output tokens and log-probabilities, the cached tokens and the tokens of the prompts."""
+    tokens, outputs, cached, lengths = list(b"The states of the first prompt " * 3), [], [], []
+    for turn in range(10):
+        params = {"temperature": 0, "max_new_tokens": 9, "ignore_eos": True}
+        body = {"input_ids": tokens, "sampling_params": params, "return_logprob": True}
+        answer = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).raise_for_status().json()
+        outputs.append([answer["output_ids"], answer["meta_info"]["output_token_logprobs"]])
+        cached.append(answer["meta_info"]["cached_tokens"])
+        lengths.append(len(tokens))
+        tokens += [*answer["output_ids"], *f" turn {turn}, which is new".encode()]
+    return outputs, cached, lengths
+
+
+def test_states_of_recurrent_layers_are_handed_over_with_their_pages(tmp_path):
+    """No token of a conversation is computed twice."""
+    write_model(tmp_path / "model", 0, "lfm2")
+    served = (str(tmp_path / "model"), "--device", "cpu", "--max-total-tokens", "4096", "--page-size", "4")
+    with ServerProcess(*served) as server:
+        expected, cached_alone, _ = conversation(server.wait_ready())
+    roles = ("--replicas", "2", "--prefill-replicas", "1", "--prefill-min-tokens", "16")
+    with ServerProcess(*served, *roles, "--kv-disk", str(tmp_path / "kv")) as server:
+        outputs, cached, lengths = conversation(server.wait_ready())
+        assert outputs == expected
+        for number, before in zip(cached[1:], lengths, strict=False):  # what follows the prompt may not be saved yet
+            assert number >= (before - 1) // 4 * 4
+        assert all(here <= alone for here, alone in zip(cached, cached_alone, strict=True))
+        num_prompt = sum(lengths)
+
+        def figures(name: str) -> list[int]:
+            return [replica[name] for replica in replicas(server)]
+
+        wait_until(lambda: figures("prompt_tokens")[1] == num_prompt, "the figures of the replica that answers")
+        num_computed = num_prompt - sum(cached)
+        wait_until(
+            lambda: sum(figures("prompt_tokens")) - sum(figures("cached_tokens")) == num_computed, "all was handed over"
+        )
+        assert figures("prompt_tokens")[0] > 0.5 * num_prompt

@@ -4,126 +4,45 @@ from __future__ import annotations
 
 import errno
 import random
-import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import pytest
+from kept_world import FILE_BYTES, PAGE_SIZE, PROMPT, KeptWorld, ask, fill, tokens_of
 from patience import PATIENCE_S, wait_until
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
-
 from world import World, expected, make_request, with_media
 
 from tureen.contract.types import LogprobSpec
-from tureen.engine.restoring import Restoring
-from tureen.runner.fake import WIDTH
 from tureen.tiers import disk, disk_thread
-from tureen.tiers.disk import DiskTier
-from tureen.tiers.page_files import PREFIX_BYTES, PageFiles
-
-PAGE_SIZE = 4
-FILE_BYTES = PREFIX_BYTES + PAGE_SIZE * WIDTH
-PROMPT = tuple(range(1, 42))  # ten pages and a token
-
-
-@pytest.fixture(autouse=True)
-def no_pace(monkeypatch):
-    """No disk is too slow."""
-    monkeypatch.setattr(disk_thread, "STUCK_S", PATIENCE_S)
-    monkeypatch.setattr(disk, "LOOK_S", PATIENCE_S)
-
-
-class KeptWorld(World):
-    """An engine whose pages are kept in a folder. `gate`: loads wait for it."""
-
-    def __init__(self, folder, *, num_kept=10_000, gate=None, model=b"model", **options):
-        super().__init__(**options)
-        files = PageFiles(Path(folder), page_bytes=self.runner.page_bytes, max_bytes=num_kept * FILE_BYTES)
-        if gate is not None:
-            read = files.read
-            files.read = lambda key, into: (gate.wait(), read(key, into))
-
-        def identify():
-            return model + str(self.runner._weights).encode()
-
-        self.tier = DiskTier(files, self.runner, self.engine.cache.page_size, identify)
-        for number, adapter in ((1, b"red"), (2, b"blue")):
-            self.tier.add_adapter(str(number), adapter)
-        self.restoring = Restoring(self.tier, self.engine.scheduler)
-        self.engine.preparing.restore_from(self.restoring)
-
-    def check(self):
-        assert self.engine.cache.check() == []
-
-    def _has_sequences(self):
-        """Those that wait may have to wait for pages that are being loaded for others."""
-        return not self.restoring.loads and super()._has_sequences()
-
-    def step(self):
-        if self.restoring.loads and not super()._has_sequences():
-            wait_until(lambda: any(restored.load.is_done for restored in self.restoring.loads), "a load")
-        return super().step()
-
-    def answer(self, request):
-        self.add(request)
-        self.drain()
-        answer = self.answers[request.id]
-        return answer.token_ids, answer.usage.cached_tokens
-
-    def saved(self):
-        """Waits until all that was to be saved so far is."""
-        wait_until(self.tier.mark(), "all is saved")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.engine.close()
-
-
-def _tokens(request, adapter=0):
-    return expected(request, 10_000, adapter)[0]
-
-
-def _request(request_id="r", prompt=PROMPT, **fields):
-    return make_request(request_id, prompt, ignore_eos=True, **{"max_new_tokens": 6, **fields})
-
-
-def _fill(folder, *requests, **options):
-    with KeptWorld(folder, **options) as world:
-        for request in requests or (_request("first"),):
-            assert world.answer(request)[0] == _tokens(request)
-        assert world.tier.stats.total_lost == 0
+from tureen.tiers.page_files import PageFiles
 
 
 def test_a_prompt_comes_back_after_a_restart_with_the_same_tokens(tmp_path):
-    _fill(tmp_path)
+    fill(tmp_path)
     with KeptWorld(tmp_path) as world:
-        assert world.answer(_request()) == (_tokens(_request()), 40)
+        assert world.answer(ask()) == (tokens_of(ask()), 40)
         assert world.runner.num_tokens < 10
         assert world.tier.stats.total_loaded == 10
 
 
 def test_an_output_comes_back_too_when_the_next_turn_continues_it(tmp_path):
-    first = _request("first", max_new_tokens=8)
-    _fill(tmp_path, first)
-    turn = _request("turn", (*PROMPT, *_tokens(first), 5, 6))
+    first = ask("first", max_new_tokens=8)
+    fill(tmp_path, first)
+    turn = ask("turn", (*PROMPT, *tokens_of(first), 5, 6))
     with KeptWorld(tmp_path) as world:
-        assert world.answer(turn) == (_tokens(turn), 48)  # of 49 known tokens, the last one's K/V was not computed
+        assert world.answer(turn) == (tokens_of(turn), 48)  # of 49 known tokens, the last one's K/V was not computed
 
 
 def test_pages_that_leave_the_cache_are_loaded_again(tmp_path):
-    others = [_request(f"o{n}", range(n, n + 50)) for n in range(1, 13)]
+    others = [ask(f"o{n}", range(n, n + 50)) for n in range(1, 13)]
     with KeptWorld(tmp_path, num_pages=20) as world:
-        assert world.answer(_request("first"))[0] == _tokens(_request())
+        assert world.answer(ask("first"))[0] == tokens_of(ask())
         for request in others:
-            assert world.answer(request)[0] == _tokens(request)
+            assert world.answer(request)[0] == tokens_of(request)
             world.saved()
         assert len(world.engine.cache.match(("", ""), PROMPT, 40)) == 0
-        assert world.answer(_request("again")) == (_tokens(_request()), 40)
+        assert world.answer(ask("again")) == (tokens_of(ask()), 40)
 
 
 @pytest.mark.parametrize(
@@ -135,16 +54,16 @@ def test_pages_that_leave_the_cache_are_loaded_again(tmp_path):
     ],
 )
 def test_salts_and_adapters_share_nothing(tmp_path, other):
-    _fill(tmp_path)
-    request = msgspec.structs.replace(_request("other"), **other)
+    fill(tmp_path)
+    request = msgspec.structs.replace(ask("other"), **other)
     adapter = 1 if "adapter" in other else 0
     for cached in (0, 40):
         with KeptWorld(tmp_path) as world:
-            assert world.answer(request) == (_tokens(request, adapter), cached)
+            assert world.answer(request) == (tokens_of(request, adapter), cached)
 
 
 def test_an_adapter_of_the_same_number_is_not_the_same_adapter(tmp_path):
-    request = msgspec.structs.replace(_request("r"), adapter="red")
+    request = msgspec.structs.replace(ask("r"), adapter="red")
     with KeptWorld(tmp_path) as world:
         world.answer(request)
     with KeptWorld(tmp_path) as world:
@@ -156,26 +75,26 @@ def test_an_adapter_of_the_same_number_is_not_the_same_adapter(tmp_path):
 
 
 def test_another_model_finds_nothing(tmp_path):
-    _fill(tmp_path)
+    fill(tmp_path)
     with KeptWorld(tmp_path, model=b"another") as world:
-        assert world.answer(_request())[1] == 0
+        assert world.answer(ask())[1] == 0
 
 
 def test_weights_that_were_exchanged_find_only_their_own(tmp_path):
     with KeptWorld(tmp_path) as world:
         for name, weights, cached in (("a", 0, 0), ("b", 7, 0), ("c", 0, 40), ("d", 7, 40)):
             world.engine.call("update_weights", number=weights)
-            request = _request(name)
-            assert world.answer(request) == (_tokens(request, weights), cached)
+            request = ask(name)
+            assert world.answer(request) == (tokens_of(request, weights), cached)
             world.saved()
 
 
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
 @pytest.mark.parametrize("fault", ["flip", "cut", "gone", "swapped"])
 def test_a_page_that_is_damaged_is_computed_again(tmp_path, place, fault):
-    _fill(tmp_path)
+    fill(tmp_path)
     with KeptWorld(tmp_path) as world:
-        keys = world.tier.find(("", ""), [], PROMPT, 10)
+        keys = world.tier.find(("", ""), [], PROMPT, range(1, 11)).keys
         assert len(keys) == 10
         index = {"first": 0, "middle": 4, "last": 9}[place]
         path, other = (tmp_path / key.hex()[:2] / key.hex() for key in (keys[index], keys[index - 1]))
@@ -189,52 +108,52 @@ def test_a_page_that_is_damaged_is_computed_again(tmp_path, place, fault):
         else:
             content[-1] ^= 128
             path.write_bytes(content)
-        assert world.answer(_request()) == (_tokens(_request()), 4 * index)
+        assert world.answer(ask()) == (tokens_of(ask()), 4 * index)
         assert world.tier.stats.total_damaged == (fault != "gone")
     with KeptWorld(tmp_path) as world:  # and it is there again
-        assert world.answer(_request()) == (_tokens(_request()), 40)
+        assert world.answer(ask()) == (tokens_of(ask()), 40)
 
 
 def test_what_a_failed_row_may_have_spoilt_is_removed(tmp_path):
-    _fill(tmp_path)
+    fill(tmp_path)
     with KeptWorld(tmp_path, fault=lambda call, row: "poison" if call == 0 else None) as world:
-        world.add(_request("bad"))
+        world.add(ask("bad"))
         world.drain()
         assert world.answers["bad"].finish.type == "error"
     with KeptWorld(tmp_path) as world:
-        assert world.answer(_request())[1] == 0
+        assert world.answer(ask())[1] == 0
     with KeptWorld(tmp_path) as world:
-        assert world.answer(_request()) == (_tokens(_request()), 40)
+        assert world.answer(ask()) == (tokens_of(ask()), 40)
 
 
 def test_samples_of_one_prompt_load_it_once(tmp_path):
-    _fill(tmp_path)
-    requests = [_request(f"s{seed}", seed=seed, temperature=1.0) for seed in range(4)]
-    longer = _request("longer", (*PROMPT, 9, 9, 9, 9, 9))
+    fill(tmp_path)
+    requests = [ask(f"s{seed}", seed=seed, temperature=1.0) for seed in range(4)]
+    longer = ask("longer", (*PROMPT, 9, 9, 9, 9, 9))
     with KeptWorld(tmp_path) as world:
         for request in (*requests, longer):
             world.add(request)
         world.drain()
         for request in (*requests, longer):
-            assert world.answers[request.id].token_ids == _tokens(request)
+            assert world.answers[request.id].token_ids == tokens_of(request)
             assert world.answers[request.id].usage.cached_tokens == 40
         assert world.tier.stats.total_loaded == 10
 
 
 def test_others_go_on_while_pages_are_loaded(tmp_path):
-    _fill(tmp_path)
+    fill(tmp_path)
     gate = threading.Event()
     with KeptWorld(tmp_path, gate=gate) as world:
-        world.add(_request("loading"))
-        other = _request("other", range(30, 50), max_new_tokens=20)
+        world.add(ask("loading"))
+        other = ask("other", range(30, 50), max_new_tokens=20)
         world.add(other)
         while world.answers["other"].finish is None:
             world.step()
-        assert world.answers["other"].token_ids == _tokens(other)
+        assert world.answers["other"].token_ids == tokens_of(other)
         assert world.answers["loading"].finish is None
         gate.set()
         world.drain()
-        assert world.answers["loading"].token_ids == _tokens(_request())
+        assert world.answers["loading"].token_ids == tokens_of(ask())
         assert world.answers["loading"].usage.cached_tokens == 40
 
 
@@ -252,10 +171,10 @@ def _abort(world):
 
 @pytest.mark.parametrize("act", [_flush, _exchange, _abort])
 def test_what_happens_while_pages_are_loaded_leaves_nothing_wrong(tmp_path, act):
-    _fill(tmp_path)
+    fill(tmp_path)
     gate = threading.Event()
     with KeptWorld(tmp_path, gate=gate) as world:
-        world.add(_request("loading"))
+        world.add(ask("loading"))
         load = world.restoring.loads[0].load
         opener = threading.Thread(
             target=lambda: (wait_until(load._cancelled.is_set, "the end of the load"), gate.set())
@@ -267,29 +186,29 @@ def test_what_happens_while_pages_are_loaded_leaves_nothing_wrong(tmp_path, act)
         world.drain()
         weights = world.runner._weights
         if act is not _abort:
-            assert world.answers["loading"].token_ids == _tokens(_request(), weights)
-        request = _request("next")
+            assert world.answers["loading"].token_ids == tokens_of(ask(), weights)
+        request = ask("next")
         wait_until(lambda: all(restored.load.is_done for restored in world.restoring.loads), "the load")
         world.engine.prepare()
-        assert world.answer(request)[0] == _tokens(request, weights)
+        assert world.answer(request)[0] == tokens_of(request, weights)
         world.check()
 
 
 def test_what_is_asked_of_a_prompt_is_computed_and_not_loaded(tmp_path):
-    _fill(tmp_path)
+    fill(tmp_path)
     with KeptWorld(tmp_path) as world:
-        scored = _request("scored", logprobs=LogprobSpec(top=0, prompt_start=14))
+        scored = ask("scored", logprobs=LogprobSpec(top=0, prompt_start=14))
         assert world.answer(scored)[1] == 12
         assert world.answers["scored"].prompt_logprobs == expected(scored, 10_000)[3]
 
 
 def test_pictures_are_told_apart_on_the_disk(tmp_path):
-    one, other = (with_media(_request(name), (4, 6, digest * 32)) for name, digest in (("one", "1a"), ("other", "2b")))
+    one, other = (with_media(ask(name), (4, 6, digest * 32)) for name, digest in (("one", "1a"), ("other", "2b")))
     with KeptWorld(tmp_path) as world:
-        assert world.answer(one) == (_tokens(one), 0)
+        assert world.answer(one) == (tokens_of(one), 0)
     with KeptWorld(tmp_path) as world:
-        assert world.answer(other) == (_tokens(other), 4)
-        assert world.answer(one) == (_tokens(one), 40)
+        assert world.answer(other) == (tokens_of(other), 4)
+        assert world.answer(one) == (tokens_of(one), 40)
 
 
 def test_a_disk_that_is_full_costs_the_pages_and_nothing_else(tmp_path, monkeypatch):
@@ -298,10 +217,10 @@ def test_a_disk_that_is_full_costs_the_pages_and_nothing_else(tmp_path, monkeypa
 
     monkeypatch.setattr(PageFiles, "_write", full)
     with KeptWorld(tmp_path) as world:
-        assert world.answer(_request()) == (_tokens(_request()), 0)
+        assert world.answer(ask()) == (tokens_of(ask()), 0)
         world.saved()
         assert world.tier.stats.total_failed == 1
-        assert world.answer(_request("again")) == (_tokens(_request()), 40)
+        assert world.answer(ask("again")) == (tokens_of(ask()), 40)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -319,7 +238,7 @@ def test_any_conversations_any_quota_and_any_restarts_give_the_same_tokens(tmp_p
                 batch = []
                 for salt, n in rng.sample(sorted(talks), rng.randrange(1, 4)):
                     number += 1
-                    request = _request(
+                    request = ask(
                         f"r{number}", talks[salt, n][-60:], cache_salt=salt, max_new_tokens=rng.randrange(1, 9)
                     )
                     batch.append((talks[salt, n], request))
@@ -329,7 +248,7 @@ def test_any_conversations_any_quota_and_any_restarts_give_the_same_tokens(tmp_p
                 world.drain()
                 for talk, request in batch:
                     answer = world.answers[request.id].token_ids
-                    assert answer == _tokens(request)
+                    assert answer == tokens_of(request)
                     talk += [*answer, rng.randrange(3, 60)]
                 world.saved()
                 paths = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "usage"]
@@ -374,7 +293,7 @@ def test_a_prompt_that_others_are_to_read_ends_when_its_pages_are_on_the_disk(tm
         assert (delta.id, delta.token_ids, delta.finish.type) == ("prompt", (), "length")
         assert not world.engine.is_preparing
         with KeptWorld(tmp_path) as other:
-            assert other.answer(_request()) == (_tokens(_request()), 40)
+            assert other.answer(ask()) == (tokens_of(ask()), 40)
 
 
 def test_its_pages_are_saved_while_the_rest_of_it_is_computed(tmp_path):
@@ -415,56 +334,17 @@ def test_a_folder_is_told_from_others_by_all_who_use_it(tmp_path):
     assert folder_id("one") != folder_id("two")
 
 
-class HungDisk:
-    """One call of a world's disk does not return before it is told to, nor do those after it."""
-
-    def __init__(self, world, call, monkeypatch):
-        self.has_begun, self.answers = threading.Event(), threading.Event()
-        self._world, self._monkeypatch = world, monkeypatch
-        real = getattr(world.tier._files, call)
-
-        def hang(*args):
-            if not self.answers.is_set():
-                disk_thread.STUCK_S = 0.01
-                self.has_begun.set()
-                self.answers.wait()
-            return real(*args)
-
-        monkeypatch.setattr(world.tier._files, call, hang)
-
-    def answer(self):
-        """Returns when all that waited for the disk is done."""
-        self.answers.set()
-        for thread in (self._world.tier._looking, self._world.tier._loading, self._world.tier._saving):
-            assert thread.mark().wait(PATIENCE_S)
-        self._monkeypatch.setattr(disk_thread, "STUCK_S", PATIENCE_S)
-
-
-@pytest.fixture
-def hung_disk(monkeypatch):
-    """Makes disks hang; at the end of the test they answer."""
-    hung = []
-
-    def hang(world, call):
-        hung.append(HungDisk(world, call, monkeypatch))
-        return hung[-1]
-
-    yield hang
-    for each in hung:
-        each.answers.set()
-
-
 @pytest.mark.parametrize("call", ["has", "read"])
 def test_prompts_are_computed_while_the_disk_hangs_and_read_once_it_answers(
     tmp_path, hung_disk, monkeypatch, caplog, call
 ):
-    _fill(tmp_path)
+    fill(tmp_path)
     with KeptWorld(tmp_path) as world:
         hung = hung_disk(world, call)
         if call == "has":
             monkeypatch.setattr(disk, "LOOK_S", 0.01)
         for number in range(3):
-            assert world.answer(_request(f"r{number}"))[0] == _tokens(_request())
+            assert world.answer(ask(f"r{number}"))[0] == tokens_of(ask())
             _flush(world)
         assert hung.has_begun.is_set()
         world.check()
@@ -473,23 +353,23 @@ def test_prompts_are_computed_while_the_disk_hangs_and_read_once_it_answers(
         hung.answer()
         assert "answers again" in caplog.text
         monkeypatch.setattr(disk, "LOOK_S", PATIENCE_S)
-        assert world.answer(_request("again")) == (_tokens(_request()), 40)
+        assert world.answer(ask("again")) == (tokens_of(ask()), 40)
 
 
 def test_a_page_that_a_hung_disk_brings_at_last_is_not_written_to_a_place_that_others_have(tmp_path, hung_disk):
     """The places of a load that was given up are used again at once."""
-    _fill(tmp_path)
-    other = _request("other", range(50, 91))
+    fill(tmp_path)
+    other = ask("other", range(50, 91))
     with KeptWorld(tmp_path, num_pages=16) as world:
         hung = hung_disk(world, "read")
-        assert world.answer(_request())[0] == _tokens(_request())
+        assert world.answer(ask())[0] == tokens_of(ask())
         assert hung.has_begun.is_set()
         _flush(world)
         world.add(other)
         world.step()
         hung.answer()
         world.drain()
-        assert world.answers["other"].token_ids == _tokens(other)
+        assert world.answers["other"].token_ids == tokens_of(other)
         world.check()
 
 

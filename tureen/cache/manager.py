@@ -100,23 +100,25 @@ class CacheManager:
         In a model that has layers without attention, a prefix is usable up to its last page with a saved state. With
         windows, it is usable if the window pages that the next token sees are still there.
         """
-        nodes = self.tree.match(namespace, token_ids, max_tokens // self.page_size)
-        if self.has_states or self.windows is not None:
-            del nodes[self._num_usable(nodes) :]
+        nodes = self.known(namespace, token_ids, max_tokens)
+        del nodes[self.num_usable(nodes) :]
         return nodes
 
-    def _num_usable(self, nodes: Sequence[RadixNode]) -> int:
+    def known(self, namespace: Namespace, token_ids: Sequence[int], max_tokens: int) -> list[RadixNode]:
+        """Returns the nodes of a prefix that are in the tree, whether a sequence can begin after them or not."""
+        return self.tree.match(namespace, token_ids, max_tokens // self.page_size)
+
+    def num_usable(self, nodes: Sequence[RadixNode]) -> int:
+        """Returns how many of a prefix's nodes a sequence can begin after. See `match`."""
+        if not self.has_states and self.windows is None:
+            return len(nodes)
         num_usable = num_in_row = 0  # in_row: nodes up to this one that have a window page
         for count, node in enumerate(nodes, 1):
             num_in_row = num_in_row + 1 if node.window_page >= 0 else 0
             num_seen = 0 if self.windows is None else count - self.windows.first_seen(count * self.page_size)
-            if num_in_row >= num_seen and not (self.has_states and node.state < 0):
+            if num_in_row >= num_seen and not (self.has_states and node.state is None):
                 num_usable = count
         return num_usable
-
-    def num_known(self, namespace: Namespace, token_ids: Sequence[int], max_tokens: int) -> int:
-        """Returns how many tokens of a prefix have their pages in the tree, with or without a saved state."""
-        return len(self.tree.match(namespace, token_ids, max_tokens // self.page_size)) * self.page_size
 
     def keep_state(self, table: PageTable, num_tokens: int, number: int) -> RadixNode | None:
         """Files the saved state after the table's first `num_tokens` tokens under the page that it follows.

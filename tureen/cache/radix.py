@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 from tureen.cache.pages import PagePool
+from tureen.cache.states import SavedState
 
 Namespace = tuple[str, str]
 """(salt, adapter): prefixes are shared only inside one namespace."""
@@ -28,7 +29,7 @@ class RadixNode:
         self.page = page
         self.parent = parent  # None: the root, or a node that was evicted or removed
         self.children: dict[Key, RadixNode] = {}
-        self.state = -1  # number of the saved state after this page; -1: none. See SavedStates
+        self.state: SavedState | None = None  # after this page
         self.window_page = -1  # the page of the same tokens in layers with a window; -1: none. See WindowPages
 
 

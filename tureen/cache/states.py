@@ -7,10 +7,19 @@ from collections.abc import Collection, Iterable
 from typing import Protocol
 
 
-class StateHolder(Protocol):
-    """A node of the prefix cache. `state`: the number of the state after its page; -1: none."""
+class SavedState:
+    """A state that a node holds: a new object each time, so a thread that copies it sees whether it was replaced."""
 
-    state: int
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class StateHolder(Protocol):
+    """A node of the prefix cache. `state`: the state after its page; None: none is saved."""
+
+    state: SavedState | None
 
 
 class SavedStates:
@@ -19,6 +28,7 @@ class SavedStates:
     def __init__(self, numbers: Iterable[int]) -> None:
         self.numbers = frozenset(numbers)
         self.free = sorted(self.numbers, reverse=True)
+        self.taken: set[int] = set()  # no node holds them yet: rows or loads write them
         self.held: OrderedDict[StateHolder, None] = OrderedDict()
         """The nodes that hold a state, to be changed by this class only. Their order is the clock of the LRU."""
 
@@ -29,43 +39,51 @@ class SavedStates:
         """
         number = next((number for number in reversed(self.free) if number not in in_use), None)
         if number is None:
-            oldest = next((node for node in self.held if node.state not in in_use), None)
+            oldest = next((node for node in self.held if _number_of(node) not in in_use), None)
             if oldest is None:
                 return None
-            number = oldest.state
+            number = _number_of(oldest)
             self.drop(oldest)
         self.free.remove(number)
+        self.taken.add(number)
         return number
 
     def give_back(self, number: int) -> None:
         """Takes a number back that no node holds."""
+        self.taken.remove(number)
         self.free.append(number)
 
     def hold(self, node: StateHolder, number: int) -> bool:
         """Lets the node hold the state. If it holds one, gives the number back, for both states are the same, and
         returns False."""
-        if node.state >= 0:
+        if node.state is not None:
             self.give_back(number)
             return False
-        node.state = number
+        self.taken.remove(number)
+        node.state = SavedState(number)
         self.held[node] = None
         return True
 
     def touch(self, node: StateHolder) -> None:
-        """Makes the node's state the one used last."""
-        self.held.move_to_end(node)
+        """Makes the node's state, if it has one, the one used last."""
+        if node in self.held:
+            self.held.move_to_end(node)
 
     def drop(self, node: StateHolder) -> None:
         """Takes the node's state from it, if it has one."""
-        if node.state >= 0:
+        if node.state is not None:
             del self.held[node]
-            self.give_back(node.state)
-            node.state = -1
+            self.free.append(node.state.number)
+            node.state = None
 
     def check(self, nodes: Iterable[StateHolder]) -> list[str]:
-        """Verifies that each number is free or held by one node of the tree. Returns what is wrong."""
-        numbers = [*self.free, *(node.state for node in self.held)]
+        """Verifies that each number is free, taken or held by one node of the tree. Returns what is wrong."""
+        numbers = [*self.free, *self.taken, *map(_number_of, self.held)]
         wrong = [] if sorted(numbers) == sorted(self.numbers) else ["a saved state is lost, or has two holders"]
-        if {node for node in nodes if node.state >= 0} != set(self.held):
+        if {node for node in nodes if node.state is not None} != set(self.held):
             wrong.append("the nodes that hold a state are not those of the tree that have one")
         return wrong
+
+
+def _number_of(node: StateHolder) -> int:
+    return -1 if node.state is None else node.state.number

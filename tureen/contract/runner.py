@@ -146,15 +146,22 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 class PageMemory(Protocol):
-    """The bytes of KV pages, for threads beside the engine's. A page's bytes hold what a later step needs of it."""
+    """The bytes of KV pages and states, for threads beside the engine's. They hold what a later step needs of them."""
 
     page_bytes: int
+    state_bytes: int  # 0: the model has no states
 
     def read(self, page: int) -> memoryview:
         """Returns a copy of a page; of anything while a step writes to it or the KV cache is away."""
 
     def write(self, page: int, data: memoryview) -> None:
         """Writes a page that no step uses. The KV cache must be there."""
+
+    def read_state(self, number: int) -> memoryview:
+        """Returns a copy of a state; of anything while a step writes to it or the KV cache is away."""
+
+    def write_state(self, number: int, data: memoryview) -> None:
+        """Writes a state that no step uses. The KV cache must be there."""
 
 
 class PendingStep(Protocol):

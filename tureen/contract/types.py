@@ -243,7 +243,8 @@ class OutputDelta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KvDiskStats(msgspec.Struct, frozen=True, array_like=True):
-    """The KV pages on the disk: bytes there, and pages that went to and fro since the start. Totals only grow."""
+    """The KV pages and states on the disk: bytes there, and how many went to and fro since the start. Totals only
+    grow."""
 
     num_bytes: int = 0  # of all pages in the folder, other processes' too
     total_saved: int = 0

@@ -1,5 +1,5 @@
-"""Sequences that wait for pages of their prompt which are kept outside the KV cache. They are loaded into pages of the
-pool, which then stand in the prefix cache as if they had been computed."""
+"""Sequences that wait for pages of their prompt which are kept outside the KV cache, and for the state after them. They
+are loaded into the pool; then the prefix cache has them as if they had been computed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,27 @@ from tureen.engine.sequence import Sequence
 WAIT_S = 0.001
 
 
+class KeptPrefix(NamedTuple):
+    """A prefix that a tier completes."""
+
+    num_pages: int
+    keys: list[bytes]  # of the pages that the tree lacks
+    state_key: bytes = b""  # of the state after the last page; empty: the model has no states
+
+    @property
+    def first_key(self) -> bytes:
+        return self.keys[0] if self.keys else self.state_key
+
+
 class Load(Protocol):
-    """Pages on their way into the KV cache. `num_loaded` of them, from the first on, are there once it has ended or is
-    cancelled."""
+    """Pages, and the state after them, on their way into the KV cache.
+
+    Once it has ended or is cancelled, the first `num_loaded` pages are there, and the state if `has_state`.
+    """
 
     num_loaded: int
+    has_state: bool
+    lacks_file: bool  # one was damaged or is gone: another look finds less
 
     def wait(self, seconds: float) -> None:
         """Waits for its end, at most so long."""
@@ -39,21 +55,25 @@ class Tier(LowerTier, Protocol):
     @property
     def stats(self) -> KvDiskStats: ...
 
-    def find(self, namespace: Namespace, nodes: Items[RadixNode], token_ids: Items[int], max_pages: int) -> list[bytes]:
-        """Returns the keys of the pages that follow `nodes`, up to page number `max_pages`."""
+    def find(
+        self, namespace: Namespace, nodes: Items[RadixNode], token_ids: Items[int], sizes: range
+    ) -> KeptPrefix | None:
+        """Returns the longest prefix of a number of pages in `sizes` that the tier adds to `nodes`, those that the tree
+        has. If the model has states, the prefix ends with a page that has its state in the tier."""
 
-    def load(self, keys: Items[bytes], pages: Items[int]) -> Load:
-        """Loads pages into places of the KV cache that nobody uses until it is done."""
+    def load(self, kept: KeptPrefix, pages: Items[int], state: int) -> Load:
+        """Loads pages and a state into places of the KV cache that nobody uses until it is done. state: -1: none."""
 
     def mark(self) -> Callable[[], bool]:
         """Returns a function that says whether all that was to be saved so far is saved, or lost."""
 
 
 class Restored(NamedTuple):
-    """A load, the pages that it fills, and the tokens that these will hold."""
+    """A load, the pages and the state that it fills, and the tokens that the pages will hold."""
 
     load: Load
     table: PageTable
+    state: int  # its number; -1: none is loaded
     token_ids: list[int]
     first_key: bytes
 
@@ -78,35 +98,48 @@ class Restoring:
             return False
         cache = self._cache
         max_pages = sequence.max_reused // cache.page_size
-        nodes = cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused)
-        if len(nodes) >= max_pages:
+        nodes = cache.known(sequence.namespace, sequence.token_ids, sequence.max_reused)
+        sizes = range(cache.num_usable(nodes) + 1, max_pages + 1)
+        kept = self.tier.find(sequence.namespace, nodes, sequence.token_ids, sizes) if sizes else None
+        if kept is None:
             return False
-        keys = self.tier.find(sequence.namespace, nodes, sequence.token_ids, max_pages)
-        if not keys:
+        restored = next((each for each in self.loads if each.first_key == kept.first_key), None)
+        restored = restored or self._load(sequence, nodes[: kept.num_pages], kept)
+        if restored is None:
             return False
-        for restored in self.loads:
-            if restored.first_key == keys[0]:
-                self.waiting[sequence] = restored
-                return True
-        end = (len(nodes) + len(keys)) * cache.page_size
-        table = cache.open(sequence.namespace, nodes, end, headroom=len(self._scheduler.running) + 1)
-        if table is None:
-            return False
-        load = self.tier.load(keys, table.pages[len(nodes) :])
-        restored = Restored(load, table, sequence.token_ids[:end], keys[0])
-        self.loads.append(restored)
         self.waiting[sequence] = restored
         return True
+
+    def _load(self, sequence: Sequence, nodes: list[RadixNode], kept: KeptPrefix) -> Restored | None:
+        """Begins to load what the tier adds to `nodes`. Returns None if there is no room for it."""
+        cache, states = self._cache, self._scheduler.states
+        state = -1
+        if kept.state_key:
+            number = None if states is None else states.take()
+            if number is None:
+                return None
+            state = number
+        end = kept.num_pages * cache.page_size
+        table = cache.open(sequence.namespace, nodes, end, headroom=len(self._scheduler.running) + 1)
+        if table is None:
+            if state >= 0:
+                cache.states.give_back(state)
+            return None
+        load = self.tier.load(kept, table.pages[len(nodes) :], state)
+        restored = Restored(load, table, state, sequence.token_ids[:end], kept.first_key)
+        self.loads.append(restored)
+        return restored
 
     def advance(self) -> None:
         """Publishes the pages that are loaded, and queues the sequences that waited for them."""
         for restored in [restored for restored in self.loads if restored.load.is_done]:
             restored.load.cancel()  # it may wait for a disk that does not answer
-            self._finish(restored, restored.load.num_loaded)
+            self._finish(restored, restored.load.num_loaded, has_state=restored.load.has_state)
             waited = [sequence for sequence, load in self.waiting.items() if load is restored]
             for rank, sequence in enumerate(waited):
                 del self.waiting[sequence]
-                if rank == 0 or not self.must_wait(sequence):  # others may have more pages there
+                looks_again = rank > 0 or restored.load.lacks_file  # others may have more pages there
+                if not (looks_again and self.must_wait(sequence)):
                     self._scheduler.queue.add(sequence)
 
     def take_saved(self) -> list[OutputDelta]:
@@ -131,13 +164,17 @@ class Restoring:
         """Ends all loads, without their pages, and queues who waited."""
         for restored in tuple(self.loads):
             restored.load.cancel()
-            self._finish(restored, 0)
+            self._finish(restored, 0, has_state=False)
         for sequence in self.waiting:
             self._scheduler.queue.add(sequence)
         self.waiting.clear()
 
-    def _finish(self, restored: Restored, num_loaded: int) -> None:
+    def _finish(self, restored: Restored, num_loaded: int, *, has_state: bool) -> None:
         table = restored.table
         self.loads.remove(restored)
         self._cache.publish(table, restored.token_ids, (table.num_matched + num_loaded) * self._cache.page_size)
+        if has_state:
+            self._cache.keep_state(table, len(restored.token_ids), restored.state)
+        elif restored.state >= 0:
+            self._cache.states.give_back(restored.state)
         self._cache.close(table)

@@ -49,15 +49,20 @@ class StateKeeper:
     def begin(self, sequence: Sequence) -> None:
         """Called when a sequence has taken a slot and a page table."""
         if sequence.table is not None:
-            nodes = sequence.table.nodes
-            known = self._cache.num_known(sequence.namespace, sequence.token_ids, sequence.max_reused)
-            self._own[sequence] = OwnState(nodes[-1].state if nodes else -1, known)
+            state = sequence.table.nodes[-1].state if sequence.table.nodes else None
+            known = self._cache.known(sequence.namespace, sequence.token_ids, sequence.max_reused)
+            shared_end = len(known) * self._cache.page_size
+            self._own[sequence] = OwnState(-1 if state is None else state.number, shared_end)
 
     def end(self, sequence: Sequence) -> None:
         """Called when a sequence gives its slot back."""
         own = self._own.pop(sequence, None)
         if own is not None:
             self._give_back(own)
+
+    def take(self) -> int | None:
+        """Takes the number of a state to be written that no running sequence begins with. None: all are in use."""
+        return self._cache.states.take({own.number for own in self._own.values()})
 
     def with_states(self, sequence: Sequence, row: Row) -> Row:
         """Returns the next row of a sequence with the states that it reads, writes and saves."""
@@ -66,9 +71,8 @@ class StateKeeper:
             return row
         self._give_back(own)  # of a row that failed
         if sequence.table is not None and sequence.table.is_public:
-            in_use = {other.number for other in self._own.values()}
             for border in self._borders(sequence, own, row.start + len(row.token_ids)):
-                number = self._cache.states.take(in_use)
+                number = self.take()
                 if number is not None:
                     own.saving.append((border, number))
         state_to = 2 * row.slot + (own.number == 2 * row.slot)

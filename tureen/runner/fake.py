@@ -242,6 +242,17 @@ class FakeRunner:
     def write(self, page: int, data: memoryview) -> None:
         self.pages.write(page, data)
 
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of a state; 0: there are no states."""
+        return WIDTH if self._capacity.num_states else 0
+
+    def read_state(self, number: int) -> memoryview:
+        return memoryview(self._recurrent.get(number, POISON))
+
+    def write_state(self, number: int, data: memoryview) -> None:
+        self._recurrent[number] = bytes(data)
+
     def close(self) -> None:
         self._states.clear()
 

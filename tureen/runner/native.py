@@ -154,6 +154,13 @@ class NativeForwardFactory:
     def fill(self, cache: NativeCache, page: int, data: memoryview) -> None:
         cache.kv.page(page)[:] = np.frombuffer(data, np.uint8)
 
+    def state(self, cache: NativeCache, number: int) -> NDArray[np.float32]:
+        values: NDArray[np.float32] = cache.states.state(number)
+        return values
+
+    def fill_state(self, cache: NativeCache, number: int, data: memoryview) -> None:
+        cache.states.state(number)[:] = np.frombuffer(data, np.float32)
+
     def arithmetic(self) -> dict[str, Any]:
         return {
             "backend": "native",

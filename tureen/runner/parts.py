@@ -59,6 +59,12 @@ class ForwardFactory(Protocol):
     def fill(self, cache: Any, page: int, data: memoryview) -> None:
         """Writes the bytes of a page, which `pages` returned, one piece after another."""
 
+    def state(self, cache: Any, number: int) -> NDArray[np.float32]:
+        """Returns a state of layers without attention. It is the cache's memory, or a copy on a device of its own."""
+
+    def fill_state(self, cache: Any, number: int, data: memoryview) -> None:
+        """Writes the bytes of a state."""
+
     def arithmetic(self) -> dict[str, Any]:
         """Returns what decides the last bit of a result besides model, settings and code, as plain data; under `files`
         the paths of files of which the content does."""
@@ -73,10 +79,11 @@ class Served(NamedTuple):
 
 
 class CachePages:
-    """The pages of the KV cache that is there now, as bytes: a PageMemory."""
+    """The pages and states of the KV cache that is there now, as bytes: a PageMemory."""
 
-    def __init__(self, parts: ForwardParts, page_bytes: int) -> None:
+    def __init__(self, parts: ForwardParts, page_bytes: int, state_bytes: int) -> None:
         self.page_bytes = page_bytes
+        self.state_bytes = state_bytes
         self._parts = parts
 
     def read(self, page: int) -> memoryview:
@@ -84,6 +91,12 @@ class CachePages:
 
     def write(self, page: int, data: memoryview) -> None:
         self._parts.write_page(page, data)
+
+    def read_state(self, number: int) -> memoryview:
+        return self._parts.read_state(number)
+
+    def write_state(self, number: int, data: memoryview) -> None:
+        self._parts.write_state(number, data)
 
 
 class ForwardParts:
@@ -184,7 +197,8 @@ class ForwardParts:
 
     def page_memory(self) -> CachePages:
         """Returns the pages of the cache, whichever is there. One must be."""
-        return CachePages(self, len(self.read_page(0)))
+        state_bytes = len(self.read_state(0)) if self._factory.model.state_floats else 0
+        return CachePages(self, len(self.read_page(0)), state_bytes)
 
     def read_page(self, page: int) -> memoryview:
         """Returns a copy of a page's bytes; none while the cache is away."""
@@ -194,6 +208,15 @@ class ForwardParts:
     def write_page(self, page: int, data: memoryview) -> None:
         """Writes a page's bytes. The cache must be there."""
         self._factory.fill(self._cache, page, data)
+
+    def read_state(self, number: int) -> memoryview:
+        """Returns a copy of a state's bytes; none while the cache is away."""
+        cache = self._cache
+        return memoryview(b"") if cache is None else self._factory.state(cache, number).copy().view(np.uint8).data
+
+    def write_state(self, number: int, data: memoryview) -> None:
+        """Writes a state's bytes. The cache must be there."""
+        self._factory.fill_state(self._cache, number, data)
 
     @property
     def processor(self) -> str:

@@ -178,6 +178,15 @@ class TorchForwardFactory:
             own, source = source[: tensor[page].nbytes], source[tensor[page].nbytes :]
             tensor[page].view(torch.uint8).view(-1).copy_(own)
 
+    def state(self, cache: torch_pool.KvPool, number: int) -> NDArray[np.float32]:
+        assert cache.states is not None
+        values: NDArray[np.float32] = cache.states[number].cpu().numpy()
+        return values
+
+    def fill_state(self, cache: torch_pool.KvPool, number: int, data: memoryview) -> None:
+        assert cache.states is not None
+        cache.states[number].copy_(torch.from_numpy(np.frombuffer(data, np.float32).copy()))
+
     def arithmetic(self) -> dict[str, Any]:
         is_gpu = self._device.type == "cuda"
         return {

@@ -27,18 +27,17 @@ def attach(engine: Engine, runner: Runner, config: Config, tokens: Iterable[byte
         raise StartupError(
             "--kv-disk needs the prefix cache; leave out --disable-radix-cache, or --kv-disk", field="kv_disk"
         )
-    if engine.cache.has_states:
-        raise StartupError(
-            "--kv-disk: this model has layers that keep a state for each sequence, and pages are of no use without it; "
-            "leave out --kv-disk",
-            field="kv_disk",
-        )
     folder = _make(Path(config.kv_disk).expanduser())
     try:
         memory = cast("PageMemory", runner.call("page_memory"))
     except TureenError as error:
         raise StartupError(f"--kv-disk: {error.message}", field="kv_disk") from None
-    files = PageFiles(folder / "pages", page_bytes=memory.page_bytes, max_bytes=config.kv_disk_size)
+    files = PageFiles(
+        folder / "pages",
+        page_bytes=memory.page_bytes,
+        max_bytes=config.kv_disk_size,
+        state_bytes=memory.state_bytes,
+    )
     digests = FileDigests(folder / "digests.json")
     identity = Identity(lambda: cast("dict[str, Any]", runner.call("kv_facts")), tokens, digests)
     tier = DiskTier(files, memory, engine.cache.page_size, identity.now)

@@ -1,7 +1,11 @@
 """Carries KV pages to the disk and back, in threads beside the engine's.
 
 Saving holds nothing: a page of the prefix cache is not written to as long as its node is in the tree, so a copy that
-was made before the node is looked at again is the page. A page that was evicted meanwhile is lost, and counted.
+was made before the node is looked at again is the page. A page that was evicted meanwhile is lost, and counted. The
+same is true of a saved state, as long as its node holds it.
+
+A state is kept under a name of its own, which follows from the name of the page before it. It is evicted
+earlier than that page: whoever marks a state as used marks its page as used afterwards.
 
 A disk that stops answering is noticed, and is not there until it answers: prompts are computed.
 """
@@ -11,13 +15,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
+
+import numpy as np
 
 from tureen.cache.radix import Namespace, RadixNode
 from tureen.contract.runner import PageMemory
 from tureen.contract.types import KvDiskStats
+from tureen.engine.restoring import KeptPrefix
 from tureen.log import get_logger
 from tureen.tiers.disk_thread import DiskThread, beat
-from tureen.tiers.keys import PageKeys, follow
+from tureen.tiers.keys import PageKeys, follow, of_state
 from tureen.tiers.page_files import DamagedPage, NoPage, PageFiles
 
 CLOSE_S = 5.0
@@ -31,14 +39,19 @@ log = get_logger("kv-disk")
 
 
 class PageLoad:
-    """Pages on their way into the KV cache. `num_loaded` of them, from the first on, are there once it has ended or is
-    cancelled."""
+    """Pages, and the state after them, on their way into the KV cache.
 
-    def __init__(self, keys: Sequence[bytes], pages: Sequence[int], thread: DiskThread) -> None:
-        """thread: that is to run it."""
-        self.keys = keys
+    Once it has ended or is cancelled, the first `num_loaded` pages are there, and the state if `has_state`.
+    """
+
+    def __init__(self, kept: KeptPrefix, pages: Sequence[int], state: int, thread: DiskThread) -> None:
+        """pages, state: the places that it fills. thread: that is to run it."""
+        self.kept = kept
         self.pages = pages
         self.num_loaded = 0
+        self.has_state = False
+        self.lacks_file = False
+        self._state = state
         self._thread = thread
         self._cancelled = threading.Event()
         self._writing = threading.Lock()  # held while a page is filled, never while the disk is waited for
@@ -59,32 +72,45 @@ class PageLoad:
             self._cancelled.set()
 
     def run(self, memory: PageMemory, files: PageFiles, buffer: memoryview, totals: _Totals) -> None:
-        """Loads the pages, up to the first that is not there."""
+        """Loads the state, without which the pages are useless, and the pages, up to the first that is not there."""
         try:
-            for key, page in zip(self.keys, self.pages, strict=True):
-                if self._cancelled.is_set():
+            if self.kept.state_key:
+                room = np.empty(memory.state_bytes, np.uint8).data
+                self.has_state = self._fill(files, self.kept.state_key, room, partial(memory.write_state, self._state))
+                if not self.has_state:
+                    return
+            for key, page in zip(self.kept.keys, self.pages, strict=True):
+                if not self._fill(files, key, buffer, partial(memory.write, page)):
                     break
-                files.read(key, buffer)
-                beat()
-                with self._writing:
-                    if self._cancelled.is_set():
-                        break
-                    memory.write(page, buffer)
-                    self.num_loaded += 1
+                self.num_loaded += 1
         except DamagedPage:
+            self.lacks_file = True
             totals.damaged += 1
             log.warning("a KV page on the disk was damaged and is computed again")
-        except NoPage:
-            pass  # removed since it was looked for
+        except NoPage:  # removed since it was looked for
+            self.lacks_file = True
         except OSError as error:
             totals.failed += 1
             log.warning("cannot read a KV page: %s", error.strerror)
         except Exception:
             log.exception("KV pages could not be loaded")
         finally:
-            totals.loaded += self.num_loaded
+            totals.loaded += self.num_loaded + self.has_state
             self._done.set()
-        files.touch(reversed(self.keys[: self.num_loaded]))
+            used = [self.kept.state_key] if self.has_state else []
+            files.touch([*used, *reversed(self.kept.keys[: self.num_loaded])])
+
+    def _fill(self, files: PageFiles, key: bytes, buffer: memoryview, write: Callable[[memoryview], None]) -> bool:
+        """Reads a file and writes it to its place. Returns False if the load is cancelled. Raises as PageFiles.read."""
+        if self._cancelled.is_set():
+            return False
+        files.read(key, buffer)
+        beat()
+        with self._writing:
+            if not self._cancelled.is_set():
+                write(buffer)
+                return True
+        return False
 
 
 class _Totals:
@@ -107,7 +133,8 @@ class DiskTier:
         self._totals = _Totals()
         self._num_bytes = 0
         self._has_warned = False
-        self._buffer = memoryview(bytearray(files.page_bytes))  # of what is loaded
+        self._has_states = memory.state_bytes > 0
+        self._buffer = memoryview(bytearray(memory.page_bytes))  # of a page that is loaded
         self._look = threading.Event()  # set once the latest look at the folder is done
         self._look.set()
         self._saving = DiskThread("kv-save", lower_by=LOWER_BY)
@@ -149,30 +176,43 @@ class DiskTier:
         self._to_save(partial(self._remove, nodes, first))
 
     def find(
-        self, namespace: Namespace, nodes: Sequence[RadixNode], token_ids: Sequence[int], max_pages: int
-    ) -> list[bytes]:
-        """Returns the keys of the pages on the disk that follow `nodes`, up to page number `max_pages`; what was found
-        in LOOK_S, and none while an earlier look is not done or the disk does not answer."""
+        self, namespace: Namespace, nodes: Sequence[RadixNode], token_ids: Sequence[int], sizes: range
+    ) -> KeptPrefix | None:
+        """Returns the longest prefix of a number of pages in `sizes` that the disk adds to `nodes`; what was found in
+        LOOK_S, and None while an earlier look is not done or the disk does not answer.
+
+        If the model has states, a prefix ends with a page that has its state on the disk.
+        """
         keys = self._keys.of_nodes(nodes)
         is_away = self._looking.is_stuck() or self._loading.is_stuck()
         if len(keys) != len(nodes) or is_away or not self._look.is_set():
-            return []
+            return None
+        borders: list[int] = []  # where a saved state lies, once that is known
 
         def look() -> None:
-            while len(keys) < max_pages:
+            while len(keys) < sizes[-1]:
                 key = self._keys.after(keys, namespace, token_ids, self._page_size, len(keys))
                 if key is None or not self._files.has(key):
                     break
                 keys.append(key)
+            counts = range(len(keys), sizes[0] - 1, -1) if self._has_states else ()
+            borders.extend(islice((count for count in counts if self._files.has(of_state(keys[count - 1]))), 1))
 
         self._looking.give(look)
         self._look = self._looking.mark()
         self._look.wait(LOOK_S)
-        return keys[len(nodes) :]
+        if self._has_states:
+            return (
+                KeptPrefix(borders[0], keys[len(nodes) : borders[0]], of_state(keys[borders[0] - 1]))
+                if borders
+                else None
+            )
+        new = keys[len(nodes) :]
+        return KeptPrefix(len(nodes) + len(new), new) if new else None
 
-    def load(self, keys: Sequence[bytes], pages: Sequence[int]) -> PageLoad:
-        """Loads pages into places of the KV cache that nobody uses until it is done."""
-        load = PageLoad(keys, pages, self._loading)
+    def load(self, kept: KeptPrefix, pages: Sequence[int], state: int) -> PageLoad:
+        """Loads pages and a state into places of the KV cache that nobody uses until it is done."""
+        load = PageLoad(kept, pages, state, self._loading)
         self._loading.give(partial(load.run, self._memory, self._files, self._buffer, self._totals))
         return load
 
@@ -204,6 +244,7 @@ class DiskTier:
     def _save(self, nodes: Sequence[RadixNode]) -> None:
         """Raises OSError."""
         keys = self._keys.of_nodes(nodes)
+        self._files.touch(reversed(keys))  # the room for the others is not taken from these
         for index, key in enumerate(keys):
             if self._files.has(key):
                 continue
@@ -215,12 +256,34 @@ class DiskTier:
             self._totals.evicted += self._files.write(key, data)
             self._totals.saved += 1
             self._has_warned = False
-        self._files.touch(reversed(keys))
+        states = self._save_states(nodes, keys)
+        self._files.touch([*states, *reversed(keys)])
+
+    def _save_states(self, nodes: Sequence[RadixNode], keys: Sequence[bytes]) -> list[bytes]:
+        """Saves the states after the pages that have `keys`. Returns the keys of those to mark as used: the new ones,
+        and the deepest earlier one, which the sequence may have begun with. Raises OSError."""
+        earlier, new = [], []
+        for node, page_key in zip(nodes, keys, strict=False):
+            state, key = node.state, of_state(page_key)
+            if state is None:
+                continue
+            if self._files.has(key):
+                earlier = [key]
+                continue
+            data = self._memory.read_state(state.number)
+            if node.state is not state:  # it was replaced: the copy may be of another state
+                self._totals.lost += 1
+                continue
+            self._totals.evicted += self._files.write(key, data)
+            self._totals.saved += 1
+            new.append(key)
+        return [*earlier, *new]
 
     def _remove(self, nodes: Sequence[RadixNode], first: int) -> None:
         """Removes a page and all that others have computed on top of it, as far as the tree knew."""
         below = list(zip(self._keys.of_nodes(nodes[: first + 1])[first:], nodes[first:], strict=False))
         while below:
             key, node = below.pop()
+            self._files.remove(of_state(key))
             self._files.remove(key)
             below += [(follow(key, child.key), child) for child in node.children.values()]

@@ -59,6 +59,11 @@ class PageKeys:
         return follow(root, chunk)
 
 
+def of_state(key: bytes) -> bytes:
+    """Returns the key of the state after the page that has this key."""
+    return hashlib.sha256(key + b"state").digest()  # no page's: the tokens of a page are a multiple of 8 bytes
+
+
 def follow(before: bytes, chunk: Key | Sequence[int | str]) -> bytes:
     """Returns the key of the page with these tokens behind the page that has the key `before`."""
     return hashlib.sha256(before + struct.pack(f"<{len(chunk)}q", *chunk)).digest()

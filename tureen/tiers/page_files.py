@@ -1,4 +1,4 @@
-"""Keeps KV pages as files, one a page: within a quota, the one used longest ago goes first.
+"""Keeps KV pages as files, one a page: within a quota, the one used longest ago goes first. States are kept like pages.
 
 A file is HEAD, the page's key, the SHA-256 of all that and of the page, and the page. Its name is the key, which is a
 digest of everything that the bytes depend on: several processes may share a folder. A file that is not exactly as it
@@ -48,22 +48,16 @@ class DamagedPage(NoPage):
 
 
 class PageFiles:
-    """The pages of one size in a folder, beside those of other sizes. Threads and processes may share it."""
+    """Pages of any sizes in a folder. Threads and processes may share it."""
 
-    def __init__(self, folder: Path, *, page_bytes: int, max_bytes: int) -> None:
-        """Makes the folder where there is none. Raises StartupError."""
-        self.page_bytes = page_bytes
-        self.file_bytes = PREFIX_BYTES + page_bytes
+    def __init__(self, folder: Path, *, page_bytes: int, max_bytes: int, state_bytes: int = 0) -> None:
+        """Makes the folder if it is missing. page_bytes, state_bytes: what must fit; 0: no states. Raises
+        StartupError."""
         self._folder = folder
         self._max_bytes = max_bytes
         self._numbers = itertools.count()
         self._last_ns = 0
-        if self.file_bytes > max_bytes:
-            raise StartupError(
-                f"--kv-disk-size {max_bytes} is less than one page of {self.file_bytes} bytes; raise it, or lower "
-                "--page-size",
-                field="kv_disk_size",
-            )
+        _check_room(page_bytes, state_bytes, max_bytes)
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             check_own(folder, folder.lstat())
@@ -91,12 +85,12 @@ class PageFiles:
         return is_there
 
     def read(self, key: bytes, into: memoryview) -> None:
-        """Reads a page into memory of `page_bytes`. Raises NoPage, DamagedPage; OSError where the disk fails."""
+        """Reads a page into memory of its size. Raises NoPage, DamagedPage; OSError where the disk fails."""
         path = self._path(key)
         prefix = bytearray(PREFIX_BYTES)
         try:
             with open_regular(path, no_link=True) as file:
-                is_whole = os.fstat(file.fileno()).st_size == self.file_bytes
+                is_whole = os.fstat(file.fileno()).st_size == PREFIX_BYTES + into.nbytes
                 is_whole = is_whole and _fill(file.fileno(), [memoryview(prefix), into])
         except FileNotFoundError:
             raise NoPage from None
@@ -106,19 +100,19 @@ class PageFiles:
 
     def write(self, key: bytes, page: memoryview) -> int:
         """Writes a page; returns how many others went for it. Raises OSError when it cannot be written."""
-        path = self._path(key)
+        path, file_bytes = self._path(key), PREFIX_BYTES + page.nbytes
         with self._usage() as usage:
             num_evicted = 0
-            if usage.num_bytes + self.file_bytes > self._max_bytes:
-                num_evicted = self._make_room(usage, self.file_bytes)
-            usage.num_bytes += self.file_bytes
+            if usage.num_bytes + file_bytes > self._max_bytes:
+                num_evicted = self._make_room(usage, file_bytes)
+            usage.num_bytes += file_bytes
         is_new = False
         try:
             is_new = self._write(path, key, page)
         finally:
             if not is_new:
                 with suppress(OSError), self._usage() as usage:
-                    usage.num_bytes -= self.file_bytes
+                    usage.num_bytes -= file_bytes
         return num_evicted
 
     def touch(self, keys: Iterable[bytes]) -> None:
@@ -217,6 +211,18 @@ class _FolderUse:
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
+
+
+def _check_room(page_bytes: int, state_bytes: int, max_bytes: int) -> None:
+    """Raises StartupError unless a page fits, with the state after it if there are states."""
+    least, what = PREFIX_BYTES + page_bytes, "one page"
+    if state_bytes:
+        least, what = least + PREFIX_BYTES + state_bytes, "one page with the state of the recurrent layers after it,"
+    if least > max_bytes:
+        raise StartupError(
+            f"--kv-disk-size {max_bytes} is less than {what} of {least} bytes; raise it, or lower --page-size",
+            field="kv_disk_size",
+        )
 
 
 def check_own(folder: Path, status: os.stat_result) -> None:

@@ -42,7 +42,6 @@ def folder(tmp_path_factory):
 def test_every_module_that_may_be_missing_is_installed_by_the_extra_that_is_named():
     distributions = {
         "PIL": "pillow",
-        "safetensors": "transformers",  # which needs it
         "opentelemetry.sdk": "opentelemetry-sdk",
         "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http",
     }
@@ -79,7 +78,21 @@ def test_a_model_that_sees_takes_text_only_where_pillow_is_missing(without, tmp_
     runner = load_runner(model.source, config)
     assert runner.encoder is None
     runner.close()
-    assert "takes text only here: PIL is not installed: pip install 'tureen[torch]'" in caplog.text
+    assert "takes text only here: PIL is not installed: pip install 'tureen[vision]'" in caplog.text
+
+
+def test_a_model_that_sees_takes_pictures_where_torch_is_missing(without, tmp_path, caplog):
+    tiny_llava.write(tmp_path, "llava-clip")
+    tiny_llava.write_tokenizer(tmp_path)
+    without("torch", "transformers")
+    config = Config(model_path=str(tmp_path), device="cpu", max_total_tokens=256, num_threads=1)
+    model = build.find_model(config)
+    assert build.media_loader(config, model) is not None
+    assert not build.may_load_torch(config, model)
+    runner = load_runner(model.source, config)
+    assert runner.encoder is not None
+    runner.close()
+    assert "text only" not in caplog.text
 
 
 def test_a_model_that_sees_leaves_its_eyes_out_where_the_operator_wants_text_only(tmp_path, caplog):

@@ -26,8 +26,8 @@ outputs, log-probabilities, sessions and [adapters](adapters.md) (but on experts
 - **4 bits** is the memory of the smallest size in Q4_0, or with `--quantization int4`. 8 bits take twice as much,
   BF16 3.6 times. The KV cache needs memory too.
 - **GGUF**: the family's .gguf files load. The others load from safetensors.
-- **Pictures**: the family takes [pictures](media.md) from safetensors, with torch. On a CPU the part that sees is in
-  float32; it is not counted under 4 bits. From GGUF files, and without torch, it takes text.
+- **Pictures**: the family takes [pictures](media.md) from safetensors, with `pip install 'tureen[vision]'`. On a CPU
+  the part that sees is in float32; it is not counted under 4 bits. From GGUF files it takes text.
 - **Calls** and **thoughts** are the formats of [tool calls and reasoning](tool-calls.md). The chat template chooses
   them; `--tool-call-parser` and `--reasoning-parser` set others.
 

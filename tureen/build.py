@@ -161,8 +161,6 @@ def _settings_with_torch(config: Config) -> Iterator[Reason]:
 def _models_with_torch(config: Config, model: Model) -> Iterator[Reason]:
     """Yields what nothing but torch can compute of the model here."""
     hf = model_config(model.source)
-    if sees(hf, config):
-        yield Reason(f"{model.source.name}, a model that sees,", "model_path")
     if config.dtype == "bfloat16" and is_encoder(hf):
         yield Reason("--dtype bfloat16, for an encoder,", "dtype")
 

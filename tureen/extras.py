@@ -13,8 +13,7 @@ from tureen.errors import StartupError
 EXTRAS = {
     "torch": "torch",
     "transformers": "torch",
-    "PIL": "torch",
-    "safetensors": "torch",
+    "PIL": "vision",
     "cryptography": "tls",
     "ray": "ray",
     "av": "video",

@@ -2,6 +2,7 @@
 
 import os
 from contextlib import closing, contextmanager
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ from tureen.runner.load import load_runner
 from tureen.weights.source import model_config, preprocessor_config
 
 DEVICE = os.environ.get("TUREEN_TEST_DEVICE", "cpu")
+KERNELS = ("auto", "torch") if DEVICE == "cpu" else ("auto",)
 CLOSE = 2e-5
 NEW_TOKENS = 7
 TEXT = (5, 17, 99), (7, 200), (41, 42, 43, 44)
@@ -43,9 +45,20 @@ def _make_config(**changes):
     return Config(device=DEVICE, dtype="float32", **settings)
 
 
-def load_tiny_encoder(folder, **changes):
+class Encoders(NamedTuple):
+    """The encoder of a model on each of its arrays: those of native kernels come first on a CPU, then torch's."""
+
+    each: list
+
+    def encode(self, item):
+        return self.each[0].encode(item)
+
+
+def load_tiny_encoder(folder, each=KERNELS, **changes):
     source = folder_source(folder)
-    return load_encoder(source, model_config(source), _make_config(**changes), resolve_device(DEVICE, 2), no_progress)
+    configs = [_make_config(kernels=kernels, **changes) for kernels in each]
+    device = resolve_device(DEVICE, 2)
+    return Encoders([load_encoder(source, model_config(source), one, device, no_progress) for one in configs])
 
 
 def make_model(folder, variant, tiny=tiny_llava):
@@ -169,37 +182,48 @@ def generate(
     return running.output, [one.token[0] for one in running.output_logprobs]
 
 
-def check_end_to_end(model, pictures, modality, **changes):
-    prepared = model.family.prepare(pictures, modality)
+def expected_answer(model, pictures, modality):
+    """What `_expected` returns after a prompt with these pictures."""
     is_video = modality == "video"
     placeholder = model.family.video_placeholder_id if is_video else model.family.placeholder_id
+    prepared = model.family.prepare(pictures, modality)
+    return _expected(model, _prompt([shown(model, one, placeholder) for one in prepared]), pictures, modality)
+
+
+def check_end_to_end(model, pictures, modality, **changes):
+    check_answer(model, pictures, modality, expected_answer(model, pictures, modality), **changes)
+
+
+def check_answer(model, pictures, modality, expected, **changes):
+    prepared = model.family.prepare(pictures, modality)
     embeddings = np.concatenate([encode(model.encoder, one) for one in prepared])
-    given, asked = (_prompt([shown(model, one, token) for one in prepared]) for token in (NO_TOKEN, placeholder))
+    given = _prompt([shown(model, one, NO_TOKEN) for one in prepared])
     tokens, logprobs = generate(model, given, embeddings, **changes)
-    expected_tokens, expected_rows = _expected(model, asked, pictures, modality)
+    expected_tokens, expected_rows = expected
     assert tokens == expected_tokens
     for token, found, row in zip(tokens, logprobs, expected_rows, strict=True):
         assert found == pytest.approx(row[token], abs=2e-4)
 
 
 def check_embeddings(encoder, prepared, expected):
-    found = encode(encoder, prepared)
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).max() < CLOSE * max(1, np.abs(expected).max())
+    for one in encoder.each:
+        found = encode(one, prepared)
+        assert found.shape == expected.shape
+        assert np.abs(found - expected).max() < CLOSE * max(1, np.abs(expected).max())
 
 
 def check_encoding_by_turns(folder, prepared, monkeypatch, *, piece=50_000):
     """Pictures that are encoded by turns, with other work between, get the numbers of each alone."""
     monkeypatch.setattr("tureen.runner.encoder.CPU_PIECE", piece)
-    encoder = load_tiny_encoder(folder)
-    alone = [list(encoder.encode(item_of(one))) for one in prepared]
-    assert min(map(len, alone)) > 10
-    turns, found = [encoder.encode(item_of(one)) for one in prepared], [None] * len(prepared)
-    while None in found:
-        for index, turn in enumerate(turns):
-            found[index] = found[index] or next(turn)
-            torch.randn(40, 40) @ torch.randn(40, 40)
-    assert found == [one[-1] for one in alone]
+    for encoder in load_tiny_encoder(folder).each:
+        alone = [list(encoder.encode(item_of(one))) for one in prepared]
+        assert min(map(len, alone)) > 10
+        turns, found = [encoder.encode(item_of(one)) for one in prepared], [None] * len(prepared)
+        while None in found:
+            for index, turn in enumerate(turns):
+                found[index] = found[index] or next(turn)
+                torch.randn(40, 40) @ torch.randn(40, 40)
+        assert found == [one[-1] for one in alone]
 
 
 def check_small_pieces(model, prepared, monkeypatch, *modules):

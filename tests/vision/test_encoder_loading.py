@@ -3,6 +3,7 @@
 import json
 
 import msgspec
+import numpy as np
 import pytest
 import tiny_llava
 import tiny_models
@@ -19,6 +20,7 @@ from tureen.kernels.cpu import native
 from tureen.log import no_progress
 from tureen.media.llava_names import local_name
 from tureen.media.llava_next import parse as parse_family
+from tureen.runner import encoder as encoder_module
 from tureen.runner.encoder import load_encoder
 from tureen.runner.load import load_runner
 from tureen.runner.loading import describe
@@ -26,6 +28,7 @@ from tureen.weights.source import model_config, preprocessor_config
 from tureen.weights.stored import VISION
 
 CPU = DeviceInfo("cpu", "cpu", 2)
+needs_kernels = pytest.mark.skipif(native.load() is None, reason="no native kernels")
 
 
 def _load_encoder(folder, device=CPU):
@@ -243,18 +246,35 @@ def test_another_original_checkpoint_is_refused_with_the_conversion_as_the_fix(t
         model_config(folder_source(tmp_path))
 
 
-@pytest.mark.skipif(native.load() is None, reason="no native kernels")
-def test_pages_of_pictures_depend_on_what_computes_the_pictures(next_folder, monkeypatch):
-    config = Config(device="cpu", num_threads=1, max_total_tokens=512, kernels="native")
+OF_TORCH = (
+    (torch, "__version__", "0.0"),
+    (torch, "get_num_threads", lambda: 99),
+    (torch.backends.cpu, "get_cpu_capability", lambda: "ABACUS"),
+)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("kernels", "changes"), [("native", [(np, "__version__", "0.0")]), ("torch", OF_TORCH)])
+def test_pages_of_pictures_depend_on_what_computes_the_pictures(next_folder, kernels, changes, monkeypatch):
+    config = Config(device="cpu", num_threads=1, max_total_tokens=512, kernels=kernels)
     runner = load_runner(folder_source(next_folder), config)
     before = runner.call("kv_facts")
     assert runner.call("kv_facts") == before
-    changes = (
-        (torch, "__version__", "0.0"),
-        (torch, "get_num_threads", lambda: 99),
-        (torch.backends.cpu, "get_cpu_capability", lambda: "ABACUS"),
-    )
     for place, name, value in changes:
         with monkeypatch.context() as patch:
             patch.setattr(place, name, value)
-            assert runner.call("kv_facts")["facts"] != before["facts"]
+            assert runner.call("kv_facts")["facts"]["encoder"] != before["facts"]["encoder"]
+
+
+@needs_kernels
+def test_native_kernels_give_a_picture_the_same_bits_for_any_threads_and_pieces(next_folder, monkeypatch):
+    pixels = np.random.default_rng(0).integers(0, 256, 3 * 28 * 28 * 3, np.uint8).tobytes()
+    item, embeddings = _make_item(pixels=pixels), set()
+    for threads, piece, rows in ((1, 300_000_000, 256), (2, 50_000, 256), (2, 1, 3), (3, 1, 7)):
+        monkeypatch.setattr(encoder_module, "CPU_PIECE", piece)
+        for module in ("tower", "projector"):
+            monkeypatch.setattr(f"tureen.vision.{module}.MIN_ROWS", rows)
+        encoder = _load_encoder(next_folder, DeviceInfo("cpu", "cpu", threads))
+        embeddings.add(list(encoder.encode(item))[-1])
+    assert len(embeddings) == 1
+    assert np.isfinite(np.frombuffer(embeddings.pop(), np.float32)).all()

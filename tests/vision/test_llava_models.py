@@ -1,24 +1,29 @@
 """Models that see: embeddings, logits and tokens equal those of transformers, end to end through our text model."""
 
 import functools
+import importlib
+import sys
 
+import msgspec
 import mutated
 import numpy as np
 import pytest
 import tiny_llava
 from llava_checks import (
-    CLOSE,
+    check_answer,
     check_embeddings,
     check_encoding_by_turns,
     check_end_to_end,
     check_small_pieces,
     encode,
+    expected_answer,
     expected_embeddings,
     load_tiny_encoder,
     make_model,
 )
 from safetensors.torch import load_file, save_file
 
+from tureen.kernels.cpu import native
 from tureen.media.llava_names import local_name
 from tureen.registry import declared
 from tureen.weights.stored import VISION
@@ -87,8 +92,7 @@ def test_tokens_after_several_pictures_equal_transformers(model):
 def test_tokens_after_a_video_equal_transformers(onevision):
     frames = [tiny_llava.picture(50, 40, seed) for seed in range(3)]
     [prepared] = onevision.family.prepare(frames, "video")
-    [expected] = expected_embeddings(onevision, frames, "video")
-    assert np.abs(encode(onevision.encoder, prepared) - expected).max() < CLOSE * np.abs(expected).max()
+    check_embeddings(onevision.encoder, prepared, expected_embeddings(onevision, frames, "video")[0])
     check_end_to_end(onevision, frames, "video")
 
 
@@ -98,13 +102,28 @@ def test_tokens_are_the_same_with_torch_and_in_chunks_that_cut_a_picture(onevisi
     check_end_to_end(onevision, pictures, "image", kernels="torch", chunk=5)
 
 
+@pytest.mark.skipif(native.load() is None, reason="no native kernels")
+@pytest.mark.parametrize("modality", ["image", "video"])
+def test_a_model_that_sees_answers_where_torch_cannot_be_imported(onevision, modality, monkeypatch):
+    pictures = [tiny_llava.picture(57, 31, seed) for seed in range(1 + (modality == "video"))]
+    expected = expected_answer(onevision, pictures, modality)
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("torch", "transformers"):
+            monkeypatch.setitem(sys.modules, name, None)
+        elif name.startswith("tureen.") and hasattr(module, "torch"):
+            monkeypatch.delitem(sys.modules, name)
+    encoder = load_tiny_encoder(onevision.folder, each=("native",))
+    check_answer(msgspec.structs.replace(onevision, encoder=encoder), pictures, modality, expected, kernels="native")
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("tureen.vision.torch_arrays")
+
+
 def test_a_large_picture_is_reduced_to_the_features_that_the_config_allows(onevision):
     picture = tiny_llava.picture(1000, 1000)
     [prepared] = onevision.family.prepare([picture], "image")
     assert len(prepared.pixels) == 1 + 16
     assert prepared.num_tokens < 16 * (1 + 3) + 8
-    [expected] = expected_embeddings(onevision, [picture], "image")
-    assert np.abs(encode(onevision.encoder, prepared) - expected).max() < CLOSE * np.abs(expected).max()
+    check_embeddings(onevision.encoder, prepared, expected_embeddings(onevision, [picture], "image")[0])
 
 
 def _renamed(folder, rename):
@@ -139,8 +158,7 @@ def test_a_16_bit_checkpoint_is_computed_in_float32(tmp_path):
     model.encoder = load_tiny_encoder(tmp_path)
     picture = tiny_llava.picture(57, 31)
     [prepared] = model.family.prepare([picture], "image")
-    [expected] = expected_embeddings(model, [picture], "image")
-    assert np.abs(encode(model.encoder, prepared) - expected).max() < CLOSE * np.abs(expected).max()
+    check_embeddings(model.encoder, prepared, expected_embeddings(model, [picture], "image")[0])
 
 
 def test_pictures_that_are_encoded_by_turns_get_the_numbers_of_each_alone(onevision, monkeypatch):

@@ -169,9 +169,8 @@ def test_a_head_of_a_large_picture_is_more_than_one_piece(mistral3, monkeypatch)
     monkeypatch.setattr("tureen.vision.tower.MIN_ROWS", 1)
     monkeypatch.setattr("tureen.runner.encoder.CPU_PIECE", 4 * 144 * 8 * 10)  # ten queries of 144 patches
     [prepared] = mistral3.family.prepare([tiny_llava.picture(48, 48)], "image")
-    tower = load_tiny_encoder(mistral3.folder)._embedder._tower
-    hidden, attending = torch.randn(144, 32), []
-    work = tower._attend(hidden, "layers.0", None)
+    tower = load_tiny_encoder(mistral3.folder).each[-1]._embedder._tower
+    work = tower._attend(torch.randn(144, 32), "layers.0", None)
     attending = [flops for flops in work if flops % (4 * 144 * 8) == 0 and flops <= 4 * 144 * 8 * 10]
     assert len(attending) == 4 * 15
     assert prepared.num_tokens == 36

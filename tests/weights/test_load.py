@@ -18,6 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tureen.errors import StartupError
 from tureen.weights.gguf import GgufFile
+from tureen.weights.safetensors import save_float32
 from tureen.weights.source import ModelSource, model_config
 from tureen.weights.stored import iter_stored
 from tureen.weights.tensors import as_tensor
@@ -161,6 +162,17 @@ def _folder(path, tensors):
     for name, content in tensors.items():
         save_file(content, path / name)
     return path
+
+
+def test_a_file_of_float32_that_is_written_here_is_read_by_safetensors(tmp_path):
+    generator = np.random.default_rng(0)
+    tensors = {"b": generator.normal(size=(3, 4)), "a": generator.normal(size=5), "empty": np.empty((0, 7))}
+    tensors = {name: values.astype(np.float32) for name, values in tensors.items()}
+    tensors["turned"] = tensors["b"].T
+    save_float32(tensors, tmp_path / "model.safetensors")
+    found = load_file(tmp_path / "model.safetensors")
+    assert found.keys() == tensors.keys()
+    assert all(np.array_equal(values.numpy(), tensors[name]) for name, values in found.items())
 
 
 def test_one_file_of_safetensors_is_read_as_it_is(tmp_path):

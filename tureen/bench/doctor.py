@@ -27,7 +27,7 @@ from tureen.weights.source import open_model
 SECONDS: Final = 5.0
 PROMPT: Final = "A history of the world: chapter one."
 EXTRAS: Final = {
-    "torch": "CUDA, models that see, --kernels torch",
+    "torch": "CUDA, --kernels torch",
     "transformers": "--model-impl transformers",
     "PIL": "pictures",
     "av": "films in MP4 and WebM",

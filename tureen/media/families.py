@@ -32,10 +32,7 @@ def sees(hf: Mapping[str, Any], config: Config) -> bool:
 
 def why_blind() -> str | None:
     """Returns why models that see take text only here; None if they take pictures."""
-    for module in ("torch", "PIL"):
-        if not extras.is_installed(module):
-            return extras.why_missing(module)
-    return why_no_helpers() or None
+    return why_no_helpers() or None if extras.is_installed("PIL") else extras.why_missing("PIL")
 
 
 def find_family(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Family:

@@ -1,5 +1,5 @@
 """Models that `tureen models build` puts together.
 
-Imports: config, errors, fetching, files, log, weights; numpy, safetensors.
+Imports: config, errors, fetching, files, log, weights; numpy.
 Imported by: nothing.
 """

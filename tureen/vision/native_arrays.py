@@ -75,4 +75,4 @@ class NativeArrays:
         return nullcontext()
 
     def arithmetic(self) -> dict[str, Any]:
-        return {"backend": f"native {self._kernels.isa()}", "dtype": "float32", "numpy": np.__version__}
+        return {"backend": "native", "isa": self._kernels.isa(), "dtype": "float32", "numpy": np.__version__}

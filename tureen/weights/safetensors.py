@@ -8,8 +8,12 @@ of bytes), and the tensors' bytes one after another.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tureen.errors import StartupError, echo
 from tureen.files import read_regular
@@ -74,6 +78,20 @@ class SafetensorsFile(MappedFile):
 
     def _corrupt(self, fault: str) -> StartupError:
         return unusable(self.path, f"corrupt: {fault}")
+
+
+def save_float32(tensors: Mapping[str, NDArray[np.float32]], path: Path) -> None:
+    """Writes a file of float32 tensors. Raises OSError."""
+    header, end = {}, 0
+    for name, values in tensors.items():
+        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [end, end + values.nbytes]}
+        end += values.nbytes
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % LENGTH)  # tensors begin at a multiple of 8
+    with path.open("wb") as file:
+        file.write(len(encoded).to_bytes(LENGTH, "little") + encoded)
+        for values in tensors.values():
+            file.write(values.astype("<f4").tobytes())
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -92,8 +92,14 @@ def tiled_checkpoint(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(checkpoint):
-    with ServerProcess("--model-path", str(checkpoint.folder), *FLAGS, cwd=checkpoint.start) as running:
+def server(checkpoint, tmp_path_factory):
+    """None of its processes can import torch."""
+    hidden = tmp_path_factory.mktemp("hidden")
+    for name in ("torch", "transformers"):
+        (hidden / f"{name}.py").write_text("raise AssertionError('a server that takes pictures imports this')")
+    path = os.pathsep.join([str(hidden), *filter(None, [os.environ.get("PYTHONPATH")])])
+    flags = ("--model-path", str(checkpoint.folder), *FLAGS)
+    with ServerProcess(*flags, cwd=checkpoint.start, env={"PYTHONPATH": path}) as running:
         yield running.wait_ready()
 
 

@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _build(options: argparse.Namespace) -> int:
     terminal = importlib.import_module("tureen.terminal")
-    require(f"{options.name}, a model that sees,", "torch", "PIL", "safetensors")
+    require(f"{options.name}, a model that sees,", "PIL")
     shapes_vlm = importlib.import_module("tureen.recipes.shapes_vlm")
     with terminal.PhaseDisplay() as display:
         folder = shapes_vlm.build(cache_dir(load_config(options)), display)

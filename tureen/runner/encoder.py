@@ -22,7 +22,8 @@ from tureen.media.families import find_family
 from tureen.registry import find_model
 from tureen.runner import loading
 from tureen.weights.source import ModelSource, preprocessor_config
-from tureen.weights.stored import Stored, iter_vision
+from tureen.weights.stored import Stored
+from tureen.weights.vision import iter_vision
 
 if TYPE_CHECKING:
     import torch

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tureen.config import Config
@@ -112,6 +113,8 @@ class ForwardParts:
         when the new ones cannot be loaded.
         """
         config = self._config
+        if source.format == "gguf":  # the description of the text model is that of both files
+            source = replace(source, mmproj=self._served.source.mmproj)
         if load_format is not None:
             config = msgspec.structs.replace(config, load_format=load_format)
         served = Served(source, config, files_of(source))
@@ -209,8 +212,7 @@ class ForwardParts:
         settings = {name: getattr(config, name) for name in DECIDING}
         arithmetic = self._factory.arithmetic()
         libraries = list(arithmetic.pop("files", ()))
-        folder = source.path if source.format == "safetensors" else source.path.parent
-        paths = [str(folder / name) for name, _, _ in files] if files and files_of(source) == files else None
+        paths = [str(path) for path in source.files] if files and files_of(source) == files else None
         return {
             "load": self._num_loads,
             "files": [] if config.load_format == "dummy" else paths,

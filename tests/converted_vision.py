@@ -27,14 +27,21 @@ EYES = ("visual.", "vision_model.", "connector.", "vision_tower.", "multi_modal_
 VISION = gguf.Keys.ClipVision
 
 
-def write_pair(folder: Path, oracle: Any, preprocessor: Mapping[str, Any], special: Mapping[str, int]) -> Path:
-    """Writes both files; returns that of the language model. special: tokens for pictures, and their ids."""
+def write_pair(
+    folder: Path,
+    oracle: Any,
+    preprocessor: Mapping[str, Any],
+    special: Mapping[str, int],
+    more: Mapping[str, Any] | None = None,
+) -> Path:
+    """Writes both files; returns that of the language model. special: tokens for pictures, and their ids. more:
+    metadata of the language model."""
     folder.mkdir(exist_ok=True)
     tiny_gguf.write_gguf(folder / "mmproj-tiny-f32.gguf", metadata(oracle, preprocessor), tensors(oracle))
-    return write_text(folder / "tiny.gguf", oracle, special)
+    return write_text(folder / "tiny.gguf", oracle, special, more or {})
 
 
-def write_text(path: Path, oracle: Any, special: Mapping[str, int]) -> Path:
+def write_text(path: Path, oracle: Any, special: Mapping[str, int], more: Mapping[str, Any]) -> Path:
     """Writes the language model."""
     config = oracle.config.get_text_config()
     config.tie_word_embeddings = oracle.config.tie_word_embeddings
@@ -49,7 +56,8 @@ def write_text(path: Path, oracle: Any, special: Mapping[str, int]) -> Path:
         vocabulary["tokenizer.ggml.tokens"][token_id] = token
         vocabulary["tokenizer.ggml.token_type"][token_id] = tiny_gguf.CONTROL
     found = {gguf_name: array for _, gguf_name, array in converted_gguf.tensors(text)}
-    return tiny_gguf.write_gguf(path, converted_gguf.metadata(text) | _pictures_of_text(oracle) | vocabulary, found)
+    metadata = converted_gguf.metadata(text) | _pictures_of_text(oracle) | vocabulary | dict(more)
+    return tiny_gguf.write_gguf(path, metadata, found)
 
 
 def _pictures_of_text(oracle: Any) -> dict[str, Any]:

@@ -28,19 +28,25 @@ async def resolve(
     context, family, loader = state.context, state.context.family, state.media
     if media is None:
         media = [PromptMedia((), (), "image", name, name) for name in names]
+    for item in media:
+        check_takes(item, state)
     if family is None or loader is None:
-        for item in media:
-            if item.pictures or item.videos:
-                raise InvalidRequest(
-                    f"{item.field}: {context.info.model_name} takes text only on this server{_why_blind(context)}",
-                    field=item.field,
-                )
         if isinstance(inputs, Texts):
             return [Prompt(ids) for ids in await tokenize(inputs.texts, names, context)]
         return inputs
     marked = await _marked(inputs, names, media, family, context)
     placer = MediaPlacer(loader, context)
     return [await placer.place(*fields) for fields in zip(marked, media, names, strict=True)]
+
+
+def check_takes(item: PromptMedia, state: ServerState) -> None:
+    """Raises InvalidRequest if pictures or videos came for a model that takes text only here."""
+    context = state.context
+    if (item.pictures or item.videos) and (context.family is None or state.media is None):
+        raise InvalidRequest(
+            f"{item.field}: {context.info.model_name} takes text only on this server{_why_blind(context)}",
+            field=item.field,
+        )
 
 
 def _why_blind(context: Context) -> str:

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tureen.config import Config
@@ -113,8 +112,6 @@ class ForwardParts:
         when the new ones cannot be loaded.
         """
         config = self._config
-        if source.format == "gguf":  # the description of the text model is that of both files
-            source = replace(source, mmproj=self._served.source.mmproj)
         if load_format is not None:
             config = msgspec.structs.replace(config, load_format=load_format)
         served = Served(source, config, files_of(source))

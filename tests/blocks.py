@@ -89,6 +89,7 @@ BLOCKS = {
         "tureen serve --kv-disk ~/.cache/tureen/k": START,
     },
     "media.md": {
+        "tureen serve --model-path ggml-org/Qwen2": PEER,
         "tureen models build shapes-vlm": "tests/servers/test_shapes_vlm_server.py",
         "python3 -c 'import base64, json; print(j": "tests/servers/test_shapes_vlm_server.py",
     },

@@ -51,7 +51,7 @@ class RealApp(App):
         self._begin()
         model = build.find_model(self.config)
         self.client = self.run(self._connect_model(model))
-        self._serve(model.tokenizer)
+        self._serve(model.tokenizer, build.media_loader(self.config, model))
 
     async def _connect_model(self, model: build.Model) -> HealingClient:
         return await self._connect(lambda report: self._make_engine(model, report))

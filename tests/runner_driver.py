@@ -6,10 +6,11 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+from tureen.config import Config
 from tureen.contract.params import SamplingParams
 from tureen.contract.runner import Batch, Row, RowOutput, SlotState
 from tureen.contract.types import LogprobSpec
-from tureen.weights.source import ModelSource
+from tureen.weights.source import ModelSource, open_model
 
 GREEDY = SamplingParams(temperature=0.0)
 SPEC = LogprobSpec(prompt_start=0, top=256)
@@ -24,6 +25,9 @@ PROMPT = random_tokens(61, 1, 250)
 
 
 def folder_source(folder: Path) -> ModelSource:
+    """The model of a folder, or of a GGUF file and the mmproj file next to it."""
+    if folder.is_file():
+        return open_model(folder, Config())
     return ModelSource(name=folder.name, path=folder, format="safetensors")
 
 

@@ -25,6 +25,10 @@ VARIANTS = {
     ),
     "idefics3-whole": ("Idefics3", {**EYE, "image_size": 20, "patch_size": 5}, {"scale_factor": 1}),
 }
+IN_GGUF = {
+    "idefics3-gguf": ("Idefics3", {**EYE, "image_size": 75, "patch_size": 3}, VARIANTS["idefics3"][2]),
+}
+"""Variants of which GGUF files say everything."""
 SMOLVLM, IDEFICS3 = ({"image_processor_type": f"{name}ImageProcessor"} for name in ("SmolVLM", "Idefics3"))
 PREPROCESSORS = {
     "smolvlm": {**SMOLVLM, "size": {"longest_edge": 84}, "max_image_size": {"longest_edge": 28}},
@@ -37,6 +41,7 @@ PREPROCESSORS = {
         "resample": 2,
     },
     "idefics3": {**IDEFICS3, "size": {"longest_edge": 149}, "max_image_size": {"longest_edge": 75}},
+    "idefics3-gguf": {**IDEFICS3, "size": {"longest_edge": 149}, "max_image_size": {"longest_edge": 75}},
     "idefics3-whole": {
         **IDEFICS3,
         "size": {"longest_edge": 65},
@@ -55,7 +60,7 @@ SPECIAL = {
 
 def write(folder: Path, variant: str) -> torch.nn.Module:
     """Writes the folder; returns the transformers model in float32, as loaded from it."""
-    family, eye, changes = VARIANTS[variant]
+    family, eye, changes = (VARIANTS | IN_GGUF)[variant]
     config = getattr(transformers, f"{family}Config")(
         vision_config=eye, text_config={**SHAPE, "model_type": "llama"}, image_token_id=IMAGE, **changes
     )

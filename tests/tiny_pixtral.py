@@ -65,13 +65,23 @@ VARIANTS = {
         {**TYPE, "size": 40, "do_normalize": False, "rescale_factor": 0.01},
     ),
 }  # fmt: skip
+IN_GGUF = {
+    "mistral-gguf": VARIANTS["mistral-small"]._replace(preprocessor={**TYPE, "size": {"longest_edge": 48}, **HALF}),
+    "ministral3-gguf": Variant(
+        "Mistral3", {**TOWER, "patch_size": 3, "hidden_act": "gelu"}, MINISTRAL | {"rms_norm_eps": 0.1},
+        {"spatial_merge_size": 3, "multimodal_projector_bias": True, "tie_word_embeddings": False},
+        {**TYPE, "size": {"longest_edge": 48}, **HALF}, 3,
+    ),
+    "pixtral-gguf": VARIANTS["pixtral"]._replace(preprocessor={**TYPE, "size": {"longest_edge": 48}, **HALF}),
+}  # fmt: skip
+"""Variants of which GGUF files say everything."""
 SIZES = [(28, 28), (57, 31), (31, 57), (500, 333), (199, 400), (3, 2), (1, 1), (300, 20), (13, 260), (48, 49)]
 """Widths and heights: exact, odd, lying, standing, tiny, long."""
 
 
 def write(folder: Path, variant: str) -> torch.nn.Module:
     """Writes the folder; returns the transformers model in float32."""
-    family, tower, text, changes, preprocessor, _ = VARIANTS[variant]
+    family, tower, text, changes, preprocessor, _ = (VARIANTS | IN_GGUF)[variant]
     config = getattr(transformers, f"{family}Config")(
         vision_config=dict(tower), text_config=dict(text), image_token_index=IMAGE, **changes
     )
@@ -85,8 +95,8 @@ def write(folder: Path, variant: str) -> torch.nn.Module:
 
 def processor(variant: str):
     """The image processor of transformers with the patches that PixtralProcessor asks it for."""
-    tower, merge = VARIANTS[variant].tower, VARIANTS[variant].merge
-    settings = {**VARIANTS[variant].preprocessor, "patch_size": tower["patch_size"] * merge}
+    _, tower, _, _, preprocessor, merge = (VARIANTS | IN_GGUF)[variant]
+    settings = {**preprocessor, "patch_size": tower["patch_size"] * merge}
     settings.pop("image_processor_type")
     return image_processing_pil_pixtral.PixtralImageProcessorPil(**settings)
 

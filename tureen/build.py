@@ -99,7 +99,7 @@ def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
         )
     check_chat_template(config.chat_template)
     _require_torch(_settings_with_torch(config))  # before anything is fetched
-    source = open_model(pull(config.model_path, config, progress))
+    source = open_model(pull(config.model_path, config, progress), config)
     _require_architecture(source, config)
     progress("build tokenizer", 0, 1)
     tokenizer = load_tokenizer(source, config.tokenizer_path)

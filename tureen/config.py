@@ -93,6 +93,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = None
     load_format: Annotated[Literal["auto", "dummy"], _meta("model", "dummy = random weights, right in shape.")] = "auto"
     language_model_only: Annotated[bool, _meta("model", "Take text only: load no part that sees pictures.")] = False
+    mmproj: Annotated[
+        str | None, _meta("model PATH", "GGUF file that sees. Default: the only mmproj*.gguf next to the model's.")
+    ] = None
     weight_version: Annotated[str, _meta("model TEXT", "Reported in meta_info.weight_version.")] = "default"
     device: Annotated[Literal["auto", "cpu", "cuda"], _meta("model", "auto = cuda where there is one.")] = "auto"
     dtype: Annotated[
@@ -224,11 +227,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = None
     max_picture_pixels: Annotated[Positive | None, _meta("server N", "Reduce larger pictures to N pixels.")] = None
     allowed_media_domain: Annotated[
-        tuple[str, ...],
-        _meta(
-            "access HOST",
-            "Host name from which pictures named by URL are fetched. May be given repeatedly. Default: none.",
-        ),
+        tuple[str, ...], _meta("access HOST", "Host from which pictures are fetched by URL; may be repeated.")
     ] = ()
     allowed_origins: Annotated[
         tuple[str, ...],

@@ -15,9 +15,12 @@ import urllib.request
 from email.message import Message
 from pathlib import Path
 
+import msgspec
 import pytest
 import tiny_gguf
 import tiny_models
+import tiny_qwen_vl
+from converted_vision import write_pair
 from patience import wait_until
 from simulated_hub import Simulated
 
@@ -125,7 +128,40 @@ def test_a_gguf_is_chosen_by_its_quantisation_and_comes_with_all_its_parts(hub, 
     path = pull(name, config)
     assert path.name == file
     fetched = {path.rpartition("/")[2] for path, _ in _content_requests(hub)}
-    assert fetched == {each for each in GGUFS if each.split("-0000")[0] == file.split("-0000")[0]}
+    parts = {each for each in GGUFS if each.split("-0000")[0] == file.split("-0000")[0]}
+    assert fetched == parts | {"mmproj-m-f16.gguf"}
+    assert (path.parent / "mmproj-m-f16.gguf").read_bytes() == GGUFS["mmproj-m-f16.gguf"]
+
+
+PROJECTORS = [f"mmproj-{kind}.gguf" for kind in ("BF16", "F16", "F32", "Q8_0")]
+
+
+@pytest.mark.parametrize(
+    ("names", "settings", "expected"),
+    [
+        (PROJECTORS, {}, {"mmproj-F16.gguf"}),
+        (["mmproj-F32.gguf", "mmproj-x-bf16.gguf"], {}, {"mmproj-x-bf16.gguf"}),
+        (["mmproj-model.gguf", "mmproj-other.gguf"], {}, {"mmproj-model.gguf"}),
+        (["other/mmproj-F16.gguf"], {}, set()),
+        (PROJECTORS, {"language_model_only": True}, set()),
+        (PROJECTORS, {"mmproj": "mine.gguf"}, set()),
+    ],
+)
+def test_one_file_that_sees_comes_with_a_gguf_model_if_it_is_wanted(hub, config, names, settings, expected):
+    hub.files["org/m"] = {"m-Q4_K_M.gguf": b"GGUF", **dict.fromkeys(names, b"GGUF eye")}
+    path = pull("org/m", msgspec.structs.replace(config, **settings))
+    assert path.name == "m-Q4_K_M.gguf"
+    assert {name.rpartition("/")[2] for name, _ in _content_requests(hub)} - {path.name} == expected
+
+
+def test_a_model_in_a_folder_comes_with_the_file_that_sees_of_that_folder_or_of_the_top(hub, config):
+    hub.files["org/m"] = {"Q8_0/m-Q8_0.gguf": b"GGUF", "Q4_0/m-Q4_0.gguf": b"G", "mmproj-F16.gguf": b"top"}
+    hub.files["org/m"]["Q4_0/mmproj-F32.gguf"] = b"own"
+    for tag, expected in (("Q8_0", "mmproj-F16.gguf"), ("Q4_0", "Q4_0/mmproj-F32.gguf")):
+        hub.requests.clear()
+        pull(f"org/m:{tag}", config)
+        fetched = [path.partition("/resolve/")[2].partition("/")[2] for path, _ in _content_requests(hub)]
+        assert fetched == [f"{tag}/m-{tag}.gguf", expected]
 
 
 def test_a_quantisation_that_is_not_there_names_those_that_are(hub, config):
@@ -454,6 +490,18 @@ def test_show_says_of_a_gguf_file_on_the_hub_whether_it_runs_and_fits(hub, confi
     assert "runs         yes: LlamaForCausalLM, gguf" in shown
     assert "it fits" in shown
     assert "runs         no: tokenizer.ggml.pre 'of tomorrow' is not known" in _shown("org/m:Q8_0", config, capsys)
+
+
+def test_show_says_of_a_gguf_pair_on_the_hub_and_here_that_it_takes_pictures(hub, config, capsys, tmp_path):
+    oracle = tiny_qwen_vl.write(tmp_path / "hf", "qwen2.5")
+    path = write_pair(tmp_path / "gguf", oracle, tiny_qwen_vl.PREPROCESSOR, {"<|image_pad|>": tiny_qwen_vl.IMAGE})
+    hub.files["org/m"] = {each.name: each.read_bytes() for each in path.parent.iterdir()}
+    shown = _shown("org/m:tiny.gguf", config, capsys)
+    assert "runs         yes: Qwen2_5_VLForConditionalGeneration, gguf" in shown
+    assert "pictures     yes, with mmproj-tiny-f32.gguf" in shown
+    assert "pictures     yes, with mmproj-tiny-f32.gguf" in _shown(str(path), config, capsys)
+    (path.parent / "mmproj-other.gguf").write_bytes(b"")
+    assert "pictures     no: tiny.gguf takes text only: several mmproj files" in _shown(str(path), config, capsys)
 
 
 def test_show_asks_only_for_the_head_of_a_gguf_file(hub, config, capsys, monkeypatch):

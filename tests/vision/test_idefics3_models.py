@@ -1,8 +1,6 @@
 """Idefics3 and SmolVLM: prompts, embeddings, logits and tokens equal those of transformers."""
 
-import asyncio
 import json
-from types import SimpleNamespace
 
 import msgspec
 import mutated
@@ -12,132 +10,51 @@ import tiny_idefics3
 import tiny_models
 import torch
 import transformers
+from idefics3_checks import PICTURES, TEXTS, check_end_to_end, expected_embeddings, make_model
 from llava_checks import (
-    NEW_TOKENS,
-    Model,
     check_embeddings,
     check_encoding_by_turns,
     check_small_pieces,
     encode,
-    generate,
     item_of,
     load_tiny_encoder,
 )
-from runner_driver import folder_source
 from safetensors.torch import load_file, save_file
 from tiny_llava import picture
 
-from tureen.contract.types import NO_TOKEN, PICTURE
 from tureen.errors import RequestFailed, StartupError
 from tureen.media.families import find_family
 from tureen.media.idefics3_vision import parse_vision
-from tureen.requests.media_fields import MediaPlacer, PromptMedia, picture_modality
-from tureen.requests.prompts import Prompt
 from tureen.runner.loading import describe
 from tureen.vision.idefics3 import in_buckets
-from tureen.weights.source import model_config, preprocessor_config
 from tureen.weights.stored import VISION
-
-TEXTS = {1: "Look:\n<image>\nwhat?", 2: "<image> and <image>\n\nis", 3: "a<image><image>\nb<image>"}
-PICTURES = [picture(57, 31), picture(40, 90, seed=3), picture(30, 30, seed=5)]
 
 
 @pytest.fixture(scope="module", params=tiny_idefics3.VARIANTS)
 def model(request, tmp_path_factory):
-    return _make_model(tmp_path_factory.mktemp(request.param), request.param)
+    return make_model(tmp_path_factory.mktemp(request.param), request.param)
 
 
 @pytest.fixture(scope="module")
 def smolvlm(tmp_path_factory):
-    return _make_model(tmp_path_factory.mktemp("smolvlm"), "smolvlm")
-
-
-def _make_model(folder, variant):
-    oracle = tiny_idefics3.write(folder, variant)
-    source = folder_source(folder)
-    family = find_family(model_config(source), preprocessor_config(source))
-    return Model(folder, oracle, variant, load_tiny_encoder(folder), family)
-
-
-def _inputs(model, pictures, text):
-    """What transformers makes of a text and its pictures: arguments of its model."""
-    [prepared] = model.family.prepare(pictures[:1], "image")
-    processor = tiny_idefics3.processor(model.variant, prepared.num_tokens // len(prepared.pixels))
-    return dict(processor(text=text, images=pictures, return_tensors="pt"))
-
-
-@torch.no_grad()
-def _expected_embeddings(model, pictures):
-    """[tokens of all pictures, hidden size]."""
-    values = dict(tiny_idefics3.image_processor(model.variant)([pictures], return_tensors="pt"))
-    return torch.cat(model.oracle.get_image_features(**values).pooler_output).numpy()
-
-
-def _placed(model, pictures, text):
-    """The prompt as the server makes it."""
-
-    async def load(references, modality, field):
-        return model.family.prepare(pictures, modality)
-
-    tokenizer = tiny_idefics3.tokenizer()
-    marked = [PICTURE if token == tiny_idefics3.IMAGE else token for token in tokenizer.encode(text)]
-    loader = SimpleNamespace(family=model.family, load=load)
-    placer = MediaPlacer(loader, SimpleNamespace(tokenizer=tokenizer, capacity=10_000))
-    names = tuple(map(str, range(len(pictures))))
-    media = PromptMedia(names, (), picture_modality(len(pictures)), "image_data", "video_data")
-    return asyncio.run(placer.place(Prompt(marked), media, "text"))
-
-
-def _embedded(model, prompt):
-    """The embeddings of a prompt's pictures, one after another, each encoded once."""
-    pictures = [item for item in prompt.media if not item.rows_before]
-    assert sum(item.num_tokens for item in prompt.media) == sum(item.num_rows for item in pictures)
-    encoded = [np.frombuffer(list(model.encoder.encode(item))[-1], np.float32) for item in pictures]
-    return np.concatenate([rows.reshape(item.num_rows, -1) for item, rows in zip(pictures, encoded, strict=True)])
-
-
-@torch.no_grad()
-def _expected(model, inputs):
-    """The tokens that follow, and the log-probabilities [new tokens, vocab] that they are drawn from."""
-    tokens, rows, past = [], [], None
-    for _ in range(NEW_TOKENS):
-        output = model.oracle(**inputs, cache=past, use_cache=True)
-        rows.append(torch.log_softmax(output.logits[0, -1], dim=-1).numpy())
-        tokens.append(int(rows[-1].argmax()))
-        inputs, past = {"input_ids": torch.tensor([tokens[-1:]])}, output.cache
-    return tokens, rows
-
-
-def _check_end_to_end(model, count, **changes):
-    pictures, text = PICTURES[:count], TEXTS[count]
-    inputs = _inputs(model, pictures, text)
-    inputs.pop("attention_mask")
-    prompt = _placed(model, pictures, text)
-    ids = [NO_TOKEN if token < 0 else token for token in prompt.token_ids]
-    image = tiny_idefics3.IMAGE
-    assert [image if token == NO_TOKEN else token for token in ids] == inputs["input_ids"][0].tolist()
-    tokens, logprobs = generate(model, ids, _embedded(model, prompt), **changes)
-    expected_tokens, expected_rows = _expected(model, inputs)
-    assert tokens == expected_tokens
-    for token, found, row in zip(tokens, logprobs, expected_rows, strict=True):
-        assert found == pytest.approx(row[token], abs=2e-4)
+    return make_model(tmp_path_factory.mktemp("smolvlm"), "smolvlm")
 
 
 @pytest.mark.parametrize("size", [(28, 28), (57, 31), (31, 120), (3, 2), (300, 20)])
 def test_embeddings_of_a_picture_equal_transformers(model, size):
     shown = picture(*size)
     [prepared] = model.family.prepare([shown], "image")
-    check_embeddings(model.encoder, prepared, _expected_embeddings(model, [shown]))
+    check_embeddings(model.encoder, prepared, expected_embeddings(model, [shown]))
 
 
 @pytest.mark.parametrize("count", TEXTS)
 def test_tokens_after_pictures_equal_transformers(model, count):
-    _check_end_to_end(model, count)
+    check_end_to_end(model, count)
 
 
 def test_tokens_are_the_same_with_torch_and_in_chunks_that_cut_a_picture(smolvlm):
-    _check_end_to_end(smolvlm, 2, kernels="torch")
-    _check_end_to_end(smolvlm, 2, kernels="torch", chunk=5)
+    check_end_to_end(smolvlm, 2, kernels="torch")
+    check_end_to_end(smolvlm, 2, kernels="torch", chunk=5)
 
 
 def _is_used(kind):
@@ -148,7 +65,7 @@ def _is_used(kind):
 @pytest.mark.parametrize("model", ["smolvlm", "idefics3"], indirect=True)
 def test_noise_in_any_weight_of_the_part_that_sees_is_noticed(model, tmp_path):
     [prepared] = model.family.prepare(PICTURES[:1], "image")
-    expected = _expected_embeddings(model, PICTURES[:1])
+    expected = expected_embeddings(model, PICTURES[:1])
     unnoticed, kinds = [], list(mutated.kinds(load_file(model.folder / "model.safetensors")))
     for kind in mutated.folders_with_noise(model.folder, tmp_path, _is_used):
         kinds.remove(kind)
@@ -238,7 +155,7 @@ def test_a_checkpoint_saved_without_the_first_prefix_is_the_same_model(smolvlm, 
     [prepared] = smolvlm.family.prepare(PICTURES[:1], "image")
     encoder = load_tiny_encoder(tmp_path)
     assert np.array_equal(encode(encoder, prepared), encode(smolvlm.encoder, prepared))
-    _check_end_to_end(msgspec.structs.replace(smolvlm, folder=tmp_path, encoder=encoder), 1)
+    check_end_to_end(msgspec.structs.replace(smolvlm, folder=tmp_path, encoder=encoder), 1)
 
 
 @pytest.mark.parametrize("family", ["Idefics3", "SmolVLM"])

@@ -7,107 +7,30 @@ import numpy as np
 import pytest
 import tiny_llava
 import tiny_qwen_vl
-import torch
 from llava_checks import (
     CLOSE,
-    NEW_TOKENS,
-    Model,
     check_embeddings,
     check_encoding_by_turns,
     check_small_pieces,
     encode,
-    generate,
     load_tiny_encoder,
 )
-from runner_driver import GREEDY, folder_source
+from qwen_checks import PICTURES, check_end_to_end, expected_embeddings, make_model
+from runner_driver import folder_source
 from safetensors.torch import load_file, save_file
-from tiny_qwen_vl import IMAGE
 
 from tureen.config import Config
-from tureen.contract.types import NO_TOKEN, GenerateRequest, MediaItem
-from tureen.engine.embedded import Embedded
+from tureen.contract.types import MediaItem
 from tureen.errors import RequestFailed, StartupError
 from tureen.media.base import Prepared
 from tureen.media.families import find_family
 from tureen.runner.load import load_runner
-from tureen.weights.source import model_config, preprocessor_config
 from tureen.weights.stored import VISION
-
-TEXT = (5, 17, 99), (7, 200), (41, 42, 43, 44)
-"""Before, between and after pictures."""
-PREPARED = Prepared(np.zeros((1, 8, 8, 3), np.uint8), 1)
-PICTURES = [tiny_llava.picture(57, 31), tiny_llava.picture(20, 41, seed=3)]
-
-
-def make_model(folder, variant):
-    oracle = tiny_qwen_vl.write(folder, variant)
-    source = folder_source(folder)
-    family = find_family(model_config(source), preprocessor_config(source))
-    return Model(folder, oracle, variant, load_tiny_encoder(folder), family)
 
 
 @pytest.fixture(scope="module", params=tiny_qwen_vl.VARIANTS)
 def model(request, tmp_path_factory):
     return make_model(tmp_path_factory.mktemp(request.param), request.param)
-
-
-@torch.no_grad()
-def _expected_embeddings(model, picture):
-    inputs = tiny_qwen_vl.processor()([picture], return_tensors="pt")
-    output = model.oracle.model.get_image_features(**inputs)
-    [features], deep = output.pooler_output, getattr(output, "deepstack_features", None) or []
-    return torch.cat([features, *(one for [one] in deep)], dim=-1).numpy()
-
-
-def _prompt(counts, token_id):
-    found = list(TEXT[0])
-    for count, text in zip(counts, (*TEXT[1:], TEXT[0]), strict=False):
-        found += [token_id] * count + list(text)
-    return found
-
-
-@torch.no_grad()
-def _expected(model, prompt, pictures):
-    """The tokens that follow, and the log-probabilities [new tokens, vocab] that they are drawn from."""
-    token_ids, rows = list(prompt), []
-    inputs = tiny_qwen_vl.processor()(pictures, return_tensors="pt") if pictures else {}
-    for _ in range(NEW_TOKENS):
-        given = torch.tensor([token_ids])
-        kinds = (given == IMAGE).int() * (torch.arange(len(token_ids)) < len(prompt))
-        output = model.oracle(input_ids=given, mm_token_type_ids=kinds, use_cache=False, **inputs)
-        rows.append(torch.log_softmax(output.logits[0, -1], dim=-1).numpy())
-        token_ids.append(int(rows[-1].argmax()))
-    return token_ids[len(prompt) :], rows
-
-
-def _request(model, prepared):
-    """The prompt as the engine gets it."""
-    media, start = [], len(TEXT[0])
-    for one, text in zip(prepared, (*TEXT[1:], TEXT[0]), strict=False):
-        [part] = model.family.parts(one)
-        media.append(MediaItem("", start, part.num_tokens, b"", one.pixels.shape, grid=part.grid))
-        start += part.num_tokens + len(text)
-    token_ids = _prompt([one.num_tokens for one in prepared], NO_TOKEN)
-    return GenerateRequest(
-        id="r", token_ids=tuple(token_ids), params=GREEDY, max_new_tokens=NEW_TOKENS, seed=0, media=tuple(media)
-    )
-
-
-def _generate(model, pictures, **options):
-    """The tokens that follow, and the drawn tokens' log-probabilities."""
-    prepared = model.family.prepare(pictures, "multi-images")
-    embeddings = np.concatenate([encode(model.encoder, one) for one in prepared or [PREPARED]])
-    request = _request(model, prepared)
-    return generate(model, request.token_ids, embeddings, places=Embedded(request).places, **options)
-
-
-def _check_end_to_end(model, pictures, **options):
-    counts = [one.num_tokens for one in model.family.prepare(pictures, "multi-images")]
-    expected_tokens, expected_rows = _expected(model, _prompt(counts, IMAGE), pictures)
-    tokens, logprobs = _generate(model, pictures, **options)
-    assert tokens == expected_tokens
-    for token, found, row in zip(tokens, logprobs, expected_rows, strict=True):
-        assert found == pytest.approx(row[token], abs=2e-4)
 
 
 @pytest.mark.parametrize("size", tiny_qwen_vl.SIZES)
@@ -129,14 +52,14 @@ def test_pixels_are_those_of_transformers(model, size):
 def test_embeddings_of_a_picture_equal_transformers(model, size):
     picture = tiny_llava.picture(*size)
     [prepared] = model.family.prepare([picture], "image")
-    check_embeddings(model.encoder, prepared, _expected_embeddings(model, picture))
+    check_embeddings(model.encoder, prepared, expected_embeddings(model, picture))
 
 
 @pytest.mark.parametrize("model", ["qwen2", "qwen2.5", "qwen3", "qwen3.5"], indirect=True)
 def test_noise_in_any_weight_of_the_part_that_sees_is_noticed(model, tmp_path):
     picture = tiny_llava.picture(57, 31)
     [prepared] = model.family.prepare([picture], "image")
-    expected = _expected_embeddings(model, picture)
+    expected = expected_embeddings(model, picture)
     unnoticed = []
     for kind in mutated.folders_with_noise(model.folder, tmp_path, lambda kind: kind.startswith(VISION)):
         encoder = load_tiny_encoder(tmp_path)
@@ -153,21 +76,21 @@ def test_pieces_and_pauses_do_not_change_the_numbers(model, monkeypatch):
 
 
 def test_tokens_after_a_text_equal_transformers(model):
-    _check_end_to_end(model, [])
+    check_end_to_end(model, [])
 
 
 def test_tokens_after_one_picture_equal_transformers(model):
-    _check_end_to_end(model, PICTURES[:1])
+    check_end_to_end(model, PICTURES[:1])
 
 
 def test_tokens_after_several_pictures_equal_transformers(model):
-    _check_end_to_end(model, PICTURES)
+    check_end_to_end(model, PICTURES)
 
 
 def test_tokens_are_the_same_in_torch_in_chunks_that_cut_a_picture_and_beside_a_text(model):
-    _check_end_to_end(model, PICTURES, beside=True, chunk=5)
-    _check_end_to_end(model, PICTURES, kernels="torch")
-    _check_end_to_end(model, PICTURES, kernels="torch", beside=True, chunk=5)
+    check_end_to_end(model, PICTURES, beside=True, chunk=5)
+    check_end_to_end(model, PICTURES, kernels="torch")
+    check_end_to_end(model, PICTURES, kernels="torch", beside=True, chunk=5)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +100,7 @@ def test_tokens_are_the_same_in_torch_in_chunks_that_cut_a_picture_and_beside_a_
 )
 @pytest.mark.parametrize("model", ["qwen2.5", "qwen3"], indirect=True)
 def test_tokens_are_the_same_wherever_layers_are_computed(model, changes):
-    _check_end_to_end(model, PICTURES, beside=True, chunk=5, **changes)
+    check_end_to_end(model, PICTURES, beside=True, chunk=5, **changes)
 
 
 def test_experts_are_read_as_published_with_inputs_before_outputs(tmp_path):
@@ -186,8 +109,8 @@ def test_experts_are_read_as_published_with_inputs_before_outputs(tmp_path):
     turned = {name: weight.mT.contiguous() if ".mlp.experts." in name else weight for name, weight in weights.items()}
     assert any(".mlp.experts." in name for name in turned)
     save_file(turned, tmp_path / "model.safetensors", {"format": "pt"})
-    _check_end_to_end(model, PICTURES[:1])
-    _check_end_to_end(model, [], kernels="torch")
+    check_end_to_end(model, PICTURES[:1])
+    check_end_to_end(model, [], kernels="torch")
 
 
 EYE, ROPE = ("vision_config",), ("text_config", "rope_parameters")

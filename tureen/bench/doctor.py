@@ -56,7 +56,7 @@ def examine(model: str, config: Config) -> Lines:
         return [*pairs, ("model", f"{model} is not here, so nothing was measured; tureen pull {model}, then again")]
     config = msgspec.structs.replace(config, model_path=str(path))
     try:
-        source = open_model(path)
+        source = open_model(path, config)
         need = memory_need(source, config)
         pairs += [("model", source.name), *_fit(need, advice(source, config, need))]
         if need.fits:

@@ -9,6 +9,10 @@ from typing import Final
 
 PART: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 TAG: Final = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|TQ\d_0|MXFP4\w*|BF16|F16|F32|FP16))$", re.IGNORECASE)
+PROJECTOR: Final = "mmproj"
+"""Beginning of the names of files with the part of a model that sees."""
+PROJECTOR_TAGS: Final = ("F16", "FP16", "BF16", "Q8_0", "F32")
+"""Their types, the one that is taken first."""
 DEFAULT_TAG: Final = "Q4_K_M"
 """The quantisation that is taken where none is named: small, and close to the original."""
 
@@ -32,9 +36,25 @@ def groups(names: Iterable[str]) -> dict[str, list[str]]:
     """Returns the models among the files by their stems, each with its parts in order. Projectors are not models."""
     models: dict[str, list[str]] = {}
     for name in sorted(names):
-        if name.endswith(".gguf") and not name.rpartition("/")[2].startswith("mmproj"):
+        if name.endswith(".gguf") and not is_projector(name):
             models.setdefault(stem(name), []).append(name)
     return models
+
+
+def is_projector(name: str) -> bool:
+    """Returns whether a file has the part of a model that sees."""
+    return name.endswith(".gguf") and name.rpartition("/")[2].startswith(PROJECTOR)
+
+
+def projector_for(model: str, names: Iterable[str]) -> str | None:
+    """Returns the file with the part that sees, of those in the folder of a model's file or else at the top; None if
+    there is none. Of several, the one of the first of PROJECTOR_TAGS."""
+    projectors = sorted(filter(is_projector, names))
+    folder = model.rpartition("/")[0]
+    near = [name for name in projectors if name.rpartition("/")[0] == folder]
+    near = near or [name for name in projectors if "/" not in name]
+    by_tag = {tag_of(stem(name)): name for name in reversed(near)}
+    return next((by_tag[tag] for tag in PROJECTOR_TAGS if tag in by_tag), near[0] if near else None)
 
 
 def tag_of(model: str) -> str:

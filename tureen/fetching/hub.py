@@ -36,11 +36,13 @@ TRUE: Final = ("1", "on", "yes", "true")
 
 
 class Repository(NamedTuple):
-    """A repository on the hub. `tag`: which of its GGUF files, by its quantisation or its name; "" = none named."""
+    """A repository on the hub. `tag`: which of its GGUF files, by its quantisation or its name; "" = none named.
+    `sees`: with the GGUF file that sees, if there is one."""
 
     name: str  # ORG/NAME
     tag: str = ""
     revision: str = "main"
+    sees: bool = False
 
     @property
     def text(self) -> str:
@@ -206,7 +208,8 @@ def _chosen(repository: Repository, listed: Iterable[str]) -> list[str]:
         return [name for name in names if TAKEN.fullmatch(name) and name not in extra]
     files = ggufs.choose(names, repository.tag)
     if files:
-        return files
+        projector = ggufs.projector_for(files[0], names) if repository.sees else None
+        return files if projector is None else [*files, projector]
     tags = ggufs.tags(names)
     if tags and repository.tag:
         near = ggufs.nearest(repository.tag, tags)

@@ -102,4 +102,5 @@ def hub_root(config: Config) -> Path:
 def _repository(reference: Reference, config: Config) -> Repository:
     from tureen.fetching import hub  # noqa: PLC0415
 
-    return hub.Repository(reference.name, reference.tag, config.revision or "main")
+    sees = config.mmproj is None and not config.language_model_only
+    return hub.Repository(reference.name, reference.tag, config.revision or "main", sees)

@@ -151,4 +151,5 @@ class Launcher:
 
 def _files_of(config: Config) -> tuple[str | None, ...]:
     """Returns what tells one model's files, and its tokenizer, from another's."""
-    return (config.model_path, config.revision, config.tokenizer_path, config.chat_template)
+    mmproj = "" if config.language_model_only else config.mmproj
+    return (config.model_path, config.revision, config.tokenizer_path, config.chat_template, mmproj)

@@ -59,6 +59,9 @@ async def chat_prompt(
 
     Raises InvalidRequest with `field`, Forbidden.
     """
+    modality = media.modality or media_fields.picture_modality(len(media.pictures))
+    prompt_media = PromptMedia(media.pictures, media.videos, modality, picture_field=field, video_field=field)
+    tokenising.check_takes(prompt_media, state)
     rendered = await chat_tokens(
         messages,
         tools,
@@ -68,8 +71,6 @@ async def chat_prompt(
         add_generation_prompt=add_generation_prompt,
         template_kwargs=template_kwargs,
     )
-    modality = media.modality or media_fields.picture_modality(len(media.pictures))
-    prompt_media = PromptMedia(media.pictures, media.videos, modality, picture_field=field, video_field=field)
     [prompt] = await tokenising.resolve([rendered.prompt], [field], state, [prompt_media])
     return rendered._replace(prompt=prompt)
 

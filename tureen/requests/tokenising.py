@@ -9,6 +9,7 @@ from functools import partial
 from tureen.contract.types import PICTURE, VIDEO
 from tureen.errors import InvalidRequest, echo
 from tureen.media.base import Family
+from tureen.media.families import why_blind
 from tureen.requests.media_fields import MediaPlacer, PromptMedia, check_count
 from tureen.requests.offload import offload
 from tureen.requests.prompts import Prompt, Texts
@@ -27,19 +28,35 @@ async def resolve(
     context, family, loader = state.context, state.context.family, state.media
     if media is None:
         media = [PromptMedia((), (), "image", name, name) for name in names]
+    for item in media:
+        check_takes(item, state)
     if family is None or loader is None:
-        for item in media:
-            if item.pictures or item.videos:
-                why = " (--language-model-only)" if context.config.language_model_only else ""
-                raise InvalidRequest(
-                    f"{item.field}: {context.info.model_name} takes text only on this server{why}", field=item.field
-                )
         if isinstance(inputs, Texts):
             return [Prompt(ids) for ids in await tokenize(inputs.texts, names, context)]
         return inputs
     marked = await _marked(inputs, names, media, family, context)
     placer = MediaPlacer(loader, context)
     return [await placer.place(*fields) for fields in zip(marked, media, names, strict=True)]
+
+
+def check_takes(item: PromptMedia, state: ServerState) -> None:
+    """Raises InvalidRequest if pictures or videos came for a model that takes text only here."""
+    context = state.context
+    if (item.pictures or item.videos) and (context.family is None or state.media is None):
+        raise InvalidRequest(
+            f"{item.field}: {context.info.model_name} takes text only on this server{_why_blind(context)}",
+            field=item.field,
+        )
+
+
+def _why_blind(context: Context) -> str:
+    """Returns why the model takes no pictures, for the end of a message; "" if that is its nature."""
+    if context.config.language_model_only:
+        return " (--language-model-only)"
+    is_gguf = any(name.endswith(".gguf") for name, _, _ in context.info.files)
+    if is_gguf and context.config.mmproj is None and why_blind() is None:
+        return "; a GGUF model takes pictures only with the mmproj file that was made for it (--mmproj FILE)"
+    return ""
 
 
 async def _marked(

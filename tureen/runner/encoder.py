@@ -26,7 +26,8 @@ from tureen.runner.backend import uses_native, uses_ranks
 from tureen.vision.arrays import is_matrix
 from tureen.vision.native_arrays import NativeArrays
 from tureen.weights.source import ModelSource, preprocessor_config
-from tureen.weights.stored import Stored, iter_vision, to_float32
+from tureen.weights.stored import Stored, to_float32
+from tureen.weights.vision import iter_vision
 
 if TYPE_CHECKING:
     from tureen.vision.arrays import Array, EncoderArrays

@@ -17,7 +17,7 @@ from tureen.runner import loading, native
 from tureen.runner.kinds import is_encoder
 from tureen.runner.kv_pool import KvBytes, bytes_of_kv, state_bytes
 from tureen.weights.source import ModelSource, model_config
-from tureen.weights.stored import iter_vision
+from tureen.weights.vision import iter_vision
 
 PROCESS_BYTES = 160 << 20
 """About what the server's own process takes beside all that a model needs."""
@@ -62,7 +62,7 @@ def memory_need(source: ModelSource, config: Config) -> MemoryNeed:
         return MemoryNeed(sum(path.stat().st_size for path in source.files), 0, 0, 0, PROCESS_BYTES // 4, free, total)
     model = loading.describe(hf)
     weights, kv = _sizes(source, config, model)
-    if source.path.is_dir() and sees(hf, config):
+    if sees(hf, config):
         weights += sum(4 * math.prod(stored.shape) for stored in iter_vision(source))  # the part that sees
     context = _context_of(config, model)
     return MemoryNeed(weights, kv.per_token, kv.fixed, context, _workspace(config, model), free, total)

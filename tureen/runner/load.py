@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from tureen.attention.choice import NATIVE
@@ -57,6 +58,8 @@ def load_runner(
 def _load_encoder(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> Encoder | None:
     """Returns None for a model that takes no pictures."""
     hf = model_config(source)
+    if source.mmproj.note:
+        log.log(logging.WARNING if source.mmproj.is_warning else logging.INFO, "%s", source.mmproj.note)
     if not sees(hf, config):
         if is_family(hf) and not config.language_model_only:
             log.warning("%s takes text only here: %s", source.name, why_blind())

@@ -232,8 +232,7 @@ class ForwardParts:
         settings = {name: getattr(config, name) for name in DECIDING}
         arithmetic = self._factory.arithmetic()
         libraries = list(arithmetic.pop("files", ()))
-        folder = source.path if source.format == "safetensors" else source.path.parent
-        paths = [str(folder / name) for name, _, _ in files] if files and files_of(source) == files else None
+        paths = [str(path) for path in source.files] if files and files_of(source) == files else None
         return {
             "load": self._num_loads,
             "files": [] if config.load_format == "dummy" else paths,

@@ -30,6 +30,7 @@ from tureen.sampling.sampler import Sampler
 from tureen.sampling.torch_arithmetic import TorchArithmetic
 from tureen.sandbox import framing
 from tureen.struct_warm_up import warm_up_structs
+from tureen.weights.mmproj import Companion
 from tureen.weights.source import ModelSource, model_config
 
 log = get_logger("runner")
@@ -81,7 +82,8 @@ def _device(order: RankOrder) -> DeviceInfo:
 def _load(order: RankOrder, device: DeviceInfo, group: RankGroup) -> ModelRunner:
     """Raises StartupError."""
     config = order.config
-    source = ModelSource(order.name, Path(order.path), order.format)
+    mmproj = Companion(None if order.mmproj is None else Path(order.mmproj))
+    source = ModelSource(order.name, Path(order.path), order.format, mmproj)
     shape = loading.describe(model_config(source))
     dtype = default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
     factory = factory_of(config)

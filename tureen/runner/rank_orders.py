@@ -18,6 +18,7 @@ class RankOrder(msgspec.Struct, frozen=True):
     name: str  # of the model
     path: str
     format: Literal["gguf", "safetensors"]
+    mmproj: str | None  # see ModelSource
     device: str  # cpu or cuda
     num_threads: int
     capacity: Capacity

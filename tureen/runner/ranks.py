@@ -228,6 +228,7 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
             name=source.name,
             path=str(source.path),
             format=source.format,
+            mmproj=None if source.mmproj.path is None else str(source.mmproj.path),
             device=device.type,
             num_threads=device.num_threads,
             capacity=capacity,

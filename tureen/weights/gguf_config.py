@@ -57,8 +57,8 @@ def _unsupported(facts: GgufFacts) -> StartupError:
     """Returns the error for an architecture that is not read, with what to do."""
     if facts.architecture == PROJECTOR:
         return facts.fault(
-            "this is an mmproj file, the part of a model that sees: give the GGUF file of its language model, which "
-            "then takes text; models that see are read from folders with safetensors"
+            "this is an mmproj file, the part of a model that sees: give the GGUF file of its language model, and this "
+            "one by --mmproj"
         )
     from tureen.weights.gguf_others import CLASSES  # noqa: PLC0415 - for refusals
 

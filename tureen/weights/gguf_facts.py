@@ -26,7 +26,7 @@ ONES: Final = frozenset(
     f"rope.scaling.{key}" for key in ("attn_factor", "mscale", "yarn_ext_factor", "yarn_attn_factor")
 )
 """Keys of factors, which change nothing if they are 1."""
-MOST: Final = {"block_count": 4096, "expert_count": 4096}
+MOST: Final = {"block_count": 4096, "expert_count": 4096, "vision.block_count": 4096}
 """The largest accepted counts. Memory grows with these before any tensor is compared."""
 OF_PICTURES: Final = ("mm.", "vision.")
 """Beginnings of keys about pictures, which a text model does not get."""
@@ -120,14 +120,14 @@ class GgufFacts:
         if self.get(key):
             raise self.fault(f"{what} ({self.architecture}.{key}) is not supported")
 
-    def refuse_others(self) -> None:
+    def refuse_others(self, harmless: frozenset[str] = HARMLESS, skipped: tuple[str, ...] = OF_PICTURES) -> None:
         """Raises StartupError for a key of this architecture that no reader has used, unless it is harmless, 0 or
-        empty."""
+        empty. skipped: beginnings of keys that are not looked at."""
         prefix = f"{self.architecture}."
         for name in self.file.metadata:
             key = name.removeprefix(prefix)
             value = self.file.metadata[name]
-            if not name.startswith(prefix) or key in self._read or key in HARMLESS or key.startswith(OF_PICTURES):
+            if not name.startswith(prefix) or key in self._read or key in harmless or key.startswith(skipped):
                 continue
             if key in ONES and value == 1:
                 continue

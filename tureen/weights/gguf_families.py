@@ -14,6 +14,7 @@ from tureen.weights.gguf_facts import GgufFacts
 from tureen.weights.gguf_gemma import gemma3n, gemma4
 from tureen.weights.gguf_latent import deepseek2, kimi_linear, minicpm3
 from tureen.weights.gguf_mamba import falcon_h1, granite_hybrid, nemotron_h, nemotron_h_moe
+from tureen.weights.gguf_rope import with_sections
 
 OF_MAMBA: Final = (
     *(f"ssm.{key}" for key in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")),
@@ -51,6 +52,21 @@ def _qwen2moe(facts: GgufFacts, config: Config) -> Config:
 
 def _qwen3moe(facts: GgufFacts, config: Config) -> Config:
     return {"model_type": "qwen3_moe", **_qwen_experts(facts, config)}
+
+
+def _qwen2vl(facts: GgufFacts, config: Config) -> Config:
+    scaling = with_sections(facts, config, config["head_dim"] // 2, alternate=False)
+    return {"model_type": "qwen2_5_vl_text", "use_sliding_window": False, "rope_scaling": scaling}
+
+
+def _qwen3vl(facts: GgufFacts, config: Config) -> Config:
+    facts.stored("n_deepstack_layers")  # of pictures, which have none here: the mmproj file says which layers
+    scaling = with_sections(facts, config, config["head_dim"] // 2, alternate=True)
+    return {"model_type": "qwen3_vl_text", "rope_scaling": scaling, "vision_config": {"deepstack_visual_indexes": []}}
+
+
+def _qwen3vlmoe(facts: GgufFacts, config: Config) -> Config:
+    return {**_qwen3vl(facts, config), **_qwen3moe(facts, config), "model_type": "qwen3_vl_moe_text"}
 
 
 def _qwen_shared(facts: GgufFacts, config: Config) -> Config:
@@ -387,6 +403,9 @@ ARCHITECTURES: Final = {
     "qwen2moe": Architecture(("Qwen2MoeForCausalLM",), _qwen2moe, has_experts=True, rotates_part=True),
     "qwen3": Architecture(("Qwen3ForCausalLM",), _plain("qwen3", use_sliding_window=False), rotates_part=True),
     "qwen3moe": Architecture(("Qwen3MoeForCausalLM",), _qwen3moe, has_experts=True, rotates_part=True),
+    "qwen2vl": Architecture(("Qwen2_5_VLForConditionalGeneration", "Qwen2VLForConditionalGeneration"), _qwen2vl),
+    "qwen3vl": Architecture(("Qwen3VLForConditionalGeneration",), _qwen3vl),
+    "qwen3vlmoe": Architecture(("Qwen3VLMoeForConditionalGeneration",), _qwen3vlmoe, has_experts=True),
     "qwen3next": Architecture(("Qwen3NextForCausalLM",), _qwen3next, has_experts=True, rotates_part=True),
     "qwen35": Architecture(("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), _qwen35, rotates_part=True),
     "qwen35moe": Architecture(

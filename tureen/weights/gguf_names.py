@@ -149,6 +149,7 @@ OTHER_NAMES: Final = {
     "phi3": FUSED | FUSED_UP,
     "phimoe": FUSED,
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), FUSED),
+    **dict.fromkeys(("qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"), FUSED),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), DELTA),
 }
 """Names that differ from those above, by model_type."""

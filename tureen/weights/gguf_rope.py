@@ -6,6 +6,7 @@ Source: llama.cpp's src/llama-model.cpp and src/llama-context.cpp.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -44,6 +45,23 @@ def rope_scaling(facts: GgufFacts, rotated: int) -> dict[str, Any] | None:
         return None
     factor = facts.number("rope.scaling.factor") if factor is None else factor
     return {"rope_type": "linear", "factor": factor} if kind == "linear" else _yarn_scaling(facts, factor)
+
+
+def with_sections(facts: GgufFacts, config: Mapping[str, Any], pairs: int, *, alternate: bool) -> dict[str, Any]:
+    """Returns the scaling in `config`, and how many of a head's pairs turn with a token's frame, row and column.
+
+    pairs: that a head has. alternate: they turn with each in turn. Raises StartupError.
+    """
+    key = "rope.dimension_sections"
+    stored = facts.stored(key)
+    counts = stored.tolist() if isinstance(stored, np.ndarray) and stored.dtype.kind in "iu" else []
+    if len(counts) not in (3, 4) or min(counts) < 0 or any(counts[3:]) or sum(counts) != pairs:
+        raise facts.fault(
+            f"{facts.architecture}.{key} must be three counts that add up to {pairs}, and perhaps a 0; got "
+            f"{counts[:8] or echo(stored)}"
+        )
+    scaling = config["rope_scaling"] or {"rope_type": "default"}
+    return {**scaling, "mrope_section": counts[:3], "mrope_interleaved": alternate}
 
 
 def _factor(facts: GgufFacts) -> float | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from tureen.config import Config
 from tureen.errors import StartupError, echo
@@ -27,6 +28,7 @@ from tureen.weights import llava_original
 from tureen.weights.gguf import GgufFile
 from tureen.weights.gguf_config import gguf_config, gguf_pooling
 from tureen.weights.gguf_parts import open_gguf
+from tureen.weights.mmproj import Companion, PairConfigs, describe, find_mmproj
 from tureen.weights.sentence_files import SentenceConfig, read_sentence_config
 
 WEIGHTS: Final = (".safetensors", ".gguf")
@@ -48,19 +50,21 @@ class ModelSource(msgspec.Struct, frozen=True, dict=True):
     """A model on disk. `path` is the GGUF file, or the folder with safetensors, config.json and tokenizer.json.
 
     Where the folder's config.json names a `gguf_file` in its text_config, that file beside it holds the language model
-    and the tokenizer, and safetensors the rest.
+    and the tokenizer, and safetensors the rest. `mmproj`: of a GGUF model, the file with the part that sees.
     """
 
     name: str
     path: Path
     format: Literal["gguf", "safetensors"]
+    mmproj: Companion = Companion()
 
     @property
     def files(self) -> list[Path]:
         """Returns the files of the model, those of its folder sorted. Raises OSError."""
         if self.path.is_dir():
             return sorted(path for path in self.path.iterdir() if path.is_file())
-        return [self.path.with_name(name) for name in ggufs.parts(self.path.name)]
+        parts = [self.path.with_name(name) for name in ggufs.parts(self.path.name)]
+        return parts if self.mmproj.path is None else [*parts, self.mmproj.path]
 
     @cached_property
     def gguf(self) -> GgufFile | None:
@@ -78,6 +82,19 @@ class ModelSource(msgspec.Struct, frozen=True, dict=True):
         if not isinstance(name, str) or not name or Path(name).name != name:
             raise StartupError(f"model {config}: gguf_file must name a file of that folder, got {echo(name)}")
         return open_gguf(self.path / name)
+
+    @cached_property
+    def projector(self) -> GgufFile | None:
+        """Returns the GGUF file with the part that sees, opened when first asked for; None if safetensors have that, or
+        the model takes text only. Raises StartupError."""
+        return None if self.mmproj.path is None else open_gguf(self.mmproj.path)
+
+    @cached_property
+    def pair(self) -> PairConfigs | None:
+        """Returns the description of a model in two GGUF files; None for other models. Raises StartupError."""
+        if self.projector is None or self.gguf is None or self.gguf_config is None:
+            return None
+        return describe(self.gguf_config, self.gguf, self.projector)
 
     @cached_property
     def sentence(self) -> SentenceConfig:
@@ -104,12 +121,26 @@ def resolve_model(
     return open_model(pull(model, Config(download_dir=str(cache_dir), revision=revision), progress))
 
 
-def open_model(path: Path) -> ModelSource:
-    """Returns the model at a path that `pull` returned. Raises StartupError where there is none that can be read."""
+def open_model(path: Path, config: Config | None = None) -> ModelSource:
+    """Returns the model at a path that `pull` returned. Raises StartupError where there is none that can be read.
+
+    config: the settings that say which mmproj file goes with a GGUF model; without them none does.
+    """
     snapshots = path.parent
-    if path.is_dir() and snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--"):
-        return _folder(path, snapshots.parent.name.split("--")[-1])  # its own name is a commit
-    return _local(path)
+    is_snapshot = path.is_dir() and snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--")
+    # the folder's own name is a commit
+    source = _folder(path, snapshots.parent.name.split("--")[-1]) if is_snapshot else _local(path)
+    if config is None:
+        return source
+    if source.format != "gguf":
+        if config.mmproj is not None:
+            raise StartupError(
+                f"--mmproj {config.mmproj}: goes with a GGUF model only, and {path} has safetensors, which have "
+                "the part that sees, too; leave it out",
+                field="mmproj",
+            )
+        return source
+    return replace(source, mmproj=find_mmproj(source.path, config))
 
 
 def _local(path: Path) -> ModelSource:
@@ -186,7 +217,7 @@ def model_config(source: ModelSource) -> dict[str, Any]:
     text = source.gguf_config
     if text is not None:
         if source.format == "gguf":
-            return dict(text)
+            return dict(text if source.pair is None else source.pair.config)
         return {**_json_object(source.path / "config.json"), "text_config": text, "eos_token_id": text["eos_token_id"]}
     config = llava_original.translated(_json_object(source.path / "config.json"))
     generation = source.path / "generation_config.json"
@@ -206,7 +237,7 @@ def preprocessor_config(source: ModelSource) -> dict[str, Any]:
     Raises StartupError naming the file and what is wrong.
     """
     if source.format == "gguf":
-        return {}
+        return {} if source.pair is None else source.pair.preprocessor
     path = source.path / "preprocessor_config.json"
     if path.exists():
         return _json_object(path)

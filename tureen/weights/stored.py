@@ -78,11 +78,6 @@ def iter_stored(source: ModelSource, config: Mapping[str, Any]) -> Iterator[Stor
     return _of_folder(source.path, convert)
 
 
-def iter_vision(source: ModelSource) -> Iterator[Stored]:
-    """Yields every weight of the vision encoder, by the file's own names; otherwise as `iter_stored`."""
-    return iter_plain(source, lambda name: name.startswith(VISION))
-
-
 def iter_plain(source: ModelSource, is_wanted: Callable[[str], bool]) -> Iterator[Stored]:
     """Yields the folder's weights that are not quantised and are wanted, by the file's own names; otherwise as
     `iter_stored`."""
@@ -168,7 +163,7 @@ def _of_gguf(file: GgufFile, config: Mapping[str, Any]) -> Iterator[Stored]:
         if name is None:
             raise StartupError(f"model {file.path}: tensor {echo(info.name)} is not part of a known architecture")
         offset = -1.0 if is_plus_one and is_offset(name) else 0.0
-        order = _row_order(file.path, info, heads.get(info.name.split(".")[-2]))
+        order = row_order(file.path, info, heads.get(info.name.split(".")[-2]))
         stored = Stored(name, _shape(info, name), info.encoding.name, file.raw(info), order, offset)
         if name.endswith(".A_log"):
             stored = _log_decay(file.path, stored)
@@ -237,9 +232,9 @@ def readable(stored: Stored) -> Stored:
     return stored._replace(encoding=wide, content=lambda: widen(stored.encoding, stored.data, num_bytes))
 
 
-def _row_order(path: Path, info: TensorInfo, heads: int | None) -> NDArray[np.int64] | None:
-    """Returns the order of rows. llama.cpp interleaves the two halves of each head's rows of q and k; ours are one
-    after the other."""
+def row_order(path: Path, info: TensorInfo, heads: int | None) -> NDArray[np.int64] | None:
+    """Returns the order of rows; None: as stored. llama.cpp interleaves the two halves of each head's rows of q and k;
+    ours are one after the other."""
     if heads is None:
         return None
     rows = info.shape[0]

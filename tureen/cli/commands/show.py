@@ -79,11 +79,13 @@ def _judged(path: Path, config: Config) -> list[tuple[str, str]]:
     names = ("weights.source", "runner.loading", "runner.fit", "registry")
     source_module, loading, fit, registry = (importlib.import_module(f"tureen.{name}") for name in names)
     source = source_module.ModelSource(path.name, path, "gguf" if path.is_file() else "safetensors")
+    if path.is_file():
+        source = source_module.open_model(path, config)
     hf = source_module.model_config(source)
     architecture = loading.architecture_of(hf)
     if registry.declaring("tureen.models", "ENCODER_ARCHITECTURES", architecture) is None:
         loading.describe(hf)
-    rows = [("runs", f"yes: {architecture}, {source.format}")]
+    rows = [("runs", f"yes: {architecture}, {source.format}"), *_pictures(source, hf)]
     if source.format == "gguf":
         source_module.load_tokenizer(source)
         need = fit.memory_need(source, config)
@@ -94,15 +96,26 @@ def _judged(path: Path, config: Config) -> list[tuple[str, str]]:
 def _of_files(path: Any, config: Config) -> list[tuple[str, str]]:
     """Returns what the files themselves say, and the memory that they take. Raises StartupError."""
     source_module, fit = (importlib.import_module(f"tureen.{name}") for name in ("weights.source", "runner.fit"))
-    source = source_module.open_model(path)
+    source = source_module.open_model(path, config)
     hf = source_module.model_config(source)
     need = fit.memory_need(source, config)
     rows = [
         ("architecture", f"{(hf.get('architectures') or ['unknown'])[0]}, {source.format}"),
+        *_pictures(source, hf),
         ("size", f"{size(sum(file.stat().st_size for file in source.files))} on disk"),
         *memory_rows(need, fit.advice(source, config, need)),
     ]
     return rows
+
+
+def _pictures(source: Any, hf: Any) -> list[tuple[str, str]]:
+    """Returns whether a model takes pictures, if it may: a line, or none."""
+    families = importlib.import_module("tureen.media.families")
+    if not families.is_family(hf):
+        return [("pictures", f"no: {source.mmproj.note}")] if source.mmproj.note else []
+    why = families.why_blind()
+    file = "" if source.mmproj.path is None else f", with {source.mmproj.path.name}"
+    return [("pictures", f"yes{file}" if why is None else f"not on this machine: {why}")]
 
 
 def memory_rows(need: Any, advice: str) -> list[tuple[str, str]]:

@@ -1,0 +1,175 @@
+"""What llama.cpp's converter makes of a transformers model that sees: a GGUF file with the language model, and an
+mmproj file. Names of tensors and keys are those of the `gguf` package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import converted_gguf
+import gguf
+import numpy as np
+import tiny_gguf
+
+QWEN2 = ("qwen2_vl", "qwen2_5_vl")
+TYPES = gguf.VisionProjectorType
+PROJECTORS = {
+    "qwen2_vl": TYPES.QWEN2VL,
+    "qwen2_5_vl": TYPES.QWEN25VL,
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), TYPES.QWEN3VL),
+    **dict.fromkeys(("smolvlm", "idefics3"), TYPES.IDEFICS3),
+    **dict.fromkeys(("mistral3", "llava"), TYPES.PIXTRAL),
+}
+"""By model_type."""
+EYES = ("visual.", "vision_model.", "connector.", "vision_tower.", "multi_modal_projector.")
+VISION = gguf.Keys.ClipVision
+
+
+def write_pair(
+    folder: Path,
+    oracle: Any,
+    preprocessor: Mapping[str, Any],
+    special: Mapping[str, int],
+    more: Mapping[str, Any] | None = None,
+) -> Path:
+    """Writes both files; returns that of the language model. special: tokens for pictures, and their ids. more:
+    metadata of the language model."""
+    folder.mkdir(exist_ok=True)
+    tiny_gguf.write_gguf(folder / "mmproj-tiny-f32.gguf", metadata(oracle, preprocessor), tensors(oracle))
+    return write_text(folder / "tiny.gguf", oracle, special, more or {})
+
+
+def write_text(path: Path, oracle: Any, special: Mapping[str, int], more: Mapping[str, Any]) -> Path:
+    """Writes the language model."""
+    config = oracle.config.get_text_config()
+    config.tie_word_embeddings = oracle.config.tie_word_embeddings
+    state = {
+        name.replace("model.language_model.", "model.").replace("model.text_model.", "model."): weight
+        for name, weight in oracle.state_dict().items()
+        if not name.removeprefix("model.").startswith(EYES)
+    }
+    text = SimpleNamespace(config=config, state_dict=lambda: state)
+    vocabulary = tiny_gguf.byte_vocabulary(config.vocab_size)
+    for token, token_id in special.items():
+        vocabulary["tokenizer.ggml.tokens"][token_id] = token
+        vocabulary["tokenizer.ggml.token_type"][token_id] = tiny_gguf.CONTROL
+    found = {gguf_name: array for _, gguf_name, array in converted_gguf.tensors(text)}
+    metadata = converted_gguf.metadata(text) | _pictures_of_text(oracle) | vocabulary | dict(more)
+    return tiny_gguf.write_gguf(path, metadata, found)
+
+
+def _pictures_of_text(oracle: Any) -> dict[str, Any]:
+    """Returns the metadata of the language model that concern pictures."""
+    text = oracle.config.get_text_config()
+    architecture = converted_gguf.ARCHITECTURES[text.model_type]
+    sections = getattr(text, "rope_parameters", {}).get("mrope_section")
+    found = {f"{architecture}.rope.dimension_sections": [*sections, 0]} if sections else {}
+    deep = getattr(oracle.config.vision_config, "deepstack_visual_indexes", None)
+    if architecture.startswith("qwen3vl"):
+        found[f"{architecture}.n_deepstack_layers"] = len(deep)
+    return found
+
+
+def metadata(oracle: Any, preprocessor: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the metadata of the mmproj file."""
+    config, eye = oracle.config, oracle.config.vision_config
+    kind = PROJECTORS[config.model_type]
+    is_qwen = config.model_type.startswith("qwen")
+    found = {
+        "general.architecture": gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.MMPROJ],
+        "general.type": gguf.GGUFType.MMPROJ,
+        "general.file_type": 0,
+        gguf.Keys.Clip.HAS_VISION_ENCODER: True,
+        gguf.Keys.Clip.PROJECTOR_TYPE: kind,
+        VISION.PROJECTION_DIM: config.get_text_config().hidden_size,
+        VISION.PATCH_SIZE: eye.patch_size,
+        VISION.BLOCK_COUNT: eye.depth if is_qwen else eye.num_hidden_layers,
+        VISION.Attention.HEAD_COUNT: eye.num_heads if is_qwen else eye.num_attention_heads,
+        VISION.Attention.LAYERNORM_EPS: 1e-5 if kind == TYPES.PIXTRAL else 1e-6,
+        VISION.IMAGE_MEAN: preprocessor["image_mean"],
+        VISION.IMAGE_STD: preprocessor["image_std"],
+        **(_of_qwen(config.model_type, eye, preprocessor) if is_qwen else {}),
+    }
+    if not is_qwen:
+        found |= {
+            VISION.EMBEDDING_LENGTH: eye.hidden_size,
+            VISION.FEED_FORWARD_LENGTH: eye.intermediate_size,
+            VISION.IMAGE_SIZE: eye.image_size,
+        }
+    if kind == TYPES.IDEFICS3:
+        longest = preprocessor["size"]["longest_edge"]
+        found |= {VISION.USE_GELU: True, VISION.PREPROC_IMAGE_SIZE: longest}
+        found[VISION.Projector.SCALE_FACTOR] = config.scale_factor
+    if kind == TYPES.PIXTRAL:
+        found[VISION.USE_SILU if eye.hidden_act == "silu" else VISION.USE_GELU] = True
+        if config.model_type == "mistral3":
+            found[VISION.SPATIAL_MERGE_SIZE] = config.spatial_merge_size
+    return found
+
+
+def _of_qwen(model_type: str, eye: Any, preprocessor: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the metadata of Qwens; the converter writes no limits of pictures, but the keys exist."""
+    limits = preprocessor["size"]
+    found = {VISION.IMAGE_MIN_PIXELS: limits["shortest_edge"], VISION.IMAGE_MAX_PIXELS: limits["longest_edge"]}
+    if model_type == "qwen2_vl":
+        return found | {
+            VISION.EMBEDDING_LENGTH: eye.embed_dim,
+            VISION.FEED_FORWARD_LENGTH: eye.hidden_size,  # the converter's mistake: the language model's size
+            VISION.IMAGE_SIZE: 560,
+        }
+    found |= {VISION.EMBEDDING_LENGTH: eye.hidden_size, VISION.FEED_FORWARD_LENGTH: eye.intermediate_size}
+    if model_type == "qwen2_5_vl":
+        return found | {
+            VISION.IMAGE_SIZE: 560,
+            VISION.USE_SILU: True,
+            VISION.N_WA_PATTERN: eye.fullatt_block_indexes[0] + 1,
+            VISION.WINDOW_SIZE: eye.window_size,
+        }
+    deep = getattr(eye, "deepstack_visual_indexes", None) or []
+    return found | {
+        VISION.IMAGE_SIZE: int(eye.num_position_embeddings**0.5 * eye.patch_size),
+        VISION.USE_GELU: True,
+        VISION.SPATIAL_MERGE_SIZE: eye.spatial_merge_size,
+        VISION.IS_DEEPSTACK_LAYERS: [layer in deep for layer in range(eye.depth)],
+    }
+
+
+def tensors(oracle: Any) -> dict[str, np.ndarray]:
+    """Returns the tensors of the mmproj file."""
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 16)
+    found = {}
+    for full, parameter in oracle.state_dict().items():
+        name = full.removeprefix("model.")
+        if not name.startswith(EYES):
+            continue
+        for hf_name, array in _converted(name, parameter.detach().float().numpy(), oracle.config):
+            known = names.get_name(hf_name, (".weight", ".bias"))
+            known = known or names.get_name(f"model.{hf_name}", (".weight", ".bias"))
+            found[known or hf_name] = np.ascontiguousarray(array)
+    return found
+
+
+def _converted(name: str, array: np.ndarray, config: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the names that the `gguf` package knows, or those of tensors, and the values."""
+    kind = name.rpartition(".")[2]
+    if name == "visual.patch_embed.proj.weight":
+        yield "v.patch_embd.weight", array[:, :, 0]
+        yield "v.patch_embd.weight.1", array[:, :, 1]
+    elif ".qkv." in name and config.model_type in QWEN2:
+        for part, third in zip("qkv", np.split(array, 3), strict=True):
+            yield name.replace("qkv", part), third
+    elif name.startswith("visual.deepstack_merger_list."):
+        _, _, index, part, _ = name.split(".")
+        layer = config.vision_config.deepstack_visual_indexes[int(index)]
+        yield f"v.deepstack.{layer}.{part.removeprefix('linear_')}.{kind}", array
+    elif name.startswith("visual.merger.linear_fc"):
+        yield f"mm.{2 * (int(name.split('.')[2][-1]) - 1)}.{kind}", array
+    elif name.startswith("visual.merger.norm."):
+        yield f"v.post_ln.{kind}", array
+    elif name.startswith("vision_tower.") and name.endswith(("q_proj.weight", "k_proj.weight")):
+        heads = config.vision_config.num_attention_heads
+        yield name, array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+    else:
+        yield name, array

@@ -1,0 +1,152 @@
+"""GGUF models with an mmproj file: embeddings, log-probabilities and tokens equal those of transformers."""
+
+import msgspec
+import pytest
+import tiny_gguf
+import tiny_idefics3
+import tiny_llava
+import tiny_pixtral
+import tiny_qwen_vl
+from converted_vision import metadata, tensors, write_pair
+from idefics3_checks import check_end_to_end as check_idefics3
+from idefics3_checks import expected_embeddings as expected_of_idefics3
+from llava_checks import Model, check_embeddings, check_end_to_end, expected_embeddings, load_tiny_encoder
+from qwen_checks import PICTURES
+from qwen_checks import check_end_to_end as check_qwen
+from qwen_checks import expected_embeddings as expected_of_qwen
+from runner_driver import folder_source
+
+from tureen.config import Config
+from tureen.devices.base import DeviceInfo
+from tureen.devices.groups import RankGroup
+from tureen.errors import StartupError
+from tureen.media.families import find_family, is_family
+from tureen.runner import rank_child
+from tureen.runner.load import load_runner
+from tureen.runner.loading import describe
+from tureen.runner.rank_orders import RankOrder
+from tureen.runner.ranks import Ranks
+from tureen.weights.source import model_config, preprocessor_config
+
+QWEN = {"<|image_pad|>": tiny_qwen_vl.IMAGE}
+IDEFICS3 = {"<image>": tiny_idefics3.IMAGE, "<fake_token_around_image>": 251}
+PIXTRAL = {"[IMG]": tiny_pixtral.IMAGE, "[IMG_BREAK]": tiny_pixtral.BREAK, "[IMG_END]": tiny_pixtral.END}
+HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+SIZES = [(57, 31), (3, 2), (300, 20)]
+
+
+def _model(path, oracle, variant, tiny):
+    source = folder_source(path)
+    family = find_family(model_config(source), preprocessor_config(source))
+    return Model(path, oracle, variant, load_tiny_encoder(path), family, tiny, getattr(tiny, "TEXT_IDS", {}))
+
+
+@pytest.fixture(scope="module", params=tiny_qwen_vl.VARIANTS)
+def qwen(request, tmp_path_factory):
+    folder, variant = tmp_path_factory.mktemp(request.param), request.param
+    oracle = tiny_qwen_vl.write(folder / "hf", variant)
+    path = write_pair(folder / "gguf", oracle, tiny_qwen_vl.PREPROCESSOR, QWEN)
+    return _model(path, oracle, variant, tiny_qwen_vl)
+
+
+@pytest.fixture(scope="module", params=["smolvlm", *tiny_idefics3.IN_GGUF])
+def idefics3(request, tmp_path_factory):
+    folder, variant = tmp_path_factory.mktemp(request.param), request.param
+    oracle = tiny_idefics3.write(folder / "hf", variant)
+    path = write_pair(folder / "gguf", oracle, HALF | tiny_idefics3.PREPROCESSORS[variant], IDEFICS3)
+    return _model(path, oracle, variant, tiny_idefics3)
+
+
+@pytest.fixture(scope="module", params=tiny_pixtral.IN_GGUF)
+def pixtral(request, tmp_path_factory):
+    folder, variant = tmp_path_factory.mktemp(request.param), request.param
+    oracle = tiny_pixtral.write(folder / "hf", variant)
+    path = write_pair(folder / "gguf", oracle, tiny_pixtral.IN_GGUF[variant].preprocessor, PIXTRAL)
+    return _model(path, oracle, variant, tiny_pixtral)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_embeddings_of_a_qwen_equal_transformers(qwen, size):
+    picture = tiny_llava.picture(*size)
+    [prepared] = qwen.family.prepare([picture], "image")
+    check_embeddings(qwen.encoder, prepared, expected_of_qwen(qwen, picture))
+
+
+def test_tokens_of_a_qwen_equal_transformers(qwen):
+    check_qwen(qwen, PICTURES)
+    check_qwen(qwen, PICTURES[:1], kernels="torch")
+    check_qwen(qwen, [])
+
+
+@pytest.mark.parametrize("qwen", ["qwen3"], indirect=True)
+def test_a_rank_is_told_both_files(qwen, monkeypatch):
+    orders = []
+
+    def start(self, order):
+        orders.append(msgspec.msgpack.decode(msgspec.msgpack.encode(order), type=RankOrder))
+        raise InterruptedError
+
+    monkeypatch.setattr(Ranks, "start", start)
+    source, config = folder_source(qwen.folder), Config(device="cpu", tensor_parallel_size=2, max_total_tokens=256)
+    with pytest.raises(InterruptedError):
+        load_runner(source, config)
+    runner = rank_child._load(orders[0], DeviceInfo("cpu", "cpu", 1), RankGroup(1, 2))
+    assert runner._model == describe(model_config(source))
+    assert runner._model.num_deep_inputs == 2
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_embeddings_of_an_idefics3_equal_transformers(idefics3, size):
+    picture = tiny_llava.picture(*size)
+    [prepared] = idefics3.family.prepare([picture], "image")
+    check_embeddings(idefics3.encoder, prepared, expected_of_idefics3(idefics3, [picture]))
+
+
+def test_tokens_of_an_idefics3_equal_transformers(idefics3):
+    check_idefics3(idefics3, 2)
+
+
+@pytest.mark.parametrize("size", [(57, 31), (20, 13), (300, 20)])
+def test_embeddings_of_a_pixtral_equal_transformers(pixtral, size):
+    picture = tiny_llava.picture(*size)
+    [prepared] = pixtral.family.prepare([picture], "image")
+    [expected] = expected_embeddings(pixtral, [picture], "image")
+    check_embeddings(pixtral.encoder, prepared, expected)
+
+
+def test_tokens_of_a_pixtral_equal_transformers(pixtral):
+    check_end_to_end(pixtral, PICTURES, "multi-images")
+
+
+STRANGE = ("x", "", 1.5, float("inf"), True, 0, 7, 1 << 31, [1], [1.5, 2.5, 3.5], ["x"], [True, False, True, False])
+
+
+def _is_refused(path) -> bool:
+    try:
+        source = folder_source(path)
+        hf = model_config(source)
+        if is_family(hf):
+            find_family(hf, preprocessor_config(source))
+            load_tiny_encoder(path)
+        return not is_family(hf)
+    except StartupError:
+        return True
+
+
+STRANGE_PAIRS = {
+    "qwen3": (tiny_qwen_vl, tiny_qwen_vl.PREPROCESSOR, QWEN),
+    "smolvlm": (tiny_idefics3, HALF | tiny_idefics3.PREPROCESSORS["smolvlm"], IDEFICS3),
+}
+
+
+@pytest.mark.parametrize("variant", STRANGE_PAIRS)
+def test_any_value_under_any_key_is_taken_or_refused_with_an_error_for_people(tmp_path, variant):
+    tiny, preprocessor, special = STRANGE_PAIRS[variant]
+    oracle = tiny.write(tmp_path / "hf", variant)
+    path = write_pair(tmp_path / "m", oracle, preprocessor, special)
+    facts, eye, num_refused = metadata(oracle, preprocessor), tensors(oracle), 0
+    for key in (key for key in facts if key.startswith("clip.")):
+        for value in STRANGE:
+            tiny_gguf.write_gguf(path.with_name("mmproj-tiny-f32.gguf"), facts | {key: value}, eye)
+            num_refused += _is_refused(path)
+    assert num_refused > 5 * len(facts)

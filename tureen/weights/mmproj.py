@@ -1,0 +1,172 @@
+"""Finds the mmproj file of a GGUF model, the part that sees, and describes both files together as config.json does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from tureen.config import Config
+from tureen.errors import StartupError, echo
+from tureen.fetching import ggufs
+from tureen.weights.gguf import GgufFile
+from tureen.weights.gguf_config import PROJECTOR as ARCHITECTURE
+from tureen.weights.gguf_config import TOKENS
+from tureen.weights.gguf_facts import GgufFacts
+from tureen.weights.gguf_parts import open_gguf
+from tureen.weights.projectors import PROJECTORS, ProjectorKind
+
+WAY_OUT: Final = "or serve text alone with --language-model-only"
+HARMLESS: Final = frozenset((
+    "has_llava_projector", "has_qwen2vl_merger",  # projector_type says it
+    "has_text_encoder",  # of CLIP, and always false
+    "vision.feed_forward_length",  # converters write 0 or another size for some Qwens: the tensors have the size
+))  # fmt: skip
+"""Keys that change nothing."""
+
+
+class Companion(NamedTuple):
+    """The mmproj file that goes with a model, and what the log says about the choice."""
+
+    path: Path | None = None
+    note: str = ""
+    is_warning: bool = False
+
+
+def find_mmproj(model: Path, config: Config) -> Companion:
+    """Returns the mmproj file of a GGUF model: that of --mmproj, or the only one next to the model that belongs to it.
+
+    Raises StartupError for a file that does not belong to the model if --mmproj names it, or that cannot be read.
+    """
+    if config.language_model_only:
+        return Companion()
+    if config.mmproj is not None:
+        path = Path(config.mmproj).expanduser()
+        if why := why_foreign(GgufFacts(open_gguf(model)), _opened(path)):
+            fix = f"give the file that was made from the same model, {WAY_OUT}"
+            raise StartupError(f"--mmproj {path}: {why}; {fix}", field="mmproj")
+        return Companion(path)
+    near = _next_to(model)
+    if not near:
+        return Companion()
+    text = GgufFacts(open_gguf(model))
+    if len(near) == 1:
+        if why := why_foreign(text, _opened(near[0])):
+            return Companion(note=f"{near[0].name} is not used with {model.name}: {why}", is_warning=True)
+        return Companion(near[0], f"{model.name} takes pictures with {near[0].name}, which is next to it")
+    if not any(text.architecture in kind.architectures for kind in PROJECTORS.values()):
+        return Companion()
+    names = ", ".join(path.name for path in near)
+    choice = f"choose one with --mmproj {near[0]}"
+    note = f"{model.name} takes text only: several mmproj files are next to it ({names}); {choice}"
+    return Companion(note=note, is_warning=True)
+
+
+def _next_to(model: Path) -> list[Path]:
+    """Returns the mmproj files of the model's folder or, for a model in a folder of a hub's snapshot, of the
+    snapshot."""
+    folders = [model.parent]
+    if model.parent.parent.parent.name == "snapshots":
+        folders.append(model.parent.parent)
+    for folder in folders:
+        try:
+            paths = sorted(path for path in folder.iterdir() if ggufs.is_projector(path.name) and path != model)
+        except OSError:
+            continue
+        if paths:
+            return paths
+    return []
+
+
+def _opened(path: Path) -> GgufFacts:
+    """Raises StartupError."""
+    try:
+        return GgufFacts(open_gguf(path))
+    except StartupError as error:
+        raise StartupError(f"{error.message.replace('model ', 'mmproj file ', 1)}, {WAY_OUT}", field="mmproj") from None
+
+
+def why_foreign(text: GgufFacts, facts: GgufFacts) -> str:
+    """Returns why an mmproj file does not go with a model; "" if it does, as far as their metadata tell."""
+    if facts.architecture != ARCHITECTURE:
+        return f"its general.architecture is {echo(facts.architecture)}, not {ARCHITECTURE}: it is no mmproj file"
+    name = facts.get("projector_type") or facts.get("vision.projector_type")  # files that also hear have the second
+    projector = PROJECTORS.get(name) if isinstance(name, str) else None
+    if projector is None:
+        return f"clip.projector_type {echo(name)} is not supported; these are: {', '.join(PROJECTORS)}"
+    if text.architecture not in projector.architectures:
+        return (
+            f"clip.projector_type {name} goes with models of the architecture "
+            f"{' or '.join(projector.architectures)}, and the model's is {text.architecture}"
+        )
+    width, expected = facts.get("vision.projection_dim"), text.get("embedding_length")
+    if width != expected:
+        return (
+            f"clip.vision.projection_dim {echo(width)} is not the model's {text.architecture}.embedding_length, "
+            f"{echo(expected)}"
+        )
+    if projector.placeholder not in _tokens(text.file):
+        return f"the model's {TOKENS} has no {projector.placeholder}, which stands for a picture"
+    return ""
+
+
+def _tokens(model: GgufFile) -> list[str]:
+    tokens = model.metadata.get(TOKENS)
+    return tokens if isinstance(tokens, list) else []
+
+
+def projector_of(facts: GgufFacts) -> ProjectorKind:
+    """Returns the kind of projector of a file that goes with its model, see `why_foreign`."""
+    return PROJECTORS[str(facts.get("projector_type") or facts.get("vision.projector_type"))]
+
+
+class PairConfigs(NamedTuple):
+    """config.json and preprocessor_config.json of a model in two files."""
+
+    config: dict[str, Any]
+    preprocessor: dict[str, Any]
+
+
+def describe(text_config: dict[str, Any], model: GgufFile, mmproj: GgufFile) -> PairConfigs:
+    """Returns what config.json and preprocessor_config.json of the original model say. text_config: of the GGUF file
+    with the language model.
+
+    Raises StartupError naming the key of the mmproj file that is missing, wrong or not supported.
+    """
+    facts, text = GgufFacts(mmproj), GgufFacts(model)
+    if mmproj.unreadable:
+        raise facts.fault(f"{mmproj.unreadable}; take the model's F16 mmproj file")
+    if why := why_foreign(text, facts):
+        raise facts.fault(why)
+    projector = projector_of(facts)
+    if facts.get("has_vision_encoder") is not True:
+        raise facts.fault("clip.has_vision_encoder must be true: nothing in this file sees")
+    facts.refuse("has_audio_encoder", "an encoder of sounds")
+    inner = {key: value for key, value in text_config.items() if key not in ("architectures", "vision_config")}
+    own, preprocessor = projector.read(facts, text, inner)
+    preprocessor |= {"image_mean": _channels(facts, "image_mean"), "image_std": _channels(facts, "image_std")}
+    if min(preprocessor["image_std"]) <= 0:
+        raise facts.fault("clip.vision.image_std must be numbers above 0")
+    facts.refuse_others(harmless=HARMLESS, skipped=())
+    return PairConfigs(
+        {
+            "text_config": inner,
+            "tie_word_embeddings": text_config["tie_word_embeddings"],
+            "bos_token_id": text_config["bos_token_id"],
+            "eos_token_id": text_config["eos_token_id"],
+            projector.placeholder_key: _tokens(model).index(projector.placeholder),
+            **own,
+        },
+        preprocessor,
+    )
+
+
+def _channels(facts: GgufFacts, key: str) -> list[float]:
+    """Returns a number for each of R, G and B."""
+    value = facts.stored(f"vision.{key}")
+    if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or value.shape != (3,):
+        raise facts.fault(f"clip.vision.{key} must be three numbers, got {echo(value)}")
+    if not np.isfinite(value).all():
+        raise facts.fault(f"clip.vision.{key} must be finite numbers, got {echo(value.tolist())}")
+    return [float(str(number)) for number in value]

@@ -1,0 +1,297 @@
+"""Kinds of mmproj files: what config.json and preprocessor_config.json say of each, and the names that tensors have in
+checkpoints.
+
+Sources: llama.cpp's converter (conversion/) and loader (tools/mtmd/clip.cpp). What files do not say is as published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from tureen.errors import echo
+from tureen.weights.gguf_facts import GgufFacts
+from tureen.weights.gguf_rope import with_sections
+
+Parts = tuple[dict[str, Any], dict[str, Any]]
+"""Entries of config.json, and of preprocessor_config.json without mean and deviation."""
+EPS_KEY: Final = "vision.attention.layer_norm_epsilon"
+QWEN2_PIXELS, QWEN3_PIXELS = (56 * 56, 28 * 28 * 128**2), (256**2, 4096**2)
+"""The least and the most pixels of a picture, as published; files do not say them."""
+QWEN_WINDOW: Final = 112
+"""Pixels along the side of a window of every published Qwen2.5-VL."""
+MERGE: Final = 2
+"""Patches along the side of a token, if a file does not say it."""
+QWEN3_TYPES: Final = {
+    "qwen3vl": ("Qwen3VLForConditionalGeneration", "qwen3_vl"),
+    "qwen3vlmoe": ("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe"),
+    "qwen35": ("Qwen3_5ForConditionalGeneration", "qwen3_5"),
+    "qwen35moe": ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe"),
+}
+"""Architectures of GGUF files -> architecture and model_type of config.json."""
+ABSENT_EPS, SIGLIP_EPS = 1e-5, 1e-6
+"""The epsilon that the converter writes for a SigLIP whose config.json names none, and the one that SigLIP has then."""
+PIXTRAL_EPS: Final = 1e-5
+SIDES_OF_TILES: Final = 4
+"""Tiles along the longest side of a picture of Idefics3 and SmolVLM, if a file does not say it."""
+
+
+class ProjectorKind(NamedTuple):
+    """A kind of mmproj file. Names are those of Hugging Face checkpoints, without `.weight` and `.bias`."""
+
+    architectures: tuple[str, ...]  # of the GGUF files that it goes with
+    placeholder: str  # the token that stands for a picture
+    placeholder_key: str  # its key in config.json
+    read: Callable[[GgufFacts, GgufFacts, Mapping[str, Any]], Parts]  # facts of both files, and the text model's config
+    names: Mapping[str, str]
+    layer: str  # beginning of the names of a layer, with {} for its number
+    layer_names: Mapping[str, str]
+    joins_qkv: bool = False  # the checkpoint has q, k and v in one matrix, the file may have three
+    interleaves: bool = False  # the file has the two halves of each head's rows of q and k interleaved
+    unused: tuple[str, ...] = ()  # tensors that are in the language model, too
+
+
+def _qwen2(facts: GgufFacts, text: GgufFacts, config: Mapping[str, Any]) -> Parts:
+    tower, hidden = _qwen(facts), facts.count("vision.embedding_length")
+    ratio = (inner_size(facts)[0] + 0.5) / hidden  # whose product is rounded down
+    vision = {**tower, "embed_dim": hidden, "hidden_size": config["hidden_size"], "mlp_ratio": ratio}
+    return _qwen_parts("Qwen2VLForConditionalGeneration", "qwen2_vl", vision), _qwen_pictures(facts, QWEN2_PIXELS)
+
+
+def _qwen25(facts: GgufFacts, text: GgufFacts, config: Mapping[str, Any]) -> Parts:
+    every = facts.count("vision.n_wa_pattern")
+    vision = {
+        **_qwen(facts),
+        **_widths(facts, config),
+        "window_size": facts.count("vision.window_size", QWEN_WINDOW),
+        "fullatt_block_indexes": list(range(every - 1, facts.count("vision.block_count"), every)),
+    }
+    return _qwen_parts("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", vision), _qwen_pictures(facts, QWEN2_PIXELS)
+
+
+def _qwen3(facts: GgufFacts, text: GgufFacts, config: Mapping[str, Any]) -> Parts:
+    patch = facts.count("vision.patch_size")
+    flags = facts.flags("vision.is_deepstack_layers", facts.count("vision.block_count")) or []
+    deep = [layer for layer, is_deep in enumerate(flags) if is_deep]
+    expected = text.get("n_deepstack_layers") or 0
+    if len(deep) != expected:
+        raise facts.fault(
+            f"clip.vision.is_deepstack_layers has {len(deep)} layers, but {text.architecture}.n_deepstack_layers of "
+            f"the model is {echo(expected)}: the files do not belong together"
+        )
+    vision = {
+        **_qwen(facts),
+        **_widths(facts, config),
+        "num_position_embeddings": (facts.count("vision.image_size") // patch) ** 2,
+        "deepstack_visual_indexes": deep,
+    }
+    own = _qwen_parts(*QWEN3_TYPES[text.architecture], vision)
+    if text.architecture.startswith("qwen35"):
+        pairs = int(config["head_dim"] * config["partial_rotary_factor"]) // 2
+        own["text_config"] = {**config, "rope_scaling": with_sections(text, config, pairs, alternate=True)}
+    return own, _qwen_pictures(facts, QWEN3_PIXELS)
+
+
+def _qwen(facts: GgufFacts) -> dict[str, Any]:
+    """Returns what Qwens share. Their norms' epsilon is fixed; the file has the language model's."""
+    for unused in (EPS_KEY, "vision.image_size"):
+        facts.stored(unused)
+    return {
+        "depth": facts.count("vision.block_count"),
+        "num_heads": _heads(facts, 4),
+        "hidden_act": _activation(facts, "gelu_pytorch_tanh"),
+        "patch_size": facts.count("vision.patch_size"),
+        "spatial_merge_size": facts.count("vision.spatial_merge_size", MERGE),
+    }
+
+
+def _widths(facts: GgufFacts, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "hidden_size": facts.count("vision.embedding_length"),
+        "intermediate_size": inner_size(facts)[0],
+        "out_hidden_size": config["hidden_size"],
+    }
+
+
+def _qwen_parts(architecture: str, model_type: str, vision: dict[str, Any]) -> dict[str, Any]:
+    return {"architectures": [architecture], "model_type": model_type, "vision_config": vision}
+
+
+def _qwen_pictures(facts: GgufFacts, pixels: tuple[int, int]) -> dict[str, Any]:
+    least, most = (
+        facts.count(f"vision.image_{end}_pixels", default) for end, default in zip(("min", "max"), pixels, strict=True)
+    )
+    if least > most:
+        raise facts.fault(f"clip.vision.image_max_pixels must be at least image_min_pixels, {least}, got {most}")
+    size = {"shortest_edge": least, "longest_edge": most}
+    return {"image_processor_type": "Qwen2VLImageProcessor", "size": size}
+
+
+def _idefics3(facts: GgufFacts, text: GgufFacts, config: Mapping[str, Any]) -> Parts:
+    epsilon, side = facts.number(EPS_KEY), facts.count("vision.image_size")
+    vision = {
+        "model_type": "idefics3_vision",
+        **_tower(facts),
+        "hidden_act": _activation(facts, "gelu_pytorch_tanh"),
+        "layer_norm_eps": SIGLIP_EPS if epsilon == ABSENT_EPS else epsilon,
+    }
+    own = {
+        "architectures": ["Idefics3ForConditionalGeneration"],
+        "model_type": "idefics3",
+        "vision_config": vision,
+        "scale_factor": facts.count("vision.projector.scale_factor", MERGE),
+    }
+    longest = facts.count("vision.preproc_image_size", SIDES_OF_TILES * side)
+    sizes = {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": side}}
+    return own, {"image_processor_type": "Idefics3ImageProcessor", **sizes}
+
+
+def _pixtral(facts: GgufFacts, text: GgufFacts, config: Mapping[str, Any]) -> Parts:
+    epsilon = facts.number(EPS_KEY)
+    if epsilon != PIXTRAL_EPS:
+        raise facts.unsupported(f"clip.{EPS_KEY} must be {PIXTRAL_EPS:g} with pixtral, got {epsilon:g}")
+    vision = {
+        "model_type": "pixtral",
+        **_tower(facts),
+        "hidden_act": _activation(facts, "gelu"),
+        "rope_theta": facts.number("rope.freq_base", 10000.0),
+    }
+    merge = facts.optional_count("vision.spatial_merge_size") or 1
+    own: dict[str, Any] = {
+        "vision_config": vision,
+        "multimodal_projector_bias": facts.has("mm.1.bias"),
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+    }
+    if facts.has("mm.patch_merger.weight"):
+        names: dict[str, Any] = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
+        own |= names | {"spatial_merge_size": merge}
+    elif merge == 1:
+        own |= {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
+    else:
+        raise facts.fault(f"clip.vision.spatial_merge_size is {merge}, but there is no tensor 'mm.patch_merger.weight'")
+    size = {"longest_edge": facts.count("vision.image_size")}
+    return own, {"image_processor_type": "PixtralImageProcessor", "size": size}
+
+
+def _tower(facts: GgufFacts) -> dict[str, Any]:
+    return {
+        "hidden_size": facts.count("vision.embedding_length"),
+        "intermediate_size": inner_size(facts)[0],
+        "num_hidden_layers": facts.count("vision.block_count"),
+        "num_attention_heads": _heads(facts, 1),
+        "image_size": facts.count("vision.image_size"),
+        "patch_size": facts.count("vision.patch_size"),
+    }
+
+
+def _heads(facts: GgufFacts, parts: int) -> int:
+    """Returns the number of heads; the sizes of heads must be multiples of `parts`."""
+    hidden, heads = facts.count("vision.embedding_length"), facts.count("vision.attention.head_count")
+    if hidden % (parts * heads):
+        each = f" x {parts}" if parts > 1 else ""
+        raise facts.fault(
+            f"clip.vision.embedding_length {hidden} is not a multiple of attention.head_count{each}, {parts * heads}"
+        )
+    return heads
+
+
+def _activation(facts: GgufFacts, gelu: str) -> str:
+    """Returns the activation; gelu: the one that `clip.use_gelu` means."""
+    flags = [facts.get("use_gelu"), facts.get("use_silu")]
+    if any(flag not in (None, False, True) for flag in flags) or flags == [True, True]:
+        raise facts.fault(f"clip.use_gelu and clip.use_silu must be flags, at most one of them true, got {flags}")
+    if flags[0]:
+        return gelu
+    return "silu" if flags[1] else "quick_gelu"
+
+
+def inner_size(facts: GgufFacts) -> tuple[int, bool]:
+    """Returns the inner size of an mlp, and whether its two matrices have each other's name, as in older files."""
+    name, hidden = "v.blk.0.ffn_up.weight", facts.count("vision.embedding_length")
+    tensor = facts.file.tensors.get(name)
+    shape = () if tensor is None else tensor.shape
+    if len(shape) != 2 or hidden not in shape:
+        raise facts.fault(f"tensor '{name}' must be a matrix with a side of {hidden} (clip.vision.embedding_length)")
+    if shape[0] == shape[1]:
+        raise facts.unsupported(f"tensor '{name}' is a square, so that 'ffn_down' cannot be told from it")
+    is_swapped = shape[0] == hidden
+    return (shape[1] if is_swapped else shape[0]), is_swapped
+
+
+QWEN: Final[Mapping[str, Any]] = {
+    "placeholder": "<|image_pad|>",
+    "placeholder_key": "image_token_id",
+    "names": {
+        "v.patch_embd": "visual.patch_embed.proj",
+        "v.position_embd": "visual.pos_embed",
+        "v.post_ln": "visual.merger.norm",
+        "mm.0": "visual.merger.linear_fc1",
+        "mm.2": "visual.merger.linear_fc2",
+        "v.deepstack.{}.norm": "visual.deepstack_merger_list.{}.norm",
+        "v.deepstack.{}.fc1": "visual.deepstack_merger_list.{}.linear_fc1",
+        "v.deepstack.{}.fc2": "visual.deepstack_merger_list.{}.linear_fc2",
+    },
+    "layer": "visual.blocks.{}.",
+    "layer_names": {
+        "ln1": "norm1",
+        "ln2": "norm2",
+        "attn_qkv": "attn.qkv",
+        "attn_out": "attn.proj",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    },
+    "joins_qkv": True,
+}
+"""The fields that projectors of Qwens share."""
+PROJECTORS: Final = {
+    "qwen2vl_merger": ProjectorKind(("qwen2vl",), read=_qwen2, **QWEN),
+    "qwen2.5vl_merger": ProjectorKind(("qwen2vl",), read=_qwen25, **QWEN),
+    "qwen3vl_merger": ProjectorKind(tuple(QWEN3_TYPES), read=_qwen3, **QWEN),
+    "idefics3": ProjectorKind(
+        ("llama",),
+        "<image>",
+        "image_token_id",
+        _idefics3,
+        {
+            "v.patch_embd": "vision_model.embeddings.patch_embedding",
+            "v.position_embd": "vision_model.embeddings.position_embedding",
+            "v.post_ln": "vision_model.post_layernorm",
+            "mm.model.fc": "connector.modality_projection.proj",
+        },
+        "vision_model.encoder.layers.{}.",
+        {
+            "ln1": "layer_norm1",
+            "ln2": "layer_norm2",
+            **{f"attn_{part}": f"self_attn.{part}_proj" for part in ("q", "k", "v", "out")},
+            "ffn_up": "mlp.fc1",
+            "ffn_down": "mlp.fc2",
+        },
+    ),
+    "pixtral": ProjectorKind(
+        ("llama", "mistral3"),
+        "[IMG]",
+        "image_token_index",
+        _pixtral,
+        {
+            "v.patch_embd": "vision_tower.patch_conv",
+            "v.pre_ln": "vision_tower.ln_pre",
+            "mm.1": "multi_modal_projector.linear_1",
+            "mm.2": "multi_modal_projector.linear_2",
+            "mm.input_norm": "multi_modal_projector.norm",
+            "mm.patch_merger": "multi_modal_projector.patch_merger.merging_layer",
+        },
+        "vision_tower.transformer.layers.{}.",
+        {
+            "ln1": "attention_norm",
+            "ln2": "ffn_norm",
+            **{f"attn_{part}": f"attention.{part}_proj" for part in ("q", "k", "v")},
+            "attn_out": "attention.o_proj",
+            **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+        },
+        interleaves=True,
+        unused=("v.token_embd.img_break",),
+    ),
+}
+"""Values of clip.projector_type -> kinds."""

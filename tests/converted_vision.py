@@ -21,6 +21,7 @@ PROJECTORS = {
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), TYPES.QWEN3VL),
     **dict.fromkeys(("smolvlm", "idefics3"), TYPES.IDEFICS3),
     **dict.fromkeys(("mistral3", "llava"), TYPES.PIXTRAL),
+    "gemma3": TYPES.GEMMA3,
 }
 """By model_type."""
 EYES = ("visual.", "vision_model.", "connector.", "vision_tower.", "multi_modal_projector.")
@@ -102,6 +103,10 @@ def metadata(oracle: Any, preprocessor: Mapping[str, Any]) -> dict[str, Any]:
         longest = preprocessor["size"]["longest_edge"]
         found |= {VISION.USE_GELU: True, VISION.PREPROC_IMAGE_SIZE: longest}
         found[VISION.Projector.SCALE_FACTOR] = config.scale_factor
+    if kind == TYPES.GEMMA3:
+        side = eye.image_size // eye.patch_size
+        found |= {VISION.USE_GELU: True, VISION.Attention.LAYERNORM_EPS: eye.layer_norm_eps}
+        found[VISION.Projector.SCALE_FACTOR] = side // int(config.mm_tokens_per_image**0.5)
     if kind == TYPES.PIXTRAL:
         found[VISION.USE_SILU if eye.hidden_act == "silu" else VISION.USE_GELU] = True
         if config.model_type == "mistral3":
@@ -168,6 +173,11 @@ def _converted(name: str, array: np.ndarray, config: Any) -> Iterator[tuple[str,
         yield f"mm.{2 * (int(name.split('.')[2][-1]) - 1)}.{kind}", array
     elif name.startswith("visual.merger.norm."):
         yield f"v.post_ln.{kind}", array
+    elif config.model_type == "gemma3":
+        name = name.replace("vision_tower.", "vision_tower.vision_model.").replace(
+            "projection_weight", "projection.weight"
+        )
+        yield name, array + name.endswith("soft_emb_norm.weight")
     elif name.startswith("vision_tower.") and name.endswith(("q_proj.weight", "k_proj.weight")):
         heads = config.vision_config.num_attention_heads
         yield name, array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)

@@ -62,7 +62,7 @@ def _placed(model, pictures, text):
     return asyncio.run(placer.place(Prompt(marked), media, "text"))
 
 
-def _embedded(model, prompt):
+def embedded(model, prompt):
     """The embeddings of a prompt's pictures, one after another, each encoded once."""
     pictures = [item for item in prompt.media if not item.rows_before]
     assert sum(item.num_tokens for item in prompt.media) == sum(item.num_rows for item in pictures)
@@ -71,7 +71,7 @@ def _embedded(model, prompt):
 
 
 @torch.no_grad()
-def _expected(model, inputs):
+def expected(model, inputs):
     """The tokens that follow, and the log-probabilities [new tokens, vocab] that they are drawn from."""
     tokens, rows, past = [], [], None
     for _ in range(NEW_TOKENS):
@@ -90,8 +90,8 @@ def check_end_to_end(model, count, **changes):
     ids = [NO_TOKEN if token < 0 else token for token in prompt.token_ids]
     image = tiny_idefics3.IMAGE
     assert [image if token == NO_TOKEN else token for token in ids] == inputs["input_ids"][0].tolist()
-    tokens, logprobs = generate(model, ids, _embedded(model, prompt), **changes)
-    expected_tokens, expected_rows = _expected(model, inputs)
+    tokens, logprobs = generate(model, ids, embedded(model, prompt), **changes)
+    expected_tokens, expected_rows = expected(model, inputs)
     assert tokens == expected_tokens
     for token, found, row in zip(tokens, logprobs, expected_rows, strict=True):
         assert found == pytest.approx(row[token], abs=2e-4)

@@ -1,23 +1,18 @@
 """Gemma 3 and 4: prompts, embeddings, logits and tokens equal those of transformers, though pictures are seen whole."""
 
-import asyncio
 import itertools
 import random
-from types import SimpleNamespace
 
 import msgspec
 import mutated
 import numpy as np
 import pytest
 import tiny_gemma
-import torch
+from gemma_checks import PICTURES, TEXTS, check_end_to_end, expected_embeddings, generated, make_model
 from llava_checks import (
-    NEW_TOKENS,
-    Model,
     check_embeddings,
     check_encoding_by_turns,
     check_small_pieces,
-    generate,
     item_of,
     load_tiny_encoder,
 )
@@ -26,135 +21,55 @@ from safetensors.torch import load_file
 from tiny_llava import picture
 from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 
-from tureen.contract.types import NO_TOKEN
 from tureen.errors import RequestFailed, StartupError
 from tureen.media.base import Prepared
 from tureen.media.families import find_family, is_family
 from tureen.media.gemma3 import parse_vision
 from tureen.media.gemma4 import grid_of
-from tureen.requests import tokenising
-from tureen.requests.media_fields import PromptMedia, picture_modality
-from tureen.requests.prompts import Texts
 from tureen.runner.loading import describe
 from tureen.weights.source import model_config, preprocessor_config
 from tureen.weights.stored import VISION
 
-TEXTS = {1: "Look:\n*\nwhat?", 2: "* and\n\n*is", 3: "a**\n\n*"}
-"""Texts with so many pictures, each at a star."""
-PICTURES = [picture(57, 31), picture(40, 90, seed=3), picture(30, 30, seed=5)]
-
 
 @pytest.fixture(scope="module", params=tiny_gemma.VARIANTS)
 def model(request, tmp_path_factory):
-    return _make_model(tmp_path_factory.mktemp(request.param), request.param)
+    return make_model(tmp_path_factory.mktemp(request.param), request.param)
 
 
 @pytest.fixture(scope="module")
 def gemma4(tmp_path_factory):
-    return _make_model(tmp_path_factory.mktemp("gemma4"), "gemma4")
+    return make_model(tmp_path_factory.mktemp("gemma4"), "gemma4")
 
 
 @pytest.fixture(scope="module")
 def gemma3(tmp_path_factory):
-    return _make_model(tmp_path_factory.mktemp("gemma3"), "gemma3")
-
-
-def _make_model(folder, variant):
-    oracle = tiny_gemma.write(folder, variant)
-    source = folder_source(folder)
-    family = find_family(model_config(source), preprocessor_config(source))
-    return Model(folder, oracle, variant, load_tiny_encoder(folder), family, tiny_gemma)
-
-
-@torch.no_grad()
-def _expected_embeddings(model, pictures):
-    """[tokens of all pictures, hidden size]."""
-    names = ("pixel_values", "image_position_ids")
-    values = dict(tiny_gemma.image_processor(model.variant)(pictures, return_tensors="pt"))
-    features = model.oracle.get_image_features(**{name: values[name] for name in names if name in values})
-    return torch.cat(list(features.pooler_output)).numpy()
-
-
-def _placed(model, pictures, text):
-    """The prompt as the server makes it of a text."""
-
-    async def load(references, modality, field):
-        return model.family.prepare(pictures, modality)
-
-    loader = SimpleNamespace(family=model.family, load=load)
-    info = SimpleNamespace(vocab_size=256)
-    context = SimpleNamespace(
-        tokenizer=tiny_gemma.tokenizer(model.variant), capacity=10_000, family=model.family, info=info
-    )
-    names = tuple(map(str, range(len(pictures))))
-    media = PromptMedia(names, (), picture_modality(len(pictures)), "image_data", "video_data")
-    state = SimpleNamespace(context=context, media=loader)
-    [prompt] = asyncio.run(tokenising.resolve(Texts([text], ["text"]), ["text"], state, [media]))
-    return prompt
-
-
-def _embedded(model, prompt):
-    """The embeddings of a prompt's pictures, one after another."""
-    encoded = [np.frombuffer(list(model.encoder.encode(item))[-1], np.float32) for item in prompt.media]
-    return np.concatenate([rows.reshape(item.num_rows, -1) for item, rows in zip(prompt.media, encoded, strict=True)])
-
-
-@torch.no_grad()
-def _expected(model, inputs):
-    """The tokens that follow, and the log-probabilities [new tokens, vocab] that they are drawn from."""
-    tokens, rows, past = [], [], None
-    for _ in range(NEW_TOKENS):
-        output = model.oracle(**inputs, cache=past, use_cache=True)
-        rows.append(torch.log_softmax(output.logits[0, -1], dim=-1).numpy())
-        tokens.append(int(rows[-1].argmax()))
-        inputs, past = {"input_ids": torch.tensor([tokens[-1:]])}, output.cache
-    return tokens, rows
-
-
-def _generated(model, count, **changes):
-    """The tokens that follow a text with pictures, and their log-probabilities."""
-    pictures, text = PICTURES[:count], TEXTS[count].replace("*", model.family.placeholder)
-    prompt = _placed(model, pictures, text)
-    ids = [NO_TOKEN if token < 0 else token for token in prompt.token_ids]
-    whole = [(item.start, item.start + item.num_tokens) for item in prompt.media if item.is_whole]
-    return prompt, generate(model, ids, _embedded(model, prompt), pictures=whole, **changes)
-
-
-def _check_end_to_end(model, count, **changes):
-    text = TEXTS[count].replace("*", model.family.placeholder)
-    inputs = tiny_gemma.inputs(model.variant, text, PICTURES[:count])
-    prompt, (tokens, logprobs) = _generated(model, count, **changes)
-    assert [tiny_gemma.IMAGE if token < 0 else token for token in prompt.token_ids] == inputs["input_ids"][0].tolist()
-    expected_tokens, expected_rows = _expected(model, inputs)
-    assert tokens == expected_tokens
-    for token, found, row in zip(tokens, logprobs, expected_rows, strict=True):
-        assert found == pytest.approx(row[token], abs=2e-4)
+    return make_model(tmp_path_factory.mktemp("gemma3"), "gemma3")
 
 
 @pytest.mark.parametrize("size", [(28, 28), (57, 31), (31, 120), (3, 2), (300, 20)])
 def test_embeddings_of_a_picture_equal_transformers(model, size):
     shown = picture(*size)
     [prepared] = model.family.prepare([shown], "image")
-    check_embeddings(model.encoder, prepared, _expected_embeddings(model, [shown]))
+    check_embeddings(model.encoder, prepared, expected_embeddings(model, [shown]))
 
 
 @pytest.mark.parametrize("count", TEXTS)
 def test_tokens_after_pictures_equal_transformers(model, count):
-    _check_end_to_end(model, count)
+    check_end_to_end(model, count)
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_threads": 2}, {"kernels": "torch"}])
 def test_tokens_are_the_same_in_chunks_that_end_after_a_picture(model, changes):
-    _check_end_to_end(model, 2, chunk=5, beside=True, **changes)
+    check_end_to_end(model, 2, chunk=5, beside=True, **changes)
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 @pytest.mark.parametrize("model", ["gemma3", "gemma3-long", "gemma4"], indirect=True)
 def test_chunks_and_a_prefix_that_ends_inside_a_picture_give_the_same_bits(model, kernels):
-    prompt, expected = _generated(model, 2, kernels=kernels)
-    assert _generated(model, 2, kernels=kernels, chunk=5)[1] == expected
+    prompt, expected = generated(model, 2, kernels=kernels)
+    assert generated(model, 2, kernels=kernels, chunk=5)[1] == expected
     for item in prompt.media:
-        assert _generated(model, 2, kernels=kernels, again_from=item.start + 4)[1] == expected
+        assert generated(model, 2, kernels=kernels, again_from=item.start + 4)[1] == expected
 
 
 @pytest.mark.parametrize(
@@ -162,7 +77,7 @@ def test_chunks_and_a_prefix_that_ends_inside_a_picture_give_the_same_bits(model
 )
 @pytest.mark.parametrize("model", ["gemma3", "gemma3-long"], indirect=True)
 def test_tokens_are_the_same_on_several_ranks(model, changes):
-    _check_end_to_end(model, 2, chunk=5, beside=True, **changes)
+    check_end_to_end(model, 2, chunk=5, beside=True, **changes)
 
 
 def _is_used(kind):
@@ -173,7 +88,7 @@ def _is_used(kind):
 @pytest.mark.parametrize("model", ["gemma3", "gemma4", "gemma4-causal"], indirect=True)
 def test_noise_in_any_weight_of_the_part_that_sees_is_noticed(model, tmp_path):
     [prepared] = model.family.prepare(PICTURES[:1], "image")
-    expected = _expected_embeddings(model, PICTURES[:1])
+    expected = expected_embeddings(model, PICTURES[:1])
     unnoticed, kinds = [], list(mutated.kinds(load_file(model.folder / "model.safetensors")))
     for kind in mutated.folders_with_noise(model.folder, tmp_path, _is_used):
         kinds.remove(kind)

@@ -2,12 +2,15 @@
 
 import msgspec
 import pytest
+import tiny_gemma
 import tiny_gguf
 import tiny_idefics3
 import tiny_llava
 import tiny_pixtral
 import tiny_qwen_vl
 from converted_vision import metadata, tensors, write_pair
+from gemma_checks import check_end_to_end as check_gemma
+from gemma_checks import expected_embeddings as expected_of_gemma
 from idefics3_checks import check_end_to_end as check_idefics3
 from idefics3_checks import expected_embeddings as expected_of_idefics3
 from llava_checks import Model, check_embeddings, check_end_to_end, expected_embeddings, load_tiny_encoder
@@ -33,6 +36,9 @@ IDEFICS3 = {"<image>": tiny_idefics3.IMAGE, "<fake_token_around_image>": 251}
 PIXTRAL = {"[IMG]": tiny_pixtral.IMAGE, "[IMG_BREAK]": tiny_pixtral.BREAK, "[IMG_END]": tiny_pixtral.END}
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 SIZES = [(57, 31), (3, 2), (300, 20)]
+
+
+GEMMA3 = tiny_gemma.special("gemma3")
 
 
 def _model(path, oracle, variant, tiny):
@@ -63,6 +69,14 @@ def pixtral(request, tmp_path_factory):
     oracle = tiny_pixtral.write(folder / "hf", variant)
     path = write_pair(folder / "gguf", oracle, tiny_pixtral.IN_GGUF[variant].preprocessor, PIXTRAL)
     return _model(path, oracle, variant, tiny_pixtral)
+
+
+@pytest.fixture(scope="module", params=["gemma3", "gemma3-long"])
+def gemma3(request, tmp_path_factory):
+    folder, variant = tmp_path_factory.mktemp(request.param), request.param
+    oracle = tiny_gemma.write(folder / "hf", variant)
+    path = write_pair(folder / "gguf", oracle, HALF | tiny_gemma.preprocessor(variant), GEMMA3)
+    return _model(path, oracle, variant, tiny_gemma)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -118,6 +132,17 @@ def test_tokens_of_a_pixtral_equal_transformers(pixtral):
     check_end_to_end(pixtral, PICTURES, "multi-images")
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_embeddings_of_a_gemma_3_equal_transformers(gemma3, size):
+    picture = tiny_llava.picture(*size)
+    [prepared] = gemma3.family.prepare([picture], "image")
+    check_embeddings(gemma3.encoder, prepared, expected_of_gemma(gemma3, [picture]))
+
+
+def test_tokens_of_a_gemma_3_equal_transformers(gemma3):
+    check_gemma(gemma3, 2)
+
+
 STRANGE = ("x", "", 1.5, float("inf"), True, 0, 7, 1 << 31, [1], [1.5, 2.5, 3.5], ["x"], [True, False, True, False])
 
 
@@ -135,6 +160,7 @@ def _is_refused(path) -> bool:
 
 STRANGE_PAIRS = {
     "qwen3": (tiny_qwen_vl, tiny_qwen_vl.PREPROCESSOR, QWEN),
+    "gemma3": (tiny_gemma, HALF | tiny_gemma.preprocessor("gemma3"), GEMMA3),
     "smolvlm": (tiny_idefics3, HALF | tiny_idefics3.PREPROCESSORS["smolvlm"], IDEFICS3),
 }
 

@@ -32,6 +32,8 @@ QWEN3_TYPES: Final = {
 ABSENT_EPS, SIGLIP_EPS = 1e-5, 1e-6
 """The epsilon that the converter writes for a SigLIP whose config.json names none, and the one that SigLIP has then."""
 PIXTRAL_EPS: Final = 1e-5
+GEMMA3_POOLED: Final = 4
+"""Features along the side of a square that Gemma 3 averages, if a file does not say it."""
 SIDES_OF_TILES: Final = 4
 """Tiles along the longest side of a picture of Idefics3 and SmolVLM, if a file does not say it."""
 
@@ -48,6 +50,7 @@ class ProjectorKind(NamedTuple):
     layer_names: Mapping[str, str]
     joins_qkv: bool = False  # the checkpoint has q, k and v in one matrix, the file may have three
     interleaves: bool = False  # the file has the two halves of each head's rows of q and k interleaved
+    plus_one: tuple[str, ...] = ()  # tensors whose values are those of the checkpoint plus 1
     unused: tuple[str, ...] = ()  # tensors that are in the language model, too
 
 
@@ -174,6 +177,23 @@ def _pixtral(facts: GgufFacts, text: GgufFacts, config: Mapping[str, Any]) -> Pa
     return own, {"image_processor_type": "PixtralImageProcessor", "size": size}
 
 
+def _gemma3(facts: GgufFacts, text: GgufFacts, config: Mapping[str, Any]) -> Parts:
+    side, patch = facts.count("vision.image_size"), facts.count("vision.patch_size")
+    vision = {
+        "model_type": "siglip_vision_model",
+        **_tower(facts),
+        "hidden_act": _activation(facts, "gelu_pytorch_tanh"),
+        "layer_norm_eps": facts.number(EPS_KEY),
+    }
+    own = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "vision_config": vision,
+        "mm_tokens_per_image": (side // patch // facts.count("vision.projector.scale_factor", GEMMA3_POOLED)) ** 2,
+    }
+    return own, {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": side, "width": side}}
+
+
 def _tower(facts: GgufFacts) -> dict[str, Any]:
     return {
         "hidden_size": facts.count("vision.embedding_length"),
@@ -245,6 +265,19 @@ QWEN: Final[Mapping[str, Any]] = {
     "joins_qkv": True,
 }
 """The fields that projectors of Qwens share."""
+SIGLIP: Final = {
+    "v.patch_embd": "vision_model.embeddings.patch_embedding",
+    "v.position_embd": "vision_model.embeddings.position_embedding",
+    "v.post_ln": "vision_model.post_layernorm",
+}
+SIGLIP_LAYER: Final = {
+    "ln1": "layer_norm1",
+    "ln2": "layer_norm2",
+    **{f"attn_{part}": f"self_attn.{part}_proj" for part in ("q", "k", "v", "out")},
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+"""Names of a SigLIP, and of its layers."""
 PROJECTORS: Final = {
     "qwen2vl_merger": ProjectorKind(("qwen2vl",), read=_qwen2, **QWEN),
     "qwen2.5vl_merger": ProjectorKind(("qwen2vl",), read=_qwen25, **QWEN),
@@ -255,19 +288,25 @@ PROJECTORS: Final = {
         "image_token_id",
         _idefics3,
         {
-            "v.patch_embd": "vision_model.embeddings.patch_embedding",
-            "v.position_embd": "vision_model.embeddings.position_embedding",
-            "v.post_ln": "vision_model.post_layernorm",
+            **SIGLIP,
             "mm.model.fc": "connector.modality_projection.proj",
         },
         "vision_model.encoder.layers.{}.",
+        SIGLIP_LAYER,
+    ),
+    "gemma3": ProjectorKind(
+        ("gemma3",),
+        "<start_of_image>",
+        "boi_token_index",
+        _gemma3,
         {
-            "ln1": "layer_norm1",
-            "ln2": "layer_norm2",
-            **{f"attn_{part}": f"self_attn.{part}_proj" for part in ("q", "k", "v", "out")},
-            "ffn_up": "mlp.fc1",
-            "ffn_down": "mlp.fc2",
+            **{name: f"vision_tower.{own}" for name, own in SIGLIP.items()},
+            "mm.input_projection": "multi_modal_projector.mm_input_projection_weight",
+            "mm.soft_emb_norm": "multi_modal_projector.mm_soft_emb_norm",
         },
+        "vision_tower.vision_model.encoder.layers.{}.",
+        SIGLIP_LAYER,
+        plus_one=("mm.soft_emb_norm.weight",),
     ),
     "pixtral": ProjectorKind(
         ("llama", "mistral3"),

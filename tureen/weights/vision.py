@@ -54,7 +54,7 @@ class _Names(NamedTuple):
         if number is not None and pattern in self.projector.names and int(number[1]) in self.deep:
             return f"{self.projector.names[pattern].format(self.deep.index(int(number[1])))}.{kind}"
         own = self.projector.names.get(stem)
-        return None if own is None else f"{own}.{kind}"
+        return own if own is None or own.endswith("_weight") else f"{own}.{kind}"
 
 
 def _of_mmproj(file: GgufFile, deep: Sequence[int]) -> Iterator[Stored]:
@@ -78,7 +78,8 @@ def _of_mmproj(file: GgufFile, deep: Sequence[int]) -> Iterator[Stored]:
             raise facts.fault(f"tensor {echo(info.name)} is not part of a known model")
         turns = projector.interleaves and info.name.split(".")[-2] in ("attn_q", "attn_k")
         order = row_order(file.path, info, heads if turns else None)
-        yield Stored(name, info.shape, info.encoding.name, file.raw(info), order)
+        offset = -1.0 if info.name in projector.plus_one else 0.0
+        yield Stored(name, info.shape, info.encoding.name, file.raw(info), order, offset)
         file.release(info)
 
 

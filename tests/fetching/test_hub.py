@@ -154,6 +154,16 @@ def test_one_file_that_sees_comes_with_a_gguf_model_if_it_is_wanted(hub, config,
     assert {name.rpartition("/")[2] for name, _ in _content_requests(hub)} - {path.name} == expected
 
 
+def test_the_file_that_sees_is_fetched_later_to_a_model_that_came_without_it(hub, config):
+    hub.files["org/m"] = {"m-Q4_K_M.gguf": b"GGUF", "mmproj-F16.gguf": b"GGUF eye"}
+    path = pull("org/m", msgspec.structs.replace(config, language_model_only=True))
+    assert pull("org/m", config) == path
+    hub.requests.clear()
+    assert pull("org/m", config, renewed=True) == path
+    assert [name.rpartition("/")[2] for name, _ in _content_requests(hub)] == ["mmproj-F16.gguf"]
+    assert path.with_name("mmproj-F16.gguf").read_bytes() == b"GGUF eye"
+
+
 def test_a_model_in_a_folder_comes_with_the_file_that_sees_of_that_folder_or_of_the_top(hub, config):
     hub.files["org/m"] = {"Q8_0/m-Q8_0.gguf": b"GGUF", "Q4_0/m-Q4_0.gguf": b"G", "mmproj-F16.gguf": b"top"}
     hub.files["org/m"]["Q4_0/mmproj-F32.gguf"] = b"own"

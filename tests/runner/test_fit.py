@@ -11,6 +11,8 @@ import safetensors.numpy
 import tiny_gguf
 import tiny_llava
 import tiny_models
+import tiny_qwen_vl
+from converted_vision import write_pair
 from msgspec.structs import replace
 
 from tureen.config import Config
@@ -86,6 +88,15 @@ def test_the_part_that_sees_counts_in_float32_as_it_is_loaded(tmp_path, monkeypa
     seeing = sum(4 * values.size for name, values in tensors.items() if "language_model" not in name)
     heads = sum(4 * values.size for name, values in tensors.items() if name.startswith("lm_head"))
     assert fit.memory_need(open_model(tmp_path / "llava"), Config()).weights == seeing - heads > 0
+
+
+def test_the_part_that_sees_of_an_mmproj_file_counts_as_that_of_a_folder(tmp_path, monkeypatch):
+    oracle = tiny_qwen_vl.write(tmp_path / "hf", "qwen2.5")
+    path = write_pair(tmp_path / "m", oracle, tiny_qwen_vl.PREPROCESSOR, {"<|image_pad|>": tiny_qwen_vl.IMAGE})
+    monkeypatch.setattr(fit, "_sizes", lambda *_: (0, KvBytes(0)))
+    folder, pair = (fit.memory_need(open_model(one, Config()), Config()).weights for one in (tmp_path / "hf", path))
+    assert pair == folder > 0
+    assert fit.memory_need(open_model(path, Config(language_model_only=True)), Config()).weights == 0
 
 
 @pytest.mark.parametrize(("num_free", "num_rows"), [(8, 1), (64, 4), (1 << 14, 32)])

@@ -1,6 +1,7 @@
 """GGUF models with an mmproj file: embeddings, log-probabilities and tokens equal those of transformers."""
 
 import msgspec
+import numpy as np
 import pytest
 import tiny_gemma
 import tiny_gguf
@@ -24,12 +25,15 @@ from tureen.devices.base import DeviceInfo
 from tureen.devices.groups import RankGroup
 from tureen.errors import StartupError
 from tureen.media.families import find_family, is_family
+from tureen.registry import find_model
 from tureen.runner import rank_child
 from tureen.runner.load import load_runner
-from tureen.runner.loading import describe
+from tureen.runner.loading import architecture_of, describe
 from tureen.runner.rank_orders import RankOrder
 from tureen.runner.ranks import Ranks
 from tureen.weights.source import model_config, preprocessor_config
+from tureen.weights.stored import to_float32
+from tureen.weights.vision import iter_vision
 
 QWEN = {"<|image_pad|>": tiny_qwen_vl.IMAGE}
 IDEFICS3 = {"<image>": tiny_idefics3.IMAGE, "<fake_token_around_image>": 251}
@@ -77,6 +81,24 @@ def gemma3(request, tmp_path_factory):
     oracle = tiny_gemma.write(folder / "hf", variant)
     path = write_pair(folder / "gguf", oracle, HALF | tiny_gemma.preprocessor(variant), GEMMA3)
     return _model(path, oracle, variant, tiny_gemma)
+
+
+def _weights_of(source):
+    """The weights of the part that sees, by the names used here."""
+    hf = model_config(source)
+    vision = find_model(architecture_of(hf)).parse_vision(hf)
+    weights = {vision.local_name(stored.name): to_float32(stored) for stored in iter_vision(source)}
+    return {name: array for name, array in weights.items() if name is not None}
+
+
+def test_the_weights_of_a_qwen_are_those_of_the_checkpoint(qwen):
+    weights = _weights_of(folder_source(qwen.folder))
+    expected = _weights_of(folder_source(qwen.folder.parent.parent / "hf"))
+    if any(name.startswith("deep.") for name in expected):  # numbered by layer in the one, by the config in the other
+        assert sorted(weights) == sorted(expected)
+        weights, expected = ({k: v for k, v in one.items() if "deep." not in k} for one in (weights, expected))
+    assert weights.keys() == expected.keys()
+    assert [name for name in expected if not np.array_equal(weights[name], expected[name])] == []
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -156,6 +156,11 @@ def _refused(model) -> str:
     return fault.value.message
 
 
+def test_a_refusal_by_a_key_says_how_to_serve_text_alone(model, qwen):
+    _rewritten(model, qwen[1] | {"clip.tomorrow": 1}, qwen[2])
+    assert _refused(model).endswith(", or serve text alone with --language-model-only")
+
+
 @pytest.mark.parametrize(
     ("key", "value", "fault"),
     [

@@ -91,7 +91,7 @@ def why_foreign(text: GgufFacts, facts: GgufFacts) -> str:
     """Returns why an mmproj file does not go with a model; "" if it does, as far as their metadata tell."""
     if facts.architecture != ARCHITECTURE:
         return f"its general.architecture is {echo(facts.architecture)}, not {ARCHITECTURE}: it is no mmproj file"
-    name = facts.get("projector_type") or facts.get("vision.projector_type")  # files that also hear have the second
+    name = _type_of(facts)
     projector = PROJECTORS.get(name) if isinstance(name, str) else None
     if projector is None:
         return f"clip.projector_type {echo(name)} is not supported; these are: {', '.join(PROJECTORS)}"
@@ -118,7 +118,12 @@ def _tokens(model: GgufFile) -> list[str]:
 
 def projector_of(facts: GgufFacts) -> ProjectorKind:
     """Returns the kind of projector of a file that goes with its model, see `why_foreign`."""
-    return PROJECTORS[str(facts.get("projector_type") or facts.get("vision.projector_type"))]
+    return PROJECTORS[str(_type_of(facts))]
+
+
+def _type_of(facts: GgufFacts) -> object:
+    """Returns the name of the projector, which files that also hear have under another key."""
+    return facts.get("projector_type") or facts.get("vision.projector_type")
 
 
 class PairConfigs(NamedTuple):
@@ -134,7 +139,14 @@ def describe(text_config: dict[str, Any], model: GgufFile, mmproj: GgufFile) -> 
 
     Raises StartupError naming the key of the mmproj file that is missing, wrong or not supported.
     """
-    facts, text = GgufFacts(mmproj), GgufFacts(model)
+    try:
+        return _described(text_config, GgufFacts(model), GgufFacts(mmproj))
+    except StartupError as error:
+        raise StartupError(f"{error.message}, {WAY_OUT}", field="mmproj") from None
+
+
+def _described(text_config: dict[str, Any], text: GgufFacts, facts: GgufFacts) -> PairConfigs:
+    mmproj = facts.file
     if mmproj.unreadable:
         raise facts.fault(f"{mmproj.unreadable}; take the model's F16 mmproj file")
     if why := why_foreign(text, facts):
@@ -155,7 +167,7 @@ def describe(text_config: dict[str, Any], model: GgufFile, mmproj: GgufFile) -> 
             "tie_word_embeddings": text_config["tie_word_embeddings"],
             "bos_token_id": text_config["bos_token_id"],
             "eos_token_id": text_config["eos_token_id"],
-            projector.placeholder_key: _tokens(model).index(projector.placeholder),
+            projector.placeholder_key: _tokens(text.file).index(projector.placeholder),
             **own,
         },
         preprocessor,

@@ -109,7 +109,7 @@ sys.addaudithook(wait)
 """
 """A `sitecustomize` with which the thread that opens a file never ends."""
 
-PYTHON, C = "threading.Event().wait()", "ctypes.PyDLL(None).sleep(1 << 20)"
+PYTHON, C = "threading.Event().wait()", "ctypes.PyDLL(None).sleep(1000000)"
 """What never ends in it. The call of C holds the interpreter: no other thread runs, and no signal handler of Python."""
 
 MODEL, SHELL, WEIGHTS = ".gguf", "front/app.", "runner/native."

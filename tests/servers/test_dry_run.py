@@ -20,7 +20,7 @@ import ctypes, importlib.util, os, re, sys
 
 C = ctypes.PyDLL(None)  # its calls hold the interpreter
 ACTS = {{
-    "sleeps": lambda: C.sleep(1 << 20),
+    "sleeps": lambda: C.sleep(1000000),
     "computes": lambda: re.match("(a*)*b", "a" * 64),
     "crashes": lambda: C.abort(),
 }}

@@ -16,6 +16,7 @@ from typing import Any
 import costs
 import httpx
 import hypothesis
+import inline_dry_run
 import lanes
 import process_state
 import pytest
@@ -53,6 +54,7 @@ read_authorities_once()
 platform.processor()  # the first call starts a process, and the OpenAI client calls it
 registry._constant = functools.cache(registry._constant)  # each load of a model would parse the files of all models
 inproc._forget = lambda: None  # a closing server collects all garbage, here that of every test
+inline_dry_run.use()
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's, on every machine: two processes of tests share its cores
 
 

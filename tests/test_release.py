@@ -115,15 +115,44 @@ def test_the_development_environment_is_pinned_to_versions_that_fit():
     assert pinned["xgrammar"] == XGRAMMAR
 
 
+def wanted(part: str) -> list[str]:
+    """Requirements of tureen ("" = without extras), of an extra, or of its build."""
+    facts = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    if part == "build":
+        return [*facts["build-system"]["requires"], "cmake", "ninja"]
+    needed = facts["project"]["dependencies"]
+    return [*needed, *facts["project"]["optional-dependencies"][part]] if part else needed
+
+
 @pytest.mark.parametrize(
-    ("file", "extras"), [("requirements-hashed.txt", ()), ("deploy/docker/requirements-cuda.txt", ("torch",))]
+    ("file", "part"),
+    [
+        ("requirements-hashed.txt", ""),
+        ("deploy/docker/requirements-cuda.txt", "torch"),
+        ("deploy/docker/requirements-build.txt", "build"),
+    ],
 )
-def test_each_dependency_is_pinned_to_a_version_that_fits_and_by_hashes(file, extras):
+def test_each_dependency_is_pinned_to_a_version_that_fits_and_by_hashes(file, part):
     text = (ROOT / file).read_text().replace("\\\n", " ")
     pinned = [line.partition(" --hash=sha256:")[::2] for line in text.splitlines() if line]
     assert all(re.fullmatch(r"[0-9a-f]{64}( +--hash=sha256:[0-9a-f]{64})*", hashes) for _, hashes in pinned)
     versions = {Requirement(line).name: str(Requirement(line).specifier).removeprefix("==") for line, _ in pinned}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for line in chain(project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)):
+    for line in wanted(part):
         needed = Requirement(line)
         assert versions[needed.name.lower().replace("_", "-")] in needed.specifier, f"{line}: make lock"
+
+
+@pytest.mark.parametrize("image", ["Dockerfile", "Dockerfile.cuda"])
+def test_an_image_installs_nothing_from_an_index_but_what_is_pinned_by_hash(image):
+    """What builds the wheel is in the environment then: an isolated build would fetch the newest version of it."""
+    text = (ROOT / "deploy" / "docker" / image).read_text().replace("\\\n", " ")
+    calls = [" ".join(call.split()) for call in re.findall(r"pip (?:install|wheel)[^&\n]*", text)]
+    files = [call.rpartition("/")[2] for call in calls if "--require-hashes" in call]
+    others = [call for call in calls if "--require-hashes" not in call]
+    assert files == [
+        "requirements-build.txt",
+        "requirements-cuda.txt" if "cuda" in image else "requirements-hashed.txt",
+    ]
+    assert len(others) == 2
+    assert all("--no-deps" in call for call in others)
+    assert "--no-build-isolation" in next(call for call in others if call.startswith("pip wheel"))

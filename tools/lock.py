@@ -5,7 +5,8 @@
 `constraints.txt` lists every package of the development environment. A new release changes nothing until `make lock`
 runs again. `requirements-hashed.txt` lists the dependencies of tureen with the hashes of their files, for every Python
 and platform: `pip install --require-hashes -r requirements-hashed.txt`. `deploy/docker/requirements-cuda.txt` lists
-those of the extra `torch`, too. Needs uv. Run by `make lock` and by `make release`.
+those of the extra `torch`, too, and `deploy/docker/requirements-build.txt` what compiles the kernels in an image. Needs
+uv. Run by `make lock` and by `make release`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 HASHED = ROOT / "requirements-hashed.txt"
 HASHED_CUDA = ROOT / "deploy" / "docker" / "requirements-cuda.txt"
+HASHED_BUILD = ROOT / "deploy" / "docker" / "requirements-build.txt"
+COMPILERS = ("cmake", "ninja")
+"""scikit-build-core fetches these itself, but only for an isolated build."""
 FLAGS = ("--quiet", "--universal", "--generate-hashes", "--no-header", "--no-annotate", "--python-version", "3.11")
 HEAD = "# The development environment, written by `make lock`. To change a version, install it in .venv first.\n"
 
@@ -30,9 +35,13 @@ def main() -> int:
     if uv is None:
         raise SystemExit("there is no uv here: pip install uv")
     CONSTRAINTS.write_text(HEAD + "".join(f"{line}\n" for line in installed()), encoding="utf-8")
-    for file, extras in ((HASHED, ()), (HASHED_CUDA, ("--extra", "torch"))):
-        given = (*extras, "--constraint", str(CONSTRAINTS), "--output-file", str(file), "pyproject.toml")
-        status = subprocess.run([uv, "pip", "compile", *FLAGS, *given], cwd=ROOT, check=False).returncode
+    wanted = {HASHED: ("pyproject.toml",), HASHED_CUDA: ("--extra", "torch", "pyproject.toml"), HASHED_BUILD: ("-",)}
+    builds = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+    for file, what in wanted.items():
+        given = ("--constraint", str(CONSTRAINTS), "--output-file", str(file), *what)
+        typed = "\n".join((*builds, *COMPILERS)) if file == HASHED_BUILD else ""
+        command = [uv, "pip", "compile", *FLAGS, *given]
+        status = subprocess.run(command, cwd=ROOT, input=typed, text=True, check=False).returncode
         if status:
             return status
     return 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -99,7 +100,7 @@ def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
         )
     check_chat_template(config.chat_template)
     _require_torch(_settings_with_torch(config))  # before anything is fetched
-    source = open_model(pull(config.model_path, config, progress), config)
+    source = open_model(fetch_model(config, progress=progress), config)
     _require_architecture(source, config)
     progress("build tokenizer", 0, 1)
     tokenizer = load_tokenizer(source, config.tokenizer_path)
@@ -107,6 +108,11 @@ def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
     model = Model(source, tokenizer)
     _require_torch(_models_with_torch(config, model))
     return model
+
+
+def fetch_model(config: Config, *, progress: Progress = no_progress) -> Path:
+    """Fetches the model if it is not on disk. Returns its folder or file. Raises StartupError."""
+    return pull(config.model_path, config, progress)
 
 
 def _require_architecture(source: ModelSource, config: Config) -> None:

@@ -117,7 +117,6 @@ async def _serve(config: Config) -> int:
     with bind(config) as listener, contextlib.ExitStack() as at_end:
         at_end.callback(remove_socket, config)
         at_end.callback(listener.close)
-        signal.signal(signal.SIGINT, partial(_leave, at_end))
         url = _url(config, listener)
         with PhaseDisplay() as display:
             if config.api_workers > 1:
@@ -191,7 +190,8 @@ async def _load_for_fronts(
         nonlocal folder
         sockets = importlib.import_module("tureen.temporary_folder").TemporaryFolder("fronts")
         at_end.callback(sockets.close)
-        signal.signal(signal.SIGTERM, partial(_leave, at_end))  # from here on, no step holds the interpreter for long
+        for number in (signal.SIGINT, signal.SIGTERM):  # from here on, no step holds the interpreter for long
+            signal.signal(number, partial(_leave, at_end))
         folder = sockets.path
         client: EngineClient = await fronts.connect(config, model, folder, progress=progress)
         return client

@@ -98,26 +98,29 @@ def test_while_modules_are_imported_it_leaves_without_a_traceback(tmp_path):
 
 
 STUCK = """
-import sys, threading
+import ctypes, sys, threading
 
 def wait(event, arguments):
     if event == "open" and {file!r} in str(arguments[0]).replace("__pycache__/", ""):
         print("a step takes for ever", file=sys.stderr, flush=True)
-        threading.Event().wait()
+        {wait}
 
 sys.addaudithook(wait)
 """
 """A `sitecustomize` with which the thread that opens a file never ends."""
 
+PYTHON, C = "threading.Event().wait()", "ctypes.PyDLL(None).sleep(1000000)"
+"""What never ends in it. The call of C holds the interpreter: no other thread runs, and no signal handler of Python."""
+
 MODEL, SHELL, WEIGHTS = ".gguf", "front/app.", "runner/native."
 """Files that are opened when a model is found, while its weights are loaded, and by what loads them."""
 
 
-def end_in_step(tmp_path, file: str, sign: signal.Signals, *command: str) -> int:
+def end_in_step(tmp_path, file: str, sign: signal.Signals, *command: str, wait: str = PYTHON) -> int:
     """Ends a command while a thread of it is in the step that opens a file. Returns the exit status."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    (tmp_path / "sitecustomize.py").write_text(STUCK.format(file=file))
+    (tmp_path / "sitecustomize.py").write_text(STUCK.format(file=file, wait=wait))
     with TerminalSession(*command, env={"PYTHONPATH": str(tmp_path), "TMPDIR": str(temporary)}) as terminal:
         terminal.wait_for("a step takes for ever")
         os.kill(terminal.process.pid, sign)
@@ -141,7 +144,13 @@ def test_a_signal_ends_a_start_that_threads_are_busy_with(tmp_path, file, more, 
     path = tmp_path / "s"
     status = end_in_step(tmp_path, file, sign, "serve", "--uds", str(path), "--device", "cpu", *more)
     assert status == -sign
-    assert not (path.exists() and sign is signal.SIGINT)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("file", "more"), [(MODEL, ()), (WEIGHTS, ()), (MODEL, ("--api-workers", "2"))])
+def test_a_signal_ends_a_start_in_which_a_step_holds_the_interpreter(tmp_path, file, more, sign):
+    command = ("serve", "--uds", str(tmp_path / "s"), "--device", "cpu", *more)
+    assert end_in_step(tmp_path, file, sign, *command, wait=C) == -sign
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])

@@ -79,7 +79,7 @@ async def start_engine(factory="make_slow_engine", *, context=None, digests=DIGE
     def make_host(epoch, receive, lose):
         return process.ProcessHost(BuildOrder(order, Config(log_level="error"), epoch), receive, lose)
 
-    server = EngineServer(make_host, digests, watchdog_timeout_s=GRACE_S, freeze_grace_s=GRACE_S)
+    server = EngineServer(make_host, digests, Config(watchdog_timeout_s=GRACE_S, freeze_grace_s=GRACE_S))
     await server.listen(HERE, context)
     return server
 

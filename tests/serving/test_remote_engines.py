@@ -25,7 +25,7 @@ from throwaway_ca import Authority
 from warm_structs import is_warm, new_struct
 
 from tureen.config import Config
-from tureen.errors import NotFound, RequestFailed, StartupError
+from tureen.errors import InvalidRequest, NotFound, RequestFailed, StartupError
 from tureen.replicas import engine_server, greeting
 from tureen.replicas.engine_command import engine_context
 from tureen.replicas.greeting import Hello
@@ -33,7 +33,7 @@ from tureen.replicas.remote import EngineAddress, parse_address
 from tureen.replicas.router import Router
 from tureen.replicas.start import front_context, remote_engines
 from tureen.sandbox.framing import HEADER, MAX_MESSAGE_BYTES, framed
-from tureen.serving import healing
+from tureen.serving import dry_run, healing
 from tureen.weights.source import open_model, weights_digest
 
 
@@ -136,6 +136,27 @@ def test_operations_reach_all_and_a_front_that_comes_back_does_not_repeat_them()
             wires[0].is_cut = False
             await until(lambda: states(router) == ["healthy"] * 2, "it is back")
             assert not servers[0].engine.stats.is_paused, "nobody has paused it again"
+
+    play(scenario)
+
+
+def test_an_engine_reads_files_in_a_process_of_its_own_machine_first(monkeypatch):
+    orders = []
+
+    async def fail(order):
+        orders.append(order["path"])
+        return "was ended by SIGSEGV"
+
+    monkeypatch.setattr(dry_run, "read_in_child", fail)
+
+    async def scenario():
+        async with served(1) as (servers, (router,), _):
+            with pytest.raises(InvalidRequest, match="was ended by SIGSEGV") as caught:
+                await router.call("load_adapter", name="a", path="/there")
+            assert caught.value.field == "lora_path"
+            assert orders == ["/there"]
+            assert servers[0].engine.stats.num_running == 0
+            assert len(await Followed(router, 1).end()) == 1
 
     play(scenario)
 

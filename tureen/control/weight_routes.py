@@ -22,6 +22,7 @@ from tureen.http.dialect import Docs, Entry, read_body, unless_gone
 from tureen.log import get_logger
 from tureen.requests.body import refuse_unknown
 from tureen.requests.state import ServerState
+from tureen.serving.dry_run import dry_run
 from tureen.text.tokenizer import Tokenizer
 from tureen.weights.source import ModelSource, load_tokenizer, resolve_model
 
@@ -120,6 +121,8 @@ def _weight_routes(state: ServerState) -> list[Entry]:
                 "a model that makes embeddings or scores keeps its weights; start the server again with the others"
             )
         source = await asyncio.to_thread(_find, body.model_path, state)
+        await dry_run("update_weights", _place(source, body), state.context.config)
+        await asyncio.to_thread(_check_tokenizer, source, body.model_path, state)
         change = _roll if body.rolling else _update
         num_paused = await unless_gone(request, change(source, body, state, turn))
         message = f"The weights are those of {source.name} now."
@@ -200,10 +203,9 @@ def _refuse(body: UpdateBody, state: ServerState) -> None:
 
 
 def _find(model_path: str, state: ServerState) -> ModelSource:
-    """Finds or fetches a model, and checks that its vocabulary is that of the model served. Raises InvalidRequest."""
-    config = state.context.config
+    """Finds or fetches a model. Raises InvalidRequest."""
     try:
-        source = resolve_model(model_path, cache_dir=cache_dir(config))
+        return resolve_model(model_path, cache_dir=cache_dir(state.context.config))
     except (StartupError, OSError, ValueError) as error:  # ValueError: for a path that no file can have
         log.warning("no other weights: %s", error)
         raise InvalidRequest(
@@ -211,9 +213,13 @@ def _find(model_path: str, state: ServerState) -> ModelSource:
             "the server's log says more",
             field="model_path",
         ) from None
+
+
+def _check_tokenizer(source: ModelSource, model_path: str, state: ServerState) -> None:
+    """Raises InvalidRequest for a model whose vocabulary is not that of the model served."""
     has_tokenizer = source.format == "gguf" or (source.path / "tokenizer.json").exists()
-    if config.tokenizer_path is not None or not has_tokenizer:  # the server keeps its tokenizer
-        return source
+    if state.context.config.tokenizer_path is not None or not has_tokenizer:  # the server keeps its tokenizer
+        return
     try:
         other = load_tokenizer(source)
     except StartupError as error:
@@ -228,7 +234,6 @@ def _find(model_path: str, state: ServerState) -> ModelSource:
             "is served; start the server again with it",
             field="model_path",
         )
-    return source
 
 
 def _are_alike(served: Tokenizer, loaded: Tokenizer) -> bool:

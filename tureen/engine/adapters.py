@@ -10,6 +10,7 @@ from tureen.errors import Conflict, InvalidRequest, echo, not_loaded
 
 NO_ADAPTER = 0
 MAX_NAME_CHARS = 256
+PATH_FIELD = "lora_path"
 NO_NAME = "None"  # what clients of MindIE send for the model without an adapter
 
 
@@ -90,5 +91,5 @@ class Adapters:
         by_path = (adapter for adapter in self._loaded.values() if adapter.path == name)
         loaded = self._loaded.get(name) or next(by_path, None)
         if loaded is None:
-            raise not_loaded(name, "lora_path")
+            raise not_loaded(name, PATH_FIELD)
         return loaded.number

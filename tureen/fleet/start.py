@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 from starlette.applications import Starlette
 
-from tureen.build import Model, connect, find_model, may_load_torch, media_loader
+from tureen.build import Model, connect, fetch_model, find_model, may_load_torch, media_loader
 from tureen.config import Config
 from tureen.devices.cpu import free_bytes
-from tureen.errors import StartupError
+from tureen.errors import StartupError, TureenError
 from tureen.fleet.edge import spread
 from tureen.fleet.fleet import Fleet
 from tureen.fleet.member import Member
@@ -27,6 +27,7 @@ from tureen.metrics import Metrics
 from tureen.requests.state import ServerState, make_context
 from tureen.runner.embedder import refuse_settings
 from tureen.runner.kinds import is_encoder
+from tureen.serving.dry_run import dry_run
 from tureen.serving.healing import HealingClient
 from tureen.weights.source import model_config
 
@@ -145,8 +146,19 @@ class Launcher:
         files = _files_of(config)
         if files not in self._models:
             progress = self._progress_of(member)
+            if self.app is not None:  # a file that freezes its reader must not freeze the other models
+                await _try_reading(config, progress)
             self._models[files] = await asyncio.to_thread(find_model, config, progress=progress)
         return self._models[files]
+
+
+async def _try_reading(config: Config, progress: Progress) -> None:
+    """Fetches a model and reads its files in a process of their own. Raises StartupError."""
+    path = await asyncio.to_thread(fetch_model, config, progress=progress)
+    try:
+        await dry_run("load_model", {"path": str(path)}, config)
+    except TureenError as error:
+        raise StartupError(error.message, field="model_path") from None
 
 
 def _files_of(config: Config) -> tuple[str | None, ...]:

@@ -82,14 +82,7 @@ async def start_engine(
     def make_host(epoch: int, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> ProcessHost:
         return ProcessHost(BuildOrder(FACTORY, own, epoch), receive, lose)
 
-    server = EngineServer(
-        make_host,
-        digests,
-        role,
-        watchdog_timeout_s=config.watchdog_timeout_s,
-        freeze_grace_s=config.freeze_grace_s,
-        profile_dir=config.profile_dir,
-    )
+    server = EngineServer(make_host, digests, config, role)
     try:
         await server.listen(address, context)
     except OSError as error:

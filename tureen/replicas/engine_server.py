@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from tureen import __version__, errors
+from tureen.config import Config
 from tureen.contract.types import (
     Abort,
     CallResult,
@@ -44,6 +45,7 @@ from tureen.replicas.remote import CONNECT_S, EngineAddress, keep_alive
 from tureen.replicas.replica import ReplicaClient
 from tureen.sandbox.framing import MAX_MESSAGE_BYTES, framed
 from tureen.serving.child import PING
+from tureen.serving.dry_run import dry_run
 from tureen.serving.engine_socket import read_frame
 from tureen.serving.healing import MakeHost, State
 from tureen.serving.journal import Journal
@@ -127,22 +129,20 @@ class EngineServer:
         self,
         make_host: MakeHost,
         digests: ModelDigests,
+        config: Config,
         role: EngineRole = "both",
-        *,
-        watchdog_timeout_s: float,
-        freeze_grace_s: float,
-        profile_dir: str | None = None,
     ) -> None:
+        """config: the engine's own settings."""
         self.engine = SharedEngine(
             make_host,
             self._hear_turn,
             self._hand_out,
-            watchdog_timeout_s=watchdog_timeout_s,
-            freeze_grace_s=freeze_grace_s,
+            watchdog_timeout_s=config.watchdog_timeout_s,
+            freeze_grace_s=config.freeze_grace_s,
         )
         self._digests_at_start = self._digests = digests
         self._role = role
-        self.profile_dir = profile_dir
+        self.config = config
         self._has_tls = False
         self._engine_id = secrets.token_hex(8)
         self._fronts: dict[int, Front] = {}
@@ -363,7 +363,8 @@ class Front:
 
     async def _value_of(self, call: ControlCall) -> Any:
         """Has the engine do what an operator wants, and notes what fronts that come later are to know of it."""
-        args = checked(call.op, call.args, self._server.profile_dir)
+        args = checked(call.op, call.args, self._server.config.profile_dir)
+        await dry_run(call.op, args, self._server.config)
         value = await self._server.engine.call(call.op, **args)
         if call.op == "update_weights":
             await self._server.note_weights(call.args["path"])

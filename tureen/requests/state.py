@@ -31,6 +31,7 @@ from tureen.requests.recording import Recordings
 from tureen.requests.sessions import Sessions
 from tureen.sandbox.budget import FRONT_SHARE, MemoryBudget, helper_bytes
 from tureen.serving.client import EngineClient
+from tureen.serving.dry_run import dry_run
 from tureen.serving.streams import Interval
 from tureen.text.chat_template import ChatTemplates, load_chat_templates
 from tureen.text.reasoning import ReasoningFormat, reasoning_format
@@ -358,6 +359,8 @@ class ServerState:
 
     async def change_adapters(self, op: str, **args: str) -> dict[str, str]:
         """Calls the engine's operation `op` on adapters. Returns the adapters loaded afterwards: name -> path."""
+        config, info = self.context.config, self.context.info
+        await dry_run(op, args, msgspec.structs.replace(config, model_path=info.model_path))
         self.adapters = cast("dict[str, str]", await self.client.call(op, **args))
         return self.adapters
 

@@ -15,10 +15,11 @@ from converted_vision import metadata, tensors, write_pair
 
 from tureen.config import Config
 from tureen.errors import StartupError
+from tureen.fetching.ggufs import Companion
 from tureen.media.families import find_family, is_family
 from tureen.registry import find_model
 from tureen.runner import loading
-from tureen.weights.mmproj import Companion, find_mmproj
+from tureen.weights.mmproj import find_mmproj
 from tureen.weights.source import model_config, open_model, preprocessor_config
 from tureen.weights.stored import to_float32
 from tureen.weights.vision import iter_vision

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
 PART: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 TAG: Final = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|TQ\d_0|MXFP4\w*|BF16|F16|F32|FP16))$", re.IGNORECASE)
@@ -15,6 +16,14 @@ PROJECTOR_TAGS: Final = ("F16", "FP16", "BF16", "Q8_0", "F32")
 """Their types, the one that is taken first."""
 DEFAULT_TAG: Final = "Q4_K_M"
 """The quantisation that is taken where none is named: small, and close to the original."""
+
+
+class Companion(NamedTuple):
+    """The mmproj file that goes with a model, and what the log says about the choice."""
+
+    path: Path | None = None
+    note: str = ""
+    is_warning: bool = False
 
 
 def stem(name: str) -> str:
@@ -95,3 +104,19 @@ def nearest(tag: str, known: Iterable[str]) -> str:
     by_plain = {name.lower(): name for name in known}
     near = difflib.get_close_matches(tag.lower(), by_plain, n=1, cutoff=0.5)
     return by_plain[near[0]] if near else ""
+
+
+def projectors_next_to(model: Path) -> list[Path]:
+    """Returns the mmproj files of the model's folder or, for a model in a folder of a hub's snapshot, of the
+    snapshot."""
+    folders = [model.parent]
+    if model.parent.parent.parent.name == "snapshots":
+        folders.append(model.parent.parent)
+    for folder in folders:
+        try:
+            paths = sorted(path for path in folder.iterdir() if is_projector(path.name) and path != model)
+        except OSError:
+            continue
+        if paths:
+            return paths
+    return []

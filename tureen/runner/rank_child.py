@@ -18,6 +18,7 @@ from tureen.devices.base import DeviceInfo
 from tureen.devices.dtypes import default_dtype
 from tureen.devices.groups import RankGroup
 from tureen.errors import TureenError
+from tureen.fetching.ggufs import Companion
 from tureen.log import get_logger, set_up_logging
 from tureen.models.config import ModelConfig
 from tureen.runner import loading
@@ -30,7 +31,6 @@ from tureen.sampling.sampler import Sampler
 from tureen.sampling.torch_arithmetic import TorchArithmetic
 from tureen.sandbox import framing
 from tureen.struct_warm_up import warm_up_structs
-from tureen.weights.mmproj import Companion
 from tureen.weights.source import ModelSource, model_config
 
 log = get_logger("runner")

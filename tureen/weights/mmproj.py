@@ -10,6 +10,7 @@ import numpy as np
 from tureen.config import Config
 from tureen.errors import StartupError, echo
 from tureen.fetching import ggufs
+from tureen.fetching.ggufs import Companion
 from tureen.weights.gguf import GgufFile
 from tureen.weights.gguf_config import PROJECTOR as ARCHITECTURE
 from tureen.weights.gguf_config import TOKENS
@@ -26,14 +27,6 @@ HARMLESS: Final = frozenset((
 """Keys that change nothing."""
 
 
-class Companion(NamedTuple):
-    """The mmproj file that goes with a model, and what the log says about the choice."""
-
-    path: Path | None = None
-    note: str = ""
-    is_warning: bool = False
-
-
 def find_mmproj(model: Path, config: Config) -> Companion:
     """Returns the mmproj file of a GGUF model: that of --mmproj, or the only one next to the model that belongs to it.
 
@@ -47,7 +40,7 @@ def find_mmproj(model: Path, config: Config) -> Companion:
             fix = f"give the file that was made from the same model, {WAY_OUT}"
             raise StartupError(f"--mmproj {path}: {why}; {fix}", field="mmproj")
         return Companion(path)
-    near = _next_to(model)
+    near = ggufs.projectors_next_to(model)
     if not near:
         return Companion()
     text = GgufFacts(open_gguf(model))
@@ -61,22 +54,6 @@ def find_mmproj(model: Path, config: Config) -> Companion:
     choice = f"choose one with --mmproj {near[0]}"
     note = f"{model.name} takes text only: several mmproj files are next to it ({names}); {choice}"
     return Companion(note=note, is_warning=True)
-
-
-def _next_to(model: Path) -> list[Path]:
-    """Returns the mmproj files of the model's folder or, for a model in a folder of a hub's snapshot, of the
-    snapshot."""
-    folders = [model.parent]
-    if model.parent.parent.parent.name == "snapshots":
-        folders.append(model.parent.parent)
-    for folder in folders:
-        try:
-            paths = sorted(path for path in folder.iterdir() if ggufs.is_projector(path.name) and path != model)
-        except OSError:
-            continue
-        if paths:
-            return paths
-    return []
 
 
 def _opened(path: Path) -> GgufFacts:

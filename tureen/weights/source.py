@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from tureen.config import Config
 from tureen.errors import StartupError, echo
 from tureen.fetching import ggufs
+from tureen.fetching.ggufs import Companion
 from tureen.fetching.names import WHAT_IS_TAKEN
 from tureen.fetching.pull import pull
 from tureen.fetching.shelf import recommended_sampling
@@ -28,8 +29,10 @@ from tureen.weights import llava_original
 from tureen.weights.gguf import GgufFile
 from tureen.weights.gguf_config import gguf_config, gguf_pooling
 from tureen.weights.gguf_parts import open_gguf
-from tureen.weights.mmproj import Companion, PairConfigs, describe, find_mmproj
 from tureen.weights.sentence_files import SentenceConfig, read_sentence_config
+
+if TYPE_CHECKING:
+    from tureen.weights.mmproj import PairConfigs
 
 WEIGHTS: Final = (".safetensors", ".gguf")
 PICKLES: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
@@ -94,6 +97,8 @@ class ModelSource(msgspec.Struct, frozen=True, dict=True):
         """Returns the description of a model in two GGUF files; None for other models. Raises StartupError."""
         if self.projector is None or self.gguf is None or self.gguf_config is None:
             return None
+        from tureen.weights.mmproj import describe  # noqa: PLC0415 - most models are in one file
+
         return describe(self.gguf_config, self.gguf, self.projector)
 
     @cached_property
@@ -140,6 +145,10 @@ def open_model(path: Path, config: Config | None = None) -> ModelSource:
                 field="mmproj",
             )
         return source
+    if config.mmproj is None and not ggufs.projectors_next_to(source.path):
+        return source
+    from tureen.weights.mmproj import find_mmproj  # noqa: PLC0415 - most models are in one file
+
     return replace(source, mmproj=find_mmproj(source.path, config))
 
 

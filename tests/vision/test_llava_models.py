@@ -4,6 +4,7 @@ import functools
 import importlib
 import sys
 
+import llava_checks
 import msgspec
 import mutated
 import numpy as np
@@ -30,6 +31,7 @@ from tureen.weights.stored import VISION
 
 MUTATED = ("llava-dinov2-gated", "next-vicuna", "onevision")
 """Variants with all architectures and towers."""
+COMPUTING = ("tureen.runner", "tureen.vision", "tureen.weights")
 
 
 @pytest.fixture(scope="module", params=tiny_llava.VARIANTS)
@@ -102,16 +104,25 @@ def test_tokens_are_the_same_with_torch_and_in_chunks_that_cut_a_picture(onevisi
     check_end_to_end(onevision, pictures, "image", kernels="torch", chunk=5)
 
 
+def _import_again_without_torch(monkeypatch):
+    """What computes is imported again when it is next asked for, and finds no torch."""
+    for name, module in list(sys.modules.items()):
+        parent, _, child = name.rpartition(".")
+        if name.partition(".")[0] in ("torch", "transformers"):
+            monkeypatch.setitem(sys.modules, name, None)
+        elif parent in COMPUTING or (name.startswith("tureen.") and hasattr(module, "torch")):
+            monkeypatch.setattr(sys.modules[parent], child, module)
+            monkeypatch.delitem(sys.modules, name)
+
+
 @pytest.mark.skipif(native.load() is None, reason="no native kernels")
 @pytest.mark.parametrize("modality", ["image", "video"])
 def test_a_model_that_sees_answers_where_torch_cannot_be_imported(onevision, modality, monkeypatch):
     pictures = [tiny_llava.picture(57, 31, seed) for seed in range(1 + (modality == "video"))]
     expected = expected_answer(onevision, pictures, modality)
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in ("torch", "transformers"):
-            monkeypatch.setitem(sys.modules, name, None)
-        elif name.startswith("tureen.") and hasattr(module, "torch"):
-            monkeypatch.delitem(sys.modules, name)
+    _import_again_without_torch(monkeypatch)
+    for name, module in (("load_encoder", "encoder"), ("load_runner", "load")):
+        monkeypatch.setattr(llava_checks, name, getattr(importlib.import_module(f"tureen.runner.{module}"), name))
     encoder = load_tiny_encoder(onevision.folder, each=("native",))
     check_answer(msgspec.structs.replace(onevision, encoder=encoder), pictures, modality, expected, kernels="native")
     with pytest.raises(ModuleNotFoundError):

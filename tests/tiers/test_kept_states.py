@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import threading
 
@@ -279,6 +281,22 @@ def test_a_page_that_is_damaged_leaves_no_state_behind_it(tmp_path, index):
         assert world.answer(ask()) == (tokens_of(ask()), 0)
         assert world.tier.stats.total_damaged == 1
         world.check()
+
+
+@pytest.mark.parametrize("saved", [SAVED, {}], ids=["states", "pages"])
+def test_a_damaged_file_that_cannot_be_removed_is_looked_past(tmp_path, monkeypatch, saved):
+    fill(tmp_path, **saved)
+
+    def refuse(path):
+        raise OSError(errno.EROFS, "read-only")
+
+    with KeptWorld(tmp_path, **saved) as world:
+        for path in paths_of(world, tmp_path, PROMPT):
+            path.write_bytes(b"?")
+        monkeypatch.setattr(os, "unlink", refuse)
+        assert world.answer(ask()) == (tokens_of(ask()), 0)
+        assert world.tier.stats.total_damaged == 1
+    monkeypatch.undo()
 
 
 def test_another_model_or_salt_finds_no_state(tmp_path):

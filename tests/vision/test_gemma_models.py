@@ -2,12 +2,14 @@
 
 import itertools
 import random
+from importlib import import_module
 
 import msgspec
 import mutated
 import numpy as np
 import pytest
 import tiny_gemma
+import torch
 from gemma_checks import PICTURES, TEXTS, check_end_to_end, expected_embeddings, generated, make_model
 from llava_checks import (
     check_embeddings,
@@ -21,14 +23,21 @@ from safetensors.torch import load_file
 from tiny_llava import picture
 from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 
-from tureen.errors import RequestFailed, StartupError
+from tureen.contract.types import PICTURE
+from tureen.errors import InvalidRequest, RequestFailed, StartupError
 from tureen.media.base import Prepared
 from tureen.media.families import find_family, is_family
 from tureen.media.gemma3 import parse_vision
 from tureen.media.gemma4 import grid_of
-from tureen.runner.loading import describe
+from tureen.registry import find_model
+from tureen.requests.media_fields import PromptMedia, check_count
+from tureen.runner.loading import architecture_of, describe
+from tureen.vision.arrays import is_matrix
+from tureen.vision.torch_arrays import TorchArrays
 from tureen.weights.source import model_config, preprocessor_config
 from tureen.weights.stored import VISION
+from tureen.weights.tensors import as_tensor
+from tureen.weights.vision import iter_vision
 
 
 @pytest.fixture(scope="module", params=tiny_gemma.VARIANTS)
@@ -235,10 +244,48 @@ def test_configs_that_would_run_wrong_are_refused(gemma3, file, changes, message
         find_family(config, preprocessor)
 
 
+def test_a_prompt_in_which_pictures_are_put_already_is_refused(gemma3):
+    text = TEXTS[1].replace("*", gemma3.family.placeholder)
+    ids = tiny_gemma.inputs(gemma3.variant, text, PICTURES[:1])["input_ids"][0].tolist()
+    media = PromptMedia(("0",), (), "image", "image_data", "video_data")
+    marked = [PICTURE if token == tiny_gemma.START else token for token in ids]
+    with pytest.raises(InvalidRequest, match="has token 250, which stands for one of a picture's embeddings"):
+        check_count(marked, media, "input_ids", gemma3.family)
+    check_count([token for token in marked if token != tiny_gemma.IMAGE], media, "input_ids", gemma3.family)
+
+
+def _embeddings_in(dtype, model, pixels):
+    """What a tower makes of pixels in torch with this type; its weights fit into bfloat16, and a mean is large."""
+    source = folder_source(model.folder)
+    vision = find_model(architecture_of(model_config(source))).parse_vision(model_config(source))
+    arrays, weights = TorchArrays(torch.device("cpu"), dtype), {}
+    for stored in iter_vision(source):
+        name = vision.local_name(stored.name)
+        values = as_tensor(stored).reshape(vision.weights(64)[name]).bfloat16().to(dtype)
+        values = torch.full_like(values, 40.0) if name == "std_bias" else values
+        weights[name] = arrays.matrix(values) if is_matrix(name, values.shape) else values
+    work = import_module(vision.module).make(vision, arrays, weights, 1 << 40).embed(pixels.to(dtype), ())
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model", ["gemma3", "gemma4"], indirect=True)
+def test_towers_in_bfloat16_are_near_those_in_float32(model):
+    pixels = torch.randn(1, 3, 24, 24, generator=torch.Generator().manual_seed(2)).bfloat16()
+    found, expected = (_embeddings_in(dtype, model, pixels) for dtype in (torch.bfloat16, torch.float32))
+    assert found.dtype == torch.bfloat16
+    assert (found - expected).abs().max() < 0.03 * expected.abs().max()
+
+
 def test_a_text_model_of_the_family_takes_no_pictures_and_needs_no_room_for_them(gemma3):
     config = model_config(folder_source(gemma3.folder))
     assert is_family(config)
     assert describe(config).whole_pictures == ("all", 9)
+    assert describe(config | {"vision_config": {}}).whole_pictures == ("all", 9)
     del config["vision_config"]
     assert not is_family(config)
     assert describe(config).whole_pictures is None

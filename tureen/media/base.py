@@ -63,6 +63,7 @@ class Family(Protocol):
     placeholder: str  # stands for a picture in a prompt's text
     around: str  # text that the model expects before and after a placeholder
     placeholder_id: int | None  # its token id; None where the tokenizer does not know it
+    inner_id: int | None  # a token that other servers repeat for a picture's embeddings; None: the placeholder
     video_placeholder: str | None  # None: takes no videos
     video_placeholder_id: int | None
     part_tokens: tuple[str, ...]  # special tokens in the text of parts; a tokenizer without them is refused

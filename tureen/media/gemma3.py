@@ -67,8 +67,10 @@ class Gemma3:
     video_placeholder_id: int | None = None
     part_tokens = (START, END)
 
-    def __init__(self, placeholder_id: int | None, vision: Gemma3Vision, settings: PictureSettings) -> None:
-        self.placeholder_id = placeholder_id
+    def __init__(self, config: Settings, vision: Gemma3Vision, settings: PictureSettings) -> None:
+        """config: config.json."""
+        self.placeholder_id = config.token_id("boi_token_index", 255999)
+        self.inner_id = config.token_id("image_token_index", config.get("image_token_id", 262144))
         self.normalisation = settings.normalisation
         self._settings = settings
         self._num_tokens = vision.num_tokens
@@ -91,7 +93,7 @@ def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Gemma3:
     size = vision.tower.image_size
     if settings.output_size != (size, size):
         raise file.fault("size", f"must make pictures as the tower takes them: {size} x {size}")
-    return Gemma3(config.token_id("boi_token_index", 255999), vision, settings)
+    return Gemma3(config, vision, settings)
 
 
 def parse_vision(hf: Mapping[str, Any]) -> Gemma3Vision:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tureen.errors import RequestFailed
 from tureen.media.base import Modality, Normalisation, PicturePart, Prepared
-from tureen.media.gemma4_vision import Gemma4Vision, parse_vision
+from tureen.media.gemma4_vision import MOST_TOKENS, Gemma4Vision, parse_vision
 from tureen.media.resizing import BICUBIC, FILE, normalisation, processor, processor_settings, resampling_filter
 from tureen.media.settings import Settings
 
@@ -22,8 +22,6 @@ VISION_IS_OPTIONAL = ("gemma4",)
 """Models that take text only where config.json has no vision_config."""
 PROCESSORS: Final = ("Gemma4ImageProcessor",)
 START, IMAGE, END = "<|image>", "<|image|>", "<image|>"
-MOST_TOKENS: Final = (70, 140, 280, 560, 1120)
-"""The values of max_soft_tokens that the models were trained with."""
 ZEROS, ONES = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 
 
@@ -32,6 +30,7 @@ class Gemma4:
 
     placeholder = IMAGE
     around = ""
+    inner_id: int | None = None
     video_placeholder: str | None = None
     video_placeholder_id: int | None = None
     part_tokens = (START, END)

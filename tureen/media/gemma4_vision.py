@@ -39,6 +39,8 @@ NORMS: Final = {
     "self_attn.q_norm": "q_norm",
     "self_attn.k_norm": "k_norm",
 }
+MOST_TOKENS: Final = (70, 140, 280, 560, 1120)
+"""The values of max_soft_tokens, a picture's most tokens, that the models were trained with."""
 BOUNDS: Final = ("input_min", "input_max", "output_min", "output_max")
 
 

@@ -46,6 +46,7 @@ class Idefics3:
 
     placeholder = "<image>"
     around = ""
+    inner_id: int | None = None
     video_placeholder = None
     video_placeholder_id = None
     part_tokens = (AROUND,)

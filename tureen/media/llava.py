@@ -23,6 +23,7 @@ class Llava:
 
     placeholder = "<image>"
     around = ""
+    inner_id: int | None = None
     video_placeholder: str | None = None
     video_placeholder_id: int | None = None
     part_tokens: tuple[str, ...] = ()

@@ -23,6 +23,7 @@ class LlavaNext:
 
     placeholder = "<image>"
     around = ""
+    inner_id: int | None = None
     video_placeholder = None
     video_placeholder_id = None
     part_tokens = ()

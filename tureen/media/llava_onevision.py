@@ -40,6 +40,7 @@ class LlavaOnevision:
 
     placeholder = "<image>"
     around = ""
+    inner_id: int | None = None
     video_placeholder = "<video>"
     part_tokens = ()
 

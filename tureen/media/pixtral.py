@@ -25,6 +25,7 @@ class Pixtral:
 
     placeholder = "[IMG]"
     around = ""
+    inner_id: int | None = None
     video_placeholder: str | None = None
     video_placeholder_id: int | None = None
     part_tokens: tuple[str, ...] = (ROW_END, END)

@@ -40,6 +40,7 @@ class QwenPictures:
 
     placeholder = "<|image_pad|>"
     around = ""
+    inner_id: int | None = None
     video_placeholder = None
     video_placeholder_id = None
     part_tokens = ()

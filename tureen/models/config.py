@@ -173,6 +173,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Returns the keys and values of a layer."""
         return self.keys[layer] if self.keys else LayerKeys(self.num_kv_heads, self.head_dim)
 
+    def longest_step(self, chunk: int) -> int:
+        """Returns the most tokens of one sequence in a step. chunk: the server's limit, which whole pictures exceed."""
+        return chunk if self.whole_pictures is None else max(chunk, self.whole_pictures.most_tokens)
+
     def sees_picture_whole(self, layer: int) -> bool:
         """Returns whether a picture's tokens see all of it in a layer, also those after them."""
         pictures = self.whole_pictures

@@ -49,7 +49,7 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
     local = hf.get("rope_local_base_freq") or LOCAL_THETA
     full = hf.get("rope_theta") or GLOBAL_THETA
     bias = bool(hf.get("attention_bias", False))
-    pictures = WholePictures("all", integer(hf, "mm_tokens_per_image", 256)) if hf.get("vision_config") else None
+    sees = hf.get("vision_config") is not None
     return replace(
         config,
         qkv_bias=bias,
@@ -61,7 +61,7 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
         attention_scale=number(hf, "query_pre_attn_scalar") ** -0.5,
         windows=windows,
         ropes=ropes_of_windows(hf, windows, local_theta=local, full_theta=full),
-        whole_pictures=pictures,
+        whole_pictures=WholePictures("all", integer(hf, "mm_tokens_per_image", 256)) if sees else None,
     )
 
 

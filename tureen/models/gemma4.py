@@ -51,7 +51,7 @@ ROPES = {
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
 """The ropes of a config that names none."""
-MOST_TOKENS = 1120  # of a picture
+WHOLE = WholePictures("windows", max(gemma4_vision.MOST_TOKENS))
 FULL_EVERY = 6  # layers, unless the config says otherwise
 
 
@@ -88,7 +88,7 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
         layer_inputs=LayerInputs(vocab_size, size) if size else None,
         has_layer_scales=True,
         experts=(_experts(hf),) * config.num_layers if hf.get("enable_moe_block") else (),
-        whole_pictures=WholePictures("windows", MOST_TOKENS) if hf.get("use_bidirectional_attention") else None,
+        whole_pictures=WHOLE if hf.get("use_bidirectional_attention") else None,
     )
 
 

@@ -121,8 +121,15 @@ def check_count(token_ids: Sequence[int], sent_media: PromptMedia, name: str, fa
     if sent_media.num_videos and family.video_placeholder is None:
         field = sent_media.video_field if sent_media.videos else "modalities"
         raise InvalidRequest(f"{field}: this model takes no videos; send pictures", field=field)
-    num_pictures, num_videos = token_ids.count(PICTURE), token_ids.count(VIDEO)
     num_sent = sent_media.num_pictures + sent_media.num_videos
+    if num_sent and family.inner_id in token_ids:
+        raise InvalidRequest(
+            f"{name} has token {family.inner_id}, which stands for one of a picture's embeddings; give the prompt "
+            f"without them, with one {family.placeholder} for each picture",
+            field=name,
+            code="image_placeholder_mismatch",
+        )
+    num_pictures, num_videos = token_ids.count(PICTURE), token_ids.count(VIDEO)
     if num_sent > MAX_REFERENCES:
         raise InvalidRequest(
             f"{sent_media.field}: {num_sent} pictures and videos came with {name}; a prompt may have {MAX_REFERENCES}",

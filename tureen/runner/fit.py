@@ -93,7 +93,7 @@ def _workspace(config: Config, model: ModelConfig) -> int:
     if model.streams is not None:
         width += 2 * model.streams.count * model.hidden_size + 2 * max(map(model.mlp_size, range(model.num_layers)))
     logits = 2 * config.max_running_requests * model.vocab_size
-    return 4 * (config.chunked_prefill_size * width + logits) + STATES * state_bytes(model)
+    return 4 * (model.longest_step(config.chunked_prefill_size) * width + logits) + STATES * state_bytes(model)
 
 
 def _context_that_fits(need: MemoryNeed) -> int:

@@ -64,8 +64,7 @@ def window_tokens(config: Config, model: ModelConfig) -> int:
     if is_apart or config.kv_disk is not None:
         return 0
     window = model.longest_window
-    step = max(config.chunked_prefill_size, model.whole_pictures.most_tokens if model.whole_pictures else 0)
-    most = window + step + 2 * config.page_size
+    most = window + model.longest_step(config.chunked_prefill_size) + 2 * config.page_size
     return most if window else 0
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
 
 import numpy as np
 
@@ -83,8 +82,8 @@ class PageLoad:
                 if not self._fill(files, key, buffer, partial(memory.write, page)):
                     break
                 self.num_loaded += 1
-        except DamagedPage:
-            self.lacks_file = True
+        except DamagedPage as damage:
+            self.lacks_file = damage.is_removed
             totals.damaged += 1
             log.warning("a KV page on the disk was damaged and is computed again")
         except NoPage:  # removed since it was looked for
@@ -187,26 +186,25 @@ class DiskTier:
         is_away = self._looking.is_stuck() or self._loading.is_stuck()
         if len(keys) != len(nodes) or is_away or not self._look.is_set():
             return None
-        borders: list[int] = []  # where a saved state lies, once that is known
+        borders: list[int] = []  # numbers of pages after which a saved state lies
 
         def look() -> None:
-            while len(keys) < sizes[-1]:
-                key = self._keys.after(keys, namespace, token_ids, self._page_size, len(keys))
-                if key is None or not self._files.has(key):
-                    break
-                keys.append(key)
-            counts = range(len(keys), sizes[0] - 1, -1) if self._has_states else ()
-            borders.extend(islice((count for count in counts if self._files.has(of_state(keys[count - 1]))), 1))
+            for count in range(sizes[0], sizes[-1] + 1):
+                while len(keys) < count:
+                    key = self._keys.after(keys, namespace, token_ids, self._page_size, len(keys))
+                    if key is None or not self._files.has(key):
+                        return
+                    keys.append(key)
+                if self._has_states and self._files.has(of_state(keys[count - 1])):
+                    borders.append(count)
 
         self._looking.give(look)
         self._look = self._looking.mark()
         self._look.wait(LOOK_S)
         if self._has_states:
-            return (
-                KeptPrefix(borders[0], keys[len(nodes) : borders[0]], of_state(keys[borders[0] - 1]))
-                if borders
-                else None
-            )
+            if not borders:
+                return None
+            return KeptPrefix(borders[-1], keys[len(nodes) : borders[-1]], of_state(keys[borders[-1] - 1]))
         new = keys[len(nodes) :]
         return KeptPrefix(len(nodes) + len(new), new) if new else None
 

@@ -44,7 +44,10 @@ class NoPage(Exception):
 
 
 class DamagedPage(NoPage):
-    """Its file was not as it was written; now it is gone."""
+    """Its file was not as it was written. `is_removed`: it is gone now, which a disk may refuse."""
+
+    def __init__(self, *, is_removed: bool) -> None:
+        self.is_removed = is_removed
 
 
 class PageFiles:
@@ -95,8 +98,7 @@ class PageFiles:
         except FileNotFoundError:
             raise NoPage from None
         if not is_whole or prefix != HEAD + key + _sum(key, into):
-            self.remove(key)
-            raise DamagedPage
+            raise DamagedPage(is_removed=self.remove(key))
 
     def write(self, key: bytes, page: memoryview) -> int:
         """Writes a page; returns how many others went for it. Raises OSError when it cannot be written."""
@@ -123,14 +125,17 @@ class PageFiles:
                 os.utime(self._path(key), ns=(self._last_ns, self._last_ns))
                 beat()
 
-    def remove(self, key: bytes) -> None:
-        """Removes a page, if it is there."""
-        with suppress(OSError):
+    def remove(self, key: bytes) -> bool:
+        """Removes a page, if it is there. Returns whether it did."""
+        try:
             path = self._path(key)
             size = os.stat(path).st_size
             os.unlink(path)
-            with self._usage() as usage:
-                usage.num_bytes -= size
+        except OSError:
+            return False
+        with suppress(OSError), self._usage() as usage:
+            usage.num_bytes -= size
+        return True
 
     def _path(self, key: bytes) -> str:
         name = key.hex()

@@ -65,6 +65,9 @@ class Arrays(Protocol):
     def narrowed(self, x: Array) -> Array:
         """Returns x in the type that the tower computes with. Sums and products with float32 constants are wider."""
 
+    def widened(self, x: Array) -> Array:
+        """Returns x in float32: for sums of large numbers."""
+
     def empty(self, *shape: int) -> Array:
         """Returns an array whose values are still to be written."""
 
@@ -93,8 +96,8 @@ class Arrays(Protocol):
     def seen(self, keys: Array, values: Array) -> Any:
         """Prepares keys and values [tokens, heads, head_dim] for `attend`."""
 
-    def attend(self, mixed: Array, queries: Array, seen: Any) -> None:
-        """Writes softmax(queries @ keys.T / sqrt(head_dim)) @ values of each head to `mixed`; both are [tokens, heads,
+    def attend(self, mixed: Array, queries: Array, seen: Any, scale: float) -> None:
+        """Writes softmax(queries @ keys.T * scale) @ values of each head to `mixed`; both are [tokens, heads,
         head_dim]."""
 
 

@@ -6,8 +6,8 @@ from tureen.errors import RequestFailed
 from tureen.media.gemma3 import Gemma3Vision
 from tureen.vision.arrays import Array, Arrays, Weights
 from tureen.vision.picture_embedder import Work
-from tureen.vision.projector import averaged, product
-from tureen.vision.tower import Tower
+from tureen.vision.projector import averaged
+from tureen.vision.tower import Tower, product
 
 
 class Gemma3Embedder:
@@ -20,7 +20,7 @@ class Gemma3Embedder:
         of_tower = {name.removeprefix("tower."): weight for name, weight in weights.items()}
         self._tower = Tower(vision.tower, arrays, of_tower, piece)
         self._norm = weights["norm.weight"], weights["norm.bias"]
-        self._projector_norm = weights["projector_norm"] + 1  # stored minus 1
+        self._projector_norm = arrays.widened(weights["projector_norm"]) + 1  # stored minus 1
         self._projector = arrays.matrix(weights["projector"].swapaxes(0, 1))
         self._piece = piece
 
@@ -35,9 +35,9 @@ class Gemma3Embedder:
             raise RequestFailed(f"the model takes pictures of {size} x {size} pixels only")
         features = yield from self._tower.states(pictures[0], (tower.num_layers,))
         normed = self._arrays.layer_norm(features, *self._norm, tower.norm_eps)
-        averages = averaged(normed.reshape(side, side, -1), self._vision.pooled)
-        averages = self._arrays.rms_norm(averages, self._projector_norm, tower.norm_eps)
-        return (yield from product(self._arrays, averages, self._projector, self._piece))
+        averages = averaged(self._arrays.widened(normed).reshape(side, side, -1), self._vision.pooled)
+        inputs = self._arrays.narrowed(self._arrays.rms_norm(averages, self._projector_norm, tower.norm_eps))
+        return (yield from product(self._arrays, inputs, self._projector, self._piece))
 
 
 def make(vision: Gemma3Vision, arrays: Arrays, weights: Weights, piece: int) -> Gemma3Embedder:

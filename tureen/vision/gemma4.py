@@ -11,8 +11,8 @@ from tureen.errors import RequestFailed
 from tureen.media.gemma4_vision import BOUNDS, Gemma4Vision
 from tureen.vision.arrays import Array, Arrays, Matrix, Weights
 from tureen.vision.picture_embedder import Work
-from tureen.vision.projector import averaged, product
-from tureen.vision.tower import MIN_ROWS, attend, blocks, cut
+from tureen.vision.projector import averaged
+from tureen.vision.tower import MIN_ROWS, attend, blocks, cut, product
 
 Turns = tuple[tuple[Array, Array], tuple[Array, Array]]
 """Cosines and sines, [patches, head_dim / 4], of the angles that turn a head's first half, and its second."""
@@ -24,10 +24,8 @@ class Gemma4Embedder:
     def __init__(self, config: Gemma4Vision, arrays: Arrays, weights: Weights, piece: int) -> None:
         self._config = config
         self._arrays = arrays
-        self._weights = dict(weights)
+        self._weights = weights
         self._piece = piece
-        for layer in range(config.num_layers):  # the kernels divide scores by the root of head_dim, this model does not
-            self._weights[f"layers.{layer}.q_norm"] = weights[f"layers.{layer}.q_norm"] * config.head_dim**0.5
         self._bounds = _bounds(weights)
 
     def embed(self, pictures: Array, layout: tuple[int, ...]) -> Work:
@@ -48,10 +46,12 @@ class Gemma4Embedder:
         turns = self._turns(places % columns), self._turns(places // columns)
         for layer in range(config.num_layers):
             yield from self._run_layer(hidden, f"layers.{layer}", turns)
-        features = averaged(hidden.reshape(rows, columns, -1), config.pooled) * config.hidden_size**0.5
+        wide = arrays.widened(hidden).reshape(rows, columns, -1)  # narrow numbers lose what std_bias leaves of them
+        features = averaged(wide, config.pooled) * config.hidden_size**0.5
         if config.is_standardised:
-            features = (features - self._weights["std_bias"]) * self._weights["std_scale"]
-        normed = self._norm(features, self._ones(config.hidden_size))
+            bias, scale = (arrays.widened(self._weights[name]) for name in ("std_bias", "std_scale"))
+            features = (features - bias) * scale
+        normed = self._norm(arrays.narrowed(features), self._ones(config.hidden_size))
         return (yield from product(arrays, normed, self._weights["projector.weight"], self._piece))
 
     def _embed_patches(self, pixels: Array, rows: int, columns: int) -> Work:
@@ -100,7 +100,7 @@ class Gemma4Embedder:
                     self._turn(out[rows], rows, turns)
             yield len(normed) * row_flops
         q, k, v = projected
-        return (yield from attend(self._arrays, q, k, v, self._piece))
+        return (yield from attend(self._arrays, q, k, v, self._piece, scale=1.0))
 
     def _turn(self, x: Array, rows: slice, turns: Turns) -> None:
         """Turns x [patches, heads, head_dim] in place: a head's first half by columns, its second by rows."""

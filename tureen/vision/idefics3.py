@@ -9,8 +9,7 @@ from tureen.errors import RequestFailed
 from tureen.media.idefics3_vision import Idefics3Vision
 from tureen.vision.arrays import Array, Arrays, Weights
 from tureen.vision.picture_embedder import Work
-from tureen.vision.projector import product
-from tureen.vision.tower import Tower
+from tureen.vision.tower import Tower, product
 
 
 class Idefics3Embedder:

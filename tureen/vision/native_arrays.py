@@ -29,6 +29,9 @@ class NativeArrays:
     def narrowed(self, x: Any) -> Any:
         return x
 
+    def widened(self, x: Any) -> Any:
+        return x
+
     def empty(self, *shape: int) -> Any:
         return np.empty(shape, np.float32)
 
@@ -64,8 +67,8 @@ class NativeArrays:
     def seen(self, keys: Any, values: Any) -> Any:
         return self._kernels.SeenTokens(self._pool, keys, values)
 
-    def attend(self, mixed: Any, queries: Any, seen: Any) -> None:
-        self._kernels.attend_all(self._pool, queries, seen, mixed, queries.shape[-1] ** -0.5)
+    def attend(self, mixed: Any, queries: Any, seen: Any, scale: float) -> None:
+        self._kernels.attend_all(self._pool, queries, seen, mixed, scale)
 
     def numpy(self, x: Any) -> NDArray[np.float32]:
         array: NDArray[np.float32] = x

@@ -10,7 +10,7 @@ from tureen.media.tiles import Layout
 from tureen.vision.arrays import Array, Arrays, Matrix, Weights
 from tureen.vision.picture_embedder import Work
 from tureen.vision.resampling import linear_taps, resampled
-from tureen.vision.tower import MIN_ROWS, blocks
+from tureen.vision.tower import MIN_ROWS, blocks, product
 
 
 class Projector:
@@ -59,15 +59,6 @@ class Merger:
     def _matrix(self) -> Matrix:
         matrix: Matrix = self._weights["weight"]
         return matrix
-
-
-def product(arrays: Arrays, x: Array, matrix: Matrix, piece: int, bias: Array | None = None) -> Work:
-    """Multiplies rows piece by piece. Yields as Tower does."""
-    products = arrays.empty(len(x), matrix.rows)
-    for rows in blocks(len(x), matrix.flops, piece, MIN_ROWS):
-        products[rows] = arrays.linear(x[rows], matrix, bias)
-        yield (rows.stop - rows.start) * matrix.flops
-    return products
 
 
 def averaged(grid: Array, size: int) -> Array:

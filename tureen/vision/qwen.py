@@ -16,9 +16,8 @@ from tureen.errors import RequestFailed
 from tureen.media.qwen_vision import QwenVision
 from tureen.vision.arrays import Array, Arrays, Matrix, Weights
 from tureen.vision.picture_embedder import Work
-from tureen.vision.projector import product
 from tureen.vision.resampling import linear_taps, resampled
-from tureen.vision.tower import MIN_ROWS, attend, blocks, cut
+from tureen.vision.tower import MIN_ROWS, attend, blocks, cut, product
 
 EPS = 1e-6
 Numbers = NDArray[np.int64]
@@ -124,7 +123,7 @@ class QwenEmbedder:
                 self._arrays.rotate(turned, grid.cos[rows], grid.sin[rows])
             yield len(normed) * row_flops
         q, k, v = projected.swapaxes(0, 1)
-        return (yield from attend(self._arrays, q, k, v, self._piece, spans))
+        return (yield from attend(self._arrays, q, k, v, self._piece, spans=spans))
 
     def _merge(self, hidden: Array, name: str, *, is_merged_first: bool) -> Work:
         """Merges the patches of each token: returns [tokens, hidden_size of the language model].

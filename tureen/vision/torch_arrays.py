@@ -36,6 +36,10 @@ class TorchArrays:
         narrow: Tensor = x.to(self._dtype)
         return narrow
 
+    def widened(self, x: Any) -> Tensor:
+        wide: Tensor = x.float()
+        return wide
+
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, device=self._device, dtype=self._dtype)
 
@@ -66,8 +70,9 @@ class TorchArrays:
     def seen(self, keys: Any, values: Any) -> tuple[Tensor, Tensor]:
         return _by_head(keys), _by_head(values)
 
-    def attend(self, mixed: Any, queries: Any, seen: Any) -> None:
-        by_head = functional.scaled_dot_product_attention(_by_head(queries), *seen)
+    def attend(self, mixed: Any, queries: Any, seen: Any, scale: float) -> None:
+        keys, values = seen
+        by_head = functional.scaled_dot_product_attention(_by_head(queries), keys, values, scale=scale)
         mixed.copy_(by_head[0].transpose(0, 1))
 
     def numpy(self, x: Any) -> NDArray[np.float32]:

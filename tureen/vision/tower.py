@@ -51,14 +51,14 @@ class Tower:
         config, weights, arrays = self.config, self._weights, self._arrays
         patches = cut(pixels, config.patch_size)
         kernel: Matrix = weights["patches.weight"]
-        hidden = arrays.linear(patches.reshape(-1, kernel.columns), kernel, weights.get("patches.bias"))
+        inputs = patches.reshape(-1, kernel.columns)
+        hidden = yield from product(arrays, inputs, kernel, self._piece, weights.get("patches.bias"))
         if config.has_class_token:
             hidden = arrays.concat([weights["class_token"].reshape(1, -1), hidden])
         if config.rope_theta is None:
             hidden += self._positions(pixels.shape[1], pixels.shape[2])
         if config.has_input_norm:
             hidden = self._norm(hidden, "input_norm")
-        yield len(hidden) * kernel.flops
         return hidden
 
     def _positions(self, height: int, width: int) -> Array:
@@ -148,19 +148,31 @@ def cut(pixels: Array, patch: int) -> Array:
     return grid.swapaxes(0, 1).swapaxes(1, 3).swapaxes(2, 3)
 
 
-def attend(arrays: Arrays, q: Array, k: Array, v: Array, piece: int, spans: Sequence[slice] = (slice(None),)) -> Work:
+def attend(
+    arrays: Arrays,
+    q: Array,
+    k: Array,
+    v: Array,
+    piece: int,
+    *,
+    spans: Sequence[slice] = (slice(None),),
+    scale: float | None = None,
+) -> Work:
     """Attends, the tokens of a span to each other; all are [tokens, heads, head_dim]. Returns [tokens, heads *
     head_dim]. Yields as Tower does.
 
-    A head that is more than a piece is divided by queries.
+    A head that is more than a piece is divided by queries. scale: of scores; None: 1 / sqrt(head_dim).
     """
     mixed = arrays.empty(*q.shape)
+    scale = q.shape[2] ** -0.5 if scale is None else scale
     for span in spans:
-        yield from _attend_span(arrays, mixed[span], (q[span], k[span], v[span]), piece)
+        yield from _attend_span(arrays, mixed[span], (q[span], k[span], v[span]), piece, scale)
     return mixed.reshape(len(mixed), -1)
 
 
-def _attend_span(arrays: Arrays, mixed: Array, qkv: tuple[Array, Array, Array], piece: int) -> Iterator[int]:
+def _attend_span(
+    arrays: Arrays, mixed: Array, qkv: tuple[Array, Array, Array], piece: int, scale: float
+) -> Iterator[int]:
     q, k, v = qkv
     size, num_heads, width = q.shape
     query_flops = 4 * size * width
@@ -168,8 +180,17 @@ def _attend_span(arrays: Arrays, mixed: Array, qkv: tuple[Array, Array, Array], 
         seen = arrays.seen(k[:, heads], v[:, heads])
         head_flops = (heads.stop - heads.start) * query_flops
         for rows in blocks(size, head_flops, piece, MIN_ROWS):
-            arrays.attend(mixed[rows, heads], q[rows, heads], seen)
+            arrays.attend(mixed[rows, heads], q[rows, heads], seen, scale)
             yield (rows.stop - rows.start) * head_flops
+
+
+def product(arrays: Arrays, x: Array, matrix: Matrix, piece: int, bias: Array | None = None) -> Work:
+    """Multiplies rows piece by piece. Yields as Tower does."""
+    products = arrays.empty(len(x), matrix.rows)
+    for rows in blocks(len(x), matrix.flops, piece, MIN_ROWS):
+        products[rows] = arrays.linear(x[rows], matrix, bias)
+        yield (rows.stop - rows.start) * matrix.flops
+    return products
 
 
 def blocks(count: int, flops: int, piece: int, least: int) -> Iterator[slice]:

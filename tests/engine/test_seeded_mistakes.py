@@ -294,7 +294,7 @@ def _a_window_slides_a_page_early(monkeypatch):
 
 
 def _a_prefix_is_used_without_its_window(monkeypatch):
-    monkeypatch.setattr(CacheManager, "_num_usable", lambda self, nodes: len(nodes))
+    monkeypatch.setattr(CacheManager, "num_usable", lambda self, nodes: len(nodes))
 
 
 def _window_pages_of_a_prefix_are_not_held(monkeypatch):

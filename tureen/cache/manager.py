@@ -101,7 +101,8 @@ class CacheManager:
         windows, it is usable if the window pages that the next token sees are still there.
         """
         nodes = self.known(namespace, token_ids, max_tokens)
-        del nodes[self.num_usable(nodes) :]
+        if self.has_states or self.windows is not None:
+            del nodes[self.num_usable(nodes) :]
         return nodes
 
     def known(self, namespace: Namespace, token_ids: Sequence[int], max_tokens: int) -> list[RadixNode]:

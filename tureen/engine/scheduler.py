@@ -198,7 +198,9 @@ class Scheduler:
         """Takes pages for a waiting sequence, from those that run when idle if it is not one of them. Returns None when
         there is no room."""
         headroom = self._headroom(sequence)
-        first_step = sequence.step_tokens(len(nodes) * self.cache.page_size, budget)
+        first_step = budget
+        if sequence.embedded is not None:
+            first_step = sequence.step_tokens(len(nodes) * self.cache.page_size, budget)
         while True:
             if self._free_slots:
                 table = self.cache.open(

@@ -262,7 +262,10 @@ def _embeddings_in(dtype, model, pixels):
     for stored in iter_vision(source):
         name = vision.local_name(stored.name)
         values = as_tensor(stored).reshape(vision.weights(64)[name]).bfloat16().to(dtype)
-        values = torch.full_like(values, 40.0) if name == "std_bias" else values
+        if name == "positions":  # features have a mean of 20, which std_bias takes away
+            values = values + 10
+        if name == "std_bias":
+            values = torch.full_like(values, 20 * len(values) ** 0.5)
         weights[name] = arrays.matrix(values) if is_matrix(name, values.shape) else values
     work = import_module(vision.module).make(vision, arrays, weights, 1 << 40).embed(pixels.to(dtype), ())
     while True:
@@ -278,7 +281,7 @@ def test_towers_in_bfloat16_are_near_those_in_float32(model):
     pixels = torch.randn(1, 3, 24, 24, generator=torch.Generator().manual_seed(2)).bfloat16()
     found, expected = (_embeddings_in(dtype, model, pixels) for dtype in (torch.bfloat16, torch.float32))
     assert found.dtype == torch.bfloat16
-    assert (found - expected).abs().max() < 0.03 * expected.abs().max()
+    assert (found - expected).norm() < 0.035 * expected.norm()  # twice as far where sums are narrow
 
 
 def test_a_text_model_of_the_family_takes_no_pictures_and_needs_no_room_for_them(gemma3):

@@ -24,6 +24,8 @@ HARMLESS: Final = frozenset((
     "vision.feed_forward_length",  # converters write 0 or another size for some Qwens: the tensors have the size
 ))  # fmt: skip
 """Keys that change nothing."""
+OR_HEARING: Final = HARMLESS | {"has_audio_encoder"}
+"""Keys that change nothing if an encoder of sounds is left out."""
 
 
 class Companion(NamedTuple):
@@ -154,13 +156,14 @@ def _described(text_config: dict[str, Any], text: GgufFacts, facts: GgufFacts) -
     projector = projector_of(facts)
     if facts.get("has_vision_encoder") is not True:
         raise facts.fault("clip.has_vision_encoder must be true: nothing in this file sees")
-    facts.refuse("has_audio_encoder", "an encoder of sounds")
+    if not projector.may_hear:
+        facts.refuse("has_audio_encoder", "an encoder of sounds")
     inner = {key: value for key, value in text_config.items() if key not in ("architectures", "vision_config")}
     own, preprocessor = projector.read(facts, text, inner)
     preprocessor |= {"image_mean": _channels(facts, "image_mean"), "image_std": _channels(facts, "image_std")}
     if min(preprocessor["image_std"]) <= 0:
         raise facts.fault("clip.vision.image_std must be numbers above 0")
-    facts.refuse_others(harmless=HARMLESS, skipped=())
+    facts.refuse_others(*((OR_HEARING, ("audio.",)) if projector.may_hear else (HARMLESS, ())))
     return PairConfigs(
         {
             "text_config": inner,

@@ -42,7 +42,7 @@ TOWER4 = {
     "rms_norm_eps": 1e-3,
     "rope_parameters": {"rope_type": "axial", "rope_theta": 30.0},
 }
-TEXT3 = SHAPE | GEMMA | {"model_type": "gemma3_text"}
+TEXT3 = SHAPE | GEMMA | {"model_type": "gemma3_text", "query_pre_attn_scalar": 32}  # the head size, as in GGUF files
 
 
 class Variant(NamedTuple):
@@ -86,7 +86,10 @@ def write(folder: Path, variant: str) -> torch.nn.Module:
     """Writes the folder; returns the transformers model in float32, as loaded from it."""
     family, tower, text, changes = (VARIANTS | IN_GGUF)[variant]
     tokens = TOKENS3 if family == "Gemma3" else TOKENS4
-    config = getattr(transformers, f"{family}Config")(vision_config=tower, text_config=text, **tokens, **changes)
+    apart = {"tie_word_embeddings": False}  # with one matrix for both, every token would follow itself
+    config = getattr(transformers, f"{family}Config")(
+        vision_config=tower, text_config=text | apart, **apart, **tokens, **changes
+    )
     model = saved(folder, f"{family}ForConditionalGeneration", config, len(variant))
     if family == "Gemma3":
         (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor(variant)))

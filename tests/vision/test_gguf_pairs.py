@@ -186,7 +186,7 @@ def test_embeddings_of_a_gemma_4_equal_transformers(gemma4, size):
 
 
 def test_tokens_of_a_gemma_4_equal_transformers(gemma4):
-    check_gemma(gemma4, 2, context_length=1024, chunk=300)
+    check_gemma(gemma4, 2, context_length=1024, chunked_prefill_size=1024)
     check_gemma(gemma4, 1, kernels="torch")
 
 
@@ -236,6 +236,14 @@ def test_what_no_gemma_4_has_is_refused_by_name(gemma4, tmp_path, wrong):
     tiny_gguf.write_gguf(tmp_path / MMPROJ, facts | changed, eye)
     path = Path(shutil.copy(gemma4.folder, tmp_path))
     with pytest.raises(StartupError, match=re.escape(message)):
+        _load(path)
+
+
+@pytest.mark.parametrize("gemma4", ["gemma4-gguf"], indirect=True)
+def test_a_gemma_4_that_pads_with_another_token_than_0_is_refused(gemma4, tmp_path):
+    padding = {"tokenizer.ggml.padding_token_id": 3}
+    path = write_pair(tmp_path / "m", gemma4.oracle, tiny_gemma.preprocessor(gemma4.variant), GEMMA4, padding)
+    with pytest.raises(StartupError, match=r"tokenizer\.ggml\.padding_token_id must be 0"):
         _load(path)
 
 

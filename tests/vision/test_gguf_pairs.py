@@ -229,7 +229,7 @@ WRONG_GEMMA4 = {
 
 @pytest.mark.parametrize("gemma4", ["gemma4-causal-gguf"], indirect=True)
 @pytest.mark.parametrize("wrong", WRONG_GEMMA4)
-def test_what_no_gemma_4_has_is_refused_by_name(gemma4, tmp_path, wrong):
+def test_a_file_unlike_those_of_gemma_4_is_refused_by_name(gemma4, tmp_path, wrong):
     changed, others, message = WRONG_GEMMA4[wrong]
     facts, eye = _both_parts(gemma4)
     eye = {name: array for name, array in (eye | others).items() if array is not None}

@@ -24,8 +24,8 @@ HARMLESS: Final = frozenset((
     "vision.feed_forward_length",  # converters write 0 or another size for some Qwens: the tensors have the size
 ))  # fmt: skip
 """Keys that change nothing."""
-OR_HEARING: Final = HARMLESS | {"has_audio_encoder"}
-"""Keys that change nothing if an encoder of sounds is left out."""
+SOUNDS: Final = ("audio.", "has_audio_encoder")
+"""Beginnings of keys about an encoder of sounds, which is left out."""
 
 
 class Companion(NamedTuple):
@@ -163,7 +163,7 @@ def _described(text_config: dict[str, Any], text: GgufFacts, facts: GgufFacts) -
     preprocessor |= {"image_mean": _channels(facts, "image_mean"), "image_std": _channels(facts, "image_std")}
     if min(preprocessor["image_std"]) <= 0:
         raise facts.fault("clip.vision.image_std must be numbers above 0")
-    facts.refuse_others(*((OR_HEARING, ("audio.",)) if projector.may_hear else (HARMLESS, ())))
+    facts.refuse_others(harmless=HARMLESS, skipped=SOUNDS if projector.may_hear else ())
     return PairConfigs(
         {
             "text_config": inner,

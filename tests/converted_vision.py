@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 import tiny_gguf
 
+MMPROJ = "mmproj-tiny-f32.gguf"
 QWEN2 = ("qwen2_vl", "qwen2_5_vl")
 TYPES = gguf.VisionProjectorType
 PROJECTORS = {
@@ -22,9 +23,11 @@ PROJECTORS = {
     **dict.fromkeys(("smolvlm", "idefics3"), TYPES.IDEFICS3),
     **dict.fromkeys(("mistral3", "llava"), TYPES.PIXTRAL),
     "gemma3": TYPES.GEMMA3,
+    "gemma4": TYPES.GEMMA4V,
 }
 """By model_type."""
-EYES = ("visual.", "vision_model.", "connector.", "vision_tower.", "multi_modal_projector.")
+EYES = ("visual.", "vision_model.", "connector.", "vision_tower.", "multi_modal_projector.", "embed_vision.")
+ENDS = (".weight", ".bias", ".input_max", ".input_min", ".output_max", ".output_min")
 VISION = gguf.Keys.ClipVision
 
 
@@ -38,7 +41,7 @@ def write_pair(
     """Writes both files; returns that of the language model. special: tokens for pictures, and their ids. more:
     metadata of the language model."""
     folder.mkdir(exist_ok=True)
-    tiny_gguf.write_gguf(folder / "mmproj-tiny-f32.gguf", metadata(oracle, preprocessor), tensors(oracle))
+    tiny_gguf.write_gguf(folder / MMPROJ, metadata(oracle, preprocessor), tensors(oracle))
     return write_text(folder / "tiny.gguf", oracle, special, more or {})
 
 
@@ -51,12 +54,15 @@ def write_text(path: Path, oracle: Any, special: Mapping[str, int], more: Mappin
         for name, weight in oracle.state_dict().items()
         if not name.removeprefix("model.").startswith(EYES)
     }
-    text = SimpleNamespace(config=config, state_dict=lambda: state)
+    config.allow_global_per_layer_attribute_access = True  # layers of a Gemma 4 differ
+    inner = getattr(oracle.model, "language_model", None)
+    text = SimpleNamespace(config=config, state_dict=lambda: state, model=inner)
     vocabulary = tiny_gguf.byte_vocabulary(config.vocab_size)
     for token, token_id in special.items():
         vocabulary["tokenizer.ggml.tokens"][token_id] = token
         vocabulary["tokenizer.ggml.token_type"][token_id] = tiny_gguf.CONTROL
     found = {gguf_name: array for _, gguf_name, array in converted_gguf.tensors(text)}
+    found |= converted_gguf.rope_tensors(config)
     metadata = converted_gguf.metadata(text) | _pictures_of_text(oracle) | vocabulary | dict(more)
     return tiny_gguf.write_gguf(path, metadata, found)
 
@@ -97,7 +103,7 @@ def metadata(oracle: Any, preprocessor: Mapping[str, Any]) -> dict[str, Any]:
         found |= {
             VISION.EMBEDDING_LENGTH: eye.hidden_size,
             VISION.FEED_FORWARD_LENGTH: eye.intermediate_size,
-            VISION.IMAGE_SIZE: eye.image_size,
+            VISION.IMAGE_SIZE: getattr(eye, "image_size", 224),
         }
     if kind == TYPES.IDEFICS3:
         longest = preprocessor["size"]["longest_edge"]
@@ -107,6 +113,10 @@ def metadata(oracle: Any, preprocessor: Mapping[str, Any]) -> dict[str, Any]:
         side = eye.image_size // eye.patch_size
         found |= {VISION.USE_GELU: True, VISION.Attention.LAYERNORM_EPS: eye.layer_norm_eps}
         found[VISION.Projector.SCALE_FACTOR] = side // int(config.mm_tokens_per_image**0.5)
+    if kind == TYPES.GEMMA4V:
+        found[VISION.PROJECTOR_TYPE] = found.pop(gguf.Keys.Clip.PROJECTOR_TYPE)
+        found |= {VISION.Attention.LAYERNORM_EPS: eye.rms_norm_eps}
+        found[VISION.Projector.SCALE_FACTOR] = eye.pooling_kernel_size
     if kind == TYPES.PIXTRAL:
         found[VISION.USE_SILU if eye.hidden_act == "silu" else VISION.USE_GELU] = True
         if config.model_type == "mistral3":
@@ -150,8 +160,7 @@ def tensors(oracle: Any) -> dict[str, np.ndarray]:
         if not name.startswith(EYES):
             continue
         for hf_name, array in _converted(name, parameter.detach().float().numpy(), oracle.config):
-            known = names.get_name(hf_name, (".weight", ".bias"))
-            known = known or names.get_name(f"model.{hf_name}", (".weight", ".bias"))
+            known = names.get_name(hf_name, ENDS) or names.get_name(f"model.{hf_name}", ENDS)
             found[known or hf_name] = np.ascontiguousarray(array)
     return found
 
@@ -178,8 +187,21 @@ def _converted(name: str, array: np.ndarray, config: Any) -> Iterator[tuple[str,
             "projection_weight", "projection.weight"
         )
         yield name, array + name.endswith("soft_emb_norm.weight")
+    elif config.model_type == "gemma4":
+        yield _of_gemma4(name, array)
     elif name.startswith("vision_tower.") and name.endswith(("q_proj.weight", "k_proj.weight")):
         heads = config.vision_config.num_attention_heads
         yield name, array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
     else:
         yield name, array
+
+
+def _of_gemma4(name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
+    """Returns the name that the `gguf` package knows, and the values: of patches as a convolution's, [.., 3, y, x]."""
+    name = name.replace("vision_tower.encoder.", "vision_model.model.").replace(".linear.weight", ".weight")
+    if name.endswith("patch_embedder.input_proj.weight"):
+        side = int((array.shape[1] // 3) ** 0.5)
+        array = array.reshape(-1, side, side, 3).transpose(0, 3, 1, 2)
+    if name.endswith("position_embedding_table"):
+        name += ".weight"
+    return name, np.atleast_1d(array)

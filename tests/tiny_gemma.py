@@ -42,7 +42,7 @@ TOWER4 = {
     "rms_norm_eps": 1e-3,
     "rope_parameters": {"rope_type": "axial", "rope_theta": 30.0},
 }
-TEXT3 = SHAPE | GEMMA | {"model_type": "gemma3_text"}
+TEXT3 = SHAPE | GEMMA | {"model_type": "gemma3_text", "query_pre_attn_scalar": 32}  # the head size, as in GGUF files
 
 
 class Variant(NamedTuple):
@@ -64,6 +64,15 @@ VARIANTS = {
         {},
     ),
 }
+# Files do not say the base of frequencies, and the most tokens: these are as published.
+OF_GGUF = {"rope_parameters": {"rope_type": "axial", "rope_theta": 100.0}, "position_embedding_size": 850}
+IN_GGUF = {
+    f"{name}-gguf": own._replace(
+        tower=own.tower | OF_GGUF | {"hidden_size": 32}, text=own.text | {"max_position_embeddings": 1024}
+    )
+    for name, own in VARIANTS.items()
+    if own.family == "Gemma4"
+}
 
 
 def special(variant: str) -> dict[str, int]:
@@ -75,9 +84,12 @@ def special(variant: str) -> dict[str, int]:
 
 def write(folder: Path, variant: str) -> torch.nn.Module:
     """Writes the folder; returns the transformers model in float32, as loaded from it."""
-    family, tower, text, changes = VARIANTS[variant]
+    family, tower, text, changes = (VARIANTS | IN_GGUF)[variant]
     tokens = TOKENS3 if family == "Gemma3" else TOKENS4
-    config = getattr(transformers, f"{family}Config")(vision_config=tower, text_config=text, **tokens, **changes)
+    apart = {"tie_word_embeddings": False}  # with one matrix for both, every token would follow itself
+    config = getattr(transformers, f"{family}Config")(
+        vision_config=tower, text_config=text | apart, **apart, **tokens, **changes
+    )
     model = saved(folder, f"{family}ForConditionalGeneration", config, len(variant))
     if family == "Gemma3":
         (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor(variant)))
@@ -88,18 +100,19 @@ def write(folder: Path, variant: str) -> torch.nn.Module:
 
 def preprocessor(variant: str) -> dict:
     """preprocessor_config.json, with the keys of published ones."""
-    family, tower, _, _ = VARIANTS[variant]
+    family, tower, _, _ = (VARIANTS | IN_GGUF)[variant]
     if family == "Gemma4":
+        tinted = variant == "gemma4-causal-gguf"
         return {
             "do_convert_rgb": True,
-            "do_normalize": False,
+            "do_normalize": tinted,
             "do_rescale": True,
             "do_resize": True,
-            "image_mean": [0.0, 0.0, 0.0],
+            "image_mean": [0.1, 0.2, 0.3] if tinted else [0.0, 0.0, 0.0],
             "image_processor_type": "Gemma4ImageProcessor",
             "image_seq_length": 280,
-            "image_std": [1.0, 1.0, 1.0],
-            "max_soft_tokens": 70,
+            "image_std": [0.9, 0.8, 0.7] if tinted else [1.0, 1.0, 1.0],
+            "max_soft_tokens": 280 if variant in IN_GGUF else 70,
             "patch_size": tower["patch_size"],
             "pooling_kernel_size": tower["pooling_kernel_size"],
             "resample": 3,

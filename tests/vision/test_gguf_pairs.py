@@ -1,5 +1,10 @@
 """GGUF models with an mmproj file: embeddings, log-probabilities and tokens equal those of transformers."""
 
+import re
+import shutil
+from pathlib import Path
+
+import gguf
 import msgspec
 import numpy as np
 import pytest
@@ -9,7 +14,7 @@ import tiny_idefics3
 import tiny_llava
 import tiny_pixtral
 import tiny_qwen_vl
-from converted_vision import metadata, tensors, write_pair
+from converted_vision import MMPROJ, metadata, tensors, write_pair
 from gemma_checks import check_end_to_end as check_gemma
 from gemma_checks import expected_embeddings as expected_of_gemma
 from idefics3_checks import check_end_to_end as check_idefics3
@@ -42,7 +47,7 @@ HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 SIZES = [(57, 31), (3, 2), (300, 20)]
 
 
-GEMMA3 = tiny_gemma.special("gemma3")
+GEMMA3, GEMMA4 = tiny_gemma.special("gemma3"), tiny_gemma.special("gemma4")
 
 
 def _model(path, oracle, variant, tiny):
@@ -80,6 +85,14 @@ def gemma3(request, tmp_path_factory):
     folder, variant = tmp_path_factory.mktemp(request.param), request.param
     oracle = tiny_gemma.write(folder / "hf", variant)
     path = write_pair(folder / "gguf", oracle, HALF | tiny_gemma.preprocessor(variant), GEMMA3)
+    return _model(path, oracle, variant, tiny_gemma)
+
+
+@pytest.fixture(scope="module", params=tiny_gemma.IN_GGUF)
+def gemma4(request, tmp_path_factory):
+    folder, variant = tmp_path_factory.mktemp(request.param), request.param
+    oracle = tiny_gemma.write(folder / "hf", variant)
+    path = write_pair(folder / "gguf", oracle, tiny_gemma.preprocessor(variant), GEMMA4)
     return _model(path, oracle, variant, tiny_gemma)
 
 
@@ -165,17 +178,91 @@ def test_tokens_of_a_gemma_3_equal_transformers(gemma3):
     check_gemma(gemma3, 2)
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_embeddings_of_a_gemma_4_equal_transformers(gemma4, size):
+    picture = tiny_llava.picture(*size)
+    [prepared] = gemma4.family.prepare([picture], "image")
+    check_embeddings(gemma4.encoder, prepared, expected_of_gemma(gemma4, [picture]))
+
+
+def test_tokens_of_a_gemma_4_equal_transformers(gemma4):
+    check_gemma(gemma4, 2, context_length=1024, chunked_prefill_size=1024)
+    check_gemma(gemma4, 1, kernels="torch")
+
+
+def test_the_weights_of_a_gemma_4_are_those_of_the_checkpoint_and_sounds_are_left_out(gemma4):
+    expected = _weights_of(folder_source(gemma4.folder.parent.parent / "hf"))
+    facts, eye = _both_parts(gemma4)
+    ear = [gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSOR if tensor.name.startswith("A_")]
+    names = [f"{name.format(bid=0, xid=0)}.{kind}" for name in ear for kind in ("weight", "bias", "input_min")]
+    sounds = {"clip.has_audio_encoder": True, "clip.audio.projector_type": "gemma4a", "clip.audio.block_count": 12}
+    found = dict.fromkeys(names, np.ones(3, np.float32))
+    for more_facts, more in (({}, {}), (sounds, found)):
+        path = tiny_gguf.write_gguf(gemma4.folder.with_name(MMPROJ), facts | more_facts, eye | more)
+        weights = _weights_of(folder_source(gemma4.folder))
+        load_tiny_encoder(gemma4.folder)
+        assert {name: array.shape for name, array in weights.items()} == {k: v.shape for k, v in expected.items()}
+        assert [name for name in expected if not np.array_equal(weights[name], expected[name])] == []
+    tiny_gguf.write_gguf(path, facts, eye)
+    bounds = {f"{part}_{end}" for part in ("input", "output") for end in ("min", "max")}
+    own = bounds if gemma4.variant == "gemma4-causal-gguf" else {"std_bias", "std_scale"}
+    assert own <= {name.rpartition(".")[2] for name in expected}
+
+
+def _both_parts(model):
+    """The metadata and tensors of a model's mmproj file."""
+    return metadata(model.oracle, model.tiny.preprocessor(model.variant)), tensors(model.oracle)
+
+
+WRONG_GEMMA4 = {
+    "no bound": ({}, {"v.blk.1.ffn_up.output_max": None}, "layers.1.up.output_max"),
+    "a bound of two numbers": ({}, {"v.blk.1.ffn_up.output_max": np.ones(2, np.float32)}, "up.output_max"),
+    "one table": ({}, {"v.position_embd.weight": np.ones((850, 32), np.float32)}, "must be two tables"),
+    "flat patches": ({}, {"v.patch_embd.weight": np.ones((32, 27), np.float32)}, "3 colours"),
+    "a scale of layers": ({}, {"v.blk.0.out_scale.weight": np.ones(1, np.float32)}, "v.blk.0.out_scale.weight"),
+    "half of a standardisation": ({}, {"v.std_bias": np.ones(32, np.float32)}, "std_scale"),
+    "silu": ({"clip.use_silu": True}, {}, "clip.use_silu must be false"),
+    "another limit": ({"clip.vision.image_max_pixels": 9}, {}, "clip.vision.image_max_pixels is not known"),
+    "few positions": ({}, {"v.position_embd.weight": np.ones((2, 200, 32), np.float32)}, "max_soft_tokens"),
+}
+
+
+@pytest.mark.parametrize("gemma4", ["gemma4-causal-gguf"], indirect=True)
+@pytest.mark.parametrize("wrong", WRONG_GEMMA4)
+def test_a_file_unlike_those_of_gemma_4_is_refused_by_name(gemma4, tmp_path, wrong):
+    changed, others, message = WRONG_GEMMA4[wrong]
+    facts, eye = _both_parts(gemma4)
+    eye = {name: array for name, array in (eye | others).items() if array is not None}
+    tiny_gguf.write_gguf(tmp_path / MMPROJ, facts | changed, eye)
+    path = Path(shutil.copy(gemma4.folder, tmp_path))
+    with pytest.raises(StartupError, match=re.escape(message)):
+        _load(path)
+
+
+@pytest.mark.parametrize("gemma4", ["gemma4-gguf"], indirect=True)
+def test_a_gemma_4_that_pads_with_another_token_than_0_is_refused(gemma4, tmp_path):
+    padding = {"tokenizer.ggml.padding_token_id": 3}
+    path = write_pair(tmp_path / "m", gemma4.oracle, tiny_gemma.preprocessor(gemma4.variant), GEMMA4, padding)
+    with pytest.raises(StartupError, match=r"tokenizer\.ggml\.padding_token_id must be 0"):
+        _load(path)
+
+
 STRANGE = ("x", "", 1.5, float("inf"), True, 0, 7, 1 << 31, [1], [1.5, 2.5, 3.5], ["x"], [True, False, True, False])
+
+
+def _load(path) -> bool:
+    """Loads a model's part that sees; returns whether it takes pictures."""
+    source = folder_source(path)
+    hf = model_config(source)
+    if is_family(hf):
+        find_family(hf, preprocessor_config(source))
+        load_tiny_encoder(path)
+    return is_family(hf)
 
 
 def _is_refused(path) -> bool:
     try:
-        source = folder_source(path)
-        hf = model_config(source)
-        if is_family(hf):
-            find_family(hf, preprocessor_config(source))
-            load_tiny_encoder(path)
-        return not is_family(hf)
+        return not _load(path)
     except StartupError:
         return True
 
@@ -183,6 +270,7 @@ def _is_refused(path) -> bool:
 STRANGE_PAIRS = {
     "qwen3": (tiny_qwen_vl, tiny_qwen_vl.PREPROCESSOR, QWEN),
     "gemma3": (tiny_gemma, HALF | tiny_gemma.preprocessor("gemma3"), GEMMA3),
+    "gemma4-gguf": (tiny_gemma, tiny_gemma.preprocessor("gemma4-gguf"), GEMMA4),
     "smolvlm": (tiny_idefics3, HALF | tiny_idefics3.PREPROCESSORS["smolvlm"], IDEFICS3),
 }
 
@@ -195,6 +283,6 @@ def test_any_value_under_any_key_is_taken_or_refused_with_an_error_for_people(tm
     facts, eye, num_refused = metadata(oracle, preprocessor), tensors(oracle), 0
     for key in (key for key in facts if key.startswith("clip.")):
         for value in STRANGE:
-            tiny_gguf.write_gguf(path.with_name("mmproj-tiny-f32.gguf"), facts | {key: value}, eye)
+            tiny_gguf.write_gguf(path.with_name(MMPROJ), facts | {key: value}, eye)
             num_refused += _is_refused(path)
     assert num_refused > 5 * len(facts)

@@ -25,6 +25,8 @@ HARMLESS: Final = frozenset((
     "vision.feed_forward_length",  # converters write 0 or another size for some Qwens: the tensors have the size
 ))  # fmt: skip
 """Keys that change nothing."""
+SOUNDS: Final = ("audio.", "has_audio_encoder")
+"""Beginnings of keys about an encoder of sounds, which is left out."""
 
 
 def find_mmproj(model: Path, config: Config) -> Companion:
@@ -131,13 +133,14 @@ def _described(text_config: dict[str, Any], text: GgufFacts, facts: GgufFacts) -
     projector = projector_of(facts)
     if facts.get("has_vision_encoder") is not True:
         raise facts.fault("clip.has_vision_encoder must be true: nothing in this file sees")
-    facts.refuse("has_audio_encoder", "an encoder of sounds")
+    if not projector.may_hear:
+        facts.refuse("has_audio_encoder", "an encoder of sounds")
     inner = {key: value for key, value in text_config.items() if key not in ("architectures", "vision_config")}
     own, preprocessor = projector.read(facts, text, inner)
     preprocessor |= {"image_mean": _channels(facts, "image_mean"), "image_std": _channels(facts, "image_std")}
     if min(preprocessor["image_std"]) <= 0:
         raise facts.fault("clip.vision.image_std must be numbers above 0")
-    facts.refuse_others(harmless=HARMLESS, skipped=())
+    facts.refuse_others(harmless=HARMLESS, skipped=SOUNDS if projector.may_hear else ())
     return PairConfigs(
         {
             "text_config": inner,

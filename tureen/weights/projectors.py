@@ -7,6 +7,7 @@ Sources: llama.cpp's converter (conversion/) and loader (tools/mtmd/clip.cpp). W
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from tureen.errors import echo
@@ -36,10 +37,17 @@ GEMMA3_POOLED: Final = 4
 """Features along the side of a square that Gemma 3 averages, if a file does not say it."""
 SIDES_OF_TILES: Final = 4
 """Tiles along the longest side of a picture of Idefics3 and SmolVLM, if a file does not say it."""
+GEMMA4_POOLED: Final = 3
+"""Features along the side of a square that Gemma 4 averages, if a file does not say it."""
+GEMMA4_THETA: Final = 100.0
+"""The base of the rotation's frequencies in every published Gemma 4; files do not say it."""
+GEMMA4_BOUNDS: Final = tuple(f"{way}_{end}" for way in ("input", "output") for end in ("min", "max"))
+"""Last parts of the names of the bounds of what goes into products and comes out of them."""
+PADDING: Final = "tokenizer.ggml.padding_token_id"
 
 
 class ProjectorKind(NamedTuple):
-    """A kind of mmproj file. Names are those of Hugging Face checkpoints, without `.weight` and `.bias`."""
+    """A kind of mmproj file. Names are those of Hugging Face checkpoints, without `.weight` and the like."""
 
     architectures: tuple[str, ...]  # of the GGUF files that it goes with
     placeholder: str  # the token that stands for a picture
@@ -52,6 +60,10 @@ class ProjectorKind(NamedTuple):
     interleaves: bool = False  # the file has the two halves of each head's rows of q and k interleaved
     plus_one: tuple[str, ...] = ()  # tensors whose values are those of the checkpoint plus 1
     unused: tuple[str, ...] = ()  # tensors that are in the language model, too
+    whole_names: Mapping[str, str] = MappingProxyType({})  # full names of tensors whose last parts differ, too
+    scalars: tuple[str, ...] = ()  # last parts of the names of single numbers, of which the file has vectors
+    colours_last: bool = False  # the checkpoint has the colours of each pixel of a patch together, the file apart
+    may_hear: bool = False  # the file may have an encoder of sounds, too, which is left out
 
 
 def _qwen2(facts: GgufFacts, text: GgufFacts, config: Mapping[str, Any]) -> Parts:
@@ -194,6 +206,53 @@ def _gemma3(facts: GgufFacts, text: GgufFacts, config: Mapping[str, Any]) -> Par
     return own, {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": side, "width": side}}
 
 
+def _gemma4(facts: GgufFacts, text: GgufFacts, config: Mapping[str, Any]) -> Parts:
+    if (padding := text.file.metadata.get(PADDING, 0)) != 0:
+        raise text.unsupported(f"{PADDING} must be 0 in a Gemma 4 that sees, got {echo(padding)}")
+    if (activation := _activation(facts, "gelu_pytorch_tanh")) == "silu":
+        raise facts.unsupported(f"clip.use_silu must be false with gemma4v, got {activation}")
+    heads, hidden = _heads(facts, 4), facts.count("vision.embedding_length")
+    facts.stored("vision.image_size")  # the converter writes a number that nothing uses
+    vision = {
+        "model_type": "gemma4_vision",
+        "hidden_size": hidden,
+        "intermediate_size": inner_size(facts)[0],
+        "num_hidden_layers": facts.count("vision.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": hidden // heads,
+        "patch_size": facts.count("vision.patch_size"),
+        "pooling_kernel_size": facts.count("vision.projector.scale_factor", GEMMA4_POOLED),
+        "position_embedding_size": _num_positions(facts, hidden),
+        "hidden_activation": "gelu_pytorch_tanh",  # without a key, too: files leave it out
+        "rms_norm_eps": facts.number(EPS_KEY),
+        "rope_parameters": {"rope_type": "axial", "rope_theta": GEMMA4_THETA},
+        "use_clipped_linears": any(
+            name.startswith("v.") and name.endswith(GEMMA4_BOUNDS) for name in facts.file.tensors
+        ),
+        "standardize": facts.has("v.std_bias") or facts.has("v.std_scale"),
+    }
+    # No key says whether layers see pictures whole. The published models with embeddings per layer, E2B and E4B, do
+    # not; those without, 26B-A4B and 31B, do.
+    is_whole = not config["hidden_size_per_layer_input"]
+    own = {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "model_type": "gemma4",
+        "vision_config": vision,
+        "text_config": {**config, "use_bidirectional_attention": "vision" if is_whole else None},
+    }
+    return own, {"image_processor_type": "Gemma4ImageProcessor", "do_normalize": True}
+
+
+def _num_positions(facts: GgufFacts, hidden: int) -> int:
+    """Returns the number of positions in the tables of columns and of rows."""
+    name = "v.position_embd.weight"
+    shape = facts.file.tensors[name].shape if facts.has(name) else ()
+    if len(shape) != 3 or shape[::2] != (2, hidden):
+        raise facts.fault(f"tensor '{name}' must be two tables with rows of {hidden} (clip.vision.embedding_length)")
+    return int(shape[1])
+
+
 def _tower(facts: GgufFacts) -> dict[str, Any]:
     return {
         "hidden_size": facts.count("vision.embedding_length"),
@@ -301,12 +360,41 @@ PROJECTORS: Final = {
         _gemma3,
         {
             **{name: f"vision_tower.{own}" for name, own in SIGLIP.items()},
-            "mm.input_projection": "multi_modal_projector.mm_input_projection_weight",
             "mm.soft_emb_norm": "multi_modal_projector.mm_soft_emb_norm",
         },
         "vision_tower.vision_model.encoder.layers.{}.",
         SIGLIP_LAYER,
         plus_one=("mm.soft_emb_norm.weight",),
+        whole_names={"mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight"},
+    ),
+    "gemma4v": ProjectorKind(
+        ("gemma4",),
+        "<|image|>",
+        "image_token_id",
+        _gemma4,
+        {
+            "v.patch_embd": "vision_tower.patch_embedder.input_proj",
+            "mm.input_projection": "embed_vision.embedding_projection",
+        },
+        "vision_tower.encoder.layers.{}.",
+        {
+            "ln1": "input_layernorm",
+            "attn_post_norm": "post_attention_layernorm",
+            "ln2": "pre_feedforward_layernorm",
+            "ffn_post_norm": "post_feedforward_layernorm",
+            **{f"attn_{part}_norm": f"self_attn.{part}_norm" for part in "qk"},
+            **{f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"},
+            "attn_out": "self_attn.o_proj",
+            **{f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
+        },
+        whole_names={
+            "v.position_embd.weight": "vision_tower.patch_embedder.position_embedding_table",
+            "v.std_bias": "vision_tower.std_bias",
+            "v.std_scale": "vision_tower.std_scale",
+        },
+        scalars=GEMMA4_BOUNDS,
+        colours_last=True,
+        may_hear=True,
     ),
     "pixtral": ProjectorKind(
         ("llama", "mistral3"),

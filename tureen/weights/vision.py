@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
@@ -23,6 +24,8 @@ NUMBERED: Final = re.compile(r"\.(\d{1,6})\.")
 SWAPPED: Final = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
 PATCHES: Final = ("v.patch_embd.weight", "v.patch_embd.weight.1")
 """The parts of the matrix of patches for each of two frames; models without frames have the first."""
+SOUNDS: Final = ("a.", "mm.a.")
+"""Beginnings of the names of an encoder of sounds, which is not supported."""
 
 
 def iter_vision(source: ModelSource) -> Iterator[Stored]:
@@ -42,8 +45,10 @@ class _Names(NamedTuple):
 
     def of(self, name: str) -> str | None:
         """Returns the name in checkpoints; None for an unknown tensor."""
+        if own := self.projector.whole_names.get(name):
+            return own
         stem, _, kind = name.rpartition(".")
-        if kind not in ("weight", "bias"):
+        if kind not in ("weight", "bias", *self.projector.scalars):
             return None
         if match := LAYER.fullmatch(stem):
             part = SWAPPED.get(match[2], match[2]) if self.is_swapped else match[2]
@@ -54,7 +59,7 @@ class _Names(NamedTuple):
         if number is not None and pattern in self.projector.names and int(number[1]) in self.deep:
             return f"{self.projector.names[pattern].format(self.deep.index(int(number[1])))}.{kind}"
         own = self.projector.names.get(stem)
-        return own if own is None or own.endswith("_weight") else f"{own}.{kind}"
+        return None if own is None else f"{own}.{kind}"
 
 
 def _of_mmproj(file: GgufFile, deep: Sequence[int]) -> Iterator[Stored]:
@@ -64,7 +69,7 @@ def _of_mmproj(file: GgufFile, deep: Sequence[int]) -> Iterator[Stored]:
     names = _Names(projector, deep, inner_size(facts)[1])
     heads = facts.count("vision.attention.head_count")
     for info in file.tensors.values():
-        if info.name in (*projector.unused, PATCHES[1]):
+        if info.name in (*projector.unused, PATCHES[1]) or (projector.may_hear and info.name.startswith(SOUNDS)):
             continue
         if projector.joins_qkv and (joined := _qkv_names(info.name)):
             if info.name == joined[0]:
@@ -73,14 +78,23 @@ def _of_mmproj(file: GgufFile, deep: Sequence[int]) -> Iterator[Stored]:
         if info.name == PATCHES[0] and PATCHES[1] in file.tensors:
             yield _with_frames(file, names)
             continue
-        name = names.of(info.name)
-        if name is None:
-            raise facts.fault(f"tensor {echo(info.name)} is not part of a known model")
-        turns = projector.interleaves and info.name.split(".")[-2] in ("attn_q", "attn_k")
-        order = row_order(file.path, info, heads if turns else None)
-        offset = -1.0 if info.name in projector.plus_one else 0.0
-        yield Stored(name, info.shape, info.encoding.name, file.raw(info), order, offset)
+        if info.name == PATCHES[0] and projector.colours_last:
+            yield _with_colours_last(file, names)
+            continue
+        yield _plain(file, info, names, heads)
         file.release(info)
+
+
+def _plain(file: GgufFile, info: TensorInfo, names: _Names, heads: int) -> Stored:
+    """Returns a tensor that is a weight of its own."""
+    projector, name = names.projector, names.of(info.name)
+    if name is None:
+        raise GgufFacts(file).fault(f"tensor {echo(info.name)} is not part of a known model")
+    turns = projector.interleaves and info.name.split(".")[-2] in ("attn_q", "attn_k")
+    order = row_order(file.path, info, heads if turns else None)
+    offset = -1.0 if info.name in projector.plus_one else 0.0
+    is_scalar = info.shape == (1,) and info.name.endswith(projector.scalars)
+    return Stored(name, () if is_scalar else info.shape, info.encoding.name, file.raw(info), order, offset)
 
 
 def _qkv_names(name: str) -> list[str]:
@@ -117,6 +131,19 @@ def _with_frames(file: GgufFile, names: _Names) -> Stored:
         return np.stack(frames, axis=2).reshape(-1).view(np.uint8)
 
     return Stored(names.of(PATCHES[0]) or PATCHES[0], (outputs, channels, 2, height, width), "F32", content)
+
+
+def _with_colours_last(file: GgufFile, names: _Names) -> Stored:
+    """Returns the matrix of patches, [outputs, height * width * 3]."""
+    info = _existing(file, PATCHES[0])
+    if len(info.shape) != 4 or info.shape[1] != 3:
+        raise StartupError(f"model {file.path}: tensor {info.name} must have 3 colours in its 2nd of 4 dimensions")
+
+    def content() -> NDArray[np.uint8]:
+        return _values(file, info).reshape(info.shape).transpose(0, 2, 3, 1).reshape(-1).view(np.uint8)
+
+    shape = info.shape[0], math.prod(info.shape[1:])
+    return Stored(names.of(info.name) or info.name, shape, "F32", content)
 
 
 def _values(file: GgufFile, info: TensorInfo) -> NDArray[np.float32]:

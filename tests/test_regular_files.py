@@ -334,6 +334,7 @@ OWN = {
     "tureen/media/files.py": "folders",
     "tureen/storage/database.py": "a file that it makes",
     "tureen/weights/mapped.py": "a duplicate of what was opened",
+    "tureen/weights/safetensors.py": "a file that it makes",
     "tureen/fetching/shelf.py": "the package's own table",
     "tureen/run_files.py": "a file that it makes",
     "tureen/fetching/download.py": "files that it makes",

@@ -41,7 +41,8 @@ def answers(monkeypatch, refusing: dict[int, str], **fields) -> list[dict]:
     """Exchange the weights twice; the engines that are there at first refuse, where they are to."""
     source = ModelSource("step-200", Path("step-200"), "gguf")
     monkeypatch.setattr(weight_routes, "_find", lambda *_: source)
-    monkeypatch.setattr(weight_routes, "_place", lambda *_: {"number": 7})
+    monkeypatch.setattr(weight_routes, "_check_tokenizer", lambda *_: None)
+    monkeypatch.setattr(weight_routes, "_place", lambda *_: {"number": 7, "path": "step-200"})
 
     async def scenario():
         worlds = await Worlds().start()

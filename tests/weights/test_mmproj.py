@@ -125,7 +125,11 @@ def test_a_damaged_file_is_refused_with_a_way_out(model, content):
     path = model.with_name(NAME)
     path.write_bytes(path.read_bytes()[:4000] if content is None else content)
     with pytest.raises(StartupError, match=f"mmproj file {path}: .*--language-model-only"):
-        find_mmproj(model, Config())
+        find_mmproj(model, Config(mmproj=str(path)))
+    found = find_mmproj(model, Config())  # one that only lies there
+    assert found.path is None
+    assert found.is_warning
+    assert f"is not used with {model.name}: mmproj file {path}" in found.note
 
 
 def test_a_file_that_is_not_there_is_named(model):

@@ -47,7 +47,11 @@ def find_mmproj(model: Path, config: Config) -> Companion:
         return Companion()
     text = GgufFacts(open_gguf(model))
     if len(near) == 1:
-        if why := why_foreign(text, _opened(near[0])):
+        try:
+            why = why_foreign(text, _opened(near[0]))
+        except StartupError as error:  # half of a download must not stop a model that takes text
+            why = error.message
+        if why:
             return Companion(note=f"{near[0].name} is not used with {model.name}: {why}", is_warning=True)
         return Companion(near[0], f"{model.name} takes pictures with {near[0].name}, which is next to it")
     if not any(text.architecture in kind.architectures for kind in PROJECTORS.values()):

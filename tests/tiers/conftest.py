@@ -18,7 +18,7 @@ def no_pace(monkeypatch):
 
 
 class HungDisk:
-    """One call of a world's disk does not return before it is told to, nor do those after it."""
+    """Blocks one call of a world's disk, and the calls after it, until the test releases them."""
 
     def __init__(self, world, call, monkeypatch):
         self.has_begun, self.answers = threading.Event(), threading.Event()

@@ -19,7 +19,7 @@ from tureen.requests.prompts import Texts
 from tureen.weights.source import model_config, preprocessor_config
 
 TEXTS = {1: "Look:\n*\nwhat?", 2: "* and\n\n*is", 3: "a**\n\n*"}
-"""Texts with so many pictures, each at a star."""
+"""Number of pictures -> a text with a star in place of each."""
 PICTURES = [picture(57, 31), picture(40, 90, seed=3), picture(30, 30, seed=5)]
 
 

@@ -97,7 +97,7 @@ def gemma4(request, tmp_path_factory):
 
 
 def _weights_of(source):
-    """The weights of the part that sees, by the names used here."""
+    """The weights of the vision encoder, by the names used here."""
     hf = model_config(source)
     vision = find_model(architecture_of(hf)).parse_vision(hf)
     weights = {vision.local_name(stored.name): to_float32(stored) for stored in iter_vision(source)}
@@ -251,7 +251,7 @@ STRANGE = ("x", "", 1.5, float("inf"), True, 0, 7, 1 << 31, [1], [1.5, 2.5, 3.5]
 
 
 def _load(path) -> bool:
-    """Loads a model's part that sees; returns whether it takes pictures."""
+    """Loads a model's vision encoder; returns whether it takes pictures."""
     source = folder_source(path)
     hf = model_config(source)
     if is_family(hf):

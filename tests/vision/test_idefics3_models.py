@@ -135,7 +135,7 @@ def _rewritten(model, folder, change):
         ("model.connector.modality_projection.proj.bias", "has a weight that its architecture does not"),
         ("model.connector.perceiver_resampler.latents", "has a weight that its architecture does not"),
         ("model.vision_model.post_layernorm.weight", r"norm.weight has shape \[64\]"),
-        (None, "lacks 1 weights of the part that sees, such as norm.bias"),
+        (None, "lacks 1 weights of the vision encoder, such as norm.bias"),
     ],
 )
 def test_weights_that_do_not_fit_the_config_are_refused(smolvlm, tmp_path, name, message):

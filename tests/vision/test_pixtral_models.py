@@ -293,7 +293,7 @@ def test_scales_in_a_tower_are_named_as_the_reason_of_the_refusal(mistral3, tmp_
     for file in ("config.json", "preprocessor_config.json"):
         (tmp_path / file).write_bytes((mistral3.folder / file).read_bytes())
     save_file(load_file(mistral3.folder / WEIGHTS) | {name: torch.ones(())}, tmp_path / WEIGHTS)
-    with pytest.raises(StartupError, match=r"the part that sees is quantised \(.*weight_scale_inv\)"):
+    with pytest.raises(StartupError, match=r"the vision encoder is quantised \(.*weight_scale_inv\)"):
         load_tiny_encoder(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Which mmproj file goes with a GGUF model, what is refused of one, and by which key."""
+"""Tests which mmproj file a GGUF model gets, and that refusals name the key at fault."""
 
 from pathlib import Path
 
@@ -170,7 +170,7 @@ def test_a_refusal_by_a_key_says_how_to_serve_text_alone(model, qwen):
     ("key", "value", "fault"),
     [
         ("has_vision_encoder", False, "clip.has_vision_encoder must be true"),
-        ("has_audio_encoder", True, "an encoder of sounds (clip.has_audio_encoder) is not supported"),
+        ("has_audio_encoder", True, "an audio encoder (clip.has_audio_encoder) is not supported"),
         ("use_gelu", True, "clip.use_gelu and clip.use_silu must be flags, at most one of them true"),
         ("use_silu", 7, "clip.use_gelu and clip.use_silu must be flags"),
         ("vision.embedding_length", 40, "tensor 'v.blk.0.ffn_up.weight' must be a matrix with a side of 40"),

@@ -581,7 +581,7 @@ def test_a_kimi_linear_file_that_another_model_could_have_is_refused_by_the_key(
         ("plamo", {}, "architecture 'plamo' is not supported in GGUF files; these are: llama, qwen2, qwen2moe, qwen3"),
         ("mamba", {}, "'mamba' is not supported in GGUF files; with its safetensors, --model-impl transformers cannot"),
         ("olmo", {}, "'olmo' is not supported in GGUF files; with its safetensors, try --model-impl transformers"),
-        ("clip", {}, "this is an mmproj file, the part of a model that sees: give the GGUF file of its language model"),
+        ("clip", {}, "this is an mmproj file, the vision encoder of a model: give the GGUF file of its language model"),
         ("qwen3", {"expert_count": 8}, "mixture of experts"),
         ("llama", {"expert_count": 8}, "llama.expert_used_count must be a positive integer, got"),
         (

@@ -62,7 +62,8 @@ class Tier(LowerTier, Protocol):
         has. If the model has states, the prefix ends with a page that has its state in the tier."""
 
     def load(self, kept: KeptPrefix, pages: Items[int], state: int) -> Load:
-        """Loads pages and a state into places of the KV cache that nobody uses until it is done. state: -1: none."""
+        """Loads pages and a state into places of the KV cache that no sequence uses until the load ends. state: -1 is
+        none."""
 
     def mark(self) -> Callable[[], bool]:
         """Returns a function that says whether all that was to be saved so far is saved, or lost."""

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 PART: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 TAG: Final = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|TQ\d_0|MXFP4\w*|BF16|F16|F32|FP16))$", re.IGNORECASE)
 PROJECTOR: Final = "mmproj"
-"""Beginning of the names of files with the part of a model that sees."""
+"""Beginning of the names of files with the vision encoder of a model."""
 PROJECTOR_TAGS: Final = ("F16", "FP16", "BF16", "Q8_0", "F32")
 """Their types, the one that is taken first."""
 DEFAULT_TAG: Final = "Q4_K_M"
@@ -51,12 +51,12 @@ def groups(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def is_projector(name: str) -> bool:
-    """Returns whether a file has the part of a model that sees."""
+    """Returns whether a file has the vision encoder of a model."""
     return name.endswith(".gguf") and name.rpartition("/")[2].startswith(PROJECTOR)
 
 
 def projector_for(model: str, names: Iterable[str]) -> str | None:
-    """Returns the file with the part that sees, of those in the folder of a model's file or else at the top; None if
+    """Returns the file with the vision encoder, of those in the folder of a model's file or else at the top; None if
     there is none. Of several, the one of the first of PROJECTOR_TAGS."""
     projectors = sorted(filter(is_projector, names))
     folder = model.rpartition("/")[0]

@@ -37,7 +37,7 @@ TRUE: Final = ("1", "on", "yes", "true")
 
 class Repository(NamedTuple):
     """A repository on the hub. `tag`: which of its GGUF files, by its quantisation or its name; "" = none named.
-    `sees`: with the GGUF file that sees, if there is one."""
+    `sees`: with the mmproj file, if the repository has one."""
 
     name: str  # ORG/NAME
     tag: str = ""

@@ -42,7 +42,7 @@ class Normalisation(NamedTuple):
 
 
 class Vision(Protocol):
-    """The description of the part of a model that sees, as config.json has it. No torch."""
+    """The description of the vision encoder of a model, as config.json has it. No torch."""
 
     module: ClassVar[str]  # its `make(vision, arrays, weights, piece)` returns a `PictureEmbedder`
 

@@ -1,4 +1,4 @@
-"""The description of the part of Gemma 4 that sees. No torch."""
+"""Describes the vision encoder of Gemma 4. No torch."""
 
 from __future__ import annotations
 

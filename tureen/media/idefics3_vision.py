@@ -1,4 +1,4 @@
-"""The description of the part of Idefics3 and SmolVLM that sees: a vision transformer and one matrix. No torch."""
+"""The description of the vision encoder of Idefics3 and SmolVLM: a vision transformer and one matrix. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The description of the part of Qwen's models that sees: a vision transformer whose queries and keys turn with a
+"""The description of the vision encoder of Qwen's models: a vision transformer whose queries and keys turn with a
 patch's row and column, and one or more mlps that merge neighbouring patches. No torch.
 
 Sources: arXiv:2409.12191 (Qwen2-VL), arXiv:2502.13923 (Qwen2.5-VL: windows, gates), arXiv:2511.21631 (Qwen3-VL: learned

@@ -1,4 +1,4 @@
-"""Says what computes a model: native kernels, torch, or ranks."""
+"""Decides whether native kernels, torch or ranks compute a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tureen.kernels.cpu import native
 
 
 def uses_ranks(config: Config) -> bool:
-    """Says whether several processes compute the model, or one in their order."""
+    """Returns whether ranks compute the model: several processes, or one that adds in the order of several."""
     return has_ranks(config) or config.kernels == "tree"
 
 
@@ -36,7 +36,7 @@ def native_fault(config: Config, device: DeviceInfo) -> str:
 
 
 def _attention_fault(config: Config) -> str:
-    """Says why the native kernels do not go with the attention that is asked for; empty when they do."""
+    """Returns why the native kernels cannot be used with the chosen attention backend; empty if they can."""
     if config.attention_backend in (AUTO, NATIVE):
         return ""
     return (

@@ -106,7 +106,7 @@ def load_encoder(
     dtype = _dtype(config, device)
     shapes = vision.weights(loading.describe(hf).hidden_size)
     needed = sum(map(math.prod, shapes.values())) * ITEM_BYTES[dtype]
-    form = f"{dtype} for the part that sees"
+    form = f"{dtype} for the vision encoder"
     loading.require_memory(needed, form, device, "serve text alone with --language-model-only")
     arrays, read = _make_arrays(config, device, dtype)
     weights: dict[str, Any] = {}
@@ -165,7 +165,7 @@ def _load(
         progress("load vision weights", len(shapes) - len(missing), len(shapes))
     if missing:
         raise StartupError(
-            f"the model lacks {len(missing)} weights of the part that sees, such as {min(missing)}; download it again, "
+            f"the model lacks {len(missing)} weights of the vision encoder, such as {min(missing)}; download it again, "
             "or serve its text alone with --language-model-only"
         )
 
@@ -178,7 +178,7 @@ def _renamed(tensors: Iterator[Stored], local_name: Callable[[str], str | None])
         except KeyError:
             if stored.name.rpartition(".")[2].startswith(QUANTISED):
                 raise StartupError(
-                    f"the part that sees is quantised ({stored.name}), which cannot be read; take a checkpoint in "
+                    f"the vision encoder is quantised ({stored.name}), which cannot be read; take a checkpoint in "
                     "which only the text model is quantised, or serve its text alone with --language-model-only",
                     field="model_path",
                 ) from None

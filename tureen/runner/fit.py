@@ -63,7 +63,7 @@ def memory_need(source: ModelSource, config: Config) -> MemoryNeed:
     model = loading.describe(hf)
     weights, kv = _sizes(source, config, model)
     if sees(hf, config):
-        weights += sum(4 * math.prod(stored.shape) for stored in iter_vision(source))  # the part that sees
+        weights += sum(4 * math.prod(stored.shape) for stored in iter_vision(source))  # the vision encoder
     context = _context_of(config, model)
     return MemoryNeed(weights, kv.per_token, kv.fixed, context, _workspace(config, model), free, total)
 

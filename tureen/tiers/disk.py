@@ -209,7 +209,7 @@ class DiskTier:
         return KeptPrefix(len(nodes) + len(new), new) if new else None
 
     def load(self, kept: KeptPrefix, pages: Sequence[int], state: int) -> PageLoad:
-        """Loads pages and a state into places of the KV cache that nobody uses until it is done."""
+        """Loads pages and a state into places of the KV cache that no sequence uses until the load ends."""
         load = PageLoad(kept, pages, state, self._loading)
         self._loading.give(partial(load.run, self._memory, self._files, self._buffer, self._totals))
         return load

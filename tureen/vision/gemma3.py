@@ -1,4 +1,4 @@
-"""The part of Gemma 3 that sees: turns pictures into embeddings of the language model."""
+"""The vision encoder of Gemma 3: turns pictures into embeddings of the language model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of Gemma 4 that sees: turns pictures of any proportions into embeddings of the language model."""
+"""The vision encoder of Gemma 4: turns pictures of any proportions into embeddings of the language model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of Idefics3 and SmolVLM that sees: turns pictures into embeddings of the language model."""
+"""the vision encoder of Idefics3 and SmolVLM: turns pictures into embeddings of the language model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of the part of a model that sees."""
+"""The interface of the vision encoder of a model."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _unsupported(facts: GgufFacts) -> StartupError:
     """Returns the error for an architecture that is not read, with what to do."""
     if facts.architecture == PROJECTOR:
         return facts.fault(
-            "this is an mmproj file, the part of a model that sees: give the GGUF file of its language model, and this "
+            "this is an mmproj file, the vision encoder of a model: give the GGUF file of its language model, and this "
             "one by --mmproj"
         )
     from tureen.weights.gguf_others import CLASSES  # noqa: PLC0415 - for refusals

@@ -1,4 +1,4 @@
-"""Finds the mmproj file of a GGUF model, the part that sees, and describes both files together as config.json does."""
+"""Finds the mmproj file of a GGUF model, the vision encoder, and describes both files together as config.json does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HARMLESS: Final = frozenset((
 ))  # fmt: skip
 """Keys that change nothing."""
 SOUNDS: Final = ("audio.", "has_audio_encoder")
-"""Beginnings of keys about an encoder of sounds, which is left out."""
+"""Beginnings of keys about an audio encoder, which is left out."""
 
 
 def find_mmproj(model: Path, config: Config) -> Companion:
@@ -105,7 +105,7 @@ def projector_of(facts: GgufFacts) -> ProjectorKind:
 
 
 def _type_of(facts: GgufFacts) -> object:
-    """Returns the name of the projector, which files that also hear have under another key."""
+    """Returns the name of the projector, which files with an audio encoder have under another key."""
     return facts.get("projector_type") or facts.get("vision.projector_type")
 
 
@@ -136,9 +136,9 @@ def _described(text_config: dict[str, Any], text: GgufFacts, facts: GgufFacts) -
         raise facts.fault(why)
     projector = projector_of(facts)
     if facts.get("has_vision_encoder") is not True:
-        raise facts.fault("clip.has_vision_encoder must be true: nothing in this file sees")
+        raise facts.fault("clip.has_vision_encoder must be true: the file has no vision encoder")
     if not projector.may_hear:
-        facts.refuse("has_audio_encoder", "an encoder of sounds")
+        facts.refuse("has_audio_encoder", "an audio encoder")
     inner = {key: value for key, value in text_config.items() if key not in ("architectures", "vision_config")}
     own, preprocessor = projector.read(facts, text, inner)
     preprocessor |= {"image_mean": _channels(facts, "image_mean"), "image_std": _channels(facts, "image_std")}

@@ -63,7 +63,7 @@ class ProjectorKind(NamedTuple):
     whole_names: Mapping[str, str] = MappingProxyType({})  # full names of tensors whose last parts differ, too
     scalars: tuple[str, ...] = ()  # last parts of the names of single numbers, of which the file has vectors
     colours_last: bool = False  # the checkpoint has the colours of each pixel of a patch together, the file apart
-    may_hear: bool = False  # the file may have an encoder of sounds, too, which is left out
+    may_hear: bool = False  # the file may have an audio encoder, too, which is left out
 
 
 def _qwen2(facts: GgufFacts, text: GgufFacts, config: Mapping[str, Any]) -> Parts:
@@ -232,8 +232,8 @@ def _gemma4(facts: GgufFacts, text: GgufFacts, config: Mapping[str, Any]) -> Par
         ),
         "standardize": facts.has("v.std_bias") or facts.has("v.std_scale"),
     }
-    # No key says whether layers see pictures whole. The published models with embeddings per layer, E2B and E4B, do
-    # not; those without, 26B-A4B and 31B, do.
+    # No key says whether layers see pictures whole. Of the published models, 26B-A4B and 31B do. E2B and E4B do not,
+    # and they alone have embeddings per layer.
     is_whole = not config["hidden_size_per_layer_input"]
     own = {
         "architectures": ["Gemma4ForConditionalGeneration"],
@@ -293,7 +293,7 @@ def inner_size(facts: GgufFacts) -> tuple[int, bool]:
     if len(shape) != 2 or hidden not in shape:
         raise facts.fault(f"tensor '{name}' must be a matrix with a side of {hidden} (clip.vision.embedding_length)")
     if shape[0] == shape[1]:
-        raise facts.unsupported(f"tensor '{name}' is a square, so that 'ffn_down' cannot be told from it")
+        raise facts.unsupported(f"tensor '{name}' is square, so it cannot be told apart from 'ffn_down'")
     is_swapped = shape[0] == hidden
     return (shape[1] if is_swapped else shape[0]), is_swapped
 

@@ -53,7 +53,7 @@ class ModelSource(msgspec.Struct, frozen=True, dict=True):
     """A model on disk. `path` is the GGUF file, or the folder with safetensors, config.json and tokenizer.json.
 
     Where the folder's config.json names a `gguf_file` in its text_config, that file beside it holds the language model
-    and the tokenizer, and safetensors the rest. `mmproj`: of a GGUF model, the file with the part that sees.
+    and the tokenizer, and safetensors the rest. `mmproj`: of a GGUF model, the file with the vision encoder.
     """
 
     name: str
@@ -88,7 +88,7 @@ class ModelSource(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def projector(self) -> GgufFile | None:
-        """Returns the GGUF file with the part that sees, opened when first asked for; None if safetensors have that, or
+        """Returns the GGUF file with the vision encoder, opened when first asked for; None if safetensors have that, or
         the model takes text only. Raises StartupError."""
         return None if self.mmproj.path is None else open_gguf(self.mmproj.path)
 
@@ -127,7 +127,7 @@ def resolve_model(
 
 
 def open_model(path: Path, config: Config | None = None) -> ModelSource:
-    """Returns the model at a path that `pull` returned. Raises StartupError where there is none that can be read.
+    """Returns the model at a path that `pull` returned. Raises StartupError if it cannot be read.
 
     config: the settings that say which mmproj file goes with a GGUF model; without them none does.
     """
@@ -141,7 +141,7 @@ def open_model(path: Path, config: Config | None = None) -> ModelSource:
         if config.mmproj is not None:
             raise StartupError(
                 f"--mmproj {config.mmproj}: goes with a GGUF model only, and {path} has safetensors, which have "
-                "the part that sees, too; leave it out",
+                "the vision encoder, too; leave it out",
                 field="mmproj",
             )
         return source

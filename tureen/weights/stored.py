@@ -40,7 +40,7 @@ PARTS: Final = (
     *("vision_model.", "connector.", "embed_vision."),
 )
 VISION: Final = tuple(f"{prefix}{part}" for prefix in ("", "model.") for part in PARTS)
-"""Prefixes of the weights of the part that sees, which a text model has no use for."""
+"""Prefixes of the weights of the vision encoder, which a text model has no use for."""
 UNREAD: Final = VISION + tuple(
     f"{prefix}{part}" for prefix in ("", "model.") for part in ("audio_tower.", "embed_audio.")
 )

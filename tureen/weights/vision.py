@@ -1,4 +1,4 @@
-"""Yields the weights of the part of a model that sees, whatever file they are in. No torch."""
+"""Yields the weights of the vision encoder of a model, whatever file they are in. No torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SWAPPED: Final = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
 PATCHES: Final = ("v.patch_embd.weight", "v.patch_embd.weight.1")
 """The parts of the matrix of patches for each of two frames; models without frames have the first."""
 SOUNDS: Final = ("a.", "mm.a.")
-"""Beginnings of the names of an encoder of sounds, which is not supported."""
+"""Beginnings of the names of an audio encoder, which is not supported."""
 
 
 def iter_vision(source: ModelSource) -> Iterator[Stored]:

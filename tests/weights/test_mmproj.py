@@ -223,7 +223,7 @@ def test_keys_that_restate_others_or_that_no_converter_gets_right_change_nothing
         ("v.blk.1.attn_k.weight", None, "tensor 'v.blk.1.attn_k.weight' is missing"),
         ("v.blk.1.attn_k.weight", lambda array: array[:, :16], "do not have rows of one length"),
         ("v.blk.0.ffn_up.weight", None, "tensor 'v.blk.0.ffn_up.weight' must be a matrix with a side of 32"),
-        ("v.blk.0.ffn_up.weight", lambda array: array[:32], "tensor 'v.blk.0.ffn_up.weight' is a square"),
+        ("v.blk.0.ffn_up.weight", lambda array: array[:32], "tensor 'v.blk.0.ffn_up.weight' is square"),
         ("v.patch_embd.weight.1", lambda array: array[:, :2], "v.patch_embd.weight.1 must have one shape of 4 dimens"),
     ],
 )

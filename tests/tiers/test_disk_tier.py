@@ -74,21 +74,6 @@ def test_an_adapter_of_the_same_number_is_not_the_same_adapter(tmp_path):
         assert world.answer(request)[1] == 0  # one that nobody can tell from others is not kept
 
 
-def test_another_model_finds_nothing(tmp_path):
-    fill(tmp_path)
-    with KeptWorld(tmp_path, model=b"another") as world:
-        assert world.answer(ask())[1] == 0
-
-
-def test_weights_that_were_exchanged_find_only_their_own(tmp_path):
-    with KeptWorld(tmp_path) as world:
-        for name, weights, cached in (("a", 0, 0), ("b", 7, 0), ("c", 0, 40), ("d", 7, 40)):
-            world.engine.call("update_weights", number=weights)
-            request = ask(name)
-            assert world.answer(request) == (tokens_of(request, weights), cached)
-            world.saved()
-
-
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
 @pytest.mark.parametrize("fault", ["flip", "cut", "gone", "swapped"])
 def test_a_page_that_is_damaged_is_computed_again(tmp_path, place, fault):

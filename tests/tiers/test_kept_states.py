@@ -20,6 +20,7 @@ from tureen.tiers.page_files import PREFIX_BYTES, PageFiles
 
 NAMESPACE = ("", "")
 SAVED = {"num_saved": 40}
+WITH_AND_WITHOUT = pytest.mark.parametrize("saved", [SAVED, {}], ids=["states", "pages"])
 
 
 def keys_of(world, tokens):
@@ -283,7 +284,7 @@ def test_a_page_that_is_damaged_leaves_no_state_behind_it(tmp_path, index):
         world.check()
 
 
-@pytest.mark.parametrize("saved", [SAVED, {}], ids=["states", "pages"])
+@WITH_AND_WITHOUT
 def test_a_damaged_file_that_cannot_be_removed_is_looked_past(tmp_path, monkeypatch, saved):
     fill(tmp_path, **saved)
 
@@ -299,11 +300,12 @@ def test_a_damaged_file_that_cannot_be_removed_is_looked_past(tmp_path, monkeypa
     monkeypatch.undo()
 
 
-def test_another_model_or_salt_finds_no_state(tmp_path):
-    fill(tmp_path, **SAVED)
-    with KeptWorld(tmp_path, model=b"another", **SAVED) as world:
+@WITH_AND_WITHOUT
+def test_another_model_or_salt_finds_nothing(tmp_path, saved):
+    fill(tmp_path, **saved)
+    with KeptWorld(tmp_path, model=b"another", **saved) as world:
         assert world.answer(ask())[1] == 0
-    with KeptWorld(tmp_path, **SAVED) as world:
+    with KeptWorld(tmp_path, **saved) as world:
         assert world.answer(ask(cache_salt="mine"))[1] == 0
 
 
@@ -314,8 +316,9 @@ def test_a_model_without_states_saves_none_and_reads_none(tmp_path):
         assert not any(world.tier._files.has(of_state(key)) for key in keys)
 
 
-def test_weights_that_were_exchanged_find_only_their_own_states(tmp_path):
-    with KeptWorld(tmp_path, **SAVED) as world:
+@WITH_AND_WITHOUT
+def test_weights_that_were_exchanged_find_only_their_own(tmp_path, saved):
+    with KeptWorld(tmp_path, **saved) as world:
         for name, weights, cached in (("a", 0, 0), ("b", 7, 0), ("c", 0, 40), ("d", 7, 40)):
             world.engine.call("update_weights", number=weights)
             request = ask(name)

@@ -1,33 +1,26 @@
 """Gemma 3 and 4 that see against transformers: prompts, embeddings, log-probabilities and tokens."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 
+import llava_checks
 import pytest
 import tiny_gemma
 import torch
 from idefics3_checks import embedded, expected
-from llava_checks import Model, generate, load_tiny_encoder
-from runner_driver import folder_source
+from llava_checks import generate
 from tiny_llava import picture
 
 from tureen.contract.types import NO_TOKEN
-from tureen.media.families import find_family
 from tureen.requests import tokenising
 from tureen.requests.media_fields import PromptMedia, picture_modality
 from tureen.requests.prompts import Texts
-from tureen.weights.source import model_config, preprocessor_config
 
 TEXTS = {1: "Look:\n*\nwhat?", 2: "* and\n\n*is", 3: "a**\n\n*"}
 """Number of pictures -> a text with a star in place of each."""
 PICTURES = [picture(57, 31), picture(40, 90, seed=3), picture(30, 30, seed=5)]
-
-
-def make_model(folder, variant):
-    oracle = tiny_gemma.write(folder, variant)
-    source = folder_source(folder)
-    family = find_family(model_config(source), preprocessor_config(source))
-    return Model(folder, oracle, variant, load_tiny_encoder(folder), family, tiny_gemma)
+make_model = partial(llava_checks.make_model, tiny=tiny_gemma)
 
 
 @torch.no_grad()

@@ -1,36 +1,24 @@
 """Idefics3 and SmolVLM against transformers: embeddings, prompts, log-probabilities and tokens."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 
+import llava_checks
 import numpy as np
 import pytest
 import tiny_idefics3
 import torch
-from llava_checks import (
-    NEW_TOKENS,
-    Model,
-    generate,
-    load_tiny_encoder,
-)
-from runner_driver import folder_source
+from llava_checks import NEW_TOKENS, generate
 from tiny_llava import picture
 
 from tureen.contract.types import NO_TOKEN, PICTURE
-from tureen.media.families import find_family
 from tureen.requests.media_fields import MediaPlacer, PromptMedia, picture_modality
 from tureen.requests.prompts import Prompt
-from tureen.weights.source import model_config, preprocessor_config
 
 TEXTS = {1: "Look:\n<image>\nwhat?", 2: "<image> and <image>\n\nis", 3: "a<image><image>\nb<image>"}
 PICTURES = [picture(57, 31), picture(40, 90, seed=3), picture(30, 30, seed=5)]
-
-
-def make_model(folder, variant):
-    oracle = tiny_idefics3.write(folder, variant)
-    source = folder_source(folder)
-    family = find_family(model_config(source), preprocessor_config(source))
-    return Model(folder, oracle, variant, load_tiny_encoder(folder), family)
+make_model = partial(llava_checks.make_model, tiny=tiny_idefics3)
 
 
 def _inputs(model, pictures, text):

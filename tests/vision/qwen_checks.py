@@ -1,31 +1,26 @@
 """Qwens that see against transformers: embeddings, log-probabilities and tokens, by position and picture."""
 
+from functools import partial
+
+import llava_checks
 import numpy as np
 import pytest
 import tiny_llava
 import tiny_qwen_vl
 import torch
-from llava_checks import NEW_TOKENS, Model, encode, generate, load_tiny_encoder
-from runner_driver import GREEDY, folder_source
+from llava_checks import NEW_TOKENS, encode, generate
+from runner_driver import GREEDY
 from tiny_qwen_vl import IMAGE
 
 from tureen.contract.types import NO_TOKEN, GenerateRequest, MediaItem
 from tureen.engine.embedded import Embedded
 from tureen.media.base import Prepared
-from tureen.media.families import find_family
-from tureen.weights.source import model_config, preprocessor_config
 
 TEXT = (5, 17, 99), (7, 200), (41, 42, 43, 44)
 """Before, between and after pictures."""
 PREPARED = Prepared(np.zeros((1, 8, 8, 3), np.uint8), 1)
 PICTURES = [tiny_llava.picture(57, 31), tiny_llava.picture(20, 41, seed=3)]
-
-
-def make_model(folder, variant):
-    oracle = tiny_qwen_vl.write(folder, variant)
-    source = folder_source(folder)
-    family = find_family(model_config(source), preprocessor_config(source))
-    return Model(folder, oracle, variant, load_tiny_encoder(folder), family)
+make_model = partial(llava_checks.make_model, tiny=tiny_qwen_vl)
 
 
 @torch.no_grad()

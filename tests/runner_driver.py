@@ -27,7 +27,7 @@ PROMPT = random_tokens(61, 1, 250)
 def folder_source(folder: Path) -> ModelSource:
     """The model of a folder, or of a GGUF file and the mmproj file next to it."""
     if folder.is_file():
-        return open_model(folder, Config())
+        return open_model(folder, Config(mmproj=str(next(folder.parent.glob("mmproj*"), None) or "") or None))
     return ModelSource(name=folder.name, path=folder, format="safetensors")
 
 

@@ -94,10 +94,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     load_format: Annotated[Literal["auto", "dummy"], _meta("model", "dummy = random weights, right in shape.")] = "auto"
     language_model_only: Annotated[bool, _meta("model", "Take text only: load no vision encoder.")] = False
     mmproj: Annotated[
-        str | None,
-        _meta(
-            "model PATH", "GGUF file with the model's vision encoder. Default: the only mmproj*.gguf next to the model."
-        ),
+        str | None, _meta("model PATH", "GGUF vision encoder of the model. Default: the only mmproj file next to it.")
     ] = None
     weight_version: Annotated[str, _meta("model TEXT", "Reported in meta_info.weight_version.")] = "default"
     device: Annotated[Literal["auto", "cpu", "cuda"], _meta("model", "auto = cuda where there is one.")] = "auto"

@@ -27,6 +27,7 @@ from simulated_hub import Simulated
 from tureen.cli import command_line as cli
 from tureen.config import Config
 from tureen.errors import StartupError
+from tureen.fetching import ggufs
 from tureen.fetching import hub as hub_module
 from tureen.fetching.download import _SameHost
 from tureen.fetching.names import parse
@@ -164,6 +165,23 @@ def test_the_file_that_sees_is_fetched_later_to_a_model_that_came_without_it(hub
     assert path.with_name("mmproj-F16.gguf").read_bytes() == b"GGUF eye"
 
 
+@pytest.mark.parametrize(
+    ("model", "names", "expected"),
+    [
+        ("B-Q4_K_M.gguf", ["mmproj-A-f16.gguf", "mmproj-B-f16.gguf"], "mmproj-B-f16.gguf"),
+        ("B-Q4_K_M.gguf", ["mmproj-A-f16.gguf", "mmproj-B-Q8_0.gguf"], "mmproj-B-Q8_0.gguf"),
+        ("m-VL-3B-Q4_0.gguf", ["m-VL-3B-mmproj-f16.gguf", "m-VL-7B-mmproj-f16.gguf"], "m-VL-3B-mmproj-f16.gguf"),
+        ("m-Q4_0.gguf", ["mmproj-F32.gguf", "mmproj-x-bf16.gguf"], "mmproj-x-bf16.gguf"),
+        ("m-Q4_0.gguf", ["M.MMPROJ-F16.gguf"], "M.MMPROJ-F16.gguf"),
+        ("m-Q4_0.gguf", ["unmmprojected-F16.gguf"], None),
+    ],
+)
+def test_of_several_files_that_see_the_model_s_own_is_chosen_and_none_is_a_model(model, names, expected):
+    assert ggufs.projector_for(model, [model, *names]) == expected
+    others = 0 if expected else len(names)
+    assert len(ggufs.groups([model, *names])) == 1 + others
+
+
 def test_a_model_in_a_folder_comes_with_the_file_that_sees_of_that_folder_or_of_the_top(hub, config):
     hub.files["org/m"] = {"Q8_0/m-Q8_0.gguf": b"GGUF", "Q4_0/m-Q4_0.gguf": b"G", "mmproj-F16.gguf": b"top"}
     hub.files["org/m"]["Q4_0/mmproj-F32.gguf"] = b"own"
@@ -171,7 +189,7 @@ def test_a_model_in_a_folder_comes_with_the_file_that_sees_of_that_folder_or_of_
         hub.requests.clear()
         pull(f"org/m:{tag}", config)
         fetched = [path.partition("/resolve/")[2].partition("/")[2] for path, _ in _content_requests(hub)]
-        assert fetched == [f"{tag}/m-{tag}.gguf", expected]
+        assert fetched == [expected, f"{tag}/m-{tag}.gguf"]  # a pull that breaks off leaves no model without it
 
 
 def test_a_quantisation_that_is_not_there_names_those_that_are(hub, config):

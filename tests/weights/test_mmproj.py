@@ -153,8 +153,13 @@ def _read_all(source) -> None:
         to_float32(stored)
 
 
+def _pair(model):
+    """The model with its mmproj file, which is named."""
+    return open_model(model, Config(mmproj=str(model.with_name(NAME))))
+
+
 def _refused(model) -> str:
-    source = open_model(model, Config())
+    source = _pair(model)
     with pytest.raises(StartupError) as fault:
         _read_all(source)
     assert NAME in fault.value.message
@@ -164,6 +169,42 @@ def _refused(model) -> str:
 def test_a_refusal_by_a_key_says_how_to_serve_text_alone(model, qwen):
     _rewritten(model, qwen[1] | {"clip.tomorrow": 1}, qwen[2])
     assert _refused(model).endswith(", or serve text alone with --language-model-only")
+
+
+def test_a_neighbour_with_a_key_that_is_refused_does_not_stop_a_text_model(model, qwen):
+    _rewritten(model, qwen[1] | {"clip.tomorrow": 1}, qwen[2])
+    source = open_model(model, Config())
+    assert not is_family(model_config(source))
+    assert (source.mmproj.path, source.mmproj.is_warning) == (None, True)
+    assert "clip.tomorrow is not known" in source.mmproj.note
+
+
+def test_a_model_that_takes_no_mmproj_file_does_not_look_into_one(model):
+    model.with_name(NAME).write_bytes(b"half of it")
+    text = tiny_gguf.write_gguf(model.with_name("g.gguf"), tiny_gguf.architecture_metadata("gemma2"))
+    assert find_mmproj(text, Config()) == Companion()
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "differ"),
+    [
+        ("Qwen2-VL", "Qwen2.5-VL", True),
+        ("Qwen2.5-VL", "Qwen2.5 VL", False),
+        ("Qwen2.5-VL-7B", "qwen2.5-vl", False),
+        ("Qwen2.5-VL", None, False),
+        ("Qwen2.5-VL", 7, False),
+    ],
+)
+def test_files_that_name_different_models_are_told_of_in_the_log(qwen, tmp_path, own, other, differ):
+    oracle, facts, found = qwen
+    name = {"general.basename": own}
+    model = write_pair(tmp_path / "m", oracle, tiny_qwen_vl.PREPROCESSOR, TOKENS, name)
+    _rewritten(model, facts if other is None else facts | {"general.basename": other}, found)
+    for config in (Config(), Config(mmproj=str(model.with_name(NAME)))):
+        companion = find_mmproj(model, config)
+        assert companion.path == model.with_name(NAME)
+        assert companion.is_warning == differ
+        assert (f"the files name different models, '{own}' and '{other}'" in companion.note) == differ
 
 
 @pytest.mark.parametrize(
@@ -298,7 +339,7 @@ def _published(oracle, folder, preprocessor, drop=(), more=()):
     facts = {key: value for key, value in metadata(oracle, preprocessor).items() if key not in drop} | dict(more)
     path = write_pair(folder, oracle, preprocessor, TOKENS)
     tiny_gguf.write_gguf(path.with_name(NAME), facts, tensors(oracle))
-    source = open_model(path, Config())
+    source = _pair(path)
     return model_config(source), preprocessor_config(source)
 
 
@@ -343,11 +384,22 @@ def test_pixtrals_of_mistrals_own_format_have_the_same_weights_and_their_ropes_b
     settings = tiny_pixtral.IN_GGUF["mistral-gguf"].preprocessor
     hf, _ = _published(oracle, tmp_path / "m", settings, more={"clip.rope.freq_base": 50.0})
     assert hf["vision_config"]["rope_theta"] == 50
-    extra = tensors(oracle) | {"v.token_embd.img_break": np.ones(64, np.float32)}
-    path = tmp_path / "m" / "tiny.gguf"
-    expected = _weights(open_model(path, Config()))
-    tiny_gguf.write_gguf(path.with_name(NAME), metadata(oracle, settings), extra)
-    assert _weights(open_model(path, Config())).keys() == expected.keys()
+    path = write_pair(tmp_path / "m", oracle, settings, TOKENS | {"[IMG_BREAK]": tiny_pixtral.BREAK})
+    expected = _weights(_pair(path))
+    row = oracle.get_input_embeddings().weight.detach().numpy()[tiny_pixtral.BREAK]
+    noise = np.random.default_rng(4).standard_normal(len(row)).astype(np.float32)
+    for values in (row, row.astype(np.float16), row + np.float32(0.2) * row.std() * noise):
+        extra = tensors(oracle) | {"v.token_embd.img_break": values}
+        tiny_gguf.write_gguf(path.with_name(NAME), metadata(oracle, settings), extra)
+        assert _weights(_pair(path)).keys() == expected.keys()
+    for values in (noise, row[:32], oracle.get_input_embeddings().weight.detach().numpy()[tiny_pixtral.END]):
+        extra = tensors(oracle) | {"v.token_embd.img_break": values}
+        tiny_gguf.write_gguf(path.with_name(NAME), metadata(oracle, settings), extra)
+        with pytest.raises(
+            StartupError, match=r"'v.token_embd.img_break' is not the model's embedding of \[IMG_BREAK\]"
+        ):
+            _pair(path)
+        assert open_model(path, Config()).mmproj.path is None
     with pytest.raises(StartupError, match=r"layer_norm_epsilon must be 1e-05 with pixtral, got 0\.001"):
         _published(oracle, tmp_path / "m", settings, more={"clip.vision.attention.layer_norm_epsilon": 1e-3})
 

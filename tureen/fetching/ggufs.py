@@ -11,7 +11,8 @@ from typing import Final, NamedTuple
 PART: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 TAG: Final = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|TQ\d_0|MXFP4\w*|BF16|F16|F32|FP16))$", re.IGNORECASE)
 PROJECTOR: Final = "mmproj"
-"""Beginning of the names of files with the vision encoder of a model."""
+"""A word in the names of files with the vision encoder of a model."""
+WORDS: Final = re.compile(r"[-_.]")
 PROJECTOR_TAGS: Final = ("F16", "FP16", "BF16", "Q8_0", "F32")
 """Their types, the one that is taken first."""
 DEFAULT_TAG: Final = "Q4_K_M"
@@ -52,18 +53,24 @@ def groups(names: Iterable[str]) -> dict[str, list[str]]:
 
 def is_projector(name: str) -> bool:
     """Returns whether a file has the vision encoder of a model."""
-    return name.endswith(".gguf") and name.rpartition("/")[2].startswith(PROJECTOR)
+    return name.endswith(".gguf") and PROJECTOR in WORDS.split(name.rpartition("/")[2].lower())
 
 
 def projector_for(model: str, names: Iterable[str]) -> str | None:
     """Returns the file with the vision encoder, of those in the folder of a model's file or else at the top; None if
-    there is none. Of several, the one of the first of PROJECTOR_TAGS."""
+    there is none. Of several, one that has most words of the model's name, and then the first of PROJECTOR_TAGS."""
     projectors = sorted(filter(is_projector, names))
     folder = model.rpartition("/")[0]
     near = [name for name in projectors if name.rpartition("/")[0] == folder]
     near = near or [name for name in projectors if "/" not in name]
+    common = [len(_words(name) & _words(model)) for name in near]
+    near = [name for name, count in zip(near, common, strict=True) if count == max(common)]
     by_tag = {tag_of(stem(name)): name for name in reversed(near)}
     return next((by_tag[tag] for tag in PROJECTOR_TAGS if tag in by_tag), near[0] if near else None)
+
+
+def _words(name: str) -> set[str]:
+    return set(WORDS.split(stem(name.rpartition("/")[2]).lower()))
 
 
 def tag_of(model: str) -> str:

@@ -160,7 +160,7 @@ def preview(repository: Repository, folder: Path) -> tuple[Path, int]:
         raise _refused(repository, fault) from None
     except StartupError as error:
         raise _named(repository, error) from None
-    first = folder / Path(names[0]).name
+    first = folder / Path(next(name for name in names if not ggufs.is_projector(name))).name
     total = sum(remote.size or 0 for remote in remotes.values())
     return first if first.suffix == ".gguf" else folder, total
 
@@ -209,7 +209,7 @@ def _chosen(repository: Repository, listed: Iterable[str]) -> list[str]:
     files = ggufs.choose(names, repository.tag)
     if files:
         projector = ggufs.projector_for(files[0], names) if repository.sees else None
-        return files if projector is None else [*files, projector]
+        return files if projector is None else [projector, *files]  # a pull that breaks off leaves no model without it
     tags = ggufs.tags(names)
     if tags and repository.tag:
         near = ggufs.nearest(repository.tag, tags)

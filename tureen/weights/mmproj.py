@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -13,11 +15,16 @@ from tureen.fetching import ggufs
 from tureen.fetching.ggufs import Companion
 from tureen.weights.gguf import GgufFile
 from tureen.weights.gguf_config import PROJECTOR as ARCHITECTURE
-from tureen.weights.gguf_config import TOKENS
+from tureen.weights.gguf_config import TOKENS, gguf_config
 from tureen.weights.gguf_facts import GgufFacts
 from tureen.weights.gguf_parts import open_gguf
+from tureen.weights.gguf_quants import dequantize
+from tureen.weights.gguf_widen import WIDENED
 from tureen.weights.projectors import PROJECTORS, ProjectorKind
 
+EMBEDDINGS: Final = "token_embd.weight"
+SIMILAR: Final = 0.9
+"""The least cosine of an embedding and the same one in a type of few bits."""
 WAY_OUT: Final = "or serve text alone with --language-model-only"
 HARMLESS: Final = frozenset((
     "has_llava_projector", "has_qwen2vl_merger",  # projector_type says it
@@ -38,28 +45,52 @@ def find_mmproj(model: Path, config: Config) -> Companion:
         return Companion()
     if config.mmproj is not None:
         path = Path(config.mmproj).expanduser()
-        if why := why_foreign(GgufFacts(open_gguf(model)), _opened(path)):
+        text, facts = GgufFacts(open_gguf(model)), _opened(path)
+        if why := why_foreign(text, facts):
             fix = f"give the file that was made from the same model, {WAY_OUT}"
             raise StartupError(f"--mmproj {path}: {why}; {fix}", field="mmproj")
-        return Companion(path)
+        doubt = _doubt(text, facts)
+        return Companion(path, doubt, is_warning=bool(doubt))
     near = ggufs.projectors_next_to(model)
     if not near:
         return Companion()
     text = GgufFacts(open_gguf(model))
-    if len(near) == 1:
-        try:
-            why = why_foreign(text, _opened(near[0]))
-        except StartupError as error:  # half of a download must not stop a model that takes text
-            why = error.message
-        if why:
-            return Companion(note=f"{near[0].name} is not used with {model.name}: {why}", is_warning=True)
-        return Companion(near[0], f"{model.name} takes pictures with {near[0].name}, which is next to it")
     if not any(text.architecture in kind.architectures for kind in PROJECTORS.values()):
         return Companion()
+    if len(near) == 1:
+        return _neighbour(text, near[0])
     names = ", ".join(path.name for path in near)
     choice = f"choose one with --mmproj {near[0]}"
     note = f"{model.name} takes text only: several mmproj files are next to it ({names}); {choice}"
     return Companion(note=note, is_warning=True)
+
+
+def _neighbour(text: GgufFacts, path: Path) -> Companion:
+    """Returns the only mmproj file next to a model, if it can be used: a folder of downloads must not stop a model that
+    takes text."""
+    name = text.file.path.name
+    try:
+        facts = _opened(path)
+        why = why_foreign(text, facts)
+        if not why:
+            describe(gguf_config(text.file), text.file, facts.file)
+    except StartupError as error:
+        why = error.message
+    if why:
+        return Companion(note=f"{path.name} is not used with {name}: {why}", is_warning=True)
+    doubt = _doubt(text, facts)
+    note = f"{name} takes pictures with {path.name}, which is next to it"
+    return Companion(path, f"{note}; {doubt}" if doubt else note, is_warning=bool(doubt))
+
+
+def _doubt(text: GgufFacts, facts: GgufFacts) -> str:
+    """Returns that two files name different models; "" if they do not, or one names none."""
+    names = [file.metadata.get("general.basename") for file in (text.file, facts.file)]
+    own, other = (set(re.findall(r"[a-z0-9.]+", name.lower() if isinstance(name, str) else "")) for name in names)
+    if not own or not other or own <= other or other <= own:
+        return ""
+    both = " and ".join(map(echo, names))
+    return f"the files name different models, {both}: answers about pictures may be wrong"
 
 
 def _opened(path: Path) -> GgufFacts:
@@ -89,9 +120,31 @@ def why_foreign(text: GgufFacts, facts: GgufFacts) -> str:
             f"clip.vision.projection_dim {echo(width)} is not the model's {text.architecture}.embedding_length, "
             f"{echo(expected)}"
         )
-    if projector.placeholder not in _tokens(text.file):
+    tokens = _tokens(text.file)
+    if projector.placeholder not in tokens:
         return f"the model's {TOKENS} has no {projector.placeholder}, which stands for a picture"
+    for tensor, token in projector.unused.items():
+        if (
+            tensor in facts.file.tensors
+            and token in tokens
+            and not _is_row(facts.file, tensor, text.file, tokens.index(token))
+        ):
+            return f"tensor '{tensor}' is not the model's embedding of {token}"
     return ""
+
+
+def _is_row(file: GgufFile, name: str, model: GgufFile, index: int) -> bool:
+    """Returns whether a tensor is about a row of the model's embeddings; True if their type is not read."""
+    table, own = model.tensors.get(EMBEDDINGS), file.tensors[name]
+    if table is None or len(table.shape) != 2 or index >= table.shape[0] or math.prod(own.shape) != table.shape[1]:
+        return False
+    if table.encoding.name in WIDENED or own.encoding.name in WIDENED:
+        return True
+    size = table.num_bytes // table.shape[0]
+    row, other = np.empty((2, table.shape[1]), np.float32)
+    dequantize(model.raw(table)[index * size :][:size], table.encoding, row)
+    dequantize(file.raw(own), own.encoding, other)
+    return bool(row @ other > SIMILAR * np.linalg.norm(row) * np.linalg.norm(other))
 
 
 def _tokens(model: GgufFile) -> list[str]:

@@ -59,7 +59,7 @@ class ProjectorKind(NamedTuple):
     joins_qkv: bool = False  # the checkpoint has q, k and v in one matrix, the file may have three
     interleaves: bool = False  # the file has the two halves of each head's rows of q and k interleaved
     plus_one: tuple[str, ...] = ()  # tensors whose values are those of the checkpoint plus 1
-    unused: tuple[str, ...] = ()  # tensors that are in the language model, too
+    unused: Mapping[str, str] = {}  # tensors that the language model has, too -> the tokens that they embed
     whole_names: Mapping[str, str] = MappingProxyType({})  # full names of tensors whose last parts differ, too
     scalars: tuple[str, ...] = ()  # last parts of the names of single numbers, of which the file has vectors
     colours_last: bool = False  # the checkpoint has the colours of each pixel of a patch together, the file apart
@@ -418,7 +418,7 @@ PROJECTORS: Final = {
             **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
         },
         interleaves=True,
-        unused=("v.token_embd.img_break",),
+        unused={"v.token_embd.img_break": "[IMG_BREAK]"},
     ),
 }
 """Values of clip.projector_type -> kinds."""

@@ -79,14 +79,14 @@ def test_the_engine_never_reads_what_its_reader_does_not_survive(server, files, 
     assert server.generate(text="Hello", sampling_params={"max_new_tokens": 2})["text"]
 
 
-def test_an_adapter_is_read_for_the_model_that_is_served_whichever_that_is(server, files, orders):
-    shutil.copytree(files / "model", files / "other")
+def test_an_adapter_is_read_for_the_model_that_is_served_whichever_that_is(server, files, orders, tmp_path):
+    shutil.copytree(files / "model", tmp_path / "other")
     server.post("/load_lora_adapter", lora_name="a", lora_path=str(files / "adapter"))
     assert orders.pop()["model_path"] == str(files / "model")
-    server.state.serve_weights(path=str(files / "other"))
+    server.state.serve_weights(path=str(tmp_path / "other"))
     server.post("/load_lora_adapter", lora_name="a", lora_path=str(files / "adapter"))
     server.state.serve_weights(path=str(files / "model"))
-    assert orders.pop()["model_path"] == str(files / "other")
+    assert orders.pop()["model_path"] == str(tmp_path / "other")
 
 
 @pytest.mark.parametrize("op", ["unload_adapter", "pause", "release_memory"])
@@ -130,14 +130,20 @@ class Child:
 
 @pytest.mark.parametrize(
     ("status", "fault"),
-    [(0, ""), (-11, "was ended by SIGSEGV"), (-9, "was ended by SIGKILL"), (1, "ended with status 1")],
+    [(0, ""), (-11, "was ended by SIGSEGV"), (-9, "was ended by SIGKILL"), (-40, "was ended by signal 40")],
 )
 def test_the_status_of_the_process_says_whether_the_files_can_be_read(monkeypatch, status, fault):
-    """1: of a Python that does not find the program, for example. Then nothing was tried."""
     child = Child(status)
     monkeypatch.setattr(child_process, "start", lambda *_, **__: child)
     assert asyncio.run(inline_dry_run.read_in_child({"path": "a"})) == fault
     assert child.is_killed
+
+
+def test_a_program_that_does_not_begin_blames_no_files(monkeypatch):
+    """A Python that does not find a module, for example."""
+    monkeypatch.setattr(child_process, "start", lambda *_, **__: Child(1))
+    with pytest.raises(Unavailable, match="cannot run here"):
+        asyncio.run(inline_dry_run.read_in_child({"path": "a"}))
 
 
 def test_without_a_process_nothing_is_loaded(monkeypatch):

@@ -16,11 +16,13 @@ from tureen.fetching.pull import find_here
 from tureen.log import no_progress
 from tureen.lora.adapter import read_adapter
 from tureen.runner.loading import describe, weights
+from tureen.sandbox.limits import be_expendable
 from tureen.weights.source import load_tokenizer, model_config, open_model
 
 
 def main() -> None:
     """Does the order of standard input. The exit status is 0 whatever a reader raises: the engine raises it again."""
+    be_expendable()
     with contextlib.suppress(Exception):
         read(json.load(sys.stdin))
 

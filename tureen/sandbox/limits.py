@@ -37,21 +37,23 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def be_expendable() -> None:
+    """Makes the system end this process first if memory is short, and keep no image of its memory if it crashes."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def confine(limits: WorkerLimits, keep: int) -> None:
     """Gives up, for good, every right of this process but its limits and the descriptor `keep`. Raises OSError.
 
     It writes nothing to stderr from then on: a library that ends the process says why there, with pieces of what a
-    client sent. Where memory is short, the system ends this process first.
+    client sent. See be_expendable, too.
     """
     os.chdir("/")
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
+    be_expendable()
     size = address_space() + limits.memory_bytes
-    for limit, value in (
-        (resource.RLIMIT_AS, size),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
-    ):
+    for limit, value in ((resource.RLIMIT_AS, size), (resource.RLIMIT_FSIZE, MAX_FILE_BYTES)):
         resource.setrlimit(limit, (value, value))
     lower_own_stack()
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, resource.RLIM_INFINITY))  # its user raises the first

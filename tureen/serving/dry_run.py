@@ -68,7 +68,8 @@ async def dry_run(op: str, args: Mapping[str, Any], config: Config) -> None:
 
 
 async def read_in_child(order: Mapping[str, Any]) -> str:
-    """Returns what goes wrong when a child process does the order; "" = it ends. Raises Unavailable."""
+    """Returns what goes wrong when a child process does the order; "" = it ends. Raises Unavailable if the process does
+    not begin: no file is to blame."""
     message = json.dumps(order).encode()
     if len(message) > MAX_ORDER_BYTES:
         return ""
@@ -91,13 +92,24 @@ async def read_in_child(order: Mapping[str, Any]) -> str:
 
 
 async def _outcome(child: subprocess.Popen[bytes]) -> str:
-    """Waits for the child's end. Returns what went wrong."""
+    """Waits for the child's end. Returns what went wrong. Raises Unavailable."""
     pulse = Pulse(PATIENCE)
     pulse.ask(time.monotonic(), 0.0)
     while child.poll() is None:
         if pulse.judge(time.monotonic(), processor_s(child.pid), is_stopped=False) == "hung":
-            return f"did not end within {PATIENCE.cpu_s:g} s of processor time or {PATIENCE.idle_s:g} s in all"
+            limits = f"{PATIENCE.cpu_s:g} s of processor time or {PATIENCE.idle_s:g} s in all"
+            return f"did not end within {limits} (a slow disk can be the cause, too)"
         await asyncio.sleep(TICK_S)
-    if child.returncode < 0:
-        return f"was ended by {signal.Signals(-child.returncode).name}"
-    return f"ended with status {child.returncode}" if child.returncode else ""
+    if child.returncode > 0:  # not by the files: whatever their readers raise, the status is 0
+        log.error("python -m %s ends with status %d: run it to see why", PROGRAM, child.returncode)
+        raise Unavailable(
+            "the program that reads these files first cannot run here; the server's log says how to see why"
+        )
+    return f"was ended by {_signal_name(-child.returncode)}" if child.returncode else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

@@ -109,10 +109,13 @@ def most_prompt_tokens(body: TokenBody, max_new_tokens: int | None, context: Con
 
 
 def shown_ids(ids: Sequence[int], context: Context) -> list[int]:
-    """Returns the ids of a prompt's tokens as answers show them: those of a picture are its placeholder's."""
+    """Returns the ids of a prompt's tokens as answers show them: those of a picture are its placeholder's, or the one
+    that the model has for its embeddings."""
     if not ids or min(ids) > NO_TOKEN:
         return list(ids)
     placeholder = next(iter(sorted(context.placeholder_ids)), NO_TOKEN)
+    if context.family is not None and context.family.inner_id is not None:
+        placeholder = context.family.inner_id
     return [placeholder if token_id <= NO_TOKEN else token_id for token_id in ids]
 
 

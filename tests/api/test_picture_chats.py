@@ -1,15 +1,17 @@
-"""Chats with a GGUF model and its mmproj file: the template of the file, a picture, and the answer of transformers."""
+"""Chats with pictures: of a GGUF model with its mmproj file, and of a Gemma 3, whose pictures bring lines of text."""
 
 from __future__ import annotations
 
 import base64
 import io
+import json
 import logging
 from functools import partial
 
 import inline_workers
 import numpy as np
 import pytest
+import tiny_gemma
 import tiny_qwen_vl
 import torch
 from converted_vision import write_pair
@@ -95,6 +97,29 @@ def test_a_chat_with_a_picture_gets_the_tokens_that_transformers_computes(app, o
     answer = running.post("/v1/chat/completions", messages=_messages(), **chat).json()
     assert answer["usage"]["prompt_tokens"] == len(prompt)
     assert answer["choices"][0]["message"]["content"] == plain["text"]
+
+
+def test_lines_around_the_picture_of_a_gemma_are_tokenized_with_the_chats_text(tmp_path):
+    tiny_gemma.write(tmp_path, "gemma3")
+    tiny_gemma.backend("gemma3").save(str(tmp_path / "tokenizer.json"))
+    template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<start_of_image>").replace(
+        ":{%", "\n{%"
+    )
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "chat_template": template}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    [message] = _messages()
+    message["content"][1]["text"] = "\nA car, <start_of_image>"  # a client's spelling is text
+    text = "user\n<start_of_image>\nA car, @."
+    expected = tiny_gemma.inputs("gemma3", text, [_picture()])["input_ids"][0].tolist()
+    spelt = tiny_gemma.backend("gemma3").encode("@", add_special_tokens=False).ids
+    with pytest.MonkeyPatch.context() as patch:
+        inline_workers.use(patch, "tureen.media.loader", partial(decode_worker.program, decode_worker.family_of))
+        with RealApp(tmp_path, context_length=512) as running:
+            tokens = running.post("/tokenize", messages=[message]).json()["tokens"]
+    at = expected.index(spelt[0])
+    assert tokens[:at] == expected[:at]
+    assert tokens[-1] == expected[-1]
+    assert tiny_gemma.START not in tokens[at:]
 
 
 def _refusal(path, **settings):

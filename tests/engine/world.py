@@ -614,20 +614,23 @@ def simulate(
     tokens = rng.choice([24, 48, 96, 200])
     max_rows, context_len = rng.choice([1, 3, 8, 8]), rng.choice([4096, tokens - 3])
     token_budget = rng.choice([1, 3, 7, 16, 64, 200])
-    num_window_pages = 2 + -(-(window + token_budget + spare_tokens) // page_size) if window else 0
+    num_pages = max(2, tokens // page_size)
+    schedule, has_prefix_cache = _random_schedule(rng, seed), rng.random() < 0.85
+    todo = random_requests(rng, min(context_len, num_pages * page_size), num_requests)
+    longest_step = max([token_budget, *(item.num_tokens for one in todo for item in one.media if item.is_whole)])
+    num_window_pages = 2 + -(-(window + longest_step + spare_tokens) // page_size) if window else 0
     world = World(
-        num_pages=max(2, tokens // page_size),
+        num_pages=num_pages,
         page_size=page_size,
         max_rows=max_rows,
         context_len=context_len,
         token_budget=token_budget,
         windows=(num_window_pages, window),
-        schedule=_random_schedule(rng, seed),
-        prefix_cache=rng.random() < 0.85,
+        schedule=schedule,
+        prefix_cache=has_prefix_cache,
         fault=_random_faults(seed, fault_rate),
         **options,
     )
-    todo = random_requests(rng, world.context_len, num_requests)
     burst = rng.choice([0.05, 0.3, 0.9, 1.0])
     while todo or world.engine.has_work or world.engine.is_preparing:
         while todo and (rng.random() < burst or not world.engine.has_work):

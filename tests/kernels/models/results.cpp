@@ -151,10 +151,10 @@ void print_rows() {
     print("silu_mul edges", out.data(), std::size(EDGES));
     rows.gelu_tanh_mul(x.data(), weight.data(), COLS, out.data());
     print("gelu_tanh_mul", out);
-    rows.gelu_mul(x.data(), weight.data(), COLS, out.data());
-    print("gelu_mul", out);
-    rows.quick_gelu_mul(x.data(), weight.data(), COLS, out.data());
-    print("quick_gelu_mul", out);
+    rows.gelu_mul(x.data(), nullptr, COLS, out.data());
+    print("gelu", out);
+    rows.quick_gelu_mul(x.data(), nullptr, COLS, out.data());
+    print("quick_gelu", out);
     out = x;
     rows.add(weight.data(), COLS, 1.0f, out.data());
     print("add", out);

@@ -109,6 +109,10 @@ def _show_rows(native):
     _show("silu_mul", native.silu_mul(wide, weight))
     _show("silu_mul edges", native.silu_mul(edges, weight[:, : len(EDGES)].copy()))
     _show("gelu_tanh_mul", native.gelu_tanh_mul(x, weight))
+    for name in ("gelu", "quick_gelu"):
+        activated = x.copy()
+        native.activate(native.Pool(1), activated, name)
+        _show(name, activated)
     _show("add", native.add(weight, x))
     _show("rotate", native.rotate(x, wide[:, : COLS // 2].copy(), weight[:, : COLS // 2].copy()))
 

@@ -56,16 +56,14 @@ class QueryPiece(NamedTuple):
 
     def num_keys(self, kind: LayerKind) -> int:
         """Returns the position after the last one that a query sees."""
-        return int(self.ends(kind)[-1])
+        last = self.span.start + self.begin + self.length
+        pictures = self.span.pictures if kind.sees_pictures_whole else ()
+        return max([last, *(end for start, end in pictures if start < last)])
 
-    def ends(self, kind: LayerKind) -> np.ndarray:
-        """Returns the positions after the last one that each query sees, int64 [length]."""
-        start = self.span.start + self.begin
-        ends = np.arange(start, start + self.length) + 1
-        if kind.sees_pictures_whole:
-            for first, end in self.span.pictures:
-                ends[max(0, first - start) : max(0, end - start)] = end
-        return ends
+    def widen(self, ends: np.ndarray) -> None:
+        """Makes queries of pictures see all of these. ends: the positions after each query's own, int64 [queries]."""
+        for start, end in self.span.pictures:
+            ends[(ends > start) & (ends < end)] = end
 
 
 class QueryGroup(NamedTuple):
@@ -144,9 +142,13 @@ class ReferenceAttention:
         positions = offsets + np.array([[piece.span.start + piece.begin] for piece in pieces])
         in_order = alone and tokens.size == inputs.token_ids.shape[0]
         device = inputs.token_ids.device
-        seen = np.stack([piece.ends(kind)[offset] for piece, offset in zip(pieces, offsets, strict=True)])
-        bounds = torch.from_numpy(np.stack([_first_of(positions, window), seen])).to(device)
-        mask = _mask(bounds, first, width, self._dtype)
+        bounds = np.stack([np.zeros_like(positions), positions + 1])
+        if window is not None:
+            np.maximum(0, positions - window + 1, out=bounds[0])
+        if kind.sees_pictures_whole:
+            for piece, own in zip(pieces, bounds[1], strict=True):
+                piece.widen(own)
+        mask = _mask(torch.from_numpy(bounds).to(device), first, width, self._dtype)
         padded = sizes.padded_queries(heads_per_kv * queries)
         if queries > 1:
             mask = functional.pad(mask.repeat(1, heads_per_kv, 1), (0, 0, 0, padded - heads_per_kv * queries))
@@ -225,12 +227,7 @@ def _first_key(pieces: list[QueryPiece], window: int | None) -> int:
 
 def _first_seen(piece: QueryPiece, window: int | None) -> int:
     """Returns the first position that a query of the piece sees."""
-    return int(_first_of(np.array(piece.span.start + piece.begin), window))
-
-
-def _first_of(positions: np.ndarray, window: int | None) -> np.ndarray:
-    """Returns the first position that the query at each of these sees."""
-    return np.zeros_like(positions) if window is None else np.maximum(0, positions - window + 1)
+    return 0 if window is None else max(0, piece.span.start + piece.begin - window + 1)
 
 
 def _mask(bounds: Tensor, first: int, width: int, dtype: torch.dtype) -> Tensor:

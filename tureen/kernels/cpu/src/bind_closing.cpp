@@ -67,7 +67,28 @@ void bind_closing(nb::module_& m) {
         .def_prop_ro("num_walked", [](const Follower& f) { return f.num_walked; });
     nb::class_<Place>(m, "Place", "Where an output is in a language. It takes the tokens that it is told.")
         .def(nb::init<std::shared_ptr<Follower>>(), "follower"_a)
-        .def("accept", &Place::accept, "token_id"_a)
+        .def("accept", &Place::accept, "token_id"_a, nb::call_guard<nb::gil_scoped_release>(),
+             "Goes on by a token. False, and nothing changes, where the language does not allow it.")
+        .def(
+            "fill",
+            [](Place& self, Mask mask) {
+                nb::gil_scoped_release released;
+                return self.fill(mask.data(), mask.size());
+            },
+            "mask"_a, "Writes the tokens that may come next. Returns whether the output may end here.")
+        .def(
+            "forced",
+            [](Place& self, size_t most) {
+                std::string text;
+                {
+                    nb::gil_scoped_release released;
+                    text = self.forced(most);
+                }
+                return nb::bytes(text.data(), text.size());
+            },
+            "most"_a, "The text that must come next, up to `most` bytes.")
+        .def_prop_ro("accepts", &Place::accepts, "Whether the output may end here.")
+        .def_prop_ro("is_over", &Place::is_over, "Whether it can only end here.")
         .def("rollback", &Place::rollback, "num_tokens"_a)
         .def("cost", &Place::cost, nb::call_guard<nb::gil_scoped_release>(),
              "Tokens that it takes to come to an end, without one that ends the output.")

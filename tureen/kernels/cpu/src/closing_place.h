@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -28,7 +30,7 @@ public:
     };
     using Configurations = std::vector<Configuration>;
 
-    static constexpr int32_t DEAD = -1, UNKNOWN = -2;
+    static constexpr int32_t DEAD = -1, UNKNOWN = -2, SEVERAL = -3;
 
     int32_t start() const { return start_; }
     int32_t after_byte(int32_t state, uint8_t byte) {
@@ -41,7 +43,16 @@ public:
 
     // body(token, state behind it) for all tokens that the language allows.
     template <class Body>
-    void each_token(int32_t state, const Body& body);
+    void each_token(int32_t state, const Body& body) {
+        walk(*trie_, 1, trie_->size(), state, body);
+    }
+
+    // The tokens that the language allows.
+    const std::vector<uint32_t>& mask(int32_t state);
+    // The byte that must come, or -1.
+    int32_t only_byte(int32_t state);
+    // Whether no byte may come.
+    bool is_over(int32_t state);
 
     // The tokens, with what it takes to end behind each, where that is more than `far` above what it takes here.
     // Of a state from which at least as much is reached as from this one.
@@ -58,6 +69,7 @@ public:
     const Program& program() const { return program_; }
 
 private:
+    using Steps = std::vector<std::vector<uint8_t>>;  // for each byte of a character, a member of each class
     struct Edge {
         int32_t pc, count, frame;
         bool operator<(const Edge& o) const {
@@ -67,6 +79,7 @@ private:
     };
     struct Frame {  // a rule that is being matched, and what follows it
         int32_t rule, cost;
+        int32_t uncounted;  // the frame without counts that make no difference for the next token
         std::vector<Edge> edges;
     };
     struct Opened {  // a rule that was begun at this byte
@@ -87,6 +100,18 @@ private:
     void call(const Configuration& c, const Instruction& i, Configurations& waiting);
     void end_rule(int32_t frame, Configurations& waiting, bool& accepts);
     int32_t frame_of(int32_t opened, int depth);
+    int32_t frame_with(int32_t rule, std::vector<Edge> edges);
+    int32_t uncounted(int32_t count, int32_t frame) const;
+    int32_t uncounted(int32_t state);
+    void read_characters();
+    int32_t after_plain(int32_t state);
+    bool leads_to_one(int32_t state, int32_t frame, const Steps& steps, int32_t& target, bool& is_within);
+    int32_t frame_of_all(int32_t state) const;
+    int32_t num_plain(int32_t state);
+    void add_tokens(const Nodes& nodes, int32_t from, int32_t to, int32_t state, std::vector<uint32_t>& mask);
+    void add_by_first(int32_t state, std::vector<uint32_t>& mask);
+    template <class Body>
+    void walk(const Nodes& nodes, int32_t from, int32_t to, int32_t state, const Body& body);
     int32_t rule_of(int32_t frame) const { return frame >= 0 ? frames_[frame].rule : opened_[~frame].rule; }
     bool is_covered(const Configuration& c, const Configurations& others) const;
     int32_t state_of(Configurations takers, bool accepts);
@@ -102,6 +127,7 @@ private:
 
     std::vector<Configurations> states_;
     std::vector<int32_t> costs_, moves_;
+    std::vector<int32_t> after_plain_;  // where all plain characters lead
     std::vector<bool> accepts_;
     std::unordered_map<std::vector<int32_t>, int32_t, Hash> state_ids_, frame_ids_;
     std::unordered_map<int32_t, std::vector<std::pair<int32_t, int32_t>>> far_;
@@ -110,10 +136,33 @@ private:
     size_t settled_states_ = 0;  // as many as one output took when all began anew
     int64_t work_ = 0;           // of this call
     std::vector<std::pair<int32_t, int32_t>> large_far_;
+    std::vector<Steps> characters_;                              // all plain ones
+    std::unordered_set<std::vector<int32_t>, Hash> plain_loops_;  // states that all plain characters lead back to
+    std::unordered_map<int32_t, std::vector<uint32_t>> masks_;   // by state without counts
+    std::vector<int32_t> path_;
 
     std::vector<Opened> opened_;
     Configurations loops_, seen_;
 };
+
+template <class Body>
+void Follower::walk(const Nodes& nodes, int32_t from, int32_t to, int32_t state, const Body& body) {
+    if (from >= to) return;
+    path_.resize(size_t(trie_->longest) + 1);  // states by depth
+    path_[size_t(nodes.depth[from]) - 1] = state;
+    for (int32_t node = from; node < to;) {
+        num_walked++;
+        const size_t depth = nodes.depth[node];
+        const int32_t target = after_byte(path_[depth - 1], nodes.byte[node]);
+        if (target < 0) {
+            node = nodes.end[node];
+            continue;
+        }
+        path_[depth] = target;
+        for (int32_t token = nodes.token[node]; token >= 0; token = trie_->same[token]) body(token, target);
+        node++;
+    }
+}
 
 // How an output must end within a limit.
 struct Zones {
@@ -131,9 +180,17 @@ class Place {
 public:
     explicit Place(std::shared_ptr<Follower> follower) : follower_(std::move(follower)) {}
 
-    void accept(int32_t token) { tokens_.push_back(token); }
+    // Whether the language allows the token; where it does not, nothing changes.
+    bool accept(int32_t token);
     void rollback(size_t count);
     int32_t cost();
+    // Writes the tokens that may come next. Returns whether the output may end.
+    bool fill(uint32_t* mask, size_t num_words);
+    // The text that must come next, up to `most` bytes.
+    std::string forced(size_t most);
+    bool accepts();
+    // Whether the output can only end.
+    bool is_over();
     // How many of these tokens may follow so that the output still ends within `left` tokens.
     size_t num_closing(const std::vector<int32_t>& tokens, int32_t left);
     // Takes from a mask the tokens behind which the output could not end within `left`. `ends`: the mask of those that

@@ -19,6 +19,7 @@ import msgspec
 from tureen.attention.choice import AUTO, NATIVE
 from tureen.config import Config, cache_dir
 from tureen.config_facts import has_ranks
+from tureen.constraining.availability import why_unconstrained
 from tureen.constraining.compiler import Compiler
 from tureen.constraining.kept_grammars import KeptGrammars
 from tureen.contract.types import EngineInfo
@@ -43,7 +44,6 @@ from tureen.runner.load import load_runner
 from tureen.runner.loading import architecture_of
 from tureen.runner.parts import files_of
 from tureen.sandbox.budget import FRONT_SHARE, MemoryBudget, helper_bytes
-from tureen.sandbox.supervisor import why_no_helpers
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 from tureen.text.chat_template import check_chat_template
@@ -337,10 +337,13 @@ def _load_adapters(engine: Engine, settings: tuple[str, ...], *, model_name: str
 
 
 def _compiler(config: Config, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], vocab_size: int) -> Compiler | None:
-    """Raises StartupError when the backend's library is missing."""
     if config.grammar_backend == "none":
         return None
-    if why := why_no_helpers():
+    if config.grammar_backend != "tureen":
+        log.warning(
+            "--grammar-backend %s makes no difference: tureen's own engine does the work", config.grammar_backend
+        )
+    if why := why_unconstrained():
         log.warning("constraints of outputs are refused: %s", why)
         return None
 
@@ -357,7 +360,6 @@ def _compiler(config: Config, tokenizer: Tokenizer, eos_token_ids: tuple[int, ..
 
     encode = partial(tokenizer.encode, add_special_tokens=False)
     return Compiler(
-        config.grammar_backend,
         make_vocabulary,
         encode,
         timeout_s=config.grammar_compile_timeout_s,

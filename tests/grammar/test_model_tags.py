@@ -10,7 +10,8 @@ from other_matchers import BYTES, compiled_tag, xgrammar_takes
 from samples import either
 from xgrammar.builtin_structural_tag import get_model_structural_tag
 
-from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, compile_grammar, find_backend, language_of
+from tureen.grammar import GrammarError, GrammarSpec, LanguageCompiler, Vocabulary, compile_grammar, language_of
+from tureen.kernels.cpu import native
 
 WEATHER = {
     "type": "object",
@@ -54,7 +55,7 @@ MAX_BYTES = 300
 @functools.cache
 def backend():
     vocabulary = Vocabulary(tokens=tuple(BYTES), eos_token_ids=(256,), size=257)
-    return find_backend("llguidance")(vocabulary, lambda text: list(text.encode()))
+    return LanguageCompiler(vocabulary, lambda text: list(text.encode()), native.require())
 
 
 @functools.cache

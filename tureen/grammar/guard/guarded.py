@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tureen.grammar.backends.tokens import packed
-from tureen.grammar.base import Backend, CompiledGrammar, Grammar, Mask, Vocabulary
+from tureen.grammar.base import CompiledGrammar, Grammar, Mask, Vocabulary, packed
 from tureen.grammar.expression import GrammarError, Language
+from tureen.grammar.follower import LanguageCompiler
 from tureen.grammar.guard.branches import BranchFollower
 from tureen.grammar.guard.facts import THE_END, FixedStep, FreeStep, GuardFacts, KeyStep, ValueStep
 from tureen.grammar.guard.reader import Broken, Mode, Place, PossiblePlaces
@@ -32,22 +32,23 @@ IN_TEXTS = (*range(0x20, 0xC0), *range(0xC2, 0xF5))
 IN_STRINGS = (Mode.STRING, Mode.ESCAPE, Mode.KEY, Mode.KEY_ESCAPE)
 
 
-def guarded(compiled: CompiledGrammar, facts: GuardFacts | None, backend: Backend) -> CompiledGrammar:
-    """Returns a grammar of this backend with a guard; itself where there is nothing to guard."""
+def load_guarded(program: bytes, facts: GuardFacts | None, compiler: LanguageCompiler) -> CompiledGrammar:
+    """Loads a program, with a guard where there are facts to guard. Raises GrammarError."""
+    compiled = compiler.load(program)
     if facts is None:
         return compiled
-    return GuardedCompiled(compiled, facts, _tokens(backend.vocabulary), tuple(map(backend.load, facts.branches)))
+    return GuardedCompiled(compiled, facts, _tokens(compiler.vocabulary), tuple(map(compiler.load, facts.branches)))
 
 
-def ready(language: Language, backend: Backend, *, strict: bool) -> Language:
-    """Returns a language whose guard has all that the backend loads; without a guard, and told so, where it cannot be
+def ready(language: Language, compiler: LanguageCompiler, *, strict: bool) -> Language:
+    """Returns a language whose guard has all that is loaded for it; without a guard, and told so, where it cannot be
     had. Raises GrammarError there if strict."""
     if language.guard is None or not language.branches:
         return language
     try:
-        if not _tokens(backend.vocabulary).has_bytes:
+        if not _tokens(compiler.vocabulary).has_bytes:
             raise GrammarError("the vocabulary has no token for each byte")
-        branches = tuple(map(backend.translate, language.branches))
+        branches = tuple(map(compiler.translate, language.branches))
     except GrammarError:
         if strict:
             raise GrammarError(language.guarded[0].why) from None
@@ -112,6 +113,8 @@ class GuardedCompiled:
     def __init__(
         self, inner: CompiledGrammar, facts: GuardFacts, tokens: GuardedTokens, branches: tuple[CompiledGrammar, ...]
     ) -> None:
+        self.ends = inner.ends
+        self.least = inner.least
         self._inner = inner
         self._facts = facts
         self._tokens = tokens
@@ -146,6 +149,8 @@ class GuardedGrammar:
         self._places = [reader.start]
         self._sizes = [0]  # of the text at each place
         self._looks_left = 0
+        self.restrict = inner.restrict
+        self.num_closing = inner.num_closing
 
     def fill_mask(self, mask: Mask) -> None:
         self._looks_left = MAX_LOOKS
@@ -197,6 +202,10 @@ class GuardedGrammar:
     @property
     def is_done(self) -> bool:
         return self._inner.is_done
+
+    @property
+    def cost(self) -> int:
+        return self._inner.cost
 
     def _text(self, token_id: int) -> bytes:
         return self._tokens.texts[token_id] if token_id < len(self._tokens.texts) else b""

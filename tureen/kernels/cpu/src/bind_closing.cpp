@@ -22,14 +22,17 @@ namespace {
 
 using Numbers = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Mask = nb::ndarray<uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Ends = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-std::shared_ptr<Trie> trie_of(const std::vector<nb::bytes>& tokens) {
+std::shared_ptr<Trie> trie_of(const std::vector<nb::bytes>& tokens, const std::vector<int32_t>& end_ids, size_t size) {
     std::vector<std::string> texts;
     texts.reserve(tokens.size());
     for (const nb::bytes& token : tokens) texts.emplace_back(token.c_str(), token.size());
     nb::gil_scoped_release released;
-    return std::make_shared<Trie>(std::move(texts));
+    return std::make_shared<Trie>(std::move(texts), end_ids, size);
+}
+
+void check_size(const Place& place, const Mask& mask) {
+    if (mask.size() != place.num_words()) throw std::invalid_argument("a mask of another size");
 }
 
 nb::bytes program_of(const Numbers& tree, const Trie& trie) {
@@ -47,7 +50,8 @@ nb::bytes program_of(const Numbers& tree, const Trie& trie) {
 
 void bind_closing(nb::module_& m) {
     nb::class_<Trie>(m, "Trie", "The tokens of a vocabulary, for the languages below.")
-        .def_static("of", &trie_of, "tokens"_a, "Tokens by id; b'' is no text.");
+        .def_static("of", &trie_of, "tokens"_a, "end_ids"_a, "size"_a,
+                    "Tokens by id, b'' is no text; those that end an output; the number of tokens of a mask.");
     m.def(
         "closing_program", &program_of, "tree"_a, "trie"_a,
         "Compiles a language, as grammar/closing.py writes it. Raises RuntimeError where it is too large, ValueError.");
@@ -72,10 +76,11 @@ void bind_closing(nb::module_& m) {
         .def(
             "fill",
             [](Place& self, Mask mask) {
+                check_size(self, mask);
                 nb::gil_scoped_release released;
-                return self.fill(mask.data(), mask.size());
+                self.fill(mask.data());
             },
-            "mask"_a, "Writes the tokens that may come next. Returns whether the output may end here.")
+            "mask"_a, "Writes the tokens that may come next, and where the output may end, those that end it.")
         .def(
             "forced",
             [](Place& self, size_t most) {
@@ -96,12 +101,12 @@ void bind_closing(nb::module_& m) {
              "How many of these tokens may follow so that the output can still end within `left` tokens.")
         .def(
             "restrict",
-            [](Place& self, Mask mask, Ends ends, int32_t left, int32_t words, int32_t sentences) {
-                if (mask.size() != ends.size()) throw std::invalid_argument("masks of different sizes");
+            [](Place& self, Mask mask, int32_t left, int32_t words, int32_t sentences) {
+                check_size(self, mask);
                 nb::gil_scoped_release released;
-                return int(self.restrict(mask.data(), ends.data(), mask.size(), left, {words, sentences}));
+                return int(self.restrict(mask.data(), left, {words, sentences}));
             },
-            "mask"_a, "ends"_a, "left"_a, "words"_a, "sentences"_a,
+            "mask"_a, "left"_a, "words"_a, "sentences"_a,
             "Takes the tokens behind which the output could not end within `left` tokens. 1 where it took some because "
             "the end is near; 2 where the word that is being written may be ended, and no other one begun.")
         .def(

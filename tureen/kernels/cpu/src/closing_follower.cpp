@@ -314,14 +314,14 @@ bool Place::accept(int32_t token) {
     return true;
 }
 
-bool Place::fill(uint32_t* mask, size_t num_words) {
+void Place::fill(uint32_t* mask) {
     std::lock_guard<std::mutex> held(follower_->lock);
     const int32_t here = state();
     const std::vector<uint32_t>& known = follower_->mask(here);
-    const size_t shared = std::min(num_words, known.size());
-    std::copy(known.begin(), known.begin() + int64_t(shared), mask);
-    std::fill(mask + shared, mask + num_words, 0);
-    return follower_->accepts(here);
+    std::copy(known.begin(), known.end(), mask);
+    if (!follower_->accepts(here)) return;
+    const std::vector<uint32_t>& ends = follower_->trie().ends;
+    for (size_t word = 0; word < ends.size(); word++) mask[word] |= ends[word];
 }
 
 std::string Place::forced(size_t most) {
@@ -380,7 +380,8 @@ void keep(std::vector<uint32_t>& mask, int32_t token) {
 }
 
 // What of a mask is in the other one, or among the ends.
-std::vector<uint32_t> common(const uint32_t* mask, const std::vector<uint32_t>& other, const uint32_t* ends) {
+std::vector<uint32_t> common(const uint32_t* mask, const std::vector<uint32_t>& other,
+                             const std::vector<uint32_t>& ends) {
     std::vector<uint32_t> both(other.size());
     for (size_t word = 0; word < other.size(); word++) both[word] = mask[word] & (other[word] | ends[word]);
     return both;
@@ -392,9 +393,11 @@ bool is_any(const std::vector<uint32_t>& mask) {
 
 }  // namespace
 
-Nearness Place::restrict(uint32_t* mask, const uint32_t* ends, size_t num_words, int32_t left, Zones zones) {
+Nearness Place::restrict(uint32_t* mask, int32_t left, Zones zones) {
     std::lock_guard<std::mutex> held(follower_->lock);
     Follower& follower = *follower_;
+    const std::vector<uint32_t>& ends = follower.trie().ends;
+    const size_t num_words = ends.size();
     int32_t here = state();
     if (follower.cost(here) >= NEVER) return AWAY;
     const int32_t cost = follower.cost(here), spare = left - cost;

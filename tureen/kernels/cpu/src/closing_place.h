@@ -184,8 +184,9 @@ public:
     bool accept(int32_t token);
     void rollback(size_t count);
     int32_t cost();
-    // Writes the tokens that may come next. Returns whether the output may end.
-    bool fill(uint32_t* mask, size_t num_words);
+    // Writes the tokens that may come next, and where the output may end, those that end it.
+    void fill(uint32_t* mask);
+    size_t num_words() const { return follower_->trie().num_words(); }
     // The text that must come next, up to `most` bytes.
     std::string forced(size_t most);
     bool accepts();
@@ -193,9 +194,8 @@ public:
     bool is_over();
     // How many of these tokens may follow so that the output still ends within `left` tokens.
     size_t num_closing(const std::vector<int32_t>& tokens, int32_t left);
-    // Takes from a mask the tokens behind which the output could not end within `left`. `ends`: the mask of those that
-    // end it.
-    Nearness restrict(uint32_t* mask, const uint32_t* ends, size_t num_words, int32_t left, Zones zones);
+    // Takes from a mask the tokens behind which the output could not end within `left`.
+    Nearness restrict(uint32_t* mask, int32_t left, Zones zones);
     // Of the last mask that was taken from near the end: all that could be ended in time, and what leads nearer to it.
     const std::vector<uint32_t>& open() const { return open_; }
     const std::vector<uint32_t>& nearer() const { return nearer_; }

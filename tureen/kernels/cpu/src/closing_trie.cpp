@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <stdexcept>
 #include <utility>
 
 namespace tureen {
@@ -68,7 +69,13 @@ void Nodes::add(const std::vector<std::string>& texts, const std::vector<int32_t
     for (; !path.empty(); path.pop_back()) end[path.back()] = size();
 }
 
-Trie::Trie(std::vector<std::string> tokens) : texts(std::move(tokens)), same(texts.size(), -1) {
+Trie::Trie(std::vector<std::string> tokens, const std::vector<int32_t>& end_ids, size_t num_tokens)
+    : texts(std::move(tokens)), ends((num_tokens + 31) / 32, 0), same(texts.size(), -1) {
+    if (num_tokens < texts.size()) throw std::invalid_argument("masks have a bit for each token");
+    for (int32_t id : end_ids) {
+        if (id < 0 || size_t(id) >= num_tokens) throw std::invalid_argument("an end is no token");
+        put(ends, id);
+    }
     std::vector<int32_t> sorted;
     for (size_t id = 0; id < texts.size(); id++) {
         if (!texts[id].empty() && texts[id].size() <= UINT16_MAX) sorted.push_back(int32_t(id));

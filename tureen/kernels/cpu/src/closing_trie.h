@@ -24,14 +24,15 @@ struct Nodes {
 
 // A plain token is made of whole characters that JSON writes as they are: no quote, no backslash, no control character.
 struct Trie : Nodes {
-    // `tokens`: by id; an empty one is no text.
-    explicit Trie(std::vector<std::string> tokens);
+    // `tokens`: by id; an empty one is no text. `end_ids`: those that end an output. `num_tokens`: of a mask.
+    Trie(std::vector<std::string> tokens, const std::vector<int32_t>& end_ids, size_t num_tokens);
 
-    size_t num_words() const { return (texts.size() + 31) / 32; }
+    size_t num_words() const { return ends.size(); }
     // Adds the plain tokens of at most this many characters to a mask.
     void add_plain(int32_t num_characters, std::vector<uint32_t>& mask) const;
 
     std::vector<std::string> texts;  // by token
+    std::vector<uint32_t> ends;      // a mask
     std::vector<int32_t> same;       // by token: another one of the same text, or -1
     Nodes others;                    // of the tokens that are not plain
     // By their first byte, where that is a character: the plain tokens, as a mask; none where there are none.

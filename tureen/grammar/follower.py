@@ -23,6 +23,9 @@ WORD_ZONE, SENTENCE_ZONE = 8, 32
 are ..."""
 WORD_SHARE, SENTENCE_SHARE = 8, 4  # ... no more than these parts: an eighth, a quarter
 
+MOST_KEPT = 3 << 20
+"""What all languages of a vocabulary keep of their states and masks, in configurations of some 40 bytes."""
+
 AT_A_WORD = 2  # of what the native code says of a mask
 
 
@@ -50,7 +53,7 @@ class LanguageCompiler:
         self.vocabulary = vocabulary
         self._ends = packed(ends, vocabulary.size)
         self._native = kernels
-        self._trie = kernels.Trie.of(texts, sorted(ends), vocabulary.size)
+        self._trie = kernels.Trie.of(texts, sorted(ends), vocabulary.size, MOST_KEPT)
         self._forced = ForcedText(vocabulary, encode)
 
     def translate(self, language: Language) -> bytes:

@@ -16,7 +16,7 @@ if kernels is None:
     pytest.skip("no native kernels", allow_module_level=True)
 
 TOKENS = [*(bytes([byte]) for byte in range(256)), b"ab", b"((", b"))", b"a,", b"", b"ab"]
-TRIE = kernels.Trie.of(TOKENS, [], len(TOKENS))
+TRIE = kernels.Trie.of(TOKENS, [], len(TOKENS), 1 << 20)
 DIGITS = Chars(((48, 57), (233, 0x10FFFF)))
 LANGUAGES = {
     "rules": Language(RuleCall("r"), {"r": Choice((Text("a"), Chain((Text("("), RuleCall("r"), Text(")")))))}),
@@ -96,3 +96,22 @@ LARGE = {
 def test_what_grows_too_large_is_refused(name):
     with pytest.raises(RuntimeError, match="too"):
         kernels.closing_program(encoded(LARGE[name], kernels), TRIE)
+
+
+def test_where_all_languages_keep_much_those_used_longest_ago_forget_and_go_on_as_before():
+    trie = kernels.Trie.of(TOKENS, [], len(TOKENS), 3_000)
+    digits = [kernels.closing_program(tree_of("counts"), TRIE) for _ in range(12)]
+    places = [kernels.Place(kernels.Follower(program, trie)) for program in digits]
+    masks = np.zeros((2, -(-len(TOKENS) // 32)), dtype=np.uint32)
+    kept = []
+    for number in range(60):  # all outputs in turn, a character each
+        for place in places:
+            assert place.accept(b"1,"[number % 2])
+            place.fill(masks[0])
+            kept.append(trie.num_kept)
+    assert min(kept[-400:]) < 2_000 < max(kept) <= 3_200
+    for place in places:  # what was forgotten is found again
+        place.fill(masks[1])
+        assert (masks[0] == masks[1]).all()
+    del places, place
+    assert trie.num_kept == 0

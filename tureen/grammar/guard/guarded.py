@@ -149,13 +149,11 @@ class GuardedGrammar:
         self._places = [reader.start]
         self._sizes = [0]  # of the text at each place
         self._looks_left = 0
-        self.restrict = inner.restrict
-        self.num_closing = inner.num_closing
+        self.restrict, self.num_closing = inner.restrict, inner.num_closing
 
     def fill_mask(self, mask: Mask) -> None:
         self._looks_left = MAX_LOOKS
-        near = self._fill(mask)
-        for token_id in near:
+        for token_id in self._fill(mask):
             if not self._has_way_out(token_id):
                 _clear(mask, token_id)
 
@@ -288,8 +286,7 @@ class GuardedGrammar:
     def _fill(self, mask: Mask) -> list[int]:
         """Writes the tokens that break nothing; returns those after which an item may still become one that was."""
         self._inner.fill_mask(mask)
-        place = self._places[-1]
-        if not self._reader.ends(place, self._data):
+        if not self._reader.ends(place := self._places[-1], self._data):
             mask &= ~self._tokens.ends
         if place.value is not None and place.value.is_narrow:
             mask &= self._narrow(place.value)
@@ -386,8 +383,8 @@ class GuardedGrammar:
         try:
             mask = np.zeros(self._tokens.num_words, dtype=np.uint32)
             near = self._fill(mask)
-            num_allowed = int(np.unpackbits(mask.view(np.uint8)).sum())
-            return num_allowed > len(near) or any(self._has_way_out(other) for other in near)
+            is_free = int(np.unpackbits(mask.view(np.uint8)).sum()) > len(near)
+            return is_free or any(self._has_way_out(other) for other in near)
         finally:
             self.rollback(1)
 

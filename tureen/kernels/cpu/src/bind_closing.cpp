@@ -23,12 +23,13 @@ namespace {
 using Numbers = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Mask = nb::ndarray<uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-std::shared_ptr<Trie> trie_of(const std::vector<nb::bytes>& tokens, const std::vector<int32_t>& end_ids, size_t size) {
+std::shared_ptr<Trie> trie_of(const std::vector<nb::bytes>& tokens, const std::vector<int32_t>& end_ids,
+                              size_t num_tokens, int64_t most_kept) {
     std::vector<std::string> texts;
     texts.reserve(tokens.size());
     for (const nb::bytes& token : tokens) texts.emplace_back(token.c_str(), token.size());
     nb::gil_scoped_release released;
-    return std::make_shared<Trie>(std::move(texts), end_ids, size);
+    return std::make_shared<Trie>(std::move(texts), end_ids, num_tokens, most_kept);
 }
 
 void check_size(const Place& place, const Mask& mask) {
@@ -50,8 +51,10 @@ nb::bytes program_of(const Numbers& tree, const Trie& trie) {
 
 void bind_closing(nb::module_& m) {
     nb::class_<Trie>(m, "Trie", "The tokens of a vocabulary, for the languages below.")
-        .def_static("of", &trie_of, "tokens"_a, "end_ids"_a, "size"_a,
-                    "Tokens by id, b'' is no text; those that end an output; the number of tokens of a mask.");
+        .def_static("of", &trie_of, "tokens"_a, "end_ids"_a, "num_tokens"_a, "most_kept"_a,
+                    "Tokens by id, b'' is no text; those that end an output; the number of tokens of a mask; how much "
+                    "all languages keep, in configurations of some 40 bytes.")
+        .def_prop_ro("num_kept", [](const Trie& t) { return t.kept->total.load(); });
     m.def(
         "closing_program", &program_of, "tree"_a, "trie"_a,
         "Compiles a language, as grammar/closing.py writes it. Raises RuntimeError where it is too large, ValueError.");
@@ -68,6 +71,7 @@ void bind_closing(nb::module_& m) {
             "least", [](const Follower& f) { return f.program().least(); },
             "The fewest tokens of an output. Never more than are needed where no token is shared by two rules.")
         .def_prop_ro("num_instructions", [](const Follower& f) { return f.program().code.size(); })
+        .def_prop_ro("num_kept", &Follower::num_kept)
         .def_prop_ro("num_walked", [](const Follower& f) { return f.num_walked; });
     nb::class_<Place>(m, "Place", "Where an output is in a language. It takes the tokens that it is told.")
         .def(nb::init<std::shared_ptr<Follower>>(), "follower"_a)

@@ -405,7 +405,8 @@ void find_costs(Program& program, const Trie& trie) {
         if (bytes[pc] >= NEVER) program.code[pc] = {SPLIT, 0, 0};
     }
     if (bytes[program.rules[0].entry] >= NEVER) {
-        throw std::invalid_argument("no text at all fits: its parts contradict each other, or ask for more than can be written");
+        throw std::invalid_argument(
+            "no text at all fits: its parts contradict each other, or ask for more than can be written");
     }
 }
 

@@ -36,6 +36,15 @@ Follower::Follower(Program program, std::shared_ptr<const Trie> trie)
     roomy_ += trie_->longest;
     read_characters();
     reset();
+    std::lock_guard<std::mutex> held(trie_->kept->lock);
+    trie_->kept->followers.push_back(this);
+}
+
+Follower::~Follower() {
+    std::lock_guard<std::mutex> held(trie_->kept->lock);
+    std::vector<Follower*>& all = trie_->kept->followers;
+    all.erase(std::find(all.begin(), all.end(), this));
+    trie_->kept->total -= counted_;
 }
 
 void Follower::reset() {
@@ -60,12 +69,38 @@ void Follower::reset() {
 
 void Follower::tidy() {
     work_ = 0;
-    if (states_.size() < MAX_STATES + settled_states_ &&
-        num_configurations_ < MAX_CONFIGURATIONS + settled_configurations_) {
-        return;
-    }
+    used_ = ++trie_->kept->clock;
+    const bool has_many = states_.size() >= MAX_STATES + settled_states_ ||
+                          num_configurations_ >= MAX_CONFIGURATIONS + settled_configurations_;
+    if (has_many) forget();
+    count_kept();
+    if (trie_->kept->total > trie_->kept->most) make_room();
+}
+
+void Follower::forget() {
     generation++;
     reset();
+    count_kept();
+}
+
+void Follower::count_kept() {
+    trie_->kept->total += num_configurations_ - counted_;
+    counted_ = num_configurations_;
+}
+
+// Has other languages forget what they keep, those first that were used longest ago; not those that are in use.
+void Follower::make_room() {
+    Kept& kept = *trie_->kept;
+    std::lock_guard<std::mutex> held(kept.lock);
+    std::vector<std::pair<int64_t, Follower*>> others;
+    for (Follower* each : kept.followers) others.emplace_back(each->used_, each);
+    std::sort(others.begin(), others.end());
+    for (auto [used, other] : others) {
+        if (kept.total <= kept.most / 2) return;
+        if (other == this || !other->lock.try_lock()) continue;
+        other->forget();
+        other->lock.unlock();
+    }
 }
 
 // What one output needs is no reason to begin anew before as much has come again.

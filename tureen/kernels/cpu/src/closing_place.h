@@ -19,6 +19,9 @@ namespace tureen {
 class Follower {
 public:
     Follower(Program program, std::shared_ptr<const Trie> trie);
+    ~Follower();
+    Follower(const Follower&) = delete;
+    Follower& operator=(const Follower&) = delete;
 
     // An instruction that takes a byte, how often the counted rule that it is in has been matched, and its frame.
     struct Configuration {
@@ -58,9 +61,11 @@ public:
     // Of a state from which at least as much is reached as from this one.
     const std::vector<std::pair<int32_t, int32_t>>& far_tokens(int32_t state, int32_t far);
 
-    // Forgets all states where there are many; `generation` rises.
+    // Forgets all states where there are many; `generation` rises. Where all languages together keep much, one that was
+    // used longer ago forgets its own.
     void tidy();
     void settle();
+    int64_t num_kept() const { return num_configurations_; }
 
     std::mutex lock;
     int64_t generation = 0;
@@ -93,6 +98,9 @@ private:
     };
 
     void reset();
+    void forget();
+    void count_kept();
+    void make_room();
     void spend(int64_t work);
     int32_t move(int32_t state, int32_t cls);
     int32_t closed(Configurations waiting);
@@ -136,10 +144,12 @@ private:
     size_t settled_states_ = 0;  // as many as one output took when all began anew
     int64_t work_ = 0;           // of this call
     std::vector<std::pair<int32_t, int32_t>> large_far_;
-    std::vector<Steps> characters_;                              // all plain ones
+    std::vector<Steps> characters_;                               // all plain ones
     std::unordered_set<std::vector<int32_t>, Hash> plain_loops_;  // states that all plain characters lead back to
-    std::unordered_map<int32_t, std::vector<uint32_t>> masks_;   // by state without counts
+    std::unordered_map<int32_t, std::vector<uint32_t>> masks_;    // by state without counts
     std::vector<int32_t> path_;
+    int64_t counted_ = 0;           // of what is kept, in the total of all languages
+    std::atomic<int64_t> used_{0};  // when, by their clock
 
     std::vector<Opened> opened_;
     Configurations loops_, seen_;

@@ -69,8 +69,11 @@ void Nodes::add(const std::vector<std::string>& texts, const std::vector<int32_t
     for (; !path.empty(); path.pop_back()) end[path.back()] = size();
 }
 
-Trie::Trie(std::vector<std::string> tokens, const std::vector<int32_t>& end_ids, size_t num_tokens)
-    : texts(std::move(tokens)), ends((num_tokens + 31) / 32, 0), same(texts.size(), -1) {
+Trie::Trie(std::vector<std::string> tokens, const std::vector<int32_t>& end_ids, size_t num_tokens, int64_t most_kept)
+    : texts(std::move(tokens)),
+      ends((num_tokens + 31) / 32, 0),
+      same(texts.size(), -1),
+      kept(std::make_unique<Kept>(most_kept)) {
     if (num_tokens < texts.size()) throw std::invalid_argument("masks have a bit for each token");
     for (int32_t id : end_ids) {
         if (id < 0 || size_t(id) >= num_tokens) throw std::invalid_argument("an end is no token");

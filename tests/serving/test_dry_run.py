@@ -332,7 +332,7 @@ def read(path="a"):
     [
         (0, ""),
         (1, "ended its process with status 1"),
-        (OUT_OF_MEMORY, "needs more memory than is free"),
+        (OUT_OF_MEMORY, "needs more than half of the free memory"),
         (-11, "was ended by SIGSEGV"),
         (-9, "was ended by SIGKILL, which the system sends if memory is short"),
         (-40, "was ended by signal 40"),

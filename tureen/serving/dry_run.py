@@ -150,7 +150,7 @@ async def _outcome(child: subprocess.Popen[bytes]) -> str:
         return f"did not end within {limits} (a slow disk can be the cause, too)"
     status = child.returncode
     if status == OUT_OF_MEMORY:
-        return "needs more memory than is free"
+        return "needs more than half of the free memory"
     if status == -signal.SIGKILL:
         return "was ended by SIGKILL, which the system sends if memory is short"
     if status < 0:

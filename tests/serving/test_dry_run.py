@@ -97,14 +97,20 @@ def test_the_engine_never_reads_what_its_reader_does_not_survive(server, files, 
     assert server.generate(text="Hello", sampling_params={"max_new_tokens": 2})["text"]
 
 
-def test_an_adapter_is_read_for_the_model_that_is_served_whichever_that_is(server, files, orders, tmp_path):
+def test_an_adapter_is_read_for_the_model_that_is_served_whichever_that_is(
+    server, files, orders, monkeypatch, tmp_path
+):
+    context = server.state.context
+    config = msgspec.structs.replace(context.config, revision="first")
+    monkeypatch.setattr(server.state, "context", msgspec.structs.replace(context, config=config))
     shutil.copytree(files / "model", tmp_path / "other")
     server.post("/load_lora_adapter", lora_name="a", lora_path=str(files / "adapter"))
-    assert orders.pop()["config"]["model_path"] == str(files / "model")
+    settings = orders.pop()["config"]
+    assert (settings["model_path"], settings["revision"]) == (str(files / "model"), "first")
     server.state.serve_weights(path=str(tmp_path / "other"))
     server.post("/load_lora_adapter", lora_name="a", lora_path=str(files / "adapter"))
-    server.state.serve_weights(path=str(files / "model"))
-    assert orders.pop()["config"]["model_path"] == str(tmp_path / "other")
+    settings = orders.pop()["config"]
+    assert (settings["model_path"], settings["revision"]) == (str(tmp_path / "other"), None)
 
 
 def test_a_reader_gets_every_setting_but_no_secret(orders):
@@ -134,6 +140,22 @@ def test_the_model_of_a_running_server_of_several_is_tried_first_and_the_first_o
     else:
         assert asyncio.run(found).source.path == files / "model"
     assert len(orders) == is_serving
+
+
+def test_files_that_were_tried_are_tried_again_with_other_adapters(files, monkeypatch):
+    tried = []
+
+    async def note(order):
+        tried.append(list(order["config"]["lora_paths"]))
+        return ""
+
+    monkeypatch.setattr(dry_run, "read_in_child", note)
+    launcher = fleet_start.Launcher(Config(), no_progress)
+    launcher.app = object()
+    for paths in ((), (), ("a=/there",)):
+        config = Config(model_path=str(files / "model"), lora_paths=paths)
+        asyncio.run(launcher._find(Member(config, "m")))
+    assert tried == [[], ["a=/there"]]
 
 
 @pytest.mark.parametrize(
@@ -187,10 +209,13 @@ def _encoder(folder):
     return {"max_total_tokens": None}
 
 
-def _decoder_that_scores(folder):
-    config = transformers.Qwen3Config(vocab_size=VOCAB_SIZE, num_labels=1, head_dim=16, **ENCODER)
-    tiny_models.saved(folder / "model", "Qwen3ForSequenceClassification", config, 1)
+def _decoder_for_embeddings(folder):
+    config = transformers.Qwen3Config(vocab_size=VOCAB_SIZE, head_dim=16, **ENCODER)
+    tiny_models.saved(folder / "model", "Qwen3Model", config, 1)
     write_appending_tokenizer(folder / "model")
+    pooling = {"pooling_mode_lasttoken": True}
+    write_modules(folder / "model", "Transformer", "Pooling", "Dense", "Normalize", pooling=pooling)
+    _write_dense(folder / "model/2_Dense", ENCODER["hidden_size"])
     return {}
 
 
@@ -240,7 +265,7 @@ def touched(monkeypatch, tmp_path):
     return during
 
 
-@pytest.mark.parametrize("write", [_text, _safetensors_that_see, _pair, _encoder, _decoder_that_scores])
+@pytest.mark.parametrize("write", [_text, _safetensors_that_see, _pair, _encoder, _decoder_for_embeddings])
 def test_a_dry_run_reads_all_that_an_engine_reads_at_its_start(tmp_path, touched, write):
     config = Config(**SETTINGS | {"model_path": str(tmp_path / "model")} | write(tmp_path))
     order = {"op": "load_model", "path": config.model_path, "config": msgspec.to_builtins(config)}
@@ -285,13 +310,15 @@ class Child:
 
     pid = 0
 
-    def __init__(self, said: bytes, returncode: int | None) -> None:
+    def __init__(self, said: bytes, returncode: int | None, *, is_frozen: bool = False) -> None:
         self.returncode = returncode
         self.stdin = io.BytesIO()
         output, written = os.pipe()
         self.stdout = os.fdopen(output, "rb")
         os.write(written, said)
-        os.close(written)
+        self.output = os.fdopen(written, "wb")
+        if not is_frozen:
+            self.output.close()
 
     def poll(self) -> int | None:
         return self.returncode
@@ -356,7 +383,7 @@ def test_a_program_that_does_not_begin_blames_no_files_and_its_last_words_are_lo
 
 
 def test_one_child_runs_at_a_time_and_who_waits_too_long_is_told(started):
-    children = [Child(BEGUN, None), Child(BEGUN, 0), Child(BEGUN, 0)]
+    children = [Child(BEGUN, None), Child(BEGUN, 0)]
     found = started(children)
     clock = Clock()
 
@@ -370,10 +397,26 @@ def test_one_child_runs_at_a_time_and_who_waits_too_long_is_told(started):
         assert told.value.retry_after_s
         children[0].returncode = 0
         assert [await frozen, await third] == ["", ""]
-        assert found == children[:2]
+        assert found == children
 
     with running(clock), asyncio.Runner(loop_factory=lambda: VirtualLoop(clock)) as runner:
         runner.run(scenario())
+
+
+def test_a_program_that_never_begins_is_ended_and_blames_no_files(started, caplog):
+    child = Child(b"importing", None, is_frozen=True)
+    started([child])
+    clock = Clock()
+    with (
+        child.output,
+        running(clock),
+        asyncio.Runner(loop_factory=lambda: VirtualLoop(clock)) as runner,
+        pytest.raises(Unavailable, match="cannot run here"),
+    ):
+        runner.run(read())
+    assert child.stdout.closed
+    assert child.returncode == -9
+    assert "it did not end its imports within" in caplog.text
 
 
 def test_without_a_process_nothing_is_loaded(monkeypatch):

@@ -23,7 +23,7 @@ from tureen.runner import embedder, encoder, heads
 from tureen.runner.kinds import is_encoder
 from tureen.runner.loading import describe, weights
 from tureen.sandbox.expendable import OUT_OF_MEMORY, begin
-from tureen.weights.source import ModelSource, generation_defaults, load_tokenizer, model_config, open_model
+from tureen.weights.source import ModelSource, load_tokenizer, model_config, open_model
 
 
 def main() -> None:
@@ -63,8 +63,6 @@ def _read_model(path: str, config: Config) -> None:
     with _left_to_the_engine():
         load_tokenizer(source, config.tokenizer_path)
     hf = model_config(source)
-    with _left_to_the_engine():
-        generation_defaults(source)
     if is_encoder(hf):
         _read_encoder(source)
         return

@@ -132,14 +132,14 @@ async def _await_begin(child: subprocess.Popen[bytes]) -> None:
     reading = asyncio.ensure_future(reader.read())  # until the child closes its output, or ends
     try:
         is_over = await _comes(reading.done, child, START_PATIENCE)
-        said = reading.result() if is_over else b""
+        said = reading.result() if is_over else b"it did not end its imports within the limits"
     finally:
         reading.cancel()
         transport.close()
     if said.endswith(BEGUN):
         return
     told = said.decode(errors="replace")[-MAX_SAID:].strip()
-    log.error("python -m %s does not begin to read files: %s", PROGRAM, told or "it prints nothing")
+    log.error("python -m %s does not begin to read files: %s", PROGRAM, told or "it printed nothing")
     raise Unavailable("the program that reads these files first cannot run here; the server's log says why")
 
 

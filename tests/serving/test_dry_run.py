@@ -382,19 +382,20 @@ def test_a_program_that_does_not_begin_blames_no_files_and_its_last_words_are_lo
     assert child.stdout.closed
 
 
-def test_one_child_runs_at_a_time_and_who_waits_too_long_is_told(started):
+def test_one_child_runs_at_a_time_and_who_waits_too_long_is_told(started, monkeypatch):
+    monkeypatch.setattr(dry_run, "MAX_WAIT_S", dry_run.PATIENCE.idle_s / 2)
     children = [Child(BEGUN, None), Child(BEGUN, 0)]
     found = started(children)
     clock = Clock()
 
     async def scenario():
         frozen, second = asyncio.create_task(read()), asyncio.create_task(read())
-        await asyncio.sleep(dry_run.MAX_WAIT_S / 2)
-        third = asyncio.create_task(read())
-        assert found == children[:1]
         with pytest.raises(Unavailable, match="files of one request at a time") as told:
             await second
         assert told.value.retry_after_s
+        third = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        assert found == children[:1]
         children[0].returncode = 0
         assert [await frozen, await third] == ["", ""]
         assert found == children

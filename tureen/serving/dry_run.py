@@ -131,7 +131,7 @@ async def _await_begin(child: subprocess.Popen[bytes]) -> None:
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, child.stdout)
     reading = asyncio.ensure_future(reader.read())  # until the child closes its output, or ends
     try:
-        is_over = await _comes(reading.done, child, START_PATIENCE)
+        is_over = await _wait_for(reading.done, child, START_PATIENCE)
         said = reading.result() if is_over else b"it did not end its imports within the limits"
     finally:
         reading.cancel()
@@ -145,7 +145,7 @@ async def _await_begin(child: subprocess.Popen[bytes]) -> None:
 
 async def _outcome(child: subprocess.Popen[bytes]) -> str:
     """Waits for the child's end. Returns what went wrong."""
-    if not await _comes(lambda: child.poll() is not None, child, PATIENCE):
+    if not await _wait_for(lambda: child.poll() is not None, child, PATIENCE):
         limits = f"{PATIENCE.cpu_s:g} s of processor time or {PATIENCE.idle_s:g} s in all"
         return f"did not end within {limits} (a slow disk can be the cause, too)"
     status = child.returncode
@@ -158,7 +158,7 @@ async def _outcome(child: subprocess.Popen[bytes]) -> str:
     return f"ended its process with status {status}" if status else ""
 
 
-async def _comes(event: Callable[[], bool], child: subprocess.Popen[bytes], patience: Patience) -> bool:
+async def _wait_for(event: Callable[[], bool], child: subprocess.Popen[bytes], patience: Patience) -> bool:
     """Waits for an event. Returns False if the child takes longer."""
     pulse = Pulse(patience)
     pulse.ask(time.monotonic(), processor_s(child.pid))

@@ -18,7 +18,7 @@ import msgspec
 
 from tureen.attention.choice import AUTO, NATIVE
 from tureen.config import Config, cache_dir
-from tureen.config_facts import has_ranks
+from tureen.config_facts import adapter_of, has_ranks
 from tureen.constraining.availability import why_unconstrained
 from tureen.constraining.compiler import Compiler
 from tureen.constraining.kept_grammars import KeptGrammars
@@ -92,14 +92,6 @@ class Model(NamedTuple):
 
 def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
     """Fetches the model if it is not on disk and makes its tokenizer. Imports no torch. Raises StartupError."""
-    if config.models:
-        raise StartupError(
-            f"models: {len(config.models)} models are named, and one can be loaded here; name one with model_path "
-            "(--model), or serve them all with: tureen serve",
-            field="models",
-        )
-    check_chat_template(config.chat_template)
-    _require_torch(_settings_with_torch(config))  # before anything is fetched
     source = open_model(fetch_model(config, progress=progress), config)
     _require_architecture(source, config)
     progress("build tokenizer", 0, 1)
@@ -111,7 +103,16 @@ def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
 
 
 def fetch_model(config: Config, *, progress: Progress = no_progress) -> Path:
-    """Fetches the model if it is not on disk. Returns its folder or file. Raises StartupError."""
+    """Checks the settings, then fetches the model if it is not on disk. Returns its folder or file. Raises
+    StartupError."""
+    if config.models:
+        raise StartupError(
+            f"models: {len(config.models)} models are named, and one can be loaded here; name one with model_path "
+            "(--model), or serve them all with: tureen serve",
+            field="models",
+        )
+    check_chat_template(config.chat_template)
+    _require_torch(_settings_with_torch(config))
     return pull(config.model_path, config, progress)
 
 
@@ -325,7 +326,7 @@ def _text_engine(
 def _load_adapters(engine: Engine, settings: tuple[str, ...], *, model_name: str) -> None:
     """Raises StartupError naming the setting at fault."""
     for setting in settings:
-        name, _, path = setting.partition("=") if "=" in setting else (setting, "=", setting)
+        name, path = adapter_of(setting)
         if not (name and path):
             raise StartupError(f"--lora-paths {setting}: must be NAME=PATH, or PATH", field="lora_paths")
         if name == model_name:

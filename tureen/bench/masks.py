@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from tureen.errors import InvalidRequest
-from tureen.grammar import GrammarError, GrammarSpec, LanguageCompiler, Vocabulary, compile_grammar, practise
+from tureen.grammar import Grammar, GrammarError, GrammarSpec, LanguageCompiler, Vocabulary, compile_grammar, practise
+from tureen.grammar.guard.guarded import GuardedGrammar
 from tureen.kernels.cpu import native
 from tureen.text.tokenizer import Tokenizer
 
@@ -54,7 +54,8 @@ class MaskFigures(msgspec.Struct, frozen=True, kw_only=True):
     schemas: int
     refused: int
     cut: int  # outputs of a language that took too much to follow
-    mask_us: Spread  # all but the first ones
+    mask_us: Spread  # all but the first ones, and but the guarded ones
+    guarded_mask_us: Spread  # where a guard keeps what no grammar can
     first_mask_us: Spread  # of a schema, after it was loaded
     compile_ms: Spread
 
@@ -64,6 +65,7 @@ class _Times:
 
     def __init__(self) -> None:
         self.masks: list[float] = []
+        self.guarded: list[float] = []
         self.firsts: list[float] = []
         self.compiles: list[float] = []
 
@@ -103,14 +105,16 @@ def run_masks(corpus: Path, tokenizer: Tokenizer, every: int, say: Callable[[str
         refused=num_refused,
         cut=num_cut,
         mask_us=Spread.of(times.masks, US),
+        guarded_mask_us=Spread.of(times.guarded, US),
         first_mask_us=Spread.of(times.firsts, US),
         compile_ms=Spread.of(times.compiles, MS),
     )
 
 
-def _follow(grammar: Any, vocabulary: Vocabulary, times: _Times, dice: random.Random, number: int) -> bool:
+def _follow(grammar: Grammar, vocabulary: Vocabulary, times: _Times, dice: random.Random, number: int) -> bool:
     """Draws an output under a grammar. Returns False where it takes too much to follow."""
     mask = np.zeros(-(-vocabulary.size // 32), dtype=np.uint32)
+    others = times.guarded if isinstance(grammar, GuardedGrammar) else times.masks
     hurrying = [vocabulary.tokens.index(text) for text in HURRYING if text in vocabulary.tokens]
     for at in range(MOST_TOKENS):
         start_s = time.thread_time()
@@ -118,7 +122,7 @@ def _follow(grammar: Any, vocabulary: Vocabulary, times: _Times, dice: random.Ra
             grammar.fill_mask(mask)
         except GrammarError:
             return False
-        (times.masks if at or number else times.firsts).append(time.thread_time() - start_s)
+        (others if at or number else times.firsts).append(time.thread_time() - start_s)
         token_id = _drawn(mask, vocabulary, dice, hurrying if 2 * at > MOST_TOKENS else ())
         if token_id is None or not grammar.accept(token_id):
             return True
@@ -157,6 +161,7 @@ def table(figures: MaskFigures) -> str:
     """Returns the figures as Markdown."""
     rows = (
         ("mask, µs", figures.mask_us),
+        ("guarded mask, µs", figures.guarded_mask_us),
         ("first mask, µs", figures.first_mask_us),
         ("compile, ms", figures.compile_ms),
     )

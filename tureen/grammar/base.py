@@ -24,6 +24,14 @@ class GrammarSpec(msgspec.Struct, frozen=True, array_like=True):
     strict: bool = False  # what of its schemas cannot be enforced is refused, not left out
 
 
+WARM_UP = GrammarSpec(
+    "json_schema",
+    '{"type": "object", "properties": {"a": {"enum": ["x", 1]}, "b": {"type": "boolean"}, "c": {"type": "null"}}, '
+    '"required": ["a", "b"], "additionalProperties": false}',
+)
+"""Compiled by a worker in advance: it is slow until it has pages of its own."""
+
+
 class Vocabulary(msgspec.Struct, frozen=True):
     """The tokens as bytes. Can be sent to another process."""
 

@@ -34,7 +34,7 @@ from tureen.grammar.expression import (
 from tureen.grammar.rules import parts
 
 LIMITS = llguidance.LLParserLimits(
-    max_items_in_row=2_000,
+    max_items_in_row=10_000,
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=400_000,
     step_max_items=100_000,

@@ -155,6 +155,7 @@ class Unions(Generic[S]):
 
     def exactly_one(self, unions: list[tuple[S, ...]]) -> tuple[S, ...]:
         """Returns the shapes of what is in one of the unions and in no other."""
+        unions = list(filter(None, unions))
         are_apart = cache(lambda pair: not self.meets(*(unions[index] for index in pair)))
         shapes: list[S] = []
         start = self.joined[self.name]

@@ -204,7 +204,6 @@ def test_what_is_left_out_is_named_with_its_place_in_the_output(schema, places):
         "[" * 30_000,
         '{"not": ' * 300 + "true" + "}" * 300,
         '{"const": "\\ud800"}',
-        '{"const": "' + "a" * 2_000_000 + '"}',
         '"string"',
     ],
 )

@@ -34,7 +34,7 @@ from tureen.grammar.schema.unions import NO_TRAITS, Unions
 T = TypeVar("T")
 S = TypeVar("S", NumberSet, StringSet)
 
-MAX_NODES = 20_000
+MAX_NODES = 50_000
 TOO_LARGE = (
     f"its combination of allOf, anyOf, oneOf, not, if, … is too large: more than {MAX_NODES} schemas arise from it"
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ from tureen.grammar.schema.drafts import MODERNIZED, Draft, declared, modernize
 from tureen.grammar.schema.equal_schemas import EqualSchemas
 from tureen.grammar.schema.subschemas import INSIDE, NAMED_INSIDE, ONE_INSIDE, SEVERAL_INSIDE
 
-MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 128
 """The deepest nesting of the schema's JSON text, a property inside a property being two levels."""
 
@@ -42,8 +42,6 @@ Scope: TypeAlias = tuple[Resource, ...]
 
 def parse(text: str) -> Any:
     """Reads a schema's text; numbers with a fraction or exponent come as Decimal. Raises SchemaError."""
-    if len(text) > MAX_CHARACTERS:
-        raise SchemaError(f"json_schema is too large: {len(text)} characters; at most {MAX_CHARACTERS}")
     try:
         value = DECODER.decode(text)
     except RecursionError:
@@ -68,8 +66,8 @@ def _no_constant(name: str) -> NoReturn:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        counts = Counter(key for key, _ in pairs)
+        twice = next(key for key, count in counts.items() if count > 1)
         raise SchemaError(f"json_schema has the key {echo(twice)} twice in one object")
     return value
 

@@ -19,7 +19,7 @@ MAX_COUNT = 100_000
 """The largest number of characters, items and properties in minLength and its like."""
 OUT_OF_REACH = 1 << 30
 """No output has this many characters, items or properties: generators of schemas write such bounds and mean none."""
-MAX_BRANCHES = 10_000
+MAX_BRANCHES = 100_000
 """The largest number of values in "enum", names in "required", schemas in "anyOf" and its like."""
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 

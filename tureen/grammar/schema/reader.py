@@ -41,7 +41,7 @@ class SchemaReader:
         scope = self.enter(schema, scope)
         key = (id(self._document.all_like(schema)[0]), scope)
         if key not in self._nodes:
-            if len(self._nodes) >= MAX_NODES:
+            if scope and len(self._nodes) >= MAX_NODES:
                 raise SchemaError(f'"$dynamicRef" leads to more than {MAX_NODES} different schemas, by the ways there')
             self._nodes[key] = None
             try:

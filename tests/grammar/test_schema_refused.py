@@ -108,7 +108,9 @@ def test_a_value_of_the_wrong_form_is_refused_by_its_keyword(keyword, value):
 @pytest.mark.parametrize(
     "reference",
     [
-        "https://json-schema.org/draft/2020-12/schema",
+        "http://json-schema.org/draft-03/schema#",
+        "http://json-schema.org/draft-07/schema#/missing",
+        "https://json-schema.org/draft/2020-12/hyper-schema",
         "other.json",
         "#/$defs/missing",
         "#missing",

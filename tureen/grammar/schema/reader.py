@@ -87,7 +87,8 @@ class SchemaReader:
         if not self._document.has_dynamic:
             return ()
         resource = self._document.resource(schema)
-        return scope if resource in scope else (*scope, resource)
+        known = {name for outer in scope for name in outer.dynamic}  # the outermost of a name is meant
+        return scope if resource.dynamic.keys() <= known else (*scope, resource)
 
     def _build(self, schema: dict[str, Any], scope: Scope) -> ValueSet:
         check(schema, self._document)

@@ -33,8 +33,7 @@ import xgrammar
 
 from tureen import config, config_sources
 from tureen.constraining.compiler import Compiler
-from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, find_backend, language_of, practise
-from tureen.grammar.closing import ClosingCompiler
+from tureen.grammar import GrammarError, GrammarSpec, LanguageCompiler, Vocabulary, language_of, practise
 from tureen.kernels.cpu import native
 from tureen.weights.source import load_tokenizer, resolve_model
 
@@ -45,7 +44,7 @@ MAX_CPU_S = 10.0
 MAX_TWICE_MS = 200.0
 """What takes longer is not read twice."""
 MAX_BYTES = 8 << 30
-CLOSING = "tureen, and what closes answers"
+OURS = "tureen"
 FORK = multiprocessing.get_context("fork")  # a child has the readers
 
 
@@ -58,25 +57,35 @@ def vocabulary_and_encode() -> tuple[Vocabulary, Callable[[str], list[int]]]:
     return vocabulary, partial(tokenizer.encode, add_special_tokens=False)
 
 
+class ByteTokens:
+    """The tokenizer's interface that LLTokenizer asks for."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> None:
+        self.tokens = [*vocabulary.tokens, b"</s>"]
+        self.eos_token_id = len(vocabulary.tokens)
+        self.special_token_ids = [self.eos_token_id]
+        self._encode = encode
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._encode(text if isinstance(text, str) else text.decode())
+
+
 def readers(vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> dict[str, Callable[[str], None]]:
     """By name: each compiles a schema, or raises."""
-    backend: Any = find_backend("llguidance")(vocabulary, encode)
+    languages = LanguageCompiler(vocabulary, encode, native.require())
+    tokenizer = llguidance.LLTokenizer(ByteTokens(vocabulary, encode))  # type: ignore[arg-type]  # by shape
     practise()  # as before the server's workers are forked
 
-    closings = ClosingCompiler(vocabulary, native.load())
-
     def ours(text: str) -> None:
-        backend.load(backend.translate(language_of(GrammarSpec("json_schema", text))))
-
-    def ours_that_closes(text: str) -> None:
-        language = language_of(GrammarSpec("json_schema", text))
-        backend.load(backend.translate(language))
-        closings.load(closings.translate(language))
+        languages.load(languages.translate(language_of(GrammarSpec("json_schema", text))))
 
     def theirs(text: str, *, is_lenient: bool) -> None:
         options = json.dumps({"lenient": is_lenient, "whitespace_flexible": False})
         grammar = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=json.loads(options))
-        matcher = llguidance.LLMatcher(backend._tokenizer, grammar, log_level=0)
+        matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise ValueError(matcher.get_error())
 
@@ -89,8 +98,7 @@ def readers(vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> dict[
         compiler.compile_json_schema(text, any_whitespace=False)
 
     return {
-        "tureen": ours,
-        CLOSING: ours_that_closes,
+        OURS: ours,
         "llguidance": partial(theirs, is_lenient=False),
         "llguidance, lenient": partial(theirs, is_lenient=True),
         "xgrammar": xgrammars,
@@ -190,8 +198,8 @@ def compared(texts: list[str], reads: dict[str, Callable[[str], None]]) -> dict[
     result: dict[str, Any] = {"calibration_ms": {"quick": round(quick_ms, 3)} | _shares(calibrations)}
     for name, read in outcomes.items():
         result[name] = figures_of(read, quick_ms)
-        if name != CLOSING:
-            result[name][f"time of '{CLOSING}', of the same schemas"] = ratio(outcomes[CLOSING], read)
+        if name != OURS:
+            result[name][f"time of '{OURS}', of the same schemas"] = ratio(outcomes[OURS], read)
     return result
 
 

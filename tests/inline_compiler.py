@@ -1,14 +1,14 @@
-"""A compiler without a process of its own, for engines over the fake runner: real frontends and backend, at once."""
+"""A compiler without a process of its own, for engines over the fake runner: real frontends and languages, at once."""
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
 
 from tureen.contract.runner import RowError
-from tureen.grammar import GrammarError, Vocabulary, compile_grammar, find_backend, language_of
-from tureen.grammar.closing import ClosingCompiler, ClosingGrammar
+from tureen.grammar import GrammarError, LanguageCompiler, Vocabulary, compile_grammar, language_of
 from tureen.kernels.cpu import native
 
 VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)), (EOS,), VOCAB_SIZE)
@@ -17,9 +17,9 @@ VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)), (EOS,), VOC
 class InlineCompiler:
     """Every grammar is ready at the poll after it was asked for."""
 
-    def __init__(self, backend="llguidance"):
+    def __init__(self):
         self._tokenizer = make_byte_tokenizer()
-        self._backend_name, self._backend = backend, None
+        self._languages = None
         self._pending = []
         self.stats = SimpleNamespace(compiles=0, hits=0, failures=0, timeouts=0, compile_ms=0.0)
         self.supervisor = None  # it has no processes
@@ -50,11 +50,7 @@ class InlineCompiler:
         pass
 
     def _compile(self, spec):
-        if self._backend is None:
-            encode = self._tokenizer.encode
-            self._backend = find_backend(self._backend_name)(
-                VOCABULARY, lambda text: encode(text, add_special_tokens=False)
-            )
-            self._closings = ClosingCompiler(VOCABULARY, native.load())
-        compiled = compile_grammar(spec, self._backend)
-        return ClosingGrammar(compiled, self._closings.load(self._closings.translate(language_of(spec))))
+        if self._languages is None:
+            encode = partial(self._tokenizer.encode, add_special_tokens=False)
+            self._languages = LanguageCompiler(VOCABULARY, encode, native.require())
+        return compile_grammar(spec, self._languages)

@@ -325,6 +325,7 @@ OWN = {
     "tureen/sandbox/fork_server.py": "no file",
     "tureen/temporary_folder.py": "folders alone, no links",
     "tureen/sandbox/limits.py": "/proc, /dev/null, and what it must not be able to open",
+    "tureen/sandbox/expendable.py": "/proc, /dev/null",
     "tureen/sandbox/supervisor.py": "/proc, memory of its own",
     "tureen/sandbox/worker.py": "/proc",
     "tureen/serving/healing.py": "no file",

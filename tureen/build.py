@@ -18,7 +18,8 @@ import msgspec
 
 from tureen.attention.choice import AUTO, NATIVE
 from tureen.config import Config, cache_dir
-from tureen.config_facts import has_ranks
+from tureen.config_facts import adapter_of, has_ranks
+from tureen.constraining.availability import why_unconstrained
 from tureen.constraining.compiler import Compiler
 from tureen.constraining.kept_grammars import KeptGrammars
 from tureen.contract.types import EngineInfo
@@ -43,7 +44,6 @@ from tureen.runner.load import load_runner
 from tureen.runner.loading import architecture_of
 from tureen.runner.parts import files_of
 from tureen.sandbox.budget import FRONT_SHARE, MemoryBudget, helper_bytes
-from tureen.sandbox.supervisor import why_no_helpers
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 from tureen.text.chat_template import check_chat_template
@@ -92,14 +92,6 @@ class Model(NamedTuple):
 
 def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
     """Fetches the model if it is not on disk and makes its tokenizer. Imports no torch. Raises StartupError."""
-    if config.models:
-        raise StartupError(
-            f"models: {len(config.models)} models are named, and one can be loaded here; name one with model_path "
-            "(--model), or serve them all with: tureen serve",
-            field="models",
-        )
-    check_chat_template(config.chat_template)
-    _require_torch(_settings_with_torch(config))  # before anything is fetched
     source = open_model(fetch_model(config, progress=progress), config)
     _require_architecture(source, config)
     progress("build tokenizer", 0, 1)
@@ -111,7 +103,16 @@ def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
 
 
 def fetch_model(config: Config, *, progress: Progress = no_progress) -> Path:
-    """Fetches the model if it is not on disk. Returns its folder or file. Raises StartupError."""
+    """Checks the settings, then fetches the model if it is not on disk. Returns its folder or file. Raises
+    StartupError."""
+    if config.models:
+        raise StartupError(
+            f"models: {len(config.models)} models are named, and one can be loaded here; name one with model_path "
+            "(--model), or serve them all with: tureen serve",
+            field="models",
+        )
+    check_chat_template(config.chat_template)
+    _require_torch(_settings_with_torch(config))
     return pull(config.model_path, config, progress)
 
 
@@ -325,7 +326,7 @@ def _text_engine(
 def _load_adapters(engine: Engine, settings: tuple[str, ...], *, model_name: str) -> None:
     """Raises StartupError naming the setting at fault."""
     for setting in settings:
-        name, _, path = setting.partition("=") if "=" in setting else (setting, "=", setting)
+        name, path = adapter_of(setting)
         if not (name and path):
             raise StartupError(f"--lora-paths {setting}: must be NAME=PATH, or PATH", field="lora_paths")
         if name == model_name:
@@ -337,10 +338,13 @@ def _load_adapters(engine: Engine, settings: tuple[str, ...], *, model_name: str
 
 
 def _compiler(config: Config, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], vocab_size: int) -> Compiler | None:
-    """Raises StartupError when the backend's library is missing."""
     if config.grammar_backend == "none":
         return None
-    if why := why_no_helpers():
+    if config.grammar_backend != "tureen":
+        log.warning(
+            "--grammar-backend %s makes no difference: tureen's own engine does the work", config.grammar_backend
+        )
+    if why := why_unconstrained():
         log.warning("constraints of outputs are refused: %s", why)
         return None
 
@@ -357,7 +361,6 @@ def _compiler(config: Config, tokenizer: Tokenizer, eos_token_ids: tuple[int, ..
 
     encode = partial(tokenizer.encode, add_special_tokens=False)
     return Compiler(
-        config.grammar_backend,
         make_vocabulary,
         encode,
         timeout_s=config.grammar_compile_timeout_s,

@@ -386,9 +386,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = ()
     grammar_backend: Annotated[
-        Literal["llguidance", "xgrammar", "outlines", "none"],
-        _meta("sampling", "What constrains outputs to a schema, pattern or grammar."),
-    ] = "llguidance"
+        Literal["tureen", "none", "llguidance", "xgrammar", "outlines"],
+        _meta("sampling", "none refuses constraints of outputs. The libraries' names make no difference."),
+    ] = "tureen"
     grammar_cache: Annotated[
         bool, _meta("sampling", "Keep grammars that took long to compile in --download-dir, for later.")
     ] = True

@@ -1,7 +1,7 @@
 """Tells what follows from several settings, or from settings and variables of other projects.
 
 Imports: config; msgspec.
-Imported by: build, control, front, fronts, offline, replicas, runner, server.
+Imported by: build, control, front, fronts, offline, replicas, runner, server, serving.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ def is_alone(config: Config) -> bool:
 def has_ranks(config: Config) -> bool:
     """Says whether several processes compute one model."""
     return config.tensor_parallel_size > 1 or config.pipeline_parallel_size > 1
+
+
+def adapter_of(setting: str) -> tuple[str, str]:
+    """Return the name and the path of an adapter in --lora-paths, NAME=PATH or PATH; "" for what is missing."""
+    name, _, path = setting.partition("=") if "=" in setting else (setting, "=", setting)
+    return name, path
 
 
 def secret_fields() -> list[str]:

@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 def app(request, folder):
     if request.param == "native" and native.load() is None:
         pytest.skip("no native kernels")
-    with RealApp(folder, kernels=request.param, grammar_backend="llguidance") as app:
+    with RealApp(folder, kernels=request.param, grammar_backend="tureen") as app:
         yield app
 
 

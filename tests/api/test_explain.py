@@ -30,7 +30,7 @@ def app(request, tmp_path_factory):
     template = folder / "chat.jinja"
     template.write_text("{{ messages[-1]['content'] }}")
     how = {"kernels": "native", "engine": request.param, "chat_template": str(template)}
-    with RealApp(folder, grammar_backend="llguidance", **how) as app:
+    with RealApp(folder, grammar_backend="tureen", **how) as app:
         yield app
 
 

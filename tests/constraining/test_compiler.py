@@ -14,7 +14,6 @@ from stack_size import stack_bytes
 
 from tureen.constraining import cache, compile_pool, compile_worker, compiler, loading
 from tureen.constraining.cache import Cache
-from tureen.constraining.compile_worker import MAX_UNTRIED_BYTES
 from tureen.constraining.compiler import Compiler
 from tureen.constraining.kept_grammars import KeptGrammars
 from tureen.constraining.masks import MaskThread
@@ -35,9 +34,9 @@ class Loaded:
 
 
 class LoadingDouble:
-    """The engine's backend: `gate` holds every load up until it is set."""
+    """In place of LanguageCompiler: `gate` holds every load up until it is set."""
 
-    def __init__(self, vocabulary, encode):
+    def __init__(self):
         self.gate = threading.Event()
         self.gate.set()
 
@@ -62,33 +61,29 @@ def clock(monkeypatch):
 @pytest.fixture
 def make(monkeypatch, clock):
     """Makes compilers, whose workers are inline."""
-    backends, made = [], []
+    languages, made = [], []
 
-    def find_backend(name):
-        def build(vocabulary, encode):
-            backends.append(LoadingDouble(vocabulary, encode))
-            return backends[-1]
+    def build(vocabulary, encode, kernels):
+        languages.append(LoadingDouble())
+        return languages[-1]
 
-        return build
-
-    def make_compiler(vocabulary=VOCABULARY, name="double", *, is_open=True, **settings):
-        one = Compiler(name, lambda: vocabulary, lambda text: [], **settings)
+    def make_compiler(vocabulary=VOCABULARY, *, is_open=True, **settings):
+        one = Compiler(lambda: vocabulary, lambda text: [], **settings)
         made.append(one)
         if is_open:
             wait_until(one._open_pool)
-            one.backend_double = one._opening.result()[1].get(has_specials=False).backend
+            one.language_double = one._opening.result()[1].get(has_specials=False)
         return one
 
-    monkeypatch.setattr(compiler, "check_backend", lambda name: None)
-    monkeypatch.setattr(loading, "find_backend", find_backend)
+    monkeypatch.setattr(loading, "LanguageCompiler", build)
     # A worker collects the garbage of its own small process, not that of all tests.
     monkeypatch.setattr(compile_worker, "gc", SimpleNamespace(collect=int, disable=int))
     program = partial(compile_worker.program, compile_inline.make_compile)
     inline_workers.use(monkeypatch, "tureen.constraining.compile_pool", program)
     monkeypatch.setattr(compile_pool, "address_space", lambda pid: 0)
     yield make_compiler
-    for backend in backends:
-        backend.gate.set()
+    for language in languages:
+        language.gate.set()
     for one in made:
         one.close()
 
@@ -141,7 +136,7 @@ def test_what_the_child_translated_is_loaded_in_the_engine(make):
     one = make()
     got = settled(one, one.submit(spec("ok")))
     assert got.state == "ready"
-    assert got.compiled.compiled.source == b"double: ok"
+    assert got.compiled.source == b"double: ok"
     assert got.error is None
 
 
@@ -149,13 +144,13 @@ def test_a_large_vocabulary_arrives_whole(make):
     tokens = tuple(b"token %d" % i for i in range(50_000))
     one = make(Vocabulary(tokens, (0,), 50_016))
     got = settled(one, one.submit(spec("vocabulary")))
-    assert got.compiled.compiled.source == repr((50_000, tokens[-1], 50_016)).encode()
+    assert got.compiled.source == repr((50_000, tokens[-1], 50_016)).encode()
 
 
 def test_a_large_result_arrives_whole(make):
     one = make()
     got = settled(one, one.submit(spec(f"large {5 << 20}")))
-    assert len(got.compiled.compiled.source) == 5 << 20
+    assert len(got.compiled.source) == 5 << 20
 
 
 def test_what_hangs_is_ended_at_the_deadline_and_others_go_on(make, clock, tmp_path):
@@ -272,7 +267,7 @@ def test_what_took_long_is_kept_for_the_next_start(make, clock, tmp_path):
     after = make(kept=KeptGrammars(tmp_path / "kept"), is_open=False)
     for name in spent_s:
         got = settled(after, after.submit(spec(f"ok {tmp_path}/{name}")))
-        assert got.compiled.compiled.source == f"double: ok {tmp_path}/{name}".encode()
+        assert got.compiled.source == f"double: ok {tmp_path}/{name}".encode()
     assert [len((tmp_path / name).read_text().split()) for name in spent_s] == [2, 1]
 
 
@@ -529,14 +524,14 @@ def no_thread(*_):
 
 def test_loading_does_not_hold_up_the_caller_and_has_the_deadline_too(make, clock):
     one = make()
-    one.backend_double.gate.clear()
+    one.language_double.gate.clear()
     got = one.submit(spec("ok"))
     wait_for(lambda: one._jobs[got.spec].load is not None, one)
     assert got.state == "pending"
     clock.now_s += compiler.MAX_RUNNING_S + 1
     one.poll()
     assert (got.error.status, got.error.code) == (503, "grammar_queue_full")
-    one.backend_double.gate.set()
+    one.language_double.gate.set()
     assert settled(one, one.submit(spec("ok 2"))).state == "ready"
 
 
@@ -586,7 +581,7 @@ def test_the_threads_that_load_and_follow_grammars_have_stack_that_suffices_what
     """A grammar that is too deep for its thread ends the engine."""
     default = threading.stack_size(256 << 10)
     try:
-        one, masks = Compiler("llguidance", lambda: VOCABULARY, lambda text: []), MaskThread(1, 64)
+        one, masks = Compiler(lambda: VOCABULARY, lambda text: []), MaskThread(1, 64)
         found = [one._loader.submit(stack_bytes).result(), masks._executor.submit(stack_bytes).result()]
         one.close()
         masks.close()
@@ -594,8 +589,3 @@ def test_the_threads_that_load_and_follow_grammars_have_stack_that_suffices_what
     finally:
         threading.stack_size(default)
     assert min(found) >= stacks.THREAD_BYTES > stacks.WORKER_BYTES
-
-
-def test_that_stack_suffices_for_the_longest_grammar_that_no_worker_loads_first():
-    """llguidance takes 310 bytes of it for a byte of 2000 definitions that refer to each other, the deepest known."""
-    assert stacks.THREAD_BYTES >= 4 * 310 * MAX_UNTRIED_BYTES

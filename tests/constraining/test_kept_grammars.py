@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from tureen.constraining import kept_grammars
 from tureen.constraining.kept_grammars import KeptGrammars
 from tureen.constraining.messages import CompileReply
 from tureen.grammar import Unenforced, Vocabulary
+from tureen.kernels.cpu import native
 
 VOCABULARY = Vocabulary(tokens=(b"a", b"b"), eos_token_ids=(2,), size=3)
 REPLY = CompileReply(b"start: T0", unenforced=(Unenforced("uniqueItems", "/tags", "#/properties/tags", "it is long"),))
@@ -19,9 +21,9 @@ REPLY = CompileReply(b"start: T0", unenforced=(Unenforced("uniqueItems", "/tags"
 def open_kept(tmp_path):
     """Opens the folder as a server does that starts."""
 
-    def open_(vocabulary=VOCABULARY, backend="llguidance"):
+    def open_(vocabulary=VOCABULARY):
         kept = KeptGrammars(tmp_path / "grammars")
-        kept.list_files(backend, vocabulary)
+        kept.list_files(vocabulary)
         return kept
 
     return open_
@@ -45,30 +47,19 @@ def test_nothing_is_there_before_the_folder_is_opened(open_kept, tmp_path):
     [
         {"vocabulary": Vocabulary(tokens=(b"a", b"c"), eos_token_ids=(2,), size=3)},
         {"vocabulary": Vocabulary(tokens=(b"a", b"b"), eos_token_ids=(1,), size=3)},
-        {"backend": "xgrammar"},
     ],
 )
-def test_what_was_made_for_another_vocabulary_or_backend_is_not_there(open_kept, changed):
+def test_what_was_made_for_another_vocabulary_is_not_there(open_kept, changed):
     open_kept().write(b"spec", REPLY)
     assert not open_kept(**changed).has(b"spec")
 
 
-def test_what_another_version_of_the_library_made_is_not_there(open_kept, monkeypatch):
+def test_what_other_kernels_made_is_not_there(open_kept, monkeypatch, tmp_path):
     open_kept().write(b"spec", REPLY)
-    version = kept_grammars.importlib.metadata.version
-    monkeypatch.setattr(
-        kept_grammars.importlib.metadata, "version", lambda name: "9" if name == "llguidance" else version(name)
-    )
+    other = tmp_path / "other.so"
+    other.write_bytes(b"other kernels")
+    monkeypatch.setattr(native, "require", lambda: SimpleNamespace(__file__=str(other)))
     assert not open_kept().has(b"spec")
-
-
-def test_a_copy_that_no_installer_has_seen_keeps_grammars(open_kept, monkeypatch):
-    def version(name):
-        raise kept_grammars.importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(kept_grammars.importlib.metadata, "version", version)
-    open_kept().write(b"spec", REPLY)
-    assert open_kept().has(b"spec")
 
 
 def damaged(data):
@@ -126,7 +117,7 @@ def test_the_files_that_were_used_longest_ago_go_first(open_kept, monkeypatch, t
 def test_a_folder_that_cannot_be_made_is_no_error(tmp_path):
     (tmp_path / "file").touch()
     kept = KeptGrammars(tmp_path / "file" / "grammars")
-    kept.list_files("llguidance", VOCABULARY)
+    kept.list_files(VOCABULARY)
     kept.write(b"spec", REPLY)
     assert not kept.has(b"spec")
 

@@ -28,10 +28,10 @@ PATTERNS = [
 compiler = functools.cache(InlineCompiler)
 
 
-def make_engine(backend="llguidance", *, token_budget=64, num_pages=600, context_len=3000, choose=None):
+def make_engine(*, token_budget=64, num_pages=600, context_len=3000, choose=None):
     runner = FakeRunner(Capacity(num_pages, 8, 8, VOCAB_SIZE, context_len), choose=choose)
     tokenizer = make_byte_tokenizer()
-    return Engine(runner, tokenizer, eos_token_ids=(EOS,), token_budget=token_budget, compiler=compiler(backend))
+    return Engine(runner, tokenizer, eos_token_ids=(EOS,), token_budget=token_budget, compiler=compiler())
 
 
 def run(engine, *requests):

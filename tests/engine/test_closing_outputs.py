@@ -13,7 +13,7 @@ from constrained_outputs import FORMATS, PATTERNS, least_of, limited, make_engin
 from samples import either
 from world import going_on
 
-from tureen.grammar import GrammarSpec
+from tureen.grammar import GrammarSpec, LanguageCompiler
 from tureen.serving.streams import merge
 
 
@@ -216,8 +216,15 @@ def test_right_and_wrong_guesses_change_no_end(wrong):
         assert run(engine, request) == plain
 
 
-def test_an_output_that_was_cut_because_its_constraint_is_too_large_to_close_says_so(monkeypatch):
-    monkeypatch.setattr("tureen.grammar.closing.ClosingCompiler.translate", lambda self, language: b"")
+def test_an_output_that_was_cut_because_no_end_of_it_is_known_says_so(monkeypatch):
+    load = LanguageCompiler.load
+
+    def without_ends(self, program):
+        compiled = load(self, program)
+        compiled.least = None
+        return compiled
+
+    monkeypatch.setattr(LanguageCompiler, "load", without_ends)
     engine = make_engine()
     cut = limited("cut", "regex", "a{40}", 8)
     open_ended = limited("off", "regex", "a{40}", 8, close_early=False)

@@ -29,10 +29,10 @@ from tureen.serving.streams import merge
 LETTERS = ("a", "b", "é", "日", "😀", "<", " ", "\n", "stop")
 BYTES = [*"".join(LETTERS).encode(), *b"aabb  ", 0xC3, EOS, BOS]
 """What is drawn where nothing is forced: characters of several bytes come whole now and then, and broken."""
-COMPILERS = {name: InlineCompiler(name) for name in ("llguidance", "xgrammar", "outlines")}
+COMPILER = InlineCompiler()
 
 
-def make_engine(backend="llguidance", *, token_budget=64, token_ids=BYTES):
+def make_engine(*, token_budget=64, token_ids=BYTES):
     choose = (lambda token, *_: token_ids[token % len(token_ids)]) if token_ids else None
     runner = FakeRunner(Capacity(200, 4, 8, VOCAB_SIZE, 800), choose=choose)
     return Engine(
@@ -40,7 +40,7 @@ def make_engine(backend="llguidance", *, token_budget=64, token_ids=BYTES):
         make_byte_tokenizer(),
         eos_token_ids=(EOS,),
         token_budget=token_budget,
-        compiler=COMPILERS[backend],
+        compiler=COMPILER,
     )
 
 
@@ -122,13 +122,12 @@ def test_text_goes_on_where_it_was_cut(params, grammar, logprobs, seed, token_bu
     assert [why.position - first for why in whole.explanations] == list(range(num_tokens if explain else 0))
 
 
-@pytest.mark.parametrize("backend", COMPILERS)
 @pytest.mark.parametrize("grammar", GRAMMARS[:4])
 @pytest.mark.parametrize("logprobs", [None, LogprobSpec()])
-def test_every_backend_follows_a_grammar_from_the_middle(backend, grammar, logprobs):
+def test_a_grammar_is_followed_from_the_middle(grammar, logprobs):
     request = make_request("r", (65, 66), max_new_tokens=90, seed=4, logprobs=logprobs, stop=("tinct", "right"))
     request = msgspec.structs.replace(request, grammar=grammar, grammar_field="regex")
-    check_every_cut(lambda: make_engine(backend, token_budget=7, token_ids=None), request)
+    check_every_cut(lambda: make_engine(token_budget=7, token_ids=None), request)
 
 
 def _num_chars(token_ids):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from tureen.contract.runner import RowError
+from tureen.grammar.base import packed
 
 BROKEN = "broken"
 
@@ -79,12 +80,12 @@ class ToyGrammar:
 
 
 class ToyCompilation:
-    closing = None
+    least = None  # it is not known how to come to an end
     reserve = 0
     unenforced = ()
 
-    def __init__(self, make, text, num_polls):
-        self.make, self.text, self.num_polls = make, text, num_polls
+    def __init__(self, make, ends, text, num_polls):
+        self.make, self.ends, self.text, self.num_polls = make, ends, text, num_polls
 
     @property
     def state(self):
@@ -111,12 +112,13 @@ class ToyCompiler:
 
     def __init__(self, vocab_size, eos_ids, seed=0):
         self.make = lambda text: ToyGrammar(text, vocab_size, eos_ids)
+        self.ends = packed(eos_ids, vocab_size)
         self.rng = random.Random(seed)
         self.pending = []
         self.is_closed = False
 
     def submit(self, spec):
-        made = ToyCompilation(self.make, spec.text, self.rng.choice([0, 1, 5]))
+        made = ToyCompilation(self.make, self.ends, spec.text, self.rng.choice([0, 1, 5]))
         self.pending.append(made)
         return made
 

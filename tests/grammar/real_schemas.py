@@ -21,9 +21,9 @@ import jsonschema_rs
 import numpy as np
 from schema_instances import Instances, in_size
 
-from tureen.grammar import GrammarError, Vocabulary
-from tureen.grammar.backends.registry import find_backend
+from tureen.grammar import GrammarError, LanguageCompiler, Vocabulary
 from tureen.grammar.schema.language import json_schema
+from tureen.kernels.cpu import native
 
 HERE = Path(__file__).parent
 LEDGER = HERE / "schema_corpus_ledger.json"
@@ -44,9 +44,9 @@ def corpus():
 
 
 @cache
-def backend():
+def compiler():
     vocabulary = Vocabulary(tuple(bytes([byte]) for byte in range(256)), (256,), 257)
-    return find_backend("llguidance")(vocabulary, lambda text: list(text.encode()))
+    return LanguageCompiler(vocabulary, lambda text: list(text.encode()), native.require())
 
 
 class Writing:
@@ -150,7 +150,7 @@ def outcome(name):
     start_s = time.process_time()
     try:
         language = json_schema(text)
-        compiled = backend().load(backend().translate(language))
+        compiled = compiler().load(compiler().translate(language))
         compiled.start().fill_mask(np.zeros(9, dtype=np.uint32))
     except GrammarError as error:
         return {"refused": str(error)[:160]}
@@ -178,7 +178,7 @@ def judge(name, text, compiled, language, judges, result):
             if Writing(compiled).can_write(value) is False:
                 if wider is None:  # with keys that the schema does not speak of
                     with_all = json_schema(text, leaves_out=False)
-                    wider = backend().load(backend().translate(with_all))
+                    wider = compiler().load(compiler().translate(with_all))
                 kind = "over-constrained" if Writing(wider).can_write(value) is False else "keys left out"
                 result.setdefault(kind, []).append(value)
         elif not judges[1].is_valid(value):

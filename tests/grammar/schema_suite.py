@@ -20,11 +20,11 @@ from pathlib import Path
 
 from matching import matches
 
-from tureen.grammar import Vocabulary
-from tureen.grammar.backends.registry import find_backend
+from tureen.grammar import LanguageCompiler, Vocabulary
 from tureen.grammar.expression import GrammarError
-from tureen.grammar.guard.guarded import guarded, ready
+from tureen.grammar.guard.guarded import load_guarded, ready
 from tureen.grammar.schema.language import json_schema
+from tureen.kernels.cpu import native
 
 HERE = Path(__file__).parent
 LEDGER = HERE / "json_schema_ledger.json"
@@ -83,15 +83,15 @@ def plain(value):
 
 
 @cache
-def backend():
+def compiler():
     vocabulary = Vocabulary(tuple(bytes([byte]) for byte in range(256)), (256,), 257)
-    return find_backend("llguidance")(vocabulary, lambda text: list(text.encode()))
+    return LanguageCompiler(vocabulary, lambda text: list(text.encode()), native.require())
 
 
 def guarded_matcher(language):
     """Whether a text is in a language with a guard, as a function."""
-    prepared = ready(language, backend(), strict=True)
-    compiled = guarded(backend().load(backend().translate(prepared)), prepared.guard, backend())
+    prepared = ready(language, compiler(), strict=True)
+    compiled = load_guarded(compiler().translate(prepared), prepared.guard, compiler())
 
     def accepts(text):
         place = compiled.start()

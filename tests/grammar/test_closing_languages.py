@@ -1,4 +1,4 @@
-"""What it takes to come to an end: compared with all texts of small languages, and with the backend's own masks."""
+"""What it takes to come to an end: compared with all texts of small languages. Masks: compared with llguidance's."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import random
 
 import numpy as np
 import pytest
-from closing_places import BYTES, FAR, closing_of, follow_both, letters, place_behind, vocabulary
+from closing_places import ENGINE, FAR, closing_of, compiler_of, follow_both, letters, place_behind, restrict
 from matching import matches
 from random_schemas import document
 from samples import some
 
-from tureen.constraining.loading import closing_kernels
-from tureen.grammar import GrammarError, GrammarSpec, find_backend, language_of
-from tureen.grammar.closing import ClosingCompiler
+from tureen.grammar import GrammarError, GrammarSpec, TooComplex, language_of
 from tureen.grammar.expression import ANYTHING, Both, Chain, Chars, Choice, Language, Not, Repeat, RuleCall, Text
 from tureen.kernels.cpu import native
 
@@ -132,44 +130,31 @@ OTHERS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def backend():
-    return find_backend("llguidance")(vocabulary(BYTES), lambda text: list(text.encode()))
-
-
-@pytest.fixture(scope="module")
-def compiler():
-    return ClosingCompiler(vocabulary(BYTES), native.load())
-
-
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", some(range(40), 12))
-def test_the_backend_and_the_ends_agree_on_random_schemas(seed, backend, compiler):
+def test_masks_of_random_schemas_are_those_of_llguidance(seed):
     dice = random.Random(seed)
     spec = GrammarSpec("json_schema", json.dumps(document(dice)))
     try:
         language_of(spec)
     except GrammarError:
         return
-    follow_both(spec, backend, compiler, dice)
+    follow_both(spec, dice)
 
 
 @pytest.mark.parametrize(("kind", "text"), OTHERS)
-def test_the_backend_and_the_ends_agree_on_other_constraints(kind, text, backend, compiler):
+def test_masks_of_other_constraints_are_those_of_llguidance(kind, text):
     for seed in range(3):
-        follow_both(GrammarSpec(kind, text), backend, compiler, random.Random(seed))
-    follow_both(GrammarSpec(kind, text, "</t>"), backend, compiler, random.Random(7))
+        follow_both(GrammarSpec(kind, text), random.Random(seed))
+    follow_both(GrammarSpec(kind, text, "</t>"), random.Random(7))
 
 
 def allowed_behind(text, tokens, pattern, left, most=400, ends=()):
     """The tokens that are left of all, behind a text written letter by letter, and what the limit has to do with it."""
     words = [*letters("".join(sorted({*text, *"abc .x"}))), *(token.encode() for token in tokens)]
-    compiler = ClosingCompiler(vocabulary(words), native.load())
-    place = compiler.load(compiler.translate(ab(pattern))).start(most)
-    for char in text:
-        place.accept(words.index(char.encode()))
+    place = place_behind(closing_of(ab(pattern), words), [words.index(char.encode()) for char in text])
     mask = np.full(-(-(len(words) + 1) // 32), 0xFFFFFFFF, dtype=np.uint32)
-    nearness = place.restrict(mask, left, gently=True)
+    nearness = restrict(place, mask, left, most)
     return {word.decode() for at, word in enumerate(words) if mask[at // 32] >> at % 32 & 1}, nearness
 
 
@@ -214,16 +199,19 @@ def test_what_opens_more_than_there_is_room_for_is_taken_long_before_the_end():
     assert "." not in allowed_behind("ab", [], pattern, 271)[0]
 
 
-def test_far_from_the_limit_the_vocabulary_is_looked_through_once_for_all_places_in_a_counted_text():
+def test_the_vocabulary_is_looked_through_once_for_all_places_in_a_counted_text():
     words = [*letters("abc ()"), *(f" {word}".encode() for word in ("ab", "cab", "bab"))]
-    compiler = ClosingCompiler(vocabulary(words), native.load())
-    closing = compiler.load(compiler.translate(ab("[(][abc ]{0,900}[)]")))
-    place = place_behind(closing, [words.index(b"(")])
+    compiler = compiler_of(words)
+    follower = native.require().Follower(compiler.translate(ab("[(][abc ]{0,900}[)]")), compiler._trie)
+    place = native.require().Place(follower)
+    assert place.accept(words.index(b"("))
     walked = []
     for char in "abc abc ab":
-        place.accept(words.index(char.encode()))
-        place.restrict(np.full(1, 0xFFFFFFFF, dtype=np.uint32), 500, gently=True)
-        walked.append(closing.num_walked)
+        assert place.accept(words.index(char.encode()))
+        mask = np.full(1, 0xFFFFFFFF, dtype=np.uint32)
+        place.fill(mask)
+        place.restrict(mask, 500, 8, 32)
+        walked.append(follower.num_walked)
     assert walked[0] > 0
     assert set(walked) == {walked[0]}
 
@@ -239,27 +227,19 @@ def test_a_token_over_the_end_of_a_part_that_calls_itself_is_not_counted_on():
 
 def test_what_cannot_be_written_with_these_tokens_is_not_closed():
     assert closing_of(ab("a|bc"), letters("bc")).least == 2
-    assert closing_of(ab("abc"), letters("bc")) is None
+    assert closing_of(ab("abc"), letters("bc")).least is None
 
 
-def test_a_language_that_takes_too_long_to_follow_has_no_ends_and_nothing_else_happens(compiler):
+def test_a_language_of_which_too_much_goes_on_at_once_is_refused():
     many = "|".join(f".{chr(0x4E00 + index)}" for index in range(9_500))
-    program = compiler.translate(language_of(GrammarSpec("regex", many)))
-    assert compiler.load(program) is None
+    program = ENGINE.translate(language_of(GrammarSpec("regex", many)))
+    with pytest.raises(TooComplex, match="follow"):
+        ENGINE.load(program)
 
 
-def test_what_another_version_wrote_has_no_ends(compiler):
-    program = compiler.translate(language_of(GrammarSpec("regex", "a+")))
-    assert compiler.load(program).least == 1
-    assert compiler.load(program[:-4]) is None
-    assert compiler.load(b"\1\0\0\0\xff\xff\xff\xff" + program[8:]) is None
-
-
-def test_kernels_that_cannot_run_here_take_the_ends_and_nothing_else(monkeypatch):
-    def unusable():
-        raise RuntimeError("TUREEN_CPU_ISA names what this processor lacks")
-
-    monkeypatch.setattr(native, "load", unusable)
-    compiler = ClosingCompiler(vocabulary([b"a", b"b"]), closing_kernels())
-    assert compiler.translate(language_of(GrammarSpec("regex", "a+"))) == b""
-    assert compiler.load(b"") is None
+def test_what_another_version_wrote_is_refused():
+    program = ENGINE.translate(language_of(GrammarSpec("regex", "a+")))
+    assert ENGINE.load(program).least == 1
+    for wrong in (program[:-4], b"\1\0\0\0\xff\xff\xff\xff" + program[8:], b""):
+        with pytest.raises(ValueError, match="version"):
+            ENGINE.load(wrong)

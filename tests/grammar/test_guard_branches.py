@@ -13,11 +13,12 @@ import pytest
 from exact_masks import allowed, check_exact
 from samples import either
 
-from tureen.grammar import GrammarSpec, Vocabulary, compile_grammar, find_backend
+from tureen.grammar import GrammarSpec, LanguageCompiler, Vocabulary, compile_grammar
 from tureen.grammar.frontends import language_of
 from tureen.grammar.guard.guarded import GuardedCompiled
 from tureen.grammar.guard.reader import MAX_PLACES
 from tureen.grammar.schema import write_arrays
+from tureen.kernels.cpu import native
 
 BYTES = tuple(bytes([byte]) for byte in range(256))
 LONG = (
@@ -126,7 +127,7 @@ def spec(schema: Any) -> GrammarSpec:
 
 @cache
 def backend(size: str) -> Any:
-    return find_backend("llguidance")(VOCABULARIES[size], lambda text: list(text.encode()))
+    return LanguageCompiler(VOCABULARIES[size], lambda text: list(text.encode()), native.require())
 
 
 @cache

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 
 from real_schemas import corpus
 
-from tureen.grammar.backends.llguidance import MAX_USES, lark
 from tureen.grammar.schema import objects, unions
 from tureen.grammar.schema.language import json_schema
 
@@ -43,19 +41,3 @@ def test_the_same_unions_are_intersected_once(monkeypatch):
     monkeypatch.setattr(objects, "meet", counted)
     json_schema(corpus()["asyncapi-specs/package_schemas_3.1.0-without-_id.json"])
     assert calls.total() < 1.2 * len(calls)
-
-
-def test_a_terminal_that_many_rules_name_is_one_symbol_for_the_library():
-    text = lark(json_schema(corpus()["schemastore/json.schemastore.org_travis.json"]))
-    uses = Counter(re.findall(r"\bT[0-9]+\b(?!:)", text))
-    assert len(uses) > 100
-    assert max(uses.values()) <= MAX_USES
-
-
-def test_what_stands_in_one_place_has_no_name():
-    # the library takes as long for a name as for a rule
-    text = lark(json_schema(corpus()["schemastore/json.schemastore.org_travis.json"]))
-    names = set(re.findall(r"^([rT][0-9]+):", text, re.MULTILINE))
-    uses = Counter(name for name in re.findall(r"\b[rT][0-9]+\b(?!:)", text) if name in names)
-    assert len(uses) > 300
-    assert sum(count == 1 for count in uses.values()) < 10, "in choices that are written once"

@@ -13,8 +13,9 @@ import pytest
 from exact_masks import allowed, check_exact
 from samples import either
 
-from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, compile_grammar, find_backend, language_of
+from tureen.grammar import GrammarError, GrammarSpec, LanguageCompiler, Vocabulary, compile_grammar, language_of
 from tureen.grammar.guard.guarded import GuardedCompiled
+from tureen.kernels.cpu import native
 from tureen.text.messages import CallArguments, CallStart, Tool
 from tureen.text.tools import FORMATS
 
@@ -62,7 +63,7 @@ def spec(layout: Any, *, strict: bool = True, after: str = "") -> GrammarSpec:
 
 
 def compiled(constraint: GrammarSpec, vocabulary: Vocabulary) -> Any:
-    return compile_grammar(constraint, find_backend("llguidance")(vocabulary, lambda text: list(text.encode())))
+    return compile_grammar(constraint, LanguageCompiler(vocabulary, lambda text: list(text.encode()), native.require()))
 
 
 def written(grammar: Any, vocabulary: Vocabulary, dice: random.Random, begins: list[str]) -> str:

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import regex
 
-from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, compile_grammar, find_backend
+from tureen.grammar import GrammarError, GrammarSpec, LanguageCompiler, Vocabulary, compile_grammar
 from tureen.grammar.frontends import language_of
 from tureen.grammar.guard.facts import GuardFacts
+from tureen.kernels.cpu import native
 
 TOKENS = (
     b"<",
@@ -44,7 +45,9 @@ def spec(layout: Any) -> GrammarSpec:
 
 
 def compiled(layout: Any, vocabulary: Vocabulary = VOCABULARY) -> Any:
-    return compile_grammar(spec(layout), find_backend("llguidance")(vocabulary, lambda text: list(text.encode())))
+    return compile_grammar(
+        spec(layout), LanguageCompiler(vocabulary, lambda text: list(text.encode()), native.require())
+    )
 
 
 def allowed(grammar: Any) -> set[int]:

@@ -15,7 +15,7 @@ from tureen.config import Config
 from tureen.contract.params import SamplingParams
 from tureen.contract.runner import Batch, Row
 from tureen.contract.types import LogprobSpec
-from tureen.grammar.closing import Ending
+from tureen.grammar.base import Ending
 from tureen.kernels.cpu import native
 from tureen.runner.load import load_runner
 

@@ -33,9 +33,9 @@ class Loaded:
 
 
 class LoadingDouble:
-    """The engine's backend: `gate` holds every load up until it is set."""
+    """In place of LanguageCompiler: `gate` holds every load up until it is set."""
 
-    def __init__(self, vocabulary, encode):
+    def __init__(self):
         self.gate = threading.Event()
         self.gate.set()
 
@@ -66,28 +66,24 @@ def clock(monkeypatch):
 @pytest.fixture
 def make(monkeypatch, clock):
     """Makes compilers, whose fork server is the double."""
-    backends, made = [], []
+    languages, made = [], []
 
-    def find_backend(name):
-        def build(vocabulary, encode):
-            backends.append(LoadingDouble(vocabulary, encode))
-            return backends[-1]
+    def build(vocabulary, encode, kernels):
+        languages.append(LoadingDouble())
+        return languages[-1]
 
-        return build
-
-    def make_compiler(vocabulary=VOCABULARY, name="double", **settings):
-        one = Compiler(name, lambda: vocabulary, lambda text: [], **settings)
+    def make_compiler(vocabulary=VOCABULARY, **settings):
+        one = Compiler(lambda: vocabulary, lambda text: [], **settings)
         made.append(one)
         wait_until(one._open_pool)
-        one.backend_double = one._opening.result()[1].get(has_specials=False).backend
+        one.language_double = one._opening.result()[1].get(has_specials=False)
         return one
 
-    monkeypatch.setattr(compiler, "check_backend", lambda name: None)
-    monkeypatch.setattr(loading, "find_backend", find_backend)
+    monkeypatch.setattr(loading, "LanguageCompiler", build)
     monkeypatch.setattr(compile_pool, "PROGRAM", DOUBLE)
     yield make_compiler
-    for backend in backends:
-        backend.gate.set()
+    for language in languages:
+        language.gate.set()
     for one in made:
         one.close()
 
@@ -268,14 +264,9 @@ BYTES = Vocabulary(tokens=(*(bytes([i]) for i in range(256)), b""), eos_token_id
 
 @pytest.fixture(scope="module")
 def real():
-    """Compilers by the name of their backend."""
-    names = ("llguidance", "xgrammar", "outlines")
-    made = {
-        name: Compiler(name, lambda: BYTES, lambda text: list(text.encode()), timeout_s=PATIENCE_S) for name in names
-    }
-    yield made
-    for one in made.values():
-        one.close()
+    one = Compiler(lambda: BYTES, lambda text: list(text.encode()), timeout_s=PATIENCE_S)
+    yield one
+    one.close()
 
 
 def first_bytes(compiled):
@@ -292,16 +283,15 @@ OBJECT = {
 }
 
 
-def test_a_real_backend_is_made_ready_refuses_what_nothing_matches_and_has_one_thread(real):
-    for name, one in real.items():
-        got = settled(one, one.submit(spec(json.dumps(OBJECT), "json_schema")))
-        assert got.error is None, name
-        assert first_bytes(got.compiled) == {ord("{")}, name
-        got = settled(one, one.submit(spec("[ab]|c?")))
-        assert first_bytes(got.compiled) == {*b"abc", 256}, name
-        nothing = settled(one, one.submit(spec('{"enum": ["a"], "type": "integer"}', "json_schema")))
-        assert nothing.error.code == "invalid_json_schema", name
-        assert len(os.listdir(f"/proc/{one.supervisor.pid}/task")) == 1, name  # so that it can fork
+def test_a_real_worker_is_made_ready_refuses_what_nothing_matches_and_has_one_thread(real):
+    got = settled(real, real.submit(spec(json.dumps(OBJECT), "json_schema")))
+    assert got.error is None
+    assert first_bytes(got.compiled) == {ord("{")}
+    got = settled(real, real.submit(spec("[ab]|c?")))
+    assert first_bytes(got.compiled) == {*b"abc", 256}
+    nothing = settled(real, real.submit(spec('{"enum": ["a"], "type": "integer"}', "json_schema")))
+    assert nothing.error.code == "invalid_json_schema"
+    assert len(os.listdir(f"/proc/{real.supervisor.pid}/task")) == 1  # so that it can fork
 
 
 def begun(one):
@@ -310,11 +300,10 @@ def begun(one):
 
 @pytest.mark.skipif(not seccomp.is_supported(), reason="there is no seccomp filter for this system")
 def test_a_real_worker_that_compiles_is_sealed(real):
-    for name, one in real.items():
-        settled(one, one.submit(spec("x")))
-        wait_until(lambda one=one: begun(one), "a worker in advance")
-        for worker in begun(one):
-            assert "Seccomp:\t2\n" in Path(f"/proc/{worker.pid}/status").read_text(), name
+    settled(real, real.submit(spec("x")))
+    wait_until(lambda: begun(real), "a worker in advance")
+    for worker in begun(real):
+        assert "Seccomp:\t2\n" in Path(f"/proc/{worker.pid}/status").read_text()
 
 
 HOSTILE = [

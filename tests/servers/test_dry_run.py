@@ -18,12 +18,15 @@ from tiny_adapters import write_adapter
 HOSTILE = """
 import ctypes, importlib.util, os, re, sys
 
+PROGRAM, SHORT = "tureen.runner.dry_run_child", ("sleeps", "computes")
 C = ctypes.PyDLL(None)  # its calls hold the interpreter
 ACTS = {{
     "sleeps": lambda: C.sleep(1000000),
     "computes": lambda: re.match("(a*)*b", "a" * 64),
     "crashes": lambda: C.abort(),
+    "allocates": lambda: [bytes(1 << 30) for _ in range(4 * MEMORY // (1 << 30) + 4)],  # untouched: it costs none
 }}
+MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 def hear(event, arguments):
     if event != "open" or not isinstance(arguments[0], (str, os.PathLike)):
@@ -44,18 +47,37 @@ class Impatient:
 
         def load_impatiently(module):
             load(module)
-            module.PATIENCE = module.PATIENCE._replace(cpu_s=3.0, idle_s=8.0)
+            read, patience = module.read_in_child, module.PATIENCE
+
+            async def read_impatiently(order):
+                is_short = os.path.basename(order["path"]) in SHORT
+                module.PATIENCE = patience._replace(cpu_s=3.0, idle_s=8.0) if is_short else patience
+                return await read(order)
+
+            module.read_in_child = read_impatiently
 
         spec.loader.exec_module = load_impatiently
         return spec
 
+class Broken:
+    def find_spec(self, name, *_):
+        if name == "tureen.lora.adapter":
+            raise ImportError("this installation is damaged")
+
 sys.addaudithook(hear)
 sys.meta_path.insert(0, Impatient())
+if PROGRAM in sys.orig_argv and os.path.exists({tried!r} + ".broken"):
+    sys.meta_path.insert(0, Broken())
 """
-"""A `sitecustomize` in which opening a file of a folder with such a name freezes or ends the process, and which makes
-dry runs short."""
+"""A `sitecustomize` in which opening a file of a folder with such a name freezes or ends the process. It gives short
+limits to files that freeze their reader, and only to these. A file makes the program of dry runs fail to import."""
 
-ENDS = {"sleeps": "did not end within", "computes": "did not end within", "crashes": "was ended by SIGABRT"}
+ENDS = {
+    "sleeps": "did not end within",
+    "computes": "did not end within",
+    "crashes": "was ended by SIGABRT",
+    "allocates": "needs more than half of the free memory",
+}
 LONG = {"text": "Once", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True, "temperature": 0}}
 MODES = {"thread": (), "process": ("--engine", "process", "--api-workers", "2")}
 
@@ -94,7 +116,8 @@ def tried(server) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("field", "what"), [("lora_path", "sleeps"), ("lora_path", "crashes"), ("model_path", "computes")]
+    ("field", "what"),
+    [("lora_path", "sleeps"), ("lora_path", "crashes"), ("lora_path", "allocates"), ("model_path", "computes")],
 )
 def test_files_that_freeze_or_end_their_reader_are_refused_and_a_stream_goes_on(server, files, field, what):
     alone = post(server, "/generate", **LONG).json()["output_ids"]
@@ -131,3 +154,15 @@ def test_other_files_are_loaded_after_that(server, files):
     updated = post(server, "/update_weights_from_disk", model_path=str(files / "model"))
     assert updated.status_code == 200, updated.text
     assert post(server, "/unload_lora_adapter", lora_name="a").status_code == 200
+
+
+def test_a_child_that_cannot_import_its_program_blames_no_file_and_the_log_says_why(server, files):
+    broken = server.hooks / "tried.broken"
+    broken.touch()
+    try:
+        answer = post(server, "/load_lora_adapter", lora_name="a", lora_path=str(files / "adapter"))
+    finally:
+        broken.unlink()
+    assert answer.status_code == 503, answer.text
+    assert "ImportError: this installation is damaged" in server.output
+    assert "damaged" not in answer.text

@@ -28,7 +28,6 @@ UNNEEDED = (
     "tureen.engine.times",
     "regex",
     "jsonschema_rs",
-    "llguidance",
     "dill",
     "importlib.metadata",
     "tureen.bench",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from throwaway_ca import Authority
 from warm_structs import is_warm, new_struct
 
 from tureen.config import Config
-from tureen.errors import InvalidRequest, NotFound, RequestFailed, StartupError
+from tureen.errors import InvalidRequest, NotFound, RequestFailed, StartupError, TureenError
 from tureen.replicas import engine_server, greeting
 from tureen.replicas.engine_command import engine_context
 from tureen.replicas.greeting import Hello
@@ -157,6 +158,52 @@ def test_an_engine_reads_files_in_a_process_of_its_own_machine_first(monkeypatch
             assert orders == ["/there"]
             assert servers[0].engine.stats.num_running == 0
             assert len(await Followed(router, 1).end()) == 1
+
+    play(scenario)
+
+
+def test_after_new_weights_an_engine_reads_adapters_for_these_until_an_operator_restarts_it(
+    monkeypatch, tmp_path, processes
+):
+    monkeypatch.setattr(engine_server, "checked", lambda op, args, _: args)  # the weights of a fake engine are a number
+    read_for = []
+
+    async def note(order):
+        if order["op"] == "load_adapter":
+            read_for.append(order["config"]["model_path"])
+        return ""
+
+    monkeypatch.setattr(dry_run, "read_in_child", note)
+
+    async def scenario():
+        async with served(1, num_fronts=2) as ([server], [router, leaving], _):
+            first = server.config.model_path
+
+            async def load() -> str:
+                await router.call("load_adapter", name="a", path="/there")
+                await router.call("unload_adapter", name="a")
+                return read_for.pop()
+
+            assert await load() == first
+            await router.call("update_weights", number=2, path=str(tmp_path))
+            assert await load() == str(tmp_path)
+            processes.kill(pid_of(server))
+            await until(lambda: router.health.num_replacements == 1, "it is replaced")
+            await until(lambda: states(router) == ["healthy"], "it is well")
+            assert await load() == str(tmp_path)
+            server.restart()
+            assert server.config.model_path == first
+            await until(lambda: states(router) == ["healthy"], "it is well")
+            held = server.engine.call
+
+            async def hold_up(op, **args):
+                await leaving.close()
+                return await held(op, **args)
+
+            monkeypatch.setattr(server.engine, "call", hold_up)
+            with contextlib.suppress(TureenError):
+                await leaving.call("update_weights", number=3, path="/later")
+            await until(lambda: server.config.model_path == "/later", "the front has left, the weights are there")
 
     play(scenario)
 

@@ -94,6 +94,13 @@ def _add_own_share(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--growth", action="store_true", help="what one and two fronts, one and two replicas stream, in processes"
     )
+    own.add_argument(
+        "--masks",
+        type=Path,
+        metavar="CORPUS",
+        help="what constraints cost: a folder or archive of JSON schemas, with the tokenizer of --model-path",
+    )
+    own.add_argument("--every", type=_positive, default=1, metavar="N", help="of --masks: every Nth schema [1]")
     own.add_argument("--processor-overhead", action="store_true", help="what a client's logit processor adds to a step")
 
 
@@ -106,6 +113,8 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidRequest(f"--cold {options.cold} is for --workload start, which measures starts")
     if options.growth:
         document = _growth()
+    elif options.masks is not None:
+        document = _masks(options)
     elif options.step_shares or options.engine_overhead or options.http_overhead or options.processor_overhead:
         document = _overhead(options)
     elif options.workload == ["offline"]:
@@ -145,6 +154,14 @@ def _growth() -> dict[str, Any]:
     figures = growth.run_growth()
     _show(growth.table(figures))
     return {"growth": msgspec.to_builtins(figures)}
+
+
+def _masks(options: argparse.Namespace) -> dict[str, Any]:
+    masks, build = (importlib.import_module(name) for name in ("tureen.bench.masks", "tureen.build"))
+    tokenizer = build.find_model(Config(model_path=options.model_path or DEFAULT_MODEL)).tokenizer
+    figures = masks.run_masks(options.masks, tokenizer, options.every, _say)
+    _show(masks.table(figures))
+    return {"masks": msgspec.to_builtins(figures)}
 
 
 def _offline(options: argparse.Namespace) -> dict[str, Any]:

@@ -32,8 +32,6 @@ EXTRAS: Final = {
     "PIL": "pictures",
     "av": "films in MP4 and WebM",
     "cryptography": "encrypted keys of certificates",
-    "xgrammar": "--grammar-backend xgrammar",
-    "outlines_core": "--grammar-backend outlines",
 }
 """Modules that only some settings need, and which."""
 Lines = list[tuple[str, str]]

@@ -7,17 +7,16 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from tureen.constraining.messages import Failure
-from tureen.grammar import GrammarSpec, Unenforced
-from tureen.grammar.closing import ClosingGrammar
+from tureen.grammar import CompiledGrammar, GrammarSpec, Unenforced
 
 OVERHEAD_BYTES = 1024
-"""Bytes of an entry beside its texts and the size that the backend tells."""
+"""Bytes of an entry beside its texts and the size that the grammar tells."""
 
 
 class Ready(NamedTuple):
     """A compiled constraint, with what it says and the grammar does not enforce."""
 
-    grammar: ClosingGrammar
+    grammar: CompiledGrammar
     unenforced: tuple[Unenforced, ...] = ()
 
 

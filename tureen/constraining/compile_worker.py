@@ -11,22 +11,15 @@ import numpy as np
 
 from tureen.constraining.loading import LazyCompilers
 from tureen.constraining.messages import LIMITS, CompileReply, CompilerSetup, broken, invalid, too_complex
-from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, language_of, practise
-from tureen.grammar.guard.guarded import guarded, ready
+from tureen.grammar import GrammarError, GrammarSpec, TooComplex, Vocabulary, language_of, practise
+from tureen.grammar.guard.guarded import load_guarded, ready
 from tureen.sandbox import fork_server
 from tureen.sandbox.fork_server import Handle, Program
-
-TRIED = ("regex", "ebnf", "structural_tag")
-MAX_UNTRIED_BYTES = 64 << 10
-"""A grammar of another kind, up to this size, is loaded by the engine alone, within the library's limits: its rules
-were written here, so something fits it, and loading it is half of what a small one takes. What is longer may take more
-stack than the engine's thread has (sandbox/stacks.py), so a worker loads it first."""
 
 LONGEST = 32  # bytes of a token that a trial looks for
 
 Compile = Callable[[GrammarSpec], CompileReply]
-"""Compiles a constraint into what the engine loads: for its backend, and for coming to an end in time. Raises
-GrammarError."""
+"""Compiles a constraint into what the engine loads. Raises GrammarError."""
 
 _decoder = msgspec.msgpack.Decoder(GrammarSpec)
 
@@ -49,8 +42,8 @@ def program(make_compile: Callable[[CompilerSetup], Compile], setup: bytes) -> P
 
 
 def compile_with(setup: CompilerSetup) -> Compile:
-    """Make the backend."""
-    compilers = LazyCompilers(setup.backend, setup.vocabulary, partial(_greedy_tokens, _ids(setup.vocabulary)))
+    """Makes the compilers."""
+    compilers = LazyCompilers(setup.vocabulary, partial(_greedy_tokens, _ids(setup.vocabulary)))
     compilers.get(has_specials=False)
     if setup.vocabulary.specials:
         compilers.get(has_specials=True)
@@ -60,21 +53,15 @@ def compile_with(setup: CompilerSetup) -> Compile:
     def compile_(spec: GrammarSpec) -> CompileReply:
         language = language_of(spec, setup.vocabulary)
         has_specials = language.has_specials and bool(setup.vocabulary.specials)
-        backend, closings = compilers.get(has_specials=has_specials)
-        language = ready(language, backend, strict=spec.strict)
-        source = backend.translate(language)
-        guard, unenforced = language.guard, language.unenforced
-        reply = CompileReply(source, closings.translate(language), None, guard, unenforced, has_specials)
-        is_small = backend.is_bounded and len(source) <= MAX_UNTRIED_BYTES
-        if is_small and spec.kind not in TRIED and guard is None:
-            return reply
-        compiled = guarded(backend.load(source), guard, backend)
-        grammar = compiled.start()  # what cannot be loaded, or has no first step, is known now
+        compiler = compilers.get(has_specials=has_specials)
+        language = ready(language, compiler, strict=spec.strict)
+        source = compiler.translate(language)
+        grammar = load_guarded(source, language.guard, compiler).start()  # what has no first step is known now
         grammar.fill_mask(mask)
         if not mask.any():
             raise GrammarError(f"no text at all fits this {spec.kind}: its parts contradict each other")
         grammar.forced()
-        return reply
+        return CompileReply(source, None, language.guard, language.unenforced, has_specials)
 
     return compile_
 
@@ -99,6 +86,8 @@ def _greedy_tokens(ids: Mapping[bytes, int], text: str) -> list[int]:
 def _reply(compile_: Compile, spec: GrammarSpec) -> CompileReply:
     try:
         return compile_(spec)
+    except TooComplex as error:
+        return CompileReply(failure=too_complex(spec, str(error)))
     except GrammarError as error:
         return CompileReply(failure=invalid(spec, error))
     except MemoryError:

@@ -18,9 +18,7 @@ from tureen.constraining.compile_pool import LOWER_AFTER_S, CompilePool, Task
 from tureen.constraining.kept_grammars import KeptGrammars
 from tureen.constraining.loading import LazyCompilers
 from tureen.constraining.messages import CompileReply, Failure
-from tureen.grammar import Encode, GrammarError, GrammarSpec, Unenforced, Vocabulary
-from tureen.grammar.backends.registry import check_backend
-from tureen.grammar.closing import ClosingGrammar
+from tureen.grammar import CompiledGrammar, Encode, GrammarError, GrammarSpec, TooComplex, Unenforced, Vocabulary
 from tureen.log import RateLimit, get_logger
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.stacks import DeepExecutor
@@ -54,7 +52,7 @@ class Compilation:
 
     def __init__(self, spec: GrammarSpec) -> None:
         self.spec = spec
-        self.compiled: ClosingGrammar | None = None
+        self.compiled: CompiledGrammar | None = None
         self.unenforced: tuple[Unenforced, ...] = ()  # of what the constraint says
         self.error: Failure | None = None
 
@@ -118,7 +116,7 @@ class CompileJob:
         self.source_bytes = 0
         self.task: Task | None = None
         self.unenforced: tuple[Unenforced, ...] = ()
-        self.load: Future[ClosingGrammar | None] | None = None
+        self.load: Future[CompiledGrammar | None] | None = None
 
 
 class Compiler:
@@ -129,7 +127,6 @@ class Compiler:
 
     def __init__(
         self,
-        backend_name: str,
         make_vocabulary: Callable[[], Vocabulary],
         encode: Encode,
         *,
@@ -138,9 +135,7 @@ class Compiler:
         cache_bytes: int = 64 << 20,
         kept: KeptGrammars | None = None,
     ) -> None:
-        """`timeout_s`: of processor time. Raises StartupError when the backend's library is missing."""
-        check_backend(backend_name)
-        self._backend_name = backend_name
+        """`timeout_s`: of processor time."""
         self._make_vocabulary = make_vocabulary
         self._encode = encode
         self._timeout_s = timeout_s
@@ -281,7 +276,7 @@ class Compiler:
         job.source_bytes, job.unenforced = len(reply.source), reply.unenforced
         job.load = self._loader.submit(_load, self._opening, reply)
 
-    def _follow_load(self, job: CompileJob, load: Future[ClosingGrammar | None]) -> None:
+    def _follow_load(self, job: CompileJob, load: Future[CompiledGrammar | None]) -> None:
         if not load.done():
             self._check_deadline(job)
             return
@@ -293,6 +288,8 @@ class Compiler:
         elif error is None:  # it is not kept after all
             job.load = None
             self._queue.append(job)
+        elif isinstance(error, TooComplex):
+            self._fail(job, messages.too_complex(job.spec, str(error)), math.inf)
         elif isinstance(error, GrammarError):
             self._fail(job, messages.invalid(job.spec, error), math.inf)
         else:
@@ -348,7 +345,7 @@ class Compiler:
         """Return the pool; None while a thread prepares what the first constraint needs."""
         if self._pool is None:
             if self._opening is None:
-                parts = (self._backend_name, self._make_vocabulary, self._encode, self._kept)
+                parts = (self._make_vocabulary, self._encode, self._kept)
                 self._opening = self._loader.submit(_prepare, *parts)
             if not self._opening.done():
                 return None
@@ -383,23 +380,23 @@ def _timeout(spec: GrammarSpec, timeout_s: float) -> Failure:
 
 
 def _prepare(
-    backend: str, make_vocabulary: Callable[[], Vocabulary], encode: Encode, kept: KeptGrammars | None
+    make_vocabulary: Callable[[], Vocabulary], encode: Encode, kept: KeptGrammars | None
 ) -> tuple[bytes, LazyCompilers]:
     """Builds the vocabulary, a third of a second for 150,000 tokens, and what depends on it."""
     vocabulary = make_vocabulary()
-    setup = msgspec.msgpack.encode(messages.CompilerSetup(backend, vocabulary))
-    loaders = LazyCompilers(backend, vocabulary, encode)
+    setup = msgspec.msgpack.encode(messages.CompilerSetup(vocabulary))
+    loaders = LazyCompilers(vocabulary, encode)
     if kept is not None:
-        kept.list_files(backend, vocabulary)  # last, because a listed grammar is loaded without asking again
+        kept.list_files(vocabulary)  # last, because a listed grammar is loaded without asking again
     return setup, loaders
 
 
-def _load(opening: Opening | None, reply: CompileReply) -> ClosingGrammar:
+def _load(opening: Opening | None, reply: CompileReply) -> CompiledGrammar:
     assert opening is not None
-    return opening.result()[1].get(has_specials=reply.has_specials).load(reply)
+    return opening.result()[1].load(reply)
 
 
-def _load_kept(job: CompileJob, kept: KeptGrammars, opening: Opening | None) -> ClosingGrammar | None:
+def _load_kept(job: CompileJob, kept: KeptGrammars, opening: Opening | None) -> CompiledGrammar | None:
     """Loads a kept grammar; returns None if its file is missing or damaged."""
     reply = kept.read(job.encoded)
     if reply is None:
@@ -407,7 +404,7 @@ def _load_kept(job: CompileJob, kept: KeptGrammars, opening: Opening | None) -> 
     job.source_bytes, job.unenforced = len(reply.source), reply.unenforced
     try:
         return _load(opening, reply)
-    except (GrammarError, RuntimeError, ValueError):  # compiled anew, it says what is wrong
+    except (GrammarError, ValueError):  # compiled anew, it says what is wrong
         return None
 
 

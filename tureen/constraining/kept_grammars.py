@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import os
 import tempfile
 from pathlib import Path
@@ -16,11 +15,10 @@ from pathlib import Path
 import msgspec
 
 import tureen.grammar
-from tureen.constraining.loading import closing_kernels
 from tureen.constraining.messages import CompileReply
 from tureen.files import open_regular
 from tureen.grammar import Vocabulary
-from tureen.grammar.backends.registry import BACKENDS
+from tureen.kernels.cpu import native
 from tureen.log import get_logger
 
 SUFFIX = ".grammar"
@@ -41,9 +39,9 @@ class KeptGrammars:
         self._origin = b""
         self._names: set[str] = set()
 
-    def list_files(self, backend: str, vocabulary: Vocabulary) -> None:
-        """Reads the names of the files that are there, for this backend and vocabulary."""
-        self._origin = _origin(backend, vocabulary)
+    def list_files(self, vocabulary: Vocabulary) -> None:
+        """Reads the names of the files that are there, for this vocabulary."""
+        self._origin = _origin(vocabulary)
         with contextlib.suppress(OSError):  # there is no folder yet
             self._names = {path.stem for path in self._folder.iterdir() if path.suffix == SUFFIX}
 
@@ -119,17 +117,12 @@ class KeptGrammars:
         return self._folder / (self._name(spec) + SUFFIX)
 
 
-def _origin(backend: str, vocabulary: Vocabulary) -> bytes:
-    """Returns a digest of what a grammar depends on beside its constraint: the code that compiles it, the library, the
+def _origin(vocabulary: Vocabulary) -> bytes:
+    """Returns a digest of what a grammar depends on beside its constraint: the code that compiles it, the
     vocabulary."""
-    metadata = importlib.import_module("importlib.metadata")  # no start needs it
     digest = hashlib.sha256(tureen.__version__.encode())
     for path in sorted(Path(str(tureen.grammar.__file__)).parent.rglob("*.py")):
         digest.update(path.read_bytes())
-    for module in BACKENDS[backend].needs if backend in BACKENDS else ():
-        with contextlib.suppress(metadata.PackageNotFoundError):  # a module of a package of another name
-            digest.update(f"{module} {metadata.version(module)}".encode())
-    kernels = closing_kernels()  # they write and read what is kept
-    digest.update(b"" if kernels is None else Path(str(kernels.__file__)).read_bytes())
-    digest.update(msgspec.msgpack.encode((backend, vocabulary)))
+    digest.update(Path(str(native.require().__file__)).read_bytes())  # they write and read what is kept
+    digest.update(msgspec.msgpack.encode(vocabulary))
     return digest.digest()

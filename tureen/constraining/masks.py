@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tureen.grammar import GrammarError, Mask
-from tureen.grammar.closing import Ending
+from tureen.grammar.base import Ending
 from tureen.sandbox.stacks import DeepExecutor
 
 Fill = Callable[[Sequence[Mask]], Sequence[Ending | None]]

@@ -20,14 +20,12 @@ WARM_UP = GrammarSpec(
     '{"type": "object", "properties": {"a": {"enum": ["x", 1]}, "b": {"type": "boolean"}, "c": {"type": "null"}}, '
     '"required": ["a", "b"], "additionalProperties": false}',
 )
-"""Compiled by a worker in advance: it is slow until it has pages of its own. Few texts fit it, because some backends
-take a second for any string or number."""
+"""Compiled by a worker in advance: it is slow until it has pages of its own."""
 
 
 class CompilerSetup(msgspec.Struct, frozen=True, array_like=True):
     """The settings that the fork server is started with."""
 
-    backend: str
     vocabulary: Vocabulary
 
 
@@ -44,7 +42,6 @@ class CompileReply(msgspec.Struct, frozen=True, array_like=True):
     """A worker's answer to a GrammarSpec: the bytes to load, or the reason why there are none."""
 
     source: bytes = b""
-    closing: bytes = b""
     failure: Failure | None = None
     guard: GuardFacts | None = None  # what no grammar can enforce
     unenforced: tuple[Unenforced, ...] = ()  # of what the constraint says

@@ -11,7 +11,7 @@ from tureen.contract.params import SamplingParams
 from tureen.contract.types import Explanation, LogprobSpec, MediaItem, PositionLogprobs
 from tureen.errors import TryLater, TureenError
 from tureen.grammar import Mask
-from tureen.grammar.closing import Ending
+from tureen.grammar.base import Ending
 
 
 class SlotState(msgspec.Struct, frozen=True, array_like=True):

@@ -9,8 +9,8 @@ import numpy as np
 
 from tureen.errors import InvalidRequest, RequestFailed
 from tureen.grammar import Grammar, GrammarError, Mask, Unenforced
-from tureen.grammar.backends.tokens import packed
-from tureen.grammar.closing import ClosingPlace, Ending, Nearness
+from tureen.grammar.base import Ending, Nearness, Zones, packed
+from tureen.grammar.follower import zones_of
 from tureen.grammar.way_out import way_out
 from tureen.log import get_logger
 
@@ -29,25 +29,26 @@ class Constraint:
     def __init__(
         self,
         grammar: Grammar,
-        eos_token_ids: tuple[int, ...],
+        ends: Mask,
         *,
         avoids_end: bool,
         field: str = "grammar",
-        place: ClosingPlace | None = None,
+        most: int | None = None,
         reserve: int = 0,
         unenforced: tuple[Unenforced, ...] = (),
     ) -> None:
-        """`field`: the client's name of the constraint. `place`: what brings the output to an end in time. `reserve`:
-        tokens that an end may take beyond those it counts. `unenforced`: what the constraint says and the grammar does
-        not keep."""
+        """`ends`: the tokens that end an output. `field`: the client's name of the constraint. `most`: the tokens
+        within which the output is brought to an end; None: it is not. `reserve`: tokens that an end may take beyond
+        those that the grammar counts. `unenforced`: what the constraint says and the grammar does not keep."""
         self.unenforced = unenforced
         self._reserve = reserve
         self.num_forced = 0  # output tokens that nobody drew
         self.is_closed_early = False  # near its limit the output could not go on as it could have otherwise
-        self._place = place
+        self.closes = most is not None  # the output can end, wherever it is, within what is left of its limit
+        self._zones = Zones() if most is None or avoids_end else zones_of(most)
         self._is_near: list[bool] = []  # the end, where the next tokens are drawn
         self._grammar = grammar
-        self._eos_token_ids = eos_token_ids
+        self._ends = ends
         self._avoids_end = avoids_end
         self._field = field
 
@@ -64,50 +65,31 @@ class Constraint:
         with following(self._field):
             return self._grammar.is_done
 
-    @property
-    def closes(self) -> bool:
-        """The output can end, wherever it is, within what is left of its limit."""
-        return self._place is not None
-
     def fill_mask(self, mask: Mask, left: int) -> Nearness:
         """Writes which tokens may come next, where `left` may come. Raises GrammarError."""
         self._grammar.fill_mask(mask)
-        nearness = AWAY if self._place is None else self._restrict(self._place, mask, left)
+        nearness = self._restrict(mask, left) if self.closes else AWAY
         if self._avoids_end and self._grammar.is_accepting:
-            before = mask.copy()
-            for token_id in self._eos_token_ids:
-                mask[token_id // 32] &= ~(1 << token_id % 32) & 0xFFFFFFFF
-            if not mask.any():
-                mask[:] = before
+            going_on = mask & ~self._ends
+            if going_on.any():
+                mask[:] = going_on
         return nearness
 
-    def _restrict(self, place: ClosingPlace, mask: Mask, left: int) -> Nearness:
-        """Restricts a mask; an output whose ends cannot be followed goes on without them."""
-        try:
-            return self._within_reserve(place, mask, left)
-        except GrammarError as error:
-            self._leave(error)
-            return AWAY
-
-    def _leave(self, error: GrammarError) -> None:
-        log.warning("an output is not brought to an end in time: %s", error)
-        self._place = None
-
-    def _within_reserve(self, place: ClosingPlace, mask: Mask, left: int) -> Nearness:
-        """Leaves the tokens behind which the output can end in time. A guard's grammar may have none of these: then
-        the next one on a way to the end."""
+    def _restrict(self, mask: Mask, left: int) -> Nearness:
+        """Leaves the tokens after which the output can end in time. A guard's grammar may have none of these: then the
+        next one on a way to the end."""
         if not self._reserve:
-            return place.restrict(mask, left, gently=not self._avoids_end)
+            return self._grammar.restrict(mask, left, self._zones)
         most = left - self._reserve
-        if place.cost <= most:
+        if self._grammar.cost <= most:
             kept = mask.copy()
-            nearness = place.restrict(kept, most, gently=not self._avoids_end)
+            nearness = self._grammar.restrict(kept, most, self._zones)
             if kept.any():
                 mask[:] = kept
                 return Nearness(nearness.is_near)
-        way = None if self._avoids_end else way_out(self._grammar, place, left)
+        way = None if self._avoids_end else way_out(self._grammar, self._ends, left)
         if way is not None:
-            mask &= packed(way[:1], 32 * len(mask)) if way else place.ends
+            mask &= packed(way[:1], 32 * len(mask)) if way else self._ends
         return Nearness(is_near=True)
 
     def fill_masks(self, masks: Sequence[Mask], *, left: int, guesses: tuple[int, ...] = ()) -> Sequence[Ending | None]:
@@ -116,13 +98,9 @@ class Constraint:
         places = [self.fill_mask(masks[0], left)]
         for number, (mask, token_id) in enumerate(zip(masks[1:], guesses, strict=True), 1):
             self._grammar.accept(token_id)
-            if self._place is not None:
-                self._place.accept(token_id)
             places.append(self.fill_mask(mask, left - number))
         if guesses:
             self._grammar.rollback(len(guesses))
-            if self._place is not None:
-                self._place.rollback(len(guesses))
         self._is_near = [place.is_near for place in places]
         return [place.ending for place in places]
 
@@ -130,16 +108,11 @@ class Constraint:
         """Do what filling a mask does besides, for a token that was drawn in another engine. Raises InvalidRequest,
         RequestFailed."""
         self._is_near = []
-        if self._place is None or self.is_closed_early:
-            return
-        try:
-            if left - self._reserve - self._place.cost > FAR_FROM_END:
-                return
-        except GrammarError as error:
-            self._leave(error)
+        if not self.closes or self.is_closed_early:
             return
         with following(self._field):
-            self._is_near = [self.fill_mask(np.zeros_like(self._place.ends), left).is_near]
+            if left - self._reserve - self._grammar.cost <= FAR_FROM_END:
+                self._is_near = [self.fill_mask(np.zeros_like(self._ends), left).is_near]
 
     def note_drawn(self) -> None:
         """The next token was drawn, under the first of the masks that were filled and not noted yet."""
@@ -175,8 +148,6 @@ class Constraint:
             raise RequestFailed(
                 f"token {token_id} was drawn, but the grammar does not allow it", code="grammar_mismatch"
             )
-        if self._place is not None:
-            self._place.accept(token_id)
 
     def forced(self, left: int) -> list[int]:
         """The tokens that come next whatever the model says; to be accepted one by one. Near the end of what is left,
@@ -184,11 +155,8 @@ class Constraint:
         RequestFailed."""
         with following(self._field):
             token_ids = self._grammar.forced()
-            if self._place is not None and token_ids:
-                try:
-                    del token_ids[self._place.num_closing(token_ids, left) :]
-                except GrammarError as error:
-                    self._leave(error)
+            if self.closes and token_ids:
+                del token_ids[self._grammar.num_closing(token_ids, left) :]
             return token_ids
 
 

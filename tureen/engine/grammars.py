@@ -13,8 +13,7 @@ from tureen.contract.types import LaterGrammar
 from tureen.engine.constraint import Constraint, following
 from tureen.engine.sequence import Sequence
 from tureen.errors import InvalidRequest, TureenError
-from tureen.grammar import Grammar, GrammarSpec
-from tureen.grammar.closing import ClosingGrammar
+from tureen.grammar import CompiledGrammar, Grammar, GrammarSpec
 from tureen.grammar.way_out import way_out
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import Supervisor
@@ -117,35 +116,35 @@ class Grammars:
             return RowError.of(error)
         if sequence.request.later is not None:
             return self._leave_room(sequence, sequence.request.later, compilation.compiled, grammar)
-        place = None
-        params, closing = sequence.request.params, compilation.compiled.closing
-        if closing is not None and params.close_early and sequence.request.max_new_tokens > 0:
+        most = None
+        params, compiled = sequence.request.params, compilation.compiled
+        if compiled.least is not None and params.close_early and sequence.request.max_new_tokens > 0:
             try:
                 with following(field):
-                    least = _least(compilation.compiled, grammar, self._context_len, sequence.num_left)
+                    least = _least(compiled, grammar, self._context_len, sequence.num_left)
             except TureenError as error:
                 return RowError.of(error)
             refusal = _fit(sequence, least, self._context_len)
             if refusal is not None:
                 return refusal
-            place = closing.start(sequence.num_left)
+            most = sequence.num_left
         sequence.constraint = Constraint(
             grammar,
-            self._eos_token_ids,
+            compiled.ends,
             avoids_end=params.ignore_eos,
             field=field,
-            place=place,
-            reserve=compilation.compiled.reserve,
+            most=most,
+            reserve=compiled.reserve,
             unenforced=compilation.unenforced,
         )
         return None
 
     def _leave_room(
-        self, sequence: Sequence, later: LaterGrammar, compiled: ClosingGrammar, grammar: Grammar
+        self, sequence: Sequence, later: LaterGrammar, compiled: CompiledGrammar, grammar: Grammar
     ) -> RowError | None:
         """Has an output end where the answer behind it needs the rest of the room. Returns the error where not even one
         token of it leaves the answer enough."""
-        if compiled.closing is None:
+        if compiled.least is None:
             return None
         field, most = sequence.request.grammar_field, max(0, later.room - 1)
         try:
@@ -165,13 +164,12 @@ class Grammars:
         return None
 
 
-def _least(compiled: ClosingGrammar, grammar: Grammar, most: int, left: int) -> int:
+def _least(compiled: CompiledGrammar, grammar: Grammar, most: int, left: int) -> int:
     """Returns the least number of tokens of an output; a guarded one may need some more than closing counts."""
-    assert compiled.closing is not None
-    least = compiled.closing.least
+    least = compiled.least or 0
     if not compiled.reserve or left >= least + compiled.reserve:
         return least
-    way = way_out(grammar, compiled.closing.start(left), most)
+    way = way_out(grammar, compiled.ends, most)
     return least if way is None else len(way)
 
 

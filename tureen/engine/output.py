@@ -9,7 +9,7 @@ from tureen.engine.constraint import Constraint
 from tureen.engine.sequence import Sequence
 from tureen.errors import InvalidRequest
 
-NOT_CLOSED = "close_early: this constraint is too large to end its outputs within their limit"
+NOT_CLOSED = "close_early: it is not known how to end this constraint's outputs with the tokens of this model"
 """Listed among what an output was not held to, where its limit cut it and nothing could end it before."""
 
 

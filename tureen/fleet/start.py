@@ -66,7 +66,7 @@ class Launcher:
         self._config = config
         self._progress = progress
         self._sharing = Sharing()
-        self._models: dict[tuple[str | None, ...], Model] = {}  # that were found; two models may be of the same files
+        self._models: dict[tuple[object, ...], Model] = {}  # that were found; two models may be of the same files
 
     async def measure(self, member: Member, share_bytes: int) -> int:
         """Returns the bytes that a model needs; its KV cache takes what is left of `share_bytes`. Raises
@@ -161,7 +161,8 @@ async def _try_reading(config: Config, progress: Progress) -> None:
         raise StartupError(error.message, field="model_path") from None
 
 
-def _files_of(config: Config) -> tuple[str | None, ...]:
-    """Returns what tells one model's files, and its tokenizer, from another's."""
+def _files_of(config: Config) -> tuple[object, ...]:
+    """Returns what tells one model's files, its tokenizer and its adapters from another's."""
     mmproj = "" if config.language_model_only else config.mmproj
-    return (config.model_path, config.revision, config.tokenizer_path, config.chat_template, mmproj)
+    own = (config.model_path, config.revision, config.tokenizer_path, config.chat_template)
+    return (*own, mmproj, config.lora_paths)

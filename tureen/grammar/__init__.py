@@ -1,10 +1,10 @@
 """A library that holds a language model's output to a JSON schema, a regular expression, a grammar or tags.
 
-README.md in this folder says how it is used without the server. A constraint becomes a tree of expressions, and a
-backend compiles that for a vocabulary. No tensors, processes or threads.
+README.md in this folder says how it is used without the server. A constraint becomes a tree of expressions,
+which is compiled for a vocabulary. No tensors, processes or threads.
 
-Imports: errors; llguidance, msgspec, numpy, outlines_core, regex.
-Imported by: build, constraining, contract, engine, requests, runner, sampling.
+Imports: errors; msgspec, numpy, regex.
+Imported by: bench, build, constraining, contract, engine, requests, runner, sampling.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tureen.grammar.backends.registry import find_backend
-from tureen.grammar.base import Backend, CompiledGrammar, Encode, Grammar, GrammarSpec, Mask, Vocabulary
-from tureen.grammar.expression import GrammarError, Language, Unenforced
+from tureen.grammar.base import CompiledGrammar, Encode, Grammar, GrammarSpec, Mask, Vocabulary
+from tureen.grammar.expression import GrammarError, Language, TooComplex, Unenforced
+from tureen.grammar.follower import LanguageCompiler
 
 if TYPE_CHECKING:
     from tureen.grammar.frontends import compile_grammar, language_of, practise
 
 __all__ = [
-    "Backend",
     "CompiledGrammar",
     "Encode",
     "Grammar",
     "GrammarError",
     "GrammarSpec",
     "Language",
+    "LanguageCompiler",
     "Mask",
+    "TooComplex",
     "Unenforced",
     "Vocabulary",
     "compile_grammar",
-    "find_backend",
     "language_of",
     "practise",
 ]

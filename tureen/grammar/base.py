@@ -1,16 +1,13 @@
-"""The interface of a grammar backend: it compiles a language for one vocabulary, and says which tokens may come
-next."""
+"""The interface of a compiled constraint: it says which tokens may come next, and brings outputs to an end in time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-
-from tureen.grammar.expression import Language
 
 Mask = NDArray[np.uint32]
 """[ceil(vocab_size / 32)]: bit i % 32 of word i // 32 says whether token i may come next."""
@@ -58,21 +55,45 @@ Encode = Callable[[str], list[int]]
 """Text to token ids as the model's own tokenizer does it, without special tokens. Thread-safe."""
 
 
+class Ending(NamedTuple):
+    """The masks that belong to one under which a word may be continued or ended, but none begun.
+
+    Only the model knows whether the word is complete: it is if the token that the model finds likeliest among those of
+    `open` is not in the mask. Then `nearer` takes the mask's place.
+    """
+
+    open: Mask  # all tokens after which there is time to end
+    nearer: Mask  # those that lead nearer to the end
+
+
+class Nearness(NamedTuple):
+    """How the limit bears on the next token."""
+
+    is_near: bool  # tokens were taken from its mask because the end is near
+    ending: Ending | None = None
+
+
+class Zones(NamedTuple):
+    """Tokens to spare from which on no further word, or no further sentence, is begun."""
+
+    words: int = 0
+    sentences: int = 0
+
+
 class Grammar(Protocol):
-    """The place of one output in its language. Not thread-safe; a method that computes long releases the GIL."""
+    """The place of one output in its language. Not thread-safe; a method that computes long releases the GIL.
+
+    Each method raises GrammarError where the language takes too much work or memory to follow.
+    """
 
     def fill_mask(self, mask: Mask) -> None:
         """Writes the tokens that may come next, all words. EOS is among them exactly where the output may end here.
 
-        Where nothing may come next the mask is all zero. Raises GrammarError when a limit on work or memory is
-        reached; the object is of no use then.
+        Where nothing may come next the mask is all zero.
         """
 
     def accept(self, token_id: int) -> bool:
-        """Goes on by one token. False, and nothing changes, where the token is not allowed. EOS is never passed.
-
-        Raises GrammarError as `fill_mask` does.
-        """
+        """Goes on by one token. False, and nothing changes, where the token is not allowed. EOS is never passed."""
 
     def rollback(self, num_tokens: int) -> None:
         """Goes back to where it was before the last `num_tokens` tokens were accepted."""
@@ -81,8 +102,7 @@ class Grammar(Protocol):
         """Returns the tokens that must come next, as the tokenizer would make them of the only text there can be.
 
         Only those whose place is certain: the last ones are left out where what follows could merge with them. Empty
-        where there is a choice. Changes nothing; each can be accepted one after the other. Raises GrammarError as
-        `fill_mask` does.
+        where there is a choice. Changes nothing; each can be accepted one after the other.
         """
 
     @property
@@ -93,29 +113,42 @@ class Grammar(Protocol):
     def is_done(self) -> bool:
         """Returns whether the output can only end here: it is accepted and nothing can follow."""
 
+    @property
+    def cost(self) -> int:
+        """Returns how many tokens it takes to come to an end, without one that ends the output. What a guard asks for
+        is not counted."""
+
+    def restrict(self, mask: Mask, left: int, zones: Zones) -> Nearness:
+        """Takes from a mask the tokens after which the output could not end within `left` tokens, and near the end
+        those that begin another word, or another sentence."""
+
+    def num_closing(self, token_ids: Sequence[int], left: int) -> int:
+        """Returns how many of these tokens may follow so that the output can still end within `left` tokens."""
+
 
 class CompiledGrammar(Protocol):
     """A language ready for one vocabulary, shared by any number of outputs. Immutable."""
+
+    ends: Mask
+    """The tokens that end an output."""
+
+    least: int | None
+    """The tokens of an output at least, without one that ends it; None where it is not known how to come to an end."""
 
     @property
     def num_bytes(self) -> int:
         """Returns about how much memory it takes."""
 
+    @property
+    def reserve(self) -> int:
+        """Returns how many tokens more than `least` and `cost` count an end may take: what a guard asks for."""
+
     def start(self) -> Grammar:
         """Returns a grammar at the beginning of an output."""
 
 
-class Backend(Protocol):
-    """Compiles languages with one library. Each module of `tureen.grammar.backends` has such a class, made with
-    (vocabulary, encode); it raises StartupError with the exact line to type when the library is missing. No module
-    imports torch."""
-
-    vocabulary: Vocabulary
-    is_bounded: bool  # `load` takes little time and memory, whatever it is given
-
-    def translate(self, language: Language) -> bytes:
-        """Does what can be done ahead, in any process: the result is `load`ed. Raises GrammarError for what it cannot
-        enforce, naming the other backends that can."""
-
-    def load(self, source: bytes) -> CompiledGrammar:
-        """Makes it ready. Raises GrammarError. Releases the GIL where it computes long."""
+def packed(token_ids: Iterable[int] | NDArray[np.intp], size: int) -> Mask:
+    """Returns a mask of [ceil(size / 32)] in which the bits of these tokens are 1."""
+    bits = np.zeros(-(-size // 32) * 32, dtype=np.uint8)
+    bits[token_ids if isinstance(token_ids, np.ndarray) else list(token_ids)] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)

@@ -16,6 +16,10 @@ class GrammarError(Exception):
     """A constraint that cannot be enforced; the message is for the client: what is wrong, where, what to do."""
 
 
+class TooComplex(GrammarError):
+    """A constraint that takes too much time or memory; the message says what of."""
+
+
 class SchemaError(GrammarError):
     """A schema or a pattern that is wrong by itself, or a schema that leads elsewhere: no part of it may be left out to
     enforce the rest."""

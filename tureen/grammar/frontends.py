@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from tureen.errors import echo
 from tureen.grammar import regex
-from tureen.grammar.base import Backend, CompiledGrammar, GrammarSpec, Vocabulary, max_bytes
+from tureen.grammar.base import CompiledGrammar, GrammarSpec, Vocabulary, max_bytes
 from tureen.grammar.expression import Chain, Choice, Expression, GrammarError, Language, Text
+from tureen.grammar.follower import LanguageCompiler
 from tureen.grammar.free_text import to_the_end, up_to
-from tureen.grammar.guard.guarded import guarded, ready
+from tureen.grammar.guard.guarded import load_guarded, ready
 from tureen.grammar.json_text import check_characters, decoded, strings
 from tureen.grammar.notations import grammar
 from tureen.grammar.regular import is_empty
@@ -28,14 +29,14 @@ MAX_MARKER_BYTES = 1024
 MAX_CHOICES = 10_000
 
 
-def compile_grammar(spec: GrammarSpec, backend: Backend) -> CompiledGrammar:
-    """Compiles a constraint for the backend's vocabulary. Raises GrammarError where it cannot be kept; see
+def compile_grammar(spec: GrammarSpec, compiler: LanguageCompiler) -> CompiledGrammar:
+    """Compiles a constraint for the compiler's vocabulary. Raises GrammarError where it cannot be kept; see
     `language_of`.
 
     It takes as much time and memory as the constraint asks for: a stranger's is compiled in a process with limits.
     """
-    language = ready(language_of(spec, backend.vocabulary), backend, strict=spec.strict)
-    return guarded(backend.load(backend.translate(language)), language.guard, backend)
+    language = ready(language_of(spec, compiler.vocabulary), compiler, strict=spec.strict)
+    return load_guarded(compiler.translate(language), language.guard, compiler)
 
 
 def practise() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tureen.grammar.base import Grammar, Mask
-from tureen.grammar.closing import ClosingPlace
+from tureen.grammar.base import Grammar, Mask, Zones
 from tureen.grammar.guard.guarded import GuardedGrammar
 
 MAX_TRIED, MAX_PLACES = 400, 40
@@ -15,28 +14,29 @@ MAX_OPTIONS = 12
 """The tokens that are tried at one place: all digits, and enough letters for one that makes a difference."""
 
 
-def way_out(grammar: Grammar, place: ClosingPlace, most: int) -> list[int] | None:
+def way_out(grammar: Grammar, ends: Mask, most: int) -> list[int] | None:
     """Returns at most `most` tokens after which the output can end; None where none were found. Changes nothing.
+    `ends`: the tokens that end an output.
 
     It is the shortest way, or one that always goes on with a token that leads as near to the end as one that the guard
     allows can: so from each place on the way at least the rest of the same way is found. Raises GrammarError.
     """
     try:
-        shortest = _shortest(grammar, place, most)
+        shortest = _shortest(grammar, ends, most)
     except TimeoutError:
-        return _some(grammar, place, most)
+        return _some(grammar, ends, most)
     return shortest
 
 
-def _shortest(grammar: Grammar, place: ClosingPlace, most: int) -> list[int] | None:
+def _shortest(grammar: Grammar, ends: Mask, most: int) -> list[int] | None:
     """Returns the shortest way; None where all are longer than `most`. Raises TimeoutError where that takes too long to
     find out."""
     if _ends(grammar):
         return []
     tried = places = 0
-    for limit in range(max(place.cost, 1), most + 1):  # without a guard it takes as many as closing counts
+    for limit in range(max(grammar.cost, 1), most + 1):  # without a guard it takes as many as closing counts
         way: list[int] = []
-        waiting = [_next(grammar, place, limit)]
+        waiting = [_next(grammar, ends, limit)]
         try:
             while waiting:
                 if not waiting[-1]:
@@ -44,7 +44,6 @@ def _shortest(grammar: Grammar, place: ClosingPlace, most: int) -> list[int] | N
                     if way:
                         way.pop()
                         grammar.rollback(1)
-                        place.rollback(1)
                     continue
                 token_id = waiting[-1].pop()
                 tried += 1
@@ -52,37 +51,35 @@ def _shortest(grammar: Grammar, place: ClosingPlace, most: int) -> list[int] | N
                     raise TimeoutError
                 if not grammar.accept(token_id):
                     continue
-                place.accept(token_id)
                 way.append(token_id)
                 if _ends(grammar):
                     return way.copy()
                 left = limit - len(way)
-                is_open = place.cost <= left
-                waiting.append(_next(grammar, place, left) if is_open else [])
+                is_open = grammar.cost <= left
+                waiting.append(_next(grammar, ends, left) if is_open else [])
                 places += is_open
         finally:
             grammar.rollback(len(way))
-            place.rollback(len(way))
     return None
 
 
-def _next(grammar: Grammar, place: ClosingPlace, left: int) -> list[int]:
+def _next(grammar: Grammar, ends: Mask, left: int) -> list[int]:
     """Returns the tokens that may come next on a way of at most `left`; the last one is tried first."""
-    mask = np.zeros_like(place.ends)
+    mask = np.zeros_like(ends)
     grammar.fill_mask(mask)
     known = grammar.nearer() if isinstance(grammar, GuardedGrammar) else []
     nearer = next(([token] for token in known if _has(mask, token)), None)
     if nearer is not None:
         return nearer
-    mask &= ~place.ends
-    place.restrict(mask, left, gently=False)
+    mask &= ~ends
+    grammar.restrict(mask, left, Zones())
     ids: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
     return ids[:MAX_OPTIONS][::-1]
 
 
-def _some(grammar: Grammar, place: ClosingPlace, most: int) -> list[int] | None:
+def _some(grammar: Grammar, ends: Mask, most: int) -> list[int] | None:
     way: list[int] = []
-    mask = np.zeros_like(place.ends)
+    mask = np.zeros_like(ends)
     try:
         while not grammar.is_accepting:
             if len(way) >= most:
@@ -91,15 +88,13 @@ def _some(grammar: Grammar, place: ClosingPlace, most: int) -> list[int] | None:
             known = grammar.nearer() if isinstance(grammar, GuardedGrammar) else []
             token_id = next((token for token in known if _has(mask, token)), None)
             if token_id is None:
-                token_id = _nearest(mask & ~place.ends, place, most - len(way))
+                token_id = _nearest(mask & ~ends, grammar, most - len(way))
             if token_id is None or not grammar.accept(token_id):
                 return None
-            place.accept(token_id)
             way.append(token_id)
         return way
     finally:
         grammar.rollback(len(way))
-        place.rollback(len(way))
 
 
 def _ends(grammar: Grammar) -> bool:
@@ -110,10 +105,10 @@ def _has(mask: Mask, token_id: int) -> bool:
     return bool(mask[token_id // 32] >> np.uint32(token_id % 32) & 1)
 
 
-def _nearest(mask: Mask, place: ClosingPlace, most: int) -> int | None:
-    for left in range(place.cost, most + 1):
+def _nearest(mask: Mask, grammar: Grammar, most: int) -> int | None:
+    for left in range(grammar.cost, most + 1):
         kept = mask.copy()
-        place.restrict(kept, left, gently=False)
+        grammar.restrict(kept, left, Zones())
         if kept.any():
             word = int(np.flatnonzero(kept)[0])
             bits = int(kept[word])

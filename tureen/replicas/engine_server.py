@@ -132,7 +132,7 @@ class EngineServer:
         config: Config,
         role: EngineRole = "both",
     ) -> None:
-        """config: the engine's own settings."""
+        """config: the engine's own settings. Their model_path follows the weights."""
         self.engine = SharedEngine(
             make_host,
             self._hear_turn,
@@ -142,7 +142,7 @@ class EngineServer:
         )
         self._digests_at_start = self._digests = digests
         self._role = role
-        self.config = config
+        self._config_at_start = self.config = config
         self._has_tls = False
         self._engine_id = secrets.token_hex(8)
         self._fronts: dict[int, Front] = {}
@@ -257,12 +257,17 @@ class EngineServer:
         """Notes which adapters are loaded, for fronts that come later."""
         self._adapters = dict(adapters)
 
-    async def note_weights(self, path: str) -> None:
-        """Notes which weights the engine has now: a server that comes with others is to hear of it."""
+    async def update_weights(self, args: dict[str, Any]) -> object:
+        """Gives the engine other weights, and notes which. A server that comes with others is refused, and adapters
+        are read for this model. Raises TureenError."""
+        value = await self.engine.call("update_weights", **args)
+        path = args["path"]
         weights = ""  # that nobody has, where the files have gone meanwhile
         with contextlib.suppress(OSError, errors.StartupError):
             weights = await asyncio.to_thread(lambda: weights_digest(open_model(Path(path))))
         self._digests = msgspec.structs.replace(self._digests, weights=weights)
+        self.config = msgspec.structs.replace(self.config, model_path=path)
+        return value
 
     async def let_go(self) -> None:
         """Ends a hold on new requests whose front has left without ending it."""
@@ -271,7 +276,7 @@ class EngineServer:
 
     def restart(self) -> None:
         """Replaces the engine by one without what operators did to it."""
-        self._digests = self._digests_at_start
+        self._digests, self.config = self._digests_at_start, self._config_at_start
         self._engine_id, self._adapters, self._is_asked = secrets.token_hex(8), None, True
         self.engine.forget_calls()
         self.engine.restart("an operator restarts it")
@@ -365,9 +370,9 @@ class Front:
         """Has the engine do what an operator wants, and notes what fronts that come later are to know of it."""
         args = checked(call.op, call.args, self._server.config.profile_dir)
         await dry_run(call.op, args, self._server.config)
+        if call.op == "update_weights":  # it goes on if this front leaves
+            return await asyncio.shield(self._server.update_weights(args))
         value = await self._server.engine.call(call.op, **args)
-        if call.op == "update_weights":
-            await self._server.note_weights(call.args["path"])
         if call.op in ("load_adapter", "unload_adapter") and isinstance(value, dict):
             self._server.note_adapters(value)
         return value

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tureen.config import Config
+from tureen.constraining.availability import why_unconstrained
 from tureen.contract.params import CONSTRAINTS, JsonObject, SamplingParams
 from tureen.contract.types import GenerateRequest, HiddenStates, LogprobSpec, MediaItem
 from tureen.errors import InvalidRequest
@@ -18,7 +19,6 @@ from tureen.requests.prompts import Prompt, too_long
 from tureen.requests.quotas import current_work
 from tureen.requests.reading import PLAIN, Reading
 from tureen.requests.state import Context, ServerState
-from tureen.sandbox.supervisor import why_no_helpers
 
 SEED_BITS = 52
 """Bits of a seed that the server draws: with a sample's index added it is still exact as a float64, which is all that
@@ -323,8 +323,8 @@ def constrained(params: SamplingParams, path: Callable[[str], str], config: Conf
     field = path(name)
     if config.grammar_backend == "none":
         raise InvalidRequest(f"{field}: the server runs with --grammar-backend none; leave it out", field=field)
-    if why := why_no_helpers():
-        raise InvalidRequest(f"{field}: {why}; leave it out, or run tureen on Linux", field=field)
+    if why := why_unconstrained():
+        raise InvalidRequest(f"{field}: {why}", field=field)
     spec = _spec(name, params)
     if params.dtype is not None:
         stops = params.stop + DTYPE_STOPS.get(params.dtype, ())

@@ -359,8 +359,10 @@ class ServerState:
 
     async def change_adapters(self, op: str, **args: str) -> dict[str, str]:
         """Calls the engine's operation `op` on adapters. Returns the adapters loaded afterwards: name -> path."""
-        config, info = self.context.config, self.context.info
-        await dry_run(op, args, msgspec.structs.replace(config, model_path=info.model_path))
+        config, served = self.context.config, self.context.info.model_path
+        if served != config.model_path:  # weights came later, and --revision is the first model's
+            config = msgspec.structs.replace(config, model_path=served, revision=None)
+        await dry_run(op, args, config)
         self.adapters = cast("dict[str, str]", await self.client.call(op, **args))
         return self.adapters
 

@@ -8,7 +8,7 @@ import msgspec
 
 from tureen.contract.runner import Row, RowOutput
 from tureen.grammar import Mask
-from tureen.grammar.closing import Ending
+from tureen.grammar.base import Ending
 from tureen.runner.forward import ForwardOutput
 from tureen.sampling.arithmetic import Logits
 from tureen.sampling.sampler import FAILURES, Draw, Sampler

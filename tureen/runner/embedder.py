@@ -56,6 +56,14 @@ class EmbedderPlace(NamedTuple):
     dtype: str
 
 
+class DescribedEncoder(NamedTuple):
+    """An encoder as its config describes it."""
+
+    shape: EncoderConfig
+    renames: Sequence[tuple[str, str]]  # parts of names in checkpoints -> those used here
+    shapes: dict[str, tuple[int, ...]]  # of the weights, by the names used here
+
+
 class ModelEmbedder:
     """Computes embeddings or scores, one text at a time, so that no number depends on what else is asked for."""
 
@@ -109,19 +117,26 @@ def load_embedder(source: ModelSource, config: Config, progress: Progress) -> Mo
         raise StartupError(f"--kernels native: {fault}", field="kernels")
     if fault:
         require(fault, "torch")
-    hf, sentence = model_config(source), source.sentence
-    family = find_encoder(loading.architecture_of(hf))
-    shape: EncoderConfig = family.parse(hf)
+    described, sentence = describe(source), source.sentence
+    shape = described.shape
     max_tokens = _max_tokens(config, sentence, shape.max_tokens)
-    shapes = shape.weights(len(classifier_of(hf, sentence).labels) if shape.head else 0)
     dtype = "float32" if config.dtype == "auto" else config.dtype
-    loading.require_memory(sum(map(math.prod, shapes.values())) * ITEM_BYTES[dtype], dtype, device)
+    loading.require_memory(sum(map(math.prod, described.shapes.values())) * ITEM_BYTES[dtype], dtype, device)
     head: dict[str, NDArray[np.float32]] = {}
-    weights = _without_head(_read(source, shape, family.RENAMES, shapes, progress), head)
-    states = _torch_states(shape, config, device, weights) if fault else native_embedder.load(shape, device, weights)
+    body = _without_head(weights(source, described, progress), head)
+    states = _torch_states(shape, config, device, body) if fault else native_embedder.load(shape, device, body)
     pooling = shape.head.pooling if shape.head else sentence.pooling or "mean"
     layers = _head_layers(shape, head) if shape.head else dense_layers(source, shape.hidden_size)
     return ModelEmbedder(states, shape, pooling, max_tokens, EmbedderPlace(device.name, dtype), layers)
+
+
+def describe(source: ModelSource) -> DescribedEncoder:
+    """Reads an encoder's config. Raises StartupError naming what is not understood."""
+    hf = model_config(source)
+    family = find_encoder(loading.architecture_of(hf))
+    shape: EncoderConfig = family.parse(hf)
+    shapes = shape.weights(len(classifier_of(hf, source.sentence).labels) if shape.head else 0)
+    return DescribedEncoder(shape, family.RENAMES, shapes)
 
 
 def _without_head(weights: Iterator[Stored], head: dict[str, NDArray[np.float32]]) -> Iterator[Stored]:
@@ -198,15 +213,10 @@ def _stored(source: ModelSource, renames: Iterable[tuple[str, str]], unused: tup
         file.release(info)
 
 
-def _read(
-    source: ModelSource,
-    shape: EncoderConfig,
-    renames: Iterable[tuple[str, str]],
-    shapes: Mapping[str, tuple[int, ...]],
-    progress: Progress,
-) -> Iterator[Stored]:
+def weights(source: ModelSource, described: DescribedEncoder, progress: Progress) -> Iterator[Stored]:
     """Yields each weight once, by the names used here. Raises StartupError for those that are missing, unknown or
     misshapen."""
+    shape, renames, shapes = described
     missing = dict(shapes)
     unused = UNUSED if shape.head else (*UNUSED, "head.")
     for stored in loading.unstacked(_stored(source, renames, unused), shapes):

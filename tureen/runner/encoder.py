@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,14 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Type -> bytes of a weight."""
 QUANTISED = ("scales", "weight_", "input_scale", "activation_scale")
 """Prefixes of the names that quantised checkpoints give to the scales of a matrix."""
+
+
+class DescribedVision(NamedTuple):
+    """The vision encoder of a model as its config and its preprocessor's describe it."""
+
+    vision: Vision
+    normalisation: Normalisation
+    shapes: dict[str, tuple[int, ...]]  # of the weights, by the names used here
 
 
 class Encoder:
@@ -101,21 +109,26 @@ def load_encoder(
     Its memory is checked before it is taken, and taken from what is free then: load it before the text model, so that
     the KV cache gets what it leaves.
     """
-    vision: Vision = find_model(loading.architecture_of(hf)).parse_vision(hf)
-    normalisation = find_family(hf, preprocessor_config(source)).normalisation
+    described = vision, normalisation, shapes = describe(source, hf)
     dtype = _dtype(config, device)
-    shapes = vision.weights(loading.describe(hf).hidden_size)
     needed = sum(map(math.prod, shapes.values())) * ITEM_BYTES[dtype]
     form = f"{dtype} for the vision encoder"
     loading.require_memory(needed, form, device, "serve text alone with --language-model-only")
     arrays, read = _make_arrays(config, device, dtype)
-    weights: dict[str, Any] = {}
-    for stored in _load(source, vision, shapes, config.load_format, progress):
+    loaded: dict[str, Any] = {}
+    for stored in weights(source, described, config.load_format, progress):
         values = arrays.narrowed(arrays.constant(read(stored)))
-        weights[stored.name] = arrays.matrix(values) if is_matrix(stored.name, stored.shape) else values
+        loaded[stored.name] = arrays.matrix(values) if is_matrix(stored.name, stored.shape) else values
     piece = GPU_PIECE if device.type == "cuda" else CPU_PIECE
-    embedder: PictureEmbedder = importlib.import_module(vision.module).make(vision, arrays, weights, piece)
+    embedder: PictureEmbedder = importlib.import_module(vision.module).make(vision, arrays, loaded, piece)
     return Encoder(embedder, normalisation, arrays, piece)
+
+
+def describe(source: ModelSource, hf: Mapping[str, Any]) -> DescribedVision:
+    """Reads the configs of a model that has a vision encoder. Raises StartupError naming what is not understood."""
+    vision: Vision = find_model(loading.architecture_of(hf)).parse_vision(hf)
+    normalisation = find_family(hf, preprocessor_config(source)).normalisation
+    return DescribedVision(vision, normalisation, vision.weights(loading.describe(hf).hidden_size))
 
 
 def _dtype(config: Config, device: DeviceInfo) -> str:
@@ -140,15 +153,10 @@ def _make_arrays(config: Config, device: DeviceInfo, dtype: str) -> tuple[Encode
     return TorchArrays(torch.device(device.name), getattr(torch, dtype)), as_tensor
 
 
-def _load(
-    source: ModelSource,
-    vision: Vision,
-    shapes: dict[str, tuple[int, ...]],
-    load_format: str,
-    progress: Progress,
-) -> Iterator[Stored]:
+def weights(source: ModelSource, described: DescribedVision, load_format: str, progress: Progress) -> Iterator[Stored]:
     """Yields the weights by the names used here and in their shapes, each once. Raises StartupError for those that are
     missing, unknown or misshapen."""
+    vision, _, shapes = described
     if load_format == "dummy":
         tensors = loading.random_weights(shapes)
     else:

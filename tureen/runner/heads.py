@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from tureen.errors import StartupError
 from tureen.log import get_logger
 from tureen.runner.elementwise import ACTIVATIONS, layer_norm
+from tureen.runner.kinds import model_kind
 from tureen.runner.loading import SCORE
 from tureen.weights.gguf import GgufFile
 from tureen.weights.mapped import TensorInfo
 from tureen.weights.sentence_files import Dense, classifier_of
-from tureen.weights.source import ModelSource
+from tureen.weights.source import ModelSource, model_config
 from tureen.weights.stored import Stored, iter_plain, readable, to_float32
 
 Array = NDArray[np.float32]
@@ -46,6 +47,19 @@ def apply(layers: Sequence[HeadLayer], state: Array) -> Array:
         if layer.norm is not None:
             state = layer_norm(state, layer.norm, layer.norm_bias, layer.norm_eps)
     return state
+
+
+def layers_of(source: ModelSource, size: int) -> list[HeadLayer]:
+    """Reads what makes an embedding or scores of a decoder's state of `size` numbers; [] if the state itself is that.
+    Raises StartupError."""
+    kind, sentence = model_kind(source), source.sentence
+    if kind == "classifier":
+        return score_layers(source, model_config(source), size)
+    if kind == "generator" or not sentence.dense:
+        return []
+    if sentence.pooling != "last":
+        raise StartupError("modules.json: Dense after a mean of a decoder's states is not known", field="model_path")
+    return dense_layers(source, size)
 
 
 def dense_layers(source: ModelSource, size: int) -> list[HeadLayer]:

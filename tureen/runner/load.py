@@ -14,8 +14,7 @@ from tureen.errors import StartupError
 from tureen.log import Progress, get_logger, no_progress
 from tureen.media.families import is_family, sees, why_blind
 from tureen.runner.backend import native_fault, uses_native, uses_ranks
-from tureen.runner.heads import HeadLayer, dense_layers, score_layers
-from tureen.runner.kinds import model_kind
+from tureen.runner.heads import layers_of
 from tureen.runner.model_runner import ModelRunner
 from tureen.weights import gguf_widen
 from tureen.weights.source import ModelSource, model_config
@@ -51,7 +50,7 @@ def load_runner(
             log.warning("computing with torch, several times slower than with native kernels: %s", fault)
         runner = _load("tureen.runner.torch_forward", source, config, device, progress)
     runner.encoder = encoder
-    runner.head = _head(source, runner.capacity().hidden_size)
+    runner.head = layers_of(source, runner.capacity().hidden_size)
     return runner
 
 
@@ -67,18 +66,6 @@ def _load_encoder(source: ModelSource, config: Config, device: DeviceInfo, progr
     from tureen.runner.encoder import load_encoder  # noqa: PLC0415 - only for models that see
 
     return load_encoder(source, hf, config, device, progress)
-
-
-def _head(source: ModelSource, size: int) -> list[HeadLayer]:
-    """Returns what makes an embedding or scores of a state; [] where that is the state itself. Raises StartupError."""
-    kind, sentence = model_kind(source), source.sentence
-    if kind == "classifier":
-        return score_layers(source, model_config(source), size)
-    if kind == "generator" or not sentence.dense:
-        return []
-    if sentence.pooling != "last":
-        raise StartupError("modules.json: Dense after a mean of a decoder's states is not known", field="model_path")
-    return dense_layers(source, size)
 
 
 def _load(name: str, *parts: Any) -> ModelRunner:

@@ -1,4 +1,4 @@
-"""The native half of ends in time: what comes from another process or from a client's grammar breaks nothing."""
+"""The native half of constraints: what comes from another process or from a client's grammar breaks nothing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from tureen.grammar.closing import encoded
 from tureen.grammar.expression import ANYTHING, Both, Chain, Chars, Choice, Language, Not, Repeat, RuleCall, Text
+from tureen.grammar.tree import encoded
 from tureen.kernels.cpu import native
 
 kernels = native.load()
@@ -16,13 +16,12 @@ if kernels is None:
     pytest.skip("no native kernels", allow_module_level=True)
 
 TOKENS = [*(bytes([byte]) for byte in range(256)), b"ab", b"((", b"))", b"a,", b"", b"ab"]
-TRIE = kernels.Trie.of(TOKENS)
+TRIE = kernels.Trie.of(TOKENS, [], len(TOKENS), 1 << 20)
 DIGITS = Chars(((48, 57), (233, 0x10FFFF)))
 LANGUAGES = {
     "rules": Language(RuleCall("r"), {"r": Choice((Text("a"), Chain((Text("("), RuleCall("r"), Text(")")))))}),
     "counts": Language(Chain((Repeat(Chain((DIGITS, Text(","))), 200, 900), Repeat(Text("a"), 3, 5)))),
     "complement": Language(Both(Repeat(DIGITS, 1, 9), Not(Chain((ANYTHING, Text("42"), ANYTHING))))),
-    "nothing": Language(Choice(())),
     "the empty text": Language(Text("")),
 }
 
@@ -34,12 +33,12 @@ def tree_of(name):
 def follow(program, dice, steps=40):
     """Draws random tokens with random limits; each stays within what is left."""
     place = kernels.Place(kernels.Follower(program, TRIE))
-    mask, ends = np.zeros((2, -(-len(TOKENS) // 32)), dtype=np.uint32)
+    mask = np.zeros(-(-len(TOKENS) // 32), dtype=np.uint32)
     for _ in range(steps):
         cost = place.cost()
         left = min(cost + dice.randrange(60), 1 << 20)
-        mask[:] = 0xFFFFFFFF
-        place.restrict(mask, ends, left, 8, 32)
+        place.fill(mask)
+        place.restrict(mask, left, 8, 32)
         allowed = [i for i in range(len(TOKENS)) if mask[i // 32] >> i % 32 & 1 and place.num_closing([i], left) == 1]
         if not allowed:
             return cost
@@ -56,19 +55,23 @@ def follow(program, dice, steps=40):
 def test_random_outputs_stay_within_what_is_left_and_stop_only_where_they_are_whole(name):
     program = kernels.closing_program(tree_of(name), TRIE)
     for seed in range(8):
-        assert follow(program, random.Random(seed)) == (kernels.NEVER if name == "nothing" else 0)
+        assert follow(program, random.Random(seed)) == 0
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
 def test_programs_and_trees_with_a_wrong_bit_are_refused_or_are_others(name):
     dice = random.Random(2)
     program, tree = kernels.closing_program(tree_of(name), TRIE), tree_of(name).tobytes()
-    num_refused = 0
+    mask, num_refused = np.zeros(-(-len(TOKENS) // 32), dtype=np.uint32), 0
     for _ in range(150):
         broken = bytearray(program)
         broken[dice.randrange(len(broken))] ^= 1 << dice.randrange(8)
         try:
-            kernels.Place(kernels.Follower(bytes(broken), TRIE)).cost()
+            place = kernels.Place(kernels.Follower(bytes(broken), TRIE))
+            for token_id in (*b"(", *place.forced(9), *b"aa42,", 256, 257):
+                place.cost()
+                place.fill(mask)
+                place.accept(token_id)
         except (ValueError, RuntimeError):
             num_refused += 1
         broken = bytearray(tree)
@@ -93,3 +96,22 @@ LARGE = {
 def test_what_grows_too_large_is_refused(name):
     with pytest.raises(RuntimeError, match="too"):
         kernels.closing_program(encoded(LARGE[name], kernels), TRIE)
+
+
+def test_where_all_languages_keep_much_those_used_longest_ago_forget_and_go_on_as_before():
+    trie = kernels.Trie.of(TOKENS, [], len(TOKENS), 3_000)
+    digits = [kernels.closing_program(tree_of("counts"), TRIE) for _ in range(12)]
+    places = [kernels.Place(kernels.Follower(program, trie)) for program in digits]
+    masks = np.zeros((2, -(-len(TOKENS) // 32)), dtype=np.uint32)
+    kept = []
+    for number in range(60):  # all outputs in turn, a character each
+        for place in places:
+            assert place.accept(b"1,"[number % 2])
+            place.fill(masks[0])
+            kept.append(trie.num_kept)
+    assert min(kept[-400:]) < 2_000 < max(kept) <= 3_200
+    for place in places:  # what was forgotten is found again
+        place.fill(masks[1])
+        assert (masks[0] == masks[1]).all()
+    del places, place
+    assert trie.num_kept == 0

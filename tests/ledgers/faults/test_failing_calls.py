@@ -40,7 +40,7 @@ def sites(*names):
 def new_compiler():
     vocabulary = Vocabulary(tuple(bytes([byte]) for byte in range(256)), (EOS,), VOCAB_SIZE)
     tokenizer = fake_engine.make_byte_tokenizer()
-    return Compiler("llguidance", lambda: vocabulary, lambda text: tokenizer.encode(text, add_special_tokens=False))
+    return Compiler(lambda: vocabulary, lambda text: tokenizer.encode(text, add_special_tokens=False))
 
 
 class Fresh:

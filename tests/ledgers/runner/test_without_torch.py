@@ -10,8 +10,6 @@ import pytest
 import tiny_gguf
 import tiny_models
 
-from tureen.grammar.backends.registry import BACKENDS
-
 GUARDS = ("grammar", "kernels", "runner", "sampling", "vision", "weights")
 
 SCRIPT = """
@@ -101,13 +99,10 @@ def test_a_text_model_is_loaded_without_torch(tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_a_grammar_backend_is_made_without_torch(name):
-    pytest.importorskip({"outlines": "outlines_core"}.get(name, name))
+def test_constraints_are_compiled_without_torch():
     code = (
-        "import sys; from tureen.grammar.backends.registry import find_backend\n"
-        "from tureen.grammar.base import Vocabulary\n"
-        f"find_backend('{name}')(Vocabulary((b'a', b''), (1,), 2), lambda text: []);"
+        "import sys; from tureen.grammar import LanguageCompiler, Vocabulary; from tureen.kernels.cpu import native\n"
+        "LanguageCompiler(Vocabulary((b'a', b''), (1,), 2), lambda text: [], native.require());"
         "assert not {'torch', 'transformers', 'asyncio'} & set(sys.modules), sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tureen.grammar.backends.tokens import packed
-from tureen.grammar.base import Backend, CompiledGrammar, Grammar, Mask, Vocabulary
+from tureen.grammar.base import CompiledGrammar, Grammar, Mask, Vocabulary, packed
 from tureen.grammar.expression import GrammarError, Language
+from tureen.grammar.follower import LanguageCompiler
 from tureen.grammar.guard.branches import BranchFollower
 from tureen.grammar.guard.facts import THE_END, FixedStep, FreeStep, GuardFacts, KeyStep, ValueStep
 from tureen.grammar.guard.reader import Broken, Mode, Place, PossiblePlaces
@@ -32,22 +32,23 @@ IN_TEXTS = (*range(0x20, 0xC0), *range(0xC2, 0xF5))
 IN_STRINGS = (Mode.STRING, Mode.ESCAPE, Mode.KEY, Mode.KEY_ESCAPE)
 
 
-def guarded(compiled: CompiledGrammar, facts: GuardFacts | None, backend: Backend) -> CompiledGrammar:
-    """Returns a grammar of this backend with a guard; itself where there is nothing to guard."""
+def load_guarded(program: bytes, facts: GuardFacts | None, compiler: LanguageCompiler) -> CompiledGrammar:
+    """Loads a program, with a guard where there are facts to guard. Raises GrammarError."""
+    compiled = compiler.load(program)
     if facts is None:
         return compiled
-    return GuardedCompiled(compiled, facts, _tokens(backend.vocabulary), tuple(map(backend.load, facts.branches)))
+    return GuardedCompiled(compiled, facts, _tokens(compiler.vocabulary), tuple(map(compiler.load, facts.branches)))
 
 
-def ready(language: Language, backend: Backend, *, strict: bool) -> Language:
-    """Returns a language whose guard has all that the backend loads; without a guard, and told so, where it cannot be
+def ready(language: Language, compiler: LanguageCompiler, *, strict: bool) -> Language:
+    """Returns a language whose guard has all that is loaded for it; without a guard, and told so, where it cannot be
     had. Raises GrammarError there if strict."""
     if language.guard is None or not language.branches:
         return language
     try:
-        if not _tokens(backend.vocabulary).has_bytes:
+        if not _tokens(compiler.vocabulary).has_bytes:
             raise GrammarError("the vocabulary has no token for each byte")
-        branches = tuple(map(backend.translate, language.branches))
+        branches = tuple(map(compiler.translate, language.branches))
     except GrammarError:
         if strict:
             raise GrammarError(language.guarded[0].why) from None
@@ -112,6 +113,8 @@ class GuardedCompiled:
     def __init__(
         self, inner: CompiledGrammar, facts: GuardFacts, tokens: GuardedTokens, branches: tuple[CompiledGrammar, ...]
     ) -> None:
+        self.ends = inner.ends
+        self.least = inner.least
         self._inner = inner
         self._facts = facts
         self._tokens = tokens
@@ -146,11 +149,11 @@ class GuardedGrammar:
         self._places = [reader.start]
         self._sizes = [0]  # of the text at each place
         self._looks_left = 0
+        self.restrict, self.num_closing = inner.restrict, inner.num_closing
 
     def fill_mask(self, mask: Mask) -> None:
         self._looks_left = MAX_LOOKS
-        near = self._fill(mask)
-        for token_id in near:
+        for token_id in self._fill(mask):
             if not self._has_way_out(token_id):
                 _clear(mask, token_id)
 
@@ -197,6 +200,10 @@ class GuardedGrammar:
     @property
     def is_done(self) -> bool:
         return self._inner.is_done
+
+    @property
+    def cost(self) -> int:
+        return self._inner.cost
 
     def _text(self, token_id: int) -> bytes:
         return self._tokens.texts[token_id] if token_id < len(self._tokens.texts) else b""
@@ -279,8 +286,7 @@ class GuardedGrammar:
     def _fill(self, mask: Mask) -> list[int]:
         """Writes the tokens that break nothing; returns those after which an item may still become one that was."""
         self._inner.fill_mask(mask)
-        place = self._places[-1]
-        if not self._reader.ends(place, self._data):
+        if not self._reader.ends(place := self._places[-1], self._data):
             mask &= ~self._tokens.ends
         if place.value is not None and place.value.is_narrow:
             mask &= self._narrow(place.value)
@@ -377,8 +383,8 @@ class GuardedGrammar:
         try:
             mask = np.zeros(self._tokens.num_words, dtype=np.uint32)
             near = self._fill(mask)
-            num_allowed = int(np.unpackbits(mask.view(np.uint8)).sum())
-            return num_allowed > len(near) or any(self._has_way_out(other) for other in near)
+            is_free = int(np.unpackbits(mask.view(np.uint8)).sum()) > len(near)
+            return is_free or any(self._has_way_out(other) for other in near)
         finally:
             self.rollback(1)
 

@@ -22,14 +22,18 @@ namespace {
 
 using Numbers = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Mask = nb::ndarray<uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Ends = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-std::shared_ptr<Trie> trie_of(const std::vector<nb::bytes>& tokens) {
+std::shared_ptr<Trie> trie_of(const std::vector<nb::bytes>& tokens, const std::vector<int32_t>& end_ids,
+                              size_t num_tokens, int64_t most_kept) {
     std::vector<std::string> texts;
     texts.reserve(tokens.size());
     for (const nb::bytes& token : tokens) texts.emplace_back(token.c_str(), token.size());
     nb::gil_scoped_release released;
-    return std::make_shared<Trie>(std::move(texts));
+    return std::make_shared<Trie>(std::move(texts), end_ids, num_tokens, most_kept);
+}
+
+void check_size(const Place& place, const Mask& mask) {
+    if (mask.size() != place.num_words()) throw std::invalid_argument("a mask of another size");
 }
 
 nb::bytes program_of(const Numbers& tree, const Trie& trie) {
@@ -47,7 +51,10 @@ nb::bytes program_of(const Numbers& tree, const Trie& trie) {
 
 void bind_closing(nb::module_& m) {
     nb::class_<Trie>(m, "Trie", "The tokens of a vocabulary, for the languages below.")
-        .def_static("of", &trie_of, "tokens"_a, "Tokens by id; b'' is no text.");
+        .def_static("of", &trie_of, "tokens"_a, "end_ids"_a, "num_tokens"_a, "most_kept"_a,
+                    "Tokens by id, b'' is no text; those that end an output; the number of tokens of a mask; how much "
+                    "all languages keep, in configurations of some 40 bytes.")
+        .def_prop_ro("num_kept", [](const Trie& t) { return t.kept->total.load(); });
     m.def(
         "closing_program", &program_of, "tree"_a, "trie"_a,
         "Compiles a language, as grammar/closing.py writes it. Raises RuntimeError where it is too large, ValueError.");
@@ -64,10 +71,33 @@ void bind_closing(nb::module_& m) {
             "least", [](const Follower& f) { return f.program().least(); },
             "The fewest tokens of an output. Never more than are needed where no token is shared by two rules.")
         .def_prop_ro("num_instructions", [](const Follower& f) { return f.program().code.size(); })
+        .def_prop_ro("num_kept", &Follower::num_kept)
         .def_prop_ro("num_walked", [](const Follower& f) { return f.num_walked; });
     nb::class_<Place>(m, "Place", "Where an output is in a language. It takes the tokens that it is told.")
         .def(nb::init<std::shared_ptr<Follower>>(), "follower"_a)
-        .def("accept", &Place::accept, "token_id"_a)
+        .def("accept", &Place::accept, "token_id"_a, nb::call_guard<nb::gil_scoped_release>(),
+             "Goes on by a token. False, and nothing changes, where the language does not allow it.")
+        .def(
+            "fill",
+            [](Place& self, Mask mask) {
+                check_size(self, mask);
+                nb::gil_scoped_release released;
+                self.fill(mask.data());
+            },
+            "mask"_a, "Writes the tokens that may come next, and where the output may end, those that end it.")
+        .def(
+            "forced",
+            [](Place& self, size_t most) {
+                std::string text;
+                {
+                    nb::gil_scoped_release released;
+                    text = self.forced(most);
+                }
+                return nb::bytes(text.data(), text.size());
+            },
+            "most"_a, "The text that must come next, up to `most` bytes.")
+        .def_prop_ro("accepts", &Place::accepts, "Whether the output may end here.")
+        .def_prop_ro("is_over", &Place::is_over, "Whether it can only end here.")
         .def("rollback", &Place::rollback, "num_tokens"_a)
         .def("cost", &Place::cost, nb::call_guard<nb::gil_scoped_release>(),
              "Tokens that it takes to come to an end, without one that ends the output.")
@@ -75,12 +105,12 @@ void bind_closing(nb::module_& m) {
              "How many of these tokens may follow so that the output can still end within `left` tokens.")
         .def(
             "restrict",
-            [](Place& self, Mask mask, Ends ends, int32_t left, int32_t words, int32_t sentences) {
-                if (mask.size() != ends.size()) throw std::invalid_argument("masks of different sizes");
+            [](Place& self, Mask mask, int32_t left, int32_t words, int32_t sentences) {
+                check_size(self, mask);
                 nb::gil_scoped_release released;
-                return int(self.restrict(mask.data(), ends.data(), mask.size(), left, {words, sentences}));
+                return int(self.restrict(mask.data(), left, {words, sentences}));
             },
-            "mask"_a, "ends"_a, "left"_a, "words"_a, "sentences"_a,
+            "mask"_a, "left"_a, "words"_a, "sentences"_a,
             "Takes the tokens behind which the output could not end within `left` tokens. 1 where it took some because "
             "the end is near; 2 where the word that is being written may be ended, and no other one begun.")
         .def(

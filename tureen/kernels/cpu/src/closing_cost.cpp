@@ -5,6 +5,7 @@
 #include <numeric>
 #include <queue>
 #include <set>
+#include <stdexcept>
 #include <tuple>
 #include <utility>
 
@@ -399,6 +400,14 @@ void find_costs(Program& program, const Trie& trie) {
         }
     }
     program.cost = equations.solved();
+    // What no text leads on from matches nothing.
+    for (int32_t pc = 0; pc < int32_t(program.code.size()); pc++) {
+        if (bytes[pc] >= NEVER) program.code[pc] = {SPLIT, 0, 0};
+    }
+    if (bytes[program.rules[0].entry] >= NEVER) {
+        throw std::invalid_argument(
+            "no text at all fits: its parts contradict each other, or ask for more than can be written");
+    }
 }
 
 }  // namespace tureen

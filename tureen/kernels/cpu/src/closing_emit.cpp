@@ -378,9 +378,12 @@ int32_t Emitter::counted(int32_t item, int32_t least, int32_t most, int32_t next
 int32_t Emitter::emit_call(int32_t name, int32_t next) {
     if (!is_recursive_[name]) {
         bool is_small = num_calls_[name] < 2 || rule_size_[name] <= MAX_INLINED;
-        if (is_small && int64_t(program_.code.size()) < MAX_ALL_INLINED) return emit(tree_.rules[name], next);
+        if (is_flat_ || (is_small && int64_t(program_.code.size()) < MAX_ALL_INLINED))
+            return emit(tree_.rules[name], next);
     }
-    if (is_flat_) throw std::invalid_argument("a part that must be regular calls a rule");
+    if (is_flat_)
+        throw std::invalid_argument(
+            "only what is regular can be combined with & or excluded, and this calls a rule that calls itself");
     auto [at, is_new] = entries_.try_emplace(name, -1);
     if (is_new) {
         at->second = add({SPLIT, 0, 0});

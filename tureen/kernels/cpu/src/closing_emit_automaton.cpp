@@ -133,6 +133,7 @@ BoolTree Emitter::condition_of(int32_t id, std::vector<int32_t>& leaves) {
 
 // A rule whose automaton counts items as they are over.
 int32_t Emitter::emit_bounded(Regular& regular, int32_t next) {
+    if (regular.machine.fewest_items()[0] > regular.most) return any_of({});
     if (regular.rule < 0) {
         const Automaton& machine = regular.machine;
         const int32_t rule = regular.rule = int32_t(program_.rules.size());

@@ -33,8 +33,18 @@ Follower::Follower(Program program, std::shared_ptr<const Trie> trie)
             roomy_ = std::max(roomy_, program_.rests[size_t(program_.from[place])].items);
         }
     }
-    roomy_ += *std::max_element(trie_->depth.begin(), trie_->depth.end());
+    roomy_ += trie_->longest;
+    read_characters();
     reset();
+    std::lock_guard<std::mutex> held(trie_->kept->lock);
+    trie_->kept->followers.push_back(this);
+}
+
+Follower::~Follower() {
+    std::lock_guard<std::mutex> held(trie_->kept->lock);
+    std::vector<Follower*>& all = trie_->kept->followers;
+    all.erase(std::find(all.begin(), all.end(), this));
+    trie_->kept->total -= counted_;
 }
 
 void Follower::reset() {
@@ -46,22 +56,51 @@ void Follower::reset() {
     frame_ids_.clear();
     far_.clear();
     frames_.clear();
+    after_plain_.clear();
+    plain_loops_.clear();
+    masks_.clear();
     num_configurations_ = 0;
     settled_states_ = 0;
     settled_configurations_ = 0;
-    frames_.push_back({0, 0, {}});
+    frames_.push_back({0, 0, 0, {}});
     start_ = closed({{program_.rules[0].entry, 0, 0}});
     if (start_ < 0) start_ = state_of({}, false);
 }
 
 void Follower::tidy() {
     work_ = 0;
-    if (states_.size() < MAX_STATES + settled_states_ &&
-        num_configurations_ < MAX_CONFIGURATIONS + settled_configurations_) {
-        return;
-    }
+    used_ = ++trie_->kept->clock;
+    const bool has_many = states_.size() >= MAX_STATES + settled_states_ ||
+                          num_configurations_ >= MAX_CONFIGURATIONS + settled_configurations_;
+    if (has_many) forget();
+    count_kept();
+    if (trie_->kept->total > trie_->kept->most) make_room();
+}
+
+void Follower::forget() {
     generation++;
     reset();
+    count_kept();
+}
+
+void Follower::count_kept() {
+    trie_->kept->total += num_configurations_ - counted_;
+    counted_ = num_configurations_;
+}
+
+// Has other languages forget what they keep, those first that were used longest ago; not those that are in use.
+void Follower::make_room() {
+    Kept& kept = *trie_->kept;
+    std::lock_guard<std::mutex> held(kept.lock);
+    std::vector<std::pair<int64_t, Follower*>> others;
+    for (Follower* each : kept.followers) others.emplace_back(each->used_, each);
+    std::sort(others.begin(), others.end());
+    for (auto [used, other] : others) {
+        if (kept.total <= kept.most / 2) return;
+        if (other == this || !other->lock.try_lock()) continue;
+        other->forget();
+        other->lock.unlock();
+    }
 }
 
 // What one output needs is no reason to begin anew before as much has come again.
@@ -114,7 +153,7 @@ int32_t Follower::closed(Configurations waiting) {
 void Follower::close_one(Configuration c, Configurations& waiting, Configurations& takers, bool& accepts) {
     const Instruction& i = program_.code[c.pc];
     const int32_t place = program_.place_of(c.pc);
-    if (place >= 0 && c.count + program_.fewest_items(place) > program_.rules[rule_of(c.frame)].most) return;
+    if (place >= 0 && c.count + program_.fewest[size_t(place)] > program_.rules[rule_of(c.frame)].most) return;
     if (i.op == BYTES) {
         if (!is_covered(c, takers)) takers.push_back(c);
         return;
@@ -198,19 +237,29 @@ int32_t Follower::frame_of(int32_t number, int depth) {
     for (Edge& edge : edges) {
         if (edge.frame < 0) edge.frame = frame_of(~edge.frame, depth + 1);
     }
+    return opened_[size_t(number)].frame = frame_with(opened_[size_t(number)].rule, std::move(edges));
+}
+
+int32_t Follower::frame_with(int32_t rule, std::vector<Edge> edges) {
     std::sort(edges.begin(), edges.end());
-    std::vector<int32_t> key{opened_[size_t(number)].rule};
+    edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
+    std::vector<int32_t> key{rule};
     int32_t cost = NEVER;
     for (const Edge& edge : edges) {
         key.insert(key.end(), {edge.pc, edge.count, edge.frame});
         cost = std::min(cost, cost_of({edge.pc, edge.count, edge.frame}));
     }
-    auto [at, is_new] = frame_ids_.try_emplace(std::move(key), int32_t(frames_.size()));
-    if (is_new) {
-        num_configurations_ += int64_t(edges.size());
-        frames_.push_back({opened_[size_t(number)].rule, cost, std::move(edges)});
+    auto [known, is_new] = frame_ids_.try_emplace(std::move(key), int32_t(frames_.size()));
+    const int32_t number = known->second;
+    if (!is_new) return number;
+    num_configurations_ += int64_t(edges.size());
+    frames_.push_back({rule, cost, number, edges});
+    for (Edge& edge : edges) edge = {edge.pc, uncounted(edge.count, edge.frame), frames_[size_t(edge.frame)].uncounted};
+    if (edges != frames_[size_t(number)].edges) {
+        const int32_t same = frame_with(rule, std::move(edges));  // of which nothing more can be left out
+        frames_[size_t(number)].uncounted = same;
     }
-    return opened_[size_t(number)].frame = at->second;
+    return number;
 }
 
 int32_t Follower::cost_of(const Configuration& c) const {
@@ -237,6 +286,7 @@ int32_t Follower::state_of(Configurations takers, bool accepts) {
     states_.push_back(std::move(takers));
     costs_.push_back(cost);
     accepts_.push_back(accepts);
+    after_plain_.push_back(UNKNOWN);
     moves_.insert(moves_.end(), size_t(num_classes_), UNKNOWN);
     return at->second;
 }
@@ -268,25 +318,6 @@ const std::vector<std::pair<int32_t, int32_t>>& Follower::far_tokens(int32_t sta
     return far_.emplace(plain, std::move(tokens)).first->second;
 }
 
-template <class Body>
-void Follower::each_token(int32_t state, const Body& body) {
-    std::vector<int32_t> path{state};  // by depth
-    const Trie& trie = *trie_;
-    for (int32_t node = 1; node < trie.size();) {
-        num_walked++;
-        size_t depth = trie.depth[node];
-        int32_t target = after_byte(path[depth - 1], trie.byte[node]);
-        if (target < 0) {
-            node = trie.end[node];
-            continue;
-        }
-        if (path.size() <= depth) path.resize(depth + 1);
-        path[depth] = target;
-        for (int32_t token = trie.token[node]; token >= 0; token = trie.same[token]) body(token, target);
-        node++;
-    }
-}
-
 void Place::rollback(size_t count) {
     tokens_.resize(tokens_.size() - std::min(count, tokens_.size()));
     if (states_.size() > tokens_.size() + 1) states_.resize(tokens_.size() + 1);
@@ -302,24 +333,65 @@ int32_t Place::state() {
     }
     if (states_.empty()) states_.push_back(follower.start());
     while (states_.size() <= tokens_.size()) {
-        int32_t last = states_.back();
-        states_.push_back(last < 0 ? last : follower.after(last, tokens_[states_.size() - 1]));
+        states_.push_back(follower.after(states_.back(), tokens_[states_.size() - 1]));
     }
     if (is_replayed && tokens_.size() > 0) follower.settle();
     return states_.back();
 }
 
+bool Place::accept(int32_t token) {
+    std::lock_guard<std::mutex> held(follower_->lock);
+    const int32_t here = state();
+    const int32_t next = here < 0 ? here : follower_->after(here, token);
+    if (next < 0) return false;
+    tokens_.push_back(token);
+    states_.push_back(next);
+    return true;
+}
+
+void Place::fill(uint32_t* mask) {
+    std::lock_guard<std::mutex> held(follower_->lock);
+    const int32_t here = state();
+    const std::vector<uint32_t>& known = follower_->mask(here);
+    std::copy(known.begin(), known.end(), mask);
+    if (!follower_->accepts(here)) return;
+    const std::vector<uint32_t>& ends = follower_->trie().ends;
+    for (size_t word = 0; word < ends.size(); word++) mask[word] |= ends[word];
+}
+
+std::string Place::forced(size_t most) {
+    std::lock_guard<std::mutex> held(follower_->lock);
+    std::string text;
+    for (int32_t at = state(); text.size() < most && !follower_->accepts(at);) {
+        const int32_t byte = follower_->only_byte(at);
+        if (byte < 0) break;
+        text.push_back(char(byte));
+        at = follower_->after_byte(at, uint8_t(byte));
+    }
+    return text;
+}
+
+bool Place::accepts() {
+    std::lock_guard<std::mutex> held(follower_->lock);
+    return follower_->accepts(state());
+}
+
+bool Place::is_over() {
+    std::lock_guard<std::mutex> held(follower_->lock);
+    const int32_t here = state();
+    return follower_->accepts(here) && follower_->is_over(here);
+}
+
 int32_t Place::cost() {
     std::lock_guard<std::mutex> held(follower_->lock);
-    int32_t here = state();
-    return here < 0 ? NEVER : follower_->cost(here);
+    return follower_->cost(state());
 }
 
 size_t Place::num_closing(const std::vector<int32_t>& tokens, int32_t left) {
     std::lock_guard<std::mutex> held(follower_->lock);
     int32_t here = state();
     for (size_t at = 0; at < tokens.size(); at++) {
-        here = here < 0 ? here : follower_->after(here, tokens[at]);
+        here = follower_->after(here, tokens[at]);
         if (here < 0 || int64_t(follower_->cost(here)) > int64_t(left) - int64_t(at) - 1) return at;
     }
     return tokens.size();
@@ -343,7 +415,8 @@ void keep(std::vector<uint32_t>& mask, int32_t token) {
 }
 
 // What of a mask is in the other one, or among the ends.
-std::vector<uint32_t> common(const uint32_t* mask, const std::vector<uint32_t>& other, const uint32_t* ends) {
+std::vector<uint32_t> common(const uint32_t* mask, const std::vector<uint32_t>& other,
+                             const std::vector<uint32_t>& ends) {
     std::vector<uint32_t> both(other.size());
     for (size_t word = 0; word < other.size(); word++) both[word] = mask[word] & (other[word] | ends[word]);
     return both;
@@ -355,11 +428,13 @@ bool is_any(const std::vector<uint32_t>& mask) {
 
 }  // namespace
 
-Nearness Place::restrict(uint32_t* mask, const uint32_t* ends, size_t num_words, int32_t left, Zones zones) {
+Nearness Place::restrict(uint32_t* mask, int32_t left, Zones zones) {
     std::lock_guard<std::mutex> held(follower_->lock);
     Follower& follower = *follower_;
+    const std::vector<uint32_t>& ends = follower.trie().ends;
+    const size_t num_words = ends.size();
     int32_t here = state();
-    if (here < 0 || follower.cost(here) >= NEVER) return AWAY;
+    if (follower.cost(here) >= NEVER) return AWAY;
     const int32_t cost = follower.cost(here), spare = left - cost;
     if (spare > std::max({FAR, zones.words, zones.sentences})) {
         for (auto [token, target] : follower.far_tokens(here, FAR)) {

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -17,6 +19,9 @@ namespace tureen {
 class Follower {
 public:
     Follower(Program program, std::shared_ptr<const Trie> trie);
+    ~Follower();
+    Follower(const Follower&) = delete;
+    Follower& operator=(const Follower&) = delete;
 
     // An instruction that takes a byte, how often the counted rule that it is in has been matched, and its frame.
     struct Configuration {
@@ -28,7 +33,7 @@ public:
     };
     using Configurations = std::vector<Configuration>;
 
-    static constexpr int32_t DEAD = -1, UNKNOWN = -2;
+    static constexpr int32_t DEAD = -1, UNKNOWN = -2, SEVERAL = -3;
 
     int32_t start() const { return start_; }
     int32_t after_byte(int32_t state, uint8_t byte) {
@@ -41,15 +46,26 @@ public:
 
     // body(token, state behind it) for all tokens that the language allows.
     template <class Body>
-    void each_token(int32_t state, const Body& body);
+    void each_token(int32_t state, const Body& body) {
+        walk(*trie_, 1, trie_->size(), state, body);
+    }
+
+    // The tokens that the language allows.
+    const std::vector<uint32_t>& mask(int32_t state);
+    // The byte that must come, or -1.
+    int32_t only_byte(int32_t state);
+    // Whether no byte may come.
+    bool is_over(int32_t state);
 
     // The tokens, with what it takes to end behind each, where that is more than `far` above what it takes here.
     // Of a state from which at least as much is reached as from this one.
     const std::vector<std::pair<int32_t, int32_t>>& far_tokens(int32_t state, int32_t far);
 
-    // Forgets all states where there are many; `generation` rises.
+    // Forgets all states where there are many; `generation` rises. Where all languages together keep much, one that was
+    // used longer ago forgets its own.
     void tidy();
     void settle();
+    int64_t num_kept() const { return num_configurations_; }
 
     std::mutex lock;
     int64_t generation = 0;
@@ -58,6 +74,7 @@ public:
     const Program& program() const { return program_; }
 
 private:
+    using Steps = std::vector<std::vector<uint8_t>>;  // for each byte of a character, a member of each class
     struct Edge {
         int32_t pc, count, frame;
         bool operator<(const Edge& o) const {
@@ -67,6 +84,7 @@ private:
     };
     struct Frame {  // a rule that is being matched, and what follows it
         int32_t rule, cost;
+        int32_t uncounted;  // the frame without counts that make no difference for the next token
         std::vector<Edge> edges;
     };
     struct Opened {  // a rule that was begun at this byte
@@ -80,6 +98,9 @@ private:
     };
 
     void reset();
+    void forget();
+    void count_kept();
+    void make_room();
     void spend(int64_t work);
     int32_t move(int32_t state, int32_t cls);
     int32_t closed(Configurations waiting);
@@ -87,6 +108,18 @@ private:
     void call(const Configuration& c, const Instruction& i, Configurations& waiting);
     void end_rule(int32_t frame, Configurations& waiting, bool& accepts);
     int32_t frame_of(int32_t opened, int depth);
+    int32_t frame_with(int32_t rule, std::vector<Edge> edges);
+    int32_t uncounted(int32_t count, int32_t frame) const;
+    int32_t uncounted(int32_t state);
+    void read_characters();
+    int32_t after_plain(int32_t state);
+    bool leads_to_one(int32_t state, int32_t frame, const Steps& steps, int32_t& target, bool& is_within);
+    int32_t frame_of_all(int32_t state) const;
+    int32_t num_plain(int32_t state);
+    void add_tokens(const Nodes& nodes, int32_t from, int32_t to, int32_t state, std::vector<uint32_t>& mask);
+    void add_by_first(int32_t state, std::vector<uint32_t>& mask);
+    template <class Body>
+    void walk(const Nodes& nodes, int32_t from, int32_t to, int32_t state, const Body& body);
     int32_t rule_of(int32_t frame) const { return frame >= 0 ? frames_[frame].rule : opened_[~frame].rule; }
     bool is_covered(const Configuration& c, const Configurations& others) const;
     int32_t state_of(Configurations takers, bool accepts);
@@ -102,6 +135,7 @@ private:
 
     std::vector<Configurations> states_;
     std::vector<int32_t> costs_, moves_;
+    std::vector<int32_t> after_plain_;  // where all plain characters lead
     std::vector<bool> accepts_;
     std::unordered_map<std::vector<int32_t>, int32_t, Hash> state_ids_, frame_ids_;
     std::unordered_map<int32_t, std::vector<std::pair<int32_t, int32_t>>> far_;
@@ -110,10 +144,35 @@ private:
     size_t settled_states_ = 0;  // as many as one output took when all began anew
     int64_t work_ = 0;           // of this call
     std::vector<std::pair<int32_t, int32_t>> large_far_;
+    std::vector<Steps> characters_;                               // all plain ones
+    std::unordered_set<std::vector<int32_t>, Hash> plain_loops_;  // states that all plain characters lead back to
+    std::unordered_map<int32_t, std::vector<uint32_t>> masks_;    // by state without counts
+    std::vector<int32_t> path_;
+    int64_t counted_ = 0;           // of what is kept, in the total of all languages
+    std::atomic<int64_t> used_{0};  // when, by their clock
 
     std::vector<Opened> opened_;
     Configurations loops_, seen_;
 };
+
+template <class Body>
+void Follower::walk(const Nodes& nodes, int32_t from, int32_t to, int32_t state, const Body& body) {
+    if (from >= to) return;
+    path_.resize(size_t(trie_->longest) + 1);  // states by depth
+    path_[size_t(nodes.depth[from]) - 1] = state;
+    for (int32_t node = from; node < to;) {
+        num_walked++;
+        const size_t depth = nodes.depth[node];
+        const int32_t target = after_byte(path_[depth - 1], nodes.byte[node]);
+        if (target < 0) {
+            node = nodes.end[node];
+            continue;
+        }
+        path_[depth] = target;
+        for (int32_t token = nodes.token[node]; token >= 0; token = trie_->same[token]) body(token, target);
+        node++;
+    }
+}
 
 // How an output must end within a limit.
 struct Zones {
@@ -131,14 +190,22 @@ class Place {
 public:
     explicit Place(std::shared_ptr<Follower> follower) : follower_(std::move(follower)) {}
 
-    void accept(int32_t token) { tokens_.push_back(token); }
+    // Whether the language allows the token; where it does not, nothing changes.
+    bool accept(int32_t token);
     void rollback(size_t count);
     int32_t cost();
+    // Writes the tokens that may come next, and where the output may end, those that end it.
+    void fill(uint32_t* mask);
+    size_t num_words() const { return follower_->trie().num_words(); }
+    // The text that must come next, up to `most` bytes.
+    std::string forced(size_t most);
+    bool accepts();
+    // Whether the output can only end.
+    bool is_over();
     // How many of these tokens may follow so that the output still ends within `left` tokens.
     size_t num_closing(const std::vector<int32_t>& tokens, int32_t left);
-    // Takes from a mask the tokens behind which the output could not end within `left`. `ends`: the mask of those that
-    // end it.
-    Nearness restrict(uint32_t* mask, const uint32_t* ends, size_t num_words, int32_t left, Zones zones);
+    // Takes from a mask the tokens behind which the output could not end within `left`.
+    Nearness restrict(uint32_t* mask, int32_t left, Zones zones);
     // Of the last mask that was taken from near the end: all that could be ended in time, and what leads nearer to it.
     const std::vector<uint32_t>& open() const { return open_; }
     const std::vector<uint32_t>& nearer() const { return nearer_; }

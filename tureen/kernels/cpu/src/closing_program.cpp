@@ -7,7 +7,7 @@ namespace tureen {
 
 namespace {
 
-constexpr int32_t VERSION = 2;
+constexpr int32_t VERSION = 3;
 
 template <class T>
 void write(const std::vector<T>& items, std::string& data) {
@@ -47,7 +47,9 @@ void check_program(const Program& program) {
     }
     const int64_t num_places = int64_t(program.from.size()) - 1;
     check(program.places.empty() || int64_t(program.places.size()) == count);
+    check(program.places.empty() || int64_t(program.fewest.size()) == num_places);
     for (int32_t place : program.places) check(place >= -1 && place < num_places);
+    for (int32_t items : program.fewest) check(items >= 0 && items <= NEVER);
     for (size_t at = 0; at < program.from.size(); at++) {
         check(program.from[at] >= (at == 0 ? 0 : program.from[at - 1]));
         check(size_t(program.from[at]) <= program.rests.size());
@@ -80,6 +82,7 @@ std::string pack(const Program& program) {
     write(program.places, data);
     write(program.from, data);
     write(program.rests, data);
+    write(program.fewest, data);
     return data;
 }
 
@@ -96,6 +99,7 @@ Program unpack(const char* data, size_t size) {
     read(program.places, data, size);
     read(program.from, data, size);
     read(program.rests, data, size);
+    read(program.fewest, data, size);
     check(size == 0);
     check_program(program);
     return program;

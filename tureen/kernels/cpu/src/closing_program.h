@@ -65,6 +65,7 @@ struct Program {
     std::vector<int32_t> places;  // by instruction: its place, or -1; none at all where no rule is bounded
     std::vector<int32_t> from;    // by place, and one more: its first rest
     std::vector<Rest> rests;      // of a place: each takes more tokens than the one before, and fewer items
+    std::vector<int32_t> fewest;  // by place: how few items lead to the end, whatever the tokens are
 
     int32_t place_of(int32_t pc) const { return places.empty() ? -1 : places[pc]; }
     // Tokens to the end of a bounded rule, from one of its places, with a limit on the items.
@@ -73,9 +74,6 @@ struct Program {
             if (rests[at].items <= items) return rests[at].tokens;
         }
         return NEVER;
-    }
-    int32_t fewest_items(int32_t place) const {
-        return from[place] < from[place + 1] ? rests[from[place + 1] - 1].items : NEVER;
     }
 
     // What a frame of this rule costs besides, where `count` times are over and one is under way.

@@ -177,6 +177,7 @@ private:
             program_.rests.insert(program_.rests.end(), known.begin(), known.end());
             program_.from.push_back(int32_t(program_.rests.size()));
         }
+        for (const Place& place : places_) program_.fewest.push_back(place.items);
     }
 
     Program& program_;

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
-from numpy.typing import NDArray
 
-from tureen.grammar.base import Mask, Vocabulary
+from tureen.grammar.base import Vocabulary, packed
 
 
 class TokenSets:
@@ -27,14 +24,3 @@ class TokenSets:
     def is_text(self, token_id: int) -> bool:
         """Returns whether the token stands for bytes."""
         return 0 <= token_id < len(self._texts) and bool(self._texts[token_id])
-
-    def bytes_of(self, token_ids: Iterable[int]) -> bytes:
-        """Returns the bytes of tokens that are text."""
-        return b"".join([self._texts[token_id] for token_id in token_ids])
-
-
-def packed(token_ids: Iterable[int] | NDArray[np.intp], size: int) -> Mask:
-    """Returns [ceil(size / 32)], in which the bits of these tokens are 1."""
-    bits = np.zeros(-(-size // 32) * 32, dtype=np.uint8)
-    bits[token_ids if isinstance(token_ids, np.ndarray) else list(token_ids)] = 1
-    return np.packbits(bits, bitorder="little").view(np.uint32)

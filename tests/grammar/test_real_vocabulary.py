@@ -1,14 +1,17 @@
-"""The backends with the default model's tokenizer: what is forced and what is drawn make one text."""
+"""Constraints with the default model's tokenizer: what is forced and what is drawn make one text."""
 
 import json
 import random
+from functools import partial
 
 import numpy as np
 import pytest
+from llguidance_masks.llguidance import Llguidance
 
-from tureen.grammar.backends.registry import BACKENDS, find_backend
+from tureen.grammar import LanguageCompiler
 from tureen.grammar.base import GrammarSpec, Vocabulary
 from tureen.grammar.frontends import language_of
+from tureen.kernels.cpu import native
 from tureen.weights.source import load_tokenizer
 
 pytestmark = pytest.mark.model
@@ -43,10 +46,10 @@ def vocabulary(tokenizer):
     return Vocabulary(tokens, tokenizer.eos_token_ids, tokenizer.vocab_size)
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
-def backend(request, tokenizer, vocabulary):
-    pytest.importorskip({"outlines": "outlines_core"}.get(request.param, request.param))
-    return find_backend(request.param)(vocabulary, lambda text: tokenizer.encode(text, add_special_tokens=False))
+@pytest.fixture(scope="module")
+def compiler(tokenizer, vocabulary):
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    return LanguageCompiler(vocabulary, encode, native.require())
 
 
 def generated(grammar, vocabulary, source):
@@ -71,9 +74,9 @@ def generated(grammar, vocabulary, source):
     return tokens, drawn
 
 
-def test_a_generated_object_fits_its_schema_and_takes_fewer_steps_than_tokens(backend, vocabulary, tokenizer):
+def test_a_generated_object_fits_its_schema_and_takes_fewer_steps_than_tokens(compiler, vocabulary, tokenizer):
     language = language_of(SPECS["schema"])
-    tokens, steps = generated(backend.load(backend.translate(language)).start(), vocabulary, random.Random(0))
+    tokens, steps = generated(compiler.load(compiler.translate(language)).start(), vocabulary, random.Random(0))
     text = b"".join(vocabulary.tokens[token_id] for token_id in tokens).decode()
     assert tokenizer.decode(tokens) == text
     value = json.loads(text)
@@ -84,8 +87,8 @@ def test_a_generated_object_fits_its_schema_and_takes_fewer_steps_than_tokens(ba
     assert steps < len(tokens)
 
 
-def test_a_fixed_text_is_forced_as_the_tokenizer_writes_it(backend, tokenizer):
-    grammar = backend.load(backend.translate(language_of(SPECS["literal"]))).start()
+def test_a_fixed_text_is_forced_as_the_tokenizer_writes_it(compiler, tokenizer):
+    grammar = compiler.load(compiler.translate(language_of(SPECS["literal"]))).start()
     start = grammar.forced()
     assert tokenizer.decode(start) == "The answer is"  # a space could belong to the next token
     assert start == tokenizer.encode("The answer is", add_special_tokens=False)
@@ -97,20 +100,15 @@ def test_a_fixed_text_is_forced_as_the_tokenizer_writes_it(backend, tokenizer):
     assert grammar.is_done
 
 
-def test_the_masks_of_all_backends_are_the_same(vocabulary, tokenizer):
-    for name in BACKENDS:
-        pytest.importorskip({"outlines": "outlines_core"}.get(name, name))
-    encode = lambda text: tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
+def test_masks_are_those_of_llguidance(vocabulary, tokenizer, compiler):
     language = language_of(SPECS["schema"])
-    grammars = []
-    for name in BACKENDS:
-        backend = find_backend(name)(vocabulary, encode)
-        grammars.append(backend.load(backend.translate(language)).start())
-    masks = np.zeros((len(grammars), -(-vocabulary.size // 32)), dtype=np.uint32)
+    oracle = Llguidance(vocabulary, lambda text: [])
+    grammars = [each.load(each.translate(language)).start() for each in (compiler, oracle)]
+    masks = np.zeros((2, -(-vocabulary.size // 32)), dtype=np.uint32)
     text = '{"name": "Ann \\"é\\n", "age": 42, "city": "Zürich", "email": "a@bc.com", "active": true}'
-    for token_id in encode(text):
+    for token_id in tokenizer.encode(text, add_special_tokens=False):
         for grammar, mask in zip(grammars, masks, strict=True):
             grammar.fill_mask(mask)
             assert grammar.accept(token_id)
-        assert (masks == masks[0]).all(), np.unpackbits((masks ^ masks[0]).view(np.uint8)).sum()
+        assert (masks[1] == masks[0]).all(), np.unpackbits((masks[1] ^ masks[0]).view(np.uint8)).sum()
     assert all(grammar.is_done for grammar in grammars)

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import is_
 
-from tureen.grammar.backends.ambiguity import Ambiguity
-from tureen.grammar.backends.facts import CALLS, COMBINED, DEAD, MARKED, Facts
+from llguidance_masks.ambiguity import Ambiguity
+from llguidance_masks.facts import CALLS, COMBINED, DEAD, MARKED, Facts
+
 from tureen.grammar.expression import (
     EMPTY,
     NOTHING,

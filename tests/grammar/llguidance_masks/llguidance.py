@@ -1,6 +1,7 @@
-"""The backend that uses llguidance: terminals by derivatives of regular expressions, above them Earley's algorithm.
+"""An oracle for masks: languages in llguidance, whose terminals are derivatives of regular expressions, and whose rules
+are parsed by Earley's algorithm.
 
-The language is written as a grammar in llguidance's dialect of Lark.
+A language is written as a grammar in llguidance's dialect of Lark.
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ from json.encoder import encode_basestring
 
 import llguidance
 import numpy as np
+from llguidance_masks.patterns import count, pattern
+from llguidance_masks.terminals import TerminalGrammar, terminal_grammar
+from llguidance_masks.tokens import TokenSets
 from numpy.typing import NDArray
 
-from tureen.grammar.backends.forced import ForcedText
-from tureen.grammar.backends.patterns import count, pattern
-from tureen.grammar.backends.terminals import TerminalGrammar, terminal_grammar
-from tureen.grammar.backends.tokens import TokenSets
 from tureen.grammar.base import Encode, Mask, Vocabulary
 from tureen.grammar.expression import (
     Both,
@@ -34,7 +34,7 @@ from tureen.grammar.expression import (
 from tureen.grammar.rules import parts
 
 LIMITS = llguidance.LLParserLimits(
-    max_items_in_row=10_000,
+    max_items_in_row=2_000,
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=400_000,
     step_max_items=100_000,
@@ -53,15 +53,12 @@ MAX_OPEN = 20
 """The parentheses around the deepest part of a rule that is written where it stands. The library takes 28."""
 
 
-class LlguidanceBackend:
+class Llguidance:
     """llguidance for one vocabulary."""
-
-    is_bounded = True  # by LIMITS
 
     def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
         self.vocabulary = vocabulary
         self._tokens = TokenSets(vocabulary)
-        self._forced_text = ForcedText(vocabulary, encode)
         self._tokenizer = llguidance.LLTokenizer(_Tokenizer(vocabulary, encode))  # type: ignore[arg-type]  # by shape
 
     def translate(self, language: Language) -> bytes:
@@ -74,36 +71,26 @@ class LlguidanceBackend:
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise too_complex(matcher)
-        return LlguidanceCompiled(matcher, self._tokens, self._forced_text, len(source))
+        return LlguidanceCompiled(matcher, self._tokens)
 
 
 class LlguidanceCompiled:
     """A matcher at the beginning."""
 
-    def __init__(
-        self, matcher: llguidance.LLMatcher, tokens: TokenSets, forced_text: ForcedText, source_bytes: int
-    ) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, tokens: TokenSets) -> None:
         self._matcher = matcher
         self._tokens = tokens
-        self._forced_text = forced_text
-        self._source_bytes = source_bytes
-
-    @property
-    def num_bytes(self) -> int:
-        """The library does not say; this is what the resident memory of a process with many of them tells."""
-        return 100_000 + 60 * self._source_bytes
 
     def start(self) -> LlguidanceGrammar:
-        return LlguidanceGrammar(self._matcher.deep_copy(), self._tokens, self._forced_text)
+        return LlguidanceGrammar(self._matcher.deep_copy(), self._tokens)
 
 
 class LlguidanceGrammar:
     """A matcher somewhere in an output."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, tokens: TokenSets, forced_text: ForcedText) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, tokens: TokenSets) -> None:
         self._matcher = matcher
         self._tokens = tokens
-        self._forced_text = forced_text
         self._mask: NDArray[np.uint32] | None = None  # of this place, without EOS
 
     def fill_mask(self, mask: Mask) -> None:
@@ -125,16 +112,6 @@ class LlguidanceGrammar:
     def rollback(self, num_tokens: int) -> None:
         self._matcher.rollback(num_tokens)
         self._mask = None
-
-    def forced(self) -> list[int]:
-        text: bytes = self._matcher.compute_ff_bytes()
-        if self._matcher.is_error():
-            raise too_complex(self._matcher)
-        if not text:
-            return []
-        return self._forced_text.tokens(
-            text, LlguidanceGrammar(self._matcher.deep_copy(), self._tokens, self._forced_text)
-        )
 
     @property
     def is_accepting(self) -> bool:

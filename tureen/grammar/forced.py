@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Protocol
 
-from tureen.grammar.backends.tokens import TokenSets
 from tureen.grammar.base import Encode, Vocabulary
 
 MAX_BYTES = 512
@@ -13,10 +12,12 @@ MAX_BYTES = 512
 token."""
 
 
-class Trial(Protocol):
-    """A copy of a grammar, as far as it is tried out."""
+class Follows(Protocol):
+    """A place in a language, as far as a text is tried there."""
 
     def accept(self, token_id: int) -> bool: ...
+
+    def rollback(self, num_tokens: int) -> None: ...
 
     @property
     def is_done(self) -> bool: ...
@@ -31,26 +32,31 @@ class ForcedText:
     """
 
     def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
-        self._tokens = TokenSets(vocabulary)
+        self._texts = vocabulary.tokens
         self._encode = encode
         self._sorted = sorted({token for token in vocabulary.tokens if token})
         self._longest = max(map(len, self._sorted), default=0)
 
-    def tokens(self, text: bytes, trial: Trial) -> list[int]:
-        """Returns the certain tokens of a text that comes next. `trial` is a copy of the grammar there, to be used
-        up."""
+    def tokens(self, text: bytes, place: Follows) -> list[int]:
+        """Returns the certain tokens of a text that comes next at a place, which is where it was afterwards."""
         text = _whole_characters(text[:MAX_BYTES])
         token_ids = self._encode(text.decode())
-        if not all(map(self._tokens.is_text, token_ids)) or self._tokens.bytes_of(token_ids) != text:
+        if b"".join(map(self._text, token_ids)) != text:
             return []  # the tokenizer writes another text, with a space before it or a special token in it
-        if not all(map(trial.accept, token_ids)):
+        num_accepted = next((at for at, token in enumerate(token_ids) if not place.accept(token)), len(token_ids))
+        is_done = num_accepted == len(token_ids) and place.is_done
+        place.rollback(num_accepted)
+        if num_accepted < len(token_ids):
             return []
-        if not trial.is_done:
+        if not is_done:
             places = range(max(0, len(text) - self._longest), len(text))
             limit = next((at for at in places if self._begun(text[at:])), len(text))
-            while token_ids and len(self._tokens.bytes_of(token_ids)) > limit:
+            while token_ids and len(b"".join(map(self._text, token_ids))) > limit:
                 token_ids.pop()
         return token_ids
+
+    def _text(self, token_id: int) -> bytes:
+        return self._texts[token_id] if token_id < len(self._texts) else b""
 
     def _begun(self, start: bytes) -> bool:
         """A token begins with these bytes and has more."""

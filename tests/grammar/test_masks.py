@@ -1,21 +1,16 @@
-"""The three backends by brute force: all strings of small languages, and every token at each of their prefixes."""
+"""Masks by brute force: all strings of small languages, and every token at each of their prefixes."""
 
 import numpy as np
 import pytest
 from backend_languages import END, EXTRA, OTHER_END, SAMPLES, SPECIAL, encode, vocabulary
 
-from tureen.grammar.backends.registry import BACKENDS, find_backend
-from tureen.grammar.expression import GrammarError
+from tureen.grammar import LanguageCompiler
+from tureen.kernels.cpu import native
 
 VOCABULARY = vocabulary()
+COMPILER = LanguageCompiler(VOCABULARY, encode, native.require())
 ENDS = {END, OTHER_END}
 LONGEST = max(len(text.encode()) for text in EXTRA.split("|"))
-
-
-@pytest.fixture(scope="module", params=BACKENDS)
-def backend(request):
-    pytest.importorskip({"outlines": "outlines_core"}.get(request.param, request.param))
-    return find_backend(request.param)(VOCABULARY, encode)
 
 
 def allowed(grammar):
@@ -41,18 +36,13 @@ def walks(sample):
     return tokens, {prefix: set(found) for prefix, found in ways.items()}
 
 
-def compiled(backend, name):
-    sample = SAMPLES[name]
-    if not sample.regular and type(backend).__module__.endswith("outlines"):
-        with pytest.raises(GrammarError, match="llguidance or xgrammar"):
-            backend.translate(sample.language)
-        pytest.skip("not regular")
-    return sample, backend.load(backend.translate(sample.language))
+def compiled(name):
+    return SAMPLES[name], COMPILER.load(COMPILER.translate(SAMPLES[name].language))
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_token_is_allowed_exactly_where_a_string_of_the_language_goes_on_with_it(backend, name):
-    sample, ready = compiled(backend, name)
+def test_a_token_is_allowed_exactly_where_a_string_of_the_language_goes_on_with_it(name):
+    sample, ready = compiled(name)
     tokens, ways = walks(sample)
     accepted = set(sample.strings)
     for prefix, found in ways.items():
@@ -70,8 +60,8 @@ def test_a_token_is_allowed_exactly_where_a_string_of_the_language_goes_on_with_
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_what_is_forced_comes_next_in_every_string_and_a_long_forced_text_is_forced(backend, name):
-    sample, ready = compiled(backend, name)
+def test_what_is_forced_comes_next_in_every_string_and_a_long_forced_text_is_forced(name):
+    sample, ready = compiled(name)
     for prefix, found in walks(sample)[1].items():
         rest = [string[len(prefix) :] for string in sample.strings if string.startswith(prefix)]
         for way in found:
@@ -86,8 +76,8 @@ def test_what_is_forced_comes_next_in_every_string_and_a_long_forced_text_is_for
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_token_that_is_not_allowed_is_refused_and_changes_nothing(backend, name):
-    sample, ready = compiled(backend, name)
+def test_a_token_that_is_not_allowed_is_refused_and_changes_nothing(name):
+    sample, ready = compiled(name)
     for prefix, found in list(walks(sample)[1].items())[:6]:
         grammar = ready.start()
         assert all(map(grammar.accept, min(found)))
@@ -99,9 +89,9 @@ def test_a_token_that_is_not_allowed_is_refused_and_changes_nothing(backend, nam
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_after_a_rollback_it_stands_where_it_stood(backend, name):
+def test_after_a_rollback_it_stands_where_it_stood(name):
     """Whatever it was asked meanwhile, and as often as one likes."""
-    sample, ready = compiled(backend, name)
+    sample, ready = compiled(name)
     for way in max(walks(sample)[1].values(), key=lambda ways: max(map(len, ways))):
         grammar = ready.start()
         stands = [_stand(grammar)]

@@ -1,0 +1,151 @@
+"""Compiles languages for one vocabulary, and follows outputs in them token by token.
+
+The native kernels, which the caller hands over, do both: docs/decisions/0138-one-engine-for-constraints.md says how.
+docs/decisions/0053-answers-that-always-close.md says how outputs are brought to an end in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from tureen.grammar.base import Encode, Ending, Mask, Nearness, Vocabulary, Zones, packed
+from tureen.grammar.expression import GrammarError, Language, TooComplex
+from tureen.grammar.forced import MAX_BYTES, ForcedText
+from tureen.grammar.tree import encoded
+
+WORD_ZONE, SENTENCE_ZONE = 8, 32
+"""Tokens to spare, at most, from which on no further word, or no further sentence, is begun. Of a short output these
+are ..."""
+WORD_SHARE, SENTENCE_SHARE = 8, 4  # ... no more than these parts: an eighth, a quarter
+
+MOST_KEPT = 3 << 20
+"""What all languages of a vocabulary keep of their states and masks, in configurations of some 40 bytes."""
+
+AT_A_WORD = 2  # of what the native code says of a mask
+
+
+class _Following:
+    """Turns what the native code raises where a language is too large into TooComplex."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if kind is RuntimeError:
+            raise TooComplex(str(error)) from None
+
+
+_FOLLOWING = _Following()
+
+
+class LanguageCompiler:
+    """Compiles languages for one vocabulary. Thread-safe."""
+
+    def __init__(self, vocabulary: Vocabulary, encode: Encode, kernels: ModuleType) -> None:
+        """`kernels`: the native module."""
+        ends = set(vocabulary.eos_token_ids)
+        texts = [b"" if index in ends else token for index, token in enumerate(vocabulary.tokens)]
+        self.vocabulary = vocabulary
+        self._ends = packed(ends, vocabulary.size)
+        self._native = kernels
+        self._trie = kernels.Trie.of(texts, sorted(ends), vocabulary.size, MOST_KEPT)
+        self._forced = ForcedText(vocabulary, encode)
+
+    def translate(self, language: Language) -> bytes:
+        """Does what can be done ahead, in any process: the result is `load`ed. Raises GrammarError."""
+        try:
+            with _FOLLOWING:
+                program: bytes = self._native.closing_program(encoded(language, self._native), self._trie)
+        except ValueError as error:
+            raise GrammarError(str(error)) from None
+        return program
+
+    def load(self, program: bytes) -> CompiledLanguage:
+        """Makes a program ready. Raises GrammarError, and ValueError for what another version made."""
+        with _FOLLOWING:
+            follower = self._native.Follower(program, self._trie)
+        least = follower.least if follower.least < self._native.NEVER else None
+        place = partial(self._native.Place, follower)
+        return CompiledLanguage(place, self._forced, self._ends, least=least, num_bytes=len(program))
+
+
+class CompiledLanguage:
+    """A language, of which no part is left to a guard. Immutable."""
+
+    reserve = 0
+
+    def __init__(
+        self, place: Callable[[], Any], forced: ForcedText, ends: Mask, *, least: int | None, num_bytes: int
+    ) -> None:
+        """`place`: makes the native place of an output at its beginning."""
+        self.least = least
+        self.ends = ends
+        self.num_bytes = num_bytes
+        self._place = place
+        self._forced = forced
+
+    def start(self) -> LanguagePlace:
+        return LanguagePlace(self._place(), self._forced)
+
+
+class LanguagePlace:
+    """The place of one output in a language."""
+
+    def __init__(self, place: Any, forced: ForcedText) -> None:
+        self._place = place
+        self._forced = forced
+        self.rollback: Callable[[int], None] = place.rollback
+
+    def fill_mask(self, mask: Mask) -> None:
+        with _FOLLOWING:
+            self._place.fill(mask)
+
+    def accept(self, token_id: int) -> bool:
+        with _FOLLOWING:
+            is_allowed: bool = self._place.accept(token_id)
+        return is_allowed
+
+    def forced(self) -> list[int]:
+        with _FOLLOWING:
+            text: bytes = self._place.forced(MAX_BYTES)
+        return self._forced.tokens(text, self) if text else []
+
+    @property
+    def is_accepting(self) -> bool:
+        with _FOLLOWING:
+            return bool(self._place.accepts)
+
+    @property
+    def is_done(self) -> bool:
+        with _FOLLOWING:
+            return bool(self._place.is_over)
+
+    @property
+    def cost(self) -> int:
+        with _FOLLOWING:
+            cost: int = self._place.cost()
+        return cost
+
+    def restrict(self, mask: Mask, left: int, zones: Zones) -> Nearness:
+        with _FOLLOWING:
+            nearness: int = self._place.restrict(mask, left, *zones)
+        if nearness < AT_A_WORD:
+            return Nearness(bool(nearness))
+        ending = Ending(np.empty_like(mask), np.empty_like(mask))
+        self._place.endings(ending.open, ending.nearer)
+        return Nearness(True, ending)
+
+    def num_closing(self, token_ids: Sequence[int], left: int) -> int:
+        with _FOLLOWING:
+            count: int = self._place.num_closing(list(token_ids), left)
+        return count
+
+
+def zones_of(most: int) -> Zones:
+    """Returns the zones of an output of at most so many tokens."""
+    return Zones(min(WORD_ZONE, most // WORD_SHARE), min(SENTENCE_ZONE, most // SENTENCE_SHARE))

@@ -1,0 +1,196 @@
+// Which tokens may come next. Most masks are of strings: what all plain characters have in common is found once, by
+// state, and only the other tokens are followed byte by byte.
+#include <algorithm>
+
+#include "closing_place.h"
+
+namespace tureen {
+
+namespace {
+
+constexpr size_t MAX_TARGETS = 8;  // of the bytes of a character up to one of them
+
+struct Range {
+    int first, last;
+};
+
+// The UTF-8 of characters that JSON writes as they are, without surrogates.
+const std::vector<std::vector<Range>> PLAIN{
+    {{0x20, 0x21}},
+    {{0x23, 0x5b}},
+    {{0x5d, 0x7e}},
+    {{0xc2, 0xdf}, {0x80, 0xbf}},
+    {{0xe0, 0xe0}, {0xa0, 0xbf}, {0x80, 0xbf}},
+    {{0xe1, 0xec}, {0x80, 0xbf}, {0x80, 0xbf}},
+    {{0xed, 0xed}, {0x80, 0x9f}, {0x80, 0xbf}},
+    {{0xee, 0xef}, {0x80, 0xbf}, {0x80, 0xbf}},
+    {{0xf0, 0xf0}, {0x90, 0xbf}, {0x80, 0xbf}, {0x80, 0xbf}},
+    {{0xf1, 0xf3}, {0x80, 0xbf}, {0x80, 0xbf}, {0x80, 0xbf}},
+    {{0xf4, 0xf4}, {0x80, 0x8f}, {0x80, 0xbf}, {0x80, 0xbf}},
+};
+
+}  // namespace
+
+void Follower::read_characters() {
+    for (const std::vector<Range>& ranges : PLAIN) {
+        Steps steps;
+        for (const Range& range : ranges) {
+            steps.emplace_back();
+            std::vector<bool> is_known(size_t(num_classes_), false);
+            for (int byte = range.first; byte <= range.last; byte++) {
+                if (is_known[classes_[size_t(byte)]]) continue;
+                is_known[classes_[size_t(byte)]] = true;
+                steps.back().push_back(uint8_t(byte));
+            }
+        }
+        if (std::find(characters_.begin(), characters_.end(), steps) == characters_.end()) {
+            characters_.push_back(std::move(steps));
+        }
+    }
+}
+
+// A count, of the rule of a frame, in place of which another one stands that allows the same next token: while there
+// is room for all that a token can add, it makes no difference.
+int32_t Follower::uncounted(int32_t count, int32_t frame) const {
+    const Rule& rule = program_.rules[size_t(frames_[size_t(frame)].rule)];
+    if (rule.is_bounded()) return rule.most - count >= roomy_ ? 0 : count;
+    if (rule.body < 0) return count;
+    if (rule.least - count > trie_->longest) return 0;
+    return rule.most < 0 || rule.most - count > trie_->longest ? std::min(count, rule.least) : count;
+}
+
+int32_t Follower::uncounted(int32_t state) {
+    Configurations takers = states_[size_t(state)];
+    for (Configuration& c : takers) {
+        c = {c.pc, uncounted(c.count, c.frame), frames_[size_t(c.frame)].uncounted};
+    }
+    if (takers == states_[size_t(state)]) return state;
+    std::sort(takers.begin(), takers.end());
+    takers.erase(std::unique(takers.begin(), takers.end()), takers.end());
+    return state_of(std::move(takers), accepts_[size_t(state)]);
+}
+
+// The frame that all ways to go on are in, where the output may not end; else -1.
+int32_t Follower::frame_of_all(int32_t state) const {
+    const Configurations& takers = states_[size_t(state)];
+    if (accepts_[size_t(state)] || takers.empty()) return -1;
+    for (const Configuration& c : takers) {
+        if (c.frame != takers[0].frame) return -1;
+    }
+    return takers[0].frame;
+}
+
+// The state that each plain character leads to, or DEAD; SEVERAL where they lead to different ones.
+int32_t Follower::after_plain(int32_t state) {
+    if (after_plain_[size_t(state)] != UNKNOWN) return after_plain_[size_t(state)];
+    std::vector<int32_t> shape;
+    const int32_t frame = frame_of_all(state);
+    if (frame >= 0) {
+        for (const Configuration& c : states_[size_t(state)]) shape.insert(shape.end(), {c.pc, c.count});
+        if (plain_loops_.count(shape) > 0) return after_plain_[size_t(state)] = state;
+    }
+    int32_t target = UNKNOWN;
+    bool is_within = frame >= 0;
+    for (const Steps& steps : characters_) {
+        if (leads_to_one(state, frame, steps, target, is_within)) continue;
+        target = SEVERAL;
+        break;
+    }
+    if (target == state && is_within) {
+        num_configurations_ += int64_t(shape.size());
+        plain_loops_.insert(std::move(shape));
+    }
+    return after_plain_[size_t(state)] = target;
+}
+
+// Whether all these characters lead to one state, that of the characters before. `is_within` becomes false where one of
+// them leaves the frame.
+bool Follower::leads_to_one(int32_t state, int32_t frame, const Steps& steps, int32_t& target, bool& is_within) {
+    std::vector<int32_t> from{state}, to;
+    for (const std::vector<uint8_t>& bytes : steps) {
+        to.clear();
+        for (int32_t at : from) {
+            for (uint8_t byte : bytes) {
+                const int32_t next = at < 0 ? DEAD : after_byte(at, byte);
+                if (std::find(to.begin(), to.end(), next) != to.end()) continue;
+                to.push_back(next);
+                is_within = is_within && next >= 0 && frame_of_all(next) == frame;
+            }
+        }
+        if (to.size() > MAX_TARGETS) return false;
+        std::swap(from, to);
+    }
+    if (target == UNKNOWN) target = from[0];
+    return from.size() == 1 && from[0] == target;
+}
+
+// How many plain characters may come, whichever they are, as far as a token has as many; -1 where it depends on them.
+int32_t Follower::num_plain(int32_t state) {
+    int32_t count = 0;
+    for (int32_t at = state; count < trie_->longest_plain; count++) {
+        const int32_t next = after_plain(at);
+        if (next == SEVERAL) return -1;
+        if (next == DEAD) break;
+        if (next == at) return trie_->longest_plain;
+        at = next;
+    }
+    return count;
+}
+
+const std::vector<uint32_t>& Follower::mask(int32_t state) {
+    const int32_t same = uncounted(state);
+    if (auto known = masks_.find(same); known != masks_.end()) return known->second;
+    std::vector<uint32_t> mask(trie_->num_words(), 0);
+    const int32_t count = num_plain(same);
+    if (count >= 0) {
+        trie_->add_plain(count, mask);
+        add_tokens(trie_->others, 1, trie_->others.size(), same, mask);
+    } else {
+        add_by_first(same, mask);
+    }
+    num_configurations_ += int64_t(mask.size()) / 8;
+    return masks_.emplace(same, std::move(mask)).first->second;
+}
+
+void Follower::add_tokens(const Nodes& nodes, int32_t from, int32_t to, int32_t state, std::vector<uint32_t>& mask) {
+    walk(nodes, from, to, state,
+         [&](int32_t token, int32_t) { mask[size_t(token) / 32] |= uint32_t(1) << (token % 32); });
+}
+
+// Where plain characters lead to different states, as many of them as like may come after some of the first ones.
+void Follower::add_by_first(int32_t state, std::vector<uint32_t>& mask) {
+    const Nodes &all = *trie_, &others = trie_->others;
+    for (int32_t node = 1, other = 1; node < all.size(); node = all.end[node]) {
+        const uint8_t first = all.byte[node];
+        while (other < others.size() && others.byte[other] < first) other = others.end[other];
+        const int32_t target = after_byte(state, first);
+        if (target < 0) continue;
+        const bool is_plain = first < 0x80 && !trie_->plain_by_first[first].empty();
+        if (!is_plain || num_plain(target) < trie_->longest_plain) {
+            add_tokens(all, node, all.end[node], state, mask);
+            continue;
+        }
+        for (size_t word = 0; word < mask.size(); word++) mask[word] |= trie_->plain_by_first[first][word];
+        const bool has_others = other < others.size() && others.byte[other] == first;
+        if (has_others) add_tokens(others, other, others.end[other], state, mask);
+    }
+}
+
+int32_t Follower::only_byte(int32_t state) {
+    int32_t byte = -1;
+    for (int32_t value = 0; value < 256; value++) {
+        if (after_byte(state, uint8_t(value)) < 0) continue;
+        if (byte >= 0) return -1;
+        byte = value;
+    }
+    return byte;
+}
+
+bool Follower::is_over(int32_t state) {
+    for (uint8_t member : members_) {
+        if (after_byte(state, member) >= 0) return false;
+    }
+    return true;
+}
+
+}  // namespace tureen

@@ -15,6 +15,17 @@ Mask = NDArray[np.uint32]
 Kind = Literal["json_schema", "regex", "ebnf", "structural_tag", "choice"]
 
 
+MAX_GRAMMAR_BYTES = 256 << 10
+MAX_SCHEMA_BYTES = 2 << 20
+SCHEMAS = frozenset(("json_schema", "structural_tag"))
+"""The kinds in which there are JSON schemas."""
+
+
+def max_bytes(kind: str) -> int:
+    """Returns the most bytes of UTF-8 that a constraint of this kind may have."""
+    return MAX_SCHEMA_BYTES if kind in SCHEMAS else MAX_GRAMMAR_BYTES
+
+
 class GrammarSpec(msgspec.Struct, frozen=True, array_like=True):
     """A constraint as a client sent it."""
 

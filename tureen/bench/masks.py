@@ -5,6 +5,7 @@ One thread, its processor time, Python's calls included. Compiling is from the s
 
 from __future__ import annotations
 
+import gc
 import random
 import tarfile
 import time
@@ -54,7 +55,7 @@ class MaskFigures(msgspec.Struct, frozen=True, kw_only=True):
     schemas: int
     refused: int
     cut: int  # outputs of a language that took too much to follow
-    mask_us: TimeFigures  # all but the first ones, and but the guarded ones
+    mask_us: TimeFigures  # without the first ones and the guarded ones
     guarded_mask_us: TimeFigures  # where a guard keeps what no grammar can
     first_mask_us: TimeFigures  # of a schema, after it was loaded
     compile_ms: TimeFigures
@@ -85,7 +86,8 @@ def run_masks(corpus: Path, tokenizer: Tokenizer, every: int, say: Callable[[str
     texts = sorted(_texts(corpus))[::every]
     if not texts:
         raise InvalidRequest(f"--masks {corpus}: it holds no file whose name ends in .json")
-    practise()  # as before the server's workers are forked
+    practise()  # as before the server's workers are forked, which collect no garbage while they compile
+    gc.disable()
     times, num_refused, num_cut = _Times(), 0, 0
     for number, (name, text) in enumerate(texts):
         if number % 100 == 0:
@@ -97,6 +99,7 @@ def run_masks(corpus: Path, tokenizer: Tokenizer, every: int, say: Callable[[str
             num_refused += 1
             continue
         times.compiles.append(time.process_time() - start_s)
+        gc.collect()
         for output in range(NUM_OUTPUTS):
             num_cut += not _follow(compiled.start(), vocabulary, times, random.Random(f"{name} {output}"), output)
     return MaskFigures(
@@ -114,7 +117,8 @@ def run_masks(corpus: Path, tokenizer: Tokenizer, every: int, say: Callable[[str
 def _follow(grammar: Grammar, vocabulary: Vocabulary, times: _Times, dice: random.Random, number: int) -> bool:
     """Draws an output under a grammar. Returns False where it takes too much to follow."""
     mask = np.zeros(-(-vocabulary.size // 32), dtype=np.uint32)
-    others = times.guarded if isinstance(grammar, GuardedGrammar) else times.masks
+    is_guarded = isinstance(grammar, GuardedGrammar)
+    others = times.guarded if is_guarded else times.masks
     hurrying = [vocabulary.tokens.index(text) for text in HURRYING if text in vocabulary.tokens]
     for at in range(MOST_TOKENS):
         start_s = time.thread_time()
@@ -122,7 +126,7 @@ def _follow(grammar: Grammar, vocabulary: Vocabulary, times: _Times, dice: rando
             grammar.fill_mask(mask)
         except GrammarError:
             return False
-        (others if at or number else times.firsts).append(time.thread_time() - start_s)
+        (others if at or number or is_guarded else times.firsts).append(time.thread_time() - start_s)
         token_id = _drawn(mask, vocabulary, dice, hurrying if 2 * at > MOST_TOKENS else ())
         if token_id is None or not grammar.accept(token_id):
             return True

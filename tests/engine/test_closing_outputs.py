@@ -246,7 +246,7 @@ def tag(form):
 
 
 INTEGER = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-GUARDED = {"type": "array", "items": {"enum": [1, 2, 3, 4]}, "uniqueItems": True, "minItems": 2}
+GUARDED = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "minItems": 2}
 CALL = {"begin": "<f>", "content": {"type": "json_schema", "json_schema": INTEGER}, "end": "</f>"}
 GUARDED_CALL = CALL | {"content": {"type": "json_schema", "json_schema": GUARDED}}
 CALLS = {"type": "triggered_tags", "triggers": ["<f"], "tags": [CALL]}
@@ -314,7 +314,7 @@ def test_a_call_in_free_text_is_whole_and_only_the_text_is_cut(name):
         ends_with_call = name == "one tag" and called[2] is not None
         assert (finish.type, len(token_ids) <= most) == ("stop" if ends_with_call else "length", True)
         assert ends_with_call or len(token_ids) == most
-    assert num_calls >= 10
+    assert num_calls >= 5
 
 
 ENDED = {

@@ -29,8 +29,8 @@ SHORT_SHARE = 0.6  # of the tokens that are the shortest of a few drawn: structu
 US, MS = 1e6, 1e3
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """How measured times are spread."""
+class TimeFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of measured times."""
 
     count: int
     mean: float
@@ -39,8 +39,8 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     worst: float
 
     @classmethod
-    def of(cls, times_s: Sequence[float], scale: float) -> Spread:
-        """Returns the spread of times, in units of which a second has `scale`."""
+    def of(cls, times_s: Sequence[float], scale: float) -> TimeFigures:
+        """Returns the figures of times, in units of which a second has `scale`."""
         times = np.array(times_s or [0.0]) * scale
         p50, p99 = np.quantile(times, [0.5, 0.99]).round(2).tolist()
         mean, worst = round(float(times.mean()), 2), round(float(times.max()), 2)
@@ -48,16 +48,16 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MaskFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the schemas of one corpus cost with one vocabulary."""
+    """The cost of the schemas of one corpus, with one vocabulary."""
 
     vocabulary: int
     schemas: int
     refused: int
     cut: int  # outputs of a language that took too much to follow
-    mask_us: Spread  # all but the first ones, and but the guarded ones
-    guarded_mask_us: Spread  # where a guard keeps what no grammar can
-    first_mask_us: Spread  # of a schema, after it was loaded
-    compile_ms: Spread
+    mask_us: TimeFigures  # all but the first ones, and but the guarded ones
+    guarded_mask_us: TimeFigures  # where a guard keeps what no grammar can
+    first_mask_us: TimeFigures  # of a schema, after it was loaded
+    compile_ms: TimeFigures
 
 
 class _Times:
@@ -104,10 +104,10 @@ def run_masks(corpus: Path, tokenizer: Tokenizer, every: int, say: Callable[[str
         schemas=len(texts),
         refused=num_refused,
         cut=num_cut,
-        mask_us=Spread.of(times.masks, US),
-        guarded_mask_us=Spread.of(times.guarded, US),
-        first_mask_us=Spread.of(times.firsts, US),
-        compile_ms=Spread.of(times.compiles, MS),
+        mask_us=TimeFigures.of(times.masks, US),
+        guarded_mask_us=TimeFigures.of(times.guarded, US),
+        first_mask_us=TimeFigures.of(times.firsts, US),
+        compile_ms=TimeFigures.of(times.compiles, MS),
     )
 
 

@@ -21,7 +21,8 @@ class TooComplex(GrammarError):
 
 
 class SchemaError(GrammarError):
-    """A schema that is wrong by itself, or leads elsewhere: no part of it may be left out to enforce the rest."""
+    """A schema or a pattern that is wrong by itself, or a schema that leads elsewhere: no part of it may be left out to
+    enforce the rest."""
 
 
 @dataclass(frozen=True, slots=True)

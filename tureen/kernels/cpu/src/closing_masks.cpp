@@ -49,13 +49,12 @@ void Follower::read_characters() {
     }
 }
 
-// A count, of the rule of a frame, in place of which another one stands that allows the same next token: while there
-// is room for all that a token can add, it makes no difference.
+// The count that takes the place of another one of a frame's rule: while there is room for all that a token can add,
+// how much room there is makes no difference to what may come next, or to what it takes to end.
 int32_t Follower::uncounted(int32_t count, int32_t frame) const {
     const Rule& rule = program_.rules[size_t(frames_[size_t(frame)].rule)];
     if (rule.is_bounded()) return rule.most - count >= roomy_ ? 0 : count;
     if (rule.body < 0) return count;
-    if (rule.least - count > trie_->longest) return 0;
     return rule.most < 0 || rule.most - count > trie_->longest ? std::min(count, rule.least) : count;
 }
 
@@ -137,28 +136,41 @@ int32_t Follower::num_plain(int32_t state) {
     return count;
 }
 
-const std::vector<uint32_t>& Follower::mask(int32_t state) {
-    const int32_t same = uncounted(state);
-    if (auto known = masks_.find(same); known != masks_.end()) return known->second;
-    std::vector<uint32_t> mask(trie_->num_words(), 0);
-    const int32_t count = num_plain(same);
-    if (count >= 0) {
-        trie_->add_plain(count, mask);
-        add_tokens(trie_->others, 1, trie_->others.size(), same, mask);
-    } else {
-        add_by_first(same, mask);
+// Whether the end is near after so many plain characters, and after each number of them before.
+bool Follower::is_near(int32_t state, int32_t num_plain, int32_t bound) {
+    for (int32_t at = state; num_plain > 0; num_plain--) {
+        const int32_t next = after_plain(at);
+        if (cost(next) > bound) return false;
+        if (next == at) break;
+        at = next;
     }
-    num_configurations_ += int64_t(mask.size()) / 8;
-    return masks_.emplace(same, std::move(mask)).first->second;
+    return true;
 }
 
-void Follower::add_tokens(const Nodes& nodes, int32_t from, int32_t to, int32_t state, std::vector<uint32_t>& mask) {
-    walk(nodes, from, to, state,
-         [&](int32_t token, int32_t) { mask[size_t(token) / 32] |= uint32_t(1) << (token % 32); });
+const Follower::Next& Follower::next(int32_t state) {
+    const int32_t same = uncounted(state);
+    if (auto known = next_.find(same); known != next_.end()) return known->second;
+    Next next{std::vector<uint32_t>(trie_->num_words(), 0), {}, cost(same) + FAR};
+    const int32_t count = num_plain(same);
+    if (count >= 0 && is_near(same, count, next.bound)) {
+        trie_->add_plain(count, next.mask);
+        add_tokens(trie_->others, 1, trie_->others.size(), same, next);
+    } else {
+        add_by_first(same, next);
+    }
+    num_configurations_ += int64_t(next.mask.size()) / 8 + int64_t(next.far.size()) / 4;
+    return next_.emplace(same, std::move(next)).first->second;
+}
+
+void Follower::add_tokens(const Nodes& nodes, int32_t from, int32_t to, int32_t state, Next& next) {
+    walk(nodes, from, to, state, [&](int32_t token, int32_t target) {
+        next.mask[size_t(token) / 32] |= uint32_t(1) << (token % 32);
+        if (cost(target) > next.bound) next.far.emplace_back(token, cost(target));
+    });
 }
 
 // Where plain characters lead to different states, as many of them as like may come after some of the first ones.
-void Follower::add_by_first(int32_t state, std::vector<uint32_t>& mask) {
+void Follower::add_by_first(int32_t state, Next& next) {
     const Nodes &all = *trie_, &others = trie_->others;
     for (int32_t node = 1, other = 1; node < all.size(); node = all.end[node]) {
         const uint8_t first = all.byte[node];
@@ -166,13 +178,14 @@ void Follower::add_by_first(int32_t state, std::vector<uint32_t>& mask) {
         const int32_t target = after_byte(state, first);
         if (target < 0) continue;
         const bool is_plain = first < 0x80 && !trie_->plain_by_first[first].empty();
-        if (!is_plain || num_plain(target) < trie_->longest_plain) {
-            add_tokens(all, node, all.end[node], state, mask);
+        if (!is_plain || num_plain(target) < trie_->longest_plain || cost(target) > next.bound ||
+            !is_near(target, trie_->longest_plain, next.bound)) {
+            add_tokens(all, node, all.end[node], state, next);
             continue;
         }
-        for (size_t word = 0; word < mask.size(); word++) mask[word] |= trie_->plain_by_first[first][word];
+        for (size_t word = 0; word < next.mask.size(); word++) next.mask[word] |= trie_->plain_by_first[first][word];
         const bool has_others = other < others.size() && others.byte[other] == first;
-        if (has_others) add_tokens(others, other, others.end[other], state, mask);
+        if (has_others) add_tokens(others, other, others.end[other], state, next);
     }
 }
 

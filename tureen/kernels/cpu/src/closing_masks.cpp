@@ -69,51 +69,47 @@ int32_t Follower::uncounted(int32_t state) {
     return state_of(std::move(takers), accepts_[size_t(state)]);
 }
 
-// The frame that all ways to go on are in, where the output may not end; else -1.
-int32_t Follower::frame_of_all(int32_t state) const {
+// Whether the output may not end, and all ways to go on are in one frame.
+bool Follower::is_in_one_frame(int32_t state) const {
     const Configurations& takers = states_[size_t(state)];
-    if (accepts_[size_t(state)] || takers.empty()) return -1;
-    for (const Configuration& c : takers) {
-        if (c.frame != takers[0].frame) return -1;
-    }
-    return takers[0].frame;
+    return !accepts_[size_t(state)] && std::all_of(takers.begin(), takers.end(),
+                                                   [&](const Configuration& c) { return c.frame == takers[0].frame; });
 }
 
 // The state that each plain character leads to, or DEAD; SEVERAL where they lead to different ones.
+//
+// Where they lead back to the state itself and all its ways are in one frame, the same holds in any other frame: the
+// characters never leave it. If its rule could end, what follows it would be among the ways, or the output could end.
 int32_t Follower::after_plain(int32_t state) {
     if (after_plain_[size_t(state)] != UNKNOWN) return after_plain_[size_t(state)];
     std::vector<int32_t> shape;
-    const int32_t frame = frame_of_all(state);
-    if (frame >= 0) {
+    const bool is_in_one = is_in_one_frame(state);
+    if (is_in_one) {
         for (const Configuration& c : states_[size_t(state)]) shape.insert(shape.end(), {c.pc, c.count});
         if (plain_loops_.count(shape) > 0) return after_plain_[size_t(state)] = state;
     }
     int32_t target = UNKNOWN;
-    bool is_within = frame >= 0;
     for (const Steps& steps : characters_) {
-        if (leads_to_one(state, frame, steps, target, is_within)) continue;
+        if (leads_to_one(state, steps, target)) continue;
         target = SEVERAL;
         break;
     }
-    if (target == state && is_within) {
+    if (target == state && is_in_one) {
         num_configurations_ += int64_t(shape.size());
         plain_loops_.insert(std::move(shape));
     }
     return after_plain_[size_t(state)] = target;
 }
 
-// Whether all these characters lead to one state, that of the characters before. `is_within` becomes false where one of
-// them leaves the frame.
-bool Follower::leads_to_one(int32_t state, int32_t frame, const Steps& steps, int32_t& target, bool& is_within) {
+// Whether all these characters lead to one state, that of the characters before.
+bool Follower::leads_to_one(int32_t state, const Steps& steps, int32_t& target) {
     std::vector<int32_t> from{state}, to;
     for (const std::vector<uint8_t>& bytes : steps) {
         to.clear();
         for (int32_t at : from) {
             for (uint8_t byte : bytes) {
                 const int32_t next = at < 0 ? DEAD : after_byte(at, byte);
-                if (std::find(to.begin(), to.end(), next) != to.end()) continue;
-                to.push_back(next);
-                is_within = is_within && next >= 0 && frame_of_all(next) == frame;
+                if (std::find(to.begin(), to.end(), next) == to.end()) to.push_back(next);
             }
         }
         if (to.size() > MAX_TARGETS) return false;

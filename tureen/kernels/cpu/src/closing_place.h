@@ -125,8 +125,8 @@ private:
     int32_t uncounted(int32_t state);
     void read_characters();
     int32_t after_plain(int32_t state);
-    bool leads_to_one(int32_t state, int32_t frame, const Steps& steps, int32_t& target, bool& is_within);
-    int32_t frame_of_all(int32_t state) const;
+    bool leads_to_one(int32_t state, const Steps& steps, int32_t& target);
+    bool is_in_one_frame(int32_t state) const;
     int32_t num_plain(int32_t state);
     bool is_near(int32_t state, int32_t num_plain, int32_t bound);
     void add_tokens(const Nodes& nodes, int32_t from, int32_t to, int32_t state, Next& next);

@@ -250,7 +250,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         bool,
         Meta(
             description="A constrained output comes to an end within max_new_tokens, and is whole: near the limit only "
-            "what can still be closed is written. false = the limit cuts it.",
+            "what can still be closed is written; free text beside tags is cut. false = the limit cuts everything.",
             extra_json_schema=CONSTRAINING,
         ),
     ] = True

@@ -122,9 +122,14 @@ class Grammar(Protocol):
         """Returns whether the output can only end here: it is accepted and nothing can follow."""
 
     @property
+    def is_free(self) -> bool:
+        """Returns whether it is in free text with which the output may go on without end, and may also end: the limit
+        cuts it."""
+
+    @property
     def cost(self) -> int:
         """Returns how many tokens it takes to come to an end, without one that ends the output. What a guard asks for
-        is not counted."""
+        is not counted, nor the rest of a character in free text that the limit cuts."""
 
     def restrict(self, mask: Mask, left: int, zones: Zones) -> Nearness:
         """Takes from a mask the tokens after which the output could not end within `left` tokens, and near the end

@@ -126,6 +126,11 @@ class LanguagePlace:
             return bool(self._place.is_over)
 
     @property
+    def is_free(self) -> bool:
+        with _FOLLOWING:
+            return bool(self._place.is_free)
+
+    @property
     def cost(self) -> int:
         with _FOLLOWING:
             cost: int = self._place.cost()

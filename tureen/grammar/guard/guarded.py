@@ -202,6 +202,10 @@ class GuardedGrammar:
         return self._inner.is_done
 
     @property
+    def is_free(self) -> bool:
+        return self._inner.is_free
+
+    @property
     def cost(self) -> int:
         return self._inner.cost
 
@@ -234,7 +238,7 @@ class GuardedGrammar:
         step = self._reader.step(place)
         if not isinstance(step, FreeStep) or step.most_tokens is None or len(self._data) == place.start:
             return True
-        left = step.most_tokens - self._num_tokens(place) - 1
+        left = step.most_tokens - _num_after(self._sizes, place.start) - 1
         return missing_bytes(self._data) <= left if left >= 0 else bool(self._rests(step, place))
 
     def _was_in_budget(self, place: StepPlace, end: int) -> bool:
@@ -247,10 +251,6 @@ class GuardedGrammar:
         free_end = end - len(stop)
         num_tokens = bisect_left(self._sizes, free_end) - bisect_right(self._sizes, place.start) + 1
         return free_end == place.start or num_tokens <= step.most_tokens
-
-    def _num_tokens(self, place: StepPlace) -> int:
-        """Returns how many tokens hold some of the text of a step."""
-        return len(self._sizes) - bisect_right(self._sizes, place.start)
 
     def _rests(self, step: FreeStep, place: StepPlace) -> list[bytes]:
         """Returns what there must still be of a text that ends a free text, all of whose tokens are there."""
@@ -269,7 +269,7 @@ class GuardedGrammar:
         step = self._reader.step(place)
         if not isinstance(step, FreeStep) or step.most_tokens is None:
             return
-        left = step.most_tokens - self._num_tokens(place)
+        left = step.most_tokens - _num_after(self._sizes, place.start)
         if left > MAX_MISSING:
             return
         if left > 0:  # no character may need more tokens than there are
@@ -387,6 +387,11 @@ class GuardedGrammar:
             return is_free or any(self._has_way_out(other) for other in near)
         finally:
             self.rollback(1)
+
+
+def _num_after(sizes: Sequence[int], start: int) -> int:
+    """Returns how many tokens hold some of the text after a position. `sizes`: of the text after each token."""
+    return len(sizes) - bisect_right(sizes, start)
 
 
 def missing_bytes(text: bytes | bytearray) -> int:

@@ -270,6 +270,11 @@ int32_t Follower::cost_of(const Configuration& c) const {
     return sum_of(int64_t(program_.cost[c.pc]) + program_.more(frame.rule, c.count), frame.cost);
 }
 
+bool Follower::is_free(int32_t state) const {
+    const Configurations& takers = states_[size_t(state)];
+    return std::any_of(takers.begin(), takers.end(), [this](const Configuration& c) { return is_free(c); });
+}
+
 int32_t Follower::state_of(Configurations takers, bool accepts) {
     std::sort(takers.begin(), takers.end());
     std::vector<int32_t> key{accepts};
@@ -280,7 +285,7 @@ int32_t Follower::state_of(Configurations takers, bool accepts) {
         throw TooLarge("it can go on in too many ways");
     }
     int32_t cost = accepts ? 0 : NEVER;
-    for (const Configuration& c : takers) cost = std::min(cost, cost_of(c));
+    for (const Configuration& c : takers) cost = std::min(cost, is_free(c) ? 0 : cost_of(c));
     num_configurations_ += int64_t(takers.size()) + num_classes_ / 8 + 4;
     states_.push_back(std::move(takers));
     costs_.push_back(cost);
@@ -346,6 +351,12 @@ std::string Place::forced(size_t most) {
 bool Place::accepts() {
     std::lock_guard<std::mutex> held(follower_->lock);
     return follower_->accepts(state());
+}
+
+bool Place::is_free() {
+    std::lock_guard<std::mutex> held(follower_->lock);
+    const int32_t here = state();
+    return here >= 0 && follower_->is_free(here);
 }
 
 bool Place::is_over() {
@@ -431,6 +442,10 @@ Nearness Place::restrict(uint32_t* mask, int32_t left, Zones zones) {
                                  : ends_here      ? nearer_
                                  : ends_soon      ? common(mask, word, ends)
                                                   : open_;
+    if (follower.is_free(here)) {  // its limit cuts it: only what could not be closed is left out
+        if (is_any(open_)) std::copy(open_.begin(), open_.end(), mask);
+        return AWAY;
+    }
     if (!is_any(kept) || std::equal(kept.begin(), kept.end(), mask)) return AWAY;
     std::copy(kept.begin(), kept.end(), mask);
     return ends_soon && !ends_here && is_any(nearer_) ? AT_A_WORD : NEAR;

@@ -46,6 +46,9 @@ public:
     int32_t after(int32_t state, int32_t token);
     int32_t cost(int32_t state) const { return costs_[state]; }
     bool accepts(int32_t state) const { return accepts_[state]; }
+    // Whether it is in free text with which the output may go on without end, and may also end. Such a state costs
+    // nothing, not even within a character: the limit cuts free text anywhere.
+    bool is_free(int32_t state) const;
 
     // body(token, state behind it) for all tokens that the language allows.
     template <class Body>
@@ -133,6 +136,10 @@ private:
     int32_t rule_of(int32_t frame) const { return frame >= 0 ? frames_[frame].rule : opened_[~frame].rule; }
     int32_t state_of(Configurations takers, bool accepts);
     int32_t cost_of(const Configuration& c) const;
+    bool is_free(const Configuration& c) const {
+        const Frame& frame = frames_[size_t(c.frame)];
+        return program_.rules[size_t(frame.rule)].is_free && frame.cost == 0;
+    }
 
     const Program program_;
     const std::shared_ptr<const Trie> trie_;
@@ -214,6 +221,7 @@ public:
     // The text that must come next, up to `most` bytes.
     std::string forced(size_t most);
     bool accepts();
+    bool is_free();
     // Whether the output can only end.
     bool is_over();
     // How many of these tokens may follow so that the output still ends within `left` tokens.

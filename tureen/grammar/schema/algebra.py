@@ -355,7 +355,7 @@ def _once(sets: list[S]) -> S:
         (once, seen), (once_too, seen_too) = first, second
         return once.minus(seen_too).union(once_too.minus(seen)), seen.union(seen_too)
 
-    return _folded([(one, one) for one in sets], both)[0]
+    return _folded([(values, values) for values in sets], both)[0]
 
 
 def _folded(items: list[T], both: Callable[[T, T], T]) -> T:

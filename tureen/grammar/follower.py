@@ -71,7 +71,7 @@ class LanguageCompiler:
             follower = self._native.Follower(program, self._trie)
         least = follower.least if follower.least < self._native.NEVER else None
         place = partial(self._native.Place, follower)
-        return CompiledLanguage(place, self._forced, self._ends, least=least, num_bytes=len(program))
+        return CompiledLanguage(place, self._forced, self._ends, least=least, num_bytes=2 * len(program))
 
 
 class CompiledLanguage:

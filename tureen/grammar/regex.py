@@ -71,8 +71,8 @@ def search(pattern: str, *, flavour: Flavour) -> Expression:
     node = _parsed(pattern, flavour)
     branches = list(node.items) if isinstance(node, Alternatives) else [node]
     plain: list[Expression] = [branch for branch in branches if not isinstance(branch, ASSERTING)]
-    found: Node = _least_at(0, _least_at(-1, either(plain)))
-    branches = [found, *(branch for branch in branches if isinstance(branch, ASSERTING))]
+    searched: Node = _least_at(0, _least_at(-1, either(plain)))
+    branches = [searched, *(branch for branch in branches if isinstance(branch, ASSERTING))]
     resolver = Resolver(pattern, flavour)
     return either(resolver.whole((ANYTHING, branch, ANYTHING)) for branch in branches)
 

@@ -85,7 +85,7 @@ def test_a_prefix_is_usable_where_the_window_pages_that_the_next_token_sees_are_
 
 def test_two_that_computed_the_same_tokens_end_up_with_the_same_window_pages():
     cache = CacheManager(64, 4, windows=WindowPages(20, 4, window=9))
-    tables = [cache.open(PLAIN, [], 16, headroom=0) for _ in range(2)]
+    tables = [cache.open(PLAIN, [], 16, headroom=0, first_step=16) for _ in range(2)]
     for table in tables:
         cache.publish(table, list(range(16)), 16)
     assert tables[0].live.pages == tables[1].live.pages

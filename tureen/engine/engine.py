@@ -70,6 +70,8 @@ class EngineTotals:
             num_free_pages=len(cache.pool.free),
             num_cached_pages=len(cache.tree.idle),
             num_pages=cache.pool.num_pages,
+            num_used_window_pages=cache.windows.pool.num_pages - cache.windows.num_available,
+            num_window_pages=cache.windows.pool.num_pages,
             total_prompt_tokens=scheduler.num_prompt_tokens,
             total_cached_tokens=scheduler.num_cached_tokens,
             total_output_tokens=self.output_tokens,

@@ -219,6 +219,12 @@ class CacheManager:
             if table.saves_early and self.tier is not None and index + 1 == num_computed // self.page_size:
                 self.tier.save(tuple(table.nodes))
 
+    def keep_windows(self, table: PageTable) -> None:
+        """Stores a table's window pages, which were loaded, in those of its nodes that lack them."""
+        for index, node in enumerate(table.nodes):
+            if self.tree.is_attached(node):
+                self.windows.publish(table.live, index, node)
+
     def close(self, table: PageTable, *, distrust_from: int | None = None) -> None:
         """Gives all pages of the table back. Published ones stay in the tree as evictable.
 

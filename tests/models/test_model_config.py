@@ -323,6 +323,7 @@ INSTEAD = {
     "Qwen3Moe": {"sliding_window": "use_sliding_window", "use_sliding_window": "sliding_window"},
     "Qwen2": {"max_window_layers": "layer_types"},
     "Starcoder2": {"rms_norm_eps": "norm_epsilon"},
+    "Cohere": {"rms_norm_eps": "layer_norm_eps"},
     "Cohere2": {"rms_norm_eps": "layer_norm_eps"},
     "Lfm2": {"rms_norm_eps": "norm_eps", "full_attn_idxs": "layer_types"},
     "Ernie4_5_Moe": {"moe_norm_min": "nothing: a sum of probabilities is larger"},

@@ -555,7 +555,8 @@ def test_show_says_of_a_gguf_pair_on_the_hub_and_here_that_it_takes_pictures(hub
     hub.files["org/m"] = {each.name: each.read_bytes() for each in path.parent.iterdir()}
     shown = _shown("org/m:tiny.gguf", config, capsys)
     assert "runs         yes: Qwen2_5_VLForConditionalGeneration, gguf" in shown
-    assert "pictures     yes, with mmproj-tiny-f32.gguf" in shown
+    more = "those of requests that have not ended take up to 3.2 GB more"
+    assert f"pictures     yes, with mmproj-tiny-f32.gguf; {more}\n" in shown
     assert "pictures     yes, with mmproj-tiny-f32.gguf" in _shown(str(path), config, capsys)
     (path.parent / "mmproj-other.gguf").write_bytes(b"")
     assert "pictures     no: tiny.gguf takes text only: several mmproj files" in _shown(str(path), config, capsys)

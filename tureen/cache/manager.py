@@ -8,7 +8,7 @@ from typing import Protocol
 from tureen.cache.pages import PagePool
 from tureen.cache.radix import Namespace, RadixNode, RadixTree
 from tureen.cache.states import SavedStates
-from tureen.cache.windows import LivePages, WindowPages
+from tureen.cache.windows import NO_PAGES, LivePages, WindowPages
 
 
 class PageTable:
@@ -77,6 +77,7 @@ class CacheManager:
         self.states = SavedStates(states or ())
         self.pool = PagePool(num_pages)
         self.windows = windows or WindowPages()
+        self.has_windows = self.windows.is_used
         self.tree = RadixTree(self.pool, page_size, self._on_removed)
         self._prefix_cache = prefix_cache  # False: nothing is published, so nothing is ever found
         self._open: dict[PageTable, None] = {}
@@ -99,7 +100,8 @@ class CacheManager:
         windows, it is usable if the window pages that the next token sees are still there.
         """
         nodes = self.known(namespace, token_ids, max_tokens)
-        del nodes[self.num_usable(nodes) :]
+        if self.has_states or self.has_windows:
+            del nodes[self.num_usable(nodes) :]
         return nodes
 
     def known(self, namespace: Namespace, token_ids: Sequence[int], max_tokens: int) -> list[RadixNode]:
@@ -108,7 +110,7 @@ class CacheManager:
 
     def num_usable(self, nodes: Sequence[RadixNode]) -> int:
         """Returns how many of a prefix's nodes a sequence can begin after. See `match`."""
-        if not self.has_states and not self.windows.is_used:
+        if not self.has_states and not self.has_windows:
             return len(nodes)
         num_usable = num_in_row = 0  # in_row: nodes up to this one that have a window page
         for count, node in enumerate(nodes, 1):
@@ -155,7 +157,9 @@ class CacheManager:
         if self.has_states and nodes:
             self.states.touch(nodes[-1])
         num_matched = len(nodes) * self.page_size
-        live = self.windows.begin(nodes, num_tokens if first_step is None else num_matched)
+        live = NO_PAGES
+        if self.has_windows:
+            live = self.windows.begin(nodes, num_tokens if first_step is None else num_matched)
         table = PageTable(namespace, nodes, live, is_public=self._prefix_cache and is_public, saves_early=saves_early)
         end = num_tokens if first_step is None else min(num_tokens, num_matched + first_step)
         if not self._has_room(table, num_tokens, end, headroom):
@@ -179,8 +183,10 @@ class CacheManager:
         missing = self.num_pages_for(num_tokens) - len(table.pages)
         if missing + headroom > self.num_available:
             return False
+        if not self.has_windows:
+            return True
         missing = self.windows.num_missing(table.live, self.num_pages_for(window_end))
-        return not self.windows.is_used or missing + headroom <= self.windows.num_available
+        return missing + headroom <= self.windows.num_available
 
     def _take_pages(self, table: PageTable, num_tokens: int, window_end: int) -> None:
         new = []
@@ -189,8 +195,11 @@ class CacheManager:
                 self.tree.evict()
             new.append(self.pool.take())
         table.pages += tuple(new)
-        self.windows.grow(table.live, self.num_pages_for(window_end))
-        table.room = self.windows.num_covered(table.live, len(table.pages)) * self.page_size
+        num_pages = len(table.pages)
+        if self.has_windows:
+            self.windows.grow(table.live, self.num_pages_for(window_end))
+            num_pages = table.live.end
+        table.room = num_pages * self.page_size
 
     def publish(self, table: PageTable, token_ids: Sequence[int], num_computed: int) -> None:
         """Puts the table's full pages among the first `num_computed` tokens into the tree, where others find them.
@@ -199,7 +208,8 @@ class CacheManager:
         pages that no later token sees are given back.
         """
         self._publish(table, token_ids, num_computed)
-        self.windows.slide(table.live, table.nodes, num_computed)
+        if self.has_windows:
+            self.windows.slide(table.live, table.nodes, num_computed)
 
     def _publish(self, table: PageTable, token_ids: Sequence[int], num_computed: int) -> None:
         while table.is_public and len(table.nodes) < num_computed // self.page_size:
@@ -214,7 +224,8 @@ class CacheManager:
                 self.tree.lock(node)
                 self.pool.give_back(page)
                 table.replace(index, node.page)
-            self.windows.publish(table.live, index, node)
+            if self.has_windows:
+                self.windows.publish(table.live, index, node)
             table.nodes.append(node)
             if table.saves_early and self.tier is not None and index + 1 == num_computed // self.page_size:
                 self.tier.save(tuple(table.nodes))
@@ -222,7 +233,7 @@ class CacheManager:
     def keep_windows(self, table: PageTable) -> None:
         """Stores a table's window pages, which were loaded, in those of its nodes that lack them."""
         for index, node in enumerate(table.nodes):
-            if self.tree.is_attached(node):
+            if self.has_windows and self.tree.is_attached(node):
                 self.windows.publish(table.live, index, node)
 
     def close(self, table: PageTable, *, distrust_from: int | None = None) -> None:
@@ -243,7 +254,8 @@ class CacheManager:
 
     def _release(self, table: PageTable) -> None:
         """Gives back what the table holds."""
-        self.windows.end(table.live, table.nodes)
+        if self.has_windows:
+            self.windows.end(table.live, table.nodes)
         for page in reversed(table.pages[len(table.nodes) :]):
             self.pool.give_back(page)
         for node in reversed(table.nodes):
@@ -251,7 +263,8 @@ class CacheManager:
 
     def _on_removed(self, node: RadixNode) -> None:
         self.states.drop(node)
-        self.windows.drop(node)
+        if self.has_windows:
+            self.windows.drop(node)
 
     def flush(self) -> int:
         """Forgets every prefix that no sequence uses; returns how many pages that freed."""

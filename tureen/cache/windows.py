@@ -30,6 +30,10 @@ class LivePages:
         return self.first + len(self.pages)
 
 
+NO_PAGES = LivePages(0, ())
+"""The pages of a sequence if the model has none. Not to be changed."""
+
+
 class WindowPages:
     """Hands out window pages. A page is free, or held by running sequences, by the node of its tokens, or by both.
 
@@ -62,8 +66,6 @@ class WindowPages:
     def begin(self, nodes: Sequence[WindowHolder], num_tokens: int) -> LivePages:
         """Returns the window pages that the token after `num_tokens` tokens sees. Acquires those that `nodes` have, the
         nodes of the first pages; the others are left to `grow`."""
-        if not self.is_used:
-            return LivePages(0, ())
         first = self.first_seen(num_tokens)
         held = [node.window for node in nodes[first:]]
         for node in nodes[first:]:
@@ -73,17 +75,13 @@ class WindowPages:
 
     def num_missing(self, live: LivePages, num_pages: int) -> int:
         """Returns how many pages `grow` takes."""
-        return live.pages.count(-1) + max(0, num_pages - live.end) if self.is_used else 0
+        return live.pages.count(-1) + max(0, num_pages - live.end)
 
     def grow(self, live: LivePages, num_pages: int) -> None:
         """Takes window pages up to page number `num_pages`. Raises KeyError if `num_available` is less."""
         if self.num_missing(live, num_pages):
             pages = (*live.pages, *[-1] * (num_pages - live.end))
             live.pages = tuple([self._take() if page < 0 else page for page in pages])
-
-    def num_covered(self, live: LivePages, num_pages: int) -> int:
-        """Returns how many of a sequence's first `num_pages` pages can be written to."""
-        return live.end if self.is_used else num_pages
 
     def publish(self, live: LivePages, index: int, node: WindowHolder) -> None:
         """Stores window page number `index` in `node`, if the sequence has one. If the node has one already, switches

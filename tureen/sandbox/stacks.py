@@ -1,7 +1,8 @@
 """Sizes of stacks: a worker that compiles fails before a thread that loads what it compiled.
 
-A grammar library recurses as deep as a grammar is long. A thread whose stack is too small ends its whole process, and
-the default follows `ulimit -s`: 8 MiB mostly, but 2 MiB where that is unlimited.
+Compiling a grammar recurses as deep as it is nested, and loading and following it at most 4,000 calls, 512 KiB. A thread
+whose stack is too small ends its whole process, and the default follows `ulimit -s`: 8 MiB mostly, but 2 MiB where that
+is unlimited.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ WORKER_BYTES = 8 << 20
 """Most bytes of stack of a worker."""
 
 THREAD_BYTES = 128 << 20
-"""Bytes of address space for the stack of a thread that loads or follows grammars. Loading took at most 310 bytes of
-stack for each byte of a grammar's source, of all schemas that were tried; this is 2048 for each byte of the longest
-source that no worker loads first."""
+"""Bytes of address space for the stack of a thread that loads or follows grammars: whatever a worker could do."""
 
 _lock = threading.Lock()
 

@@ -19,9 +19,7 @@ from work import count_lines
 from tureen.grammar import GrammarError, GrammarSpec, LanguageCompiler, Vocabulary, compile_grammar
 from tureen.grammar.frontends import language_of
 from tureen.grammar.guard.guarded import GuardedCompiled
-from tureen.grammar.guard.multiples import shortest_rest
-from tureen.grammar.guard.reader import can_be_multiple, comparable
-from tureen.grammar.guard.spellings import may_become
+from tureen.grammar.guard.multiples import can_be_multiple, shortest_rest
 from tureen.grammar.schema.language import json_schema
 from tureen.kernels.cpu import native
 
@@ -285,7 +283,7 @@ def test_values_are_compared_as_json_schema_does():
     different = [("1", "true"), ("0", "false"), ("null", '"null"'), ("[1, 2]", "[2, 1]"), ("[]", "{}")]
     for pairs, expected in ((equal, True), (different, False)):
         for pair in pairs:
-            first, second = (comparable(json.loads(text, parse_int=Fraction, parse_float=Fraction)) for text in pair)
+            first, second = (native.require().comparable(text.encode()) for text in pair)
             assert (first == second) is expected, pair
 
 

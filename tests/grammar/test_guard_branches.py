@@ -16,7 +16,6 @@ from samples import either
 from tureen.grammar import GrammarSpec, LanguageCompiler, Vocabulary, compile_grammar
 from tureen.grammar.frontends import language_of
 from tureen.grammar.guard.guarded import GuardedCompiled
-from tureen.grammar.guard.reader import MAX_PLACES
 from tureen.grammar.schema import write_arrays
 from tureen.kernels.cpu import native
 
@@ -196,12 +195,6 @@ NESTED: dict[str, Any] = {
 }
 
 
-def most_places(grammar: Any) -> int:
-    """How many things the text of a guarded grammar may be."""
-    value = grammar._places[-1].value
-    return 0 if value is None else len(value.each)
-
-
 @pytest.mark.parametrize("size", VOCABULARIES)
 def test_values_within_each_other_stay_few_things_and_every_text_is_valid(size):
     vocabulary, dice = VOCABULARIES[size], random.Random(7)
@@ -212,7 +205,7 @@ def test_values_within_each_other_stay_few_things_and_every_text_is_valid(size):
         grammar, text, most = compiled.start(), b"[" * depth, 0
         for byte in text:
             assert grammar.accept(byte)
-            most = max(most, most_places(grammar))
+            most = max(most, grammar.num_places)
         while True:
             tokens = allowed(grammar, vocabulary)
             assert tokens, text
@@ -222,6 +215,6 @@ def test_values_within_each_other_stay_few_things_and_every_text_is_valid(size):
                 break
             assert grammar.accept(token)
             text += vocabulary.tokens[token]
-            most = max(most, most_places(grammar))
+            most = max(most, grammar.num_places)
         assert validator.is_valid(json.loads(text)), text
-        assert most <= MAX_PLACES
+        assert most <= native.require().MAX_GUARD_PLACES

@@ -1,4 +1,4 @@
-"""The digits with which a number that is being written becomes a multiple."""
+"""Numbers that must be multiples, while they are being written."""
 
 from __future__ import annotations
 
@@ -6,8 +6,58 @@ from collections.abc import Iterator
 from fractions import Fraction
 from math import ceil, floor, gcd
 
+from tureen.grammar.number_digits import EXACT_DIGITS, MAX_DIGITS
+
 MAX_REST = 24
 """The most characters that are looked for."""
+
+
+def is_multiple(text: bytes | bytearray, step: tuple[int, int]) -> bool:
+    """Returns whether a whole number is a multiple of step[0] / 10 ** step[1]."""
+    try:
+        number = Fraction(bytes(text).decode())
+    except ValueError:
+        return False
+    return bool((number * 10 ** step[1]) % step[0] == 0)
+
+
+def can_be_multiple(text: bytes, step: tuple[int, int], bounds: tuple[str | None, str | None]) -> bool:
+    """Returns whether a number that begins so can become a multiple, without an exponent or more decimals than one has.
+
+    Decimals and exponents that would be right by chance are given up: so a number can always be ended.
+    """
+    factor, scale = step
+    sign, digits = (-1, text[1:]) if text.startswith(b"-") else (1, text)
+    whole, point, decimals = digits.partition(b".")
+    if len(decimals) > scale or (point and not scale) or not (whole + decimals).replace(b"-", b"x").isdigit():
+        return not digits
+    value = int(whole + decimals)
+    if point:
+        reaches = [(value * 10 ** (scale - len(decimals)), 10 ** (scale - len(decimals)))]
+    elif not value:
+        reaches = [(0, 10**scale)]
+    else:
+        sizes = range(scale, scale + max(1, _most_digits(scale, bounds) - len(whole) + 1))
+        reaches = [(value * 10**size, 10**size) for size in sizes]
+    if sign < 0 and not value:
+        reaches = [(1, size - 1) for _, size in reaches]  # there is no -0
+    low, high = (None if bound is None else Fraction(bound) * 10**scale * sign for bound in bounds)
+    if sign < 0:
+        low, high = high, low
+    return any(_has_multiple(first, first + size - 1, factor, low, high) for first, size in reaches)
+
+
+def _most_digits(scale: int, bounds: tuple[str | None, str | None]) -> int:
+    """Returns how many digits a number surely may have before the point: the grammar does not know longer ones."""
+    sizes = [len(str(abs(int(Fraction(bound))))) for bound in bounds if bound is not None]
+    return max([EXACT_DIGITS - scale if scale else MAX_DIGITS, *sizes])
+
+
+def _has_multiple(first: int, last: int, factor: int, low: Fraction | None, high: Fraction | None) -> bool:
+    """Returns whether a multiple lies from the first to the last number, and within the bounds."""
+    least = first if low is None else max(Fraction(first), low)
+    most = last if high is None else min(Fraction(last), high)
+    return not least > int(most // factor) * factor
 
 
 def shortest_rest(text: bytes, step: tuple[int, int], bounds: tuple[str | None, str | None]) -> bytes:

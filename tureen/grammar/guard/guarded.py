@@ -153,3 +153,9 @@ class GuardedGrammar:
         """Returns how many things the value that is being written may be so far."""
         num_places: int = self._guard.num_places
         return num_places
+
+    @property
+    def num_parts_read(self) -> int:
+        """Returns the parts of items and keys that were compared to others, for tests that count work."""
+        num_parts: int = self._guard.num_parts_read
+        return num_parts

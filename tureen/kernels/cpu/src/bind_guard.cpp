@@ -50,8 +50,8 @@ std::vector<int32_t> numbers_of(nb::handle values) { return nb::cast<std::vector
 Variants variants_of(nb::handle values) {
     Variants variants;
     for (nb::handle value : values) {
-        variants.push_back({number_of(value.attr("node")), number_of(value.attr("branch")),
-                            nb::cast<bool>(value.attr("counts"))});
+        variants.push_back(
+            {number_of(value.attr("node")), number_of(value.attr("branch")), nb::cast<bool>(value.attr("counts"))});
     }
     return variants;
 }
@@ -152,7 +152,9 @@ void bind_guard(nb::module_& m) {
         .def_prop_ro("has_bytes", &Tokens::has_bytes, "Whether each byte of texts in JSON is a token.")
         .def(
             "beginning",
-            [](const Tokens& self, nb::bytes text) { return self.beginning(std::string_view(text.c_str(), text.size())); },
+            [](const Tokens& self, nb::bytes text) {
+                return self.beginning(std::string_view(text.c_str(), text.size()));
+            },
             "text"_a, "The tokens that a text begins with.");
     nb::class_<Facts>(m, "GuardFacts", "What a guard holds outputs to.")
         .def_static("of", &facts_of, "facts"_a, "kinds"_a, "num_branches"_a,
@@ -197,22 +199,13 @@ void bind_guard(nb::module_& m) {
             },
             "The number that is being written and must be a multiple, and its node; or None.")
         .def_prop_ro("num_places", &Guard::num_places, "How many things the value that is being written may be.")
+        .def_prop_ro("num_parts_read", &Guard::num_parts_read,
+                     "Parts of what is being written that were compared to what was, for tests that count work.")
         .def_prop_ro("accepts", &Guard::accepts, "Whether the output may end here.")
         .def_prop_ro(
             "language", [](Guard& self) -> Place& { return self.language; }, nb::rv_policy::reference_internal,
             "The place in the language without the guard.");
     m.attr("MAX_GUARD_PLACES") = guard::MAX_PLACES;
-    m.def("comparable", [](nb::bytes text) {
-        const std::string written = guard::comparable(std::string_view(text.c_str(), text.size()));
-        return nb::bytes(written.data(), written.size());
-    }, "text"_a, "What is equal for equal JSON values, and only for these.");
-    m.def("may_become", [](nb::bytes text, const std::vector<nb::bytes>& others) {
-        guard::Becoming becoming(std::string_view(text.c_str(), text.size()));
-        for (const nb::bytes& other : others) {
-            if (becoming.can_be(guard::Whole(std::string_view(other.c_str(), other.size())))) return true;
-        }
-        return false;
-    }, "text"_a, "others"_a, "Whether a JSON text that is being written may become equal to one of some whole ones.");
 }
 
 }  // namespace tureen

@@ -40,8 +40,8 @@ public:
     // Brings tokens into the order of their texts.
     void sort(TokenIds& tokens) const;
 
-    TokenIds quoting, opening;             // in the order of their texts: with a quote, with what opens a value
-    std::vector<uint32_t> unfinished;      // a mask: those that end within a character
+    TokenIds quoting, opening;         // in the order of their texts: with a quote, with what opens a value
+    std::vector<uint32_t> unfinished;  // a mask: those that end within a character
 
 private:
     // The node of the trie at the end of a text, or -1.
@@ -80,6 +80,7 @@ public:
     bool number(std::string& text, int32_t& node);
     // How many things the value that is being written may be so far.
     int32_t num_places() const { return places_.back().value.count; }
+    int64_t num_parts_read() const { return reader_.num_parts_read; }
 
     // The place in the language, without the guard.
     Place language;
@@ -127,9 +128,9 @@ private:
     const std::shared_ptr<const Facts> facts_;
     const std::shared_ptr<const Tokens> tokens_;
     Reader reader_;
-    std::vector<StepPlace> places_;      // after each token
-    std::vector<int32_t> sizes_;         // of the text there
-    std::vector<Reader::Marks> marks_;   // what the reader had there
+    std::vector<StepPlace> places_;     // after each token
+    std::vector<int32_t> sizes_;        // of the text there
+    std::vector<Reader::Marks> marks_;  // what the reader had there
     int looks_left_ = 0;
 };
 

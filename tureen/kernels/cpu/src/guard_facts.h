@@ -9,10 +9,10 @@
 
 namespace tureen::guard {
 
-constexpr int32_t NOWHERE = -1;   // the node of values in which nothing is guarded; no branch
-constexpr int32_t THE_END = -1;   // the step after which nothing is guarded any more
-constexpr int32_t NO_STEP = -2;   // no other step
-constexpr int64_t WITHOUT = -1;   // without a limit
+constexpr int32_t NOWHERE = -1;  // the node of values in which nothing is guarded; no branch
+constexpr int32_t THE_END = -1;  // the step after which nothing is guarded any more
+constexpr int32_t NO_STEP = -2;  // no other step
+constexpr int64_t WITHOUT = -1;  // without a limit
 
 // A set of keys, as a deterministic automaton over code points that starts in state 0.
 struct KeySet {
@@ -64,11 +64,11 @@ struct Node {
 struct Step {
     enum Kind { FIXED, FREE, VALUE, KEY } kind = FREE;
     std::vector<std::pair<std::string, int32_t>> texts;  // FIXED, FREE: texts and the steps after them
-    int32_t otherwise = NO_STEP;                         // FIXED: for other texts; VALUE: for what is no array, no object
-    int64_t most_tokens = WITHOUT;                       // FREE
-    std::vector<std::string> never;                      // FREE
-    int32_t node = NOWHERE, then = THE_END;              // VALUE
-    std::vector<std::string> stops;                      // KEY: and by key, the steps after each
+    int32_t otherwise = NO_STEP;             // FIXED: for other texts; VALUE: for what is no array, no object
+    int64_t most_tokens = WITHOUT;           // FREE
+    std::vector<std::string> never;          // FREE
+    int32_t node = NOWHERE, then = THE_END;  // VALUE
+    std::vector<std::string> stops;          // KEY: and by key, the steps after each
     std::unordered_map<std::string, std::vector<int32_t>> keys;
     std::vector<int32_t> others;
 };

@@ -187,10 +187,12 @@ bool Reader::any_written(const JsonPlace& place, const Call& call) {
 bool Reader::is_near(const JsonPlace& place) {
     return any_written(place, [&](int32_t start, int32_t seen) {
         Becoming becoming(text(start, int32_t(data.size())));
-        for (; seen >= 0; seen = seen_[size_t(seen)].before) {
-            if (becoming.can_be(seen_[size_t(seen)].whole)) return true;
+        bool can_be = false;
+        for (; seen >= 0 && !can_be; seen = seen_[size_t(seen)].before) {
+            can_be = becoming.can_be(seen_[size_t(seen)].whole);
         }
-        return false;
+        num_parts_read += int64_t(becoming.num_read());
+        return can_be;
     });
 }
 

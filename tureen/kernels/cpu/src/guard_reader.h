@@ -124,6 +124,7 @@ public:
     void forget(const Marks& marks);
 
     std::string data;
+    int64_t num_parts_read = 0;  // of what is being written, to compare them
 
 private:
     // An array or object that is open.

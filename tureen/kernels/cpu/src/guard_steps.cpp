@@ -152,13 +152,15 @@ int64_t Guard::num_tokens(const StepPlace& place) const {
 std::vector<std::string> Guard::rests(const Step& step, const StepPlace& place) const {
     const auto first = std::upper_bound(sizes_.begin(), sizes_.end(), place.start);
     const bool has_last = step.most_tokens > 0 && sizes_.end() - first >= step.most_tokens;
-    const int32_t last = has_last ? first[step.most_tokens - 1] : place.start;  // where the free text ends at the latest
+    const int32_t last =
+        has_last ? first[step.most_tokens - 1] : place.start;  // where the free text ends at the latest
     const std::string_view text = from(place.start);
     std::vector<std::string> rests;
     for (const auto& [stop, then] : step.texts) {
         const size_t from_start = text.size() > stop.size() ? text.size() - stop.size() : 0;
         for (size_t start = from_start; start <= std::min(size_t(last - place.start), text.size()); start++) {
-            const bool is_never = std::find(step.never.begin(), step.never.end(), text.substr(0, start)) != step.never.end();
+            const bool is_never =
+                std::find(step.never.begin(), step.never.end(), text.substr(0, start)) != step.never.end();
             if (begins_with(stop, text.substr(start)) && !is_never) rests.push_back(stop.substr(text.size() - start));
         }
     }

@@ -220,12 +220,16 @@ std::string said(std::string_view text) {
 
 std::string comparable(std::string_view text) { return Values(text).value(); }
 
-Whole::Whole(std::string_view whole) : text(whole) {
-    for (Part part = part_from(text, 0); part.end > part.begin; part = part_from(text, part.end)) parts.push_back(part);
+const std::vector<Part>& Whole::parts() const {
+    if (!parts_.empty()) return parts_;
+    for (Part part = part_from(text, 0); part.end > part.begin; part = part_from(text, part.end)) {
+        parts_.push_back(part);
+    }
+    return parts_;
 }
 
 bool Whole::has_zero() const {
-    return std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.number == ZERO; });
+    return std::any_of(parts().begin(), parts().end(), [](const Part& part) { return part.number == ZERO; });
 }
 
 bool Becoming::has_part(size_t index) {
@@ -240,11 +244,12 @@ bool Becoming::has_part(size_t index) {
 
 bool Becoming::can_be(const Whole& other) {
     if (std::string_view(other.text).substr(0, text_.size()) == text_) return true;
+    const std::vector<Part>& parts = other.parts();
     for (size_t at = 0; has_part(at); at++) {
-        if (at >= other.parts.size()) return false;
-        if (are_equal(text_, parts_[at], other.text, other.parts[at])) continue;
+        if (at >= parts.size()) return false;
+        if (are_equal(text_, parts_[at], other.text, parts[at])) continue;
         const std::string_view begun = spelled(text_, parts_[at]);
-        const bool is_begun = spelled(other.text, other.parts[at]).substr(0, begun.size()) == begun;
+        const bool is_begun = spelled(other.text, parts[at]).substr(0, begun.size()) == begun;
         return is_begun && !has_part(at + 1);  // what is before another part is whole
     }
     return true;

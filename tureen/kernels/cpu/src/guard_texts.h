@@ -23,14 +23,19 @@ struct Part {
     std::string number;  // empty: it is compared as it is spelled
 };
 
-// A text that is whole, and the parts that it has.
-struct Whole {
-    explicit Whole(std::string_view text);
+// A text that is whole.
+class Whole {
+public:
+    explicit Whole(std::string_view text_) : text(text_) {}
 
+    // Its parts, found when they are asked for first.
+    const std::vector<Part>& parts() const;
     bool has_zero() const;
 
     std::string text;
-    std::vector<Part> parts;
+
+private:
+    mutable std::vector<Part> parts_;
 };
 
 // Whether a text that is being written may become equal to whole ones, however either spells numbers and spaces.
@@ -39,6 +44,7 @@ public:
     explicit Becoming(std::string_view text) : text_(text) {}
 
     bool can_be(const Whole& other);
+    size_t num_read() const { return parts_.size(); }
 
 private:
     bool has_part(size_t index);

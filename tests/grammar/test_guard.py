@@ -14,7 +14,6 @@ import jsonschema
 import pytest
 import samples
 from exact_masks import allowed, check_exact
-from work import count_lines
 
 from tureen.grammar import GrammarError, GrammarSpec, LanguageCompiler, Vocabulary, compile_grammar
 from tureen.grammar.frontends import language_of

@@ -92,7 +92,7 @@ class GuardedCompiled:
         tokens: list[int] = self._tokens.beginning(rest)
         return tokens[::-1]
 
-    def _is_right(self, node: int, number: bytes, is_whole: bool) -> bool:  # noqa: FBT001
+    def _is_right(self, node: int, number: bytes, is_whole: bool) -> bool:
         """Returns whether a number is a multiple, or if it is not whole, can become one."""
         step, bounds = self._facts.nodes[node].step, self._facts.nodes[node].bounds
         if step is None:

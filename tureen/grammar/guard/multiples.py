@@ -18,7 +18,7 @@ def is_multiple(text: bytes, step: tuple[int, int]) -> bool:
     factor, scale = step
     whole, _, decimals = text.partition(b".")
     if len(decimals) <= scale and (whole + decimals).lstrip(b"-").isdigit():
-        return int(whole + decimals) * 10 ** (scale - len(decimals)) % factor == 0
+        return bool(int(whole + decimals) * 10 ** (scale - len(decimals)) % factor == 0)
     try:
         number = Fraction(text.decode())
     except ValueError:

@@ -7,6 +7,7 @@ namespace tureen::guard {
 namespace {
 
 constexpr int MAX_LOOKS = 256;  // places that one mask is looked ahead from; beyond, a way out is taken for granted
+constexpr size_t FEW = 8;       // tokens that are looked at first, where one that is free is enough
 
 bool is_in(const uint32_t* mask, int32_t token) { return mask[token / 32] >> (token % 32) & 1; }
 void clear(uint32_t* mask, int32_t token) { mask[token / 32] &= ~(uint32_t(1) << (token % 32)); }
@@ -15,10 +16,13 @@ bool is_in_string(Mode mode) {
     return mode == Mode::STRING || mode == Mode::ESCAPE || mode == Mode::KEY || mode == Mode::KEY_ESCAPE;
 }
 
-TokenIds ids_of(const uint32_t* mask, const std::vector<uint32_t>& without) {
+// At most `most` tokens of a mask that are not in another one.
+TokenIds ids_of(const uint32_t* mask, const std::vector<uint32_t>& without, size_t most = SIZE_MAX) {
     TokenIds ids;
-    for (size_t word = 0; word < without.size(); word++) {
-        for (uint32_t bits = mask[word] & ~without[word]; bits != 0; bits &= bits - 1) {
+    const uint32_t* others = without.data();
+    for (size_t word = 0, num_words = without.size(); word < num_words; word++) {
+        for (uint32_t bits = mask[word] & ~others[word]; bits != 0; bits &= bits - 1) {
+            if (ids.size() == most) return ids;
             ids.push_back(int32_t(word) * 32 + __builtin_ctz(bits));
         }
     }
@@ -155,15 +159,14 @@ TokenIds Guard::looked_at(const uint32_t* mask) {
     const Step* here = step(place);
     TokenIds tokens;
     if (here == nullptr) return tokens;
+    if (is_each_looked_at()) {
+        tokens = ids_of(mask, tokens_->ends());
+        tokens_->sort(tokens);
+        return tokens;
+    }
     if (here->kind == Step::VALUE) {
-        const JsonPlace& inside = reader_.place(place.value);
-        const bool is_open = inside.mode == Mode::VALUE && inside.frame < 0 && here->otherwise != NO_STEP;
-        if (!is_open && !is_in_string(inside.mode)) {
-            tokens = ids_of(mask, tokens_->ends());
-            tokens_->sort(tokens);
-            return tokens;
-        }
-        for (int32_t token : is_open ? tokens_->opening : tokens_->quoting) {
+        const bool is_in_text = is_in_string(reader_.place(place.value).mode);
+        for (int32_t token : is_in_text ? tokens_->quoting : tokens_->opening) {
             if (is_in(mask, token)) tokens.push_back(token);
         }
         return tokens;
@@ -275,33 +278,51 @@ bool Guard::has_way_out(int32_t token) {
     }
 }
 
+// Whether a token may come next that breaks nothing then and later.
 bool Guard::has_way_on() {
     std::vector<uint32_t> mask(num_words());
     fill_language(mask.data());
-    const TokenIds looked = looked_at(mask.data());
     TokenIds near = going_on(mask.data());
+    if (is_each_looked_at() && is_any_free(ids_of(mask.data(), tokens_->ends(), FEW), mask.data(), near)) return true;
+    const TokenIds looked = looked_at(mask.data());
     std::vector<uint32_t> others = mask;
     for (int32_t token : looked) clear(others.data(), token);
     for (int32_t token : near) clear(others.data(), token);
     if (std::any_of(others.begin(), others.end(), [](uint32_t word) { return word != 0; })) return true;
-    bool is_free = false;
-    const size_t num_going_on = near.size();
-    each_place(looked, [&](int32_t token, const StepPlace* place) {
-        if (place == nullptr) {
-            clear(mask.data(), token);
-        } else if (is_near(*place)) {
-            near.push_back(token);
-        } else {
-            is_free = std::find(near.begin(), near.begin() + int64_t(num_going_on), token) ==
-                      near.begin() + int64_t(num_going_on);
-        }
-        return !is_free;
-    });
-    if (is_free) return true;
+    if (is_any_free(looked, mask.data(), near)) return true;
     std::sort(near.begin(), near.end());
     near.erase(std::unique(near.begin(), near.end()), near.end());
     return std::any_of(near.begin(), near.end(),
                        [&](int32_t token) { return is_in(mask.data(), token) && has_way_out(token); });
+}
+
+// Whether one of the tokens breaks nothing, whatever follows. Takes those from the mask that break something, and adds
+// to `near` those that may lead to what does. Stops at the first that is free.
+bool Guard::is_any_free(const TokenIds& tokens, uint32_t* mask, TokenIds& near) {
+    const size_t num_going_on = near.size();
+    bool is_free = false;
+    each_place(tokens, [&](int32_t token, const StepPlace* place) {
+        const auto end = near.begin() + int64_t(num_going_on);
+        if (place == nullptr) {
+            clear(mask, token);
+        } else if (is_near(*place)) {
+            near.push_back(token);
+        } else {
+            is_free = std::find(near.begin(), end, token) == end;
+        }
+        return !is_free;
+    });
+    return is_free;
+}
+
+// Whether each token that does not end the output can break something.
+bool Guard::is_each_looked_at() const {
+    const StepPlace& place = places_.back();
+    const Step* here = step(place);
+    if (here == nullptr || here->kind != Step::VALUE) return false;
+    const JsonPlace& inside = reader_.place(place.value);
+    const bool is_open = inside.mode == Mode::VALUE && inside.frame < 0 && here->otherwise != NO_STEP;
+    return !is_open && !is_in_string(inside.mode);
 }
 
 }  // namespace tureen::guard

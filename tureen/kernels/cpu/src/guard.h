@@ -124,6 +124,8 @@ private:
     TokenIds going_on(const uint32_t* mask);
     bool has_way_out(int32_t token);
     bool has_way_on();
+    bool is_any_free(const TokenIds& tokens, uint32_t* mask, TokenIds& near);
+    bool is_each_looked_at() const;
 
     const std::shared_ptr<const Facts> facts_;
     const std::shared_ptr<const Tokens> tokens_;

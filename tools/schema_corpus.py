@@ -28,7 +28,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent.parent / "tests" / "grammar"
 SOURCES = HERE / "schema_corpus.toml"
 ARCHIVE = HERE / "schema_corpus.tar.xz"
-MAX_CHARACTERS = 1 << 18  # of a schema: a longer constraint is refused
+MAX_CHARACTERS = 1 << 18  # of a schema: keeps the archive small
 MOST = 100  # schemas of a source that sets no other number
 KEYWORDS = {"$ref", "type", "properties", "items", "enum", "const", "anyOf", "oneOf", "allOf", "not", "if", "required"}
 DATA = {"enum", "const", "default", "examples", "example"}  # their values are no schemas

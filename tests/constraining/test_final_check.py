@@ -292,3 +292,13 @@ def test_patterns_of_schemas_know_the_letters_and_lines_of_ecma_262(pattern):
 def test_what_looks_like_a_pattern_in_a_value_is_a_value():
     schema = {"const": {"pattern": r"\b.", "enum": [r"\b"]}, "properties": {"pattern": {"minLength": 1}}}
     assert check(GrammarSpec("json_schema", json.dumps(schema)), json.dumps(schema["const"])) is None
+
+
+@pytest.mark.parametrize("head", [{}, {"$schema": "https://json-schema.org/draft/2019-09/schema"}])
+@pytest.mark.parametrize(
+    "uri", ["http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2020-12/schema"]
+)
+def test_a_reference_to_a_meta_schema_is_judged_without_the_network(head, uri):
+    spec = GrammarSpec("json_schema", json.dumps(head | {"items": {"$ref": uri}}))
+    assert check(spec, '[{"type": "string"}, true]') is None
+    assert "does not fit" in check(spec, '[{"type": "text"}]')

@@ -10,8 +10,9 @@ import jsonschema
 import msgspec
 import pytest
 from constrained_outputs import FORMATS, PATTERNS, least_of, limited, make_engine, random_schema, run
+from fake_engine import choose
 from samples import either
-from world import going_on
+from world import going_on, make_request
 
 from tureen.grammar import GrammarSpec, LanguageCompiler
 from tureen.serving.streams import merge
@@ -238,3 +239,119 @@ def test_an_output_that_was_cut_because_no_end_of_it_is_known_says_so(monkeypatc
     assert told["off"] == ("length", ())
     assert told["whole"] == ("stop", ())
     assert (told["cut"][0], [name.partition(":")[0] for name in told["cut"][1]]) == ("length", ["close_early"])
+
+
+def tag(form):
+    return json.dumps({"type": "structural_tag", "format": form})
+
+
+INTEGER = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+GUARDED = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "minItems": 2}
+CALL = {"begin": "<f>", "content": {"type": "json_schema", "json_schema": INTEGER}, "end": "</f>"}
+GUARDED_CALL = CALL | {"content": {"type": "json_schema", "json_schema": GUARDED}}
+CALLS = {"type": "triggered_tags", "triggers": ["<f"], "tags": [CALL]}
+ONE_CALL = CALLS | {"stop_after_first": True}
+GUARDED_CALLS = CALLS | {"tags": [GUARDED_CALL]}
+OLD_CALLS = json.dumps({"structures": [{"begin": "<f>", "schema": INTEGER, "end": "</f>"}], "triggers": ["<f"]})
+ANY_TEXT = {"type": "any_text"}
+NO_CALL = {"type": "regex", "pattern": "[^<]"}
+TEXTS = {
+    "the older form": OLD_CALLS,
+    "triggered_tags": tag(CALLS),
+    "one tag": tag(ONE_CALL),
+    "a tag with a guard": tag(GUARDED_CALLS),
+    "dispatch": tag({"type": "dispatch", "rules": [["<f>", {"type": "const_string", "value": "1</f>"}]]}),
+    "any_text": tag(ANY_TEXT),
+    "any_text without a word": tag(ANY_TEXT | {"excludes": ["rain"]}),
+    "text that may be left out": tag({"type": "optional", "content": ANY_TEXT}),
+    "a tag before it": tag({"type": "sequence", "elements": [{"type": "tag", **CALL, "begin": "<g>"}, CALLS]}),
+    "a call or else text": tag(
+        {"type": "or", "elements": [{"type": "tag", **CALL}, {"type": "sequence", "elements": [NO_CALL, ANY_TEXT]}]}
+    ),
+    "a tag without an end": tag({"type": "tag", "begin": "", "content": ANY_TEXT, "end": ""}),
+}
+PROSE = "Sunny. It is 20 °C 😀, and a <b>. No <tool> is needed!\nGo out."
+
+
+def said(text, kind, language, most):
+    """Ask for what the model says, under a constraint or, of no kind, without one."""
+    prompt = tuple(f"say:{text}".encode())
+    if not kind:
+        return make_request("a", prompt, max_new_tokens=most)
+    return msgspec.structs.replace(limited("a", kind, language, most), token_ids=prompt)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_free_text_beside_tags_is_cut_by_its_limit_as_if_it_had_no_tags(name):
+    prose = '<g>{"a": 1}</f>' * (name == "a tag before it") + PROSE
+    size = len(prose.encode())
+    for most in (*range(len(prose) - len(PROSE) + 1, size + 3), 1000):
+        requests = [said(prose, kind, TEXTS[name], most) for kind in ("", "structural_tag")]
+        plain, answer = (run(make_engine(choose=choose), request)["a"] for request in requests)
+        assert answer == plain
+        assert (answer[2].type, len(answer[1])) == (("length", most) if most <= size else ("stop", size + 1))
+
+
+CALLED = {"triggered_tags": '{"a": 123456}', "one tag": '{"a": 123456}', "the older form": '{"a": 123456}',
+          "a tag with a guard": "[1, 2, 3, 4]"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_a_call_in_free_text_is_whole_and_only_the_text_is_cut(name):
+    schema = GUARDED if name == "a tag with a guard" else INTEGER
+    text = f"Look: <f>{CALLED[name]}</f> Well."
+    num_calls = 0
+    for most in range(1, len(text) + 1):
+        answer, token_ids, finish = run(make_engine(choose=choose), said(text, "structural_tag", TEXTS[name], most))[
+            "a"
+        ]
+        called = re.fullmatch(r"(?s)((?:(?!<f).)*)(?:<f>(.*?)</f>(.*))?", answer)
+        assert called, (most, answer)
+        assert "<f" not in (called[3] or "")
+        if called[2] is not None:
+            jsonschema.validate(json.loads(called[2]), schema)
+            num_calls += 1
+        ends_with_call = name == "one tag" and called[2] is not None
+        assert (finish.type, len(token_ids) <= most) == ("stop" if ends_with_call else "length", True)
+        assert ends_with_call or len(token_ids) == most
+    assert num_calls >= 5
+
+
+ENDED = {
+    "an end mark": {"type": "tag", "begin": "", "content": ANY_TEXT, "end": "END"},
+    "something after it": {"type": "sequence", "elements": [ANY_TEXT, {"type": "const_string", "value": "END"}]},
+    "something after tags": {"type": "sequence", "elements": [CALLS, {"type": "const_string", "value": "END"}]},
+    "a bound": ANY_TEXT | {"max_chars": 60},
+    "a tag that must be there": ONE_CALL | {"at_least_one": True},
+}
+
+
+@pytest.mark.parametrize("name", ENDED)
+def test_free_text_that_has_an_end_comes_to_it_in_time(name):
+    for most in range(least_of("structural_tag", tag(ENDED[name])), 40, 5):
+        request = said(PROSE * 2, "structural_tag", tag(ENDED[name]), most)
+        answer, token_ids, finish = run(make_engine(choose=choose), request)["a"]
+        assert (finish.type, len(token_ids) <= most) == ("stop", True), answer
+        assert name == "a bound" or answer.endswith(("END", "</f>"))
+
+
+WHOLE = {
+    "calls and no text": (tag({"type": "tags_with_separator", "tags": [CALL], "separator": ","}), True),
+    "one call and no text": (
+        tag({"type": "tags_with_separator", "tags": [CALL], "separator": ",", "stop_after_first": True}),
+        False,
+    ),
+    "one call in free text": (tag(ONE_CALL), False),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("close_early", [True, False])
+def test_an_output_that_its_last_token_completes_has_stopped(name, close_early):
+    language, may_go_on = WHOLE[name]
+    text = '<f>{"a": 12}</f>'
+    request = said(text, "structural_tag", language, len(text))
+    params = msgspec.structs.replace(request.params, close_early=close_early)
+    answer = run(make_engine(choose=choose), msgspec.structs.replace(request, params=params))["a"]
+    assert answer[0] == text
+    assert answer[2].type == ("length" if may_go_on and not close_early else "stop")

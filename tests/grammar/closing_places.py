@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from llguidance_masks.llguidance import Llguidance
 
-from tureen.grammar import LanguageCompiler, Vocabulary, language_of
+from tureen.grammar import GrammarError, LanguageCompiler, Vocabulary
 from tureen.grammar.follower import zones_of
 from tureen.kernels.cpu import native
 
@@ -45,25 +45,38 @@ MERGED = (b'"}', b'"a"', b', "', b'": ', b"ab", b"}}", b'"]', b"12", b"abc", b'"
 BYTES = [*(bytes([byte]) for byte in range(256)), *MERGED, "é".encode(), b"\xf0\x9f"]
 ENGINE = compiler_of(BYTES)
 ORACLE = Llguidance(vocabulary(BYTES), lambda text: [])
+LIKELY = 'ab"0123}],:x()+-'
 
 
-def follow_both(spec, dice, steps=40):
-    """The engine's masks are llguidance's, and it knows of all tokens in them that an end can follow."""
-    language = language_of(spec)
-    oracle = ORACLE.load(ORACLE.translate(language)).start()
-    place = ENGINE.load(ENGINE.translate(language)).start()
-    mask, expected = (np.zeros(-(-(len(BYTES) + 1) // 32), dtype=np.uint32) for _ in range(2))
-    for _ in range(steps):
-        oracle.fill_mask(expected)
+def follow_both(language, dice, steps=40, *, engine=ENGINE, oracle=ORACLE):
+    """The engine's masks are llguidance's, and it knows of all tokens in them that an end can follow.
+
+    Returns the number of masks: less than `steps` at the end of an output, or where llguidance gives up.
+    """
+    place = engine.load(engine.translate(language)).start()
+    texts, num_words = engine.vocabulary.tokens, -(-engine.vocabulary.size // 32)
+    mask, expected = np.zeros((2, num_words), dtype=np.uint32)
+    try:
+        judge = oracle.load(oracle.translate(language)).start()
+    except GrammarError:  # it gives up
+        return 0
+    for step in range(steps):
+        try:
+            judge.fill_mask(expected)
+        except GrammarError:
+            return step
         place.fill_mask(mask)
-        assert (mask == expected).all(), spec
-        assert (place.is_accepting, place.is_done) == (oracle.is_accepting, oracle.is_done), spec
-        assert (place.cost == 0) == place.is_accepting, spec
-        allowed = [index for index in range(len(BYTES)) if mask[index // 32] >> index % 32 & 1]
-        assert all(place.num_closing([index], FAR) for index in allowed), spec
+        assert (mask == expected).all(), language
+        assert (place.is_accepting, place.is_done) == (judge.is_accepting, judge.is_done), language
+        assert (place.cost == 0) == (place.is_accepting or place.is_free), language
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        allowed = [index for index in allowed.tolist() if index < len(texts) and texts[index]]
         if not allowed:
-            return
-        likely = [i for i in allowed if i >= 256 or chr(i) in 'ab"0123}],:x()+-'] or allowed
-        token_id = dice.choice(likely if dice.random() < 0.9 else allowed)
-        assert oracle.accept(token_id)
+            return step + 1
+        some = dice.sample(allowed, min(len(allowed), 300))
+        assert all(place.num_closing([index], FAR) for index in some), language
+        likely = [index for index in some if len(texts[index]) > 1 or chr(texts[index][0]) in LIKELY] or some
+        token_id = dice.choice(likely if dice.random() < 0.9 else some)
+        assert judge.accept(token_id)
         assert place.accept(token_id)
+    return steps

@@ -10,6 +10,7 @@ from tureen.grammar.expression import (
     Chain,
     Chars,
     Choice,
+    FreeText,
     Language,
     Not,
     Repeat,
@@ -58,7 +59,7 @@ def _worked_out(node, start, text, ends, rules):
             return {end for item in items for end in ends(item, start)}
         case Repeat(item, least, most):
             return _repeated(item, least, most, {start}, ends)
-        case Terminal(item):
+        case Terminal(item) | FreeText(item):
             return ends(item, start)
         case RuleCall(name):
             return ends(rules[name], start)

@@ -125,7 +125,7 @@ PATTERNS = [
 def test_masks_of_patterns_with_lengths_are_those_of_llguidance(pattern, least, most):
     spec = json.dumps({"type": "string", "pattern": pattern, "minLength": least, "maxLength": most})
     for seed in range(6):
-        follow_both(GrammarSpec("json_schema", spec), random.Random(seed), steps=60)
+        follow_both(language_of(GrammarSpec("json_schema", spec)), random.Random(seed), steps=60)
 
 
 def test_a_pattern_with_a_large_length_takes_no_more_room_than_with_a_small_one():

@@ -10,7 +10,7 @@ from matching import matches
 from tureen.grammar import frontends
 from tureen.grammar.base import GrammarSpec
 from tureen.grammar.expression import ANY_CHAR, EMPTY, Choice, GrammarError, Terminal
-from tureen.grammar.frontends import MAX_CHARACTERS, MAX_CHOICES, language_of
+from tureen.grammar.frontends import MAX_CHOICES, language_of
 from tureen.grammar.rules import calls
 
 INTEGER = '{"type": "integer"}'
@@ -105,16 +105,18 @@ def test_rules_stay_with_a_marker():
         (GrammarSpec("regex", "a(?!b)b"), "regex 'a.*b' matches nothing"),
         (GrammarSpec("regex", "a\0"), "regex holds a NUL character"),
         (GrammarSpec("regex", "\ud800"), "regex holds half of a surrogate pair"),
-        (GrammarSpec("regex", "a" * (MAX_CHARACTERS + 1)), "regex is too large: 262145 characters; at most 262144"),
+        (GrammarSpec("regex", "é" * (1 << 17) + "a"), "regex is too large: 262145 bytes; at most 262144"),
         (GrammarSpec("regex", "(" * 30_000 + "a" + ")" * 30_000), "nested"),
         (GrammarSpec("ebnf", 'root ::= "a" | ' + "(" * 30_000), "parentheses are nested more than 20 deep"),
         (GrammarSpec("ebnf", "x"), "'x' stands before the first rule"),
         (GrammarSpec("json_schema", '{"type": 3}'), "type"),
         (GrammarSpec("json_schema", '{"not":' * 20_000), "nested too deep"),
         (GrammarSpec("json_schema", "{"), "json_schema is not valid JSON"),
+        (GrammarSpec("json_schema", " " * (2 << 20) + "{"), "json_schema is too large: 2097153 bytes; at most 2097152"),
+        (GrammarSpec("json_schema", "{" + ", ".join(f'"{at}": 1' for at in (*range(150_000), 149_999)) + "}"), "twice"),
         (GrammarSpec("structural_tag", "[]"), "structural_tag must be an object"),
         (GrammarSpec("structural_tag", '{"a":' * 30_000), "structural_tag is nested too deep"),
-        (GrammarSpec("regex", "a", "x" * 257), "the marker that the constraint comes after is too large"),
+        (GrammarSpec("regex", "a", "x" * 1025), "the marker that the constraint comes after is too large"),
         (GrammarSpec("regex", "a", "\0"), "the marker that the constraint comes after holds a NUL"),
     ],
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from backend_languages import chain, chars, choice, encode, optional, star, strings_of, vocabulary
+from random_languages import random_language
 from samples import either, some
 
 from tureen.constraining import compile_worker
@@ -54,27 +55,6 @@ def test_rules_inside_one_another_are_as_deep_as_they_like():
     assert not accepts(ready, "abc " * 30 + "((n)")
 
 
-def random_expression(source, depth, rules=()):
-    kind = source.choice(["text", "text", "chars", "chain", "chain", "choice", "repeat", "both", "not", "call"])
-    if kind == "call" and rules and depth < 3:
-        return chain("(", RuleCall(source.choice(rules)), ")")
-    if depth == 0 or kind in ("text", "chars"):
-        size = source.randint(0, 2)
-        return (
-            chars(source.choice(["a", "b", "ab"])) if kind == "chars" else Text("".join(source.choices("ab(", k=size)))
-        )
-    if kind in ("both", "not", "call"):
-        inside = random_expression(source, depth - 1)
-        return Both(Not(inside) if kind == "not" else inside, star(chars("ab"), 0, source.choice([2, 4, None])))
-    if kind == "repeat":
-        least = source.randint(0, 2)
-        return star(
-            random_expression(source, depth - 1, rules), least, source.choice([None, least + source.randint(0, 2)])
-        )
-    items = [random_expression(source, depth - 1, rules) for _ in range(source.randint(1, 3))]
-    return chain(*items) if kind == "chain" else choice(*items)
-
-
 def strings_and_verdicts(language):
     alphabet = "ab()"
     inside = strings_of(language, alphabet, 5)
@@ -89,10 +69,7 @@ def strings_and_verdicts(language):
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", some(range(60), 10))
 def test_random_languages_are_accepted_exactly(seed):
-    source = random.Random(seed)
-    names = ["x", "y"] if seed % 2 else []
-    rules = {name: choice(random_expression(source, 2, names), source.choice(["a", "b", ""])) for name in names}
-    language = Language(random_expression(source, 3, names), rules)
+    language = random_language(random.Random(seed), has_rules=bool(seed % 2))
     inside, outside = strings_and_verdicts(language)
     if not inside:
         with contextlib.suppress(GrammarError):  # without texts it may be refused

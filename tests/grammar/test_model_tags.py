@@ -12,6 +12,8 @@ from xgrammar.builtin_structural_tag import get_model_structural_tag
 
 from tureen.grammar import GrammarError, GrammarSpec, LanguageCompiler, Vocabulary, compile_grammar, language_of
 from tureen.kernels.cpu import native
+from tureen.text.messages import Tool, ToolChoice
+from tureen.text.tools import PARSERS, constraint
 
 WEATHER = {
     "type": "object",
@@ -305,3 +307,61 @@ def test_a_token_is_its_text(by_token, by_text):
 def test_what_tags_cannot_say_is_refused_by_name(layout, message):
     with pytest.raises(GrammarError, match=message):
         language_of(GrammarSpec("structural_tag", whole(layout)))
+
+
+STRICT = {"type": "object", "properties": {"t": {"type": "string"}}, "required": ["t"], "additionalProperties": False}
+TOOL_SETS = {
+    "a strict one beside one without a schema": (
+        Tool(name="a", parameters=STRICT, strict=True),
+        Tool(name="b", parameters={"type": "object"}),
+    ),
+    "arguments of any kind": (
+        Tool(name="a", parameters={"type": "object", "properties": {"x": {}, "o": {"type": "object"}}}),
+        Tool(name="b", parameters={"type": "object", "properties": {}, "title": "B"}, strict=True),
+    ),
+}
+FREE_OBJECT = {"type": "json_schema", "json_schema": {"type": "object"}}
+FREE_TAG = {"type": "tag", "begin": "<f>", "content": FREE_OBJECT, "end": "</f>"}
+ENDLESS = {
+    "triggered tags": {"type": "triggered_tags", "triggers": ["<f"], "tags": [FREE_TAG]},
+    "tags with a separator": {"type": "tags_with_separator", "tags": [FREE_TAG], "separator": "\n"},
+    "dispatch": {"type": "dispatch", "rules": [["<f>", FREE_OBJECT]]},
+}
+
+
+def goes_on(spec, seed, most=400):
+    """Draws an output that avoids its end: prose, numbers and brackets where they are allowed."""
+    source, grammar = random.Random(seed), compile_grammar(spec, backend()).start()
+    mask = np.zeros(9, dtype=np.uint32)
+    for _ in range(most):
+        grammar.fill_mask(mask)
+        tokens = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        tokens = tokens[tokens < 256]
+        if not len(tokens):
+            assert grammar.is_done
+            return
+        liked = [token for token in tokens if chr(token) in 'ab 1{["']
+        assert grammar.accept(int(source.choice(liked or tokens)))
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("tools", TOOL_SETS)
+@pytest.mark.parametrize("name", sorted(PARSERS))
+def test_prose_and_free_arguments_beside_calls_go_on_as_long_as_they_like(name, tools, mode):
+    # llguidance, whose masks these were, gave up after 10 to 200 tokens of such answers
+    tag = constraint(PARSERS[name], TOOL_SETS[tools], ToolChoice(mode), parallel=True)
+    for seed in range(2):
+        goes_on(GrammarSpec("structural_tag", json.dumps(tag)), f"{name} {seed}")
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_free_objects_in_tags_go_on_as_long_as_they_like(name):
+    tag = {"type": "structural_tag", "format": ENDLESS[name]}
+    for seed in range(4):
+        goes_on(GrammarSpec("structural_tag", json.dumps(tag)), f"{name} {seed}")
+
+
+def test_text_that_can_be_cut_up_in_many_ways_goes_on_as_long_as_it_likes():
+    rules = 'root ::= (text | obj)+\ntext ::= [^{}]+\nobj ::= "{" (obj | text)* "}"'
+    for seed in range(4):
+        goes_on(GrammarSpec("ebnf", rules), seed)

@@ -11,12 +11,15 @@ import ipaddress
 import itertools
 import json
 import random
+import re
 import uuid
+import warnings
 
 import jsonschema_rs
 import pytest
 from matching import matches
 from pydantic_core import MultiHostUrl
+from real_schemas import corpus
 
 from tureen.grammar import regular
 from tureen.grammar.expression import Chain, Chars, Choice, Repeat, Text
@@ -58,7 +61,10 @@ GOOD = {
     "json-pointer": ["", "/", "/foo/bar~0/baz~1/%a", "/é😀/0"],
     "relative-json-pointer": ["1", "0/foo/bar", "2/0/baz~1", "0#"],
     "uri-template": ["", "http://example.com/{user}/x{?q,lang*}", "{+path}/here", "/a%20{x:3}", "{#frag.a_b}"],
-    "regex": ["a", "^[a-z0-9_]+$", r"\d{3}|(?:a(b|[^c])*)+?", r"\\\.x.", "a{2,}"],
+    "regex": [
+        "a", "^[a-z0-9_]+$", r"\d{3}|(?:a(b|[^c])*)+?", r"\\\.x.", "a{2,}", "a{1,3}", "$", "^a|b$", "", r"(a|)\b",
+        "[a-zA-Z0-9-_.]{13,19}", r"^(?!.*--)(?:(?!x).)*(?<=[ab])$", r"[\x20-\x7e\u4e00-\u9fa5à-ÿ^]\/", "(?:a(b(c(d))))",
+    ],
     "url": ["https://example.com/a?b#c", "ftp://user@host:21/x"],
     "multi-host-uri": ["postgresql://a.b:5432,c.d/db", "redis://h"],
     "uuid1": ["2eb8aa08-aa98-11ea-b4aa-73b441d16380"],
@@ -103,7 +109,36 @@ BAD = {
     "json-pointer": ["a", "/~", "/~2", "#/a"],
     "relative-json-pointer": ["", "01", "-1", "/a", "1a", "0##"],
     "uri-template": ["{", "}", "{}", "a b", "{x", "{x:0}", "{x**}", "{x,}", "{!x}", "<", "%2"],
-    "regex": ["(", ")", "[", "a)", "*", "a**", "[z-a]", "\\", "a{2", "(?:", "[]", "?"],
+    "regex": [
+        "(",
+        ")",
+        "[",
+        "a)",
+        "*",
+        "a**",
+        "[z-a]",
+        "\\",
+        "a{2",
+        "(?:",
+        "[]",
+        "?",
+        "a{3,1}",
+        "a{10,9}",
+        "(?=a)*",
+        "$*",
+        r"[\w-a]",
+        "[^]",
+        "[f-a]",
+        r"[\x30-\x2f]",
+        r"\ud800",
+        r"\-",
+        "a{1,3}{2}",
+        "}",
+        r"\1",
+        "(?<=a*)b",
+        "(?i)a",
+        "(?=a",
+    ],
     "url": ["", "/a", "a b:c", "http://a b"],
     "multi-host-uri": ["", "a", "://h", "a://", "a://h,", "a:b"],
     **{f"uuid{v}": ["", f"f47ac10b-58cc-{v}372-c567-0e02b2c3d479", f"{v}" * 32] for v in range(1, 9)},
@@ -305,3 +340,47 @@ def test_base64_content_is_enforced_in_the_drafts_whose_judge_asks_for_it(draft)
     assert not jsonschema_rs.validator_for(schema).is_valid("QR==")
     language = json_schema(json.dumps(schema), strict=True)
     assert language == json_schema('{"type": "string", "format": "base64"}', strict=True)
+
+
+def is_pattern_of_re(text):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        try:
+            re.compile(text)
+        except (re.error, RecursionError):
+            return False
+        return True
+
+
+def test_python_reads_random_regexes_and_changed_ones(machines):
+    rng, changed = random.Random("re"), 0
+    for _ in range(400):
+        text = drawn(in_format("regex"), rng)
+        assert is_pattern_of_re(text), text
+        for other in changes(text, rng):
+            if regular.accepts(machines["regex"], other):
+                changed += 1
+                assert is_pattern_of_re(other), other
+    assert changed > 200
+
+
+def changes(text, rng):
+    """The text with one character left out, put in and exchanged."""
+    at, new = rng.randrange(len(text) + 1), rng.choice("()[]{}\\*+?|a-1,^$=!<:ux09fFdw")
+    return text[:at] + text[at + 1 :], text[:at] + new + text[at:], text[:at] + new + text[at + 1 :]
+
+
+def test_nearly_every_pattern_of_real_schemas_is_a_regex_if_python_and_the_validator_read_it(machines):
+    patterns = {pattern for text in corpus().values() for pattern in patterns_in(json.loads(text))}
+    known = [text for text in patterns if is_pattern_of_re(text) and judge("regex").is_valid(text)]
+    assert len(known) > 900
+    assert sum(regular.accepts(machines["regex"], text) for text in known) > 0.95 * len(
+        known
+    )  # of others ECMA-262 knows no escape
+
+
+def patterns_in(value):
+    if isinstance(value, dict) and isinstance(value.get("pattern"), str):
+        yield value["pattern"]
+    for inside in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from patterns_in(inside)

@@ -5,6 +5,7 @@ One thread, its processor time, Python's calls included. Compiling is from the s
 
 from __future__ import annotations
 
+import gc
 import random
 import tarfile
 import time
@@ -29,8 +30,8 @@ SHORT_SHARE = 0.6  # of the tokens that are the shortest of a few drawn: structu
 US, MS = 1e6, 1e3
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """How measured times are spread."""
+class TimeFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of measured times."""
 
     count: int
     mean: float
@@ -39,8 +40,8 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     worst: float
 
     @classmethod
-    def of(cls, times_s: Sequence[float], scale: float) -> Spread:
-        """Returns the spread of times, in units of which a second has `scale`."""
+    def of(cls, times_s: Sequence[float], scale: float) -> TimeFigures:
+        """Returns the figures of times, in units of which a second has `scale`."""
         times = np.array(times_s or [0.0]) * scale
         p50, p99 = np.quantile(times, [0.5, 0.99]).round(2).tolist()
         mean, worst = round(float(times.mean()), 2), round(float(times.max()), 2)
@@ -48,16 +49,16 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MaskFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the schemas of one corpus cost with one vocabulary."""
+    """The cost of the schemas of one corpus, with one vocabulary."""
 
     vocabulary: int
     schemas: int
     refused: int
     cut: int  # outputs of a language that took too much to follow
-    mask_us: Spread  # all but the first ones, and but the guarded ones
-    guarded_mask_us: Spread  # where a guard keeps what no grammar can
-    first_mask_us: Spread  # of a schema, after it was loaded
-    compile_ms: Spread
+    mask_us: TimeFigures  # without the first ones and the guarded ones
+    guarded_mask_us: TimeFigures  # where a guard keeps what no grammar can
+    first_mask_us: TimeFigures  # of a schema, after it was loaded
+    compile_ms: TimeFigures
 
 
 class _Times:
@@ -85,7 +86,8 @@ def run_masks(corpus: Path, tokenizer: Tokenizer, every: int, say: Callable[[str
     texts = sorted(_texts(corpus))[::every]
     if not texts:
         raise InvalidRequest(f"--masks {corpus}: it holds no file whose name ends in .json")
-    practise()  # as before the server's workers are forked
+    practise()  # as before the server's workers are forked, which collect no garbage while they compile
+    gc.disable()
     times, num_refused, num_cut = _Times(), 0, 0
     for number, (name, text) in enumerate(texts):
         if number % 100 == 0:
@@ -97,6 +99,7 @@ def run_masks(corpus: Path, tokenizer: Tokenizer, every: int, say: Callable[[str
             num_refused += 1
             continue
         times.compiles.append(time.process_time() - start_s)
+        gc.collect()
         for output in range(NUM_OUTPUTS):
             num_cut += not _follow(compiled.start(), vocabulary, times, random.Random(f"{name} {output}"), output)
     return MaskFigures(
@@ -104,17 +107,18 @@ def run_masks(corpus: Path, tokenizer: Tokenizer, every: int, say: Callable[[str
         schemas=len(texts),
         refused=num_refused,
         cut=num_cut,
-        mask_us=Spread.of(times.masks, US),
-        guarded_mask_us=Spread.of(times.guarded, US),
-        first_mask_us=Spread.of(times.firsts, US),
-        compile_ms=Spread.of(times.compiles, MS),
+        mask_us=TimeFigures.of(times.masks, US),
+        guarded_mask_us=TimeFigures.of(times.guarded, US),
+        first_mask_us=TimeFigures.of(times.firsts, US),
+        compile_ms=TimeFigures.of(times.compiles, MS),
     )
 
 
 def _follow(grammar: Grammar, vocabulary: Vocabulary, times: _Times, dice: random.Random, number: int) -> bool:
     """Draws an output under a grammar. Returns False where it takes too much to follow."""
     mask = np.zeros(-(-vocabulary.size // 32), dtype=np.uint32)
-    others = times.guarded if isinstance(grammar, GuardedGrammar) else times.masks
+    is_guarded = isinstance(grammar, GuardedGrammar)
+    others = times.guarded if is_guarded else times.masks
     hurrying = [vocabulary.tokens.index(text) for text in HURRYING if text in vocabulary.tokens]
     for at in range(MOST_TOKENS):
         start_s = time.thread_time()
@@ -122,7 +126,7 @@ def _follow(grammar: Grammar, vocabulary: Vocabulary, times: _Times, dice: rando
             grammar.fill_mask(mask)
         except GrammarError:
             return False
-        (others if at or number else times.firsts).append(time.thread_time() - start_s)
+        (others if at or number or is_guarded else times.firsts).append(time.thread_time() - start_s)
         token_id = _drawn(mask, vocabulary, dice, hurrying if 2 * at > MOST_TOKENS else ())
         if token_id is None or not grammar.accept(token_id):
             return True

@@ -29,6 +29,7 @@ from tureen.errors import echo
 from tureen.grammar import GrammarError, GrammarSpec
 from tureen.grammar.schema.document import Document
 from tureen.grammar.schema.drafts import Draft, declared
+from tureen.grammar.schema.meta_schemas import SITE, resources
 from tureen.sandbox import fork_server
 from tureen.sandbox.fork_server import Program
 from tureen.sandbox.limits import WorkerLimits
@@ -167,16 +168,25 @@ def _validator(schema: str) -> jsonschema_rs.Validator:
     """Judges by the draft that the schema names. What names none, or is not as its draft has it, is judged as it is
     meant. Raises ValueError."""
     draft = declared(json.loads(schema))
+    registry = _meta_schemas() if SITE in schema else None
     if draft is not None:
         with contextlib.suppress(ValueError):
-            return _made(VALIDATORS[draft], json.loads(schema))
-    return _made(jsonschema_rs.Draft202012Validator, Document(json.loads(schema)).modern())
+            return _made(VALIDATORS[draft], json.loads(schema), registry)
+    return _made(jsonschema_rs.Draft202012Validator, Document(json.loads(schema)).modern(), registry)
 
 
-def _made(validator: Callable[..., jsonschema_rs.Validator], schema: Any) -> jsonschema_rs.Validator:
+@functools.cache
+def _meta_schemas() -> jsonschema_rs.Registry:
+    return jsonschema_rs.Registry(resources())
+
+
+def _made(
+    validator: Callable[..., jsonschema_rs.Validator], schema: Any, registry: jsonschema_rs.Registry | None
+) -> jsonschema_rs.Validator:
     return validator(
         with_judged_patterns(schema),
         validate_formats=True,
+        registry=registry,
         offline=True,  # it would fetch what $ref and $schema name, over the network and from files
         pattern_options=jsonschema_rs.FancyRegexOptions(backtrack_limit=1 << 40),  # past it a value counts as wrong
     )

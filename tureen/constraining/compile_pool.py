@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from tureen.constraining.messages import LIMITS, MAX_REPLY_BYTES, WARM_UP, CompileReply, invalid_code
-from tureen.grammar import GrammarSpec
+from tureen.constraining.messages import LIMITS, MAX_REPLY_BYTES, CompileReply, invalid_code
+from tureen.grammar.base import WARM_UP, GrammarSpec
 from tureen.sandbox.limits import address_space
 from tureen.sandbox.supervisor import Supervisor
 from tureen.sandbox.worker import Lost, Worker

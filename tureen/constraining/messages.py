@@ -15,13 +15,6 @@ LIMITS = WorkerLimits(memory_bytes=1 << 30, cpu_s=600, is_sealed=True)
 
 MAX_REPLY_BYTES = 64 << 20
 
-WARM_UP = GrammarSpec(
-    "json_schema",
-    '{"type": "object", "properties": {"a": {"enum": ["x", 1]}, "b": {"type": "boolean"}, "c": {"type": "null"}}, '
-    '"required": ["a", "b"], "additionalProperties": false}',
-)
-"""Compiled by a worker in advance: it is slow until it has pages of its own."""
-
 
 class CompilerSetup(msgspec.Struct, frozen=True, array_like=True):
     """The settings that the fork server is started with."""

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from tureen.config import MAX_N, MAX_PROMPTS, MAX_STOPS
 from tureen.errors import InvalidRequest, echo
+from tureen.grammar.base import SCHEMAS, max_bytes
 
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
@@ -24,7 +25,6 @@ MAX_BIAS = 100
 MAX_CUSTOM_PARAMS_BYTES = 16 << 10
 MAX_KEYS = 4096  # of an object whose fields are a client's own
 MAX_CHOICES = 1 << 16  # what MAX_GRAMMAR_BYTES hold, at 4 bytes each
-MAX_GRAMMAR_BYTES = 256 << 10
 MAX_MARKER_CHARS = 256
 CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag", "choice", "dtype")
 EMPTY_IS_UNSET = ("json_schema", "regex", "ebnf", "structural_tag")
@@ -38,8 +38,6 @@ VLLM_CONSTRAINTS = {
 }
 """The names that vLLM has for the constraints."""
 
-SCHEMAS = frozenset(("json_schema", "structural_tag"))
-"""The constraints in which there are JSON schemas."""
 COUNTS, NUMBERS = re.compile(r"\{([^{}]*)\}"), re.compile("[0-9]+")
 VERBOSE_FLAG = re.compile(r"\(\?[A-Za-z0-9-]*x")  # it would let spaces and comments hide in a count
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -252,7 +250,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         bool,
         Meta(
             description="A constrained output comes to an end within max_new_tokens, and is whole: near the limit only "
-            "what can still be closed is written. false = the limit cuts it.",
+            "what can still be closed is written; free text beside tags is cut. false = the limit cuts everything.",
             extra_json_schema=CONSTRAINING,
         ),
     ] = True
@@ -409,8 +407,8 @@ def _constraint_faults(params: SamplingParams) -> Iterator[tuple[str, str]]:
         if value == "":
             yield name, "is empty; leave it out, or send what the output must match"
         size = len(value.encode("utf-8", "surrogatepass") if isinstance(value, str) else msgspec.json.encode(value))
-        if size > MAX_GRAMMAR_BYTES:
-            yield name, f"has {size} bytes; at most {MAX_GRAMMAR_BYTES}"
+        if size > max_bytes(name):
+            yield name, f"has {size} bytes; at most {max_bytes(name)}; make it smaller"
 
 
 def _written_out_len(pattern: str) -> int:

@@ -65,6 +65,13 @@ class Constraint:
         with following(self._field):
             return self._grammar.is_done
 
+    @property
+    def is_whole(self) -> bool:
+        """Says whether an output that has come to its limit here is complete. In free text, which may go on without
+        end, it is not. Raises InvalidRequest, RequestFailed."""
+        with following(self._field):
+            return self.closes and self._grammar.is_accepting and not self._grammar.is_free
+
     def fill_mask(self, mask: Mask, left: int) -> Nearness:
         """Writes which tokens may come next, where `left` may come. Raises GrammarError."""
         self._grammar.fill_mask(mask)
@@ -81,6 +88,8 @@ class Constraint:
         if not self._reserve:
             return self._grammar.restrict(mask, left, self._zones)
         most = left - self._reserve
+        if most < 1 and self._grammar.is_free:
+            most = 1  # the free text goes on, and begins nothing that must be closed
         if self._grammar.cost <= most:
             kept = mask.copy()
             nearness = self._grammar.restrict(kept, most, self._zones)

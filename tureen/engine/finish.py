@@ -21,17 +21,10 @@ def reached(
     if end_token_id is not None:
         return FinishReason(type="stop", matched=end_token_id, closed_early=_is_closed_early(sequence))
     if len(sequence.token_ids) >= min(sequence.terms.max_tokens, context_len):
-        if _is_closed(sequence):
+        if sequence.constraint is not None and sequence.constraint.is_whole:
             return FinishReason(type="stop", matched=sequence.token_ids[-1], closed_early=True)
         return FinishReason(type="length", length=sequence.num_output)
     return None
-
-
-def _is_closed(sequence: Sequence) -> bool:
-    """Says whether an output that has come to its limit is whole. Free text beside tags is not: the limit cuts it."""
-    spec = sequence.request.grammar
-    is_free = spec is not None and spec.kind == "structural_tag"
-    return sequence.constraint is not None and sequence.constraint.closes and sequence.is_accepted and not is_free
 
 
 def complete(sequence: Sequence) -> FinishReason:

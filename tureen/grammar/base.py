@@ -15,6 +15,17 @@ Mask = NDArray[np.uint32]
 Kind = Literal["json_schema", "regex", "ebnf", "structural_tag", "choice"]
 
 
+MAX_GRAMMAR_BYTES = 256 << 10
+MAX_SCHEMA_BYTES = 2 << 20
+SCHEMAS = frozenset(("json_schema", "structural_tag"))
+"""The kinds in which there are JSON schemas."""
+
+
+def max_bytes(kind: str) -> int:
+    """Returns the most bytes of UTF-8 that a constraint of this kind may have."""
+    return MAX_SCHEMA_BYTES if kind in SCHEMAS else MAX_GRAMMAR_BYTES
+
+
 class GrammarSpec(msgspec.Struct, frozen=True, array_like=True):
     """A constraint as a client sent it."""
 
@@ -22,6 +33,14 @@ class GrammarSpec(msgspec.Struct, frozen=True, array_like=True):
     text: str  # JSON for json_schema, structural_tag and choice (a list of strings)
     after: str = ""  # free text comes first, until this marker has occurred; "" = the constraint starts at once
     strict: bool = False  # what of its schemas cannot be enforced is refused, not left out
+
+
+WARM_UP = GrammarSpec(
+    "json_schema",
+    '{"type": "object", "properties": {"a": {"enum": ["x", 1]}, "b": {"type": "boolean"}, "c": {"type": "null"}}, '
+    '"required": ["a", "b"], "additionalProperties": false}',
+)
+"""Compiled by a worker in advance: it is slow until it has pages of its own."""
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
@@ -103,9 +122,14 @@ class Grammar(Protocol):
         """Returns whether the output can only end here: it is accepted and nothing can follow."""
 
     @property
+    def is_free(self) -> bool:
+        """Returns whether it is in free text with which the output may go on without end, and may also end: the limit
+        cuts it."""
+
+    @property
     def cost(self) -> int:
         """Returns how many tokens it takes to come to an end, without one that ends the output. What a guard asks for
-        is not counted."""
+        is not counted, nor the rest of a character in free text that the limit cuts."""
 
     def restrict(self, mask: Mask, left: int, zones: Zones) -> Nearness:
         """Takes from a mask the tokens after which the output could not end within `left` tokens, and near the end

@@ -18,6 +18,7 @@ from tureen.grammar.expression import (
     Chars,
     Choice,
     Expression,
+    FreeText,
     GrammarError,
     Not,
     Repeat,
@@ -53,7 +54,7 @@ def _parts(node: Expression) -> tuple[Expression, ...]:
             return items
         case Both(first, second):
             return first, second
-        case Repeat(item) | Not(item) | Terminal(item):
+        case Repeat(item) | Not(item) | Terminal(item) | FreeText(item):
             return (item,)
     return ()
 
@@ -93,7 +94,7 @@ class Derivatives:
                 raise GrammarError(f"only regular expressions can be compared or negated, and rule {name} is none")
         return self._joined(node, parts)
 
-    def _joined(self, node: Chain | Choice | Both | Not | Terminal, parts: list[int]) -> int:
+    def _joined(self, node: Chain | Choice | Both | Not | Terminal | FreeText, parts: list[int]) -> int:
         match node:
             case Chain():
                 return self.terms.sequence(parts)
@@ -103,7 +104,7 @@ class Derivatives:
                 return self.terms.both(parts)
             case Not():
                 return self.terms.complement(parts[0])
-            case Terminal():
+            case Terminal() | FreeText():
                 return parts[0]
 
     def _text(self, text: str) -> int:

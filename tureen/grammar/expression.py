@@ -21,7 +21,8 @@ class TooComplex(GrammarError):
 
 
 class SchemaError(GrammarError):
-    """A schema that is wrong by itself, or leads elsewhere: no part of it may be left out to enforce the rest."""
+    """A schema or a pattern that is wrong by itself, or a schema that leads elsewhere: no part of it may be left out to
+    enforce the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +92,23 @@ class Terminal:
 
 
 @dataclass(frozen=True, slots=True)
+class FreeText:
+    """A regular `item` of any length, free text: where the output may also end in it, the limit cuts the output.
+
+    It changes nothing in the language; it says where an output has no end that it could be brought to.
+    """
+
+    item: Expression
+
+
+@dataclass(frozen=True, slots=True)
 class RuleCall:
     """Matches what the rule of this name matches. An expression without calls is regular."""
 
     name: str
 
 
-Expression: TypeAlias = Text | Chars | Chain | Choice | Repeat | Both | Not | Terminal | RuleCall
+Expression: TypeAlias = Text | Chars | Chain | Choice | Repeat | Both | Not | Terminal | FreeText | RuleCall
 
 EMPTY = Text("")
 NOTHING = Choice(())

@@ -24,7 +24,7 @@ are ..."""
 WORD_SHARE, SENTENCE_SHARE = 8, 4  # ... no more than these parts: an eighth, a quarter
 
 MOST_KEPT = 3 << 20
-"""What all languages of a vocabulary keep of their states and masks, in configurations of some 40 bytes."""
+"""The most that all languages of a vocabulary keep of their states and masks, in configurations of some 40 bytes."""
 
 AT_A_WORD = 2  # of what the native code says of a mask
 
@@ -141,6 +141,11 @@ class LanguagePlace:
     def is_done(self) -> bool:
         with following_a_language:
             return bool(self._place.is_over)
+
+    @property
+    def is_free(self) -> bool:
+        with following_a_language:
+            return bool(self._place.is_free)
 
     @property
     def cost(self) -> int:

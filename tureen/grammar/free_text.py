@@ -12,6 +12,7 @@ from tureen.grammar.expression import (
     Chain,
     Choice,
     Expression,
+    FreeText,
     Not,
     Repeat,
     Terminal,
@@ -51,6 +52,11 @@ def free_of(strings: Sequence[str], most: int | None = None) -> Expression:
 def to_the_end(text: Expression) -> Expression:
     """Returns a regular text after which the output ends: one terminal, as nothing follows, which is never empty."""
     return Choice((EMPTY, Terminal(Both(text, SOMETHING)))) if can_be_empty(text) else Terminal(text)
+
+
+def endless(free: Expression, *, is_last: bool) -> FreeText:
+    """Returns free text without a bound and without a text that ends it. `is_last`: the output ends after it."""
+    return FreeText(to_the_end(free) if is_last else free)
 
 
 def _containing(strings: Sequence[str]) -> Expression:

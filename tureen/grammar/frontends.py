@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tureen.errors import echo
 from tureen.grammar import regex
-from tureen.grammar.base import CompiledGrammar, GrammarSpec, Vocabulary
+from tureen.grammar.base import CompiledGrammar, GrammarSpec, Vocabulary, max_bytes
 from tureen.grammar.expression import Chain, Choice, Expression, GrammarError, Language, Text
 from tureen.grammar.follower import LanguageCompiler
 from tureen.grammar.free_text import to_the_end, up_to
@@ -19,14 +19,13 @@ from tureen.grammar.schema.formats import FORMATS, format_strings
 from tureen.grammar.schema.language import json_schema
 from tureen.grammar.structural_tag import structural_tag
 
-MAX_CHARACTERS = 1 << 18
 PRACTICE = GrammarSpec(
     "json_schema",
     r'{"properties": {"a": {"type": "string", "pattern": "^\\p{L}\\w$", "maxLength": 9}, "b": {"type": "number"}}, '
     r'"patternProperties": {"^\\d": {"type": "array", "items": {"type": "integer", "minimum": 1}}}, "required": ["a"]}',
 )
 """Has what takes long the first time: the categories of Unicode 0.2 s. The formats take 0.05 s."""
-MAX_MARKER_CHARACTERS = 256
+MAX_MARKER_BYTES = 1024
 MAX_CHOICES = 10_000
 
 
@@ -55,8 +54,8 @@ def language_of(spec: GrammarSpec, vocabulary: Vocabulary | None = None) -> Lang
 
     Raises GrammarError, whose message tells the client what is wrong with it.
     """
-    _check_text(spec.text, spec.kind, MAX_CHARACTERS)
-    _check_text(spec.after, "the marker that the constraint comes after", MAX_MARKER_CHARACTERS)
+    _check_text(spec.text, spec.kind, max_bytes(spec.kind))
+    _check_text(spec.after, "the marker that the constraint comes after", MAX_MARKER_BYTES)
     try:
         language = _language(spec, vocabulary)
     except RecursionError:
@@ -71,8 +70,9 @@ def language_of(spec: GrammarSpec, vocabulary: Vocabulary | None = None) -> Lang
 
 
 def _check_text(text: str, name: str, most: int) -> None:
-    if len(text) > most:
-        raise GrammarError(f"{name} is too large: {len(text)} characters; at most {most}")
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > most:
+        raise GrammarError(f"{name} is too large: {size} bytes; at most {most}")
     if "\0" in text:
         raise GrammarError(f"{name} holds a NUL character; remove it")
     check_characters(text, name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NoReturn
 
 from tureen.errors import echo
@@ -28,6 +29,7 @@ from tureen.grammar.expression import (
     GrammarError,
     Not,
     Repeat,
+    SchemaError,
     Text,
 )
 from tureen.grammar.regex_classes import Flavour
@@ -60,20 +62,34 @@ NO_BOUNDARY_IN_EMPTY = re.search(r"\B", "") is not None  # whether `\B` of this 
 def parse(pattern: str, *, flavour: Flavour) -> Expression:
     """Returns the texts that match from end to end: `re.fullmatch`, or ECMA-262 with the flag u.
 
-    Raises GrammarError for what is no pattern, is not regular or not supported, with the position.
+    Raises SchemaError for what is no pattern, GrammarError for what is not regular or not supported, with the position.
     """
-    return Resolver(pattern, flavour).whole((PatternParser(pattern, flavour).pattern(),))
+    return Resolver(pattern, flavour).whole((_parsed(pattern, flavour),))
 
 
 def search(pattern: str, *, flavour: Flavour) -> Expression:
-    """Returns the texts in which the pattern is found somewhere, as JSON Schema wants it. Raises GrammarError like
-    `parse`."""
-    node = PatternParser(pattern, flavour).pattern()
+    """Returns the texts in which the pattern is found somewhere, as JSON Schema wants it. Raises what `parse` does."""
+    node = _parsed(pattern, flavour)
     branches = list(node.items) if isinstance(node, Alternatives) else [node]
     plain: list[Node] = [branch for branch in branches if not isinstance(branch, ASSERTING)]
     branches = [alternatives(plain), *(branch for branch in branches if isinstance(branch, ASSERTING))]
     resolver = Resolver(pattern, flavour)
     return either(resolver.whole((ANYTHING, branch, ANYTHING)) for branch in branches)
+
+
+def check_form(pattern: str, *, flavour: Flavour) -> None:
+    """Raises SchemaError for a malformed pattern, whether the rest of it is supported or not."""
+    try:
+        _parsed(pattern, flavour)
+    except SchemaError:
+        raise
+    except GrammarError:
+        return
+
+
+@lru_cache(1024)
+def _parsed(pattern: str, flavour: Flavour) -> Node:
+    return PatternParser(pattern, flavour).pattern()
 
 
 class UnresolvedError(Exception):

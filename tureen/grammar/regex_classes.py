@@ -19,7 +19,7 @@ from tureen.grammar.char_sets import (
     python_class,
     union,
 )
-from tureen.grammar.expression import ANY_CHAR, MAX_CODE_POINT, GrammarError
+from tureen.grammar.expression import ANY_CHAR, MAX_CODE_POINT, GrammarError, SchemaError
 
 Flavour: TypeAlias = Literal["python", "ecma"]
 
@@ -36,10 +36,17 @@ ECMA_CONTROL = re.compile(r"c([A-Za-z])")
 ECMA_PROPERTY = re.compile(r"([pP])\{(?:(?:gc|General_Category)=)?([A-Za-z_]+)\}")
 ECMA_OTHER_PROPERTY = re.compile(r"([pP])\{((?:Script|sc|Script_Extensions|scx)=)?([A-Za-z_]+)\}")
 PYTHON_PROPERTY = re.compile(r"([pP])(\{\^?[A-Za-z0-9_ &=:-]{1,64}\}|[A-Za-z])")
+BRACKETS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|[()\[\\]", re.DOTALL)
 ECMA_BINARY = frozenset(
     ("Alphabetic", "Lowercase", "Uppercase", "White_Space", "ASCII_Hex_Digit", "Hex_Digit", "ID_Start", "ID_Continue")
 )
 ECMA_SETS = {"Any": ANY_CHAR.ranges, "ASCII": ((0, 127),)}
+
+
+UNOPENED = 'there is a ")" without its "("'
+UNCLOSED = 'a group is not closed: ")" is missing'
+ENDS_IN_CLASS = 'the class is not closed: "]" is missing'
+ENDS_IN_ESCAPE = "the backslash at the end escapes nothing"
 
 
 class PatternSource:
@@ -51,8 +58,15 @@ class PatternSource:
         self.is_python = flavour == "python"
 
     def refuse(self, what: str, at: int | None = None) -> NoReturn:
-        """Raises the GrammarError that says what is wrong and where."""
-        raise GrammarError(f"pattern {echo(self.pattern)}: {what} (position {self.at if at is None else at})")
+        """Raises the GrammarError that says what is not supported and where."""
+        raise GrammarError(self._told(what, at))
+
+    def malformed(self, what: str, at: int | None = None) -> NoReturn:
+        """Raises the SchemaError that says what is wrong, whatever reads the pattern, and where."""
+        raise SchemaError(self._told(what, at))
+
+    def _told(self, what: str, at: int | None) -> str:
+        return f"pattern {echo(self.pattern)}: {what} (position {self.at if at is None else at})"
 
     def peek(self) -> str:
         """Returns the next character; "" at the end."""
@@ -73,12 +87,29 @@ class PatternSource:
         return match
 
 
+def check_brackets(source: PatternSource) -> None:
+    """Checks the brackets and backslashes of a whole ECMA-262 pattern, which may have what is not supported."""
+    open_: list[int] = []
+    for match in BRACKETS.finditer(source.pattern):
+        start, text = match.start(), match[0]
+        if text == "(":
+            open_.append(start)
+        elif text == ")":
+            if not open_:
+                source.malformed(UNOPENED, start)
+            open_.pop()
+        elif text in ("[", "\\"):
+            source.malformed(ENDS_IN_CLASS if text == "[" else ENDS_IN_ESCAPE, start)
+    if open_:
+        source.malformed(UNCLOSED, open_[-1])
+
+
 def escape(source: PatternSource, in_class: bool, flags: int) -> int | Ranges:
     """Reads what follows a backslash: the code point it stands for, or a set of characters. No assertion is known
     here."""
     letter = source.peek()
     if not letter:
-        source.refuse("the backslash at the end escapes nothing")
+        source.malformed(ENDS_IN_ESCAPE)
     if letter in "dws" or letter in "DWS":
         source.at += 1
         return _shorthand(source, letter, flags)
@@ -208,7 +239,7 @@ def _class_range(source: PatternSource, flags: int) -> list[tuple[int, int]]:
     source.at += 1
     last = _class_atom(source, flags)
     if isinstance(first, int) and isinstance(last, int):
-        return [(first, last)] if first <= last else source.refuse("the range of the class is reversed", start)
+        return [(first, last)] if first <= last else source.malformed("the range of the class is reversed", start)
     if source.is_python:
         source.refuse("a range goes from one character to another", start)
     return [*_spans(first), (ord("-"), ord("-")), *_spans(last)]
@@ -219,7 +250,7 @@ def _class_atom(source: PatternSource, flags: int) -> int | Ranges:
         return escape(source, True, flags)
     char = source.peek()
     if not char:
-        source.refuse('the class is not closed: "]" is missing')
+        source.malformed(ENDS_IN_CLASS)
     source.at += 1
     return ord(char)
 

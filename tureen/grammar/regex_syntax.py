@@ -21,11 +21,23 @@ from tureen.grammar.expression import (
     SURROGATES,
     Chars,
     Expression,
+    GrammarError,
     Repeat,
+    SchemaError,
     Text,
 )
 from tureen.grammar.regex_atomic import atomic, possessive
-from tureen.grammar.regex_classes import ASCII, IGNORECASE, Flavour, PatternSource, bracketed, escape
+from tureen.grammar.regex_classes import (
+    ASCII,
+    IGNORECASE,
+    UNCLOSED,
+    UNOPENED,
+    Flavour,
+    PatternSource,
+    bracketed,
+    check_brackets,
+    escape,
+)
 from tureen.grammar.regex_nodes import (
     ASSERTING,
     Behind,
@@ -84,14 +96,24 @@ class PatternParser:
         self.lazy = 0  # repeats of which the shortest match comes first
 
     def pattern(self) -> Node:
-        """Returns the whole pattern. Raises GrammarError."""
+        """Returns the whole pattern. Raises SchemaError if it is malformed, GrammarError if it is not supported."""
+        try:
+            return self._pattern()
+        except SchemaError:
+            raise
+        except GrammarError:
+            if not self.source.is_python:  # what follows may be malformed
+                check_brackets(self.source)
+            raise
+
+    def _pattern(self) -> Node:
         if len(self.source.pattern) > MAX_PATTERN:
             self.source.refuse(f"it has {len(self.source.pattern)} characters, at most {MAX_PATTERN} are allowed", 0)
         while self._global_flags():
             pass
         node = self._alternatives()
         if self.source.peek():
-            self.source.refuse('there is a ")" without its "("')
+            self.source.malformed(UNOPENED)
         if written(node) > MAX_WRITTEN:
             self.source.refuse(f"with its counted repeats written out it has more than {MAX_WRITTEN} characters", 0)
         return node
@@ -135,9 +157,10 @@ class PatternParser:
             start = self.source.at
             if char in "*+?{" and (quantifier := self._quantifier()):
                 if not atoms or (isinstance(atoms[-1], Mark) and self.source.pattern[start - 1] != ")"):
-                    self.source.refuse("there is nothing to repeat", start)
-                if repeated:
-                    self.source.refuse("a repeat is repeated; put it in a group", start)
+                    self.source.malformed("there is nothing to repeat", start)
+                if repeated:  # "+" makes it possessive elsewhere
+                    refuse = self.source.refuse if char == "+" else self.source.malformed
+                    refuse("a repeat is repeated; put it in a group", start)
                 atoms[-1] = self._repeated(atoms[-1], *quantifier, start)
                 repeated = True
             elif not self.source.match(COMMENT if self.source.is_python else NEVER):
@@ -169,7 +192,7 @@ class PatternParser:
             least = int(low or 0)
             span = (least, int(high) if high else None if comma else least)
         if span[1] is not None and span[1] < span[0]:
-            self.source.refuse("the counts of the repeat are reversed", start)
+            self.source.malformed("the counts of the repeat are reversed", start)
         return span
 
     def _repeated(self, item: Node, least: int, most: int | None, start: int) -> Node:
@@ -257,7 +280,7 @@ class PatternParser:
         lazy = self.lazy
         node = self._alternatives()
         if not self.source.take(")"):
-            self.source.refuse('a group is not closed: ")" is missing', start)
+            self.source.malformed(UNCLOSED, start)
         self.flags = flags
         self.depth -= 1
         if opening == "?>":

@@ -15,6 +15,7 @@ from tureen.grammar.expression import (
     Chars,
     Choice,
     Expression,
+    FreeText,
     GrammarError,
     Language,
     Not,
@@ -46,7 +47,7 @@ def parts(expression: Expression) -> tuple[Expression, ...]:
         return ()
     if isinstance(expression, Both):
         return (expression.first, expression.second)
-    assert isinstance(expression, Repeat | Terminal | Not)
+    assert isinstance(expression, Repeat | Terminal | FreeText | Not)
     return (expression.item,)
 
 
@@ -127,6 +128,8 @@ def unmarked(expression: Expression) -> Expression:
     match expression:
         case Terminal(item):
             return unmarked(item)
+        case FreeText(item):
+            return FreeText(unmarked(item))
         case Chain(items):
             return Chain(tuple(unmarked(item) for item in items))
         case Choice(items):
@@ -165,7 +168,7 @@ def can_be_empty(expression: Expression, empty: set[str] | frozenset[str] = froz
             return can_be_empty(first, empty) and can_be_empty(second, empty)
         case Not(item):
             return not can_be_empty(item, empty)
-        case Terminal(item):
+        case Terminal(item) | FreeText(item):
             return can_be_empty(item, empty)
     return False
 

@@ -10,7 +10,7 @@ from typing import Any
 from tureen.errors import echo
 from tureen.grammar.base import Vocabulary
 from tureen.grammar.expression import EMPTY, Expression, GrammarError, Language, Repeat, Unenforced
-from tureen.grammar.free_text import free_of, to_the_end, up_to
+from tureen.grammar.free_text import endless, free_of, up_to
 from tureen.grammar.json_text import decoded, flag, integer, keys, listed, string, strings
 from tureen.grammar.pieces import Assembly, TerminalPiece, apart, fixed
 from tureen.grammar.rules import calls, chain, choice, reachable, repeat
@@ -321,8 +321,7 @@ def _free_end(triggers: Sequence[str], excludes: Sequence[str], place: FormatPla
     """The free text after the last tag, with what ends it."""
     if place.stops:
         return up_to(place.stops, (*triggers, *place.ends), free_of(excludes))
-    free = free_of((*triggers, *excludes, *place.ends))
-    return to_the_end(free) if place.stops is None else free
+    return endless(free_of((*triggers, *excludes, *place.ends)), is_last=place.stops is None)
 
 
 def _check_triggers(tags: Sequence[Tag], triggers: Sequence[str], excludes: Sequence[str], place: FormatPlace) -> None:

@@ -21,7 +21,7 @@ from tureen.grammar.expression import (
     Terminal,
     Unenforced,
 )
-from tureen.grammar.free_text import any_of, free_of, to_the_end, up_to
+from tureen.grammar.free_text import any_of, endless, free_of, to_the_end, up_to
 from tureen.grammar.guard.facts import GuardNode
 from tureen.grammar.json_text import flag, integer, keys, string, strings
 from tureen.grammar.notations import grammar
@@ -222,6 +222,8 @@ class LeafFormats:
         if place.stops:
             return TerminalPiece(up_to(place.stops, place.stops, free_of(excludes, most)), None, "")
         free = free_of((*excludes, *place.ends), most)
+        if most is None and place.path not in self.guards.budgets:
+            return TerminalPiece(endless(free, is_last=place.stops is None))
         return TerminalPiece(to_the_end(free)) if place.stops is None else TerminalPiece(free)
 
     def one_token(self, excludes: Sequence[str], place: FormatPlace) -> TerminalPiece:

@@ -14,6 +14,7 @@ from tureen.grammar.expression import (
     Chars,
     Choice,
     Expression,
+    FreeText,
     Language,
     Not,
     Repeat,
@@ -24,7 +25,8 @@ from tureen.grammar.expression import (
 from tureen.grammar.rules import SOMETHING, can_be_empty, chain, choice, repeat
 
 KINDS: dict[type, int] = {
-    kind: number for number, kind in enumerate((Terminal, Text, Chars, Chain, Choice, Repeat, Both, Not, RuleCall), -1)
+    kind: number
+    for number, kind in enumerate((Terminal, Text, Chars, Chain, Choice, Repeat, Both, Not, RuleCall, FreeText), -1)
 }
 """The kinds of expressions, as the native code has them; a terminal is written as its item."""
 

@@ -10,8 +10,9 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from tureen.contract.params import MAX_CHOICES, MAX_GRAMMAR_BYTES, VLLM_CONSTRAINTS, JsonObject
+from tureen.contract.params import MAX_CHOICES, VLLM_CONSTRAINTS, JsonObject
 from tureen.errors import InvalidRequest, echo
+from tureen.grammar.base import MAX_GRAMMAR_BYTES
 
 MAX_SCHEMA_DEPTH = 200
 KINDS = (*VLLM_CONSTRAINTS, "json_object")

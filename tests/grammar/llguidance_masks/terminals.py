@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import is_
 
 from llguidance_masks.ambiguity import Ambiguity
@@ -22,6 +22,7 @@ from tureen.grammar.expression import (
     Chars,
     Choice,
     Expression,
+    FreeText,
     GrammarError,
     Language,
     Not,
@@ -89,6 +90,7 @@ def pruned(language: Language) -> Language:
 
 
 def _pruned(language: Language) -> tuple[Language, Facts]:
+    language = replace(language, start=_without_free(language.start))
     facts = Facts(language)
     rules = {name: _settled(rule, facts) for name, rule in language.rules.items()}
     start = _settled(language.start, facts)
@@ -103,6 +105,18 @@ def _pruned(language: Language) -> tuple[Language, Facts]:
     start = _live(start, ending)
     live = Language(start, reachable(start, rules))
     return live, Facts(live)
+
+
+def _without_free(expression: Expression) -> Expression:
+    """Returns the same language without the marks of free text, which only the start of a structural tag holds."""
+    match expression:
+        case FreeText(item):
+            return item
+        case Chain(items) | Choice(items):
+            return type(expression)(tuple(map(_without_free, items)))
+        case Repeat(item):
+            return replace(expression, item=_without_free(item))
+    return expression
 
 
 def _settled(expression: Expression, facts: Facts) -> Expression:

@@ -145,6 +145,10 @@ class GuardedGrammar:
         return self._inner.is_done
 
     @property
+    def is_free(self) -> bool:
+        return self._inner.is_free
+
+    @property
     def cost(self) -> int:
         return self._inner.cost
 

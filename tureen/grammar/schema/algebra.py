@@ -34,7 +34,7 @@ from tureen.grammar.schema.unions import NO_TRAITS, Unions
 T = TypeVar("T")
 S = TypeVar("S", NumberSet, StringSet)
 
-MAX_NODES = 20_000
+MAX_NODES = 50_000
 TOO_LARGE = (
     f"its combination of allOf, anyOf, oneOf, not, if, … is too large: more than {MAX_NODES} schemas arise from it"
 )
@@ -214,11 +214,11 @@ class Algebra:
     def join(self, shapes: list[ValueShape]) -> ValueShape:
         """Returns the values that are in any of them. Of a type where they are too many, all there are."""
         kept = Kept(self.unenforced)
-        scalars = self.no_shape
-        for shape in shapes:
-            scalars = self._scalars_of_both(kept, scalars, shape)
-        return replace(
-            scalars,
+        every = self.any_shape
+        return ValueShape(
+            _flags(shape.plain for shape in shapes),
+            kept.of(NUMBERS, lambda: _any_of([shape.numbers for shape in shapes]), lambda: every.numbers),
+            kept.of(STRINGS, lambda: _any_of([shape.strings for shape in shapes]), lambda: every.strings),
             arrays=kept.of(
                 ARRAYS,
                 lambda: self.arrays.join(item for shape in shapes for item in shape.arrays),
@@ -287,13 +287,6 @@ class Algebra:
         if shape.partial or shape.loose:
             self.unenforced.note(_half_known(shape.partial) if shape.partial else NOT_EXACT)
 
-    def _scalars_of_both(self, kept: Kept, first: ValueShape, second: ValueShape) -> ValueShape:
-        return ValueShape(
-            first.plain | second.plain,
-            kept.of(NUMBERS, lambda: first.numbers.union(second.numbers), lambda: self.any_shape.numbers),
-            kept.of(STRINGS, lambda: first.strings.union(second.strings), lambda: self.any_shape.strings),
-        )
-
 
 class Kept:
     """Makes the parts of a shape, and tells of which types more is allowed than the schema does."""
@@ -350,12 +343,27 @@ def _once_plain(shapes: list[ValueShape]) -> int:
     return once
 
 
+def _any_of(sets: list[S]) -> S:
+    """Returns what is in any of the sets of numbers, or of strings."""
+    return _folded(sets, lambda first, second: first.union(second))
+
+
 def _once(sets: list[S]) -> S:
     """Returns what is in one of the sets of numbers, or of strings, only."""
-    once = seen = sets[0]
-    for new in sets[1:]:
-        once, seen = once.minus(new).union(new.minus(seen)), seen.union(new)
-    return once
+
+    def both(first: tuple[S, S], second: tuple[S, S]) -> tuple[S, S]:
+        (once, seen), (once_too, seen_too) = first, second
+        return once.minus(seen_too).union(once_too.minus(seen)), seen.union(seen_too)
+
+    return _folded([(values, values) for values in sets], both)[0]
+
+
+def _folded(items: list[T], both: Callable[[T, T], T]) -> T:
+    """Combines neighbours, then neighbours of these, and so on: each item is gone through O(log n) times."""
+    while len(items) > 1:
+        last = items[-1:] if len(items) % 2 else []
+        items = [both(items[at], items[at + 1]) for at in range(0, len(items) - 1, 2)] + last
+    return items[0]
 
 
 def _half_known(partial: int) -> str:

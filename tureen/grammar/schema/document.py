@@ -1,8 +1,10 @@
-"""A JSON schema as a document: parsed within limits, its references resolved inside it and never fetched."""
+"""A JSON schema as a document: parsed within limits, its references resolved inside it or to the official meta-schemas,
+and never fetched."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,9 +17,9 @@ from tureen.grammar.expression import SchemaError
 from tureen.grammar.json_text import exact
 from tureen.grammar.schema.drafts import MODERNIZED, Draft, declared, modernize
 from tureen.grammar.schema.equal_schemas import EqualSchemas
+from tureen.grammar.schema.meta_schemas import is_dynamic, official, official_uri
 from tureen.grammar.schema.subschemas import INSIDE, NAMED_INSIDE, ONE_INSIDE, SEVERAL_INSIDE
 
-MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 128
 """The deepest nesting of the schema's JSON text, a property inside a property being two levels."""
 
@@ -37,13 +39,11 @@ class Resource:
 
 
 Scope: TypeAlias = tuple[Resource, ...]
-"""The resources gone through on the way to a schema, outermost first; empty where no "$dynamicRef" asks for it."""
+"""The resources gone through on the way to a schema that have a dynamic anchor first, outermost first."""
 
 
 def parse(text: str) -> Any:
     """Reads a schema's text; numbers with a fraction or exponent come as Decimal. Raises SchemaError."""
-    if len(text) > MAX_CHARACTERS:
-        raise SchemaError(f"json_schema is too large: {len(text)} characters; at most {MAX_CHARACTERS}")
     try:
         value = DECODER.decode(text)
     except RecursionError:
@@ -68,8 +68,8 @@ def _no_constant(name: str) -> NoReturn:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        counts = Counter(key for key, _ in pairs)
+        twice = next(key for key, count in counts.items() if count > 1)
         raise SchemaError(f"json_schema has the key {echo(twice)} twice in one object")
     return value
 
@@ -114,6 +114,7 @@ class Document:
         self._path: dict[int, tuple[str, ...]] = {}
         self._equal = EqualSchemas(self._schemas, self._home)
         self._written: dict[int, dict[str, Any]] = {}  # as the document has them, which pointers go by
+        self._official: set[str] = set()  # the URIs of the meta-schemas that were referred to
         self._twice: set[str] = set()  # URIs of several schemas, by which none can be meant
         whole = Resource("", root, declared(root))
         self._resources[""] = whole
@@ -136,9 +137,11 @@ class Document:
         return echo(self.pointer(schema))
 
     def pointer(self, schema: Schema) -> str:
-        """Returns the place of a schema as a JSON pointer: "#/properties/a"."""
-        path = self._path.get(id(schema), ())
-        return "#" + "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path)
+        """Returns the place of a schema as a JSON pointer: "#/properties/a"; in a meta-schema after its URI."""
+        path, start = self._path.get(id(schema), ()), "#"
+        if path and path[0] in self._official:
+            path, start = path[1:], f"{path[0]}#"
+        return start + "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path)
 
     def resource(self, schema: Schema) -> Resource:
         """Returns the resource that a schema, an object, belongs to."""
@@ -156,7 +159,7 @@ class Document:
                 raise self._unresolved(reference, schema) from None
             if uri in self._twice:
                 raise SchemaError(f'"$ref" {echo(reference)} at {self.where(schema)}: this "$id" names two schemas')
-            known = self._resources.get(uri)
+            known = self._resources.get(uri) or self._meta_schema(uri)
             if known is None:
                 raise self._unresolved(reference, schema)
             resource = known
@@ -170,6 +173,16 @@ class Document:
         if fragment.startswith("/") and isinstance(target, dict):
             resource = self._home[id(target)]
         return target, resource, fragment
+
+    def _meta_schema(self, uri: str) -> Resource | None:
+        known = official_uri(uri)
+        if known is None:
+            return None
+        if known not in self._resources:
+            self._official.add(known)
+            root = official(known)
+            self._index(root, Resource(known, root, declared(root)), (known,))
+        return self._resources[known]
 
     def _find(self, resource: Resource, fragment: str, schema: Schema) -> Schema | None:
         """Raises SchemaError for a name that several schemas have."""
@@ -235,7 +248,7 @@ class Document:
         if not MODERNIZED.isdisjoint(schema) or schema.get("type") == "any":
             modernize(schema, draft)
         self._home[id(schema)] = resource = self._identify(schema, resource, draft)
-        if "$dynamicRef" in schema:
+        if "$dynamicRef" in schema or is_dynamic(str(schema.get("$ref"))):
             self.has_dynamic = True
         for keyword in ("$anchor", "$dynamicAnchor"):
             name = schema.get(keyword)

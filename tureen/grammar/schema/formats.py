@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 from tureen.grammar import regex
 from tureen.grammar.expression import Expression
+from tureen.grammar.schema.regex_format import regex_strings
 from tureen.grammar.schema.strings import StringSet
 
 
@@ -123,24 +125,11 @@ def _base64(more: str) -> str:
     return f"(?:{char}{{4}})*(?:{char}[AQgw]==|{char}{{2}}[AEIMQUYcgkosw048]=)?"
 
 
-def _pattern(depth: int) -> str:
-    """ECMA 262 without assertions inside, names and references; groups `depth` levels deep."""
-    char = r"[A-Za-z0-9 _.,:;<>=!@#%&'\"~/-]"
-    escape = r"\\[dDwWsS.*+?^$()\[\]{}|\\/]"
-    members = r"(?:a-z|A-Z|0-9|[A-Za-z0-9 _.,:;@]|\\[dws])+"
-    atoms = [char, escape, rf"\[\^?{members}\]"]
-    if depth:
-        atoms.append(rf"\((?:\?:)?{_pattern(depth - 1)}\)")
-    term = rf"{_alternatives(*atoms)}(?:[*+?]\??|\{{[0-9]{{1,2}},?\}})?"
-    return rf"(?:{term})+(?:\|(?:{term})+)*"
-
-
-REGEX = rf"\^?{_pattern(2)}\$?"
 DECIMAL = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
 FRACTION = "-?(?:0|[1-9][0-9]{0,17})(?:/[1-9][0-9]{0,17})?"
 NAME_EMAIL = f"[A-Za-z]+(?: [A-Za-z]+)* <{EMAIL}>"
 
-FORMATS = {
+FORMATS: dict[str, str | Callable[[], Expression]] = {
     "date": DATE,
     "time": TIME,
     "date-time": f"{DATE}T{TIME}",
@@ -159,7 +148,7 @@ FORMATS = {
     "json-pointer": JSON_POINTER,
     "relative-json-pointer": RELATIVE_JSON_POINTER,
     "uri-template": URI_TEMPLATE,
-    "regex": REGEX,
+    "regex": regex_strings,
     # OpenAPI's registry, pydantic
     "url": URI,
     "multi-host-uri": MULTI_HOST_URI,
@@ -178,7 +167,8 @@ FORMATS = {
     "ipvanyinterface": _alternatives(INTERFACE_4, INTERFACE_6),
     "ipvanynetwork": _alternatives(NETWORK_4, NETWORK_6),
 }
-"""Patterns for whole strings. Every string that matches is of the format; where the format is rich, not the reverse.
+"""Patterns for whole strings, or functions that return an expression. Every string that matches is of the format; where
+the format is rich, not the reverse.
 
 Any other name is an annotation: also "binary", "password", "path", of which every string is.
 """
@@ -198,4 +188,5 @@ def _strings(name: str) -> StringSet:
 @cache
 def in_format(name: str) -> Expression:
     """Returns the strings of a format of `FORMATS` as an expression over decoded characters."""
-    return regex.parse(FORMATS[name], flavour="ecma")
+    known = FORMATS[name]
+    return regex.parse(known, flavour="ecma") if isinstance(known, str) else known()

@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from tureen.errors import echo
+from tureen.grammar import regex
 from tureen.grammar.expression import GrammarError, SchemaError
 from tureen.grammar.schema.annotations import is_annotation, nearest
 from tureen.grammar.schema.document import Document
@@ -19,7 +20,7 @@ MAX_COUNT = 100_000
 """The largest number of characters, items and properties in minLength and its like."""
 OUT_OF_REACH = 1 << 30
 """No output has this many characters, items or properties: generators of schemas write such bounds and mean none."""
-MAX_BRANCHES = 10_000
+MAX_BRANCHES = 100_000
 """The largest number of values in "enum", names in "required", schemas in "anyOf" and its like."""
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
@@ -37,6 +38,18 @@ def check(schema: dict[str, Any], document: Document) -> None:
         elif not rule[0](value):
             got = echo(json.dumps(value, default=str))
             raise SchemaError(f'"{keyword}" at {document.where(schema)} must be {rule[1]}, got {got}')
+    for pattern in patterns(schema):
+        try:
+            regex.check_form(pattern, flavour="ecma")
+        except SchemaError as error:
+            raise SchemaError(f"{error} at {document.where(schema)}") from None
+
+
+def patterns(schema: dict[str, Any]) -> Iterator[str]:
+    """Yields the patterns that a schema itself has."""
+    if "pattern" in schema:
+        yield schema["pattern"]
+    yield from schema.get("patternProperties", ())
 
 
 def count(schema: dict[str, Any], keyword: str) -> int | None:

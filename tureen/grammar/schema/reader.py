@@ -41,7 +41,7 @@ class SchemaReader:
         scope = self.enter(schema, scope)
         key = (id(self._document.all_like(schema)[0]), scope)
         if key not in self._nodes:
-            if len(self._nodes) >= MAX_NODES:
+            if scope and len(self._nodes) >= MAX_NODES:
                 raise SchemaError(f'"$dynamicRef" leads to more than {MAX_NODES} different schemas, by the ways there')
             self._nodes[key] = None
             try:
@@ -87,7 +87,8 @@ class SchemaReader:
         if not self._document.has_dynamic:
             return ()
         resource = self._document.resource(schema)
-        return scope if resource in scope else (*scope, resource)
+        known = {name for outer in scope for name in outer.dynamic}  # the outermost of a name is meant
+        return scope if resource.dynamic.keys() <= known else (*scope, resource)
 
     def _build(self, schema: dict[str, Any], scope: Scope) -> ValueSet:
         check(schema, self._document)

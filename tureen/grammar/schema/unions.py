@@ -155,6 +155,9 @@ class Unions(Generic[S]):
 
     def exactly_one(self, unions: list[tuple[S, ...]]) -> tuple[S, ...]:
         """Returns the shapes of what is in one of the unions and in no other."""
+        unions = list(filter(None, unions))
+        if len(unions) > MAX_ALTERNATIVES:  # some of each are in the end, but where one says the same as another
+            raise self._too_large()
         are_apart = cache(lambda pair: not self.meets(*(unions[index] for index in pair)))
         shapes: list[S] = []
         start = self.joined[self.name]

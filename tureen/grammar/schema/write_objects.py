@@ -95,22 +95,25 @@ def _free_member(writer: RuleWriter, shape: ObjectShape, names: StringSet, node:
 
 
 def _plain(writer: RuleWriter, members: list[Member], free: Expression) -> Expression:
-    """Writes objects without counts. The first member has no comma before it; what can come after it is a rule, so all
-    is O(n)."""
+    """Writes objects without counts. All is O(n), and rules call one another O(log n) deep: libraries recurse."""
     num_leading = next((i for i, (is_required, _) in enumerate(members) if is_required), len(members))
     more = repeat(chain((COMMA, free)), 0, None)
-    after = [*(_after(member) for member in members[num_leading + 1 :]), more]
-    firsts: list[Expression] = []
-    if num_leading < len(members):
-        firsts.append(chain((members[num_leading][1], *after)))
-        after = [writer.rule(chain((_after(members[num_leading]), *after)))] if num_leading else []
-    else:
-        firsts += [chain((free, more)), EMPTY]
-        after = [more]
-    for is_required, member in reversed(members[:num_leading]):
-        firsts.append(chain((member, *after)))
-        after = [writer.rule(chain((_after((is_required, member)), *after)))]
-    return choice(reversed(firsts))
+    leading = _some_of(writer, [member for _, member in members[:num_leading]])[0] if num_leading else NOTHING
+    if num_leading == len(members):
+        return choice((chain((leading, more)), chain((free, more)), EMPTY))
+    before = repeat(chain((leading, COMMA)), 0, 1) if num_leading else EMPTY
+    return chain((before, members[num_leading][1], *map(_after, members[num_leading + 1 :]), more))
+
+
+def _some_of(writer: RuleWriter, members: list[Expression]) -> tuple[Expression, Expression]:
+    """Returns one or more of the members with commas between them, and any number of them with a comma before each."""
+    if len(members) == 1:
+        return members[0], repeat(chain((COMMA, members[0])), 0, 1)
+    middle = len(members) // 2
+    first, after_first = _some_of(writer, members[:middle])
+    last, after_last = _some_of(writer, members[middle:])
+    after_last = writer.rule(after_last)
+    return choice((chain((first, after_last)), last)), chain((after_first, after_last))
 
 
 def _after(member: Member) -> Expression:

@@ -14,7 +14,7 @@ from tureen.grammar.schema.unenforced import Origin
 from tureen.grammar.schema.write_arrays import WORDS, write_array
 from tureen.grammar.schema.write_objects import write_object
 
-MAX_RULES = 20_000
+MAX_RULES = 50_000
 
 
 class NoValueError(GrammarError):

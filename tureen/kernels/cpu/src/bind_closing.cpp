@@ -97,6 +97,8 @@ void bind_closing(nb::module_& m) {
             },
             "most"_a, "The text that must come next, up to `most` bytes.")
         .def_prop_ro("accepts", &Place::accepts, "Whether the output may end here.")
+        .def_prop_ro("is_free", &Place::is_free,
+                     "Whether it is in free text with which the output may go on without end, and may also end.")
         .def_prop_ro("is_over", &Place::is_over, "Whether it can only end here.")
         .def("rollback", &Place::rollback, "num_tokens"_a)
         .def("cost", &Place::cost, nb::call_guard<nb::gil_scoped_release>(),

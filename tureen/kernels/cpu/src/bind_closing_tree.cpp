@@ -45,7 +45,8 @@ private:
             case TERMINAL: return number(node.attr(item_));
             case TREE_TEXT: return text(node.attr(text_));
             case TREE_CALL: return add(TREE_CALL, {rules_.at(nb::cast<std::string>(node.attr(name_)))});
-            case TREE_NOT: return add(TREE_NOT, {number(node.attr(item_))});
+            case TREE_NOT:
+            case TREE_FREE: return add(kind->second, {number(node.attr(item_))});
             case TREE_CHARS: {
                 std::vector<int32_t> points;
                 for (nb::handle span : nb::tuple(node.attr(ranges_))) {

@@ -174,6 +174,7 @@ int32_t Emitter::emit(int32_t id, int32_t next) {
         case TREE_CHOICE: pc = emit_choice(node, next); break;
         case TREE_REPEAT: pc = emit_repeat(node, next); break;
         case TREE_CALL: pc = emit_call(node.numbers[0], next); break;
+        case TREE_FREE: pc = is_flat_ ? emit(node.numbers[0], next) : emit_free(node.numbers[0], next); break;
         default: pc = emit_regular(id, next);
     }
     depth_--;
@@ -190,6 +191,13 @@ int32_t Emitter::emit_shared(int32_t id, int32_t next) {
         program_.rules[rule].entry = entry;
     }
     return by_node_.at(id, next) = add({CALL, rule, next});
+}
+
+// Free text is a rule of its own, so that a place shows whether it is in it.
+int32_t Emitter::emit_free(int32_t item, int32_t next) {
+    const int32_t call = emit_shared(item, next);
+    program_.rules[size_t(program_.code[size_t(call)].x)].is_free = 1;
+    return call;
 }
 
 int32_t Emitter::byte(uint8_t value, int32_t next) {

@@ -85,6 +85,7 @@ private:
     void find_recursive();
     int32_t emit(int32_t id, int32_t next);
     int32_t emit_shared(int32_t id, int32_t next);
+    int32_t emit_free(int32_t item, int32_t next);
     int32_t emit_choice(const TreeNode& node, int32_t next);
     int32_t emit_texts(Texts from, Texts to, size_t at, int32_t next);
     int32_t emit_chars(const std::vector<int32_t>& ranges, int32_t next);

@@ -10,10 +10,8 @@ namespace {
 constexpr size_t MAX_STATES = 20000, MAX_STATES_OF_A_WALK = 200000;
 constexpr int64_t MAX_CONFIGURATIONS = 1000000;  // and what is as large: some 40 MB
 constexpr int64_t MAX_WORK = 20000000;           // of one call: configurations that are looked at; some 50 ms
-constexpr size_t MAX_FAR = 4096;                 // tokens of a list that is kept
-constexpr size_t MAX_TAKERS = 100000;
+constexpr size_t MAX_REACHED = 200000;
 constexpr int MAX_OPENED = 4000;
-constexpr int32_t FAR = 32;  // tokens to spare from which on only those few are looked at that lead far away
 
 }  // namespace
 
@@ -34,6 +32,8 @@ Follower::Follower(Program program, std::shared_ptr<const Trie> trie)
         }
     }
     roomy_ += trie_->longest;
+    last_.resize(program_.code.size());
+    last_opened_.resize(program_.rules.size());
     read_characters();
     reset();
     std::lock_guard<std::mutex> held(trie_->kept->lock);
@@ -54,11 +54,10 @@ void Follower::reset() {
     accepts_.clear();
     state_ids_.clear();
     frame_ids_.clear();
-    far_.clear();
     frames_.clear();
     after_plain_.clear();
     plain_loops_.clear();
-    masks_.clear();
+    next_.clear();
     num_configurations_ = 0;
     settled_states_ = 0;
     settled_configurations_ = 0;
@@ -132,16 +131,18 @@ int32_t Follower::move(int32_t state, int32_t cls) {
 // The state of all that is reached from these without a byte.
 int32_t Follower::closed(Configurations waiting) {
     opened_.clear();
-    loops_.clear();
-    seen_.clear();
-    Configurations takers;
+    reached_.clear();
+    round_++;
     bool accepts = false;
     while (!waiting.empty()) {
         Configuration c = waiting.back();
         waiting.pop_back();
-        if (takers.size() + seen_.size() > MAX_TAKERS) throw TooLarge("it can be matched in too many ways at once");
-        spend(int64_t(1 + takers.size() + seen_.size() + loops_.size()));
-        close_one(c, waiting, takers, accepts);
+        if (reached_.size() > MAX_REACHED) throw TooLarge("it can be matched in too many ways at once");
+        close_one(c, waiting, accepts);
+    }
+    Configurations takers;
+    for (const Reached& each : reached_) {
+        if (program_.code[size_t(each.what.pc)].op == BYTES) takers.push_back(each.what);
     }
     for (Configuration& c : takers) {
         if (c.frame < 0) c.frame = frame_of(~c.frame, 0);
@@ -150,21 +151,29 @@ int32_t Follower::closed(Configurations waiting) {
     return state_of(std::move(takers), accepts);
 }
 
-void Follower::close_one(Configuration c, Configurations& waiting, Configurations& takers, bool& accepts) {
+// Whether it is new: no other one was reached that can do all that it can. Where it takes a byte or may go round again,
+// that is one at the same place which has matched no more often, but often enough.
+bool Follower::reach(const Configuration& c, bool is_counted) {
+    Last& last = last_[size_t(c.pc)];
+    if (last.round != round_) last = {round_, -1};
+    const Rule& rule = program_.rules[size_t(rule_of(c.frame))];
+    for (int32_t at = last.number; at >= 0; at = reached_[size_t(at)].before) {
+        const Configuration& o = reached_[size_t(at)].what;
+        spend(1);
+        if (o.frame != c.frame) continue;
+        if (o.count == c.count || (is_counted && o.count < c.count && o.count >= rule.least)) return false;
+    }
+    reached_.push_back({c, last.number});
+    last.number = int32_t(reached_.size()) - 1;
+    return true;
+}
+
+void Follower::close_one(Configuration c, Configurations& waiting, bool& accepts) {
     const Instruction& i = program_.code[c.pc];
     const int32_t place = program_.place_of(c.pc);
+    spend(1);
     if (place >= 0 && c.count + program_.fewest[size_t(place)] > program_.rules[rule_of(c.frame)].most) return;
-    if (i.op == BYTES) {
-        if (!is_covered(c, takers)) takers.push_back(c);
-        return;
-    }
-    if (i.op == LOOP) {
-        if (is_covered(c, loops_)) return;
-        loops_.push_back(c);
-    } else {
-        if (std::find(seen_.begin(), seen_.end(), c) != seen_.end()) return;
-        seen_.push_back(c);
-    }
+    if (!reach(c, i.op == BYTES || i.op == LOOP)) return;
     switch (i.op) {
         case SPLIT:
             spend(i.y);
@@ -190,15 +199,16 @@ void Follower::close_one(Configuration c, Configurations& waiting, Configuration
 }
 
 void Follower::call(const Configuration& c, const Instruction& i, Configurations& waiting) {
-    size_t at = 0;
-    while (at < opened_.size() && opened_[at].rule != i.x) at++;
-    if (at == opened_.size()) {
+    Last& last = last_opened_[size_t(i.x)];
+    if (last.round != round_) {
+        last = {round_, int32_t(opened_.size())};
         opened_.push_back({i.x, false, {}, UNKNOWN});
-        waiting.push_back({program_.rules[i.x].entry, 0, ~int32_t(at)});
+        waiting.push_back({program_.rules[i.x].entry, 0, ~last.number});
     }
+    const size_t at = size_t(last.number);
     Edge edge{i.y, c.count, c.frame};
     std::vector<Edge>& edges = opened_[at].edges;
-    spend(int64_t(at + edges.size()));
+    spend(int64_t(edges.size()));
     if (std::find(edges.begin(), edges.end(), edge) != edges.end()) return;
     edges.push_back(edge);
     if (opened_[at].is_over) waiting.push_back({edge.pc, edge.count, edge.frame});
@@ -215,17 +225,6 @@ void Follower::end_rule(int32_t frame, Configurations& waiting, bool& accepts) {
 void Follower::spend(int64_t work) {
     work_ += work;
     if (work_ > MAX_WORK) throw TooLarge("it takes too long to follow");
-}
-
-// Whether another one can do all that this one can: it is at the same place, and has matched no more often than this
-// one, but often enough.
-bool Follower::is_covered(const Configuration& c, const Configurations& others) const {
-    const Rule& rule = program_.rules[rule_of(c.frame)];
-    for (const Configuration& o : others) {
-        if (o.pc != c.pc || o.frame != c.frame) continue;
-        if (o.count == c.count || (o.count < c.count && o.count >= rule.least)) return true;
-    }
-    return false;
 }
 
 int32_t Follower::frame_of(int32_t number, int depth) {
@@ -271,6 +270,11 @@ int32_t Follower::cost_of(const Configuration& c) const {
     return sum_of(int64_t(program_.cost[c.pc]) + program_.more(frame.rule, c.count), frame.cost);
 }
 
+bool Follower::is_free(int32_t state) const {
+    const Configurations& takers = states_[size_t(state)];
+    return std::any_of(takers.begin(), takers.end(), [this](const Configuration& c) { return is_free(c); });
+}
+
 int32_t Follower::state_of(Configurations takers, bool accepts) {
     std::sort(takers.begin(), takers.end());
     std::vector<int32_t> key{accepts};
@@ -281,7 +285,7 @@ int32_t Follower::state_of(Configurations takers, bool accepts) {
         throw TooLarge("it can go on in too many ways");
     }
     int32_t cost = accepts ? 0 : NEVER;
-    for (const Configuration& c : takers) cost = std::min(cost, cost_of(c));
+    for (const Configuration& c : takers) cost = std::min(cost, is_free(c) ? 0 : cost_of(c));
     num_configurations_ += int64_t(takers.size()) + num_classes_ / 8 + 4;
     states_.push_back(std::move(takers));
     costs_.push_back(cost);
@@ -289,33 +293,6 @@ int32_t Follower::state_of(Configurations takers, bool accepts) {
     after_plain_.push_back(UNKNOWN);
     moves_.insert(moves_.end(), size_t(num_classes_), UNKNOWN);
     return at->second;
-}
-
-const std::vector<std::pair<int32_t, int32_t>>& Follower::far_tokens(int32_t state, int32_t far) {
-    // Further matches of a counted rule that may end do not matter: with fewer of them at least as much may follow.
-    // Nor does what a bounded rule has counted, as long as there is room for a token and all cheapest rests.
-    Configurations takers = states_[size_t(state)];
-    for (Configuration& c : takers) {
-        const Rule& rule = program_.rules[frames_[size_t(c.frame)].rule];
-        if (rule.body >= 0) c.count = std::min(c.count, rule.least);
-        if (rule.is_bounded() && rule.most - c.count >= roomy_) c.count = 0;
-    }
-    std::sort(takers.begin(), takers.end());
-    takers.erase(std::unique(takers.begin(), takers.end()), takers.end());
-    int32_t plain = state_of(std::move(takers), accepts(state));
-    auto known = far_.find(plain);
-    if (known != far_.end()) return known->second;
-    std::vector<std::pair<int32_t, int32_t>> tokens;
-    int32_t bound = cost(plain) + far;
-    each_token(plain, [&](int32_t token, int32_t target) {
-        if (cost(target) > bound) tokens.emplace_back(token, cost(target));
-    });
-    if (tokens.size() > MAX_FAR) {
-        large_far_ = std::move(tokens);
-        return large_far_;
-    }
-    num_configurations_ += int64_t(tokens.size());
-    return far_.emplace(plain, std::move(tokens)).first->second;
 }
 
 void Place::rollback(size_t count) {
@@ -352,7 +329,7 @@ bool Place::accept(int32_t token) {
 void Place::fill(uint32_t* mask) {
     std::lock_guard<std::mutex> held(follower_->lock);
     const int32_t here = state();
-    const std::vector<uint32_t>& known = follower_->mask(here);
+    const std::vector<uint32_t>& known = follower_->next(here).mask;
     std::copy(known.begin(), known.end(), mask);
     if (!follower_->accepts(here)) return;
     const std::vector<uint32_t>& ends = follower_->trie().ends;
@@ -374,6 +351,12 @@ std::string Place::forced(size_t most) {
 bool Place::accepts() {
     std::lock_guard<std::mutex> held(follower_->lock);
     return follower_->accepts(state());
+}
+
+bool Place::is_free() {
+    std::lock_guard<std::mutex> held(follower_->lock);
+    const int32_t here = state();
+    return here >= 0 && follower_->is_free(here);
 }
 
 bool Place::is_over() {
@@ -436,11 +419,9 @@ Nearness Place::restrict(uint32_t* mask, int32_t left, Zones zones) {
     int32_t here = state();
     if (follower.cost(here) >= NEVER) return AWAY;
     const int32_t cost = follower.cost(here), spare = left - cost;
-    if (spare > std::max({FAR, zones.words, zones.sentences})) {
-        for (auto [token, target] : follower.far_tokens(here, FAR)) {
-            if (target > left - 1 && size_t(token) / 32 < num_words) {
-                mask[size_t(token) / 32] &= ~(uint32_t(1) << (token % 32));
-            }
+    if (spare > std::max({Follower::FAR, zones.words, zones.sentences})) {
+        for (auto [token, target] : follower.next(here).far) {
+            if (target > left - 1) mask[size_t(token) / 32] &= ~(uint32_t(1) << (token % 32));
         }
         return AWAY;
     }
@@ -461,6 +442,10 @@ Nearness Place::restrict(uint32_t* mask, int32_t left, Zones zones) {
                                  : ends_here      ? nearer_
                                  : ends_soon      ? common(mask, word, ends)
                                                   : open_;
+    if (follower.is_free(here)) {  // its limit cuts it: only what could not be closed is left out
+        if (is_any(open_)) std::copy(open_.begin(), open_.end(), mask);
+        return AWAY;
+    }
     if (!is_any(kept) || std::equal(kept.begin(), kept.end(), mask)) return AWAY;
     std::copy(kept.begin(), kept.end(), mask);
     return ends_soon && !ends_here && is_any(nearer_) ? AT_A_WORD : NEAR;

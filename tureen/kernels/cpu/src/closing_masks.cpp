@@ -49,13 +49,12 @@ void Follower::read_characters() {
     }
 }
 
-// A count, of the rule of a frame, in place of which another one stands that allows the same next token: while there
-// is room for all that a token can add, it makes no difference.
+// The count that takes the place of another one of a frame's rule: while there is room for all that a token can add,
+// how much room there is makes no difference to what may come next, or to what it takes to end.
 int32_t Follower::uncounted(int32_t count, int32_t frame) const {
     const Rule& rule = program_.rules[size_t(frames_[size_t(frame)].rule)];
     if (rule.is_bounded()) return rule.most - count >= roomy_ ? 0 : count;
     if (rule.body < 0) return count;
-    if (rule.least - count > trie_->longest) return 0;
     return rule.most < 0 || rule.most - count > trie_->longest ? std::min(count, rule.least) : count;
 }
 
@@ -70,51 +69,47 @@ int32_t Follower::uncounted(int32_t state) {
     return state_of(std::move(takers), accepts_[size_t(state)]);
 }
 
-// The frame that all ways to go on are in, where the output may not end; else -1.
-int32_t Follower::frame_of_all(int32_t state) const {
+// Whether the output may not end, and all ways to go on are in one frame.
+bool Follower::is_in_one_frame(int32_t state) const {
     const Configurations& takers = states_[size_t(state)];
-    if (accepts_[size_t(state)] || takers.empty()) return -1;
-    for (const Configuration& c : takers) {
-        if (c.frame != takers[0].frame) return -1;
-    }
-    return takers[0].frame;
+    return !accepts_[size_t(state)] && std::all_of(takers.begin(), takers.end(),
+                                                   [&](const Configuration& c) { return c.frame == takers[0].frame; });
 }
 
 // The state that each plain character leads to, or DEAD; SEVERAL where they lead to different ones.
+//
+// Where they lead back to the state itself and all its ways are in one frame, the same holds in any other frame: the
+// characters never leave it. If its rule could end, what follows it would be among the ways, or the output could end.
 int32_t Follower::after_plain(int32_t state) {
     if (after_plain_[size_t(state)] != UNKNOWN) return after_plain_[size_t(state)];
     std::vector<int32_t> shape;
-    const int32_t frame = frame_of_all(state);
-    if (frame >= 0) {
+    const bool is_in_one = is_in_one_frame(state);
+    if (is_in_one) {
         for (const Configuration& c : states_[size_t(state)]) shape.insert(shape.end(), {c.pc, c.count});
         if (plain_loops_.count(shape) > 0) return after_plain_[size_t(state)] = state;
     }
     int32_t target = UNKNOWN;
-    bool is_within = frame >= 0;
     for (const Steps& steps : characters_) {
-        if (leads_to_one(state, frame, steps, target, is_within)) continue;
+        if (leads_to_one(state, steps, target)) continue;
         target = SEVERAL;
         break;
     }
-    if (target == state && is_within) {
+    if (target == state && is_in_one) {
         num_configurations_ += int64_t(shape.size());
         plain_loops_.insert(std::move(shape));
     }
     return after_plain_[size_t(state)] = target;
 }
 
-// Whether all these characters lead to one state, that of the characters before. `is_within` becomes false where one of
-// them leaves the frame.
-bool Follower::leads_to_one(int32_t state, int32_t frame, const Steps& steps, int32_t& target, bool& is_within) {
+// Whether all these characters lead to one state, that of the characters before.
+bool Follower::leads_to_one(int32_t state, const Steps& steps, int32_t& target) {
     std::vector<int32_t> from{state}, to;
     for (const std::vector<uint8_t>& bytes : steps) {
         to.clear();
         for (int32_t at : from) {
             for (uint8_t byte : bytes) {
                 const int32_t next = at < 0 ? DEAD : after_byte(at, byte);
-                if (std::find(to.begin(), to.end(), next) != to.end()) continue;
-                to.push_back(next);
-                is_within = is_within && next >= 0 && frame_of_all(next) == frame;
+                if (std::find(to.begin(), to.end(), next) == to.end()) to.push_back(next);
             }
         }
         if (to.size() > MAX_TARGETS) return false;
@@ -137,28 +132,41 @@ int32_t Follower::num_plain(int32_t state) {
     return count;
 }
 
-const std::vector<uint32_t>& Follower::mask(int32_t state) {
-    const int32_t same = uncounted(state);
-    if (auto known = masks_.find(same); known != masks_.end()) return known->second;
-    std::vector<uint32_t> mask(trie_->num_words(), 0);
-    const int32_t count = num_plain(same);
-    if (count >= 0) {
-        trie_->add_plain(count, mask);
-        add_tokens(trie_->others, 1, trie_->others.size(), same, mask);
-    } else {
-        add_by_first(same, mask);
+// Whether the end is near after so many plain characters, and after each number of them before.
+bool Follower::is_near(int32_t state, int32_t num_plain, int32_t bound) {
+    for (int32_t at = state; num_plain > 0; num_plain--) {
+        const int32_t next = after_plain(at);
+        if (cost(next) > bound) return false;
+        if (next == at) break;
+        at = next;
     }
-    num_configurations_ += int64_t(mask.size()) / 8;
-    return masks_.emplace(same, std::move(mask)).first->second;
+    return true;
 }
 
-void Follower::add_tokens(const Nodes& nodes, int32_t from, int32_t to, int32_t state, std::vector<uint32_t>& mask) {
-    walk(nodes, from, to, state,
-         [&](int32_t token, int32_t) { mask[size_t(token) / 32] |= uint32_t(1) << (token % 32); });
+const Follower::Next& Follower::next(int32_t state) {
+    const int32_t same = uncounted(state);
+    if (auto known = next_.find(same); known != next_.end()) return known->second;
+    Next next{std::vector<uint32_t>(trie_->num_words(), 0), {}, cost(same) + FAR};
+    const int32_t count = num_plain(same);
+    if (count >= 0 && is_near(same, count, next.bound)) {
+        trie_->add_plain(count, next.mask);
+        add_tokens(trie_->others, 1, trie_->others.size(), same, next);
+    } else {
+        add_by_first(same, next);
+    }
+    num_configurations_ += int64_t(next.mask.size()) / 8 + int64_t(next.far.size()) / 4;
+    return next_.emplace(same, std::move(next)).first->second;
+}
+
+void Follower::add_tokens(const Nodes& nodes, int32_t from, int32_t to, int32_t state, Next& next) {
+    walk(nodes, from, to, state, [&](int32_t token, int32_t target) {
+        next.mask[size_t(token) / 32] |= uint32_t(1) << (token % 32);
+        if (cost(target) > next.bound) next.far.emplace_back(token, cost(target));
+    });
 }
 
 // Where plain characters lead to different states, as many of them as like may come after some of the first ones.
-void Follower::add_by_first(int32_t state, std::vector<uint32_t>& mask) {
+void Follower::add_by_first(int32_t state, Next& next) {
     const Nodes &all = *trie_, &others = trie_->others;
     for (int32_t node = 1, other = 1; node < all.size(); node = all.end[node]) {
         const uint8_t first = all.byte[node];
@@ -166,13 +174,14 @@ void Follower::add_by_first(int32_t state, std::vector<uint32_t>& mask) {
         const int32_t target = after_byte(state, first);
         if (target < 0) continue;
         const bool is_plain = first < 0x80 && !trie_->plain_by_first[first].empty();
-        if (!is_plain || num_plain(target) < trie_->longest_plain) {
-            add_tokens(all, node, all.end[node], state, mask);
+        if (!is_plain || num_plain(target) < trie_->longest_plain || cost(target) > next.bound ||
+            !is_near(target, trie_->longest_plain, next.bound)) {
+            add_tokens(all, node, all.end[node], state, next);
             continue;
         }
-        for (size_t word = 0; word < mask.size(); word++) mask[word] |= trie_->plain_by_first[first][word];
+        for (size_t word = 0; word < next.mask.size(); word++) next.mask[word] |= trie_->plain_by_first[first][word];
         const bool has_others = other < others.size() && others.byte[other] == first;
-        if (has_others) add_tokens(others, other, others.end[other], state, mask);
+        if (has_others) add_tokens(others, other, others.end[other], state, next);
     }
 }
 

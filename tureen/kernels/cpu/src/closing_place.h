@@ -33,6 +33,9 @@ public:
     };
     using Configurations = std::vector<Configuration>;
 
+    // Tokens to spare from which on only those few are looked at that lead far away.
+    static constexpr int32_t FAR = 32;
+
     static constexpr int32_t DEAD = -1, UNKNOWN = -2, SEVERAL = -3;
 
     int32_t start() const { return start_; }
@@ -43,6 +46,9 @@ public:
     int32_t after(int32_t state, int32_t token);
     int32_t cost(int32_t state) const { return costs_[state]; }
     bool accepts(int32_t state) const { return accepts_[state]; }
+    // Whether it is in free text with which the output may go on without end, and may also end. Such a state costs
+    // nothing, not even within a character: the limit cuts free text anywhere.
+    bool is_free(int32_t state) const;
 
     // body(token, state behind it) for all tokens that the language allows.
     template <class Body>
@@ -50,16 +56,17 @@ public:
         walk(*trie_, 1, trie_->size(), state, body);
     }
 
-    // The tokens that the language allows.
-    const std::vector<uint32_t>& mask(int32_t state);
+    // What may come next. `far`: the tokens after which it takes much more to end, and how much.
+    struct Next {
+        std::vector<uint32_t> mask;
+        std::vector<std::pair<int32_t, int32_t>> far;
+        int32_t bound;  // what is more is far
+    };
+    const Next& next(int32_t state);
     // The byte that must come, or -1.
     int32_t only_byte(int32_t state);
     // Whether no byte may come.
     bool is_over(int32_t state);
-
-    // The tokens, with what it takes to end behind each, where that is more than `far` above what it takes here.
-    // Of a state from which at least as much is reached as from this one.
-    const std::vector<std::pair<int32_t, int32_t>>& far_tokens(int32_t state, int32_t far);
 
     // Forgets all states where there are many; `generation` rises. Where all languages together keep much, one that was
     // used longer ago forgets its own.
@@ -74,6 +81,10 @@ public:
     const Program& program() const { return program_; }
 
 private:
+    struct Reached {
+        Configuration what;
+        int32_t before;  // the one that was reached before it at the same instruction, or -1
+    };
     using Steps = std::vector<std::vector<uint8_t>>;  // for each byte of a character, a member of each class
     struct Edge {
         int32_t pc, count, frame;
@@ -104,7 +115,8 @@ private:
     void spend(int64_t work);
     int32_t move(int32_t state, int32_t cls);
     int32_t closed(Configurations waiting);
-    void close_one(Configuration c, Configurations& waiting, Configurations& takers, bool& accepts);
+    bool reach(const Configuration& c, bool is_counted);
+    void close_one(Configuration c, Configurations& waiting, bool& accepts);
     void call(const Configuration& c, const Instruction& i, Configurations& waiting);
     void end_rule(int32_t frame, Configurations& waiting, bool& accepts);
     int32_t frame_of(int32_t opened, int depth);
@@ -113,17 +125,21 @@ private:
     int32_t uncounted(int32_t state);
     void read_characters();
     int32_t after_plain(int32_t state);
-    bool leads_to_one(int32_t state, int32_t frame, const Steps& steps, int32_t& target, bool& is_within);
-    int32_t frame_of_all(int32_t state) const;
+    bool leads_to_one(int32_t state, const Steps& steps, int32_t& target);
+    bool is_in_one_frame(int32_t state) const;
     int32_t num_plain(int32_t state);
-    void add_tokens(const Nodes& nodes, int32_t from, int32_t to, int32_t state, std::vector<uint32_t>& mask);
-    void add_by_first(int32_t state, std::vector<uint32_t>& mask);
+    bool is_near(int32_t state, int32_t num_plain, int32_t bound);
+    void add_tokens(const Nodes& nodes, int32_t from, int32_t to, int32_t state, Next& next);
+    void add_by_first(int32_t state, Next& next);
     template <class Body>
     void walk(const Nodes& nodes, int32_t from, int32_t to, int32_t state, const Body& body);
     int32_t rule_of(int32_t frame) const { return frame >= 0 ? frames_[frame].rule : opened_[~frame].rule; }
-    bool is_covered(const Configuration& c, const Configurations& others) const;
     int32_t state_of(Configurations takers, bool accepts);
     int32_t cost_of(const Configuration& c) const;
+    bool is_free(const Configuration& c) const {
+        const Frame& frame = frames_[size_t(c.frame)];
+        return program_.rules[size_t(frame.rule)].is_free && frame.cost == 0;
+    }
 
     const Program program_;
     const std::shared_ptr<const Trie> trie_;
@@ -138,21 +154,26 @@ private:
     std::vector<int32_t> after_plain_;  // where all plain characters lead
     std::vector<bool> accepts_;
     std::unordered_map<std::vector<int32_t>, int32_t, Hash> state_ids_, frame_ids_;
-    std::unordered_map<int32_t, std::vector<std::pair<int32_t, int32_t>>> far_;
     std::vector<Frame> frames_;
     int64_t num_configurations_ = 0, settled_configurations_ = 0;
-    size_t settled_states_ = 0;  // as many as one output took when all began anew
-    int64_t work_ = 0;           // of this call
-    std::vector<std::pair<int32_t, int32_t>> large_far_;
+    size_t settled_states_ = 0;                                   // as many as one output took when all began anew
+    int64_t work_ = 0;                                            // of this call
     std::vector<Steps> characters_;                               // all plain ones
     std::unordered_set<std::vector<int32_t>, Hash> plain_loops_;  // states that all plain characters lead back to
-    std::unordered_map<int32_t, std::vector<uint32_t>> masks_;    // by state without counts
+    std::unordered_map<int32_t, Next> next_;                      // by state without counts
     std::vector<int32_t> path_;
     int64_t counted_ = 0;           // of what is kept, in the total of all languages
     std::atomic<int64_t> used_{0};  // when, by their clock
 
     std::vector<Opened> opened_;
-    Configurations loops_, seen_;
+    std::vector<Reached> reached_;
+    // By instruction, by rule: what was reached, opened last, and in which round.
+    struct Last {
+        int64_t round = 0;
+        int32_t number = -1;
+    };
+    std::vector<Last> last_, last_opened_;
+    int64_t round_ = 0;
 };
 
 template <class Body>
@@ -200,6 +221,7 @@ public:
     // The text that must come next, up to `most` bytes.
     std::string forced(size_t most);
     bool accepts();
+    bool is_free();
     // Whether the output can only end.
     bool is_over();
     // How many of these tokens may follow so that the output still ends within `left` tokens.

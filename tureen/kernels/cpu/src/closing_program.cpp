@@ -7,7 +7,7 @@ namespace tureen {
 
 namespace {
 
-constexpr int32_t VERSION = 3;
+constexpr int32_t VERSION = 4;
 
 template <class T>
 void write(const std::vector<T>& items, std::string& data) {

@@ -39,6 +39,7 @@ struct Rule {
     int32_t entry;
     int32_t body;         // of a counted rule, else -1
     int32_t least, most;  // times; most -1 = without end
+    int32_t is_free = 0;  // it matches free text, with which an output that may end need not be brought to an end
 
     // An automaton that matches `most` items at most, of which it counts each.
     bool is_bounded() const { return body < 0 && most > 0; }

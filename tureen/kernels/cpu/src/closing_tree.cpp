@@ -13,6 +13,7 @@ bool is_nullable(const Tree& tree, const TreeNode& node) {
     switch (node.kind) {
         case TREE_TEXT: return parts.empty();
         case TREE_CHAIN:
+        case TREE_FREE:
         case TREE_BOTH: return std::all_of(parts.begin(), parts.end(), test);
         case TREE_CHOICE: return std::any_of(parts.begin(), parts.end(), test);
         case TREE_REPEAT: return parts[1] == 0 || test(parts[0]);
@@ -46,6 +47,7 @@ void check_node(const TreeNode& node, int32_t num_before, int32_t num_rules) {
             num_parts = 1;
             break;
         case TREE_BOTH: check(count == 2); break;
+        case TREE_FREE:
         case TREE_NOT: check(count == 1); break;
         default: break;
     }
@@ -64,7 +66,7 @@ std::vector<int32_t> Tree::calls(int32_t root) const {
         seen[id] = true;
         const TreeNode& node = nodes[id];
         if (node.kind == TREE_CALL) names.push_back(node.numbers[0]);
-        if (node.kind == TREE_REPEAT) waiting.push_back(node.numbers[0]);
+        if (node.kind == TREE_REPEAT || node.kind == TREE_FREE) waiting.push_back(node.numbers[0]);
         if (node.kind == TREE_CHAIN || node.kind == TREE_CHOICE || node.kind == TREE_BOTH || node.kind == TREE_NOT) {
             waiting.insert(waiting.end(), node.numbers.begin(), node.numbers.end());
         }
@@ -86,7 +88,7 @@ Tree read_tree(const int32_t* data, size_t size) {
     while (at < size) {
         TreeNode node;
         int32_t kind = number(), count = number();
-        check(kind >= TREE_TEXT && kind <= TREE_CALL && count >= 0 && size_t(count) <= size - at);
+        check(kind >= TREE_TEXT && kind <= TREE_FREE && count >= 0 && size_t(count) <= size - at);
         node.kind = TreeKind(kind);
         node.numbers.assign(data + at, data + at + count);
         at += size_t(count);

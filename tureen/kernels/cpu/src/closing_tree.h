@@ -7,12 +7,22 @@
 
 namespace tureen {
 
-enum TreeKind : int32_t { TREE_TEXT, TREE_CHARS, TREE_CHAIN, TREE_CHOICE, TREE_REPEAT, TREE_BOTH, TREE_NOT, TREE_CALL };
+enum TreeKind : int32_t {
+    TREE_TEXT,
+    TREE_CHARS,
+    TREE_CHAIN,
+    TREE_CHOICE,
+    TREE_REPEAT,
+    TREE_BOTH,
+    TREE_NOT,
+    TREE_CALL,
+    TREE_FREE
+};
 
 struct TreeNode {
     TreeKind kind;
-    // TEXT: bytes. CHARS: first and last of each range. CHAIN, CHOICE, BOTH, NOT: nodes. REPEAT: node, least, most or
-    // -1. CALL: rule.
+    // TEXT: bytes. CHARS: first and last of each range. CHAIN, CHOICE, BOTH, NOT, FREE: nodes. REPEAT: node, least,
+    // most or -1. CALL: rule.
     std::vector<int32_t> numbers;
 };
 

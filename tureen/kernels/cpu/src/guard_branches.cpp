@@ -51,7 +51,7 @@ void Branches::restrict(int32_t branch, int32_t start, const std::string& data, 
         std::fill(mask.begin(), mask.end(), 0);
         return;
     }
-    const std::vector<uint32_t>&own = follower.mask(state), &ends = follower.trie().ends;
+    const std::vector<uint32_t>&own = follower.next(state).mask, &ends = follower.trie().ends;
     const uint32_t may_end = follower.accepts(state) ? ~uint32_t(0) : 0;
     for (size_t word = 0; word < mask.size(); word++) mask[word] &= own[word] | (ends[word] & may_end);
 }

@@ -15,7 +15,7 @@ from samples import either
 
 from tureen.grammar import GrammarSpec, LanguageCompiler, Vocabulary, compile_grammar
 from tureen.grammar.frontends import language_of
-from tureen.grammar.guard.guarded import GuardedCompiled
+from tureen.grammar.guard.guarded import GuardedCompiled, load_guarded, ready
 from tureen.grammar.schema import write_arrays
 from tureen.kernels.cpu import native
 
@@ -179,6 +179,16 @@ def test_a_token_is_allowed_exactly_where_a_valid_text_goes_on_with_it(name, siz
     grammar = compile_grammar(spec(SMALL[name]), backend(size))
     assert isinstance(grammar, GuardedCompiled)
     check_exact(grammar, vocabulary, texts, dice, times=either(12, 2))
+
+
+@pytest.mark.parametrize("name", ["a kind before", "one at least"])
+def test_conditions_are_kept_with_a_vocabulary_that_has_no_token_for_some_bytes(name):
+    pieces = tuple(b"" if byte in {0, 0xF1, 0xF2} else bytes([byte]) for byte in range(256))
+    vocabulary = Vocabulary(pieces, (256,), 257)
+    languages = LanguageCompiler(vocabulary, lambda text: list(text.encode()), native.require())
+    language = ready(language_of(spec(SMALL[name])), languages, strict=True)
+    grammar = load_guarded(languages.translate(language), language.guard, languages)
+    check_exact(grammar, vocabulary, valid_texts(name), random.Random(name), times=2)
 
 
 NESTED: dict[str, Any] = {

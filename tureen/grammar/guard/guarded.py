@@ -36,8 +36,6 @@ def ready(language: Language, compiler: LanguageCompiler, *, strict: bool) -> La
     if language.guard is None or not language.branches:
         return language
     try:
-        if not compiler.guard_tokens.has_bytes:
-            raise GrammarError("the vocabulary has no token for each byte")
         branches = tuple(map(compiler.translate, language.branches))
     except GrammarError:
         if strict:

@@ -149,7 +149,6 @@ void bind_guard(nb::module_& m) {
     nb::class_<Tokens>(m, "GuardTokens", "The tokens of a vocabulary as guards look for them.")
         .def(
             "__init__", [](Tokens* self, std::shared_ptr<Trie> trie) { new (self) Tokens(std::move(trie)); }, "trie"_a)
-        .def_prop_ro("has_bytes", &Tokens::has_bytes, "Whether each byte of texts in JSON is a token.")
         .def(
             "beginning",
             [](const Tokens& self, nb::bytes text) {

@@ -27,8 +27,6 @@ public:
     }
     size_t num_words() const { return trie_->num_words(); }
     const std::vector<uint32_t>& ends() const { return trie_->ends; }
-    // Whether each byte of UTF-8 but the control characters is a token.
-    bool has_bytes() const;
     // The tokens that a text begins with.
     TokenIds beginning(std::string_view text) const;
     // The tokens that begin with a text and have more.

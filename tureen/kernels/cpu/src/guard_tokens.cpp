@@ -35,15 +35,6 @@ Tokens::Tokens(std::shared_ptr<const Trie> trie)
     }
 }
 
-bool Tokens::has_bytes() const {
-    for (int byte = 0x20; byte < 0xf5; byte++) {
-        if (byte == 0xc0 || byte == 0xc1) continue;
-        const int32_t node = trie_->child(0, uint8_t(byte));
-        if (node < 0 || trie_->token[size_t(node)] < 0) return false;
-    }
-    return true;
-}
-
 void Tokens::add(int32_t node, TokenIds& tokens) const {
     for (int32_t token = trie_->token[size_t(node)]; token >= 0; token = trie_->same[size_t(token)]) {
         tokens.push_back(token);

@@ -7,6 +7,7 @@ namespace tureen::guard {
 namespace {
 
 constexpr int MAX_LOOKS = 256;  // places that one mask is looked ahead from; beyond, a way out is taken for granted
+constexpr size_t WORDS = 16;    // of a mask that are looked at together
 constexpr size_t FEW = 8;       // tokens that are looked at first, where one that is free is enough
 
 bool is_in(const uint32_t* mask, int32_t token) { return mask[token / 32] >> (token % 32) & 1; }
@@ -16,17 +17,36 @@ bool is_in_string(Mode mode) {
     return mode == Mode::STRING || mode == Mode::ESCAPE || mode == Mode::KEY || mode == Mode::KEY_ESCAPE;
 }
 
-// At most `most` tokens of a mask that are not in another one.
-TokenIds ids_of(const uint32_t* mask, const std::vector<uint32_t>& without, size_t most = SIZE_MAX) {
+// The tokens of a mask that are not in another one.
+TokenIds ids_of(const uint32_t* mask, const std::vector<uint32_t>& without) {
     TokenIds ids;
     const uint32_t* others = without.data();
-    for (size_t word = 0, num_words = without.size(); word < num_words; word++) {
-        for (uint32_t bits = mask[word] & ~others[word]; bits != 0; bits &= bits - 1) {
-            if (ids.size() == most) return ids;
-            ids.push_back(int32_t(word) * 32 + __builtin_ctz(bits));
+    const size_t num_words = without.size();
+    for (size_t first = 0; first < num_words; first += WORDS) {
+        const size_t end = std::min(first + WORDS, num_words);
+        uint32_t any = 0;
+        for (size_t word = first; word < end; word++) any |= mask[word] & ~others[word];
+        if (any == 0) continue;
+        for (size_t word = first; word < end; word++) {
+            for (uint32_t bits = mask[word] & ~others[word]; bits != 0; bits &= bits - 1) {
+                ids.push_back(int32_t(word) * 32 + __builtin_ctz(bits));
+            }
         }
     }
     return ids;
+}
+
+// Whether a mask has a token that is not in another one, nor in a list.
+bool is_any_left(const uint32_t* mask, const std::vector<uint32_t>& without, const TokenIds& list) {
+    for (size_t word = 0; word < without.size(); word++) {
+        uint32_t bits = mask[word] & ~without[word];
+        if (bits == 0) continue;
+        for (int32_t token : list) {
+            if (size_t(token) / 32 == word) bits &= ~(uint32_t(1) << (token % 32));
+        }
+        if (bits != 0) return true;
+    }
+    return false;
 }
 
 size_t common_size(std::string_view a, std::string_view b) {
@@ -126,7 +146,9 @@ void Guard::fill(uint32_t* mask) {
     looks_left_ = MAX_LOOKS;
     fill_language(mask);
     TokenIds near = going_on(mask);
-    each_place(looked_at(mask), [&](int32_t token, const StepPlace* place) {
+    TokenIds looked = looked_at(mask);
+    tokens_->sort(looked);
+    each_place(looked, [&](int32_t token, const StepPlace* place) {
         if (place == nullptr) {
             clear(mask, token);
         } else if (is_near(*place)) {
@@ -153,20 +175,15 @@ void Guard::fill_language(uint32_t* mask) {
     restrict_to_budget(mask);
 }
 
-// The tokens of a mask that can break something, in the order of their texts: those that end what is being written.
+// The tokens of a mask that can break something: those that end what is being written.
 TokenIds Guard::looked_at(const uint32_t* mask) {
     const StepPlace& place = places_.back();
     const Step* here = step(place);
     TokenIds tokens;
     if (here == nullptr) return tokens;
-    if (is_each_looked_at()) {
-        tokens = ids_of(mask, tokens_->ends());
-        tokens_->sort(tokens);
-        return tokens;
-    }
+    if (is_each_looked_at()) return ids_of(mask, tokens_->ends());
     if (here->kind == Step::VALUE) {
-        const bool is_in_text = is_in_string(reader_.place(place.value).mode);
-        for (int32_t token : is_in_text ? tokens_->quoting : tokens_->opening) {
+        for (int32_t token : is_in_text() ? tokens_->quoting : tokens_->opening) {
             if (is_in(mask, token)) tokens.push_back(token);
         }
         return tokens;
@@ -195,7 +212,6 @@ TokenIds Guard::looked_at(const uint32_t* mask) {
     }
     const auto is_out = [&](int32_t token) { return size_t(token) / 32 >= num_words() || !is_in(mask, token); };
     tokens.erase(std::remove_if(tokens.begin(), tokens.end(), is_out), tokens.end());
-    tokens_->sort(tokens);
     return tokens;
 }
 
@@ -253,9 +269,8 @@ bool Guard::is_near(const StepPlace& place) {
 // The tokens of a mask that go on with a string as one goes on that is there.
 TokenIds Guard::going_on(const uint32_t* mask) {
     TokenIds tokens;
-    const JsonPlaces& value = places_.back().value;
-    if (value.count == 0 || !is_in_string(reader_.place(value).mode)) return tokens;
-    reader_.each_rest(value, [&](std::string_view rest) {
+    if (!is_in_text()) return tokens;
+    reader_.each_rest(places_.back().value, [&](std::string_view rest) {
         for (int32_t token : tokens_->beginning(rest)) {
             if (is_in(mask, token)) tokens.push_back(token);
         }
@@ -283,12 +298,21 @@ bool Guard::has_way_on() {
     std::vector<uint32_t> mask(num_words());
     fill_language(mask.data());
     TokenIds near = going_on(mask.data());
-    if (is_each_looked_at() && is_any_free(ids_of(mask.data(), tokens_->ends(), FEW), mask.data(), near)) return true;
-    const TokenIds looked = looked_at(mask.data());
-    std::vector<uint32_t> others = mask;
-    for (int32_t token : looked) clear(others.data(), token);
-    for (int32_t token : near) clear(others.data(), token);
-    if (std::any_of(others.begin(), others.end(), [](uint32_t word) { return word != 0; })) return true;
+    if (is_in_text() && is_any_left(mask.data(), tokens_->quoting_mask, near)) return true;
+    TokenIds looked = looked_at(mask.data());
+    if (is_each_looked_at()) {
+        uint32_t end = 0;
+        for (size_t word = 0; word < mask.size(); word++) end |= mask[word] & tokens_->ends()[word];
+        if (end != 0) return true;
+        const TokenIds few(looked.begin(), looked.begin() + int64_t(std::min(FEW, looked.size())));
+        if (is_any_free(few, mask.data(), near)) return true;
+        looked.erase(looked.begin(), looked.begin() + int64_t(few.size()));
+    } else {
+        std::vector<uint32_t> others = mask;
+        for (int32_t token : looked) clear(others.data(), token);
+        if (is_any_left(others.data(), std::vector<uint32_t>(num_words(), 0), near)) return true;
+    }
+    tokens_->sort(looked);
     if (is_any_free(looked, mask.data(), near)) return true;
     std::sort(near.begin(), near.end());
     near.erase(std::unique(near.begin(), near.end()), near.end());
@@ -315,6 +339,12 @@ bool Guard::is_any_free(const TokenIds& tokens, uint32_t* mask, TokenIds& near) 
     return is_free;
 }
 
+// Whether a string or a key is being written.
+bool Guard::is_in_text() const {
+    const JsonPlaces& value = places_.back().value;
+    return value.count > 0 && is_in_string(reader_.place(value).mode);
+}
+
 // Whether each token that does not end the output can break something.
 bool Guard::is_each_looked_at() const {
     const StepPlace& place = places_.back();
@@ -322,7 +352,7 @@ bool Guard::is_each_looked_at() const {
     if (here == nullptr || here->kind != Step::VALUE) return false;
     const JsonPlace& inside = reader_.place(place.value);
     const bool is_open = inside.mode == Mode::VALUE && inside.frame < 0 && here->otherwise != NO_STEP;
-    return !is_open && !is_in_string(inside.mode);
+    return !is_open && !is_in_text();
 }
 
 }  // namespace tureen::guard

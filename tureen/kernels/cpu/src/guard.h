@@ -38,8 +38,8 @@ public:
     // Brings tokens into the order of their texts.
     void sort(TokenIds& tokens) const;
 
-    TokenIds quoting, opening;         // in the order of their texts: with a quote, with what opens a value
-    std::vector<uint32_t> unfinished;  // a mask: those that end within a character
+    TokenIds quoting, opening;  // in the order of their texts: with a quote, with what opens a value
+    std::vector<uint32_t> quoting_mask, unfinished;  // masks: with a quote; those that end within a character
 
 private:
     // The node of the trie at the end of a text, or -1.
@@ -124,6 +124,7 @@ private:
     bool has_way_on();
     bool is_any_free(const TokenIds& tokens, uint32_t* mask, TokenIds& near);
     bool is_each_looked_at() const;
+    bool is_in_text() const;
 
     const std::shared_ptr<const Facts> facts_;
     const std::shared_ptr<const Tokens> tokens_;

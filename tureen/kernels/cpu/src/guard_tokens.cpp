@@ -20,17 +20,23 @@ int missing_bytes(std::string_view text) {
 }
 
 Tokens::Tokens(std::shared_ptr<const Trie> trie)
-    : unfinished(trie->num_words(), 0), trie_(std::move(trie)), ranks_(trie_->texts.size(), 0) {
+    : quoting_mask(trie->num_words(), 0),
+      unfinished(trie->num_words(), 0),
+      trie_(std::move(trie)),
+      ranks_(trie_->texts.size(), 0) {
     int32_t rank = 0;
     for (int32_t node = 1; node < trie_->size(); node++) {
         for (int32_t token = trie_->token[size_t(node)]; token >= 0; token = trie_->same[size_t(token)]) {
             const std::string& text = trie_->texts[size_t(token)];
             ranks_[size_t(token)] = rank++;
-            if (text.find('"') != std::string::npos) quoting.push_back(token);
-            if (text.find_first_of("[{") != std::string::npos) opening.push_back(token);
-            if (missing_bytes(text) > 0 && size_t(token) / 32 < unfinished.size()) {
-                unfinished[size_t(token) / 32] |= uint32_t(1) << (token % 32);
+            const bool has_bit = size_t(token) / 32 < unfinished.size();
+            const uint32_t bit = uint32_t(has_bit) << (token % 32);
+            if (text.find('"') != std::string::npos && has_bit) {
+                quoting.push_back(token);
+                quoting_mask[size_t(token) / 32] |= bit;
             }
+            if (text.find_first_of("[{") != std::string::npos && has_bit) opening.push_back(token);
+            if (missing_bytes(text) > 0 && has_bit) unfinished[size_t(token) / 32] |= bit;
         }
     }
 }
@@ -103,8 +109,8 @@ TokenIds Tokens::of(std::string_view text) const {
 }
 
 void Tokens::sort(TokenIds& tokens) const {
-    std::sort(tokens.begin(), tokens.end(),
-              [&](int32_t a, int32_t b) { return ranks_[size_t(a)] < ranks_[size_t(b)]; });
+    const auto is_before = [&](int32_t a, int32_t b) { return ranks_[size_t(a)] < ranks_[size_t(b)]; };
+    if (!std::is_sorted(tokens.begin(), tokens.end(), is_before)) std::sort(tokens.begin(), tokens.end(), is_before);
     tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
 }
 

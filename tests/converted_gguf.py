@@ -12,6 +12,7 @@ import torch
 ARCHITECTURES = {
     "apertus": "apertus",
     "arcee": "arcee",
+    "cohere": "command-r",
     "cohere2": "cohere2",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
@@ -186,7 +187,7 @@ POST_ATTENTION = (
 """Architectures whose post_attention_layernorm is called so; it is the ffn_norm of the others."""
 INTERLEAVED = ("arcee", "granite", "granitemoe", "llama", "mistral3", "smollm3")
 PLUS_ONE = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
-LAYER_NORM = ("cohere2", "starcoder2")
+LAYER_NORM = ("cohere2", "command-r", "starcoder2")
 SIGMOID = 2
 
 
@@ -221,7 +222,9 @@ def tensors(model: Any) -> Iterator[tuple[str, str, np.ndarray]]:
     config = model.config
     architecture = ARCHITECTURES[config.model_type]
     for name, array in _parts(model):
-        if name == "lm_head.weight" and (config.tie_word_embeddings or architecture in ("cohere2", "gemma")):
+        if name == "lm_head.weight" and (
+            config.tie_word_embeddings or architecture in ("cohere2", "command-r", "gemma")
+        ):
             continue
         yield name, _gguf_name(name, architecture), np.ascontiguousarray(_converted(name, array, architecture, config))
 
@@ -515,7 +518,7 @@ FAMILIES = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), _deepseek),
     "kimi_linear": _kimi,
     "minicpm3": _latent,
-    "cohere2": lambda model: {"logit_scale": model.config.logit_scale},
+    **dict.fromkeys(("cohere", "cohere2"), lambda model: {"logit_scale": model.config.logit_scale}),
     "ernie4_5_moe": _ernie_moe,
     "gemma2": lambda model: {
         "attn_logit_softcapping": model.config.attn_logit_softcapping,

@@ -26,7 +26,15 @@ PROJECTORS = {
     "gemma4": TYPES.GEMMA4V,
 }
 """By model_type."""
-EYES = ("visual.", "vision_model.", "connector.", "vision_tower.", "multi_modal_projector.", "embed_vision.")
+EYES = (
+    "visual.",
+    "vision_model.",
+    "connector.",
+    "vision_tower.",
+    "multi_modal_projector.",
+    "embed_vision.",
+    "image_newline",
+)
 ENDS = (".weight", ".bias", ".input_max", ".input_min", ".output_max", ".output_min")
 VISION = gguf.Keys.ClipVision
 
@@ -43,6 +51,65 @@ def write_pair(
     folder.mkdir(exist_ok=True)
     tiny_gguf.write_gguf(folder / MMPROJ, metadata(oracle, preprocessor), tensors(oracle))
     return write_text(folder / "tiny.gguf", oracle, special, more or {})
+
+
+def write_llava_pair(
+    folder: Path, oracle: Any, preprocessor: Mapping[str, Any], special: Mapping[str, int], **more: Any
+) -> Path:
+    """Writes both files as llama.cpp's legacy script convert_image_encoder_to_gguf.py does for LLaVA 1.5 and 1.6, whose
+    projectors it calls mlp; returns that of the language model. more: metadata of the mmproj file; None: without."""
+    folder.mkdir(exist_ok=True)
+    eye = oracle.config.vision_config
+    grid = getattr(oracle.config, "image_grid_pinpoints", None)
+    facts = {
+        "general.architecture": "clip",
+        "clip.has_text_encoder": False,
+        "clip.has_vision_encoder": True,
+        "clip.has_llava_projector": True,
+        "clip.projector_type": "mlp",
+        VISION.IMAGE_SIZE: eye.image_size,
+        VISION.PATCH_SIZE: eye.patch_size,
+        VISION.EMBEDDING_LENGTH: eye.hidden_size,
+        VISION.FEED_FORWARD_LENGTH: eye.intermediate_size,
+        VISION.PROJECTION_DIM: 768,  # CLIP's own
+        VISION.Attention.HEAD_COUNT: eye.num_attention_heads,
+        VISION.Attention.LAYERNORM_EPS: eye.layer_norm_eps,
+        VISION.BLOCK_COUNT: eye.num_hidden_layers - 1,
+        VISION.IMAGE_MEAN: preprocessor["image_mean"],
+        VISION.IMAGE_STD: preprocessor["image_std"],
+        "clip.use_gelu": False,
+    }
+    if grid is not None:
+        facts |= {"clip.vision.mm_patch_merge_type": "spatial_unpad", "clip.vision.image_aspect_ratio": "anyres"}
+        facts["clip.vision.image_grid_pinpoints"] = [side for height, width in grid for side in (width, height)]
+    facts = {key: value for key, value in (facts | more).items() if value is not None}
+    tiny_gguf.write_gguf(folder / MMPROJ, facts, _of_llava(oracle))
+    return write_text(folder / "tiny.gguf", oracle, special, {})
+
+
+LLAVA_NAMES = (
+    ("embeddings.", ""), ("embedding", "embd"), ("encoder.layers", "blk"), ("self_attn.", "attn_"), ("_proj.", "."),
+    ("mlp.fc1", "ffn_down"), ("mlp.fc2", "ffn_up"), ("layer_norm", "ln"), ("layrnorm", "ln"),
+)  # fmt: skip
+"""Parts of names that the script replaces."""
+
+
+def _of_llava(oracle: Any) -> dict[str, np.ndarray]:
+    last, found = oracle.config.vision_config.num_hidden_layers - 1, {}
+    for full, parameter in oracle.state_dict().items():
+        name, array = full.removeprefix("model."), parameter.detach().float().numpy()
+        if name == "image_newline":
+            found[full] = array
+        elif name.startswith("multi_modal_projector."):
+            found[
+                name.replace("multi_modal_projector.linear_1", "mm.0").replace("multi_modal_projector.linear_2", "mm.2")
+            ] = array
+        elif name.startswith("vision_tower.") and f".layers.{last}." not in name and "post_layernorm" not in name:
+            name = "v." + name.removeprefix("vision_tower.").removeprefix("vision_model.")
+            for part, own in LLAVA_NAMES:
+                name = name.replace(part, own)
+            found[name] = np.ascontiguousarray(array)
+    return found
 
 
 def write_text(path: Path, oracle: Any, special: Mapping[str, int], more: Mapping[str, Any]) -> Path:

@@ -126,6 +126,7 @@ def wanted(part: str) -> list[str]:
     ("file", "part"),
     [
         ("requirements-hashed.txt", ""),
+        ("deploy/docker/requirements-cpu.txt", "vision"),
         ("deploy/docker/requirements-cuda.txt", "torch"),
         ("deploy/docker/requirements-build.txt", "build"),
     ],
@@ -149,7 +150,7 @@ def test_an_image_installs_nothing_from_an_index_but_what_is_pinned_by_hash(imag
     others = [call for call in calls if "--require-hashes" not in call]
     assert files == [
         "requirements-build.txt",
-        "requirements-cuda.txt" if "cuda" in image else "requirements-hashed.txt",
+        "requirements-cuda.txt" if "cuda" in image else "requirements-cpu.txt",
     ]
     assert len(others) == 2
     assert all("--no-deps" in call for call in others)

@@ -326,6 +326,7 @@ VARIANTS = {
         },
     ),
     "starcoder2": ("Starcoder2", {"use_bias": True, "sliding_window": 10}),
+    "cohere": ("Cohere", {"logit_scale": 0.5}),
     "cohere2": ("Cohere2", {"num_hidden_layers": 4, "sliding_window": 10, "logit_scale": 0.5}),
     "arcee": ("Arcee", {"mlp_bias": True}),
     "lfm2": (

@@ -4,9 +4,9 @@
 
 `constraints.txt` lists every package of the development environment. A new release changes nothing until `make lock`
 runs again. `requirements-hashed.txt` lists the dependencies of tureen with the hashes of their files, for every Python
-and platform: `pip install --require-hashes -r requirements-hashed.txt`. `deploy/docker/requirements-cuda.txt` lists
-those of the extra `torch`, too, and `deploy/docker/requirements-build.txt` what compiles the kernels in an image. Needs
-uv. Run by `make lock` and by `make release`.
+and platform: `pip install --require-hashes -r requirements-hashed.txt`. In `deploy/docker`, `requirements-cpu.txt` has
+those of the extra `vision`, too, `requirements-cuda.txt` those of `torch`, and `requirements-build.txt` what compiles
+the kernels in an image. Needs uv. Run by `make lock` and by `make release`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 HASHED = ROOT / "requirements-hashed.txt"
+HASHED_CPU = ROOT / "deploy" / "docker" / "requirements-cpu.txt"
 HASHED_CUDA = ROOT / "deploy" / "docker" / "requirements-cuda.txt"
 HASHED_BUILD = ROOT / "deploy" / "docker" / "requirements-build.txt"
 COMPILERS = ("cmake", "ninja")
@@ -35,7 +36,12 @@ def main() -> int:
     if uv is None:
         raise SystemExit("there is no uv here: pip install uv")
     CONSTRAINTS.write_text(HEAD + "".join(f"{line}\n" for line in installed()), encoding="utf-8")
-    wanted = {HASHED: ("pyproject.toml",), HASHED_CUDA: ("--extra", "torch", "pyproject.toml"), HASHED_BUILD: ("-",)}
+    wanted = {
+        HASHED: ("pyproject.toml",),
+        HASHED_CPU: ("--extra", "vision", "pyproject.toml"),
+        HASHED_CUDA: ("--extra", "torch", "pyproject.toml"),
+        HASHED_BUILD: ("-",),
+    }
     builds = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
     for file, what in wanted.items():
         given = ("--constraint", str(CONSTRAINTS), "--output-file", str(file), *what)

@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     paths = prepare(ROOT, version, datetime.date.today())
     if subprocess.run([sys.executable, str(ROOT / "tools" / "lock.py")], cwd=ROOT, check=False).returncode:
         raise SystemExit("the dependencies could not be pinned. To begin again: git reset --hard")
-    paths += [ROOT / HASHED, ROOT / CONSTRAINTS, ROOT / "deploy" / "docker" / "requirements-cuda.txt"]
+    paths += [ROOT / HASHED, ROOT / CONSTRAINTS, *(ROOT / "deploy" / "docker").glob("requirements-*.txt")]
     run("git", "add", "--all", "--", *map(str, paths))
     run("git", "commit", "--quiet", "--message", f"Release {version}")
     run("git", "tag", f"v{version}")

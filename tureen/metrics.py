@@ -30,6 +30,7 @@ GAUGES = {
     "num_grammar_queue_reqs": "Requests that wait for their grammar.",
     "num_used_tokens": "Tokens of KV cache held by running requests.",
     "token_usage": "Share of the KV cache held by running requests.",
+    "swa_token_usage": "Share of the KV cache's window pages held by running requests; 0 without such pages.",
     "max_total_num_tokens": "Size of the KV cache in tokens.",
     "cache_hit_rate": "Share of prompt tokens found in the prefix cache, over the last interval.",
     "gen_throughput": "Output tokens per second, over the last interval.",

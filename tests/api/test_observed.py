@@ -13,6 +13,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import httpx
+import msgspec
 import pytest
 from app_under_test import App
 from fake_engine import make_engine
@@ -114,6 +115,15 @@ def test_gauges_show_what_runs_and_return_to_zero():
         for name in ("num_running_reqs", "num_queue_reqs", "num_used_tokens", "token_usage", "utilization"):
             assert found[name] == 0
         assert found["num_aborted_requests_total"] == 20
+
+
+def test_the_use_of_window_pages_is_measured_apart(monkeypatch):
+    with App() as app:
+        assert app.metrics()["swa_token_usage"] == 0
+        stats = msgspec.structs.replace(app.client.stats, num_used_window_pages=3, num_window_pages=4)
+        monkeypatch.setattr(type(app.client), "stats", stats)
+        assert app.metrics()["swa_token_usage"] == 0.75
+    assert reporter.line(stats, stats, 1.0, 0.0).endswith("KV use 0%, of window pages 75%")
 
 
 def test_rates_are_measured_each_interval_and_return_to_zero(caplog, monkeypatch):

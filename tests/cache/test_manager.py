@@ -83,9 +83,31 @@ def test_a_prefix_is_usable_where_the_window_pages_that_the_next_token_sees_are_
     assert cache.num_available == 64
 
 
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_nodes_get_the_window_pages_that_were_loaded_for_them_unless_they_left_the_tree(is_removed):
+    cache = CacheManager(64, 4, windows=WindowPages(20, 4, window=7))
+    tokens = list(range(20))
+    table = cache.open(PLAIN, [], 20, headroom=0, first_step=20)
+    cache.publish(table, tokens, 20)
+    cache.close(table)
+    nodes = cache.known(PLAIN, tokens, 20)
+    for node in nodes[3:]:
+        cache.windows.drop(node)
+    assert cache.num_usable(nodes) == 3
+    table = cache.open(PLAIN, nodes, 20, headroom=0)  # of the token after them
+    assert (table.live.first, len(table.live.pages)) == (3, 2)
+    if is_removed:
+        cache.tree.remove(nodes[4])
+    cache.keep_windows(table)
+    cache.close(table)
+    assert cache.num_usable(cache.known(PLAIN, tokens, 20)) == (4 if is_removed else 5)
+    assert cache.check() == []
+    assert cache.windows.num_available == 20
+
+
 def test_two_that_computed_the_same_tokens_end_up_with_the_same_window_pages():
     cache = CacheManager(64, 4, windows=WindowPages(20, 4, window=9))
-    tables = [cache.open(PLAIN, [], 16, headroom=0) for _ in range(2)]
+    tables = [cache.open(PLAIN, [], 16, headroom=0, first_step=16) for _ in range(2)]
     for table in tables:
         cache.publish(table, list(range(16)), 16)
     assert tables[0].live.pages == tables[1].live.pages

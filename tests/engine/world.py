@@ -175,7 +175,7 @@ class CheckedRunner(FakeRunner):
 
     def _check_windows(self, batch: Batch) -> None:
         windows, size = self.engine.cache.windows, self.engine.cache.page_size
-        if windows is None:
+        if not windows.is_used:
             return
         for row in batch.rows:
             first, last = row.start // size - row.window_from, (row.start + len(row.token_ids) - 1) // size
@@ -390,6 +390,8 @@ class World:
         stats = self.engine.stats()
         held = {page for sequence in scheduler.running for page in sequence.table.pages}
         assert stats.num_free_pages + stats.num_cached_pages + len(held) == stats.num_pages
+        live = {page for table in cache._open for page in table.live.pages}
+        assert (stats.num_used_window_pages, stats.num_window_pages) == (len(live), cache.windows.pool.num_pages)
         waiting, running = list(scheduler.queue.candidates()), scheduler.running
         open_ids = [request_id for request_id, answer in self.answers.items() if answer.finish is None]
         ended_unsent = [delta.id for delta in self.engine._ended]
@@ -414,7 +416,7 @@ class World:
         assert sequence.num_computed < sequence.num_needed
         assert sequence.needs_run
         assert len(set(table.pages)) == len(table.pages)
-        assert table.room == (len(table.pages) if table.live is None else table.live.end) * size
+        assert table.room == (table.live.end if self.engine.cache.windows.is_used else len(table.pages)) * size
         assert not (sequence.request.embeds and table.nodes), "embeddings in the prefix cache"
         tokens = [token for node in table.nodes for token in node.key if isinstance(token, int)]
         assert tokens == sequence.token_ids[: len(table.nodes) * size]
@@ -426,7 +428,7 @@ class World:
         engine, pool = self.engine, self.engine.cache.pool
         assert engine.cache.num_available == pool.num_pages
         windows = engine.cache.windows
-        assert windows is None or windows.num_available == windows.pool.num_pages
+        assert windows.num_available == windows.pool.num_pages
         assert (engine._sequences, engine.scheduler.running, engine.scheduler.queue.waiting) == ({}, [], [])
         assert (len(engine.preparing.grammars.waiting), self.compiler.pending) == (0, [])
         assert (len(engine.preparing.encoders.waiting), engine.preparing.encoders._current) == (0, None)

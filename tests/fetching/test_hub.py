@@ -171,6 +171,11 @@ def test_the_file_that_sees_is_fetched_later_to_a_model_that_came_without_it(hub
         ("B-Q4_K_M.gguf", ["mmproj-A-f16.gguf", "mmproj-B-f16.gguf"], "mmproj-B-f16.gguf"),
         ("B-Q4_K_M.gguf", ["mmproj-A-f16.gguf", "mmproj-B-Q8_0.gguf"], "mmproj-B-Q8_0.gguf"),
         ("m-VL-3B-Q4_0.gguf", ["m-VL-3B-mmproj-f16.gguf", "m-VL-7B-mmproj-f16.gguf"], "m-VL-3B-mmproj-f16.gguf"),
+        ("m-3B-Q8_0.gguf", ["mmproj-m-3B-f16.gguf", "mmproj-m-7B-Q8_0.gguf"], "mmproj-m-3B-f16.gguf"),
+        ("m-VL-3B-Q4_0.gguf", ["m-VL-7B-mmproj-f16.gguf"], None),
+        ("m-it-4B-qat-Q4_0.gguf", ["mmproj-m-it-4B-f16.gguf"], "mmproj-m-it-4B-f16.gguf"),
+        ("m-30B-A3B-Q4_0.gguf", ["mmproj-m-30B-f16.gguf"], "mmproj-m-30B-f16.gguf"),
+        ("m-Q4_0.gguf", ["mmproj-m-7B-F32.gguf"], "mmproj-m-7B-F32.gguf"),
         ("m-Q4_0.gguf", ["mmproj-F32.gguf", "mmproj-x-bf16.gguf"], "mmproj-x-bf16.gguf"),
         ("m-Q4_0.gguf", ["M.MMPROJ-F16.gguf"], "M.MMPROJ-F16.gguf"),
         ("m-Q4_0.gguf", ["unmmprojected-F16.gguf"], None),
@@ -178,8 +183,32 @@ def test_the_file_that_sees_is_fetched_later_to_a_model_that_came_without_it(hub
 )
 def test_of_several_files_that_see_the_model_s_own_is_chosen_and_none_is_a_model(model, names, expected):
     assert ggufs.projector_for(model, [model, *names]) == expected
-    others = 0 if expected else len(names)
+    others = sum("unmmprojected" in name for name in names)
     assert len(ggufs.groups([model, *names])) == 1 + others
+
+
+def test_two_models_of_a_repository_each_find_their_own_file_that_sees_when_both_are_here(hub, config):
+    models, eyes = ["A-Q4_0.gguf", "B-Q4_0.gguf"], ["mmproj-A-f16.gguf", "mmproj-B-f16.gguf"]
+    hub.files["org/m"] = dict.fromkeys([*models, *eyes], b"GGUF")
+    paths = [pull(f"org/m:{model}", config) for model in models]
+    assert [path.name for path in paths] == models
+    assert [[near.name for near in ggufs.projectors_next_to(path)] for path in paths] == [[eye] for eye in eyes]
+
+
+def test_the_file_that_sees_is_not_fetched_where_no_picture_can_be_read_and_the_log_says_why(
+    hub, config, caplog, monkeypatch
+):
+    hub.files["org/m"] = {"m-Q4_K_M.gguf": b"GGUF", "mmproj-F16.gguf": b"GGUF eye"}
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "PIL", None)
+        path = pull("org/m", config)
+    assert {name.rpartition("/")[2] for name, _ in _content_requests(hub)} == {path.name}
+    [message] = [record.getMessage() for record in caplog.records if record.name.endswith("hub")]
+    assert message.startswith("org/m takes text only here: ")
+    assert "vision" in message
+    assert message.endswith("mmproj-F16.gguf is not fetched: run tureen pull org/m after a fix")
+    pull("org/m", config, renewed=True)
+    assert path.with_name("mmproj-F16.gguf").is_file()
 
 
 def test_a_model_in_a_folder_comes_with_the_file_that_sees_of_that_folder_or_of_the_top(hub, config):
@@ -526,7 +555,8 @@ def test_show_says_of_a_gguf_pair_on_the_hub_and_here_that_it_takes_pictures(hub
     hub.files["org/m"] = {each.name: each.read_bytes() for each in path.parent.iterdir()}
     shown = _shown("org/m:tiny.gguf", config, capsys)
     assert "runs         yes: Qwen2_5_VLForConditionalGeneration, gguf" in shown
-    assert "pictures     yes, with mmproj-tiny-f32.gguf" in shown
+    more = "those of requests that have not ended take up to 3.2 GB more"
+    assert f"pictures     yes, with mmproj-tiny-f32.gguf; {more}\n" in shown
     assert "pictures     yes, with mmproj-tiny-f32.gguf" in _shown(str(path), config, capsys)
     (path.parent / "mmproj-other.gguf").write_bytes(b"")
     assert "pictures     no: tiny.gguf takes text only: several mmproj files" in _shown(str(path), config, capsys)

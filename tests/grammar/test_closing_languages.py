@@ -14,7 +14,7 @@ from matching import matches
 from random_schemas import document
 from samples import some
 
-from tureen.grammar import GrammarError, GrammarSpec, TooComplex, language_of
+from tureen.grammar import GrammarError, GrammarSpec, language_of
 from tureen.grammar.expression import (
     ANY_CHAR,
     ANYTHING,
@@ -246,12 +246,10 @@ def many_ways(count):
     return Language(Choice(tuple(Chain((ANY_CHAR, Text(chr(0x4E00 + index)))) for index in range(count))))
 
 
-def test_a_language_with_thousands_of_ways_to_go_on_at_once_is_followed_up_to_a_bound():
+def test_a_language_with_thousands_of_ways_to_go_on_at_once_is_followed():
     place = ENGINE.load(ENGINE.translate(many_ways(9_000))).start()
     assert all(map(place.accept, "é\u4e07".encode()))
     assert place.is_done
-    with pytest.raises(TooComplex, match="too many"):
-        ENGINE.translate(many_ways(40_000))
 
 
 def test_what_another_version_wrote_is_refused():

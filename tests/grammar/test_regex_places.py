@@ -105,7 +105,10 @@ def test_what_people_write_matches_what_regex_matches(pattern):
 
 @pytest.mark.parametrize(
     "pattern",
-    [r"(?<!\d)\d{2}", r"(?<=a)b", r"(?:\bab?\b)+", r"(?:a(?!b)|b)*$", r"^(?<!a)b", r"((?!no).)*-$", r"(?<!^)a"],
+    [
+        *(r"(?<!\d)\d{2}", r"(?<=a)b", r"(?:\bab?\b)+", r"(?:a(?!b)|b)*$", r"^(?<!a)b", r"((?!no).)*-$", r"(?<!^)a"),
+        *("[ab].{1,3}", "a{2,3}(?:b|-{2,})1?", "(?:a|b{2,3}1*)-{0,2}", "a*", "(?:ab){2,}|1{2,4}", "(?:a|)b{1,2}"),
+    ],
 )
 def test_a_pattern_that_is_searched_for_is_found_where_re_finds_it(pattern):
     machine, expected = automaton(search(pattern, flavour="ecma")), re.compile("(?a)" + pattern.replace("$", r"\Z"))

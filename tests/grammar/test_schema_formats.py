@@ -11,18 +11,16 @@ import ipaddress
 import itertools
 import json
 import random
-import re
 import uuid
-import warnings
 
 import jsonschema_rs
 import pytest
 from matching import matches
 from pydantic_core import MultiHostUrl
 from real_schemas import corpus
+from regexes import changes, drawn, is_pattern_of_re, patterns_in
 
 from tureen.grammar import regular
-from tureen.grammar.expression import Chain, Chars, Choice, Repeat, Text
 from tureen.grammar.schema.formats import FORMATS, format_strings, in_format
 from tureen.grammar.schema.language import json_schema
 
@@ -219,23 +217,6 @@ def test_good_examples_are_strings_of_the_format_and_bad_ones_are_not(machines, 
     assert not all(map(judge(name).is_valid, BAD[name])), "the validator does not know this format"
 
 
-def drawn(node, rng):
-    """A random string of the expression."""
-    match node:
-        case Text(text):
-            return text
-        case Chars(ranges):
-            return chr(rng.randint(*rng.choice(ranges)))
-        case Chain(items):
-            return "".join(drawn(item, rng) for item in items)
-        case Choice(items):
-            return drawn(rng.choice(items), rng)
-        case Repeat(item, least, most):
-            most = least + 4 if most is None else most
-            return "".join(drawn(item, rng) for _ in range(rng.choice([least, most, rng.randint(least, most)])))
-    raise TypeError(node)
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_validator_finds_no_fault_in_random_strings_of_a_format_nor_in_changed_ones(machines, name):
     rng, valid = random.Random(name), judge(name)
@@ -342,16 +323,6 @@ def test_base64_content_is_enforced_in_the_drafts_whose_judge_asks_for_it(draft)
     assert language == json_schema('{"type": "string", "format": "base64"}', strict=True)
 
 
-def is_pattern_of_re(text):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        try:
-            re.compile(text)
-        except (re.error, RecursionError):
-            return False
-        return True
-
-
 def test_python_reads_random_regexes_and_changed_ones(machines):
     rng, changed = random.Random("re"), 0
     for _ in range(400):
@@ -364,12 +335,6 @@ def test_python_reads_random_regexes_and_changed_ones(machines):
     assert changed > 200
 
 
-def changes(text, rng):
-    """The text with one character left out, put in and exchanged."""
-    at, new = rng.randrange(len(text) + 1), rng.choice("()[]{}\\*+?|a-1,^$=!<:ux09fFdw")
-    return text[:at] + text[at + 1 :], text[:at] + new + text[at:], text[:at] + new + text[at + 1 :]
-
-
 def test_nearly_every_pattern_of_real_schemas_is_a_regex_if_python_and_the_validator_read_it(machines):
     patterns = {pattern for text in corpus().values() for pattern in patterns_in(json.loads(text))}
     known = [text for text in patterns if is_pattern_of_re(text) and judge("regex").is_valid(text)]
@@ -377,10 +342,3 @@ def test_nearly_every_pattern_of_real_schemas_is_a_regex_if_python_and_the_valid
     assert sum(regular.accepts(machines["regex"], text) for text in known) > 0.95 * len(
         known
     )  # of others ECMA-262 knows no escape
-
-
-def patterns_in(value):
-    if isinstance(value, dict) and isinstance(value.get("pattern"), str):
-        yield value["pattern"]
-    for inside in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from patterns_in(inside)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from test_schema_formats import is_pattern_of_re
+from regexes import is_pattern_of_re
 
 from tureen.grammar.expression import GrammarError
 from tureen.grammar.regex import parse

@@ -173,8 +173,8 @@ def test_every_architecture_takes_adapters_wherever_they_are_supported(variant, 
         targets = ATTENTION + (SHARED if variant == "qwen2-moe" else [])
     elif runner._model.layer_inputs is not None:
         targets = [*ATTENTION, "gate_proj", "up_proj", "down_proj", "per_layer_input_gate", "per_layer_projection"]
-    if runner._model.has_gate:  # its q_proj has the gates too
-        targets = ["k_proj", "v_proj", "o_proj", "in_proj_qkv", "out_proj"]
+    if runner._model.has_gate:
+        targets = [*ATTENTION, "in_proj_qkv", "out_proj"]  # q_proj has the gates, too
     if runner._model.latent is not None:
         targets = ["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
     if variant == "kimi-linear":
@@ -197,7 +197,7 @@ def test_an_adapter_of_the_matrix_that_each_head_has_a_part_of_is_refused(tmp_pa
 def test_adapters_of_heads_that_a_gguf_file_has_in_another_order_are_refused(key_heads, is_refused, tmp_path):
     model = write(tmp_path, "qwen3-5", linear_num_key_heads=key_heads)
     path = tiny_gguf.write_from_transformers(tmp_path / "m.gguf", model)
-    oracle = write_adapter(model, tmp_path / "adapter", target_modules=["k_proj", "out_proj"])
+    oracle = write_adapter(model, tmp_path / "adapter", target_modules=["q_proj", "k_proj", "out_proj"])
     config = Config(device="cpu", dtype="float32", kernels="torch", page_size=8, max_total_tokens=2048, num_threads=1)
     runner = load_runner(open_model(path), config)
     if is_refused:

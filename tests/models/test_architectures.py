@@ -98,6 +98,7 @@ IN_GGUF = {
     "ministral3": {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
     "minimax-m2": {},
     "starcoder2": {},
+    "cohere": {},
     "cohere2": {},
     "arcee": {"mlp_bias": False},
     "lfm2": {"conv_bias": False},
@@ -389,6 +390,25 @@ def test_longrope_has_the_short_factors_unless_a_longer_context_is_asked_for(
     expected = logprobs(oracle, sequence.token_ids[:-1])
     reports = sequence.prompt_logprobs + sequence.output_logprobs
     assert max(distance(report, row) for report, row in zip(reports, expected.tolist(), strict=True)) < CLOSE
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("is_gguf", [False, True])
+def test_phimoe_with_longrope_has_the_magnitude_of_the_checkpoint(is_gguf, tmp_path):
+    """llama.cpp's converter writes 1.19, from a formula."""
+    parameters = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0, 1.1, 1.3, 1.6, 1.7, 1.8, 1.9, 2.0],
+        "long_factor": [4.0] * 8,
+        "short_mscale": 1.243163121016122,
+        "long_mscale": 1.243163121016122,
+        "original_max_position_embeddings": 4096,
+    }
+    more = {"rope_parameters": parameters, "max_position_embeddings": 131072, "router_jitter_noise": 0.01}
+    oracle = write(tmp_path, "phimoe", **more)
+    model = tiny_gguf.write_from_transformers(tmp_path / "m.gguf", oracle) if is_gguf else tmp_path
+    check_parity(make_runner(model), oracle, PROMPT, range(7), count=4, chunk=7)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -107,9 +107,12 @@ def test_ten_turns_are_the_same_with_and_without_the_prefix_cache_and_compute_on
 
 @pytest.mark.parametrize(
     ("name", "kernels", "num_turns"),
-    [*((name, "native", 10) for name in RECURRENT), ("lfm2", "torch", 3), ("qwen3-5", "torch", 3)],
+    [
+        *((name, "native", 10) for name in (*RECURRENT, *WITH_WINDOWS)),
+        *((name, "torch", 3) for name in ("lfm2", "qwen3-5", "gemma3", "mistral-sliding")),
+    ],
 )
-def test_each_turn_in_a_new_engine_that_finds_the_states_on_the_disk_computes_only_what_is_new(
+def test_each_turn_in_a_new_engine_that_finds_states_and_windows_on_the_disk_computes_only_what_is_new(
     name, kernels, num_turns, tmp_path, monkeypatch
 ):
     wait_for_disks(monkeypatch)
@@ -118,6 +121,7 @@ def test_each_turn_in_a_new_engine_that_finds_the_states_on_the_disk_computes_on
     tokens = random_tokens(40, 1, 250)
     for turn in range(num_turns):
         kept = make_engine(tmp_path, kernels, kv_disk=str(tmp_path / "kv"))
+        assert kept.cache.windows.is_used == (name in WITH_WINDOWS)
         plain = make_request(f"turn {turn}", tokens, 9, logprobs=LogprobSpec(prompt_start=-1, top=3))
         [(answer, logprobs, [*_, num_cached])] = run(kept, plain)
         assert (answer, logprobs) == run(cold, plain)[0][:2]
@@ -144,8 +148,8 @@ def test_requests_that_are_preempted_and_run_in_a_batch_get_the_bits_that_they_g
     crowded.close()
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen3-5"])
-def test_requests_that_are_preempted_while_states_go_to_the_disk_and_back_get_the_bits_that_they_get_alone(
+@pytest.mark.parametrize("name", ["lfm2", "qwen3-5", "gemma3", "mistral-sliding"])
+def test_requests_that_are_preempted_while_states_or_windows_go_to_the_disk_and_back_get_the_bits_that_they_get_alone(
     name, tmp_path, monkeypatch
 ):
     wait_for_disks(monkeypatch)
@@ -163,6 +167,21 @@ def test_requests_that_are_preempted_while_states_go_to_the_disk_and_back_get_th
         assert life == 0 or max(cached[-1] for _, _, cached in answers) >= 32
         crowded.close()
     alone.close()
+
+
+def test_pages_of_a_cache_with_window_pages_are_not_those_of_one_without(tmp_path, monkeypatch):
+    wait_for_disks(monkeypatch)
+    write(tmp_path, "gemma3")
+    plain = make_request("r", random_tokens(40, 1, 250), 9, logprobs=None)
+    found = []
+    for max_total_tokens in (64, 4096, 64, 4096):
+        engine = make_engine(tmp_path, "native", max_total_tokens=max_total_tokens, kv_disk=str(tmp_path / "kv"))
+        assert engine.cache.windows.is_used == (max_total_tokens > 64)
+        found.append(run(engine, plain)[0])
+        assert engine.stats().kv_disk.total_damaged == 0
+        engine.close()
+    assert [cached for _, _, [*_, cached] in found] == [0, 0, 32, 32]
+    assert len({tuple(tokens) for tokens, _, _ in found}) == 1
 
 
 @pytest.mark.parametrize("name", WITH_WINDOWS)

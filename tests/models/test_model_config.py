@@ -164,6 +164,11 @@ OF_DEEPSEEK = {"num_key_value_heads": None, "num_experts_per_tok": 2}
         ("LlamaForCausalLM", {"rope_scaling": YARN | {"truncate": 1}}, "truncate"),
         ("LlamaForCausalLM", {"rope_scaling": YARN | {"mscale": -1, "mscale_all_dim": 1}}, "mscale"),
         ("LlamaForCausalLM", {"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta"),
+        *(
+            (f"{name}ForCausalLM", more | {key: "x"}, key)
+            for name, more in (("Gemma3", {}), ("Gemma3n", OF_GEMMA3N))
+            for key in ("rope_local_base_freq", "rope_theta")
+        ),
         ("Qwen2ForCausalLM", {"layer_types": 5, "use_sliding_window": True}, "layer_types"),
         ("Qwen2ForCausalLM", {"layer_types": [["a"], ["b"]], "use_sliding_window": True}, "layer_types"),
         ("Qwen3ForCausalLM", {"max_window_layers": "2"}, "max_window_layers"),
@@ -323,6 +328,7 @@ INSTEAD = {
     "Qwen3Moe": {"sliding_window": "use_sliding_window", "use_sliding_window": "sliding_window"},
     "Qwen2": {"max_window_layers": "layer_types"},
     "Starcoder2": {"rms_norm_eps": "norm_epsilon"},
+    "Cohere": {"rms_norm_eps": "layer_norm_eps"},
     "Cohere2": {"rms_norm_eps": "layer_norm_eps"},
     "Lfm2": {"rms_norm_eps": "norm_eps", "full_attn_idxs": "layer_types"},
     "Ernie4_5_Moe": {"moe_norm_min": "nothing: a sum of probabilities is larger"},

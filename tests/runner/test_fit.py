@@ -13,7 +13,6 @@ import tiny_llava
 import tiny_models
 import tiny_qwen_vl
 from converted_vision import write_pair
-from msgspec.structs import replace
 
 from tureen.config import Config
 from tureen.runner import fit, loading, native
@@ -126,7 +125,8 @@ def _gemma3(folder, **changes):
 @pytest.mark.parametrize(("context", "share"), [(4096, 0.7), (8192, 0.53), (32768, 0.41), (131072, 0.38)])
 def test_a_context_takes_less_memory_the_more_layers_have_a_window(context, share, tmp_path):
     config, model = Config(context_length=context), _gemma3(tmp_path)
-    now, whole = (native.bytes_of_kv(kernels, each, model) for each in (config, replace(config, kv_disk="/kept")))
+    now = native.bytes_of_kv(kernels, config, model)
+    whole = now.together()
     assert (whole.fixed, whole.in_window_pages) == (0, 0)
     assert now.in_pages + now.in_window_pages == whole.in_pages
     assert now.in_pages == whole.in_pages * 5 // 34
@@ -153,7 +153,6 @@ def test_window_pages_hold_a_sequence_and_a_quarter_of_the_pool(tmp_path):
     "settings",
     [
         {"context_length": 1024},
-        {"kv_disk": "/kept"},
         {"tensor_parallel_size": 2},
         {"pipeline_parallel_size": 2},
         {"kernels": "tree"},

@@ -27,12 +27,7 @@ class KeptWorld(World):
     def __init__(self, folder, *, num_kept=10_000, gate=None, model=b"model", **options):
         super().__init__(**options)
         memory, self.folder = self.runner, Path(folder)
-        files = PageFiles(
-            self.folder,
-            page_bytes=memory.page_bytes,
-            max_bytes=num_kept * FILE_BYTES,
-            state_bytes=memory.state_bytes,
-        )
+        files = PageFiles(self.folder, sizes=memory.sizes, max_bytes=num_kept * FILE_BYTES)
         if gate is not None:
             read = files.read
             files.read = lambda key, into: (gate.wait(), read(key, into))
@@ -40,7 +35,7 @@ class KeptWorld(World):
         def identify():
             return model + str(self.runner._weights).encode()
 
-        self.tier = DiskTier(files, memory, self.engine.cache.page_size, identify)
+        self.tier = DiskTier(files, memory, self.engine.cache, identify)
         for number, adapter in ((1, b"red"), (2, b"blue")):
             self.tier.add_adapter(str(number), adapter)
         self.restoring = Restoring(self.tier, self.engine.scheduler)

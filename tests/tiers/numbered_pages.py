@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from tureen.contract.runner import KvSizes
 from tureen.tiers.page_files import PREFIX_BYTES, NoPage, PageFiles
 
 PAGE_BYTES = 100
@@ -29,7 +30,7 @@ def read_page(files: PageFiles, number: int) -> bytes | None:
 
 
 def page_files_in(folder: Path, num_pages: int = 10) -> PageFiles:
-    return PageFiles(folder / "pages", page_bytes=PAGE_BYTES, max_bytes=num_pages * FILE_BYTES)
+    return PageFiles(folder / "pages", sizes=KvSizes(PAGE_BYTES), max_bytes=num_pages * FILE_BYTES)
 
 
 def files_in(folder: Path) -> list[Path]:

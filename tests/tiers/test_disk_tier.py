@@ -13,6 +13,7 @@ from kept_world import FILE_BYTES, PAGE_SIZE, PROMPT, KeptWorld, ask, fill, toke
 from patience import PATIENCE_S, wait_until
 from world import World, expected, make_request, with_media
 
+from tureen.contract.runner import KvSizes
 from tureen.contract.types import LogprobSpec
 from tureen.tiers import disk, disk_thread
 from tureen.tiers.page_files import PageFiles
@@ -312,7 +313,7 @@ def test_it_ends_at_once_where_no_pages_are_kept():
 
 def test_a_folder_is_told_from_others_by_all_who_use_it(tmp_path):
     def folder_id(name):
-        return PageFiles(tmp_path / name, page_bytes=10, max_bytes=10_000).folder_id
+        return PageFiles(tmp_path / name, sizes=KvSizes(10), max_bytes=10_000).folder_id
 
     assert len(folder_id("one")) == 16
     assert folder_id("one") == folder_id("one")
@@ -374,7 +375,7 @@ def test_a_disk_that_is_slow_and_answers_is_waited_for(tmp_path, monkeypatch):
     now_s = [0.0]
     monkeypatch.setattr(disk_thread, "STUCK_S", 5.0)
     monkeypatch.setattr(disk_thread, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    files = PageFiles(tmp_path, page_bytes=8, max_bytes=10 * FILE_BYTES)
+    files = PageFiles(tmp_path, sizes=KvSizes(8), max_bytes=10 * FILE_BYTES)
     thread = disk_thread.DiskThread("slow")
     seen = []
 

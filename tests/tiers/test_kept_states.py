@@ -13,6 +13,7 @@ from kept_world import FILE_BYTES, PAGE_SIZE, PROMPT, KeptWorld, ask, fill, toke
 from patience import wait_until
 from world import make_request
 
+from tureen.contract.runner import KvSizes
 from tureen.errors import StartupError
 from tureen.runner.fake import WIDTH
 from tureen.tiers.keys import of_state
@@ -382,11 +383,13 @@ def test_a_state_that_a_hung_disk_brings_at_last_is_not_written_to_a_place_that_
 @pytest.mark.parametrize("is_held_again", [False, True])
 def test_a_copy_of_a_state_that_was_replaced_meanwhile_is_not_kept(tmp_path, is_held_again):
     with KeptWorld(tmp_path, **SAVED) as world:
-        states, read_state, copied = world.engine.cache.states, world.runner.read_state, []
+        states, read, copied = world.engine.cache.states, world.runner.read, []
 
-        def replaced(number):
+        def replaced(part, number):
+            copy = read(part, number)
+            if part == "page":
+                return copy
             copied.append(number)
-            copy = read_state(number)
             node = next(node for node in states.held if node.state.number == number)
             states.drop(node)
             if is_held_again:
@@ -394,7 +397,7 @@ def test_a_copy_of_a_state_that_was_replaced_meanwhile_is_not_kept(tmp_path, is_
                 states.hold(node, number)
             return copy
 
-        world.runner.read_state = replaced
+        world.runner.read = replaced
         world.answer(ask())
         world.saved()
         assert world.tier.stats.total_lost == len(copied) == 2  # of the prompt and of the output
@@ -433,11 +436,11 @@ def test_a_prompt_is_computed_if_no_state_can_be_saved(tmp_path):
 
 
 def test_a_quota_that_no_page_fits_in_with_its_state_is_refused(tmp_path):
-    sizes = {"page_bytes": PAGE_SIZE * WIDTH, "state_bytes": 1000}
+    sizes = KvSizes(PAGE_SIZE * WIDTH, state=1000)
     least = FILE_BYTES + PREFIX_BYTES + 1000
-    PageFiles(tmp_path / "fits", max_bytes=least, **sizes)
+    PageFiles(tmp_path / "fits", max_bytes=least, sizes=sizes)
     with pytest.raises(StartupError, match=f"--kv-disk-size {least - 1} is less than one page with the state"):
-        PageFiles(tmp_path / "does-not", max_bytes=least - 1, **sizes)
+        PageFiles(tmp_path / "does-not", max_bytes=least - 1, sizes=sizes)
 
 
 def test_states_count_towards_the_quota(tmp_path):

@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from numbered_pages import FILE_BYTES, PAGE_BYTES, files_in, key_of, page_files_in, page_of, read_page
 
+from tureen.contract.runner import KvSizes
 from tureen.errors import StartupError
 from tureen.tiers import page_files
 from tureen.tiers.page_files import PREFIX_BYTES, DamagedPage, PageFiles
@@ -148,7 +149,7 @@ def test_nobody_else_may_read_what_lies_there(tmp_path):
 
 def test_a_quota_below_one_page_does_not_start(tmp_path):
     with pytest.raises(StartupError, match="--kv-disk-size"):
-        PageFiles(tmp_path / "pages", page_bytes=PAGE_BYTES, max_bytes=FILE_BYTES - 1)
+        PageFiles(tmp_path / "pages", sizes=KvSizes(PAGE_BYTES), max_bytes=FILE_BYTES - 1)
 
 
 def test_a_disk_that_is_full_leaves_nothing_behind(tmp_path, monkeypatch):

@@ -151,23 +151,37 @@ def _opened(model, num_ranks=1, **changes):
 
 
 def generate(
-    model, prompt, embeddings, *, chunk=1 << 20, pictures=(), places=None, beside=False, again_from=None, **changes
+    model,
+    prompt,
+    embeddings,
+    *,
+    chunk=1 << 20,
+    pictures=(),
+    places=None,
+    beside=False,
+    again_from=None,
+    adapter=None,
+    **changes,
 ):
     """The tokens that follow, and the drawn tokens' log-probabilities.
 
     prompt: NO_TOKEN in place of embeddings; pictures: the bounds of those that layers see whole; places: from bounds to
     the places of these tokens; beside: with a text in the same steps, some of which a client gives as embeddings;
-    again_from: a position from which the prompt is computed a second time, what is before it being in the cache.
+    again_from: a position from which the prompt is computed a second time, what is before it being in the cache;
+    adapter: the folder of one that the prompt uses, not the text in the same steps.
     """
     running = Running(1, prompt, range(10, 200), logprobs=LogprobSpec(prompt_start=-1, top=0))
     other, own = Running(0, (9, NO_TOKEN, 7), range(10)), np.linspace(-1, 1, 64, dtype=np.float32).tobytes()
     with _opened(model, **changes) as runner:
+        if adapter is not None:
+            runner.call("load_adapter", number=1, path=str(adapter))
         while len(running.output) < NEW_TOKENS:
             row = _next_row(running, chunk, pictures)
             end = row.start + len(row.token_ids)
             first, last = (running.token_ids[:place].count(NO_TOKEN) for place in (row.start, end))
             at = b"" if places is None else places(row.start, end)
-            rows = [(running, msgspec.structs.replace(row, embeds=embeddings[first:last].tobytes(), places=at))]
+            embeds, number = embeddings[first:last].tobytes(), int(adapter is not None)
+            rows = [(running, msgspec.structs.replace(row, embeds=embeds, places=at, adapter=number))]
             if beside:
                 row = other.next_row(chunk)
                 rows.insert(0, (other, msgspec.structs.replace(row, embeds=own if NO_TOKEN in row.token_ids else b"")))

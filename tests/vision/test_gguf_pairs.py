@@ -3,6 +3,7 @@
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import msgspec
@@ -14,7 +15,8 @@ import tiny_idefics3
 import tiny_llava
 import tiny_pixtral
 import tiny_qwen_vl
-from converted_vision import MMPROJ, metadata, tensors, write_pair
+import transformers
+from converted_vision import MMPROJ, metadata, tensors, write_llava_pair, write_pair
 from gemma_checks import check_end_to_end as check_gemma
 from gemma_checks import expected_embeddings as expected_of_gemma
 from idefics3_checks import check_end_to_end as check_idefics3
@@ -30,13 +32,14 @@ from tureen.devices.base import DeviceInfo
 from tureen.devices.groups import RankGroup
 from tureen.errors import StartupError
 from tureen.media.families import find_family, is_family
+from tureen.media.resizing import CLIP_MEAN, CLIP_STD
 from tureen.registry import find_model
 from tureen.runner import rank_child
 from tureen.runner.load import load_runner
 from tureen.runner.loading import architecture_of, describe
 from tureen.runner.rank_orders import RankOrder
 from tureen.runner.ranks import Ranks
-from tureen.weights.source import model_config, preprocessor_config
+from tureen.weights.source import model_config, open_model, preprocessor_config
 from tureen.weights.stored import to_float32
 from tureen.weights.vision import iter_vision
 
@@ -44,6 +47,7 @@ QWEN = {"<|image_pad|>": tiny_qwen_vl.IMAGE}
 IDEFICS3 = {"<image>": tiny_idefics3.IMAGE, "<fake_token_around_image>": 251}
 PIXTRAL = {"[IMG]": tiny_pixtral.IMAGE, "[IMG_BREAK]": tiny_pixtral.BREAK, "[IMG_END]": tiny_pixtral.END}
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+CLIP = {"image_mean": list(CLIP_MEAN), "image_std": list(CLIP_STD)}
 SIZES = [(57, 31), (3, 2), (300, 20)]
 
 
@@ -78,6 +82,16 @@ def pixtral(request, tmp_path_factory):
     oracle = tiny_pixtral.write(folder / "hf", variant)
     path = write_pair(folder / "gguf", oracle, tiny_pixtral.IN_GGUF[variant].preprocessor, PIXTRAL)
     return _model(path, oracle, variant, tiny_pixtral)
+
+
+@pytest.fixture(scope="module", params=["llava-clip", "next-vicuna"])
+def llava(request, tmp_path_factory):
+    folder, variant = tmp_path_factory.mktemp(request.param), request.param
+    oracle = tiny_llava.write(folder / "hf", variant)
+    path = write_llava_pair(folder / "gguf", oracle, CLIP, {"<image>": tiny_llava.IMAGE})
+    padding = transformers.LlavaImageProcessorPil(**tiny_llava.CROPPED, do_pad=True)  # as the authors' code does
+    tiny = SimpleNamespace(processor=lambda _: padding) if variant == "llava-clip" else tiny_llava
+    return _model(path, oracle, variant, tiny)
 
 
 @pytest.fixture(scope="module", params=["gemma3", "gemma3-long"])
@@ -161,6 +175,40 @@ def test_embeddings_of_a_pixtral_equal_transformers(pixtral, size):
     [prepared] = pixtral.family.prepare([picture], "image")
     [expected] = expected_embeddings(pixtral, [picture], "image")
     check_embeddings(pixtral.encoder, prepared, expected)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_embeddings_of_a_llava_equal_transformers(llava, size):
+    picture = tiny_llava.picture(*size)
+    [prepared] = llava.family.prepare([picture], "image")
+    [expected] = expected_embeddings(llava, [picture], "image")
+    check_embeddings(llava.encoder, prepared, expected)
+
+
+def test_tokens_of_a_llava_equal_transformers(llava):
+    check_end_to_end(llava, PICTURES, "image")
+
+
+def test_a_vocabulary_of_a_llava_may_be_without_its_placeholder_and_the_oldest_files_name_no_projector(llava, tmp_path):
+    path = write_llava_pair(tmp_path / "gguf", llava.oracle, CLIP, {}, **{"clip.projector_type": None})
+    source = folder_source(path)
+    family = find_family(model_config(source), preprocessor_config(source))
+    assert (family.placeholder, family.placeholder_id) == ("<image>", None)
+
+
+@pytest.mark.parametrize("llava", ["next-vicuna"], indirect=True)
+@pytest.mark.parametrize(
+    ("more", "fault"),
+    [
+        ({"clip.vision.image_grid_pinpoints": [56, 28, 28]}, "image_grid_pinpoints must be pairs of integers"),
+        ({"clip.vision.mm_patch_merge_type": "flat"}, "mm_patch_merge_type must be spatial_unpad, got 'flat'"),
+        ({"clip.vision.feature_layer": [1, 2]}, "clip.vision.feature_layer"),
+    ],
+)
+def test_a_llava_of_another_kind_is_refused_by_the_key_at_fault(llava, more, fault, tmp_path):
+    path = write_llava_pair(tmp_path / "gguf", llava.oracle, CLIP, {}, **more)
+    with pytest.raises(StartupError, match=re.escape(fault)):
+        model_config(open_model(path, Config(mmproj=str(path.with_name(MMPROJ)))))
 
 
 def test_tokens_of_a_pixtral_equal_transformers(pixtral):

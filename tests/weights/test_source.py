@@ -428,11 +428,23 @@ def test_gemma_2_27b_alone_scales_queries_by_hidden_size_over_heads(tmp_path, la
     assert config["layer_types"][:2] == ["sliding_attention", "full_attention"]
 
 
-def test_phimoe_with_longrope_is_refused_for_its_files_lack_the_magnitude(tmp_path):
+@pytest.mark.parametrize("original", [64, 4096])
+def test_phimoe_with_longrope_has_the_magnitude_of_the_published_models_which_its_files_lack(tmp_path, original):
     factors = {f"rope_factors_{kind}.weight": np.ones(8, np.float32) for kind in ("long", "short")}
-    facts = MIXTURE | {"rope__scaling__original_context_length": 64}
+    facts = {"rope__scaling__original_context_length": original, "rope__scaling__attn_factor": 1.19}
+    metadata = tiny_gguf.architecture_metadata("phimoe", **MIXTURE | facts)
+    if original == 4096:
+        assert _gguf_config(tmp_path, factors, **metadata)["rope_scaling"]["attention_factor"] == 1.243163121016122
+        return
     with pytest.raises(StartupError, match="its files lack short_mscale; take the model's safetensors"):
-        _gguf_config(tmp_path, factors, **tiny_gguf.architecture_metadata("phimoe", **facts))
+        _gguf_config(tmp_path, factors, **metadata)
+
+
+def test_a_command_r_plus_whose_queries_and_keys_have_norms_is_refused(tmp_path):
+    norms = {"blk.0.attn_q_norm.weight": np.ones((2, 8), np.float32)}
+    metadata = tiny_gguf.architecture_metadata("command-r", logit_scale=0.5, attention__layer_norm_epsilon=1e-5)
+    with pytest.raises(StartupError, match=r"command-r \(use_qk_norm\) is not supported"):
+        _gguf_config(tmp_path, norms, **metadata)
 
 
 def test_longrope_of_a_file_that_names_no_first_length_begins_with_the_context_as_in_llama_cpp(tmp_path):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from tureen.cache.pages import PagePool
 from tureen.cache.radix import Namespace, RadixNode, RadixTree
 from tureen.cache.states import SavedStates
-
-if TYPE_CHECKING:
-    from tureen.cache.windows import LivePages, WindowPages
+from tureen.cache.windows import NO_PAGES, LivePages, WindowPages
 
 
 class PageTable:
@@ -22,7 +20,7 @@ class PageTable:
         self,
         namespace: Namespace,
         nodes: list[RadixNode],
-        live: LivePages | None,
+        live: LivePages,
         *,
         is_public: bool,
         saves_early: bool = False,
@@ -31,7 +29,7 @@ class PageTable:
         self.nodes = nodes  # the tree nodes of the first pages: found at first, published later
         self.num_matched = len(nodes)
         self.pages = tuple([node.page for node in nodes])  # as rows carry them
-        self.live = live  # the window pages; None: the model has none
+        self.live = live  # the window pages
         self.room = 0  # tokens that the pages have room for, once it has grown
         self.is_open = True
         self.is_public = is_public  # its full pages go into the tree as they are computed
@@ -78,7 +76,8 @@ class CacheManager:
         self.has_states = states is not None
         self.states = SavedStates(states or ())
         self.pool = PagePool(num_pages)
-        self.windows = windows
+        self.windows = windows or WindowPages()
+        self.has_windows = self.windows.is_used
         self.tree = RadixTree(self.pool, page_size, self._on_removed)
         self._prefix_cache = prefix_cache  # False: nothing is published, so nothing is ever found
         self._open: dict[PageTable, None] = {}
@@ -101,7 +100,7 @@ class CacheManager:
         windows, it is usable if the window pages that the next token sees are still there.
         """
         nodes = self.known(namespace, token_ids, max_tokens)
-        if self.has_states or self.windows is not None:
+        if self.has_states or self.has_windows:
             del nodes[self.num_usable(nodes) :]
         return nodes
 
@@ -111,13 +110,12 @@ class CacheManager:
 
     def num_usable(self, nodes: Sequence[RadixNode]) -> int:
         """Returns how many of a prefix's nodes a sequence can begin after. See `match`."""
-        if not self.has_states and self.windows is None:
+        if not self.has_states and not self.has_windows:
             return len(nodes)
         num_usable = num_in_row = 0  # in_row: nodes up to this one that have a window page
         for count, node in enumerate(nodes, 1):
-            num_in_row = num_in_row + 1 if node.window_page >= 0 else 0
-            num_seen = 0 if self.windows is None else count - self.windows.first_seen(count * self.page_size)
-            if num_in_row >= num_seen and not (self.has_states and node.state is None):
+            num_in_row = num_in_row + 1 if node.window is not None else 0
+            if self.windows.is_enough(num_in_row, count) and not (self.has_states and node.state is None):
                 num_usable = count
         return num_usable
 
@@ -146,7 +144,8 @@ class CacheManager:
     ) -> PageTable | None:
         """Makes a page table that starts with the matched `nodes` and has pages for `num_tokens`.
 
-        first_step: number of tokens in the first step, for which window pages are taken; None: all tokens.
+        first_step: number of tokens in the first step, for which window pages are taken; None: all tokens are loaded,
+        not computed, so window pages are taken for those that the token after them sees.
         is_public: whether its pages are published. Those of a sequence with embeddings of its client are not: the token
         ids do not tell what the pages hold. saves_early: whether they are saved as they are published, not at the end.
 
@@ -157,9 +156,12 @@ class CacheManager:
             self.tree.lock(node)
         if self.has_states and nodes:
             self.states.touch(nodes[-1])
-        live = None if self.windows is None else self.windows.begin(nodes)
+        num_matched = len(nodes) * self.page_size
+        live = NO_PAGES
+        if self.has_windows:
+            live = self.windows.begin(nodes, num_tokens if first_step is None else num_matched)
         table = PageTable(namespace, nodes, live, is_public=self._prefix_cache and is_public, saves_early=saves_early)
-        end = num_tokens if first_step is None else min(num_tokens, len(nodes) * self.page_size + first_step)
+        end = num_tokens if first_step is None else min(num_tokens, num_matched + first_step)
         if not self._has_room(table, num_tokens, end, headroom):
             self._release(table)
             return None
@@ -181,9 +183,9 @@ class CacheManager:
         missing = self.num_pages_for(num_tokens) - len(table.pages)
         if missing + headroom > self.num_available:
             return False
-        if self.windows is None or table.live is None:
+        if not self.has_windows:
             return True
-        missing = self.num_pages_for(window_end) - table.live.end
+        missing = self.windows.num_missing(table.live, self.num_pages_for(window_end))
         return missing + headroom <= self.windows.num_available
 
     def _take_pages(self, table: PageTable, num_tokens: int, window_end: int) -> None:
@@ -194,7 +196,7 @@ class CacheManager:
             new.append(self.pool.take())
         table.pages += tuple(new)
         num_pages = len(table.pages)
-        if self.windows is not None and table.live is not None:
+        if self.has_windows:
             self.windows.grow(table.live, self.num_pages_for(window_end))
             num_pages = table.live.end
         table.room = num_pages * self.page_size
@@ -206,7 +208,7 @@ class CacheManager:
         pages that no later token sees are given back.
         """
         self._publish(table, token_ids, num_computed)
-        if self.windows is not None and table.live is not None:
+        if self.has_windows:
             self.windows.slide(table.live, table.nodes, num_computed)
 
     def _publish(self, table: PageTable, token_ids: Sequence[int], num_computed: int) -> None:
@@ -222,11 +224,17 @@ class CacheManager:
                 self.tree.lock(node)
                 self.pool.give_back(page)
                 table.replace(index, node.page)
-            if self.windows is not None and table.live is not None:
+            if self.has_windows:
                 self.windows.publish(table.live, index, node)
             table.nodes.append(node)
             if table.saves_early and self.tier is not None and index + 1 == num_computed // self.page_size:
                 self.tier.save(tuple(table.nodes))
+
+    def keep_windows(self, table: PageTable) -> None:
+        """Stores a table's window pages, which were loaded, in those of its nodes that lack them."""
+        for index, node in enumerate(table.nodes):
+            if self.has_windows and self.tree.is_attached(node):
+                self.windows.publish(table.live, index, node)
 
     def close(self, table: PageTable, *, distrust_from: int | None = None) -> None:
         """Gives all pages of the table back. Published ones stay in the tree as evictable.
@@ -246,7 +254,7 @@ class CacheManager:
 
     def _release(self, table: PageTable) -> None:
         """Gives back what the table holds."""
-        if self.windows is not None and table.live is not None:
+        if self.has_windows:
             self.windows.end(table.live, table.nodes)
         for page in reversed(table.pages[len(table.nodes) :]):
             self.pool.give_back(page)
@@ -255,7 +263,7 @@ class CacheManager:
 
     def _on_removed(self, node: RadixNode) -> None:
         self.states.drop(node)
-        if self.windows is not None:
+        if self.has_windows:
             self.windows.drop(node)
 
     def flush(self) -> int:
@@ -279,7 +287,6 @@ class CacheManager:
                 wrong.append("a page table does not hold the pages of its nodes")
         nodes = self.tree.nodes()
         wrong += self.states.check(nodes)
-        if self.windows is not None:
-            wrong += self.windows.check([table.live for table in self._open if table.live is not None], nodes)
+        wrong += self.windows.check([table.live for table in self._open], nodes)
         wrong += self.tree.check(holders)  # adds the tree's references
         return wrong + self.pool.check(holders)

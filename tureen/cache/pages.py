@@ -4,6 +4,16 @@ runner."""
 from __future__ import annotations
 
 
+class Held:
+    """The number of a window page or a state that a node holds. It is a new object each time, so a thread that copies
+    the memory sees whether the node's number was replaced."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
 class PagePool:
     """Hands out pages and takes them back. A page is free exactly when its count is zero."""
 

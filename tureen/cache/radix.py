@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
-from tureen.cache.pages import PagePool
-from tureen.cache.states import SavedState
+from tureen.cache.pages import Held, PagePool
 
 Namespace = tuple[str, str]
 """(salt, adapter): prefixes are shared only inside one namespace."""
@@ -22,15 +21,15 @@ Key = tuple[int | str, ...]
 class RadixNode:
     """One computed page. Its holders are the page tables that use it; it is locked while there is one."""
 
-    __slots__ = ("children", "key", "page", "parent", "state", "window_page")
+    __slots__ = ("children", "key", "page", "parent", "state", "window")
 
     def __init__(self, key: Key, page: int, parent: RadixNode | None) -> None:
         self.key = key
         self.page = page
         self.parent = parent  # None: the root, or a node that was evicted or removed
         self.children: dict[Key, RadixNode] = {}
-        self.state: SavedState | None = None  # after this page
-        self.window_page = -1  # the page of the same tokens in layers with a window; -1: none. See WindowPages
+        self.state: Held | None = None  # after this page
+        self.window: Held | None = None  # the page of the same tokens in layers with a window, see WindowPages
 
 
 class RadixTree:

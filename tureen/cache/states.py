@@ -6,20 +6,13 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from typing import Protocol
 
-
-class SavedState:
-    """A state that a node holds: a new object each time, so a thread that copies it sees whether it was replaced."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: int) -> None:
-        self.number = number
+from tureen.cache.pages import Held
 
 
 class StateHolder(Protocol):
     """A node of the prefix cache. `state`: the state after its page; None: none is saved."""
 
-    state: SavedState | None
+    state: Held | None
 
 
 class SavedStates:
@@ -60,7 +53,7 @@ class SavedStates:
             self.give_back(number)
             return False
         self.taken.remove(number)
-        node.state = SavedState(number)
+        node.state = Held(number)
         self.held[node] = None
         return True
 

@@ -6,17 +6,17 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
 
-from tureen.cache.pages import PagePool
+from tureen.cache.pages import Held, PagePool
 
 
 class WindowHolder(Protocol):
-    """A node of the prefix cache. `window_page`: the window page of its tokens; -1: none."""
+    """A node of the prefix cache. `window`: the window page of its tokens; None: it has none."""
 
-    window_page: int
+    window: Held | None
 
 
 class LivePages:
-    """The window pages of a running sequence: `pages[i]` belongs to its page number `first + i`."""
+    """The window pages of a running sequence: `pages[i]` belongs to its page number `first + i`; -1: not taken yet."""
 
     __slots__ = ("first", "pages")
 
@@ -30,6 +30,10 @@ class LivePages:
         return self.first + len(self.pages)
 
 
+NO_PAGES = LivePages(0, ())
+"""The pages of a sequence if the model has none. Not to be changed."""
+
+
 class WindowPages:
     """Hands out window pages. A page is free, or held by running sequences, by the node of its tokens, or by both.
 
@@ -37,9 +41,11 @@ class WindowPages:
     is taken from its node, which stays in the tree.
     """
 
-    def __init__(self, num_pages: int, page_size: int, window: int) -> None:
-        """window: tokens that a token of these layers sees, itself included."""
+    def __init__(self, num_pages: int = 0, page_size: int = 1, window: int = 0) -> None:
+        """num_pages: 0: all layers share one pool, and sequences need no window pages. window: tokens that a token of
+        these layers sees, itself included."""
         self.pool = PagePool(num_pages)
+        self.is_used = num_pages > 0
         self.idle: OrderedDict[WindowHolder, None] = OrderedDict()
         """The nodes whose window page only they hold, in the order of their last use. Changed by this class only."""
         self._page_size = page_size
@@ -53,28 +59,44 @@ class WindowPages:
         """Returns the index of the first page that the token after `num_tokens` tokens sees."""
         return max(0, num_tokens + 1 - self._window) // self._page_size
 
-    def begin(self, nodes: Sequence[WindowHolder]) -> LivePages:
-        """Acquires and returns the window pages that the token after a usable prefix sees."""
-        first = self.first_seen(len(nodes) * self._page_size)
+    def is_enough(self, num_in_row: int, num_pages: int) -> bool:
+        """Returns whether the last `num_in_row` of `num_pages` pages are all those that the next token sees."""
+        return not self.is_used or num_in_row >= num_pages - self.first_seen(num_pages * self._page_size)
+
+    def begin(self, nodes: Sequence[WindowHolder], num_tokens: int) -> LivePages:
+        """Returns the window pages that the token after `num_tokens` tokens sees. Acquires those that `nodes` have, the
+        nodes of the first pages; the others are left to `grow`."""
+        first = self.first_seen(num_tokens)
+        held = [node.window for node in nodes[first:]]
         for node in nodes[first:]:
-            self._share(node)
-        return LivePages(first, tuple([node.window_page for node in nodes[first:]]))
+            if node.window is not None:
+                self._share(node, node.window)
+        return LivePages(first, tuple([-1 if page is None else page.number for page in held]))
+
+    def num_missing(self, live: LivePages, num_pages: int) -> int:
+        """Returns how many pages `grow` takes."""
+        return live.pages.count(-1) + max(0, num_pages - live.end)
 
     def grow(self, live: LivePages, num_pages: int) -> None:
         """Takes window pages up to page number `num_pages`. Raises KeyError if `num_available` is less."""
-        live.pages += tuple([self._take() for _ in range(num_pages - live.end)])
+        if self.num_missing(live, num_pages):
+            pages = (*live.pages, *[-1] * (num_pages - live.end))
+            live.pages = tuple([self._take() if page < 0 else page for page in pages])
 
     def publish(self, live: LivePages, index: int, node: WindowHolder) -> None:
-        """Stores window page number `index` in `node`. If the node has one already, switches the sequence to it."""
+        """Stores window page number `index` in `node`, if the sequence has one. If the node has one already, switches
+        the sequence to it."""
+        if not live.first <= index < live.end:
+            return
         at = index - live.first
         own = live.pages[at]
-        if node.window_page < 0:
-            node.window_page = own
+        if node.window is None:
+            node.window = Held(own)
             self.pool.share(own)
-        elif node.window_page != own:
-            self._share(node)
+        elif node.window.number != own:
+            self._share(node, node.window)
             self.pool.give_back(own)
-            live.pages = (*live.pages[:at], node.window_page, *live.pages[at + 1 :])
+            live.pages = (*live.pages[:at], node.window.number, *live.pages[at + 1 :])
 
     def slide(self, live: LivePages, nodes: Sequence[WindowHolder], num_tokens: int) -> None:
         """Gives the pages back that no token after `num_tokens` sees. nodes: those of the sequence's first pages."""
@@ -92,10 +114,10 @@ class WindowPages:
 
     def drop(self, node: WindowHolder) -> None:
         """Takes the node's window page from it, if it has one."""
-        if node.window_page >= 0:
+        if node.window is not None:
             self.idle.pop(node, None)
-            self.pool.give_back(node.window_page)
-            node.window_page = -1
+            self.pool.give_back(node.window.number)
+            node.window = None
 
     def check(self, all_live: Sequence[LivePages], nodes: Sequence[WindowHolder]) -> list[str]:
         """Verifies the counts against the sequences that run and the nodes of the tree. Returns what is wrong."""
@@ -103,12 +125,12 @@ class WindowPages:
         for live in all_live:
             for page in live.pages:
                 holders[page] += 1
-        with_page = [node for node in nodes if node.window_page >= 0]
+        held = {node: node.window.number for node in nodes if node.window is not None}
         wrong = []
-        if {node for node in with_page if holders[node.window_page] == 0} != set(self.idle):
+        if {node for node, page in held.items() if holders[page] == 0} != set(self.idle):
             wrong.append("the idle window pages are not those that only a node holds")
-        for node in with_page:
-            holders[node.window_page] += 1
+        for page in held.values():
+            holders[page] += 1
         return wrong + [f"window {complaint}" for complaint in self.pool.check(holders)]
 
     def _take(self) -> int:
@@ -116,12 +138,15 @@ class WindowPages:
             self.drop(next(iter(self.idle)))
         return self.pool.take()
 
-    def _share(self, node: WindowHolder) -> None:
-        self.pool.share(node.window_page)
+    def _share(self, node: WindowHolder, window: Held) -> None:
+        self.pool.share(window.number)
         self.idle.pop(node, None)
 
     def _give_back(self, live: LivePages, nodes: Sequence[WindowHolder], index: int) -> None:
         page = live.pages[index - live.first]
+        if page < 0:
+            return
         is_last = self.pool.give_back(page) == 1
-        if is_last and index < len(nodes) and nodes[index].window_page == page:
-            self.idle[nodes[index]] = None
+        node = nodes[index] if is_last and index < len(nodes) else None
+        if node is not None and node.window is not None and node.window.number == page:
+            self.idle[node] = None

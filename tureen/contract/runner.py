@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -145,23 +145,29 @@ class Capacity(msgspec.Struct, frozen=True):
     embedding_size: int = 1  # numbers that a picture's token is given as: hidden_size, or a multiple of it
 
 
+KvPart = Literal["page", "window", "state"]
+"""The parts of a KV cache that have numbers: its pages, its window pages, its states of layers without attention."""
+
+
+class KvSizes(NamedTuple):
+    """The bytes of a page, a window page and a state; 0: the model has none."""
+
+    page: int
+    window: int = 0
+    state: int = 0
+
+
 class PageMemory(Protocol):
-    """The bytes of KV pages and states, for threads beside the engine's. They hold what a later step needs of them."""
+    """The bytes of the KV cache's parts, for threads beside the engine's. They hold what a later step needs of them."""
 
-    page_bytes: int
-    state_bytes: int  # 0: the model has no states
+    @property
+    def sizes(self) -> KvSizes: ...
 
-    def read(self, page: int) -> memoryview:
-        """Returns a copy of a page; of anything while a step writes to it or the KV cache is away."""
+    def read(self, part: KvPart, number: int) -> memoryview:
+        """Returns a copy of a part; of anything while a step writes to it or the KV cache is away."""
 
-    def write(self, page: int, data: memoryview) -> None:
-        """Writes a page that no step uses. The KV cache must be there."""
-
-    def read_state(self, number: int) -> memoryview:
-        """Returns a copy of a state; of anything while a step writes to it or the KV cache is away."""
-
-    def write_state(self, number: int, data: memoryview) -> None:
-        """Writes a state that no step uses. The KV cache must be there."""
+    def write(self, part: KvPart, number: int, data: memoryview) -> None:
+        """Writes a part that no step uses. The KV cache must be there."""
 
 
 class PendingStep(Protocol):

@@ -282,6 +282,13 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     seconds_per_end: float = 1.0  # expected until the next request ends, at least 1
     helpers_down: tuple[str, ...] = ()  # helper processes that are being replaced, in words
     kv_disk: KvDiskStats | None = None  # where there is a --kv-disk
+    num_used_window_pages: int = 0  # held by running requests
+    num_window_pages: int = 0  # of layers with a window; 0: all layers share one pool
+
+    @property
+    def num_used_pages(self) -> int:
+        """The pages that running requests hold."""
+        return self.num_pages - self.num_free_pages - self.num_cached_pages
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):

@@ -152,7 +152,7 @@ def _engine(engine: Observable, told: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "state": engine.health.state,
         "pages": {
-            "used": stats.num_pages - stats.num_free_pages - stats.num_cached_pages,
+            "used": stats.num_used_pages,
             "cached": stats.num_cached_pages,
             "free": stats.num_free_pages,
         },

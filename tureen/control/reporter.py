@@ -67,7 +67,6 @@ async def sample_forever(common: Common) -> None:
 def sample(state: ServerState) -> None:
     """Adds a sample to the history of a model."""
     stats = state.client.stats
-    used = stats.num_pages - stats.num_free_pages - stats.num_cached_pages
     state.metrics.history.take(
         Level(
             time.monotonic(),
@@ -75,7 +74,7 @@ def sample(state: ServerState) -> None:
             stats.total_prompt_tokens,
             stats.num_running,
             stats.num_queued,
-            _rate(used, stats.num_pages),
+            _rate(stats.num_used_pages, stats.num_pages),
         )
     )
 
@@ -84,10 +83,12 @@ def line(before: EngineStats, now: EngineStats, seconds: float, hit_rate: float)
     """Returns the log line about the `seconds` between two statistics."""
     num_in = now.total_prompt_tokens - before.total_prompt_tokens
     num_out = now.total_output_tokens - before.total_output_tokens
-    used = now.num_pages - now.num_free_pages - now.num_cached_pages
+    kv_use = f"{_rate(now.num_used_pages, now.num_pages):.0%}"
+    if now.num_window_pages:
+        kv_use += f", of window pages {_rate(now.num_used_window_pages, now.num_window_pages):.0%}"
     return (
         f"running {now.num_running}, queued {now.num_queued}, in {num_in / seconds:.1f} tok/s, "
-        f"out {num_out / seconds:.1f} tok/s, cache hits {hit_rate:.0%}, KV use {_rate(used, now.num_pages):.0%}"
+        f"out {num_out / seconds:.1f} tok/s, cache hits {hit_rate:.0%}, KV use {kv_use}"
     )
 
 

@@ -352,7 +352,7 @@ def _sections(query: dict[str, str]) -> set[str]:
 def _load(state: ServerState, sections: set[str]) -> dict[str, Any]:
     """Returns the load of the only replica, under SGLang's names."""
     stats, info, engine = state.client.stats, state.context.info, state.client.health
-    used = stats.num_pages - stats.num_free_pages - stats.num_cached_pages
+    used = stats.num_used_pages
     num_waiting = stats.num_queued + stats.num_preparing
     load: dict[str, Any] = {"dp_rank": 0}
     if "core" in sections:

@@ -63,13 +63,15 @@ class EngineTotals:
 
     def stats(self, scheduler: Scheduler, preparing: Preparing, *, step_ms: float, is_paused: bool) -> EngineStats:
         """Returns them with the gauges of the other parts."""
-        cache = scheduler.cache
+        cache, windows = scheduler.cache, scheduler.cache.windows.pool
         return EngineStats(
             num_running=len(scheduler.running),
             num_queued=len(scheduler.queue.waiting) + preparing.num_sequences - len(preparing.grammars.waiting),
             num_free_pages=len(cache.pool.free),
             num_cached_pages=len(cache.tree.idle),
             num_pages=cache.pool.num_pages,
+            num_used_window_pages=windows.num_pages - len(windows.free) - len(cache.windows.idle),
+            num_window_pages=windows.num_pages,
             total_prompt_tokens=scheduler.num_prompt_tokens,
             total_cached_tokens=scheduler.num_cached_tokens,
             total_output_tokens=self.output_tokens,

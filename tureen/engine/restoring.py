@@ -3,12 +3,13 @@ are loaded into the pool; then the prefix cache has them as if they had been com
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from typing import NamedTuple, Protocol
 
 from tureen.cache.manager import LowerTier, PageTable
 from tureen.cache.radix import Namespace, RadixNode
+from tureen.contract.runner import KvPart
 from tureen.contract.types import KvDiskStats, OutputDelta
 from tureen.engine.scheduler import Scheduler
 from tureen.engine.sequence import Sequence
@@ -17,25 +18,29 @@ WAIT_S = 0.001
 
 
 class KeptPrefix(NamedTuple):
-    """A prefix that a tier completes."""
+    """A prefix that a tier completes. Keys name what the KV cache lacks in the tier."""
 
     num_pages: int
-    keys: list[bytes]  # of the pages that the tree lacks
+    keys: list[bytes]  # of pages
     state_key: bytes = b""  # of the state after the last page; empty: the model has no states
+    window_keys: Mapping[int, bytes] = {}  # of window pages that the next token sees, by the index of their page
 
-    @property
-    def first_key(self) -> bytes:
-        return self.keys[0] if self.keys else self.state_key
+
+class KeptPart(NamedTuple):
+    """A part of the KV cache that is loaded: its key in the tier, and the number that it gets."""
+
+    part: KvPart
+    number: int
+    key: bytes
 
 
 class Load(Protocol):
-    """Pages, and the state after them, on their way into the KV cache.
+    """Parts of the KV cache that are being loaded, one after another.
 
-    Once it has ended or is cancelled, the first `num_loaded` pages are there, and the state if `has_state`.
+    Once it has ended or is cancelled, the first `num_loaded` of them are there.
     """
 
     num_loaded: int
-    has_state: bool
     lacks_file: bool  # one was damaged or is gone: another look finds less
 
     def wait(self, seconds: float) -> None:
@@ -59,23 +64,26 @@ class Tier(LowerTier, Protocol):
         self, namespace: Namespace, nodes: Items[RadixNode], token_ids: Items[int], sizes: range
     ) -> KeptPrefix | None:
         """Returns the longest prefix of a number of pages in `sizes` that the tier adds to `nodes`, those that the tree
-        has. If the model has states, the prefix ends with a page that has its state in the tier."""
+        has. Together with the KV cache, the tier has all that the token after the prefix needs."""
 
-    def load(self, kept: KeptPrefix, pages: Items[int], state: int) -> Load:
-        """Loads pages and a state into places of the KV cache that no sequence uses until the load ends. state: -1 is
-        none."""
+    def load(self, parts: Items[KeptPart]) -> Load:
+        """Loads parts of the KV cache that no sequence uses until the load ends, up to the first that is not there."""
 
     def mark(self) -> Callable[[], bool]:
         """Returns a function that says whether all that was to be saved so far is saved, or lost."""
 
 
 class Restored(NamedTuple):
-    """A load, the pages and the state that it fills, and the tokens that the pages will hold."""
+    """A load, the pages and the state that it fills, and the tokens that the pages will hold.
+
+    The first `num_others` of its parts are the state and window pages, without which the pages are useless.
+    """
 
     load: Load
     table: PageTable
     state: int  # its number; -1: none is loaded
     token_ids: list[int]
+    num_others: int
     first_key: bytes
 
 
@@ -104,14 +112,15 @@ class Restoring:
         kept = self.tier.find(sequence.namespace, nodes, sequence.token_ids, sizes) if sizes else None
         if kept is None:
             return False
-        restored = next((each for each in self.loads if each.first_key == kept.first_key), None)
-        restored = restored or self._load(sequence, nodes[: kept.num_pages], kept)
+        first_key = kept.keys[0] if kept.keys else kept.state_key or next(iter(kept.window_keys.values()))
+        restored = next((each for each in self.loads if each.first_key == first_key), None)
+        restored = restored or self._load(sequence, nodes[: kept.num_pages], kept, first_key)
         if restored is None:
             return False
         self.waiting[sequence] = restored
         return True
 
-    def _load(self, sequence: Sequence, nodes: list[RadixNode], kept: KeptPrefix) -> Restored | None:
+    def _load(self, sequence: Sequence, nodes: list[RadixNode], kept: KeptPrefix, first_key: bytes) -> Restored | None:
         """Begins to load what the tier adds to `nodes`. Returns None if there is no room for it."""
         cache, states = self._cache, self._scheduler.states
         state = -1
@@ -126,8 +135,12 @@ class Restoring:
             if state >= 0:
                 cache.states.give_back(state)
             return None
-        load = self.tier.load(kept, table.pages[len(nodes) :], state)
-        restored = Restored(load, table, state, sequence.token_ids[:end], kept.first_key)
+        others = [KeptPart("state", state, kept.state_key)] if state >= 0 else []
+        live = table.live
+        others += [KeptPart("window", live.pages[at - live.first], key) for at, key in kept.window_keys.items()]
+        pages = zip(table.pages[len(nodes) :], kept.keys, strict=True)
+        load = self.tier.load([*others, *(KeptPart("page", page, key) for page, key in pages)])
+        restored = Restored(load, table, state, sequence.token_ids[:end], len(others), first_key)
         self.loads.append(restored)
         return restored
 
@@ -135,7 +148,7 @@ class Restoring:
         """Publishes the pages that are loaded, and queues the sequences that waited for them."""
         for restored in [restored for restored in self.loads if restored.load.is_done]:
             restored.load.cancel()  # it may wait for a disk that does not answer
-            self._finish(restored, restored.load.num_loaded, has_state=restored.load.has_state)
+            self._finish(restored, restored.load.num_loaded)
             waited = [sequence for sequence, load in self.waiting.items() if load is restored]
             for rank, sequence in enumerate(waited):
                 del self.waiting[sequence]
@@ -165,16 +178,19 @@ class Restoring:
         """Ends all loads, without their pages, and queues who waited."""
         for restored in tuple(self.loads):
             restored.load.cancel()
-            self._finish(restored, 0, has_state=False)
+            self._finish(restored, 0)
         for sequence in self.waiting:
             self._scheduler.queue.add(sequence)
         self.waiting.clear()
 
-    def _finish(self, restored: Restored, num_loaded: int, *, has_state: bool) -> None:
+    def _finish(self, restored: Restored, num_loaded: int) -> None:
         table = restored.table
         self.loads.remove(restored)
-        self._cache.publish(table, restored.token_ids, (table.num_matched + num_loaded) * self._cache.page_size)
-        if has_state:
+        num_pages = table.num_matched + max(0, num_loaded - restored.num_others)
+        self._cache.publish(table, restored.token_ids, num_pages * self._cache.page_size)
+        if num_loaded >= restored.num_others:
+            self._cache.keep_windows(table)
+        if restored.state >= 0 and num_loaded >= restored.num_others:
             self._cache.keep_state(table, len(restored.token_ids), restored.state)
         elif restored.state >= 0:
             self._cache.states.give_back(restored.state)

@@ -60,13 +60,13 @@ class RowRunner:
 
     def _can_compute(self) -> bool:
         """Says whether the runner can compute a token that no client sent; True where there is no page to try it on."""
-        table = self._cache.open(("", ""), [], 1, headroom=0, is_public=False)
+        table = self._cache.open(("", ""), [], 1, headroom=0, first_step=1, is_public=False)
         if table is None:
             return True
         try:
             capacity = self._runner.capacity()
             state = 2 * capacity.max_rows if capacity.num_states else -1  # belongs to no sequence
-            window_pages = table.live.pages if table.live else ()
+            window_pages = table.live.pages
             row = Row(0, (0,), start=0, pages=table.pages, sample=False, state_to=state, window_pages=window_pages)
             self._runner.submit(Batch((row,))).result()
         except Exception:

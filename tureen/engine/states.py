@@ -6,6 +6,7 @@ import msgspec
 
 from tureen.cache.manager import CacheManager
 from tureen.cache.radix import RadixNode
+from tureen.cache.windows import WindowPages
 from tureen.contract.runner import Capacity, Row
 from tureen.engine.sequence import Sequence
 
@@ -15,12 +16,9 @@ SAVE_EVERY = 2048
 
 def make_cache(capacity: Capacity, *, prefix_cache: bool) -> CacheManager:
     """Makes the books of a runner's pages and saved states. The first states belong to slots and to a test step."""
-    size, windows = capacity.page_size, None
+    size = capacity.page_size
     saved = range(2 * capacity.max_rows + 1, capacity.num_states) if capacity.num_states else None
-    if capacity.num_window_pages:
-        from tureen.cache.windows import WindowPages  # noqa: PLC0415 - only for models with windows
-
-        windows = WindowPages(capacity.num_window_pages, size, capacity.window)
+    windows = WindowPages(capacity.num_window_pages, size, capacity.window)
     return CacheManager(capacity.num_pages, size, prefix_cache=prefix_cache, states=saved, windows=windows)
 
 

@@ -13,6 +13,8 @@ TAG: Final = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|TQ\d_0|MXFP4\w*|BF16|
 PROJECTOR: Final = "mmproj"
 """A word in the names of files with the vision encoder of a model."""
 WORDS: Final = re.compile(r"[-_.]")
+SIZE: Final = re.compile(r"(?<![a-z0-9])[ae]?\d+(?:\.\d+)?[bm](?![a-z0-9])")
+"""A number of parameters in a name in small letters: 7b, 0.5b, 500m, a3b, e4b."""
 PROJECTOR_TAGS: Final = ("F16", "FP16", "BF16", "Q8_0", "F32")
 """Their types, the one that is taken first."""
 DEFAULT_TAG: Final = "Q4_K_M"
@@ -58,8 +60,9 @@ def is_projector(name: str) -> bool:
 
 def projector_for(model: str, names: Iterable[str]) -> str | None:
     """Returns the file with the vision encoder, of those in the folder of a model's file or else at the top; None if
-    there is none. Of several, one that has most words of the model's name, and then the first of PROJECTOR_TAGS."""
-    projectors = sorted(filter(is_projector, names))
+    there is none, or they name models of other sizes. Of several, one that has most words of the model's name, and then
+    the first of PROJECTOR_TAGS."""
+    projectors = sorted(name for name in names if is_projector(name) and not _is_of_other_size(name, model))
     folder = model.rpartition("/")[0]
     near = [name for name in projectors if name.rpartition("/")[0] == folder]
     near = near or [name for name in projectors if "/" not in name]
@@ -67,6 +70,11 @@ def projector_for(model: str, names: Iterable[str]) -> str | None:
     near = [name for name, count in zip(near, common, strict=True) if count == max(common)]
     by_tag = {tag_of(stem(name)): name for name in reversed(near)}
     return next((by_tag[tag] for tag in PROJECTOR_TAGS if tag in by_tag), near[0] if near else None)
+
+
+def _is_of_other_size(name: str, model: str) -> bool:
+    sizes, own = (set(SIZE.findall(stem(each.rpartition("/")[2]).lower())) for each in (name, model))
+    return bool(sizes and own) and not sizes & own
 
 
 def _words(name: str) -> set[str]:
@@ -114,16 +122,15 @@ def nearest(tag: str, known: Iterable[str]) -> str:
 
 
 def projectors_next_to(model: Path) -> list[Path]:
-    """Returns the mmproj files of the model's folder or, for a model in a folder of a hub's snapshot, of the
-    snapshot."""
-    folders = [model.parent]
-    if model.parent.parent.parent.name == "snapshots":
-        folders.append(model.parent.parent)
-    for folder in folders:
-        try:
-            paths = sorted(path for path in folder.iterdir() if is_projector(path.name) and path != model)
-        except OSError:
-            continue
-        if paths:
-            return paths
-    return []
+    """Returns the mmproj files of the model's folder. In a snapshot of a hub's repository, returns the one that is
+    fetched with the model."""
+    snapshot = next((folder for folder in model.parents[:2] if folder.parent.name == "snapshots"), None)
+    try:
+        if snapshot is None:
+            return sorted(path for path in model.parent.iterdir() if is_projector(path.name) and path != model)
+        names = [path.relative_to(snapshot).as_posix() for path in (*snapshot.glob("*"), *snapshot.glob("*/*"))]
+    except OSError:
+        return []
+    own = model.relative_to(snapshot).as_posix()
+    chosen = projector_for(own, [name for name in names if name != own])
+    return [] if chosen is None else [snapshot / chosen]

@@ -21,7 +21,7 @@ from tureen.fetching import ggufs
 from tureen.fetching.download import BUSY, HttpFault, RemoteFile, Unreachable, disk_fault, fetch, open_url, read_url
 from tureen.fetching.locks import locked
 from tureen.files import read_regular
-from tureen.log import BYTES, Progress
+from tureen.log import BYTES, Progress, get_logger
 
 ENDPOINT: Final = "https://huggingface.co"
 INDEX: Final = "model.safetensors.index.json"
@@ -34,15 +34,18 @@ HEAD_BYTES: Final = 16 << 20
 """Bytes that hold the metadata of a GGUF file. The largest vocabularies take some 12 MiB."""
 TRUE: Final = ("1", "on", "yes", "true")
 
+log = get_logger("hub")
+
 
 class Repository(NamedTuple):
     """A repository on the hub. `tag`: which of its GGUF files, by its quantisation or its name; "" = none named.
-    `sees`: with the mmproj file, if the repository has one."""
+    `sees`: with the mmproj file, if the repository has one. `why_blind`: why that file is not fetched; "" if it is."""
 
     name: str  # ORG/NAME
     tag: str = ""
     revision: str = "main"
     sees: bool = False
+    why_blind: str = ""
 
     @property
     def text(self) -> str:
@@ -123,7 +126,7 @@ def pull(repository: Repository, root: Path, progress: Progress) -> Path:
         raise _unreachable(repository, "HF_HUB_OFFLINE forbids to ask the hub")
     try:
         commit, listed = _listing(repository)
-        names = _chosen(repository, listed)
+        names = _fetched(repository, _chosen(repository, listed))
         home = root / repository.folder
         for folder in (home / "blobs", home / "refs", root / ".locks"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -161,7 +164,7 @@ def preview(repository: Repository, folder: Path) -> tuple[Path, int]:
     except StartupError as error:
         raise _named(repository, error) from None
     first = folder / Path(next(name for name in names if not ggufs.is_projector(name))).name
-    total = sum(remote.size or 0 for remote in remotes.values())
+    total = sum(remotes[name].size or 0 for name in _fetched(repository, names))
     return first if first.suffix == ".gguf" else folder, total
 
 
@@ -222,6 +225,17 @@ def _chosen(repository: Repository, listed: Iterable[str]) -> list[str]:
     if any(name.endswith(PICKLES) for name in names):
         raise StartupError("it has only pickled weights, which can run code; ask for safetensors or GGUF")
     raise StartupError("it has neither safetensors nor GGUF files")
+
+
+def _fetched(repository: Repository, names: list[str]) -> list[str]:
+    """Returns the names of a model's files without the mmproj file if it would be of no use, which the log says."""
+    useless = list(filter(ggufs.is_projector, names)) if repository.why_blind else []
+    for name in useless:
+        log.warning(
+            "%s takes text only here: %s. Its mmproj file %s is not fetched: run tureen pull %s after a fix",
+            repository.text, repository.why_blind, name, repository.text,
+        )  # fmt: skip
+    return [name for name in names if name not in useless]
 
 
 def _fetch_all(

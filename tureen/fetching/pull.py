@@ -101,6 +101,7 @@ def hub_root(config: Config) -> Path:
 
 def _repository(reference: Reference, config: Config) -> Repository:
     from tureen.fetching import hub  # noqa: PLC0415
+    from tureen.media.families import why_blind  # noqa: PLC0415
 
     sees = config.mmproj is None and not config.language_model_only
-    return hub.Repository(reference.name, reference.tag, config.revision or "main", sees)
+    return hub.Repository(reference.name, reference.tag, config.revision or "main", sees, why_blind() or "")

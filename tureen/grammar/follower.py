@@ -76,7 +76,7 @@ class LanguageCompiler:
             follower = self.native.Follower(program, self._trie)
         least = follower.least if follower.least < self.native.NEVER else None
         place = partial(self.native.Place, follower)
-        return CompiledLanguage(follower, place, self._forced, self._ends, least=least, num_bytes=len(program))
+        return CompiledLanguage(follower, place, self._forced, self._ends, least=least, num_bytes=2 * len(program))
 
 
 class CompiledLanguage:

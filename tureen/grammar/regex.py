@@ -43,7 +43,6 @@ from tureen.grammar.regex_nodes import (
     Mark,
     Node,
     Times,
-    alternatives,
     asked,
     marks,
     without,
@@ -71,10 +70,27 @@ def search(pattern: str, *, flavour: Flavour) -> Expression:
     """Returns the texts in which the pattern is found somewhere, as JSON Schema wants it. Raises what `parse` does."""
     node = _parsed(pattern, flavour)
     branches = list(node.items) if isinstance(node, Alternatives) else [node]
-    plain: list[Node] = [branch for branch in branches if not isinstance(branch, ASSERTING)]
-    branches = [alternatives(plain), *(branch for branch in branches if isinstance(branch, ASSERTING))]
+    plain: list[Expression] = [branch for branch in branches if not isinstance(branch, ASSERTING)]
+    searched: Node = _least_at(0, _least_at(-1, either(plain)))
+    branches = [searched, *(branch for branch in branches if isinstance(branch, ASSERTING))]
     resolver = Resolver(pattern, flavour)
     return either(resolver.whole((ANYTHING, branch, ANYTHING)) for branch in branches)
+
+
+def _least_at(edge: int, part: Expression) -> Expression:
+    """Returns a part beside which any text may stand at an edge (0 = its beginning, -1 = its end), with no more there
+    than there must be: `a.{1,30}` finds what `a.` finds."""
+    match part:
+        case Repeat(item, least):
+            return EMPTY if least == 0 else Repeat(item, least, least)
+        case Choice(items):
+            return Choice(tuple(_least_at(edge, item) for item in items))
+        case Chain(items) if items:
+            outer, rest = _least_at(edge, items[edge]), items[1:] if edge == 0 else items[:-1]
+            if outer == EMPTY:
+                return _least_at(edge, Chain(rest))
+            return Chain((outer, *rest) if edge == 0 else (*rest, outer))
+    return part
 
 
 def check_form(pattern: str, *, flavour: Flavour) -> None:

@@ -124,6 +124,8 @@ class Attention:
         """Yields the layers that adapters may change, each with the prefix of its weights' names."""
         yield prefix, self._qkv
         yield prefix, self._out
+        if self._gate is not None:
+            yield prefix, self._gate
 
     def finish(self) -> None:
         if self._gate is not None:

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,7 +90,9 @@ class ModuleTensors(NamedTuple):
     down: TensorInfo
     up: TensorInfo
     scale: float
-    places: Mapping[str, int]  # the model's own matrices that it changes -> how many of its outputs belong to each
+    places: Mapping[
+        str, NDArray[np.intp]
+    ]  # the model's own matrices that it changes -> which of its outputs are theirs
 
 
 def read_adapter(folder: str, model: ModelConfig) -> Adapter:
@@ -103,8 +105,7 @@ def read_adapter(folder: str, model: ModelConfig) -> Adapter:
     file = _open(path / WEIGHTS)
     shapes = model.weights()
     ranks, alphas = (_entries(config, key) for key in ("rank_pattern", "alpha_pattern"))
-    renames = getattr(find_model(model.architecture), "RENAMES", ())
-    parts = [_part(module, pair, renames, config, shapes, ranks, alphas) for module, pair in _pairs(file).items()]
+    parts = [_part(module, pair, model, config, shapes, ranks, alphas) for module, pair in _pairs(file).items()]
     counts = Counter(name for part in parts for name in part.places)
     twice = next((name for name, count in counts.items() if count > 1), None)
     if twice is not None:
@@ -195,7 +196,7 @@ def _pairs(file: SafetensorsFile) -> dict[str, dict[str, TensorInfo]]:
 def _part(
     module: str,
     pair: Mapping[str, TensorInfo],
-    renames: Iterable[tuple[str, str]],
+    model: ModelConfig,
     config: Mapping[str, Any],
     shapes: Mapping[str, tuple[int, ...]],
     ranks: list[ModuleValue],
@@ -203,14 +204,14 @@ def _part(
 ) -> ModuleTensors:
     if len(pair) != 2:
         raise _fault(f"has only one of lora_A and lora_B of {echo(module)}")
-    places = _places(module, renames, shapes)  # first: a name that the model has is short
+    places = _places(module, model, shapes)  # first: a name that the model has is short
     (rank, inputs), (outputs, up_rank) = pair["A"].shape, pair["B"].shape
     told = _by_pattern(ranks, module, config.get("r"))
     if type(told) is not int or not 1 <= told <= MAX_RANK:
         raise _fault(f"has the rank {echo(told)} for {echo(module)}; it must be 1 to {MAX_RANK}")
     if (rank, up_rank) != (told, told):
         raise _fault(f"has factors of rank {rank} and {up_rank} for {echo(module)}, but its {CONFIG} says {told}")
-    shape = shapes[f"{next(iter(places))}.weight"][1], sum(places.values())
+    shape = shapes[f"{next(iter(places))}.weight"][1], sum(map(len, places.values()))
     if (inputs, outputs) != shape:
         raise _fault(
             f"is for another model: its {echo(module)} has {inputs} inputs and {outputs} outputs, here there are "
@@ -257,13 +258,11 @@ def _by_pattern(entries: list[ModuleValue], module: str, default: object) -> obj
     return next((entry.value for entry in entries if entry.matches(module)), default)
 
 
-def _places(module: str, renames: Iterable[tuple[str, str]], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Returns the model's own matrices that a module stands for, with their outputs.
-
-    renames: parts of a checkpoint's names -> ours, as a family's RENAMES has them.
-    """
+def _places(module: str, model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, NDArray[np.intp]]:
+    """Returns the model's own matrices that a module stands for, with the indices of their outputs in it."""
     name = f"{local_name(module)}."
-    for part, ours in renames:
+    family = find_model(model.architecture)
+    for part, ours in getattr(family, "RENAMES", ()):
         name = name.replace(part, ours)
     if f"{name}weight" not in shapes:  # Kimi Linear's checkpoints call the delta rule self_attn, too
         delta = name.replace(".forget_gate.", ".").replace(".self_attn.", ".linear_attn.")
@@ -274,7 +273,13 @@ def _places(module: str, renames: Iterable[tuple[str, str]], shapes: Mapping[str
         names = [".".join((*before, part)) for part in STACKED.get(last, ())]
     if not names or not all(_may_change(name, shapes) for name in names):
         raise _fault(f"changes {echo(module)}, which this model has not, or where adapters are not supported")
-    return {name: shapes[f"{name}.weight"][0] for name in names}
+    if model.has_gate and len(names) == 1:  # queries and gates of each head in turn
+        stored = Stored(f"{names[0]}.weight", (0, 0), "F32", np.empty(0, np.uint8))
+        pieces = {piece.name.removesuffix(".weight"): piece.row_order for piece in family.apart(stored, model)}
+        if len(pieces) > 1:
+            return {name: np.asarray(rows) for name, rows in pieces.items()}
+    ends = np.cumsum([shapes[f"{name}.weight"][0] for name in names])
+    return dict(zip(names, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
 
 
 def _may_change(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -293,8 +298,7 @@ def _factors(file: SafetensorsFile, part: ModuleTensors) -> Adapter:
     for info, values in ((part.down, down), (part.up, up)):
         if not np.isfinite(values).all():
             raise _fault(f"has the tensor {echo(info.name)}, which has numbers that are not finite")
-    ends = np.cumsum(list(part.places.values()))[:-1]
-    return {name: Factors(down, own) for name, own in zip(part.places, np.split(up, ends), strict=True)}
+    return {name: Factors(down, up[rows]) for name, rows in part.places.items()}
 
 
 def _fault(what: str) -> InvalidRequest:

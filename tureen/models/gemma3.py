@@ -46,8 +46,8 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
     every = integer(hf, "sliding_window_pattern", integer(hf, "_sliding_window_pattern", FULL_EVERY))
     slides = [(layer + 1) % every != 0 for layer in range(config.num_layers)]
     windows = sliding_windows(hf, config.num_layers, slides)
-    local = hf.get("rope_local_base_freq") or LOCAL_THETA
-    full = hf.get("rope_theta") or GLOBAL_THETA
+    local = number(hf, "rope_local_base_freq", LOCAL_THETA)
+    full = number(hf, "rope_theta", GLOBAL_THETA)
     bias = bool(hf.get("attention_bias", False))
     sees = hf.get("vision_config") is not None
     return replace(

@@ -13,7 +13,7 @@ from tureen.layers.layer_inputs import LayerInputs, ResidualStreams
 from tureen.layers.layer_keys import LayerKeys
 from tureen.models.config import ModelConfig, common, sliding_windows
 from tureen.models.published import Published
-from tureen.models.reading import fault, integer, optional_number, refuse
+from tureen.models.reading import fault, integer, number, optional_number, refuse
 from tureen.models.ropes import ropes_of_windows, without_ropes
 from tureen.models.shared_keys import apart, shared_layers
 
@@ -77,8 +77,8 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
         ropes=ropes_of_windows(
             hf,
             windows,
-            local_theta=hf.get("rope_local_base_freq") or LOCAL_THETA,
-            full_theta=hf.get("rope_theta") or GLOBAL_THETA,
+            local_theta=number(hf, "rope_local_base_freq", LOCAL_THETA),
+            full_theta=number(hf, "rope_theta", GLOBAL_THETA),
         ),
         keys=tuple(keys),
         mlp_sizes=_sizes(sizes, config.num_layers),

@@ -19,6 +19,8 @@ from tureen.contract.runner import (
     Batch,
     Capacity,
     FinishedStep,
+    KvPart,
+    KvSizes,
     Masks,
     PendingStep,
     Row,
@@ -78,11 +80,11 @@ class FakePages:
         self._kv = bytearray(is_there * self._capacity.num_pages * self.page_bytes)
         self._window_kv = bytearray(is_there * self._capacity.num_window_pages * self.page_bytes)
 
-    def page(self, page: int) -> bytes:
-        return bytes(self._kv[self._page(page)])
+    def page(self, page: int, *, in_window: bool = False) -> bytes:
+        return bytes((self._window_kv if in_window else self._kv)[self._page(page)])
 
-    def write(self, page: int, data: bytes | memoryview) -> None:
-        self._kv[self._page(page)] = data
+    def write(self, page: int, data: bytes | memoryview, *, in_window: bool = False) -> None:
+        (self._window_kv if in_window else self._kv)[self._page(page)] = data
 
     def poison(self, page: int) -> None:
         """Fills a page with NaN."""
@@ -114,7 +116,7 @@ class FakePages:
             return
         for position in range(max(0, row.start + 1 - self._capacity.window), row.start):
             stored = self._window_kv[self._in_window(row, position)]
-            if stored not in (POISON, self.read(row, position)):
+            if stored != self.read(row, position):
                 raise RuntimeError(f"the window page of position {position} holds another token")
 
     def _page(self, page: int) -> slice:
@@ -232,26 +234,21 @@ class FakeRunner:
         raise NotFound(f"unknown operation '{op}'")
 
     @property
-    def page_bytes(self) -> int:
-        """The bytes of a page: the runner is the PageMemory of its own."""
-        return self.pages.page_bytes
+    def sizes(self) -> KvSizes:
+        """The bytes of the parts of the KV cache: the runner is the PageMemory of its own."""
+        capacity, page_bytes = self._capacity, self.pages.page_bytes
+        return KvSizes(page_bytes, page_bytes * (capacity.num_window_pages > 0), WIDTH * (capacity.num_states > 0))
 
-    def read(self, page: int) -> memoryview:
-        return memoryview(self.pages.page(page))
+    def read(self, part: KvPart, number: int) -> memoryview:
+        if part == "state":
+            return memoryview(self._recurrent.get(number, POISON))
+        return memoryview(self.pages.page(number, in_window=part == "window"))
 
-    def write(self, page: int, data: memoryview) -> None:
-        self.pages.write(page, data)
-
-    @property
-    def state_bytes(self) -> int:
-        """The bytes of a state; 0: there are no states."""
-        return WIDTH if self._capacity.num_states else 0
-
-    def read_state(self, number: int) -> memoryview:
-        return memoryview(self._recurrent.get(number, POISON))
-
-    def write_state(self, number: int, data: memoryview) -> None:
-        self._recurrent[number] = bytes(data)
+    def write(self, part: KvPart, number: int, data: memoryview) -> None:
+        if part == "state":
+            self._recurrent[number] = bytes(data)
+        else:
+            self.pages.write(number, data, in_window=part == "window")
 
     def close(self) -> None:
         self._states.clear()

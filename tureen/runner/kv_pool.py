@@ -58,10 +58,9 @@ class KvBytes(NamedTuple):
 def window_tokens(config: Config, model: ModelConfig) -> int:
     """Returns the number of tokens that one sequence needs window pages for; 0: all layers share one pool.
 
-    They do with --kv-disk, whose files hold pages of all layers, in ranks and in models of transformers.
+    They do in ranks and in models of transformers.
     """
-    is_apart = has_ranks(config) or config.kernels == "tree" or config.model_impl == "transformers"
-    if is_apart or config.kv_disk is not None:
+    if has_ranks(config) or config.kernels == "tree" or config.model_impl == "transformers":
         return 0
     window = model.longest_window
     most = window + model.longest_step(config.chunked_prefill_size) + 2 * config.page_size

@@ -80,7 +80,7 @@ class ModelRunner:
             "resume_memory": self._resume_memory,
             "forget": self._forget,
             "weight": self._weight,
-            "page_memory": lambda: self._kept_pages().page_memory(),
+            "page_memory": self._kept_pages,
             "kv_facts": self._kv_facts,
             "start_profile": self._start_profile,
             "stop_profile": self._profiler.stop,

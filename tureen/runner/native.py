@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.config import Config
-from tureen.contract.runner import Capacity
+from tureen.contract.runner import Capacity, KvPart
 from tureen.devices.base import DeviceInfo
 from tureen.devices.cpu import trim
 from tureen.errors import StartupError
@@ -83,7 +83,7 @@ class NativeForwardFactory:
         self._kernels = native.require()
         self._pool = pool
         self._device = device
-        self._capacity = capacity
+        self.capacity = capacity
         self._kv_dtype = kv_dtype
         self._progress = progress
 
@@ -124,7 +124,7 @@ class NativeForwardFactory:
         return first or plan_weights(self._kernels, source, config, self.model, self._device)
 
     def make_cache(self) -> NativeCache:
-        model, capacity = self.model, self._capacity
+        model, capacity = self.model, self.capacity
         kv = self._kernels.KvCache(
             model.kv_layers,
             capacity.num_pages,
@@ -137,7 +137,7 @@ class NativeForwardFactory:
 
     def assemble(self, weights: Any, cache: NativeCache) -> TapeForward:
         tape = self._kernels.Tape(self._pool, cache.kv, cache.states, self.model.hidden_size, self.model.vocab_size)
-        record(tape, self.model, self._capacity.context_len, weights)
+        record(tape, self.model, self.capacity.context_len, weights)
         matrices = [weight for weight in weights.values() if not isinstance(weight, np.ndarray)]
         stored = Counter(matrix.format for matrix in matrices).most_common(1)[0][0].lower()
         activations = {matrix.inputs for matrix in matrices} & {"int8", "int16"}
@@ -148,24 +148,19 @@ class NativeForwardFactory:
         values: NDArray[np.float32] = weight if isinstance(weight, np.ndarray) else weight.unpack()
         return values
 
-    def pages(self, cache: NativeCache, page: int) -> list[NDArray[np.uint8]]:
-        return [cache.kv.page(page)]
+    def pieces(self, cache: NativeCache, part: KvPart, number: int) -> list[NDArray[np.uint8]]:
+        if part == "state":
+            return [cache.states.state(number).view(np.uint8)]
+        return [cache.kv.window_page(number) if part == "window" else cache.kv.page(number)]
 
-    def fill(self, cache: NativeCache, page: int, data: memoryview) -> None:
-        cache.kv.page(page)[:] = np.frombuffer(data, np.uint8)
-
-    def state(self, cache: NativeCache, number: int) -> NDArray[np.float32]:
-        values: NDArray[np.float32] = cache.states.state(number)
-        return values
-
-    def fill_state(self, cache: NativeCache, number: int, data: memoryview) -> None:
-        cache.states.state(number)[:] = np.frombuffer(data, np.float32)
+    def fill(self, cache: NativeCache, part: KvPart, number: int, data: memoryview) -> None:
+        self.pieces(cache, part, number)[0][:] = np.frombuffer(data, np.uint8)
 
     def arithmetic(self) -> dict[str, Any]:
         return {
             "backend": "native",
             "isa": self._kernels.isa(),
-            "ropes": rope_facts(self.model, self._capacity.context_len),
+            "ropes": rope_facts(self.model, self.capacity.context_len),
             "files": [str(self._kernels.__file__)],
         }
 

@@ -4,7 +4,7 @@ torch."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.config import Config
+from tureen.contract.runner import Capacity, KvPart, KvSizes
 from tureen.errors import Conflict, InvalidRequest, NotFound, StartupError, Unavailable, echo
 from tureen.layers.rope import frequencies
 from tureen.log import get_logger
@@ -38,6 +39,7 @@ class ForwardFactory(Protocol):
     """Makes the parts of forward passes of one kind, for models of one shape."""
 
     model: ModelConfig
+    capacity: Capacity
 
     def load(self, source: ModelSource, config: Config) -> Any:
         """Loads a model's weights. Memory is checked before it is taken. Raises StartupError."""
@@ -53,17 +55,11 @@ class ForwardFactory(Protocol):
     def trim(self) -> None:
         """Gives memory that was freed back to the system."""
 
-    def pages(self, cache: Any, page: int) -> list[NDArray[np.uint8]]:
-        """Returns the bytes of a page, in pieces. They are the cache's memory, or a copy on a device of its own."""
+    def pieces(self, cache: Any, part: KvPart, number: int) -> list[NDArray[np.uint8]]:
+        """Returns the bytes of a part of the cache. They are its memory, or a copy on a device of its own."""
 
-    def fill(self, cache: Any, page: int, data: memoryview) -> None:
-        """Writes the bytes of a page, which `pages` returned, one piece after another."""
-
-    def state(self, cache: Any, number: int) -> NDArray[np.float32]:
-        """Returns a state of layers without attention. It is the cache's memory, or a copy on a device of its own."""
-
-    def fill_state(self, cache: Any, number: int, data: memoryview) -> None:
-        """Writes the bytes of a state."""
+    def fill(self, cache: Any, part: KvPart, number: int, data: memoryview) -> None:
+        """Writes the bytes of a part, which `pieces` returned, one after another."""
 
     def arithmetic(self) -> dict[str, Any]:
         """Returns what decides the last bit of a result besides model, settings and code, as plain data; under `files`
@@ -78,29 +74,9 @@ class Served(NamedTuple):
     files: tuple[tuple[str, int, int], ...]  # name, bytes, time of the last change
 
 
-class CachePages:
-    """The pages and states of the KV cache that is there now, as bytes: a PageMemory."""
-
-    def __init__(self, parts: ForwardParts, page_bytes: int, state_bytes: int) -> None:
-        self.page_bytes = page_bytes
-        self.state_bytes = state_bytes
-        self._parts = parts
-
-    def read(self, page: int) -> memoryview:
-        return self._parts.read_page(page)
-
-    def write(self, page: int, data: memoryview) -> None:
-        self._parts.write_page(page, data)
-
-    def read_state(self, number: int) -> memoryview:
-        return self._parts.read_state(number)
-
-    def write_state(self, number: int, data: memoryview) -> None:
-        self._parts.write_state(number, data)
-
-
 class ForwardParts:
-    """Makes the forward pass of one runner, and makes it again whenever its parts have changed."""
+    """Makes the forward pass of one runner, and makes it again whenever its parts have changed. It is the PageMemory of
+    the KV cache that is there."""
 
     def __init__(self, factory: ForwardFactory, source: ModelSource, config: Config) -> None:
         """Loads the model. Raises StartupError."""
@@ -195,28 +171,24 @@ class ForwardParts:
         """Gives the memory of freed parts back to the system."""
         self._factory.trim()
 
-    def page_memory(self) -> CachePages:
-        """Returns the pages of the cache, whichever is there. One must be."""
-        state_bytes = len(self.read_state(0)) if self._factory.model.state_floats else 0
-        return CachePages(self, len(self.read_page(0)), state_bytes)
+    @property
+    def sizes(self) -> KvSizes:
+        """The bytes of the cache's parts. It must be there."""
+        capacity = self._factory.capacity
+        return KvSizes(
+            len(self.read("page", 0)),
+            len(self.read("window", 0)) if capacity.num_window_pages else 0,
+            len(self.read("state", 0)) if capacity.num_states else 0,
+        )
 
-    def read_page(self, page: int) -> memoryview:
-        """Returns a copy of a page's bytes; none while the cache is away."""
+    def read(self, part: KvPart, number: int) -> memoryview:
+        """Returns a copy of the bytes of a part of the cache; none while the cache is away."""
         cache = self._cache
-        return memoryview(b"") if cache is None else np.concatenate(self._factory.pages(cache, page)).data
+        return memoryview(b"") if cache is None else _joined(self._factory.pieces(cache, part, number))
 
-    def write_page(self, page: int, data: memoryview) -> None:
-        """Writes a page's bytes. The cache must be there."""
-        self._factory.fill(self._cache, page, data)
-
-    def read_state(self, number: int) -> memoryview:
-        """Returns a copy of a state's bytes; none while the cache is away."""
-        cache = self._cache
-        return memoryview(b"") if cache is None else self._factory.state(cache, number).copy().view(np.uint8).data
-
-    def write_state(self, number: int, data: memoryview) -> None:
-        """Writes a state's bytes. The cache must be there."""
-        self._factory.fill_state(self._cache, number, data)
+    def write(self, part: KvPart, number: int, data: memoryview) -> None:
+        """Writes the bytes of a part of the cache, which must be there."""
+        self._factory.fill(self._cache, part, number, data)
 
     @property
     def processor(self) -> str:
@@ -241,6 +213,7 @@ class ForwardParts:
                 "model": msgspec.to_builtins(self._factory.model),
                 "settings": settings,
                 "arithmetic": arithmetic,
+                "window_pages": self._factory.capacity.num_window_pages > 0,
             },
         }
 
@@ -284,6 +257,11 @@ def _parts_of(name: str, model: ModelConfig, shapes: Mapping[str, Any]) -> list[
 def rope_facts(model: ModelConfig, context_len: int) -> list[str]:
     """Returns the rotary frequencies of a model's layers as text, one for each kind."""
     return [frequencies(rope, size, context_len).tobytes().hex() for rope, size in model.rope_kinds()]
+
+
+def _joined(pieces: Sequence[NDArray[np.uint8]]) -> memoryview:
+    """Returns a copy of the bytes; none if all layers have a window, and so a page has no bytes."""
+    return np.concatenate([np.empty(0, np.uint8), *pieces]).data
 
 
 def files_of(source: ModelSource) -> tuple[tuple[str, int, int], ...]:

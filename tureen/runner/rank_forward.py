@@ -131,18 +131,18 @@ class RankFactory(TorchForwardFactory):
                 source, model_config(source), self.model, load_format=config.load_format, progress=self._progress
             )
         )
-        model.finish(self._capacity.context_len, place)
+        model.finish(self.capacity.context_len, place)
         return model
 
     def make_cache(self) -> torch_pool.KvPool:
-        sizes = {"num_pages": self._capacity.num_pages, "page_size": self._capacity.page_size}
+        sizes = {"num_pages": self.capacity.num_pages, "page_size": self.capacity.page_size}
         places = _places(self.model, self._group)
         return torch_pool.allocate_shared(places, self._dtype, **sizes, device=self._device)
 
     def assemble(self, weights: RankedDecoder, cache: torch_pool.KvPool) -> RankForward:  # type: ignore[override]
         shapes = [place.shape for place in _places(self.model, self._group)]
         attention = self._attention.make_backend(shapes, cache.keys, cache.values)
-        adapters, page_size = SegmentAdapters(weights), self._capacity.page_size
+        adapters, page_size = SegmentAdapters(weights), self.capacity.page_size
         forward = RankForward(weights, adapters, attention, page_size, self._device, self._dtype)
         forward.tell = self._tell
         return forward

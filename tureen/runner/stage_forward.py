@@ -69,8 +69,8 @@ class StageFactory(RankFactory):
         return torch_pool.allocate(
             layers,
             self._dtype,
-            num_pages=self._capacity.num_pages,
-            page_size=self._capacity.page_size,
+            num_pages=self.capacity.num_pages,
+            page_size=self.capacity.page_size,
             device=self._device,
         )
 
@@ -81,7 +81,7 @@ class StageFactory(RankFactory):
     def assemble(self, weights: Any, cache: torch_pool.KvPool) -> StageForward:
         shapes = [layer_shape(self.model, layer) for layer in self._layers]
         attention = self._attention.make_backend(shapes, cache.keys, cache.values)
-        adapters, page_size = StepAdapters(weights.linears()), self._capacity.page_size
+        adapters, page_size = StepAdapters(weights.linears()), self.capacity.page_size
         forward = StageForward(weights, adapters, attention, page_size, self._device, self._dtype)
         forward.tell = self._tell
         return forward

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from itertools import compress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from tureen.attention.base import AttentionBackend, AttentionNeeds, ModelInput
 from tureen.attention.choice import find_backend
 from tureen.config import Config
-from tureen.contract.runner import Batch, Capacity
+from tureen.contract.runner import Batch, Capacity, KvPart
 from tureen.devices.base import DeviceInfo
 from tureen.devices.cpu import trim
 from tureen.devices.dtypes import default_dtype
@@ -129,7 +130,7 @@ class TorchForwardFactory:
         self._attention = attention
         self._device = device
         self._dtype = dtype
-        self._capacity = capacity
+        self.capacity = capacity
         self._progress = progress
 
     def load(self, source: ModelSource, config: Config) -> DecoderModel:
@@ -143,11 +144,11 @@ class TorchForwardFactory:
             source, model_config(source), self.model, load_format=config.load_format, progress=self._progress
         )
         model.load(tensors)
-        model.finish(self._capacity.context_len, place)
+        model.finish(self.capacity.context_len, place)
         return model
 
     def make_cache(self) -> torch_pool.KvPool:
-        capacity = self._capacity
+        capacity = self.capacity
         return torch_pool.allocate(
             self.model.kv_layers,
             self._dtype,
@@ -163,29 +164,30 @@ class TorchForwardFactory:
         weights.states = None if cache.states is None else KeptStates(cache.states)
         attention = self._attention.make_backend(layers, cache.keys, cache.values)
         adapters = StepAdapters(weights.linears())
-        return TorchForward(weights, adapters, attention, self._capacity.page_size, self._device, self._dtype)
+        return TorchForward(weights, adapters, attention, self.capacity.page_size, self._device, self._dtype)
 
     def value(self, weights: DecoderModel, name: str) -> NDArray[np.float32]:
         values: NDArray[np.float32] = weights.weight(name).float().cpu().numpy()
         return values
 
-    def pages(self, cache: torch_pool.KvPool, page: int) -> list[NDArray[np.uint8]]:
-        return [tensor[page].view(torch.uint8).reshape(-1).cpu().numpy() for tensor in _stored(cache)]
+    def pieces(self, cache: torch_pool.KvPool, part: KvPart, number: int) -> list[NDArray[np.uint8]]:
+        return [tensor[number].view(torch.uint8).reshape(-1).cpu().numpy() for tensor in self._tensors(cache, part)]
 
-    def fill(self, cache: torch_pool.KvPool, page: int, data: memoryview) -> None:
+    def fill(self, cache: torch_pool.KvPool, part: KvPart, number: int, data: memoryview) -> None:
         source = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
-        for tensor in _stored(cache):
-            own, source = source[: tensor[page].nbytes], source[tensor[page].nbytes :]
-            tensor[page].view(torch.uint8).view(-1).copy_(own)
+        for tensor in self._tensors(cache, part):
+            own, source = source[: tensor[number].nbytes], source[tensor[number].nbytes :]
+            tensor[number].view(torch.uint8).view(-1).copy_(own)
 
-    def state(self, cache: torch_pool.KvPool, number: int) -> NDArray[np.float32]:
-        assert cache.states is not None
-        values: NDArray[np.float32] = cache.states[number].cpu().numpy()
-        return values
-
-    def fill_state(self, cache: torch_pool.KvPool, number: int, data: memoryview) -> None:
-        assert cache.states is not None
-        cache.states[number].copy_(torch.from_numpy(np.frombuffer(data, np.float32).copy()))
+    def _tensors(self, cache: torch_pool.KvPool, part: KvPart) -> list[Tensor]:
+        """Returns the tensors that have a part at the index of its number; keys before values."""
+        if part == "state":
+            return [] if cache.states is None else [cache.states]
+        is_apart = self.capacity.num_window_pages > 0
+        in_part = [(is_apart and layer.has_window) == (part == "window") for layer in self.model.kv_layers]
+        keys = list(compress(cache.keys, in_part))
+        values = [value for key, value in zip(keys, compress(cache.values, in_part), strict=True) if value is not key]
+        return [*keys, *values]
 
     def arithmetic(self) -> dict[str, Any]:
         is_gpu = self._device.type == "cuda"
@@ -195,7 +197,7 @@ class TorchForwardFactory:
             "dtype": dtype_name(self._dtype),
             "device": torch.cuda.get_device_name() if is_gpu else torch.backends.cpu.get_cpu_capability(),
             "threads": 0 if is_gpu else self._device.num_threads,
-            "ropes": rope_facts(self.model, self._capacity.context_len),
+            "ropes": rope_facts(self.model, self.capacity.context_len),
         }
 
     def trim(self) -> None:
@@ -204,12 +206,6 @@ class TorchForwardFactory:
             torch.cuda.empty_cache()
         else:
             trim()
-
-
-def _stored(cache: torch_pool.KvPool) -> list[Tensor]:
-    """Returns the tensors of keys, then those of values that are not the same."""
-    values = [value for key, value in zip(cache.keys, cache.values, strict=True) if value is not key]
-    return [*cache.keys, *values]
 
 
 def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> ModelRunner:

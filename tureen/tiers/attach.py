@@ -32,15 +32,10 @@ def attach(engine: Engine, runner: Runner, config: Config, tokens: Iterable[byte
         memory = cast("PageMemory", runner.call("page_memory"))
     except TureenError as error:
         raise StartupError(f"--kv-disk: {error.message}", field="kv_disk") from None
-    files = PageFiles(
-        folder / "pages",
-        page_bytes=memory.page_bytes,
-        max_bytes=config.kv_disk_size,
-        state_bytes=memory.state_bytes,
-    )
+    files = PageFiles(folder / "pages", sizes=memory.sizes, max_bytes=config.kv_disk_size)
     digests = FileDigests(folder / "digests.json")
     identity = Identity(lambda: cast("dict[str, Any]", runner.call("kv_facts")), tokens, digests)
-    tier = DiskTier(files, memory, engine.cache.page_size, identity.now)
+    tier = DiskTier(files, memory, engine.cache, identity.now)
 
     def add_adapter(number: str, path: str) -> None:
         with suppress(OSError):  # its files went away; pages that were computed with it are not kept

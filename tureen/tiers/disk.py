@@ -2,10 +2,10 @@
 
 Saving holds nothing: a page of the prefix cache is not written to as long as its node is in the tree, so a copy that
 was made before the node is looked at again is the page. A page that was evicted meanwhile is lost, and counted. The
-same is true of a saved state, as long as its node holds it.
+same is true of a saved state and of a window page, as long as its node holds it.
 
-A state is kept under a name of its own, which follows from the name of the page before it. It is evicted
-earlier than that page: whoever marks a state as used marks its page as used afterwards.
+A state and a window page are kept under names of their own, which follow from the name of their page. They are evicted
+earlier than that page: whoever marks one of them as used marks its page as used afterwards.
 
 A disk that stops answering is noticed, and is not there until it answers: prompts are computed.
 """
@@ -13,18 +13,20 @@ A disk that stops answering is noticed, and is not there until it answers: promp
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
+from typing import Literal
 
-import numpy as np
-
+from tureen.cache.manager import CacheManager
+from tureen.cache.pages import Held
 from tureen.cache.radix import Namespace, RadixNode
 from tureen.contract.runner import PageMemory
 from tureen.contract.types import KvDiskStats
-from tureen.engine.restoring import KeptPrefix
+from tureen.engine.restoring import KeptPart, KeptPrefix
 from tureen.log import get_logger
 from tureen.tiers.disk_thread import DiskThread, beat
-from tureen.tiers.keys import PageKeys, follow, of_state
+from tureen.tiers.keys import PageKeys, follow, of_state, of_window
 from tureen.tiers.page_files import DamagedPage, NoPage, PageFiles
 
 CLOSE_S = 5.0
@@ -38,22 +40,19 @@ log = get_logger("kv-disk")
 
 
 class PageLoad:
-    """Pages, and the state after them, on their way into the KV cache.
+    """Parts of the KV cache that are being loaded, one after another.
 
-    Once it has ended or is cancelled, the first `num_loaded` pages are there, and the state if `has_state`.
+    Once it has ended or is cancelled, the first `num_loaded` of them are there.
     """
 
-    def __init__(self, kept: KeptPrefix, pages: Sequence[int], state: int, thread: DiskThread) -> None:
-        """pages, state: the places that it fills. thread: that is to run it."""
-        self.kept = kept
-        self.pages = pages
+    def __init__(self, parts: Sequence[KeptPart], thread: DiskThread) -> None:
+        """thread: that is to run it."""
+        self.parts = parts
         self.num_loaded = 0
-        self.has_state = False
         self.lacks_file = False
-        self._state = state
         self._thread = thread
         self._cancelled = threading.Event()
-        self._writing = threading.Lock()  # held while a page is filled, never while the disk is waited for
+        self._writing = threading.Lock()  # held while a part is filled, never while the disk is waited for
         self._done = threading.Event()
 
     @property
@@ -70,16 +69,11 @@ class PageLoad:
         with self._writing:
             self._cancelled.set()
 
-    def run(self, memory: PageMemory, files: PageFiles, buffer: memoryview, totals: _Totals) -> None:
-        """Loads the state, without which the pages are useless, and the pages, up to the first that is not there."""
+    def run(self, memory: PageMemory, files: PageFiles, buffers: Mapping[str, memoryview], totals: _Totals) -> None:
+        """Loads them, up to the first that is not there. buffers: of the size of each kind."""
         try:
-            if self.kept.state_key:
-                room = np.empty(memory.state_bytes, np.uint8).data
-                self.has_state = self._fill(files, self.kept.state_key, room, partial(memory.write_state, self._state))
-                if not self.has_state:
-                    return
-            for key, page in zip(self.kept.keys, self.pages, strict=True):
-                if not self._fill(files, key, buffer, partial(memory.write, page)):
+            for part in self.parts:
+                if not self._fill(files, part, buffers[part.part], memory):
                     break
                 self.num_loaded += 1
         except DamagedPage as damage:
@@ -94,20 +88,21 @@ class PageLoad:
         except Exception:
             log.exception("KV pages could not be loaded")
         finally:
-            totals.loaded += self.num_loaded + self.has_state
+            totals.loaded += self.num_loaded
             self._done.set()
-            used = [self.kept.state_key] if self.has_state else []
-            files.touch([*used, *reversed(self.kept.keys[: self.num_loaded])])
+            used = self.parts[: self.num_loaded]
+            files.touch(part.key for part in used if part.part != "page")
+            files.touch(part.key for part in reversed(used) if part.part == "page")
 
-    def _fill(self, files: PageFiles, key: bytes, buffer: memoryview, write: Callable[[memoryview], None]) -> bool:
+    def _fill(self, files: PageFiles, part: KeptPart, buffer: memoryview, memory: PageMemory) -> bool:
         """Reads a file and writes it to its place. Returns False if the load is cancelled. Raises as PageFiles.read."""
         if self._cancelled.is_set():
             return False
-        files.read(key, buffer)
+        files.read(part.key, buffer)
         beat()
         with self._writing:
             if not self._cancelled.is_set():
-                write(buffer)
+                memory.write(part.part, part.number, buffer)
                 return True
         return False
 
@@ -122,18 +117,22 @@ class _Totals:
 class DiskTier:
     """The pages of one engine on the disk. Its methods are called by the engine's thread."""
 
-    def __init__(self, files: PageFiles, memory: PageMemory, page_size: int, identify: Callable[[], bytes]) -> None:
+    def __init__(
+        self, files: PageFiles, memory: PageMemory, cache: CacheManager, identify: Callable[[], bytes]
+    ) -> None:
         """`identify` returns the digest of what computes now."""
         self._files = files
         self._memory = memory
-        self._page_size = page_size
+        self._page_size = cache.page_size
+        self._windows = cache.windows
         self._identify = identify
         self._keys = PageKeys(identify())
         self._totals = _Totals()
         self._num_bytes = 0
         self._has_warned = False
-        self._has_states = memory.state_bytes > 0
-        self._buffer = memoryview(bytearray(memory.page_bytes))  # of a page that is loaded
+        self._sizes = memory.sizes
+        buffer = memoryview(bytearray(max(self._sizes)))
+        self._buffers = {part: buffer[:size] for part, size in self._sizes._asdict().items()}  # of what is loaded
         self._look = threading.Event()  # set once the latest look at the folder is done
         self._look.set()
         self._saving = DiskThread("kv-save", lower_by=LOWER_BY)
@@ -180,38 +179,50 @@ class DiskTier:
         """Returns the longest prefix of a number of pages in `sizes` that the disk adds to `nodes`; what was found in
         LOOK_S, and None while an earlier look is not done or the disk does not answer.
 
-        If the model has states, a prefix ends with a page that has its state on the disk.
+        If the model has states, a prefix ends with a page that has its state on the disk. If it has window pages, those
+        that the next token sees are in the KV cache or on the disk.
         """
         keys = self._keys.of_nodes(nodes)
         is_away = self._looking.is_stuck() or self._loading.is_stuck()
         if len(keys) != len(nodes) or is_away or not self._look.is_set():
             return None
-        borders: list[int] = []  # numbers of pages after which a saved state lies
+        held = {index for index, node in enumerate(nodes) if node.window is not None}  # that have a window page
+        borders: list[int] = []  # numbers of pages after which a sequence can begin
 
         def look() -> None:
-            for count in range(sizes[0], sizes[-1] + 1):
-                while len(keys) < count:
-                    key = self._keys.after(keys, namespace, token_ids, self._page_size, len(keys))
+            num_in_row = 0  # pages up to this one whose window page is held or on the disk
+            for index in range(min(sizes[0] - 1, self._first_seen(sizes[0])), sizes[-1]):
+                if index == len(keys):
+                    key = self._keys.after(keys, namespace, token_ids, self._page_size, index)
                     if key is None or not self._files.has(key):
                         return
                     keys.append(key)
-                if self._has_states and self._files.has(of_state(keys[count - 1])):
-                    borders.append(count)
+                if self._windows.is_used:
+                    has_window = index in held or self._files.has(of_window(keys[index]))
+                    num_in_row = num_in_row + 1 if has_window else 0
+                is_border = index + 1 >= sizes[0] and self._windows.is_enough(num_in_row, index + 1)
+                if is_border and (not self._sizes.state or self._files.has(of_state(keys[index]))):
+                    borders.append(index + 1)
 
         self._looking.give(look)
         self._look = self._looking.mark()
         self._look.wait(LOOK_S)
-        if self._has_states:
-            if not borders:
-                return None
-            return KeptPrefix(borders[-1], keys[len(nodes) : borders[-1]], of_state(keys[borders[-1] - 1]))
-        new = keys[len(nodes) :]
-        return KeptPrefix(len(nodes) + len(new), new) if new else None
+        if not borders:
+            return None
+        end = borders[-1]
+        seen = range(self._first_seen(end), end)
+        window_keys = {index: of_window(keys[index]) for index in seen if index not in held}
+        state_key = of_state(keys[end - 1]) if self._sizes.state else b""
+        return KeptPrefix(end, keys[len(nodes) : end], state_key, window_keys)
 
-    def load(self, kept: KeptPrefix, pages: Sequence[int], state: int) -> PageLoad:
-        """Loads pages and a state into places of the KV cache that no sequence uses until the load ends."""
-        load = PageLoad(kept, pages, state, self._loading)
-        self._loading.give(partial(load.run, self._memory, self._files, self._buffer, self._totals))
+    def _first_seen(self, num_pages: int) -> int:
+        """Returns the index of the first of `num_pages` pages whose window page the next token sees."""
+        return self._windows.first_seen(num_pages * self._page_size) if self._windows.is_used else num_pages
+
+    def load(self, parts: Sequence[KeptPart]) -> PageLoad:
+        """Loads parts of the KV cache that no sequence uses until the load ends."""
+        load = PageLoad(parts, self._loading)
+        self._loading.give(partial(load.run, self._memory, self._files, self._buffers, self._totals))
         return load
 
     def mark(self) -> Callable[[], bool]:
@@ -246,7 +257,7 @@ class DiskTier:
         for index, key in enumerate(keys):
             if self._files.has(key):
                 continue
-            data = self._memory.read(nodes[index].page)
+            data = self._memory.read("page", nodes[index].page)
             if nodes[index].parent is None:  # it left the tree: the copy may be of another page
                 self._totals.lost += len(keys) - index
                 del keys[index:]
@@ -254,28 +265,33 @@ class DiskTier:
             self._totals.evicted += self._files.write(key, data)
             self._totals.saved += 1
             self._has_warned = False
-        states = self._save_states(nodes, keys)
-        self._files.touch([*states, *reversed(keys)])
+        earlier, new = self._save_others("state", nodes, keys)
+        windows = chain.from_iterable(self._save_others("window", nodes, keys))
+        self._files.touch([*windows, *earlier[-1:], *new, *reversed(keys)])
 
-    def _save_states(self, nodes: Sequence[RadixNode], keys: Sequence[bytes]) -> list[bytes]:
-        """Saves the states after the pages that have `keys`. Returns the keys of those to mark as used: the new ones,
-        and the deepest earlier one, which the sequence may have begun with. Raises OSError."""
+    def _save_others(
+        self, part: Literal["state", "window"], nodes: Sequence[RadixNode], keys: Sequence[bytes]
+    ) -> tuple[list[bytes], list[bytes]]:
+        """Saves the states, or the window pages, of the pages that have `keys`. Returns the keys of those that were
+        there and of those that are new. Raises OSError."""
         earlier, new = [], []
+        of_part = of_state if part == "state" else of_window
         for node, page_key in zip(nodes, keys, strict=False):
-            state, key = node.state, of_state(page_key)
-            if state is None:
+            held: Held | None = getattr(node, part)
+            if held is None:
                 continue
+            key = of_part(page_key)
             if self._files.has(key):
-                earlier = [key]
+                earlier.append(key)
                 continue
-            data = self._memory.read_state(state.number)
-            if node.state is not state:  # it was replaced: the copy may be of another state
+            data = self._memory.read(part, held.number)
+            if getattr(node, part) is not held:  # it was replaced: the copy may be of another one
                 self._totals.lost += 1
                 continue
             self._totals.evicted += self._files.write(key, data)
             self._totals.saved += 1
             new.append(key)
-        return [*earlier, *new]
+        return earlier, new
 
     def _remove(self, nodes: Sequence[RadixNode], first: int) -> None:
         """Removes a page and all that others have computed on top of it, as far as the tree knew."""
@@ -283,5 +299,6 @@ class DiskTier:
         while below:
             key, node = below.pop()
             self._files.remove(of_state(key))
+            self._files.remove(of_window(key))
             self._files.remove(key)
             below += [(follow(key, child.key), child) for child in node.children.values()]

@@ -64,6 +64,11 @@ def of_state(key: bytes) -> bytes:
     return hashlib.sha256(key + b"state").digest()  # no page's: the tokens of a page are a multiple of 8 bytes
 
 
+def of_window(key: bytes) -> bytes:
+    """Returns the key of the window page of the same tokens as the page that has this key."""
+    return hashlib.sha256(key + b"window").digest()
+
+
 def follow(before: bytes, chunk: Key | Sequence[int | str]) -> bytes:
     """Returns the key of the page with these tokens behind the page that has the key `before`."""
     return hashlib.sha256(before + struct.pack(f"<{len(chunk)}q", *chunk)).digest()

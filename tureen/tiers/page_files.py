@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from tureen.contract.runner import KvSizes
 from tureen.errors import StartupError
 from tureen.files import open_regular
 from tureen.tiers.disk_thread import beat
@@ -53,14 +54,13 @@ class DamagedPage(NoPage):
 class PageFiles:
     """Pages of any sizes in a folder. Threads and processes may share it."""
 
-    def __init__(self, folder: Path, *, page_bytes: int, max_bytes: int, state_bytes: int = 0) -> None:
-        """Makes the folder if it is missing. page_bytes, state_bytes: what must fit; 0: no states. Raises
-        StartupError."""
+    def __init__(self, folder: Path, *, sizes: KvSizes, max_bytes: int) -> None:
+        """Makes the folder if it is missing. sizes: of what must fit together. Raises StartupError."""
         self._folder = folder
         self._max_bytes = max_bytes
         self._numbers = itertools.count()
         self._last_ns = 0
-        _check_room(page_bytes, state_bytes, max_bytes)
+        _check_room(sizes, max_bytes)
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             check_own(folder, folder.lstat())
@@ -218,11 +218,13 @@ class _FolderUse:
         self.num_bytes = num_bytes
 
 
-def _check_room(page_bytes: int, state_bytes: int, max_bytes: int) -> None:
-    """Raises StartupError unless a page fits, with the state after it if there are states."""
-    least, what = PREFIX_BYTES + page_bytes, "one page"
-    if state_bytes:
-        least, what = least + PREFIX_BYTES + state_bytes, "one page with the state of the recurrent layers after it,"
+def _check_room(sizes: KvSizes, max_bytes: int) -> None:
+    """Raises StartupError unless a page fits, with its window page and the state after it if there are such."""
+    least, what = PREFIX_BYTES + sizes.page, "one page"
+    if sizes.window:
+        least, what = least + PREFIX_BYTES + sizes.window, f"{what} with that of the layers with a window,"
+    if sizes.state:
+        least, what = least + PREFIX_BYTES + sizes.state, f"{what} with the state of the recurrent layers after it,"
     if least > max_bytes:
         raise StartupError(
             f"--kv-disk-size {max_bytes} is less than {what} of {least} bytes; raise it, or lower --page-size",

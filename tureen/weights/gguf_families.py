@@ -23,6 +23,10 @@ OF_MAMBA: Final = (
 """Keys that files of dense Granite 4 have for parts that the model does not have."""
 STARCODER2_WINDOW: Final = 4096
 """The window of every published StarCoder2; its files do not say it."""
+PHIMOE_ORIGINAL: Final = 4096
+PHIMOE_MAGNITUDE: Final = 1.243163121016122
+"""The short_mscale and long_mscale of the published PhiMoEs, whose LongRoPE begins with PHIMOE_ORIGINAL tokens. Their
+files have llama.cpp's own number instead."""
 
 
 def _llama(facts: GgufFacts, config: Config) -> Config:
@@ -349,12 +353,29 @@ def _cohere2(facts: GgufFacts, config: Config) -> Config:
     }
 
 
+def _command_r(facts: GgufFacts, config: Config) -> Config:
+    if facts.has("blk.0.attn_q_norm.weight"):  # of Command R+
+        raise facts.unsupported("a norm of queries and keys in command-r (use_qk_norm) is not supported")
+    return {
+        "model_type": "cohere",
+        "layer_norm_eps": config["rms_norm_eps"],
+        "logit_scale": facts.number("logit_scale"),
+    }
+
+
 def _phimoe(facts: GgufFacts, config: Config) -> Config:
-    if (config["rope_scaling"] or {}).get("rope_type") == "longrope":
-        raise facts.unsupported("LongRoPE of a phimoe is not supported: its files lack short_mscale")
+    scaling = dict(config["rope_scaling"] or {})
+    if scaling.get("rope_type") == "longrope":
+        original = scaling["original_max_position_embeddings"]
+        if original != PHIMOE_ORIGINAL:
+            raise facts.unsupported(
+                f"LongRoPE of a phimoe with {original} tokens at first, not {PHIMOE_ORIGINAL}, is not supported: its "
+                "files lack short_mscale"
+            )
+        scaling |= {"attention_factor": PHIMOE_MAGNITUDE}
     experts = mixtral_experts(facts, config, expert_weights_norm=False)
     more = {"lm_head_bias": facts.has("output.bias"), "num_local_experts": experts["num_local_experts"]}
-    return _phi3(facts, config) | experts | more | {"model_type": "phimoe"}
+    return _phi3(facts, config) | experts | more | {"model_type": "phimoe", "rope_scaling": scaling or None}
 
 
 def _glm4moe(facts: GgufFacts, config: Config) -> Config:
@@ -469,6 +490,7 @@ ARCHITECTURES: Final = {
     "hunyuan-moe": Architecture(("HunYuanMoEV1ForCausalLM",), _hunyuan_moe, has_experts=True),
     "starcoder2": Architecture(("Starcoder2ForCausalLM",), _starcoder2, epsilon=LAYER),
     "cohere2": Architecture(("Cohere2ForCausalLM",), _cohere2, epsilon=LAYER),
+    "command-r": Architecture(("CohereForCausalLM",), _command_r, epsilon=LAYER),
     "arcee": Architecture(("ArceeForCausalLM",), _plain("arcee", hidden_act="relu2")),
     "apertus": Architecture(("ApertusForCausalLM",), _plain("apertus", hidden_act="xielu")),
     "minimax-m2": Architecture(("MiniMaxM2ForCausalLM",), _minimax_m2, has_experts=True, rotates_part=True),

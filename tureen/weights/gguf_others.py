@@ -8,7 +8,6 @@ CLASSES: Final = {
     "afmoe": "AfmoeForCausalLM",
     "bitnet": "BitNetForCausalLM",
     "bloom": "BloomForCausalLM",
-    "command-r": "CohereForCausalLM",
     "dots1": "Dots1ForCausalLM",
     "exaone-moe": "ExaoneMoeForCausalLM",
     "falcon": "FalconForCausalLM",

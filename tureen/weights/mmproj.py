@@ -114,14 +114,12 @@ def why_foreign(text: GgufFacts, facts: GgufFacts) -> str:
             f"clip.projector_type {name} goes with models of the architecture "
             f"{' or '.join(projector.architectures)}, and the model's is {text.architecture}"
         )
-    width, expected = facts.get("vision.projection_dim"), text.get("embedding_length")
+    width, expected = _width(facts, projector), text.get("embedding_length")
     if width != expected:
-        return (
-            f"clip.vision.projection_dim {echo(width)} is not the model's {text.architecture}.embedding_length, "
-            f"{echo(expected)}"
-        )
+        what = f"the width of {projector.width_of}," if projector.width_of else "clip.vision.projection_dim"
+        return f"{what} {echo(width)} is not the model's {text.architecture}.embedding_length, {echo(expected)}"
     tokens = _tokens(text.file)
-    if projector.placeholder not in tokens:
+    if projector.placeholder not in tokens and not projector.may_lack_token:
         return f"the model's {TOKENS} has no {projector.placeholder}, which stands for a picture"
     for tensor, token in projector.unused.items():
         if (
@@ -131,6 +129,14 @@ def why_foreign(text: GgufFacts, facts: GgufFacts) -> str:
         ):
             return f"tensor '{tensor}' is not the model's embedding of {token}"
     return ""
+
+
+def _width(facts: GgufFacts, projector: ProjectorKind) -> object:
+    """Returns the width of the embeddings; None if the file lacks it."""
+    if not projector.width_of:
+        return facts.get("vision.projection_dim")
+    tensor = facts.file.tensors.get(projector.width_of)
+    return None if tensor is None or not tensor.shape else tensor.shape[0]
 
 
 def _is_row(file: GgufFile, name: str, model: GgufFile, index: int) -> bool:
@@ -159,7 +165,8 @@ def projector_of(facts: GgufFacts) -> ProjectorKind:
 
 def _type_of(facts: GgufFacts) -> object:
     """Returns the name of the projector, which files with an audio encoder have under another key."""
-    return facts.get("projector_type") or facts.get("vision.projector_type")
+    named = facts.get("projector_type") or facts.get("vision.projector_type")
+    return named or ("mlp" if facts.get("has_llava_projector") is True else None)  # the oldest files name none
 
 
 class PairConfigs(NamedTuple):
@@ -194,6 +201,7 @@ def _described(text_config: dict[str, Any], text: GgufFacts, facts: GgufFacts) -
         facts.refuse("has_audio_encoder", "an audio encoder")
     inner = {key: value for key, value in text_config.items() if key not in ("architectures", "vision_config")}
     own, preprocessor = projector.read(facts, text, inner)
+    tokens = _tokens(text.file)
     preprocessor |= {"image_mean": _channels(facts, "image_mean"), "image_std": _channels(facts, "image_std")}
     if min(preprocessor["image_std"]) <= 0:
         raise facts.fault("clip.vision.image_std must be numbers above 0")
@@ -204,7 +212,7 @@ def _described(text_config: dict[str, Any], text: GgufFacts, facts: GgufFacts) -
             "tie_word_embeddings": text_config["tie_word_embeddings"],
             "bos_token_id": text_config["bos_token_id"],
             "eos_token_id": text_config["eos_token_id"],
-            projector.placeholder_key: _tokens(text.file).index(projector.placeholder),
+            projector.placeholder_key: tokens.index(projector.placeholder) if projector.placeholder in tokens else None,
             **own,
         },
         preprocessor,

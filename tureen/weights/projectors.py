@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from tureen.errors import echo
 from tureen.weights.gguf_facts import GgufFacts
 from tureen.weights.gguf_rope import with_sections
@@ -64,6 +66,8 @@ class ProjectorKind(NamedTuple):
     scalars: tuple[str, ...] = ()  # last parts of the names of single numbers, of which the file has vectors
     colours_last: bool = False  # the checkpoint has the colours of each pixel of a patch together, the file apart
     may_hear: bool = False  # the file may have an audio encoder, too, which is left out
+    width_of: str = ""  # a matrix that gives embeddings; empty: vision.projection_dim is their width
+    may_lack_token: bool = False  # the model's vocabulary may be without the placeholder, which is text then
 
 
 def _qwen2(facts: GgufFacts, text: GgufFacts, config: Mapping[str, Any]) -> Parts:
@@ -253,6 +257,54 @@ def _num_positions(facts: GgufFacts, hidden: int) -> int:
     return int(shape[1])
 
 
+def _llava(facts: GgufFacts, text: GgufFacts, config: Mapping[str, Any]) -> Parts:
+    for unused in ("vision.projection_dim", "vision.image_crop_resolution", "vision.image_split_resolution"):
+        facts.stored(unused)  # CLIP's own, and what training used
+    if not facts.has("v.class_embd"):
+        raise facts.unsupported("an encoder other than CLIP, without tensor 'v.class_embd', is not supported with mlp")
+    has_tiles, side = facts.has("model.image_newline"), facts.count("vision.image_size")
+    _one_of(facts, "vision.mm_projector_type", None, "mlp2x_gelu")
+    _one_of(facts, "vision.image_aspect_ratio", None, "anyres" if has_tiles else "pad")
+    _one_of(facts, "vision.mm_patch_merge_type", None, "spatial_unpad" if has_tiles else "flat")
+    vision = {
+        "model_type": "clip_vision_model",
+        **_tower(facts),
+        "hidden_act": _activation(facts, "gelu"),
+        "layer_norm_eps": facts.number(EPS_KEY),
+    }
+    own = {
+        "vision_config": vision,
+        # The converter leaves out the last layer and the norm after it: features are those of the last but one.
+        "vision_feature_layer": -2 if facts.has("v.post_ln.weight") else -1,
+        "vision_feature_select_strategy": "default",
+    }
+    sizes = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
+    if not has_tiles:
+        names: dict[str, Any] = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
+        return own | names, {"image_processor_type": "LlavaImageProcessor", "do_pad": True, **sizes}
+    names = {"architectures": ["LlavaNextForConditionalGeneration"], "model_type": "llava_next"}
+    return own | names | {"image_grid_pinpoints": _grid(facts)}, {
+        "image_processor_type": "LlavaNextImageProcessor",
+        **sizes,
+    }
+
+
+def _grid(facts: GgufFacts) -> list[list[int]]:
+    """Returns the sizes that a picture may get: [height, width] of each, of which the file has width and height."""
+    key = "vision.image_grid_pinpoints"
+    stored = facts.stored(key)
+    numbers = stored.tolist() if isinstance(stored, np.ndarray) and stored.dtype.kind in "iu" else []
+    if not numbers or len(numbers) % 2:
+        raise facts.fault(f"clip.{key} must be pairs of integers, got {numbers[:8] or echo(stored)}")
+    return [[height, width] for width, height in zip(numbers[::2], numbers[1::2], strict=True)]
+
+
+def _one_of(facts: GgufFacts, key: str, *known: object) -> None:
+    """Raises StartupError unless a key has one of these values; None: the file is without it."""
+    if (value := facts.get(key)) not in known:
+        raise facts.unsupported(f"clip.{key} must be {known[-1]}, got {echo(value)}")
+
+
 def _tower(facts: GgufFacts) -> dict[str, Any]:
     return {
         "hidden_size": facts.count("vision.embedding_length"),
@@ -395,6 +447,26 @@ PROJECTORS: Final = {
         scalars=GEMMA4_BOUNDS,
         colours_last=True,
         may_hear=True,
+    ),
+    "mlp": ProjectorKind(
+        ("llama",),
+        "<image>",
+        "image_token_index",
+        _llava,
+        {
+            **{name: f"vision_tower.{own}" for name, own in SIGLIP.items()},
+            "v.pre_ln": "vision_tower.vision_model.pre_layrnorm",
+            "mm.0": "multi_modal_projector.linear_1",
+            "mm.2": "multi_modal_projector.linear_2",
+        },
+        "vision_tower.vision_model.encoder.layers.{}.",
+        SIGLIP_LAYER,
+        whole_names={
+            "v.class_embd": "vision_tower.vision_model.embeddings.class_embedding",
+            "model.image_newline": "image_newline",
+        },
+        width_of="mm.2.weight",
+        may_lack_token=True,
     ),
     "pixtral": ProjectorKind(
         ("llama", "mistral3"),

@@ -152,7 +152,7 @@ def test_facts_of_a_guard_with_a_wrong_number_are_refused_or_are_others():
 
 LETTERS = Chars(((97, 99),))
 LARGE = {
-    "a long repeat": Language(Not(Repeat(Choice((Text("ab"), Text("c"))), 0, 60_000))),
+    "a long repeat": Language(Not(Repeat(Choice((Text("ab"), Text("c"))), 0, 2_000_000))),
     "many states": Language(
         Both(Repeat(LETTERS), Not(Chain((ANYTHING, Text("a"), Repeat(LETTERS, 30, 30)))))  # each of 30 letters counts
     ),

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "grammar"))
 from real_schemas import corpus
-from test_schema_formats import changes, drawn, patterns_in
+from regexes import changes, drawn, patterns_in
 
 from tureen.grammar import regex, regular
 from tureen.grammar.expression import SchemaError

@@ -110,12 +110,15 @@ def _of_files(path: Any, config: Config) -> list[tuple[str, str]]:
 
 def _pictures(source: Any, hf: Any) -> list[tuple[str, str]]:
     """Returns whether a model takes pictures, if it may: a line, or none."""
-    families = importlib.import_module("tureen.media.families")
+    families, encoders = (importlib.import_module(f"tureen.{name}") for name in ("media.families", "engine.encoders"))
     if not families.is_family(hf):
         return [("pictures", f"no: {source.mmproj.note}")] if source.mmproj.note else []
     why = families.why_blind()
     file = "" if source.mmproj.path is None else f", with {source.mmproj.path.name}"
-    return [("pictures", f"yes{file}" if why is None else f"not on this machine: {why}")]
+    if why is not None:
+        return [("pictures", f"not on this machine: {why}")]
+    most = size(encoders.MAX_PIXEL_BYTES + encoders.MAX_EMBEDDING_BYTES)
+    return [("pictures", f"yes{file}; those of requests that have not ended take up to {most} more")]
 
 
 def memory_rows(need: Any, advice: str) -> list[tuple[str, str]]:

@@ -74,6 +74,12 @@ nb::ndarray<nb::numpy, uint8_t> page_data(nb::handle self, int page) {
     return nb::ndarray<nb::numpy, uint8_t>(cache.page(page), {cache.page_bytes()}, self);
 }
 
+nb::ndarray<nb::numpy, uint8_t> window_page_data(nb::handle self, int page) {
+    KvCache& cache = nb::cast<KvCache&>(self);
+    check_index("page", page, cache.num_window_pages());
+    return nb::ndarray<nb::numpy, uint8_t>(cache.window_page(page), {cache.window_page_bytes()}, self);
+}
+
 FloatArray attend(const KvCache& cache, int layer, const AnyArray& pages, int kv_head, const AnyArray& q,
                   const AnyArray& first_key, const AnyArray& num_keys, float scale, bool each_piece, float softcap) {
     KvLayer kv = checked_layer(cache, layer, kv_head);
@@ -130,6 +136,7 @@ void bind_attention(nb::module_& m) {
         .def_prop_ro("nbytes", &KvCache::nbytes)
         .def("page", &page_data, nb::arg("page"),
              "The bytes of a page in all its layers, uint8 [page_bytes]: not a copy.")
+        .def("window_page", &window_page_data, nb::arg("page"), "The same of a window page.")
         .def_prop_ro("bytes_per_token", &KvCache::bytes_per_token, "In all layers but those in window pages.")
         .def_prop_ro("window_bytes_per_token", &KvCache::window_bytes_per_token);
     nb::class_<StatePool>(m, "StatePool", "States of sequences in layers without attention; zeros at first.")

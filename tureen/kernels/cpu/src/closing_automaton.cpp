@@ -9,8 +9,8 @@ namespace tureen {
 
 namespace {
 
-constexpr size_t MAX_STATES = 20000;
-constexpr int64_t MAX_WORK = 20000000;  // instructions that are looked at
+constexpr size_t MAX_STATES = 200000;
+constexpr int64_t MAX_WORK = 300000000;  // instructions that are looked at
 
 constexpr int32_t UNKNOWN = -2;
 

@@ -12,7 +12,7 @@ namespace tureen {
 
 namespace {
 
-constexpr int64_t MAX_CODE = 400000;
+constexpr int64_t MAX_CODE = 2000000;
 constexpr int64_t MAX_UNROLLED_LEAST = 600, MAX_UNROLLED_MORE = 64;  // instructions of a repeat written out
 constexpr int64_t MAX_INLINED = 300;                                 // of a rule that is called more than once
 constexpr int64_t MAX_REPEATED = 64;  // of a part that is written out in more than one place

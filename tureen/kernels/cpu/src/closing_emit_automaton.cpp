@@ -11,7 +11,7 @@ namespace tureen {
 
 namespace {
 
-constexpr int64_t MAX_FLAT_CODE = 100000;
+constexpr int64_t MAX_FLAT_CODE = 600000;
 constexpr int64_t MAX_WRITTEN_OUT = 200;     // states of an automaton that could count beside it
 constexpr size_t MAX_SEARCHED_STATES = 100;  // of an automaton whose shortest text need not be that of fewest tokens
 

@@ -29,6 +29,10 @@ public:
     // The bytes of a page, of all layers in it.
     uint8_t* page(int index) const { return pages_.memory.data() + size_t(index) * pages_.page_bytes; }
     size_t page_bytes() const { return pages_.page_bytes; }
+    uint8_t* window_page(int index) const {
+        return window_pages_.memory.data() + size_t(index) * window_pages_.page_bytes;
+    }
+    size_t window_page_bytes() const { return window_pages_.page_bytes; }
     size_t nbytes() const { return pages_.memory.bytes() + window_pages_.memory.bytes(); }
     // The bytes of a token in all layers of a page, and of a window page.
     size_t bytes_per_token() const { return per_token(pages_); }

@@ -166,10 +166,13 @@ void Tape::attention(const std::string& module, int layer, Norm norm, Linear qkv
     KvLayer kv = cache_->layer(layer);
     std::vector<std::string> names{"q_proj", "k_proj", "v_proj"};
     names.resize(qkv.parts.size());
-    may_add(module, names, qkv, std::make_shared<Additions>());
-    may_add(module, {"o_proj"}, out, std::make_shared<Additions>());
     bool has_gate = !gate.parts.empty();
     require(!has_gate || (gate.cols() == hidden_ && gate.rows() == mixed), "the gate has another shape than the heads");
+    auto into_all = std::make_shared<Additions>();
+    may_add(module, names, qkv, into_all);
+    gate.first_part = int(qkv.parts.size());
+    if (has_gate) may_add(module, {"gate_proj"}, gate, into_all);
+    may_add(module, {"o_proj"}, out, std::make_shared<Additions>());
     Matrices parts = qkv.parts;
     parts.insert(parts.end(), gate.parts.begin(), gate.parts.end());
     InputSet& into_qkv = inputs_for(parts);

@@ -15,8 +15,7 @@ from samples import either
 
 from tureen.grammar import GrammarSpec, LanguageCompiler, Vocabulary, compile_grammar
 from tureen.grammar.frontends import language_of
-from tureen.grammar.guard.guarded import GuardedCompiled
-from tureen.grammar.guard.reader import MAX_PLACES
+from tureen.grammar.guard.guarded import GuardedCompiled, load_guarded, ready
 from tureen.grammar.schema import write_arrays
 from tureen.kernels.cpu import native
 
@@ -182,6 +181,16 @@ def test_a_token_is_allowed_exactly_where_a_valid_text_goes_on_with_it(name, siz
     check_exact(grammar, vocabulary, texts, dice, times=either(12, 2))
 
 
+@pytest.mark.parametrize("name", ["a kind before", "one at least"])
+def test_conditions_are_kept_with_a_vocabulary_that_has_no_token_for_some_bytes(name):
+    pieces = tuple(b"" if byte in {0, 0xF1, 0xF2} else bytes([byte]) for byte in range(256))
+    vocabulary = Vocabulary(pieces, (256,), 257)
+    languages = LanguageCompiler(vocabulary, lambda text: list(text.encode()), native.require())
+    language = ready(language_of(spec(SMALL[name])), languages, strict=True)
+    grammar = load_guarded(languages.translate(language), language.guard, languages)
+    check_exact(grammar, vocabulary, valid_texts(name), random.Random(name), times=2)
+
+
 NESTED: dict[str, Any] = {
     "$defs": {
         "value": {
@@ -196,12 +205,6 @@ NESTED: dict[str, Any] = {
 }
 
 
-def most_places(grammar: Any) -> int:
-    """How many things the text of a guarded grammar may be."""
-    value = grammar._places[-1].value
-    return 0 if value is None else len(value.each)
-
-
 @pytest.mark.parametrize("size", VOCABULARIES)
 def test_values_within_each_other_stay_few_things_and_every_text_is_valid(size):
     vocabulary, dice = VOCABULARIES[size], random.Random(7)
@@ -212,7 +215,7 @@ def test_values_within_each_other_stay_few_things_and_every_text_is_valid(size):
         grammar, text, most = compiled.start(), b"[" * depth, 0
         for byte in text:
             assert grammar.accept(byte)
-            most = max(most, most_places(grammar))
+            most = max(most, grammar.num_places)
         while True:
             tokens = allowed(grammar, vocabulary)
             assert tokens, text
@@ -222,6 +225,6 @@ def test_values_within_each_other_stay_few_things_and_every_text_is_valid(size):
                 break
             assert grammar.accept(token)
             text += vocabulary.tokens[token]
-            most = max(most, most_places(grammar))
+            most = max(most, grammar.num_places)
         assert validator.is_valid(json.loads(text)), text
-        assert most <= MAX_PLACES
+        assert most <= native.require().MAX_GUARD_PLACES

@@ -7,7 +7,7 @@ docs/decisions/0053-answers-that-always-close.md says how outputs are brought to
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from types import ModuleType
 from typing import Any
 
@@ -40,7 +40,7 @@ class _Following:
             raise TooComplex(str(error)) from None
 
 
-_FOLLOWING = _Following()
+following_a_language = _Following()
 
 
 class LanguageCompiler:
@@ -51,27 +51,32 @@ class LanguageCompiler:
         ends = set(vocabulary.eos_token_ids)
         texts = [b"" if index in ends else token for index, token in enumerate(vocabulary.tokens)]
         self.vocabulary = vocabulary
+        self.native = kernels
         self._ends = packed(ends, vocabulary.size)
-        self._native = kernels
         self._trie = kernels.Trie.of(texts, sorted(ends), vocabulary.size, MOST_KEPT)
         self._forced = ForcedText(vocabulary, encode)
+
+    @cached_property
+    def guard_tokens(self) -> Any:
+        """Returns the tokens as guards look for them."""
+        return self.native.GuardTokens(self._trie)
 
     def translate(self, language: Language) -> bytes:
         """Does what can be done ahead, in any process: the result is `load`ed. Raises GrammarError."""
         try:
-            with _FOLLOWING:
-                program: bytes = self._native.closing_program(encoded(language, self._native), self._trie)
+            with following_a_language:
+                program: bytes = self.native.closing_program(encoded(language, self.native), self._trie)
         except ValueError as error:
             raise GrammarError(str(error)) from None
         return program
 
     def load(self, program: bytes) -> CompiledLanguage:
         """Makes a program ready. Raises GrammarError, and ValueError for what another version made."""
-        with _FOLLOWING:
-            follower = self._native.Follower(program, self._trie)
-        least = follower.least if follower.least < self._native.NEVER else None
-        place = partial(self._native.Place, follower)
-        return CompiledLanguage(place, self._forced, self._ends, least=least, num_bytes=2 * len(program))
+        with following_a_language:
+            follower = self.native.Follower(program, self._trie)
+        least = follower.least if follower.least < self.native.NEVER else None
+        place = partial(self.native.Place, follower)
+        return CompiledLanguage(follower, place, self._forced, self._ends, least=least, num_bytes=2 * len(program))
 
 
 class CompiledLanguage:
@@ -80,9 +85,17 @@ class CompiledLanguage:
     reserve = 0
 
     def __init__(
-        self, place: Callable[[], Any], forced: ForcedText, ends: Mask, *, least: int | None, num_bytes: int
+        self,
+        follower: Any,
+        place: Callable[[], Any],
+        forced: ForcedText,
+        ends: Mask,
+        *,
+        least: int | None,
+        num_bytes: int,
     ) -> None:
-        """`place`: makes the native place of an output at its beginning."""
+        """`follower`: the native language. `place`: makes the place of an output at its beginning."""
+        self.follower = follower
         self.least = least
         self.ends = ends
         self.num_bytes = num_bytes
@@ -90,7 +103,11 @@ class CompiledLanguage:
         self._forced = forced
 
     def start(self) -> LanguagePlace:
-        return LanguagePlace(self._place(), self._forced)
+        return self.at(self._place())
+
+    def at(self, place: Any) -> LanguagePlace:
+        """Returns the place of an output of which there is the native one."""
+        return LanguagePlace(place, self._forced)
 
 
 class LanguagePlace:
@@ -102,42 +119,42 @@ class LanguagePlace:
         self.rollback: Callable[[int], None] = place.rollback
 
     def fill_mask(self, mask: Mask) -> None:
-        with _FOLLOWING:
+        with following_a_language:
             self._place.fill(mask)
 
     def accept(self, token_id: int) -> bool:
-        with _FOLLOWING:
+        with following_a_language:
             is_allowed: bool = self._place.accept(token_id)
         return is_allowed
 
     def forced(self) -> list[int]:
-        with _FOLLOWING:
+        with following_a_language:
             text: bytes = self._place.forced(MAX_BYTES)
         return self._forced.tokens(text, self) if text else []
 
     @property
     def is_accepting(self) -> bool:
-        with _FOLLOWING:
+        with following_a_language:
             return bool(self._place.accepts)
 
     @property
     def is_done(self) -> bool:
-        with _FOLLOWING:
+        with following_a_language:
             return bool(self._place.is_over)
 
     @property
     def is_free(self) -> bool:
-        with _FOLLOWING:
+        with following_a_language:
             return bool(self._place.is_free)
 
     @property
     def cost(self) -> int:
-        with _FOLLOWING:
+        with following_a_language:
             cost: int = self._place.cost()
         return cost
 
     def restrict(self, mask: Mask, left: int, zones: Zones) -> Nearness:
-        with _FOLLOWING:
+        with following_a_language:
             nearness: int = self._place.restrict(mask, left, *zones)
         if nearness < AT_A_WORD:
             return Nearness(bool(nearness))
@@ -146,7 +163,7 @@ class LanguagePlace:
         return Nearness(True, ending)
 
     def num_closing(self, token_ids: Sequence[int], left: int) -> int:
-        with _FOLLOWING:
+        with following_a_language:
             count: int = self._place.num_closing(list(token_ids), left)
         return count
 

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from tureen.grammar.expression import ANYTHING, Both, Chain, Chars, Choice, Language, Not, Repeat, RuleCall, Text
+from tureen.grammar.guard.facts import (
+    CountedItems,
+    FixedStep,
+    FreeStep,
+    GuardFacts,
+    GuardNode,
+    KeySet,
+    KeyStep,
+    ValueStep,
+    Variant,
+)
+from tureen.grammar.guard.guarded import KINDS
 from tureen.grammar.tree import encoded
 from tureen.kernels.cpu import native
 
@@ -81,6 +95,59 @@ def test_programs_and_trees_with_a_wrong_bit_are_refused_or_are_others(name):
         except (ValueError, RuntimeError):
             num_refused += 1
     assert num_refused > 50
+
+
+FACTS = GuardFacts(
+    nodes=(
+        GuardNode(is_unique=True, items=1, first_items=(2,), arrays=(Variant(0, 0), Variant(1, -1))),
+        GuardNode(least_keys=2, keys={"a": 0}, others=2, key_sets=((KeySet((((97, 98, 0),),), (True,)), 3),)),
+        GuardNode(step=(7, 1), bounds=("0", None)),
+        GuardNode(count=CountedItems(1, 2, 3, 5, ((Variant(2, 0, counts=True),),), (Variant(1, -1),))),
+    ),
+    steps=(
+        FixedStep(((b"<", 1), (b"(", 2)), 3),
+        KeyStep((b">", b"/"), {"a": (2, 2)}, (3, 2)),
+        ValueStep(0, 3, 0),
+        FreeStep(((b"<", 0),), 9, (b"ab",)),
+    ),
+    branches=(b"",),
+)
+
+
+def corrupted(value: Any, dice: random.Random) -> Any:
+    """Return plain data in which one number or text has become another one, or a list has lost or doubled an item."""
+    if isinstance(value, dict):
+        return {key: corrupted(item, dice) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and value and dice.random() < 0.8:
+        at = dice.randrange(len(value))
+        return [*value[:at], corrupted(value[at], dice), *value[at + 1 :]]
+    if isinstance(value, (list, tuple)):
+        return value[: len(value) // 2] if dice.random() < 0.5 else [*value, *value]
+    if isinstance(value, bool) or value is None:
+        return not value
+    return dice.choice([-3, -1, 0, 1, 4, 1 << 40, 1 << 70]) if isinstance(value, int) else value[1:]
+
+
+def test_facts_of_a_guard_with_a_wrong_number_are_refused_or_are_others():
+    program = kernels.closing_program(encoded(Language(ANYTHING), kernels), TRIE)
+    follower, tokens = kernels.Follower(program, TRIE), kernels.GuardTokens(TRIE)
+    mask, dice, num_refused, num_followed = np.zeros(-(-len(TOKENS) // 32), dtype=np.uint32), random.Random(4), 0, 0
+    plain = msgspec.to_builtins(FACTS)
+    for _ in range(1500):
+        try:
+            facts = msgspec.convert(corrupted(plain, dice), GuardFacts)
+        except msgspec.ValidationError:  # it never arrives
+            continue
+        try:
+            native_facts = kernels.GuardFacts.of(facts, KINDS, 1)
+            guard = kernels.Guard(native_facts, tokens, follower, [follower], lambda *_: dice.random() < 0.9)
+            for token in dice.choice((b'<a>[{"a": [1, 1], "b": 14', b'(["ab", 2, {"a":', b"<b/[1]ab<", b"ababab<a")):
+                guard.fill(mask)
+                guard.accept(token)
+        except (ValueError, RuntimeError):
+            num_refused += 1
+        num_followed += 1
+    assert 50 < num_refused < num_followed - 50
 
 
 LETTERS = Chars(((97, 99),))

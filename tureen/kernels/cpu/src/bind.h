@@ -15,5 +15,6 @@ void bind_bench(nanobind::module_& m);  // the memory's speed
 void bind_pool(nanobind::module_& m);   // for tests of the pool
 void bind_closing(nanobind::module_& m);
 void bind_closing_tree(nanobind::module_& m);
+void bind_guard(nanobind::module_& m);
 
 }  // namespace tureen

@@ -314,6 +314,7 @@ OWN = {
     "tureen/cli/lines.py": "a file that is written, looked at before",
     "tureen/files.py": "the function itself",
     "tureen/registry.py": "the package's own sources",
+    "tureen/grammar/schema/meta_schemas.py": "the package's own meta-schemas",
     "tureen/front/page.py": "the package's own pages",
     "tureen/requests/verdicts.py": "the package's own tables",
     "tureen/cli/peer_tables.py": "the package's own tables",

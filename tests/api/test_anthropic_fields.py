@@ -89,6 +89,7 @@ def _ask(app: App, status: int = 200, headers: dict[str, str] | None = None, **b
     assert response.status_code == status, response.text
     answer = response.json()
     if status == 200:
+        answer.pop("closed_early", None)  # said besides
         Message.model_validate(answer, strict=True, extra="forbid")
     else:
         assert (answer["type"], answer["error"]["type"]) == ("error", "invalid_request_error")

@@ -16,6 +16,7 @@ from tureen.runner.fake import WIDTH
 from tureen.tiers.disk import DiskTier
 from tureen.tiers.page_files import PREFIX_BYTES, PageFiles
 
+NAMESPACE = ("", "")
 PAGE_SIZE = 4
 FILE_BYTES = PREFIX_BYTES + PAGE_SIZE * WIDTH
 PROMPT = tuple(range(1, 42))  # ten pages and a token
@@ -71,6 +72,10 @@ class KeptWorld(World):
     def __exit__(self, *_):
         self.engine.close()
 
+    def drain_saving(self):
+        """Step until all is done; the threads that save have time between the steps."""
+        wait_until(lambda: self.step() or not (self.engine.has_work or self.engine.is_preparing), "the end of all work")
+
 
 def tokens_of(request, adapter=0):
     return expected(request, 10_000, adapter)[0]
@@ -85,3 +90,17 @@ def fill(folder, *requests, **options):
         for request in requests or (ask("first"),):
             assert world.answer(request)[0] == tokens_of(request)
         assert world.tier.stats.total_lost == 0
+
+
+def keys_of(world, tokens):
+    """Return the keys of the full pages that a prompt of these tokens may begin with."""
+    keys = []
+    for index in range((len(tokens) - 1) // PAGE_SIZE):
+        keys.append(world.tier._keys.after(keys, NAMESPACE, tokens, PAGE_SIZE, index))
+    return keys
+
+
+def continued(talk, answer, rng):
+    """Return the next prompt of a conversation; one that has become long goes on from an earlier place."""
+    talk = [*talk, *answer, *(rng.randrange(3, 60) for _ in range(rng.randrange(1, 6)))]
+    return talk if len(talk) <= 60 else talk[: rng.randrange(1, 50)]

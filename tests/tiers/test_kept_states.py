@@ -9,7 +9,7 @@ import threading
 
 import msgspec
 import pytest
-from kept_world import FILE_BYTES, PAGE_SIZE, PROMPT, KeptWorld, ask, fill, tokens_of
+from kept_world import FILE_BYTES, NAMESPACE, PAGE_SIZE, PROMPT, KeptWorld, ask, continued, fill, keys_of, tokens_of
 from patience import wait_until
 from world import make_request
 
@@ -19,17 +19,8 @@ from tureen.runner.fake import WIDTH
 from tureen.tiers.keys import of_state
 from tureen.tiers.page_files import PREFIX_BYTES, PageFiles
 
-NAMESPACE = ("", "")
 SAVED = {"num_saved": 40}
 WITH_AND_WITHOUT = pytest.mark.parametrize("saved", [SAVED, {}], ids=["states", "pages"])
-
-
-def keys_of(world, tokens):
-    """Return the keys of the full pages that a prompt of these tokens may begin with."""
-    keys = []
-    for index in range((len(tokens) - 1) // PAGE_SIZE):
-        keys.append(world.tier._keys.after(keys, NAMESPACE, tokens, PAGE_SIZE, index))
-    return keys
 
 
 def longest_prefix(world, tokens, damaged):
@@ -67,12 +58,6 @@ def lose_something(world, rng, folder):
         return {}
     path.write_bytes(rng.choice((b"?", path.read_bytes()[:-1] + b"?")))
     return {path.name: path.read_bytes()}
-
-
-def continued(talk, answer, rng):
-    """Return the next prompt of a conversation; one that has become long goes on from an earlier place."""
-    talk = [*talk, *answer, *(rng.randrange(3, 60) for _ in range(rng.randrange(1, 6)))]
-    return talk if len(talk) <= 60 else talk[: rng.randrange(1, 50)]
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -424,7 +409,7 @@ def test_a_prompt_that_another_engine_is_to_read_is_saved_with_its_state(tmp_pat
     request = ask("answer", PROMPT[:num_tokens])
     with KeptWorld(tmp_path, token_budget=8, **SAVED) as world, KeptWorld(tmp_path, **SAVED) as other:
         world.add(prompt)
-        world.drain()
+        world.drain_saving()
         assert world.answers["prompt"].finish.type == "length"
         assert other.answer(request) == (tokens_of(request), (num_tokens - 1) // PAGE_SIZE * PAGE_SIZE)
 

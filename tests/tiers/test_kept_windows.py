@@ -6,8 +6,7 @@ import random
 
 import msgspec
 import pytest
-from kept_world import PAGE_SIZE, PROMPT, KeptWorld, ask, fill, tokens_of
-from test_kept_states import continued, keys_of
+from kept_world import PAGE_SIZE, PROMPT, KeptWorld, ask, continued, fill, keys_of, tokens_of
 from world import make_request
 
 from tureen.contract.runner import KvSizes
@@ -193,7 +192,7 @@ def test_a_prompt_that_another_engine_is_to_read_is_saved_with_its_window(tmp_pa
     few = {"windows": (6, WINDOW)}
     with KeptWorld(tmp_path, token_budget=8, **few) as world, KeptWorld(tmp_path, **few) as other:
         world.add(prompt)
-        world.drain()
+        world.drain_saving()
         assert world.answers["prompt"].finish.type == "length"
         assert other.answer(request) == (tokens_of(request), (num_tokens - 1) // PAGE_SIZE * PAGE_SIZE)
 

@@ -1,6 +1,6 @@
 """Sizes of stacks: a worker that compiles fails before a thread that loads what it compiled.
 
-Compiling a grammar recurses as deep as it is nested, and loading and following it at most 4,000 calls, 512 KiB. A thread
+Compiling a grammar recurses as deep as it is nested; loading and following it, at most 4,000 calls, 512 KiB. A thread
 whose stack is too small ends its whole process, and the default follows `ulimit -s`: 8 MiB mostly, but 2 MiB where that
 is unlimited.
 """

@@ -1,4 +1,4 @@
-"""The language of a constraint as a tree: every frontend (regex, JSON schema, …) makes one, every backend takes one."""
+"""The language of a constraint as a tree: every frontend (regex, JSON schema, …) makes one."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Not:
 class Terminal:
     """A regular `item` that may be matched greedily: what can follow it never begins as the rest of a longer match.
 
-    It changes nothing in the language; a backend with a lexer makes one terminal of it.
+    It changes nothing in the language; a lexer makes one terminal of it.
     """
 
     item: Expression

@@ -43,9 +43,13 @@ class ForcedText:
         token_ids = self._encode(text.decode())
         if b"".join(map(self._text, token_ids)) != text:
             return []  # the tokenizer writes another text, with a space before it or a special token in it
-        num_accepted = next((at for at, token in enumerate(token_ids) if not place.accept(token)), len(token_ids))
-        is_done = num_accepted == len(token_ids) and place.is_done
-        place.rollback(num_accepted)
+        num_accepted = 0
+        try:
+            while num_accepted < len(token_ids) and place.accept(token_ids[num_accepted]):
+                num_accepted += 1
+            is_done = num_accepted == len(token_ids) and place.is_done
+        finally:
+            place.rollback(num_accepted)
         if num_accepted < len(token_ids):
             return []
         if not is_done:

@@ -7,6 +7,7 @@ import numpy as np
 from tureen.grammar.base import Grammar, Mask, Zones
 from tureen.grammar.guard.guarded import GuardedGrammar
 
+MAX_LENGTH = 1000  # tokens of a way that need not be the shortest
 MAX_TRIED, MAX_PLACES = 4000, 400
 """The tokens that are tried for the shortest way, and the masks that are filled, in some 60 ms; where these are not
 enough, some way is taken."""
@@ -82,7 +83,7 @@ def _some(grammar: Grammar, ends: Mask, most: int) -> list[int] | None:
     mask = np.zeros_like(ends)
     try:
         while not grammar.is_accepting:
-            if len(way) >= most:
+            if len(way) >= min(most, MAX_LENGTH):
                 return None
             grammar.fill_mask(mask)
             known = grammar.nearer() if isinstance(grammar, GuardedGrammar) else []

@@ -182,3 +182,53 @@ def test_where_all_languages_keep_much_those_used_longest_ago_forget_and_go_on_a
         assert (masks[0] == masks[1]).all()
     del places, place
     assert trie.num_kept == 0
+
+
+def laborious(trie):
+    """A language in which each further "a" takes more work."""
+    rules = {
+        "s": Choice((Chain((Text("a"), RuleCall("s"), Text("b"))), Chain((Text("a"), RuleCall("s"))), Text("a"))),
+        "t": Choice((Chain((Text("a"), RuleCall("s"), RuleCall("s"))), Text("a"))),
+    }
+    rules["s"] = Choice((*rules["s"].items, Chain((Text("a"), RuleCall("t")))))
+    return kernels.Follower(kernels.closing_program(encoded(Language(RuleCall("s"), rules), kernels), TRIE), trie)
+
+
+def other_language(trie):
+    return kernels.Place(kernels.Follower(kernels.closing_program(tree_of("counts"), TRIE), trie))
+
+
+def accept_all(place, text):
+    for byte in text:
+        assert place.accept(byte)
+
+
+def test_a_language_that_took_too_much_work_forgets_for_others_and_is_followed_again():
+    trie = kernels.Trie.of(TOKENS, [], len(TOKENS), 20_000)
+    follower, other = laborious(trie), other_language(trie)
+    with pytest.raises(RuntimeError, match="too long to follow"):
+        accept_all(kernels.Place(follower), b"a" * 3_000)
+    assert other.accept(ord("1"))
+    assert trie.num_kept < 20_000
+    assert kernels.Place(follower).accept(ord("a"))
+
+
+def test_an_output_whose_states_were_forgotten_goes_on_however_much_work_its_beginning_took():
+    trie = kernels.Trie.of(TOKENS, [], len(TOKENS), 20_000)
+    place, other = kernels.Place(laborious(trie)), other_language(trie)
+    accept_all(place, b"a" * 120)
+    kept = trie.num_kept
+    assert other.accept(ord("1"))
+    assert trie.num_kept < kept / 2
+    assert place.accept(ord("a"))
+
+
+def test_a_language_that_one_output_has_filled_is_followed_from_its_beginning_by_others():
+    long = Language(Choice((Repeat(LETTERS, 0, 450_000), Chain((Text("X"), Repeat(DIGITS, 0, 400_000))))))
+    follower = kernels.Follower(kernels.closing_program(encoded(long, kernels), TRIE), TRIE)
+    with pytest.raises(RuntimeError, match="too many ways"):
+        accept_all(kernels.Place(follower), b"a" * 450_000)
+    for _ in range(3):
+        place = kernels.Place(follower)
+        assert [place.accept(byte) for byte in b"X1Xa"] == [True, True, False, False]
+        assert place.cost() == 0

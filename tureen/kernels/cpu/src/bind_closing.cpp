@@ -55,9 +55,8 @@ void bind_closing(nb::module_& m) {
                     "Tokens by id, b'' is no text; those that end an output; the number of tokens of a mask; how much "
                     "all languages keep, in configurations of some 40 bytes.")
         .def_prop_ro("num_kept", [](const Trie& t) { return t.kept->total.load(); });
-    m.def(
-        "closing_program", &program_of, "tree"_a, "trie"_a,
-        "Compiles a language, as grammar/closing.py writes it. Raises RuntimeError where it is too large, ValueError.");
+    m.def("closing_program", &program_of, "tree"_a, "trie"_a,
+          "Compiles a language, as grammar/tree.py writes it. Raises RuntimeError where it is too large, ValueError.");
     nb::class_<Follower>(m, "Follower", "A compiled language.")
         .def(
             "__init__",
@@ -96,10 +95,12 @@ void bind_closing(nb::module_& m) {
                 return nb::bytes(text.data(), text.size());
             },
             "most"_a, "The text that must come next, up to `most` bytes.")
-        .def_prop_ro("accepts", &Place::accepts, "Whether the output may end here.")
-        .def_prop_ro("is_free", &Place::is_free,
+        .def_prop_ro("accepts", &Place::accepts, nb::call_guard<nb::gil_scoped_release>(),
+                     "Whether the output may end here.")
+        .def_prop_ro("is_free", &Place::is_free, nb::call_guard<nb::gil_scoped_release>(),
                      "Whether it is in free text with which the output may go on without end, and may also end.")
-        .def_prop_ro("is_over", &Place::is_over, "Whether it can only end here.")
+        .def_prop_ro("is_over", &Place::is_over, nb::call_guard<nb::gil_scoped_release>(),
+                     "Whether it can only end here.")
         .def("rollback", &Place::rollback, "num_tokens"_a)
         .def("cost", &Place::cost, nb::call_guard<nb::gil_scoped_release>(),
              "Tokens that it takes to come to an end, without one that ends the output.")

@@ -193,14 +193,20 @@ void bind_guard(nb::module_& m) {
             [](Guard& self) -> nb::object {
                 std::string text;
                 int32_t node = 0;
-                if (!self.number(text, node)) return nb::none();
+                bool is_number;
+                {
+                    nb::gil_scoped_release released;
+                    is_number = self.number(text, node);
+                }
+                if (!is_number) return nb::none();
                 return nb::make_tuple(nb::bytes(text.data(), text.size()), node);
             },
             "The number that is being written and must be a multiple, and its node; or None.")
         .def_prop_ro("num_places", &Guard::num_places, "How many things the value that is being written may be.")
         .def_prop_ro("num_parts_read", &Guard::num_parts_read,
                      "Parts of what is being written that were compared to what was, for tests that count work.")
-        .def_prop_ro("accepts", &Guard::accepts, "Whether the output may end here.")
+        .def_prop_ro("accepts", &Guard::accepts, nb::call_guard<nb::gil_scoped_release>(),
+                     "Whether the output may end here.")
         .def_prop_ro(
             "language", [](Guard& self) -> Place& { return self.language; }, nb::rv_policy::reference_internal,
             "The place in the language without the guard.");

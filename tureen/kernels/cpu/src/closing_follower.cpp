@@ -71,13 +71,15 @@ void Follower::tidy() {
     used_ = ++trie_->kept->clock;
     const bool has_many = states_.size() >= MAX_STATES + settled_states_ ||
                           num_configurations_ >= MAX_CONFIGURATIONS + settled_configurations_;
-    if (has_many) forget();
+    if (has_many || is_full_) forget();
     count_kept();
     if (trie_->kept->total > trie_->kept->most) make_room();
 }
 
 void Follower::forget() {
     generation++;
+    work_ = 0;
+    is_full_ = false;
     reset();
     count_kept();
 }
@@ -96,9 +98,9 @@ void Follower::make_room() {
     std::sort(others.begin(), others.end());
     for (auto [used, other] : others) {
         if (kept.total <= kept.most / 2) return;
-        if (other == this || !other->lock.try_lock()) continue;
-        other->forget();
-        other->lock.unlock();
+        if (other == this) continue;
+        const std::unique_lock<std::mutex> used_by_none(other->lock, std::try_to_lock);
+        if (used_by_none.owns_lock()) other->forget();
     }
 }
 
@@ -279,11 +281,13 @@ int32_t Follower::state_of(Configurations takers, bool accepts) {
     std::sort(takers.begin(), takers.end());
     std::vector<int32_t> key{accepts};
     for (const Configuration& c : takers) key.insert(key.end(), {c.pc, c.count, c.frame});
-    auto [at, is_new] = state_ids_.try_emplace(std::move(key), int32_t(states_.size()));
-    if (!is_new) return at->second;
+    if (const auto known = state_ids_.find(key); known != state_ids_.end()) return known->second;
     if (states_.size() >= MAX_STATES_OF_A_WALK || num_configurations_ > 8 * MAX_CONFIGURATIONS) {
+        is_full_ = true;  // other outputs begin without what this one left
         throw TooLarge("it can go on in too many ways");
     }
+    const int32_t number = int32_t(states_.size());
+    state_ids_.emplace(std::move(key), number);
     int32_t cost = accepts ? 0 : NEVER;
     for (const Configuration& c : takers) cost = std::min(cost, is_free(c) ? 0 : cost_of(c));
     num_configurations_ += int64_t(takers.size()) + num_classes_ / 8 + 4;
@@ -292,7 +296,7 @@ int32_t Follower::state_of(Configurations takers, bool accepts) {
     accepts_.push_back(accepts);
     after_plain_.push_back(UNKNOWN);
     moves_.insert(moves_.end(), size_t(num_classes_), UNKNOWN);
-    return at->second;
+    return number;
 }
 
 void Place::rollback(size_t count) {
@@ -310,8 +314,10 @@ int32_t Place::state() {
     }
     if (states_.empty()) states_.push_back(follower.start());
     while (states_.size() <= tokens_.size()) {
+        follower.begin_work();  // each token was within bounds when it came
         states_.push_back(follower.after(states_.back(), tokens_[states_.size() - 1]));
     }
+    follower.begin_work();
     if (is_replayed && tokens_.size() > 0) follower.settle();
     return states_.back();
 }

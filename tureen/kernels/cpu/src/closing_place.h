@@ -72,6 +72,7 @@ public:
     // used longer ago forgets its own.
     void tidy();
     void settle();
+    void begin_work() { work_ = 0; }
     int64_t num_kept() const { return num_configurations_; }
 
     std::mutex lock;
@@ -158,6 +159,7 @@ private:
     int64_t num_configurations_ = 0, settled_configurations_ = 0;
     size_t settled_states_ = 0;                                   // as many as one output took when all began anew
     int64_t work_ = 0;                                            // of this call
+    bool is_full_ = false;                                        // a state could not be added
     std::vector<Steps> characters_;                               // all plain ones
     std::unordered_set<std::vector<int32_t>, Hash> plain_loops_;  // states that all plain characters lead back to
     std::unordered_map<int32_t, Next> next_;                      // by state without counts

@@ -85,7 +85,7 @@ struct Program {
     int32_t least() const { return cost[rules[0].entry]; }
 };
 
-// Makes the instructions of a tree, as grammar/closing.py writes it. Throws TooLarge, std::invalid_argument.
+// Makes the instructions of a tree, as grammar/tree.py writes it. Throws TooLarge, std::invalid_argument.
 Program emit_program(const int32_t* tree, size_t size);
 
 // Fills in what it takes to end, in tokens of the vocabulary. Throws TooLarge.

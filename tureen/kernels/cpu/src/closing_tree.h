@@ -1,4 +1,4 @@
-// A language as grammar/closing.py writes it.
+// A language as grammar/tree.py writes it.
 #pragma once
 
 #include <cstddef>

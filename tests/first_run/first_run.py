@@ -26,7 +26,7 @@ TOOLS = ("sh", "uname", "ls", "cat", "rm", "mkdir", "env", "test", "grep", "sed"
 COMPILING = ("make", "git", "g++", "c++", "gcc", "cc", "as", "ld", "ar", "ranlib", "nm", "objdump")
 KEPT = ("PIP_", "SSL_", "REQUESTS_CA", "HTTP", "http", "NO_PROXY", "no_proxy", "LANG")
 """Beginnings of variables that say where the package index is."""
-MOST_MB = 205
+MOST_MB = 198
 HEAVY = ("torch", "PIL", "cryptography", "transformers", "rich")
 BODY = {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 1}}
 

@@ -37,7 +37,7 @@ def place_behind(closing, token_ids):
 
 
 def restrict(place, mask, left, most):
-    """As it is done for an output of at most so many tokens."""
+    """Restrict a mask with the zones of an output of at most `most` tokens."""
     return place.restrict(mask, left, zones_of(most))
 
 

@@ -1,4 +1,4 @@
-"""Constraints with the default model's tokenizer: what is forced and what is drawn make one text."""
+"""Constraints with the default model's tokenizer: forced and drawn tokens together form the text."""
 
 import json
 import random

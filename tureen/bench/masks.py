@@ -1,6 +1,6 @@
-"""Measures what constraints cost: compiling schemas, and the masks of outputs drawn at random under them.
+"""Measures the cost of constraints: compiling schemas, and filling masks for outputs drawn at random.
 
-One thread, its processor time, Python's calls included. Compiling is from the schema's text to what can be followed.
+Times are the processor time of one thread, Python's calls included. Compiling starts with the schema's text.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class MaskFigures(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int
     schemas: int
     refused: int
-    cut: int  # outputs of a language that took too much to follow
-    mask_us: TimeFigures  # without the first ones and the guarded ones
-    guarded_mask_us: TimeFigures  # where a guard keeps what no grammar can
-    first_mask_us: TimeFigures  # of a schema, after it was loaded
+    cut: int  # outputs that a grammar gave up
+    mask_us: TimeFigures  # without the first masks and the guarded ones
+    guarded_mask_us: TimeFigures
+    first_mask_us: TimeFigures  # of each schema
     compile_ms: TimeFigures
 
 
@@ -79,8 +79,7 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
 
 
 def run_masks(corpus: Path, tokenizer: Tokenizer, every: int, say: Callable[[str], None]) -> MaskFigures:
-    """Measures every so manieth schema of a folder or archive of JSON files. Raises InvalidRequest where there are
-    none."""
+    """Measures every `every`-th schema of a folder or archive of JSON files. Raises InvalidRequest if it has none."""
     vocabulary = vocabulary_of(tokenizer)
     languages = LanguageCompiler(vocabulary, partial(tokenizer.encode, add_special_tokens=False), native.require())
     texts = sorted(_texts(corpus))[::every]
@@ -115,7 +114,7 @@ def run_masks(corpus: Path, tokenizer: Tokenizer, every: int, say: Callable[[str
 
 
 def _follow(grammar: Grammar, vocabulary: Vocabulary, times: _Times, dice: random.Random, number: int) -> bool:
-    """Draws an output under a grammar. Returns False where it takes too much to follow."""
+    """Draws an output under a grammar. Returns False if the grammar gives up."""
     mask = np.zeros(-(-vocabulary.size // 32), dtype=np.uint32)
     is_guarded = isinstance(grammar, GuardedGrammar)
     others = times.guarded if is_guarded else times.masks

@@ -1,4 +1,4 @@
-"""Says whether outputs can be constrained here at all."""
+"""Whether this machine and installation can constrain outputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tureen.sandbox.supervisor import why_no_helpers
 
 @cache
 def why_unconstrained() -> str:
-    """Says why constraints are refused here, and what to do; empty where they are not."""
+    """Returns why constraints are refused here, and the fix; "" if they are accepted."""
     if why := why_no_helpers():
         return f"{why}; leave it out, or run tureen on Linux"
     return "" if native.is_built() else native.MISSING

@@ -67,8 +67,8 @@ class Constraint:
 
     @property
     def is_whole(self) -> bool:
-        """Says whether an output that has come to its limit here is complete. In free text, which may go on without
-        end, it is not. Raises InvalidRequest, RequestFailed."""
+        """Returns whether an output that reaches its limit here is complete. In free text, which never ends by itself,
+        it is not. Raises InvalidRequest, RequestFailed."""
         with following(self._field):
             return self.closes and self._grammar.is_accepting and not self._grammar.is_free
 
@@ -83,8 +83,8 @@ class Constraint:
         return nearness
 
     def _restrict(self, mask: Mask, left: int) -> Nearness:
-        """Leaves the tokens after which the output can end in time. A guard's grammar may have none of these: then the
-        next one on a way to the end."""
+        """Removes the tokens after which the output could not end in time. If a guard forbids all the others, keeps the
+        next token of a completion."""
         if not self._reserve:
             return self._grammar.restrict(mask, left, self._zones)
         most = left - self._reserve

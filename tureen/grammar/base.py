@@ -1,4 +1,4 @@
-"""The interface of a compiled constraint: it says which tokens may come next, and brings outputs to an end in time."""
+"""The interface of a compiled constraint: it computes the next token's mask and ends outputs within their limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kind = Literal["json_schema", "regex", "ebnf", "structural_tag", "choice"]
 MAX_GRAMMAR_BYTES = 256 << 10
 MAX_SCHEMA_BYTES = 2 << 20
 SCHEMAS = frozenset(("json_schema", "structural_tag"))
-"""The kinds in which there are JSON schemas."""
+"""The kinds that contain JSON schemas."""
 
 
 def max_bytes(kind: str) -> int:
@@ -40,7 +40,7 @@ WARM_UP = GrammarSpec(
     '{"type": "object", "properties": {"a": {"enum": ["x", 1]}, "b": {"type": "boolean"}, "c": {"type": "null"}}, '
     '"required": ["a", "b"], "additionalProperties": false}',
 )
-"""Compiled by a worker in advance: it is slow until it has pages of its own."""
+"""A worker compiles this in advance, because its first compile is slow: it copies the pages it writes to."""
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ Encode = Callable[[str], list[int]]
 
 
 class Ending(NamedTuple):
-    """The masks that belong to one under which a word may be continued or ended, but none begun.
+    """The masks that go with one under which a word may be continued or ended, but no new word begun.
 
     Only the model knows whether the word is complete: it is if the token that the model finds likeliest among those of
     `open` is not in the mask. Then `nearer` takes the mask's place.
@@ -75,14 +75,14 @@ class Ending(NamedTuple):
 
 
 class Nearness(NamedTuple):
-    """How the limit bears on the next token."""
+    """Whether and how the limit restricts the next token."""
 
     is_near: bool  # tokens were taken from its mask because the end is near
     ending: Ending | None = None
 
 
 class Zones(NamedTuple):
-    """Tokens to spare from which on no further word, or no further sentence, is begun."""
+    """The numbers of spare tokens below which no further word, or no further sentence, begins."""
 
     words: int = 0
     sentences: int = 0
@@ -91,17 +91,17 @@ class Zones(NamedTuple):
 class Grammar(Protocol):
     """The place of one output in its language. Not thread-safe; a method that computes long releases the GIL.
 
-    Each method raises GrammarError where the language takes too much work or memory to follow.
+    Each method raises GrammarError if following the language takes too much work or memory.
     """
 
     def fill_mask(self, mask: Mask) -> None:
-        """Writes the tokens that may come next, all words. EOS is among them exactly where the output may end here.
+        """Writes the next token's mask, all words. It has EOS exactly if the output may end here.
 
-        Where nothing may come next the mask is all zero.
+        If no token is allowed, the mask is all zero.
         """
 
     def accept(self, token_id: int) -> bool:
-        """Goes on by one token. False, and nothing changes, where the token is not allowed. EOS is never passed."""
+        """Appends one token. Returns False, and changes nothing, if the token is not allowed. Never called with EOS."""
 
     def rollback(self, num_tokens: int) -> None:
         """Goes back to where it was before the last `num_tokens` tokens were accepted."""
@@ -123,20 +123,20 @@ class Grammar(Protocol):
 
     @property
     def is_free(self) -> bool:
-        """Returns whether it is in free text with which the output may go on without end, and may also end: the limit
-        cuts it."""
+        """Returns whether the output is in free text that may continue without end, and may also end here. The limit
+        cuts such text."""
 
     @property
     def cost(self) -> int:
-        """Returns how many tokens it takes to come to an end, without one that ends the output. What a guard asks for
-        is not counted, nor the rest of a character in free text that the limit cuts."""
+        """Returns the minimum number of tokens that complete the output, without EOS. Does not count what a guard
+        requires, nor the rest of a character in free text that the limit cuts."""
 
     def restrict(self, mask: Mask, left: int, zones: Zones) -> Nearness:
-        """Takes from a mask the tokens after which the output could not end within `left` tokens, and near the end
-        those that begin another word, or another sentence."""
+        """Removes tokens from the mask after which the output cannot end within `left` tokens. Near the end, also
+        removes those that begin another word or sentence."""
 
     def num_closing(self, token_ids: Sequence[int], left: int) -> int:
-        """Returns how many of these tokens may follow so that the output can still end within `left` tokens."""
+        """Returns how many of these tokens can be appended so that the output can still end within `left` tokens."""
 
 
 class CompiledGrammar(Protocol):
@@ -146,7 +146,7 @@ class CompiledGrammar(Protocol):
     """The tokens that end an output."""
 
     least: int | None
-    """The tokens of an output at least, without one that ends it; None where it is not known how to come to an end."""
+    """The minimum number of tokens of an output, without EOS; None if no completion is known."""
 
     @property
     def num_bytes(self) -> int:
@@ -154,7 +154,7 @@ class CompiledGrammar(Protocol):
 
     @property
     def reserve(self) -> int:
-        """Returns how many tokens more than `least` and `cost` count an end may take: what a guard asks for."""
+        """Returns how many tokens a completion may need beyond `least` and `cost`, because of a guard."""
 
     def start(self) -> Grammar:
         """Returns a grammar at the beginning of an output."""

@@ -17,7 +17,7 @@ class GrammarError(Exception):
 
 
 class TooComplex(GrammarError):
-    """A constraint that takes too much time or memory; the message says what of."""
+    """A constraint that needs too much time or memory; the message says which."""
 
 
 class SchemaError(GrammarError):
@@ -93,9 +93,9 @@ class Terminal:
 
 @dataclass(frozen=True, slots=True)
 class FreeText:
-    """A regular `item` of any length, free text: where the output may also end in it, the limit cuts the output.
+    """Free text of any length: a regular `item`. If the output may end in it, only the limit cuts the output.
 
-    It changes nothing in the language; it says where an output has no end that it could be brought to.
+    It does not change the language. It marks text that has no end to close towards.
     """
 
     item: Expression

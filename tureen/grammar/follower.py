@@ -19,18 +19,18 @@ from tureen.grammar.forced import MAX_BYTES, ForcedText
 from tureen.grammar.tree import encoded
 
 WORD_ZONE, SENTENCE_ZONE = 8, 32
-"""Tokens to spare, at most, from which on no further word, or no further sentence, is begun. Of a short output these
-are ..."""
-WORD_SHARE, SENTENCE_SHARE = 8, 4  # ... no more than these parts: an eighth, a quarter
+"""The most spare tokens below which no further word, or no further sentence, begins. For a short output, these are
+at most ..."""
+WORD_SHARE, SENTENCE_SHARE = 8, 4  # ... an eighth and a quarter of its limit
 
 MOST_KEPT = 3 << 20
-"""The most that all languages of a vocabulary keep of their states and masks, in configurations of some 40 bytes."""
+"""The states and masks that all languages of a vocabulary may keep together, in configurations of about 40 bytes."""
 
 AT_A_WORD = 2  # of what the native code says of a mask
 
 
 class _Following:
-    """Turns what the native code raises where a language is too large into TooComplex."""
+    """Turns the native code's RuntimeError for a language that is too large into TooComplex."""
 
     def __enter__(self) -> None:
         pass
@@ -58,11 +58,11 @@ class LanguageCompiler:
 
     @cached_property
     def guard_tokens(self) -> Any:
-        """Returns the tokens as guards look for them."""
+        """The vocabulary's tokens, indexed for guards."""
         return self.native.GuardTokens(self._trie)
 
     def translate(self, language: Language) -> bytes:
-        """Does what can be done ahead, in any process: the result is `load`ed. Raises GrammarError."""
+        """Compiles a language to a program, which any process can `load`. Raises GrammarError."""
         try:
             with following_a_language:
                 program: bytes = self.native.closing_program(encoded(language, self.native), self._trie)
@@ -71,7 +71,7 @@ class LanguageCompiler:
         return program
 
     def load(self, program: bytes) -> CompiledLanguage:
-        """Makes a program ready. Raises GrammarError, and ValueError for what another version made."""
+        """Loads a program. Raises GrammarError, and ValueError for a program of another version."""
         with following_a_language:
             follower = self.native.Follower(program, self._trie)
         least = follower.least if follower.least < self.native.NEVER else None
@@ -80,7 +80,7 @@ class LanguageCompiler:
 
 
 class CompiledLanguage:
-    """A language, of which no part is left to a guard. Immutable."""
+    """A compiled language without a guard. Immutable."""
 
     reserve = 0
 
@@ -94,7 +94,7 @@ class CompiledLanguage:
         least: int | None,
         num_bytes: int,
     ) -> None:
-        """`follower`: the native language. `place`: makes the place of an output at its beginning."""
+        """`follower`: the native language. `place`: returns a new native place at the beginning."""
         self.follower = follower
         self.least = least
         self.ends = ends
@@ -106,7 +106,7 @@ class CompiledLanguage:
         return self.at(self._place())
 
     def at(self, place: Any) -> LanguagePlace:
-        """Returns the place of an output of which there is the native one."""
+        """Wraps a native place."""
         return LanguagePlace(place, self._forced)
 
 
@@ -169,5 +169,5 @@ class LanguagePlace:
 
 
 def zones_of(most: int) -> Zones:
-    """Returns the zones of an output of at most so many tokens."""
+    """Returns the zones of an output of at most `most` tokens."""
     return Zones(min(WORD_ZONE, most // WORD_SHARE), min(SENTENCE_ZONE, most // SENTENCE_SHARE))

@@ -13,7 +13,7 @@ token."""
 
 
 class Follows(Protocol):
-    """A place in a language, as far as a text is tried there."""
+    """A place in a language that can try a text."""
 
     def accept(self, token_id: int) -> bool: ...
 
@@ -38,7 +38,7 @@ class ForcedText:
         self._longest = max(map(len, self._sorted), default=0)
 
     def tokens(self, text: bytes, place: Follows) -> list[int]:
-        """Returns the certain tokens of a text that comes next at a place, which is where it was afterwards."""
+        """Returns the certain tokens of a text that must come next. Leaves the place unchanged."""
         text = _whole_characters(text[:MAX_BYTES])
         token_ids = self._encode(text.decode())
         if b"".join(map(self._text, token_ids)) != text:

@@ -78,8 +78,8 @@ def search(pattern: str, *, flavour: Flavour) -> Expression:
 
 
 def _least_at(edge: int, part: Expression) -> Expression:
-    """Returns a part beside which any text may stand at an edge (0 = its beginning, -1 = its end), with no more there
-    than there must be: `a.{1,30}` finds what `a.` finds."""
+    """Returns a part with the repeats at one edge (0: the beginning, -1: the end) reduced to their minimum. Searching
+    allows any text at the edges, so `a.{1,30}` finds what `a.` finds."""
     match part:
         case Repeat(item, least):
             return EMPTY if least == 0 else Repeat(item, least, least)

@@ -21,7 +21,7 @@ WORKER_BYTES = 8 << 20
 """Most bytes of stack of a worker."""
 
 THREAD_BYTES = 128 << 20
-"""Bytes of address space for the stack of a thread that loads or follows grammars: whatever a worker could do."""
+"""Bytes of address space for the stack of a thread that loads or follows grammars: more than a worker may use."""
 
 _lock = threading.Lock()
 

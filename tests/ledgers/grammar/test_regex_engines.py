@@ -1,4 +1,4 @@
-"""What is told of patterns, against a JavaScript engine."""
+"""Our verdicts on patterns, compared with those of Node's regular expressions."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Grammars with a guard: of the tokens that the grammar allows, those that would break a fact are left out.
+"""Grammars with a guard: it removes the tokens that the grammar allows but that would break a fact.
 
 The native kernels do that: kernels/cpu/src/guard.h.
 """
@@ -22,8 +22,8 @@ KINDS = {FixedStep: 0, FreeStep: 1, ValueStep: 2, KeyStep: 3}
 
 
 def load_guarded(program: bytes, facts: GuardFacts | None, compiler: LanguageCompiler) -> CompiledGrammar:
-    """Loads a program, with a guard where there are facts to guard. Raises GrammarError, and ValueError for what
-    another version made."""
+    """Loads a program, with a guard if there are facts. Raises GrammarError, and ValueError for a program of another
+    version."""
     compiled = compiler.load(program)
     if facts is None:
         return compiled
@@ -99,7 +99,7 @@ class GuardedCompiled:
 
 
 class GuardedGrammar:
-    """The place of one output in a grammar that is guarded."""
+    """The place of one output in a guarded grammar."""
 
     def __init__(self, guard: Any, inner: LanguagePlace, compiled: GuardedCompiled) -> None:
         """`guard`: the native one. `inner`: the place in the grammar alone."""

@@ -1,4 +1,4 @@
-// Languages that an output can be brought to an end in, within a limit.
+// Languages: compiling them, and following outputs in them.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -51,9 +51,10 @@ nb::bytes program_of(const Numbers& tree, const Trie& trie) {
 
 void bind_closing(nb::module_& m) {
     nb::class_<Trie>(m, "Trie", "The tokens of a vocabulary, for the languages below.")
-        .def_static("of", &trie_of, "tokens"_a, "end_ids"_a, "num_tokens"_a, "most_kept"_a,
-                    "Tokens by id, b'' is no text; those that end an output; the number of tokens of a mask; how much "
-                    "all languages keep, in configurations of some 40 bytes.")
+        .def_static(
+            "of", &trie_of, "tokens"_a, "end_ids"_a, "num_tokens"_a, "most_kept"_a,
+            "tokens: texts by id; b'': not a text token. end_ids: the tokens that end an output. num_tokens: bits of a "
+            "mask. most_kept: configurations, about 40 bytes each, that all languages may keep.")
         .def_prop_ro("num_kept", [](const Trie& t) { return t.kept->total.load(); });
     m.def("closing_program", &program_of, "tree"_a, "trie"_a,
           "Compiles a language, as grammar/tree.py writes it. Raises RuntimeError where it is too large, ValueError.");
@@ -75,7 +76,7 @@ void bind_closing(nb::module_& m) {
     nb::class_<Place>(m, "Place", "Where an output is in a language. It takes the tokens that it is told.")
         .def(nb::init<std::shared_ptr<Follower>>(), "follower"_a)
         .def("accept", &Place::accept, "token_id"_a, nb::call_guard<nb::gil_scoped_release>(),
-             "Goes on by a token. False, and nothing changes, where the language does not allow it.")
+             "Appends a token. Returns False, and changes nothing, if the language does not allow it.")
         .def(
             "fill",
             [](Place& self, Mask mask) {
@@ -83,7 +84,7 @@ void bind_closing(nb::module_& m) {
                 nb::gil_scoped_release released;
                 self.fill(mask.data());
             },
-            "mask"_a, "Writes the tokens that may come next, and where the output may end, those that end it.")
+            "mask"_a, "Writes the next token's mask, with the end tokens if the output may end.")
         .def(
             "forced",
             [](Place& self, size_t most) {
@@ -94,7 +95,7 @@ void bind_closing(nb::module_& m) {
                 }
                 return nb::bytes(text.data(), text.size());
             },
-            "most"_a, "The text that must come next, up to `most` bytes.")
+            "most"_a, "Returns the text that every continuation starts with, up to `most` bytes.")
         .def_prop_ro("accepts", &Place::accepts, nb::call_guard<nb::gil_scoped_release>(),
                      "Whether the output may end here.")
         .def_prop_ro("is_free", &Place::is_free, nb::call_guard<nb::gil_scoped_release>(),
@@ -114,8 +115,9 @@ void bind_closing(nb::module_& m) {
                 return int(self.restrict(mask.data(), left, {words, sentences}));
             },
             "mask"_a, "left"_a, "words"_a, "sentences"_a,
-            "Takes the tokens behind which the output could not end within `left` tokens. 1 where it took some because "
-            "the end is near; 2 where the word that is being written may be ended, and no other one begun.")
+            "Removes tokens after which the output cannot end within `left` tokens. Returns 1 if it removed some "
+            "because "
+            "the end is near, 2 if the current word may be finished but no other one begun, else 0.")
         .def(
             "endings",
             [](const Place& self, Mask open, Mask nearer) {

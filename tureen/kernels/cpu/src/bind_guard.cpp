@@ -1,4 +1,4 @@
-// Guards: what they hold outputs to is read from the objects of grammar/guard/facts.py.
+// Guards. Their facts are converted from the objects of grammar/guard/facts.py.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -26,7 +26,7 @@ using guard::Tokens;
 using guard::Variants;
 using Mask = nb::ndarray<uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// A count that is not negative; WITHOUT for None. What is larger than a number here has, is the largest one.
+// Converts a count; WITHOUT for None. Larger counts become the largest number.
 int64_t count_of(nb::handle value) {
     if (value.is_none()) return guard::WITHOUT;
     int overflow = 0;
@@ -146,7 +146,7 @@ guard::Multiples multiples_of(nb::callable judged) {
 }  // namespace
 
 void bind_guard(nb::module_& m) {
-    nb::class_<Tokens>(m, "GuardTokens", "The tokens of a vocabulary as guards look for them.")
+    nb::class_<Tokens>(m, "GuardTokens", "The tokens of a vocabulary, indexed for guards.")
         .def(
             "__init__", [](Tokens* self, std::shared_ptr<Trie> trie) { new (self) Tokens(std::move(trie)); }, "trie"_a)
         .def(
@@ -154,11 +154,11 @@ void bind_guard(nb::module_& m) {
             [](const Tokens& self, nb::bytes text) {
                 return self.beginning(std::string_view(text.c_str(), text.size()));
             },
-            "text"_a, "The tokens that a text begins with.");
-    nb::class_<Facts>(m, "GuardFacts", "What a guard holds outputs to.")
+            "text"_a, "Returns the tokens that a text begins with.");
+    nb::class_<Facts>(m, "GuardFacts", "The facts that a guard enforces.")
         .def_static("of", &facts_of, "facts"_a, "kinds"_a, "num_branches"_a,
-                    "The facts, the numbers of the types of steps. Raises ValueError for facts that lead to nothing.");
-    nb::class_<Guard>(m, "Guard", "The place of an output that is guarded in its language.")
+                    "kinds: the number of each type of step. Raises ValueError for facts with a wrong reference.");
+    nb::class_<Guard>(m, "Guard", "The place of a guarded output.")
         .def(
             "__init__",
             [](Guard* self, std::shared_ptr<Facts> facts, std::shared_ptr<Tokens> tokens,
@@ -168,7 +168,7 @@ void bind_guard(nb::module_& m) {
                                  multiples_of(std::move(multiples)));
             },
             "facts"_a, "tokens"_a, "language"_a, "branches"_a, "multiples"_a,
-            "multiples(node, number, is_whole): whether a number is a multiple, or can become one.")
+            "multiples(node, number, is_whole): returns whether a number is a multiple, or can become one.")
         .def(
             "fill",
             [](Guard& self, Mask mask) {
@@ -176,9 +176,9 @@ void bind_guard(nb::module_& m) {
                 nb::gil_scoped_release released;
                 self.fill(mask.data());
             },
-            "mask"_a, "Writes the tokens that may come next and break nothing then and later.")
+            "mask"_a, "Writes the tokens that are allowed and leave a valid continuation.")
         .def("accept", &Guard::accept, "token_id"_a, nb::call_guard<nb::gil_scoped_release>(),
-             "Goes on by a token. False, and nothing changes, where it may not come next.")
+             "Appends a token. Returns False, and changes nothing, if it is not allowed.")
         .def("rollback", &Guard::rollback, "num_tokens"_a)
         .def(
             "allows",
@@ -187,7 +187,7 @@ void bind_guard(nb::module_& m) {
                 nb::gil_scoped_release released;
                 return self.allows(next);
             },
-            "text"_a, "Whether a text that the language allows next breaks nothing.")
+            "text"_a, "Returns whether appending a text, which the language allows, breaks no fact.")
         .def_prop_ro(
             "number",
             [](Guard& self) -> nb::object {
@@ -201,10 +201,10 @@ void bind_guard(nb::module_& m) {
                 if (!is_number) return nb::none();
                 return nb::make_tuple(nb::bytes(text.data(), text.size()), node);
             },
-            "The number that is being written and must be a multiple, and its node; or None.")
+            "The number that is being written, if it must be a multiple, and its node; or None.")
         .def_prop_ro("num_places", &Guard::num_places, "How many things the value that is being written may be.")
         .def_prop_ro("num_parts_read", &Guard::num_parts_read,
-                     "Parts of what is being written that were compared to what was, for tests that count work.")
+                     "Parts of items and keys that were compared so far, for tests that count work.")
         .def_prop_ro("accepts", &Guard::accepts, nb::call_guard<nb::gil_scoped_release>(),
                      "Whether the output may end here.")
         .def_prop_ro(

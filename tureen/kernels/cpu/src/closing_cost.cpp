@@ -400,7 +400,7 @@ void find_costs(Program& program, const Trie& trie) {
         }
     }
     program.cost = equations.solved();
-    // What no text leads on from matches nothing.
+    // Empty the instructions from which no text leads to the end.
     for (int32_t pc = 0; pc < int32_t(program.code.size()); pc++) {
         if (bytes[pc] >= NEVER) program.code[pc] = {SPLIT, 0, 0};
     }

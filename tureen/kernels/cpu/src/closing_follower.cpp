@@ -89,7 +89,7 @@ void Follower::count_kept() {
     counted_ = num_configurations_;
 }
 
-// Has other languages forget what they keep, those first that were used longest ago; not those that are in use.
+// Clears other languages, the least recently used first, except those in use.
 void Follower::make_room() {
     Kept& kept = *trie_->kept;
     std::lock_guard<std::mutex> held(kept.lock);
@@ -104,7 +104,7 @@ void Follower::make_room() {
     }
 }
 
-// What one output needs is no reason to begin anew before as much has come again.
+// Raises the thresholds of `tidy` by what a replayed output needs, so that it is not replayed again at once.
 void Follower::settle() {
     settled_states_ = states_.size();
     settled_configurations_ = num_configurations_;
@@ -153,8 +153,8 @@ int32_t Follower::closed(Configurations waiting) {
     return state_of(std::move(takers), accepts);
 }
 
-// Whether it is new: no other one was reached that can do all that it can. Where it takes a byte or may go round again,
-// that is one at the same place which has matched no more often, but often enough.
+// Adds a configuration, unless another one covers it. Returns whether it was added. An equal one covers it. If
+// `is_counted`, so does one with a lower count that has already reached the rule's minimum.
 bool Follower::reach(const Configuration& c, bool is_counted) {
     Last& last = last_[size_t(c.pc)];
     if (last.round != round_) last = {round_, -1};
@@ -257,7 +257,7 @@ int32_t Follower::frame_with(int32_t rule, std::vector<Edge> edges) {
     frames_.push_back({rule, cost, number, edges});
     for (Edge& edge : edges) edge = {edge.pc, uncounted(edge.count, edge.frame), frames_[size_t(edge.frame)].uncounted};
     if (edges != frames_[size_t(number)].edges) {
-        const int32_t same = frame_with(rule, std::move(edges));  // of which nothing more can be left out
+        const int32_t same = frame_with(rule, std::move(edges));  // its counts are normal already
         frames_[size_t(number)].uncounted = same;
     }
     return number;
@@ -283,7 +283,7 @@ int32_t Follower::state_of(Configurations takers, bool accepts) {
     for (const Configuration& c : takers) key.insert(key.end(), {c.pc, c.count, c.frame});
     if (const auto known = state_ids_.find(key); known != state_ids_.end()) return known->second;
     if (states_.size() >= MAX_STATES_OF_A_WALK || num_configurations_ > 8 * MAX_CONFIGURATIONS) {
-        is_full_ = true;  // other outputs begin without what this one left
+        is_full_ = true;  // the next call clears the states
         throw TooLarge("it can go on in too many ways");
     }
     const int32_t number = int32_t(states_.size());
@@ -314,7 +314,7 @@ int32_t Place::state() {
     }
     if (states_.empty()) states_.push_back(follower.start());
     while (states_.size() <= tokens_.size()) {
-        follower.begin_work();  // each token was within bounds when it came
+        follower.begin_work();  // each token stayed within the limit when it was accepted
         states_.push_back(follower.after(states_.back(), tokens_[states_.size() - 1]));
     }
     follower.begin_work();
@@ -448,7 +448,7 @@ Nearness Place::restrict(uint32_t* mask, int32_t left, Zones zones) {
                                  : ends_here      ? nearer_
                                  : ends_soon      ? common(mask, word, ends)
                                                   : open_;
-    if (follower.is_free(here)) {  // its limit cuts it: only what could not be closed is left out
+    if (follower.is_free(here)) {  // the limit cuts free text: remove only tokens that open what cannot be closed
         if (is_any(open_)) std::copy(open_.begin(), open_.end(), mask);
         return AWAY;
     }

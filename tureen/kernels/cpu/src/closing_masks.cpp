@@ -1,5 +1,5 @@
-// Which tokens may come next. Most masks are of strings: what all plain characters have in common is found once, by
-// state, and only the other tokens are followed byte by byte.
+// Masks of the next token. Most states are inside strings. There, plain tokens come from precomputed bitmaps, and only
+// the other tokens are followed byte by byte.
 #include <algorithm>
 
 #include "closing_place.h"
@@ -8,13 +8,13 @@ namespace tureen {
 
 namespace {
 
-constexpr size_t MAX_TARGETS = 8;  // of the bytes of a character up to one of them
+constexpr size_t MAX_TARGETS = 8;  // states that the first bytes of a character may lead to
 
 struct Range {
     int first, last;
 };
 
-// The UTF-8 of characters that JSON writes as they are, without surrogates.
+// The UTF-8 byte ranges of plain characters: JSON does not escape them. Surrogates are excluded.
 const std::vector<std::vector<Range>> PLAIN{
     {{0x20, 0x21}},
     {{0x23, 0x5b}},
@@ -49,8 +49,8 @@ void Follower::read_characters() {
     }
 }
 
-// The count that takes the place of another one of a frame's rule: while there is room for all that a token can add,
-// how much room there is makes no difference to what may come next, or to what it takes to end.
+// Normalises a count of a frame's rule. If one token cannot exceed the rule's maximum, the exact count changes neither
+// the mask nor the cost.
 int32_t Follower::uncounted(int32_t count, int32_t frame) const {
     const Rule& rule = program_.rules[size_t(frames_[size_t(frame)].rule)];
     if (rule.is_bounded()) return rule.most - count >= roomy_ ? 0 : count;
@@ -69,17 +69,17 @@ int32_t Follower::uncounted(int32_t state) {
     return state_of(std::move(takers), accepts_[size_t(state)]);
 }
 
-// Whether the output may not end, and all ways to go on are in one frame.
+// Returns whether the state does not accept and all its configurations are in one frame.
 bool Follower::is_in_one_frame(int32_t state) const {
     const Configurations& takers = states_[size_t(state)];
     return !accepts_[size_t(state)] && std::all_of(takers.begin(), takers.end(),
                                                    [&](const Configuration& c) { return c.frame == takers[0].frame; });
 }
 
-// The state that each plain character leads to, or DEAD; SEVERAL where they lead to different ones.
+// Returns the state after any plain character, or DEAD; SEVERAL if it depends on the character.
 //
-// Where they lead back to the state itself and all its ways are in one frame, the same holds in any other frame: the
-// characters never leave it. If its rule could end, what follows it would be among the ways, or the output could end.
+// If plain characters lead back to a state whose configurations are all in one frame, they do so in any other frame:
+// they never pop it. If the rule could end, the state would accept or have a configuration of the calling frame.
 int32_t Follower::after_plain(int32_t state) {
     if (after_plain_[size_t(state)] != UNKNOWN) return after_plain_[size_t(state)];
     std::vector<int32_t> shape;
@@ -101,7 +101,7 @@ int32_t Follower::after_plain(int32_t state) {
     return after_plain_[size_t(state)] = target;
 }
 
-// Whether all these characters lead to one state, that of the characters before.
+// Returns whether all these characters lead to one state: `target`, which is set if it is UNKNOWN.
 bool Follower::leads_to_one(int32_t state, const Steps& steps, int32_t& target) {
     std::vector<int32_t> from{state}, to;
     for (const std::vector<uint8_t>& bytes : steps) {
@@ -119,7 +119,7 @@ bool Follower::leads_to_one(int32_t state, const Steps& steps, int32_t& target) 
     return from.size() == 1 && from[0] == target;
 }
 
-// How many plain characters may come, whichever they are, as far as a token has as many; -1 where it depends on them.
+// Returns how many plain characters can follow, up to the longest plain token; -1 if that depends on the characters.
 int32_t Follower::num_plain(int32_t state) {
     int32_t count = 0;
     for (int32_t at = state; count < trie_->longest_plain; count++) {
@@ -132,7 +132,7 @@ int32_t Follower::num_plain(int32_t state) {
     return count;
 }
 
-// Whether the end is near after so many plain characters, and after each number of them before.
+// Returns whether the cost stays within `bound` after 1 to `num_plain` plain characters.
 bool Follower::is_near(int32_t state, int32_t num_plain, int32_t bound) {
     for (int32_t at = state; num_plain > 0; num_plain--) {
         const int32_t next = after_plain(at);
@@ -165,7 +165,7 @@ void Follower::add_tokens(const Nodes& nodes, int32_t from, int32_t to, int32_t 
     });
 }
 
-// Where plain characters lead to different states, as many of them as like may come after some of the first ones.
+// If plain characters lead to different states, uses bitmaps after each first byte that any plain text can follow.
 void Follower::add_by_first(int32_t state, Next& next) {
     const Nodes &all = *trie_, &others = trie_->others;
     for (int32_t node = 1, other = 1; node < all.size(); node = all.end[node]) {

@@ -33,7 +33,7 @@ public:
     };
     using Configurations = std::vector<Configuration>;
 
-    // Tokens to spare from which on only those few are looked at that lead far away.
+    // With more spare tokens than this, only tokens that raise the cost by more are checked against the limit.
     static constexpr int32_t FAR = 32;
 
     static constexpr int32_t DEAD = -1, UNKNOWN = -2, SEVERAL = -3;
@@ -56,20 +56,20 @@ public:
         walk(*trie_, 1, trie_->size(), state, body);
     }
 
-    // What may come next. `far`: the tokens after which it takes much more to end, and how much.
+    // The next token's mask. `far`: the tokens that raise the cost beyond `bound`, with the cost after each.
     struct Next {
         std::vector<uint32_t> mask;
         std::vector<std::pair<int32_t, int32_t>> far;
-        int32_t bound;  // what is more is far
+        int32_t bound;
     };
     const Next& next(int32_t state);
-    // The byte that must come, or -1.
+    // The only byte that can follow, or -1.
     int32_t only_byte(int32_t state);
-    // Whether no byte may come.
+    // Whether no byte can follow.
     bool is_over(int32_t state);
 
-    // Forgets all states where there are many; `generation` rises. Where all languages together keep much, one that was
-    // used longer ago forgets its own.
+    // Starts a call. Clears the states if there are too many, and raises `generation`. If all languages together keep
+    // too much, clears those that were used least recently.
     void tidy();
     void settle();
     void begin_work() { work_ = 0; }
@@ -84,7 +84,7 @@ public:
 private:
     struct Reached {
         Configuration what;
-        int32_t before;  // the one that was reached before it at the same instruction, or -1
+        int32_t before;  // the previous one at the same instruction, or -1
     };
     using Steps = std::vector<std::vector<uint8_t>>;  // for each byte of a character, a member of each class
     struct Edge {
@@ -96,7 +96,7 @@ private:
     };
     struct Frame {  // a rule that is being matched, and what follows it
         int32_t rule, cost;
-        int32_t uncounted;  // the frame without counts that make no difference for the next token
+        int32_t uncounted;  // the same frame with normalised counts
         std::vector<Edge> edges;
     };
     struct Opened {  // a rule that was begun at this byte
@@ -152,7 +152,7 @@ private:
 
     std::vector<Configurations> states_;
     std::vector<int32_t> costs_, moves_;
-    std::vector<int32_t> after_plain_;  // where all plain characters lead
+    std::vector<int32_t> after_plain_;  // by state: see after_plain
     std::vector<bool> accepts_;
     std::unordered_map<std::vector<int32_t>, int32_t, Hash> state_ids_, frame_ids_;
     std::vector<Frame> frames_;
@@ -161,15 +161,15 @@ private:
     int64_t work_ = 0;                                            // of this call
     bool is_full_ = false;                                        // a state could not be added
     std::vector<Steps> characters_;                               // all plain ones
-    std::unordered_set<std::vector<int32_t>, Hash> plain_loops_;  // states that all plain characters lead back to
-    std::unordered_map<int32_t, Next> next_;                      // by state without counts
+    std::unordered_set<std::vector<int32_t>, Hash> plain_loops_;  // configurations that plain characters lead back to
+    std::unordered_map<int32_t, Next> next_;                      // by state with normalised counts
     std::vector<int32_t> path_;
-    int64_t counted_ = 0;           // of what is kept, in the total of all languages
-    std::atomic<int64_t> used_{0};  // when, by their clock
+    int64_t counted_ = 0;           // this language's part of the total
+    std::atomic<int64_t> used_{0};  // the time of the last use
 
     std::vector<Opened> opened_;
     std::vector<Reached> reached_;
-    // By instruction, by rule: what was reached, opened last, and in which round.
+    // By instruction, and by rule: the last entry in `reached_` or `opened_`, valid in its round.
     struct Last {
         int64_t round = 0;
         int32_t number = -1;
@@ -213,14 +213,14 @@ class Place {
 public:
     explicit Place(std::shared_ptr<Follower> follower) : follower_(std::move(follower)) {}
 
-    // Whether the language allows the token; where it does not, nothing changes.
+    // Appends a token. Returns false, and changes nothing, if the language does not allow it.
     bool accept(int32_t token);
     void rollback(size_t count);
     int32_t cost();
-    // Writes the tokens that may come next, and where the output may end, those that end it.
+    // Writes the next token's mask, with the end tokens if the output may end.
     void fill(uint32_t* mask);
     size_t num_words() const { return follower_->trie().num_words(); }
-    // The text that must come next, up to `most` bytes.
+    // The text that every continuation starts with, up to `most` bytes.
     std::string forced(size_t most);
     bool accepts();
     bool is_free();
@@ -228,7 +228,7 @@ public:
     bool is_over();
     // How many of these tokens may follow so that the output still ends within `left` tokens.
     size_t num_closing(const std::vector<int32_t>& tokens, int32_t left);
-    // Takes from a mask the tokens behind which the output could not end within `left`.
+    // Removes tokens from a mask after which the output cannot end within `left` tokens.
     Nearness restrict(uint32_t* mask, int32_t left, Zones zones);
     // Of the last mask that was taken from near the end: all that could be ended in time, and what leads nearer to it.
     const std::vector<uint32_t>& open() const { return open_; }

@@ -9,10 +9,10 @@ namespace tureen {
 
 namespace {
 
-constexpr int WIDE = 12;  // children from which on they are not looked through
+constexpr int WIDE = 12;  // nodes with as many children have a table of them
 constexpr int32_t MOST_MASKS = 17;
 
-// How many bytes the character at a place has, where it is whole and plain; else 0.
+// Returns the number of bytes of the character at a place if it is complete and plain; else 0.
 size_t plain_character(const std::string& text, size_t at) {
     auto byte = [&](size_t place) { return place < text.size() ? uint8_t(text[place]) : uint8_t(0); };
     const uint8_t lead = byte(at);
@@ -22,14 +22,14 @@ size_t plain_character(const std::string& text, size_t at) {
         if ((byte(at + more) & 0xc0) != 0x80) return 0;
     }
     const uint8_t second = byte(at + 1);
-    if (lead == 0xe0 && second < 0xa0) return 0;  // longer than it need be
+    if (lead == 0xe0 && second < 0xa0) return 0;  // an overlong encoding
     if (lead == 0xed && second > 0x9f) return 0;  // a surrogate
     if (lead == 0xf0 && second < 0x90) return 0;
     if (lead == 0xf4 && second > 0x8f) return 0;  // beyond the last code point
     return size;
 }
 
-// The number of its characters; -1 where one of them is not plain.
+// Returns the number of characters; -1 if one of them is not plain.
 int32_t plain_length(const std::string& text) {
     int32_t length = 0;
     for (size_t at = 0; at < text.size(); length++) {

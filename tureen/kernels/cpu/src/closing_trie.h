@@ -14,18 +14,18 @@ namespace tureen {
 
 // Nodes by number, in the order of a walk in depth; 0 is the root.
 struct Nodes {
-    // Of these texts, of which an empty one has no node.
+    // Builds the trie of these texts, given the ids of the non-empty ones in order.
     void add(const std::vector<std::string>& texts, const std::vector<int32_t>& sorted);
 
     int32_t size() const { return int32_t(byte.size()); }
 
     std::vector<uint8_t> byte;
     std::vector<uint16_t> depth;
-    std::vector<int32_t> end;    // the number of the next sibling, or of what follows the nodes below this one
+    std::vector<int32_t> end;    // one past the last node of the subtree
     std::vector<int32_t> token;  // the last token that ends here, or -1
 };
 
-// What the languages of a vocabulary keep of their states and masks, together.
+// The states and masks of all languages of a vocabulary, counted in configurations.
 struct Kept {
     explicit Kept(int64_t most_) : most(most_) {}
 
@@ -37,19 +37,19 @@ struct Kept {
 
 // A plain token is made of whole characters that JSON writes as they are: no quote, no backslash, no control character.
 struct Trie : Nodes {
-    // `tokens`: by id; an empty one is no text. `end_ids`: those that end an output. `num_tokens`: of a mask.
-    // `most_kept`: what its languages keep before those that were used longest ago forget theirs, in configurations.
+    // `tokens`: texts by id; empty: not a text token. `end_ids`: the tokens that end an output. `num_tokens`: bits of a
+    // mask. `most_kept`: configurations that its languages may keep before the least recently used are cleared.
     Trie(std::vector<std::string> tokens, const std::vector<int32_t>& end_ids, size_t num_tokens, int64_t most_kept);
 
     size_t num_words() const { return ends.size(); }
-    // Adds the plain tokens of at most this many characters to a mask.
+    // Adds the plain tokens of up to `num_characters` characters to a mask.
     void add_plain(int32_t num_characters, std::vector<uint32_t>& mask) const;
 
     std::vector<std::string> texts;  // by token
     std::vector<uint32_t> ends;      // a mask
     std::vector<int32_t> same;       // by token: another one of the same text, or -1
     Nodes others;                    // of the tokens that are not plain
-    // By their first byte, where that is a character: the plain tokens, as a mask; none where there are none.
+    // By first byte, if it is ASCII: a mask of the plain tokens that begin with it; empty if there are none.
     std::array<std::vector<uint32_t>, 128> plain_by_first;
     const std::unique_ptr<Kept> kept;
     int32_t longest = 0, longest_plain = 0;  // bytes of a token; characters of a plain one
@@ -84,11 +84,10 @@ struct Trie : Nodes {
 private:
     void mark_plain(const std::vector<int32_t>& sorted);
 
-    std::vector<std::vector<uint32_t>> plain_;  // by the number of characters, up to a few: masks
-    std::vector<std::pair<int32_t, int32_t>>
-        longer_plain_;               // the number of characters of the other ones, and the token
-    std::vector<int32_t> wide_;      // by node: where it has a row of children by byte, or -1
-    std::vector<int32_t> children_;  // [rows, 256]
+    std::vector<std::vector<uint32_t>> plain_;               // masks by the number of characters, for short tokens
+    std::vector<std::pair<int32_t, int32_t>> longer_plain_;  // longer tokens: the number of characters, and the id
+    std::vector<int32_t> wide_;                              // by node: where it has a row of children by byte, or -1
+    std::vector<int32_t> children_;                          // [rows, 256]
 };
 
 }  // namespace tureen

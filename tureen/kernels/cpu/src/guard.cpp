@@ -6,9 +6,9 @@ namespace tureen::guard {
 
 namespace {
 
-constexpr int MAX_LOOKS = 256;  // places that one mask is looked ahead from; beyond, a way out is taken for granted
-constexpr size_t WORDS = 16;    // of a mask that are looked at together
-constexpr size_t FEW = 8;       // tokens that are looked at first, where one that is free is enough
+constexpr int MAX_LOOKS = 256;  // look-aheads of one mask; after these, a continuation is assumed
+constexpr size_t WORDS = 16;    // words of a mask that are checked in one batch
+constexpr size_t FEW = 8;       // tokens of the first batch, if one free token is enough
 
 bool is_in(const uint32_t* mask, int32_t token) { return mask[token / 32] >> (token % 32) & 1; }
 void clear(uint32_t* mask, int32_t token) { mask[token / 32] &= ~(uint32_t(1) << (token % 32)); }
@@ -17,7 +17,7 @@ bool is_in_string(Mode mode) {
     return mode == Mode::STRING || mode == Mode::ESCAPE || mode == Mode::KEY || mode == Mode::KEY_ESCAPE;
 }
 
-// The tokens of a mask that are not in another one.
+// Returns the tokens of a mask that are not in another one.
 TokenIds ids_of(const uint32_t* mask, const std::vector<uint32_t>& without) {
     TokenIds ids;
     const uint32_t* others = without.data();
@@ -36,7 +36,7 @@ TokenIds ids_of(const uint32_t* mask, const std::vector<uint32_t>& without) {
     return ids;
 }
 
-// Whether a mask has a token that is not in another one, nor in a list.
+// Returns whether a mask has a token that is neither in another one nor in a list.
 bool is_any_left(const uint32_t* mask, const std::vector<uint32_t>& without, const TokenIds& list) {
     for (size_t word = 0; word < without.size(); word++) {
         uint32_t bits = mask[word] & ~without[word];
@@ -56,7 +56,7 @@ size_t common_size(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-// Brings the text and the reader back to how they are now.
+// Restores the text and the reader when it is destroyed.
 struct Guard::Kept {
     explicit Kept(Guard& guard_) : guard(guard_), size(guard.data().size()), marks(guard.reader_.marks()) {}
     ~Kept() {
@@ -83,7 +83,7 @@ Guard::Guard(std::shared_ptr<const Facts> facts, std::shared_ptr<const Tokens> t
 }
 
 bool Guard::accept(int32_t token) {
-    if (!language.accept(token)) return false;  // asked first: it bounds the numbers that the guard computes with
+    if (!language.accept(token)) return false;  // first, because it bounds the numbers that the guard computes with
     Kept kept(*this);
     StepPlace place = places_.back();
     bool is_right = true;
@@ -163,7 +163,7 @@ void Guard::fill(uint32_t* mask) {
     }
 }
 
-// What can be told without a look at each token.
+// Removes tokens by whole masks, without looking at each one.
 void Guard::fill_language(uint32_t* mask) {
     const Kept kept(*this);
     language.fill(mask);
@@ -175,7 +175,7 @@ void Guard::fill_language(uint32_t* mask) {
     restrict_to_budget(mask);
 }
 
-// The tokens of a mask that can break something: those that end what is being written.
+// Returns the tokens of a mask that can break a fact: those that end the current string, key or value.
 TokenIds Guard::looked_at(const uint32_t* mask) {
     const StepPlace& place = places_.back();
     const Step* here = step(place);
@@ -224,8 +224,8 @@ TokenIds Guard::across(const std::vector<std::string>& stops, const StepPlace& p
     return tokens;
 }
 
-// body(token, its place or null where it breaks a fact) for tokens in the order of their texts, until one returns
-// false. What two of them begin with is read once. The text goes up to the end of the token.
+// Calls body(token, place), with a null place if the token breaks a fact, in the order of the tokens' texts, until it
+// returns false. Reads a common beginning once. During a call, the text ends with the token.
 template <class Body>
 void Guard::each_place(const TokenIds& tokens, const Body& body) {
     const Kept kept(*this);
@@ -257,7 +257,7 @@ void Guard::each_place(const TokenIds& tokens, const Body& body) {
     }
 }
 
-// Whether what may not be would be there if it ended here: an item that is there, a free text that is excluded.
+// Returns whether ending here would repeat an item or give an excluded free text.
 bool Guard::is_near(const StepPlace& place) {
     if (place.value.count > 0) return reader_.are_near(place.value);
     const Step* here = step(place);
@@ -266,7 +266,7 @@ bool Guard::is_near(const StepPlace& place) {
     return !text.empty() && std::find(here->never.begin(), here->never.end(), text) != here->never.end();
 }
 
-// The tokens of a mask that go on with a string as one goes on that is there.
+// Returns the tokens of a mask that continue a string as an earlier one continues.
 TokenIds Guard::going_on(const uint32_t* mask) {
     TokenIds tokens;
     if (!is_in_text()) return tokens;
@@ -278,7 +278,7 @@ TokenIds Guard::going_on(const uint32_t* mask) {
     return tokens;
 }
 
-// Whether something can follow a token that breaks nothing then and later.
+// Returns whether a token leaves a valid continuation.
 bool Guard::has_way_out(int32_t token) {
     if (looks_left_ <= 0) return true;
     looks_left_--;
@@ -293,7 +293,7 @@ bool Guard::has_way_out(int32_t token) {
     }
 }
 
-// Whether a token may come next that breaks nothing then and later.
+// Returns whether any token leaves a valid continuation.
 bool Guard::has_way_on() {
     std::vector<uint32_t> mask(num_words());
     fill_language(mask.data());
@@ -320,8 +320,8 @@ bool Guard::has_way_on() {
                        [&](int32_t token) { return is_in(mask.data(), token) && has_way_out(token); });
 }
 
-// Whether one of the tokens breaks nothing, whatever follows. Takes those from the mask that break something, and adds
-// to `near` those that may lead to what does. Stops at the first that is free.
+// Removes the tokens that break a fact from the mask, and adds those that may lead to a break to `near`. Returns at the
+// first token that cannot break anything: whether there is one.
 bool Guard::is_any_free(const TokenIds& tokens, uint32_t* mask, TokenIds& near) {
     const size_t num_going_on = near.size();
     bool is_free = false;

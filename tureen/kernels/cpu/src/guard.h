@@ -1,4 +1,4 @@
-// An output that is guarded: of the tokens that its language allows, those that would break a fact are left out.
+// A guarded output: of the tokens that its language allows, removes those that would break a fact.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace tureen::guard {
 
 using TokenIds = std::vector<int32_t>;
 
-// The tokens of a vocabulary as guards look for them.
+// The tokens of a vocabulary, indexed for guards.
 class Tokens {
 public:
     explicit Tokens(std::shared_ptr<const Trie> trie);
@@ -29,13 +29,13 @@ public:
     const std::vector<uint32_t>& ends() const { return trie_->ends; }
     // The tokens that a text begins with.
     TokenIds beginning(std::string_view text) const;
-    // The tokens that begin with a text and have more.
+    // The tokens that are longer than a text and begin with it.
     TokenIds beyond(std::string_view text) const;
-    // The tokens that end a text, of which the end of what is before may have begun, and have more.
+    // The tokens that complete a text, whose beginning may be at the end of `before`, and go on after it.
     TokenIds across(const std::string& text, std::string_view before) const;
     // The tokens of this text.
     TokenIds of(std::string_view text) const;
-    // Brings tokens into the order of their texts.
+    // Sorts tokens by their texts.
     void sort(TokenIds& tokens) const;
 
     TokenIds quoting, opening;  // in the order of their texts: with a quote, with what opens a value
@@ -53,10 +53,10 @@ private:
     mutable std::unordered_map<std::string, std::shared_ptr<const TokenIds>> holding_;  // with the lock
 };
 
-// How many bytes the last character of a text in UTF-8 still needs.
+// Returns how many bytes the last character of a UTF-8 text lacks.
 int missing_bytes(std::string_view text);
 
-// Where in the output a text is. `value`: in its JSON value; of no places without one.
+// A place in the output. `value`: the place in its JSON value, if it has one.
 struct StepPlace {
     int32_t step = THE_END, start = 0;
     JsonPlaces value;
@@ -72,11 +72,11 @@ public:
     bool accept(int32_t token);
     void rollback(size_t count);
     bool accepts();
-    // Whether the text that comes next breaks nothing.
+    // Returns whether appending a text breaks no fact.
     bool allows(std::string_view text);
-    // The number that is being written and has a step, and its node.
+    // The number that is being written, if it must be a multiple, and its node.
     bool number(std::string& text, int32_t& node);
-    // How many things the value that is being written may be so far.
+    // How many alternatives the current value still fits.
     int32_t num_places() const { return places_.back().value.count; }
     int64_t num_parts_read() const { return reader_.num_parts_read; }
 
@@ -100,9 +100,9 @@ private:
     bool read_value(const Step& step, StepPlace& place, int32_t at, int depth);
     bool read_key(const Step& step, StepPlace& place, int32_t at);
     bool read_again(StepPlace& place, int32_t at, int depth);
-    // Reads the byte at a position, as `read` does, and keeps to budgets.
+    // Reads the byte at a position. Fails if a token budget is exceeded.
     bool go_on(StepPlace& place, int32_t at);
-    // Whether a text can end a token where it has led to a place.
+    // Returns whether a token may end at a place.
     bool can_end_token(StepPlace& place);
 
     // Budgets of tokens.

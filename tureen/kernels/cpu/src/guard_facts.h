@@ -1,4 +1,4 @@
-// What a guard holds an output to, as grammar/guard/facts.py declares it.
+// The facts that a guard enforces, as grammar/guard/facts.py declares them.
 #pragma once
 
 #include <cstdint>
@@ -74,7 +74,7 @@ struct Step {
 };
 
 struct Facts {
-    // Throws std::invalid_argument where a number leads to nothing.
+    // Throws std::invalid_argument if an index is out of range.
     void check(size_t num_branches) const;
 
     std::vector<Node> nodes;

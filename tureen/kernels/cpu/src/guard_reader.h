@@ -1,4 +1,4 @@
-// Reads the JSON that is being written, byte by byte, and finds what breaks a fact as soon as it does.
+// Reads the JSON of an output byte by byte, and reports the first byte that breaks a fact.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace tureen::guard {
 
-// The kinds of places in JSON: what may come next.
+// The kinds of places in JSON.
 enum class Mode : uint8_t {
     VALUE,
     ITEM_OR_END,
@@ -30,14 +30,14 @@ enum class Mode : uint8_t {
     END,
 };
 
-constexpr size_t MAX_PLACES = 16;  // that a text may be at; beyond, it is held to some of them
+constexpr size_t MAX_PLACES = 16;  // alternatives that are followed; further ones are dropped
 
 inline bool is_space(uint8_t byte) { return byte == ' ' || byte == '\n' || byte == '\r' || byte == '\t'; }
 inline bool is_in_number(uint8_t byte) {
     return (byte >= '0' && byte <= '9') || byte == '+' || byte == '-' || byte == '.' || byte == 'e' || byte == 'E';
 }
 
-// Where in a value a text is. `frame`, `holds`: numbers, or -1 for none.
+// A place in a value. `frame`, `holds`: indices, or -1 for none.
 struct JsonPlace {
     bool operator==(const JsonPlace& o) const {
         return mode == o.mode && counts == o.counts && frame == o.frame && start == o.start && node == o.node &&
@@ -52,23 +52,23 @@ struct JsonPlace {
     int32_t holds = -1;  // of the value that is being written, and of what is open around it
 };
 
-// All places that a text may be at, as its values may be several things. Their modes are the same.
+// All places of a text, one for each combination of alternatives. They have the same mode.
 struct JsonPlaces {
     int32_t first = 0, count = 0;
-    bool is_narrow = false;  // the grammar may allow what is none of these
+    bool is_narrow = false;  // the grammar may allow a text that fits none of these places
 };
 
-// Answers for numbers with a step: whether one is a multiple, or where it is not whole, can become one.
+// A callback: returns whether a number is a multiple, or if it is incomplete, whether it can become one.
 using Multiples = std::function<bool(int32_t node, std::string_view number, bool is_whole)>;
 
-// Follows values in the languages of branches. What was read before is gone on with.
+// Follows values in the languages of branches, and continues from what was read before.
 class Branches {
 public:
     explicit Branches(std::vector<std::shared_ptr<Follower>> followers) : followers_(std::move(followers)) {}
 
-    // Whether the text, from where a value begins up to an end, begins one of the branch.
+    // Returns whether the text from a value's start to `end` is a prefix of the branch's language.
     bool fits(int32_t branch, int32_t start, const std::string& data, size_t end);
-    // Leaves of a mask what goes on with a value of the branch.
+    // Removes the tokens from a mask that do not continue a value of the branch.
     void restrict(int32_t branch, int32_t start, const std::string& data, std::vector<uint32_t>& mask);
     // The text is cut to a size.
     void cut(size_t size);
@@ -80,14 +80,14 @@ private:
         std::vector<int32_t> states;  // after each byte
     };
 
-    // Goes on as far as the branch has the text; with the follower's lock.
+    // Follows the text as far as the branch allows. Takes the follower's lock.
     Followed& followed(int32_t branch, int32_t start, const std::string& data, size_t end);
 
     const std::vector<std::shared_ptr<Follower>> followers_;
     std::vector<Followed> followed_;  // the last is the one used last
 };
 
-// Goes from place to place over a text. Places, and what they are made of, are kept until `forget`.
+// Reads a text from place to place. Keeps places and their parts until `forget`.
 class Reader {
 public:
     struct Marks {
@@ -98,21 +98,21 @@ public:
         : facts_(facts), branches_(std::move(branches)), multiples_(std::move(multiples)) {}
 
     JsonPlaces begin(int32_t node, int32_t at);
-    // Goes on by the byte of the text at a position. False where it breaks a fact.
+    // Reads the byte at a position. Returns false if it breaks a fact.
     bool read(JsonPlaces& places, int32_t at);
-    // Ends a number that is the whole value. False where it breaks a fact.
+    // Ends a number that is the whole value. Returns false if it breaks a fact.
     bool end(const JsonPlaces& places, int32_t at);
-    // Whether no fact is broken by the text's end.
+    // Returns whether the text may end here without breaking a fact.
     bool ends(const JsonPlaces& places);
-    // Leaves the places that the text can be at.
+    // Drops the places that the text does not fit.
     JsonPlaces fitting(const JsonPlaces& places);
-    // Whether what is being written may still become equal to what was written before it, at all places.
+    // Returns whether the current item or key may still become equal to an earlier one, at all places.
     bool are_near(const JsonPlaces& places);
-    // Calls with what must come so that what is being written goes on as something did that was written before it.
+    // Calls with each rest that would make the current item or key equal to an earlier one.
     void each_rest(const JsonPlaces& places, const std::function<void(std::string_view)>& call);
-    // Leaves the tokens of a mask that one of the places has at least.
+    // Removes the tokens from a mask that none of the places allows.
     void restrict(const JsonPlaces& places, uint32_t* mask, size_t num_words);
-    // The number with a step that is being written, and its node.
+    // The number that is being written, if it must be a multiple, and its node.
     bool number(const JsonPlaces& places, std::string& text, int32_t& node);
 
     const JsonPlace& place(const JsonPlaces& places) const { return places_[size_t(places.first)]; }
@@ -137,7 +137,7 @@ private:
         int64_t num_done = 0;     // items or members
         int64_t num_counted = 0;  // items
     };
-    // A value that is taken for one of several things.
+    // A value that is followed as one of several alternatives.
     struct Hold {
         int32_t branch, start, parent;
     };
@@ -155,7 +155,7 @@ private:
     Outcome begin_value(JsonPlace place, int32_t at);
     Outcome key(const JsonPlace& place, int32_t end);
     Outcome close(int32_t frame, int32_t end);
-    // Makes of the place of a value that after it.
+    // Turns the place of a value into the place after it.
     Outcome complete(JsonPlace& place, int32_t end);
     bool begins_right(const JsonPlace& place, int32_t end);
     bool add_seen(Frame& frame, std::string value, std::string_view text);

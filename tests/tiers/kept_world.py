@@ -104,3 +104,18 @@ def continued(talk, answer, rng):
     """Return the next prompt of a conversation; one that has become long goes on from an earlier place."""
     talk = [*talk, *answer, *(rng.randrange(3, 60) for _ in range(rng.randrange(1, 6)))]
     return talk if len(talk) <= 60 else talk[: rng.randrange(1, 50)]
+
+
+def evict_some(cache, rng, held, drop, most):
+    """Evict up to three pages from memory, and drop the states or window pages of fewer than `most` of these nodes."""
+    for _ in range(rng.randrange(4)):
+        if cache.tree.idle:
+            cache.tree.evict()
+    held = list(held)  # after the evictions
+    for node in rng.sample(held, min(len(held), rng.randrange(most))):
+        drop(node)
+
+
+def files_in(folder):
+    """Return the files of pages, states and window pages."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "usage")

@@ -9,7 +9,20 @@ import threading
 
 import msgspec
 import pytest
-from kept_world import FILE_BYTES, NAMESPACE, PAGE_SIZE, PROMPT, KeptWorld, ask, continued, fill, keys_of, tokens_of
+from kept_world import (
+    FILE_BYTES,
+    NAMESPACE,
+    PAGE_SIZE,
+    PROMPT,
+    KeptWorld,
+    ask,
+    continued,
+    evict_some,
+    files_in,
+    fill,
+    keys_of,
+    tokens_of,
+)
 from patience import wait_until
 from world import make_request
 
@@ -43,13 +56,9 @@ def longest_prefix(world, tokens, damaged):
 
 def lose_something(world, rng, folder):
     """Evict pages or states from memory; remove or damage a file. Return the name and content of a damaged one."""
-    cache = world.engine.cache
-    for _ in range(rng.randrange(4)):
-        if cache.tree.idle:
-            cache.tree.evict()
-    for node in rng.sample(list(cache.states.held), min(len(cache.states.held), rng.randrange(3))):
-        cache.states.drop(node)
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "usage")
+    states = world.engine.cache.states
+    evict_some(world.engine.cache, rng, states.held, states.drop, 3)
+    paths = files_in(folder)
     if not paths or rng.random() < 0.5:
         return {}
     path = rng.choice(paths)

@@ -6,7 +6,7 @@ import random
 
 import msgspec
 import pytest
-from kept_world import PAGE_SIZE, PROMPT, KeptWorld, ask, continued, fill, keys_of, tokens_of
+from kept_world import PAGE_SIZE, PROMPT, KeptWorld, ask, continued, evict_some, files_in, fill, keys_of, tokens_of
 from world import make_request
 
 from tureen.contract.runner import KvSizes
@@ -88,13 +88,9 @@ def longest_prefix(world, tokens):
 
 def lose_something(world, rng, folder):
     """Evict pages or window pages from memory; remove a file."""
-    cache = world.engine.cache
-    for _ in range(rng.randrange(4)):
-        if cache.tree.idle:
-            cache.tree.evict()
-    for node in rng.sample(list(cache.windows.idle), min(len(cache.windows.idle), rng.randrange(5))):
-        cache.windows.drop(node)
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "usage")
+    windows = world.engine.cache.windows
+    evict_some(world.engine.cache, rng, windows.idle, windows.drop, 5)
+    paths = files_in(folder)
     if paths and rng.random() < 0.7:
         rng.choice(paths).unlink()
 

@@ -32,6 +32,7 @@ import llguidance
 import xgrammar
 
 from tureen import config, config_sources
+from tureen.build import vocabulary_of
 from tureen.constraining.compiler import Compiler
 from tureen.grammar import GrammarError, GrammarSpec, LanguageCompiler, Vocabulary, language_of, practise
 from tureen.kernels.cpu import native
@@ -51,9 +52,7 @@ FORK = multiprocessing.get_context("fork")  # a child has the readers
 def vocabulary_and_encode() -> tuple[Vocabulary, Callable[[str], list[int]]]:
     cache_dir = config.cache_dir(config_sources.load({}))
     tokenizer = load_tokenizer(resolve_model(config.DEFAULT_MODEL, cache_dir=cache_dir))
-    special = tokenizer.special_ids
-    tokens = tuple(b"" if index in special else tokenizer.token_bytes(index) for index in range(tokenizer.vocab_size))
-    vocabulary = Vocabulary(tokens, tokenizer.eos_token_ids, tokenizer.vocab_size)
+    vocabulary = vocabulary_of(tokenizer, tokenizer.eos_token_ids, tokenizer.vocab_size, "auto")
     return vocabulary, partial(tokenizer.encode, add_special_tokens=False)
 
 

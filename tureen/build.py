@@ -347,25 +347,28 @@ def _compiler(config: Config, tokenizer: Tokenizer, eos_token_ids: tuple[int, ..
     if why := why_unconstrained():
         log.warning("constraints of outputs are refused: %s", why)
         return None
-
-    def make_vocabulary() -> Vocabulary:
-        tokens = tokenizer.all_token_bytes()[:vocab_size]
-        texts = {token_id: token.content for token_id, token in tokenizer.added_tokens.items() if token.special}
-        is_marked = marks_calls(texts.values(), config.tool_call_parser)
-        free = sorted(texts.keys() - set(eos_token_ids)) if is_marked else ()
-        specials = tuple((token_id, texts[token_id].encode()) for token_id in free if token_id < len(tokens))
-        for token_id in tokenizer.special_ids | set(eos_token_ids):
-            if token_id < len(tokens):
-                tokens[token_id] = b""
-        return Vocabulary(tuple(tokens), eos_token_ids, vocab_size, specials)
-
-    encode = partial(tokenizer.encode, add_special_tokens=False)
     return Compiler(
-        make_vocabulary,
-        encode,
+        partial(vocabulary_of, tokenizer, eos_token_ids, vocab_size, config.tool_call_parser),
+        partial(tokenizer.encode, add_special_tokens=False),
         timeout_s=config.grammar_compile_timeout_s,
         kept=KeptGrammars(cache_dir(config) / "grammars") if config.grammar_cache else None,
     )
+
+
+def vocabulary_of(tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], vocab_size: int, parser: str) -> Vocabulary:
+    """Returns the vocabulary for constraints. Special tokens have no text; if they mark tool calls, `specials` has it.
+
+    vocab_size: number of the model's logits. parser: the value of --tool-call-parser.
+    """
+    tokens = tokenizer.all_token_bytes()[:vocab_size]
+    texts = {token_id: token.content for token_id, token in tokenizer.added_tokens.items() if token.special}
+    is_marked = marks_calls(texts.values(), parser)
+    free = sorted(texts.keys() - set(eos_token_ids)) if is_marked else ()
+    specials = tuple((token_id, texts[token_id].encode()) for token_id in free if token_id < len(tokens))
+    for token_id in tokenizer.special_ids | set(eos_token_ids):
+        if token_id < len(tokens):
+            tokens[token_id] = b""
+    return Vocabulary(tuple(tokens), eos_token_ids, vocab_size, specials)
 
 
 def _describe(

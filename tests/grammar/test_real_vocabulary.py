@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from llguidance_masks.llguidance import Llguidance
 
+from tureen.build import vocabulary_of
 from tureen.grammar import LanguageCompiler
-from tureen.grammar.base import GrammarSpec, Vocabulary
+from tureen.grammar.base import GrammarSpec
 from tureen.grammar.frontends import language_of
 from tureen.kernels.cpu import native
 from tureen.weights.source import load_tokenizer
@@ -41,9 +42,7 @@ def tokenizer(default_model_source):
 
 @pytest.fixture(scope="module")
 def vocabulary(tokenizer):
-    special = tokenizer.special_ids
-    tokens = tuple(b"" if i in special else tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size))
-    return Vocabulary(tokens, tokenizer.eos_token_ids, tokenizer.vocab_size)
+    return vocabulary_of(tokenizer, tokenizer.eos_token_ids, tokenizer.vocab_size, "auto")
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tureen.build import vocabulary_of
 from tureen.errors import InvalidRequest
 from tureen.grammar import Grammar, GrammarError, GrammarSpec, LanguageCompiler, Vocabulary, compile_grammar, practise
 from tureen.grammar.guard.guarded import GuardedGrammar
@@ -71,16 +72,9 @@ class _Times:
         self.compiles: list[float] = []
 
 
-def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """Returns a model's vocabulary as constraints see it."""
-    special = tokenizer.special_ids
-    texts = (b"" if index in special else tokenizer.token_bytes(index) for index in range(tokenizer.vocab_size))
-    return Vocabulary(tuple(texts), tokenizer.eos_token_ids, tokenizer.vocab_size)
-
-
 def run_masks(corpus: Path, tokenizer: Tokenizer, every: int, say: Callable[[str], None]) -> MaskFigures:
     """Measures every `every`-th schema of a folder or archive of JSON files. Raises InvalidRequest if it has none."""
-    vocabulary = vocabulary_of(tokenizer)
+    vocabulary = vocabulary_of(tokenizer, tokenizer.eos_token_ids, tokenizer.vocab_size, "auto")
     languages = LanguageCompiler(vocabulary, partial(tokenizer.encode, add_special_tokens=False), native.require())
     texts = sorted(_texts(corpus))[::every]
     if not texts:

@@ -15,7 +15,7 @@ from llguidance_masks.llguidance import Llguidance
 from random_languages import random_language
 from real_schemas import corpus
 
-from tureen.bench.masks import vocabulary_of
+from tureen.build import vocabulary_of
 from tureen.grammar import GrammarError, GrammarSpec, LanguageCompiler, language_of
 from tureen.kernels.cpu import native
 from tureen.text.messages import Tool, ToolChoice
@@ -32,7 +32,8 @@ SCHEMA = {"type": "object", "properties": {"t": {"type": "string"}, "n": {"type"
 @pytest.fixture(scope="module")
 def engines(default_model_source):
     tokenizer = load_tokenizer(default_model_source)
-    vocabulary, encode = vocabulary_of(tokenizer), partial(tokenizer.encode, add_special_tokens=False)
+    vocabulary = vocabulary_of(tokenizer, tokenizer.eos_token_ids, tokenizer.vocab_size, "auto")
+    encode = partial(tokenizer.encode, add_special_tokens=False)
     return {
         "engine": LanguageCompiler(vocabulary, encode, native.require()),
         "oracle": Llguidance(vocabulary, lambda text: []),

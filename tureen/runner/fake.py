@@ -110,14 +110,17 @@ class FakePages:
             pages.append(self.page(row.pages[num_full])[: rest * WIDTH])
         return b"".join(pages)
 
-    def check_window(self, row: Row) -> None:
-        """Raises RuntimeError if the window pages do not hold what the row's first token sees."""
-        if not row.window_pages:
-            return
-        for position in range(max(0, row.start + 1 - self._capacity.window), row.start):
+    def has_clean_window(self, row: Row) -> bool:
+        """Returns whether the window pages that the row's first token sees have no poison. Raises RuntimeError if one
+        has another token's bytes."""
+        is_clean = True
+        first = max(0, row.start + 1 - self._capacity.window) if row.window_pages else row.start
+        for position in range(first, row.start):
             stored = self._window_kv[self._in_window(row, position)]
+            is_clean = is_clean and stored != POISON
             if stored not in (POISON, self.read(row, position)):
                 raise RuntimeError(f"the window page of position {position} holds another token")
+        return is_clean
 
     def _page(self, page: int) -> slice:
         return slice(page * self.page_bytes, (page + 1) * self.page_bytes)
@@ -286,8 +289,7 @@ class FakeRunner:
 
     def _store(self, row: Row, fault: Fault | None) -> None:
         """Stores K/V and states of the row's tokens."""
-        before = self._before(row)
-        self.pages.check_window(row)
+        before = self._before(row) if self.pages.has_clean_window(row) else POISON
         for index, token_id in enumerate(row.token_ids):
             if fault == "poison" or before == POISON:
                 before = POISON

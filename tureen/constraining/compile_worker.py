@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -11,12 +11,10 @@ import numpy as np
 
 from tureen.constraining.loading import LazyCompilers
 from tureen.constraining.messages import LIMITS, CompileReply, CompilerSetup, broken, invalid, too_complex
-from tureen.grammar import GrammarError, GrammarSpec, TooComplex, Vocabulary, language_of, practise
+from tureen.grammar import GrammarError, GrammarSpec, TooComplex, language_of, practise
 from tureen.grammar.guard.guarded import load_guarded, ready
 from tureen.sandbox import fork_server
 from tureen.sandbox.fork_server import Handle, Program
-
-LONGEST = 32  # bytes of a token that a trial looks for
 
 Compile = Callable[[GrammarSpec], CompileReply]
 """Compiles a constraint into what the engine loads. Raises GrammarError."""
@@ -43,7 +41,7 @@ def program(make_compile: Callable[[CompilerSetup], Compile], setup: bytes) -> P
 
 def compile_with(setup: CompilerSetup) -> Compile:
     """Makes the compilers."""
-    compilers = LazyCompilers(setup.vocabulary, partial(_greedy_tokens, _ids(setup.vocabulary)))
+    compilers = LazyCompilers(setup.vocabulary, lambda text: [])  # a trial needs no tokens of its forced text
     compilers.get(has_specials=False)
     if setup.vocabulary.specials:
         compilers.get(has_specials=True)
@@ -56,7 +54,7 @@ def compile_with(setup: CompilerSetup) -> Compile:
         compiler = compilers.get(has_specials=has_specials)
         language = ready(language, compiler, strict=spec.strict)
         source = compiler.translate(language)
-        grammar = load_guarded(source, language.guard, compiler).start()  # what has no first step is known now
+        grammar = load_guarded(source, language.guard, compiler).start()  # a trial of the first step
         grammar.fill_mask(mask)
         if not mask.any():
             raise GrammarError(f"no text at all fits this {spec.kind}: its parts contradict each other")
@@ -64,23 +62,6 @@ def compile_with(setup: CompilerSetup) -> Compile:
         return CompileReply(source, None, language.guard, language.unenforced, has_specials)
 
     return compile_
-
-
-def _ids(vocabulary: Vocabulary) -> dict[bytes, int]:
-    return {token: token_id for token_id, token in enumerate(vocabulary.tokens) if token}
-
-
-def _greedy_tokens(ids: Mapping[bytes, int], text: str) -> list[int]:
-    """In place of the tokenizer, which is not here: the longest token each time. Costs a trial what the tokenizer's
-    own tokens would; what it makes is seen by nobody."""
-    data, token_ids, at = text.encode(), [], 0
-    while at < len(data):
-        size = next((size for size in range(min(LONGEST, len(data) - at), 0, -1) if data[at : at + size] in ids), 0)
-        if not size:
-            return []
-        token_ids.append(ids[data[at : at + size]])
-        at += size
-    return token_ids
 
 
 def _reply(compile_: Compile, spec: GrammarSpec) -> CompileReply:

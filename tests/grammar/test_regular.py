@@ -5,6 +5,7 @@ import random
 import re
 
 import pytest
+from llguidance_masks.terminals import rules_of
 from matching import matches, matches_expression
 from samples import some
 
@@ -37,7 +38,6 @@ from tureen.grammar.regular import (
     intersects,
     is_empty,
     is_finite,
-    rules_of,
     strings_of,
 )
 

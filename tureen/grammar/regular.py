@@ -13,7 +13,6 @@ from tureen.grammar.alphabet import Alphabet, Ranges, merged
 from tureen.grammar.derivatives import Derivatives
 from tureen.grammar.elimination import Elimination
 from tureen.grammar.expression import (
-    EMPTY,
     NOTHING,
     Both,
     Chain,
@@ -21,10 +20,8 @@ from tureen.grammar.expression import (
     Choice,
     Expression,
     GrammarError,
-    Language,
     Not,
     Repeat,
-    RuleCall,
     Terminal,
     Text,
 )
@@ -238,18 +235,6 @@ def _count(machine: Automaton, order: list[int]) -> int:
         onward = sum((last - first + 1) * counts[target] for first, last, target in machine.moves[state])
         counts[state] = onward + machine.accepting[state]
     return counts[0]
-
-
-def rules_of(machine: Automaton, prefix: str) -> Language:
-    """Returns a right-linear grammar of the same language without Both and Not; its rules are `prefix` and a number."""
-    rules: dict[str, Expression] = {}
-    for state, accepting in enumerate(machine.accepting):
-        options: list[Expression] = [EMPTY] if accepting else []
-        for target, ranges in _by_target(machine, state).items():
-            is_last = machine.accepting[target] and not machine.moves[target]
-            options.append(Chars(ranges) if is_last else Chain((Chars(ranges), RuleCall(f"{prefix}{target}"))))
-        rules[f"{prefix}{state}"] = options[0] if len(options) == 1 else Choice(tuple(options))
-    return Language(RuleCall(f"{prefix}0"), rules)
 
 
 def expression_of(machine: Automaton, max_nodes: int = MAX_NODES) -> Expression:

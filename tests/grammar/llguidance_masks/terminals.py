@@ -31,7 +31,7 @@ from tureen.grammar.expression import (
     Terminal,
     Text,
 )
-from tureen.grammar.regular import Automaton, automaton, is_empty, rules_of
+from tureen.grammar.regular import Automaton, automaton, is_empty
 from tureen.grammar.rules import (
     calls,
     can_be_empty,
@@ -328,6 +328,22 @@ class TerminalLifting:
             case Choice(items):
                 return Choice(tuple(self._lift_characters(item) for item in items))
         return EMPTY_CHAIN if rule == EMPTY else rule
+
+
+def rules_of(machine: Automaton, prefix: str) -> Language:
+    """Returns a right-linear grammar of the same language without Both and Not; its rules are `prefix` and a number."""
+    rules: dict[str, Expression] = {}
+    for state, accepting in enumerate(machine.accepting):
+        options: list[Expression] = [EMPTY] if accepting else []
+        spans: dict[int, list[tuple[int, int]]] = {}
+        for first, last, target in machine.moves[state]:
+            spans.setdefault(target, []).append((first, last))
+        for target, ranges in spans.items():
+            is_last = machine.accepting[target] and not machine.moves[target]
+            chars = Chars(tuple(ranges))
+            options.append(chars if is_last else Chain((chars, RuleCall(f"{prefix}{target}"))))
+        rules[f"{prefix}{state}"] = options[0] if len(options) == 1 else Choice(tuple(options))
+    return Language(RuleCall(f"{prefix}0"), rules)
 
 
 EMPTY_CHAIN = Chain(())

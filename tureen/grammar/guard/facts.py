@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from math import inf
 from typing import TypeAlias
 
 import msgspec
@@ -62,16 +61,6 @@ class CountedItems(msgspec.Struct, frozen=True, array_like=True):
     def variants(self, index: int) -> tuple[Variant, ...]:
         """Returns what the item at an index can be."""
         return self.first[index] if index < len(self.first) else self.rest
-
-    def most_after(self, index: int) -> float:
-        """Returns how many items behind an index can be counted."""
-        most = inf if self.most_items is None else self.most_items
-        first = [at for at in range(index + 1, len(self.first)) if at < most and _has_counted(self.first[at])]
-        return len(first) + (max(most - max(index + 1, len(self.first)), 0) if _has_counted(self.rest) else 0)
-
-
-def _has_counted(variants: tuple[Variant, ...]) -> bool:
-    return any(variant.counts for variant in variants)
 
 
 class GuardNode(msgspec.Struct, frozen=True, array_like=True):

@@ -296,12 +296,13 @@ def test_templates_are_told_whether_to_think(app: App):
     assert count(thinking={"type": "adaptive"}) == len("a")
 
 
-def test_a_model_that_cannot_be_told_refuses_to_think(tmp_path):
+def test_a_model_that_does_not_think_answers_a_client_that_asks_it_to(tmp_path):
+    """Claude Code asks so of every model whose name it does not know, with a budget of max_tokens - 1."""
     file = tmp_path / "plain.jinja"
     file.write_text("{{ messages[-1]['content'] }}")
     with App(chat_template=str(file)) as app:
-        assert "thinking" in refusal(app, thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=2000)
-        assert ask(app, "say:a", thinking={"type": "disabled"})["content"] == [{"type": "text", "text": "a"}]
+        for thinking in ({"type": "enabled", "budget_tokens": 199}, {"type": "enabled"}, {"type": "disabled"}):
+            assert ask(app, "say:a", thinking=thinking)["content"] == [{"type": "text", "text": "a"}]
 
 
 def test_tokens_are_counted_as_they_will_be_taken(app: App, client):
@@ -420,7 +421,7 @@ def test_messages_of_a_wrong_form_are_refused_by_name(app: App, messages, named)
         ({"system": [{"type": "image"}]}, "system[0]"),
         ({"metadata": {"user": "x"}}, "metadata"),
         ({"service_tier": "fast"}, "service_tier"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1023}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "disabled", "budget_tokens": 1024}, "max_tokens": 1025}, "thinking.budget_tokens"),
         ({"thinking": {"type": "sometimes"}}, "thinking.type"),

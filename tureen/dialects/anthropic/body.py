@@ -21,8 +21,6 @@ from tureen.requests.tool_fields import MAX_TOOLS
 from tureen.requests.verdicts import FieldTable, FieldWithoutEffect, read_tables
 from tureen.text.messages import MAX_MESSAGES, MAX_PARTS
 
-MIN_THINKING = 1024  # tokens, as at Anthropic
-
 TABLE = read_tables(Path(__file__).with_name("fields.toml"))["body"]
 
 SERVER_TOOLS = re.compile(
@@ -197,7 +195,7 @@ class AnthropicThinkingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_
     """Whether the model thinks before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Meta(ge=MIN_THINKING)] | None = None
+    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
     display: Literal["summarized", "omitted"] | None = None
     """omitted: the answer has thinking blocks, but without their text; summarized: with the whole of it."""
 

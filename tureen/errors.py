@@ -2,6 +2,7 @@
 
 TureenError                      every error of ours; carries .status, .field, .code
  ├── InvalidRequest        400   a field is wrong: names it
+ │    └── ContextExceeded  400   the prompt, or the prompt and its output, need more tokens than the context has
  ├── Unauthorized          401   no or wrong API key
  ├── Forbidden             403   not allowed here
  ├── NotFound              404   route, model, adapter, session
@@ -36,6 +37,8 @@ class TureenError(Exception):
 
     status = 500
     code = "internal_error"
+    request_id = ""
+    """Id of the HTTP request, for answers whose body has it; set when the answer is written."""
 
     def __init__(self, message: str, *, field: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -59,6 +62,19 @@ class InvalidRequest(TureenError):
             name = FIELD_NAME.search(field)
             code = f"invalid_{name.group()}" if name else None
         super().__init__(message, field=field, code=code)
+
+
+class ContextExceeded(InvalidRequest):
+    """The prompt, or the prompt with the output that the request asks for, is longer than the context.
+
+    `num_tokens`: how many it takes, at least. `capacity`: how many the context has.
+    """
+
+    code = "context_length_exceeded"
+
+    def __init__(self, message: str, *, field: str | None, num_tokens: int, capacity: int) -> None:
+        super().__init__(message, field=field, code=self.code)
+        self.num_tokens, self.capacity = num_tokens, capacity
 
 
 class Unauthorized(TureenError):

@@ -151,7 +151,8 @@ def test_a_context_smaller_than_max_tokens_ends_the_message_and_says_so(app: App
     assert answer["stop_reason"] == "model_context_window_exceeded"
     assert answer["usage"]["output_tokens"] == 10
     assert refusal(app, said=said, max_tokens=100, min_new_tokens=50).startswith("min_new_tokens")
-    assert "longer than the model's context" in refusal(app, said="x" * (CONTEXT_LEN + 1))
+    message = refusal(app, said="x" * (CONTEXT_LEN + 1))
+    assert message.startswith(f"prompt is too long: {CONTEXT_LEN + 1} tokens > {CONTEXT_LEN} maximum")  # agents read it
 
 
 STREAMED = [
@@ -507,6 +508,53 @@ def test_the_client_knows_the_errors(client):
     assert refused.value.body["error"]["type"] == "invalid_request_error"
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
         client.messages.create(model="fake-model", max_tokens=0, messages=user("a"), stream=True)
+
+
+def test_clients_read_the_id_of_a_request(app: App, client):
+    message = client.messages.create(model="fake-model", max_tokens=5, messages=user("say:a"))
+    assert message._request_id
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        client.messages.create(model="fake-model", max_tokens=0, messages=user("a"))
+    assert refused.value.body["request_id"] == refused.value.request_id != message._request_id
+    response = app.post(PATH, model="fake-model", max_tokens=9, stream=True, messages=user("say:ok\x01a"))
+    assert f'"request_id":"{response.headers["request-id"]}"' in response.text  # of the error in the stream
+
+
+def test_the_client_s_tool_runner_sends_the_whole_conversation_when_threads_are_refused(client):
+    @anthropic.beta_tool
+    def weather(city: str, days: list[int]) -> str:
+        """The weather in a city."""
+        return f"say:sunny in {city} for {len(days)} days"
+
+    runner = client.beta.messages.tool_runner(
+        model="fake-model", max_tokens=200, messages=user(f"say:{CALL}"), tools=[weather]
+    )
+    assert runner.until_done().content[0].text == "sunny in Köln for 2 days"
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        client.beta.messages.create(model="m", max_tokens=5, messages=user("a"), extra_body={"thread": {"type": "x"}})
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert refused.value.body["error"]["details"] == details
+
+
+def test_the_client_lists_the_models(template):
+    with ServedApp(chat_template=template) as server, _make_client(server) as client:
+        server.state.adapters = {"whisper": "/adapters/whisper", "shout": "/adapters/shout"}
+        names = ["fake-model", "whisper", "shout"]
+        models = client.models.list(limit=2)  # the client asks for the second page
+        assert [(model.id, model.type, model.max_input_tokens) for model in models] == [
+            (name, "model", CONTEXT_LEN) for name in names
+        ]
+        before = client.models.list(before_id="shout", limit=1)
+        assert (before.data[0].id, before.has_more) == ("whisper", True)
+        assert client.models.retrieve("whisper").display_name == "whisper"
+        for model in models.data:
+            type(model).model_validate(model.model_dump(), strict=True, extra="forbid")
+        for query, field in (({"limit": 0}, "limit"), ({"after_id": "x"}, "after_id")):
+            with pytest.raises(anthropic.BadRequestError, match=field):
+                client.models.list(**query)
+        with pytest.raises(anthropic.NotFoundError):
+            client.models.retrieve("other")
+        assert httpx.get(f"{server.url}/v1/models").json()["object"] == "list"  # OpenAI's form, for other clients
 
 
 def test_an_api_key_in_either_header(template):

@@ -37,6 +37,9 @@ MIN_BODY_RATE = 16 << 10
 """Bytes a second that a client must send after BODY_GRACE_S. Time that the server itself takes is not counted."""
 MAX_BODY_S = 600.0
 IGNORED_HEADER, STRICT_HEADER = b"x-tureen-ignored", b"x-tureen-strict"
+REQUEST_ID_HEADERS = (b"x-request-id", b"request-id")
+"""Headers with the id of the request: OpenAI's clients read the first, Anthropic's the second."""
+
 CLIENT_GONE_STATUS = 499
 """Status in log and metrics of a request whose client has left, as in nginx."""
 
@@ -68,7 +71,8 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 extra = [] if call.work is None else call.work.account.headers()
-                headers = [*message.get("headers", ()), (b"x-request-id", call.request_id.encode()), *extra]
+                ids = [(name, call.request_id.encode()) for name in REQUEST_ID_HEADERS]
+                headers = [*message.get("headers", ()), *ids, *extra]
                 message = {**message, "headers": headers}
             await send(message)
 

@@ -32,6 +32,9 @@ MAX_MCP_SERVERS = 64
 MAX_EDITS = 16
 MAX_EXAMPLES = 64
 
+NO_THREADS = "thread_unsupported_request"
+"""Code of the error for a thread, a conversation that the server is to keep."""
+
 Body = TypeVar("Body", bound=msgspec.Struct)
 T = TypeVar("T")
 
@@ -342,6 +345,8 @@ def _check_citations(blocks: Any, path: str, *, is_result: bool = False) -> None
 def parse(payload: dict[str, Any], kind: type[Body]) -> Body:
     """Checks a JSON body's form and returns it as `kind`. Raises InvalidRequest."""
     table = TABLE if kind is AnthropicBody else COUNT_TABLE
+    if payload.get("thread") is not None:
+        raise InvalidRequest(f"thread is not available: {table.refused['thread'][1]}", field="thread", code=NO_THREADS)
     fields = offered(payload, kind.__struct_fields__, table)
     for name in EMPTY_IS_UNSET:
         if fields.get(name) == "":

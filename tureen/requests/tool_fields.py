@@ -226,16 +226,18 @@ def choose(choice: ToolChoice, tools: Sequence[Tool], field: str, name_field: st
     return choice if tools else ToolChoice("none")
 
 
-def read_arguments(text: str, field: str) -> dict[str, Any]:
-    """Parses the arguments of a call that a client sends back: a JSON object as text; "" = {}. Raises
-    InvalidRequest."""
+def read_arguments(text: str) -> dict[str, Any] | str:
+    """Parse the arguments of a call that a client sends back: an object; blank text and null are {}.
+
+    Return any other text as it is: a model wrote it in an earlier answer, and refusing it would end the conversation.
+    """
     try:
-        arguments = msgspec.json.decode(text or "{}")
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
-        raise InvalidRequest(f"{field} is not valid JSON: {str(error)[:200]}", field=field) from None
-    if not isinstance(arguments, dict):
-        raise InvalidRequest(f"{field} must be a JSON object, got {echo(arguments)}", field=field)
-    return arguments
+        arguments = msgspec.json.decode(text) if text.strip() else None
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return text
+    if arguments is None:
+        return {}
+    return arguments if isinstance(arguments, dict) else text
 
 
 def call_id() -> str:

@@ -232,6 +232,7 @@ class ChatTemplate:
             parts=parts,
             placed=frozenset(placed),
             call_strings=self._wants_call_strings(needle),
+            call_texts=NEEDLE in self._tried_call(needle, f'["{NEEDLE}"'),
             short_ids=self._wants_short_ids(needle),
             marked_roles=self._wants_marked_roles(needle),
         )
@@ -245,14 +246,14 @@ class ChatTemplate:
         except InvalidRequest:
             return ""
 
-    def _wants_call_strings(self, content: Any) -> bool:
-        def tried(arguments: Any) -> str:
-            function = {"name": "f", "arguments": arguments}
-            calls = [{"id": "abcdef123", "type": "function", "function": function}]
-            return self._tried(_user(content), {"role": "assistant", "content": "", "tool_calls": calls})
+    def _tried_call(self, question: Any, arguments: Any) -> str:
+        """Renders a question and a call with these arguments; "" when the template fails."""
+        calls = [{"id": "abcdef123", "type": "function", "function": {"name": "f", "arguments": arguments}}]
+        return self._tried({"role": "user", "content": question}, {"role": "assistant", "content": "", "tool_calls": calls})
 
-        of_object, text = tried({NEEDLE: NEEDLE}), f'{{"{NEEDLE}": "{NEEDLE}"}}'
-        return (not of_object or f"{{'{NEEDLE}'" in of_object) and text in tried(text)
+    def _wants_call_strings(self, content: Any) -> bool:
+        of_object, text = self._tried_call(content, {NEEDLE: NEEDLE}), f'{{"{NEEDLE}": "{NEEDLE}"}}'
+        return (not of_object or f"{{'{NEEDLE}'" in of_object) and text in self._tried_call(content, text)
 
     def _wants_short_ids(self, content: Any) -> bool:
         def takes(name: str) -> bool:

@@ -373,9 +373,6 @@ def _call(call: MessageCall, where: str) -> dict[str, Any]:
         raise InvalidRequest(
             f"{where} must have {call.type}, as its type says, and nothing else", field=f"{where}.{call.type}"
         )
-    if isinstance(content, CallCustom):
-        arguments = {"input": content.input}
-    else:
-        arguments = read_arguments(content.arguments, f"{where}.function.arguments")
-    function = {"name": content.name, "arguments": arguments}
+    sent = {"input": content.input} if isinstance(content, CallCustom) else read_arguments(content.arguments)
+    function = {"name": content.name, "arguments": sent}
     return {"id": call.id, "type": "function", "function": function}

@@ -232,7 +232,8 @@ class ResponsesConversation:
             self._add_output(item, where)
         elif isinstance(item, ResponsesFunctionCall | ResponsesCustomCall):
             self._names[item.call_id] = name = joined_name(item.namespace, item.name)
-            function = {"name": name, "arguments": _arguments(item, where)}
+            sent = {"input": item.input} if isinstance(item, ResponsesCustomCall) else read_arguments(item.arguments)
+            function = {"name": name, "arguments": sent}
             calls = self._turn().setdefault("tool_calls", [])
             calls.append({"id": item.call_id, "type": "function", "function": function})
         elif isinstance(item, ResponsesReasoningItem):
@@ -387,12 +388,6 @@ def _reasoning(item: ResponsesReasoningItem, where: str) -> str:
         if not text and item.encrypted_content != SEAL:
             telling.tell(f"{where}.encrypted_content", "another server encrypted it")
     return text or "\n\n".join(part.text for part in item.summary or ())
-
-
-def _arguments(item: ResponsesFunctionCall | ResponsesCustomCall, where: str) -> dict[str, Any]:
-    if isinstance(item, ResponsesCustomCall):
-        return {"input": item.input}
-    return read_arguments(item.arguments, f"{where}.arguments")
 
 
 def _misplaced(part: msgspec.Struct, role: str, where: str) -> InvalidRequest:

@@ -327,6 +327,57 @@ def _conversation(*messages, system=None):
     return conversation_of(parsed.messages, parsed.system)
 
 
+def test_a_conversation_that_began_at_anthropic_s_servers_goes_on():
+    """What their tools found is read by the model; what they encrypted is left out."""
+    found = {
+        "type": "web_search_result",
+        "url": "https://a.org",
+        "title": "A",
+        "encrypted_content": "x",
+        "page_age": None,
+    }
+    text = [{"type": "text", "text": "rain"}]
+    result = {"type": "search_result", "source": "b.org", "title": "B", "content": text, "citations": {"enabled": True}}
+    payload = {
+        "model": "m",
+        "max_tokens": 1,
+        "messages": [
+            *user("Weather?"),
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "text", "text": "I look."},
+                    {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "q"}},
+                    {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [found], "caller": {}},
+                    {"type": "mcp_tool_use", "id": "s2", "name": "echo", "server_name": "mine", "input": {}},
+                    {"type": "mcp_tool_result", "tool_use_id": "s2", "is_error": False, "content": []},
+                    {"type": "text", "text": "Sun."},
+                ],
+            },
+            *user([result]),
+        ],
+    }  # fmt: skip
+    body = parse(payload, AnthropicBody)
+    conversation = conversation_of(body.messages, None)
+    calls = [
+        {"id": name, "type": "function", "function": {"name": tool, "arguments": arguments}}
+        for name, tool, arguments in (("s1", "web_search", {"query": "q"}), ("s2", "echo", {}))
+    ]
+    result = '[{"type":"web_search_result","url":"https://a.org","title":"A","page_age":null}]'
+    assert conversation.messages == [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": "I look.", "tool_calls": calls[:1]},
+        {"role": "tool", "tool_call_id": "s1", "name": "web_search", "content": result},
+        {"role": "assistant", "content": "", "tool_calls": calls[1:]},
+        {"role": "tool", "tool_call_id": "s2", "name": "echo", "content": "[]"},
+        {"role": "assistant", "content": "Sun."},
+        {"role": "user", "content": "B\nb.org\nrain"},
+    ]
+    paused = parse(payload | {"messages": [*user("a"), payload["messages"][1] | {
+        "content": payload["messages"][1]["content"][1:3]}]}, AnthropicBody)  # fmt: skip
+    assert not conversation_of(paused.messages, None).continues_last
+
+
 def test_a_conversation_becomes_messages_of_a_chat():
     cached = {"cache_control": {"type": "ephemeral"}}
     talk = _conversation(

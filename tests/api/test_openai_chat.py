@@ -431,6 +431,38 @@ def test_templates_read_messages_as_they_were_sent(echoing):
     assert tools[0]["function"]["parameters"] == WEATHER["function"]["parameters"]
 
 
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+PDF = f"data:application/pdf;base64,{_base64(b'%PDF-1.7 ' + bytes([0xE2, 0xE3, 0xFF]))}"
+TEXT_FILE = f"data:text/plain;base64,{_base64(b'K' + 'öln'.encode() + bytes([10]))}"
+
+
+def test_text_files_and_earlier_refusals_are_read_as_text(echoing):
+    for file, text in (
+        ({"file_data": TEXT_FILE, "filename": "a.txt"}, "a.txt:\nKöln\n"),
+        ({"file_data": _base64(b"x")}, "x"),
+    ):
+        parts = [{"type": "text", "text": "Read:"}, {"type": "file", "file": file}]
+        [message], _, _ = rendered(echoing, [{"role": "user", "content": parts}])
+        assert message["content"] == f"Read:\n{text}"
+        items = [{"role": "user", "content": [{"type": "input_file", **file}]}]
+        response = echoing.post("/v1/responses", input=items, max_output_tokens=1)
+        assert response.status_code == 200, response.text
+        [line, *_] = bytes(echoing.asked[-1].token_ids).decode().split("\n")
+        assert json.loads(line)["content"] == text
+    for refused in (
+        {"content": [{"type": "refusal", "refusal": "No."}]},
+        {"content": None, "refusal": "No."},
+        {"refusal": "No."},
+    ):
+        messages, _, _ = rendered(echoing, [*user("a"), {"role": "assistant", **refused}, *user("b")])
+        assert messages[1]["content"] == "No."
+    both, _, _ = rendered(echoing, [{"role": "assistant", "content": "Well.", "refusal": "No."}, *user("b")])
+    assert both[0]["content"] == "Well.\nNo."
+
+
 @pytest.mark.parametrize(
     ("sent", "read"),
     [
@@ -475,7 +507,13 @@ BAD_MESSAGES = [
         "messages[0].content[0].image_url",
     ),
     ([{"role": "system", "content": [{"type": "image_url", "image_url": "x"}]}], "messages[0].content[0].type"),
-    ([{"role": "assistant", "content": "a", "refusal": "no"}, *user("a")], "messages[0].refusal"),
+    ([{"role": "user", "content": "a", "refusal": "no"}], "messages[0].refusal"),
+    ([{"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}], "messages[0].content[0].type"),
+    ([{"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}], "messages[0].content[0].file"),
+    (
+        [{"role": "user", "content": [{"type": "file", "file": {"file_data": PDF}}]}],
+        "messages[0].content[0].file.file_data",
+    ),
     ([{"role": "assistant", "content": "a", "audio": {"id": "x"}}, *user("a")], "messages[0].audio"),
     (
         [{"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": {}}}]}],

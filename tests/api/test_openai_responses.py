@@ -330,7 +330,7 @@ def test_an_answer_can_be_sent_back_as_it_came(client):
         ([{"type": "item_reference", "id": "x"}], "input[0].type"),
         ([{"role": "robot", "content": "a"}], "input[0].role"),
         ([{"role": "user"}], "input[0].content"),
-        ([{"role": "user", "content": [{"type": "input_file"}]}], "input[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "input_file"}]}], "input[0].content[0].file_data"),
         ([{"role": "user", "content": [{"type": "output_text", "text": "a"}]}], "input[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}], "input[0].content[0].file_id"),
         ([{"role": "assistant", "content": [{"type": "input_image", "image_url": "x"}]}], "input[0].content[0].type"),

@@ -214,7 +214,9 @@ IN_TAGS = """{% for message in messages %}{{ message.content }}{% for call in me
 @pytest.mark.parametrize("arguments", ["[]", '{"city": "Ul'])
 def test_arguments_that_are_no_object_reach_the_model_as_text(template, arguments):
     call = {**CALL, "function": {"name": "weather", "arguments": arguments}}
-    text = _text(template, [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}])
+    text = _text(
+        template, [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    )
     known = "weather" in text  # some templates write no calls
     assert arguments in text or json.dumps(arguments)[1:-1] in text or not known
 
@@ -222,7 +224,9 @@ def test_arguments_that_are_no_object_reach_the_model_as_text(template, argument
 def test_an_object_takes_arguments_that_are_no_object_where_the_template_reads_names_and_values():
     call = {**CALL, "function": {"name": "weather", "arguments": "[]"}}
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    assert "<parameter=input>[]</parameter>" in _text(_make_template("{# {{ tools }} #}{{ tools or '' }}" + IN_TAGS), chat)
+    assert "<parameter=input>[]</parameter>" in _text(
+        _make_template("{# {{ tools }} #}{{ tools or '' }}" + IN_TAGS), chat
+    )
 
 
 SHORT_IDS = """{%- if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}

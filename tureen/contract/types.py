@@ -40,8 +40,8 @@ PICTURE, VIDEO = NO_TOKEN - 1, NO_TOKEN - 2
 """Stand in a prompt's token ids for its placeholders, until what they stand for is there."""
 
 LEAST_LOGPROB = -9999.0
-"""Log-probability of a token that cannot come, in place of -infinity, which JSON does not have. OpenAI's API and vLLM use
-the same number."""
+"""Log-probability of a token that cannot come, in place of -infinity, which JSON does not have. OpenAI's API and vLLM
+use the same number."""
 
 TokenLogprob = tuple[float | None, int]
 """A log-probability in nats, and the token's id; None for the first token of a prompt, which nothing predicts."""

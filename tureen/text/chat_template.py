@@ -249,7 +249,9 @@ class ChatTemplate:
     def _tried_call(self, question: Any, arguments: Any) -> str:
         """Renders a question and a call with these arguments; "" when the template fails."""
         calls = [{"id": "abcdef123", "type": "function", "function": {"name": "f", "arguments": arguments}}]
-        return self._tried({"role": "user", "content": question}, {"role": "assistant", "content": "", "tool_calls": calls})
+        return self._tried(
+            {"role": "user", "content": question}, {"role": "assistant", "content": "", "tool_calls": calls}
+        )
 
     def _wants_call_strings(self, content: Any) -> bool:
         of_object, text = self._tried_call(content, {NEEDLE: NEEDLE}), f'{{"{NEEDLE}": "{NEEDLE}"}}'

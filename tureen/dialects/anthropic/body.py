@@ -107,6 +107,35 @@ class AnthropicDocumentBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     context: str | None = None
 
 
+class AnthropicSearchResultBlock(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="search_result"
+):
+    """A result of a search of the client's: the model is shown its title, its source and its texts."""
+
+    title: str
+    source: str
+    content: BlockList[AnthropicTextBlock]
+
+
+class AnthropicServerToolUseBlock(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="server_tool_use"
+):
+    """A call of a tool that another server ran, in an answer that the client sends back."""
+
+    id: str
+    name: str
+    input: JsonObject = {}
+
+
+class AnthropicServerToolResultBlock(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="server_tool_result"
+):
+    """The result of such a call, of any type that ends with `_tool_result`. The model reads it as JSON."""
+
+    tool_use_id: str
+    content: Any = None
+
+
 class AnthropicThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="thinking"):
     """Reasoning of an answer that the client sends back."""
 
@@ -130,7 +159,7 @@ class AnthropicToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     input: JsonObject
 
 
-ShownBlock = AnthropicTextBlock | AnthropicImageBlock | AnthropicDocumentBlock
+ShownBlock = AnthropicTextBlock | AnthropicImageBlock | AnthropicDocumentBlock | AnthropicSearchResultBlock
 
 
 class AnthropicToolResultBlock(
@@ -149,8 +178,11 @@ Block = (
     | AnthropicDocumentBlock
     | AnthropicThinkingBlock
     | AnthropicRedactedThinkingBlock
+    | AnthropicSearchResultBlock
     | AnthropicToolUseBlock
     | AnthropicToolResultBlock
+    | AnthropicServerToolUseBlock
+    | AnthropicServerToolResultBlock
 )
 
 
@@ -354,11 +386,31 @@ def parse(payload: dict[str, Any], kind: type[Body]) -> Body:
     fields |= {name: [fields[name]] for name in TEXT_LISTS if isinstance(fields.get(name), str)}
     if isinstance(fields.get("tools"), list) and len(fields["tools"]) <= MAX_TOOLS:
         fields["tools"] = [server_tool_of(tool) or tool for tool in fields["tools"]]
+    if isinstance(fields.get("messages"), list):
+        fields["messages"] = [_with_server_blocks(message) for message in fields["messages"]]
     body = convert(fields, kind, table=table)
     check_citations(payload)  # once their number is within its limit
     if isinstance(body, AnthropicBody):
         _check_budget(body)
     return body
+
+
+def _with_server_blocks(message: Any) -> Any:
+    """Returns a message of the assistant whose calls and results of tools that a server ran have one type each."""
+    content = message.get("content") if isinstance(message, dict) and message.get("role") == "assistant" else None
+    if not isinstance(content, list):
+        return message
+    return message | {"content": [_server_block(block) or block for block in content]}
+
+
+def _server_block(block: Any) -> dict[str, Any] | None:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind in ("server_tool_use", "mcp_tool_use"):
+        return {name: block[name] for name in ("id", "name", "input") if name in block} | {"type": "server_tool_use"}
+    if isinstance(kind, str) and kind.endswith("_tool_result"):
+        names = ("tool_use_id", "content")
+        return {name: block[name] for name in names if name in block} | {"type": "server_tool_result"}
+    return None
 
 
 def server_tool_of(tool: Any) -> dict[str, str] | None:

@@ -22,6 +22,7 @@ from tureen.requests import telling
 from tureen.requests.chat import Chat
 from tureen.requests.shared_fields import TokenIds
 from tureen.requests.state import ServerState
+from tureen.requests.text_files import file_text
 from tureen.requests.thinking_field import effort_kwargs, known_kwargs
 from tureen.requests.tool_fields import Tools, read_arguments, read_tool_choice, read_tools
 from tureen.text.messages import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, Message, Tool
@@ -38,11 +39,20 @@ class MediaUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
 
 
+class FilePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A text file: the model reads its name and its text."""
+
+    file_data: Annotated[str, Meta(description="The file in base64, as it is or as a `data:` URL.")]
+    filename: Annotated[str | None, Meta(description="Its name.")] = None
+
+
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A part of a message's content."""
 
-    type: Literal["text", "image_url", "video_url"]
+    type: Literal["text", "image_url", "video_url", "file", "refusal"]
     text: Annotated[str | None, Meta(description="With type text.")] = None
+    file: Annotated[FilePart | None, Meta(description="With type file: a text file.")] = None
+    refusal: Annotated[str | None, Meta(description="With type refusal, of the assistant: read as its text.")] = None
     image_url: Annotated[MediaUrl | str | None, Meta(description="With type image_url.")] = None
     video_url: Annotated[MediaUrl | str | None, Meta(description="With type video_url.")] = None
     modalities: Annotated[
@@ -90,7 +100,9 @@ class MessageField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Annotated[list[MessageCall], Meta(max_length=MAX_CALLS)] | None, Meta(description="The assistant's tool calls.")
     ] = None
     tool_call_id: Annotated[str | None, Meta(description="Id of the call whose result this is.")] = None
-    refusal: Annotated[None, Meta(description="Is null in answers of this server.")] = None
+    refusal: Annotated[str | None, Meta(description="The assistant's refusal, read as a text after its content.")] = (
+        None
+    )
     annotations: Annotated[
         Annotated[list[Any], Meta(max_length=0)] | None, Meta(description="There are none in answers of this server.")
     ] = None
@@ -295,6 +307,8 @@ def convert_messages(messages: Sequence[MessageField]) -> ChatMessages:
         _check_role(message, where)
         converted: Message = {"role": "system" if message.role == "developer" else message.role}
         content = message.content
+        if message.refusal and not isinstance(content, list):
+            content = f"{content}\n{message.refusal}" if content else message.refusal
         converted["content"] = (
             _content(content, where, message.role, chat_messages) if isinstance(content, list) else content or ""
         )
@@ -310,7 +324,7 @@ def convert_messages(messages: Sequence[MessageField]) -> ChatMessages:
 
 
 def _check_role(message: MessageField, where: str) -> None:
-    owners = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}
+    owners = dict.fromkeys(("tool_calls", "reasoning_content", "refusal"), "assistant") | {"tool_call_id": "tool"}
     for name, role in owners.items():
         if getattr(message, name) and message.role != role:
             raise InvalidRequest(
@@ -320,7 +334,7 @@ def _check_role(message: MessageField, where: str) -> None:
         raise InvalidRequest(
             f"{where}.tool_call_id is missing: it says which call this is the result of", field=f"{where}.tool_call_id"
         )
-    if message.content is None and not message.tool_calls:
+    if message.content is None and not message.tool_calls and not message.refusal:
         raise InvalidRequest(f"{where}.content is missing", field=f"{where}.content")
 
 
@@ -333,10 +347,14 @@ def _content(parts: Sequence[ContentPart], where: str, role: str, chat_messages:
         value = getattr(part, part.type)
         if value is None:
             raise InvalidRequest(f"{field}.{part.type} is missing", field=f"{field}.{part.type}")
-        for other in ("text", "image_url", "video_url"):
+        for other in ("text", "image_url", "video_url", "file", "refusal"):
             if other != part.type and getattr(part, other) is not None:
                 raise InvalidRequest(f"{field}.{other} needs {field}.type {other}", field=f"{field}.{other}")
-        if isinstance(value, str) and part.type == "text":
+        if part.type == "refusal" and role != "assistant":
+            raise InvalidRequest(f"{field}: only messages of the role assistant refuse", field=f"{field}.type")
+        if isinstance(value, FilePart):
+            value = file_text(value.file_data, value.filename, f"{field}.file.file_data")
+        if isinstance(value, str) and part.type in ("text", "file", "refusal"):
             template_parts.append({"type": "text", "text": value})
             continue
         if role != "user":

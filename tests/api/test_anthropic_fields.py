@@ -130,6 +130,8 @@ TOLD = [
     ({"output_config": {"effort": "max"}}, "output_config.effort"),
     ({"speed": "fast"}, "speed"),
     ({"speed": "standard"}, ""),
+    ({"inference_geo": "us"}, "inference_geo"),
+    ({"inference_geo": "global"}, ""),
     ({"container": {"id": "c", "skills": []}}, "container"),
     ({"betas": ["context-1m-2025-08-07"], "zebra": {"a": 1}}, "betas, zebra"),
     ({"fallbacks": "default", "diagnostics": {"previous_message_id": None}}, "fallbacks, diagnostics"),

@@ -330,6 +330,18 @@ def test_calls_have_ids_of_their_own(app: App):
     [
         ({"tool_choice": "required"}, {"weather", "clock"}),
         ({"tool_choice": {"type": "function", "function": {"name": "clock"}}}, {"clock"}),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {
+                        "mode": "required",
+                        "tools": [{"type": "function", "function": {"name": "clock"}}],
+                    },
+                }
+            },
+            {"clock"},
+        ),
     ],
 )
 def test_a_choice_of_tool_is_kept(app: App, how, names):

@@ -24,7 +24,7 @@ from tureen.requests.shared_fields import TokenIds
 from tureen.requests.state import ServerState
 from tureen.requests.text_files import file_text
 from tureen.requests.thinking_field import effort_kwargs, known_kwargs
-from tureen.requests.tool_fields import Tools, read_arguments, read_tool_choice, read_tools
+from tureen.requests.tool_fields import Tools, chosen_tools, read_arguments, read_tools
 from tureen.text.messages import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, Message, Tool
 
 TABLE = openai_fields.table_of("chat")
@@ -155,7 +155,9 @@ class ChatBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=True)
     tools: Annotated[Tools | None, Meta(description="Functions that the model may call; see the tools page.")] = None
     tool_choice: Annotated[
         Literal["auto", "none", "required"] | JsonObject | None,
-        Meta(description="Whether tools are called: auto, none, required, or an object that names one."),
+        Meta(
+            description="Whether tools are called: auto, none, required; or an object: one tool, or `allowed_tools`."
+        ),
     ] = None
     parallel_tool_calls: Annotated[bool, Meta(description="false: one call at most.")] = True
     reasoning_effort: Annotated[
@@ -245,7 +247,7 @@ def _check_prompt(body: ChatBody) -> None:
 def chat_of(body: ChatBody, payload: Mapping[str, Any], name: str, state: ServerState) -> Chat:
     """Converts a body to a chat. `payload`: the body as sent; `name`: the id of the answer. Raises InvalidRequest,
     NotFound."""
-    tools = read_tools(body.tools, custom=True)
+    tools, places, tool_choice = chosen_tools(body.tool_choice, read_tools(body.tools, custom=True))
     openai_fields.budget_of(body.thinking_token_budget, state)
     fields, names = openai_fields.requested_sampling(payload, body, "max_completion_tokens")
     prompt_ids = body.prompt_token_ids if body.input_ids is None else body.input_ids
@@ -261,7 +263,8 @@ def chat_of(body: ChatBody, payload: Mapping[str, Any], name: str, state: Server
         videos=tuple(chat_messages.videos),
         modality=next(iter(chat_messages.modalities), None),
         tools=tools,
-        tool_choice=read_tool_choice(body.tool_choice, tools),
+        tool_places=places,
+        tool_choice=tool_choice,
         parallel_tool_calls=body.parallel_tool_calls,
         continue_final_message=body.continue_final_message,
         template_kwargs=template_kwargs(body, tools, state) if prompt_ids is None else {},

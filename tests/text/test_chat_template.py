@@ -204,6 +204,16 @@ def test_arguments_are_text_where_the_template_wants_that():
     assert '"arguments": {"city": "Ulm"}' in _text(TEMPLATES["qwen"], HISTORY)
 
 
+@pytest.mark.parametrize("name", sorted(TEMPLATES.keys() - {"loops"}))
+@pytest.mark.parametrize("blank", ["", " ", "\n"])
+def test_a_continued_message_without_text_begins_where_the_template_begins_it(name, blank):
+    """As at the beginning of an answer: what the template writes before a text, and then what the model writes."""
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": blank}]
+    begun = _text(TEMPLATES[name], chat, continue_final_message=True)
+    whole = _text(TEMPLATES[name], [chat[0], {"role": "assistant", "content": "written"}], continue_final_message=True)
+    assert whole in (f"{begun}written", f"{begun.removesuffix(blank)}written")
+
+
 IN_TAGS = """{% for message in messages %}{{ message.content }}{% for call in message.tool_calls or [] %}
 <function={{ call.function.name }}>
 {% for name, value in call.function.arguments | items %}<parameter={{ name }}>{{ value }}</parameter>

@@ -155,9 +155,7 @@ class ChatBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=True)
     tools: Annotated[Tools | None, Meta(description="Functions that the model may call; see the tools page.")] = None
     tool_choice: Annotated[
         Literal["auto", "none", "required"] | JsonObject | None,
-        Meta(
-            description="Whether tools are called: auto, none, required; or an object: one tool, or `allowed_tools`."
-        ),
+        Meta(description="Whether tools are called: auto, none, required; or an object: one tool, or `allowed_tools`."),
     ] = None
     parallel_tool_calls: Annotated[bool, Meta(description="false: one call at most.")] = True
     reasoning_effort: Annotated[

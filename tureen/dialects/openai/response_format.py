@@ -47,9 +47,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = None
     value: Annotated[
         str | JsonObject | None,
-        Meta(
-            description="With type json, json_object, json_schema, regex, as TGI has it: the schema or the pattern."
-        ),
+        Meta(description="With type json, json_object, json_schema, regex, as TGI has it: the schema or the pattern."),
     ] = None
     triggers: Annotated[TagList[str] | None, Meta(description="With type structural_tag, its older form.")] = None
     structures: Annotated[TagList[JsonObject] | None, Meta(description="With type structural_tag, its older form.")] = (

@@ -314,8 +314,10 @@ class ResponsesConversation:
                 template_parts.append({"type": "image"})
                 continue
             field = f"{where}[{index}].file_data"
-            is_text = isinstance(part, ResponsesInputText)
-            text = part.text if is_text else file_text(part.file_data, part.filename, field)
+            if isinstance(part, ResponsesInputFile):
+                text = file_text(part.file_data, part.filename, field)
+            else:
+                text = part.text
             template_parts.append({"type": "text", "text": text})
         if all(part["type"] == "text" for part in template_parts):
             return "".join(part["text"] for part in template_parts)

@@ -12,6 +12,7 @@ TureenError                      every error of ours; carries .status, .field, .
  ├── PayloadTooLarge       413   body over the limit
  ├── UnsupportedMediaType  415   not application/json
  ├── Unprocessable         422   an Idempotency-Key that belongs to another request
+ ├── UpgradeRefused        426   a WebSocket: this server speaks HTTP
  ├── TooManyRequests       429   this client has enough running, or used enough; carries .retry_after_s
  ├── HeadersTooLarge       431   request line and headers over the limit
  ├── RequestFailed         500   this request failed; others go on
@@ -93,8 +94,14 @@ class NotFound(TureenError):
 
 
 class MethodNotAllowed(TureenError):
+    """The path has no such method. `allowed` becomes the header `Allow`."""
+
     status = 405
     code = "method_not_allowed"
+
+    def __init__(self, message: str, *, allowed: str = "") -> None:
+        super().__init__(message)
+        self.allowed = allowed
 
 
 class RequestTimeout(TureenError):
@@ -120,6 +127,13 @@ class UnsupportedMediaType(TureenError):
 class Unprocessable(TureenError):
     status = 422
     code = "unprocessable"
+
+
+class UpgradeRefused(TureenError):
+    """The status by which a client knows to go on over HTTP."""
+
+    status = 426
+    code = "no_websockets"
 
 
 class HeadersTooLarge(TureenError):

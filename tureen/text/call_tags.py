@@ -13,7 +13,7 @@ INPUT_TAGS = {
     "glm_xml": ("\n<arg_key>input</arg_key>\n<arg_value>", "</arg_value>\n"),
     "deepseek_xml": ('<｜DSML｜parameter name="input" string="true">', "</｜DSML｜parameter>\n"),
 }
-"""What is written before and after the argument `input`, a string, in each style that writes arguments in tags."""
+"""Style that writes arguments in tags -> the texts before and after the argument `input`, a string."""
 
 
 def call_tag(begin: str, tool: Tool, end: str, style: str = "json") -> dict[str, Any]:

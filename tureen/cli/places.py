@@ -25,3 +25,8 @@ def size(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.1f} GB"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 answer", "2,000 answers"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -82,8 +82,15 @@ def test_a_window_of_400_pixels_shows_everything_without_scrolling_sideways(show
     choose_token(page, 1)
     assert page.locator("#inspector").is_visible()
     assert page.evaluate(fits)
+    page.focus("#panel-token")
     page.keyboard.press("Escape")
     assert not page.locator("#inspector").is_visible()
+    assert page.evaluate("() => document.activeElement.id") == "toggle-inspector"
+    choose_token(page, 1)
+    page.locator(".take:not(:disabled)").first.click()
+    page.wait_for_selector("article.assistant .switcher:has-text('2 / 2')")
+    assert not page.locator("#inspector").is_visible()
+    page.wait_for_selector("#stop", state="hidden")
     page.click("#toggle-side")
     assert page.locator("#new-chat").is_visible()
     page.click("#new-chat")
@@ -133,3 +140,9 @@ def test_a_keyboard_is_enough(show, real_server):
     assert page.evaluate("() => document.activeElement.id") == "message"
     page.keyboard.press("Alt+k")
     assert page.evaluate("() => document.activeElement.id") == "search"
+    for typed, code in (("Dead", "KeyN"), ("\u02da", "KeyK")):  # as Option makes them on a Mac
+        page.evaluate(
+            "([key, code]) => dispatchEvent(new KeyboardEvent('keydown', {key, code, altKey: true}))", [typed, code]
+        )
+        wanted = {"KeyN": "message", "KeyK": "search"}[code]
+        page.wait_for_function("(wanted) => document.activeElement.id === wanted", arg=wanted)

@@ -97,7 +97,7 @@ class Turn {
     const stop = () => { this.shownText = null; this.show(); };
     const save = () => { const { value } = area; stop(); if (value !== node.text) actions.edit(node, value); };
     area.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") { event.stopPropagation(); stop(); }
+      if (event.key === "Escape") { event.stopPropagation(); stop(); this.buttons.querySelector("[aria-label^=Edit]")?.focus(); }
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); save(); }
     });
     const label = node.role === "assistant" ? "Keep as a version" : "Send as a new version";

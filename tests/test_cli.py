@@ -303,6 +303,17 @@ def test_all_bad_values_of_a_line_are_named_at_once(capsys, line, faulty):
     assert [fault in line for fault, line in zip(faulty, lines, strict=True)] == [True] * len(faulty)
 
 
+def test_run_is_another_name_of_chat(monkeypatch, capsys):
+    taken = []
+    monkeypatch.setattr("tureen.cli.commands.chat.run", lambda options: taken.append(options) or 0)
+    for command in ("chat", "run"):
+        assert cli.main([command, "smollm2:135m", "--temperature", "0"]) == 0
+    chat, run = ({name: value for name, value in vars(one).items() if name != "command"} for one in taken)
+    assert chat == run
+    assert cli.main([]) == 0
+    assert "chat (run) " in capsys.readouterr().out
+
+
 def test_the_version_is_printed(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])

@@ -98,6 +98,23 @@ def test_a_window_of_400_pixels_shows_everything_without_scrolling_sideways(show
     assert page.evaluate(fits)
 
 
+def test_four_columns_of_settings_fit_beside_both_panels(show, real_server):
+    for width in (1000, 1280, 1600):
+        page = show(real_server.url, width=width)
+        page.click("#compare")
+        for _ in range(2):
+            page.click("text=Add a column")
+        page.locator(".column details > summary >> text=Settings").first.click()
+        stage, columns, inside = page.evaluate("""() => [
+            document.getElementById("stage").scrollWidth - document.getElementById("stage").clientWidth,
+            [...document.querySelectorAll(".column")].map((one) => one.scrollWidth - one.clientWidth),
+            [...document.querySelectorAll(".column *")].filter((one) => one.getClientRects().length).map(
+                (one) => one.getBoundingClientRect().right - one.closest(".column").getBoundingClientRect().right),
+        ]""")
+        assert (stage, columns) == (0, [0] * 4), width
+        assert max(inside) <= 0, width
+
+
 def test_a_keyboard_is_enough(show, real_server):
     page = show(real_server.url)
     reached = set()

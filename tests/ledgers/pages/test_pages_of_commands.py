@@ -80,7 +80,7 @@ def test_the_tables_of_a_file_are_models_with_settings_of_their_own(tmp_path):
 def test_a_message_on_standard_input_is_answered_with_nothing_but_the_answer(tmp_path):
     done = completed(block_with("terminal.md", "| tureen chat"), tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "Paris" in done.stdout
+    assert "Tokyo" in done.stdout
     assert len(done.stdout.splitlines()) == 1
 
 

@@ -59,7 +59,7 @@ function open(conversation) {
   if (conversation.model && state.models.some((one) => one.id === conversation.model)) byId("model").value = conversation.model;
   else conversation.model = byId("model").value;
   followModel();
-  byId("message").placeholder = conversation.mode === "chat" ? "Say something …" : "Text to be continued …";
+  byId("message").placeholder = conversation.mode === "chat" ? "Say something, such as: What is the capital of Japan?" : "Text to be continued …";
   showPanel();
   showToken(null);
   redraw();

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
 from tureen.cli.chat import screen, slash
 from tureen.cli.chat.connection import ChatError
 from tureen.cli.chat.conversation import Conversation, Message
+
+WRAP = {"break_long_words": False, "break_on_hyphens": False}
 
 
 @pytest.mark.parametrize(
@@ -76,3 +80,29 @@ def test_an_answer_that_ctrl_c_ends_counts_its_tokens():
     assert conversation.messages[-1] == Message("assistant", "One two", was_cut=True)
     assert "31 of 512 tokens" in screen._toolbar(conversation, 512)
     assert slash.run("/stats", conversation).text.endswith("all: 1 answer, 1 token")
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 1000], ids="pieces of {} characters".format)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The quick brown fox jumps over the lazy dog and runs away.",
+        "One line\nand another,\n\nwith a gap, and what follows it here.",
+        "A word-that-is-longer-than-any-line-of-the-terminal stays whole.",
+    ],
+)
+def test_lines_of_an_answer_end_between_words_however_the_text_is_cut(text, size):
+    lines = screen.Lines(20)
+    shown = "".join(lines.add(text[start : start + size]) for start in range(0, len(text), size)) + lines.end()
+    expected = [line for paragraph in text.split("\n") for line in textwrap.wrap(paragraph, 20, **WRAP) or [""]]
+    assert [line.rstrip() for line in shown.split("\n")] == expected
+
+
+def test_a_text_without_spaces_is_shown_as_it_comes_and_broken_at_the_width():
+    lines = screen.Lines(10)
+    assert "".join(map(lines.add, "東京は日本の首都です")) == "東京は日本\nの首都です"
+
+
+def test_without_a_terminal_an_answer_is_left_as_it_is():
+    lines = screen.Lines(None)
+    assert [lines.add("a long"), lines.add("er text "), lines.end()] == ["a long", "er text ", ""]

@@ -226,6 +226,33 @@ def test_a_message_whose_answer_is_ended_before_anything_came_is_in_the_prompt_a
         assert SilentServer.asked.get(timeout=PATIENCE_S) == "Count to three"
 
 
+class HalfwayServer(HostileServer):
+    """Answers every chat with a half, and with the other half when it may."""
+
+    goes_on: ClassVar[threading.Event] = threading.Event()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        for text, reason in (("one two ", None), ("three ", "stop")):
+            chunk = {"choices": [{"delta": {"content": text}, "finish_reason": reason}]}
+            self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+            self.wfile.flush()
+            assert self.goes_on.wait(PATIENCE_S)
+        self.wfile.write(b"data: [DONE]\n\n")
+
+
+def test_what_is_typed_while_an_answer_comes_is_in_the_next_prompt_and_not_in_the_answer(tmp_path):
+    with chat_with(HalfwayServer, tmp_path) as terminal:
+        terminal.type("Count")
+        terminal.wait_for("one two")
+        terminal.keys("and then")
+        HalfwayServer.goes_on.set()
+        assert "and" not in terminal.wait_for("three")
+        terminal.wait_for("and then")
+
+
 def servers_of_chats(folder: Path) -> set[int]:
     """Processes of servers that a chat has started whose environment names this folder: others may chat, too."""
     found = set()

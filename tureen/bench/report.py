@@ -170,9 +170,9 @@ NARROW = {
 LEGENDS = {
     False: "TTFT: from the request to its first token. ITL: from one token to the next. e2e: the whole request.\n"
     "Times are medians, p99 ms that of TTFT. --wide shows all columns.",
-    True: "s: seconds of the whole run. all tok/s: with those of prompts. Times in ms: TTFT to the first token, ITL from\n"
-    "one token to the next, e2e the whole request. cached: tokens of prompts. cpu: seconds of server and client.\n"
-    "MiB, peak: the server's memory. goodput: requests a second within the goals. DRAM, 96 MiB: reads in GB/s.",
+    True: "s: seconds of the whole run. all tok/s: with those of prompts. Times in ms: TTFT to the first token,\n"
+    "ITL from one token to the next, e2e the whole request. cached: tokens of prompts. cpu: seconds of server and\n"
+    "client. MiB, peak: the server's memory. goodput: requests a second within the goals. DRAM, 96 MiB: GB/s read.",
 }
 """Whether all columns are shown -> what they mean."""
 

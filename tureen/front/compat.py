@@ -123,7 +123,7 @@ def _section(route: CompatRoute) -> str:
         for row in rows_of(route)
     ]
     name = f"{html.escape(route.api)} <code>{route.route}</code>"
-    heading = f"<summary><h2>{name}</h2><span>{len(lines)} fields</span></summary>"
+    heading = f"<summary><h2>{name}</h2><span>{len(lines)} {'field' if len(lines) == 1 else 'fields'}</span></summary>"
     others = f"<p>Fields that are not listed are {_other_fields(route)}.</p>"
     head = "<thead><tr><th scope=col>field</th><th scope=col>what becomes of it</th><th scope=col>how</th></tr></thead>"
     table = f"<table>{head}<tbody>{''.join(lines)}</tbody></table>"

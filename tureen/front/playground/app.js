@@ -1,7 +1,7 @@
 // The page: wires conversations, turns, settings and explanations together.
 
 import { ApiError, ask, getKey, setKey } from "./api.js";
-import { announce, button, byId, dialog, make, tabs } from "./dom.js";
+import { announce, button, byId, counted, dialog, make, tabs } from "./dom.js";
 import { add, before, create, hasPictures, parentOf, select, settleAll, shown } from "./conversation.js";
 import { explanationOf, making, ofModel, run, textOf } from "./answer.js";
 import { compareView } from "./compare.js";
@@ -155,7 +155,7 @@ async function answer(conversation, node) {
   if (state.current === conversation) {
     turns.show(conversation, shown(conversation));
     if (node.state === "failed" && node.errorField) state.panel.showFault(node.errorField, node.error);
-    announce(node.state === "failed" ? node.error : `The answer is complete: ${node.figures.completion ?? 0} tokens`, { shown: false });
+    announce(node.state === "failed" ? node.error : `The answer is complete: ${counted(node.figures.completion ?? 0, "token")}`, { shown: false });
   }
   save(conversation);
   flush();

@@ -1,6 +1,6 @@
 // Draws why a token was chosen: its candidates after each stage of sampling, as bars, and the draw.
 
-import { button, make } from "./dom.js";
+import { button, counted, make } from "./dom.js";
 import { percent, spelled } from "./tokens.js";
 
 const CHOSEN = {
@@ -38,7 +38,7 @@ function stageElement(explanation, stage, previous) {
       make("td", { class: "number" }, percent(p)),
       make("td", { class: "change" }, change(p, previous ? previous.probabilities[index] : null, isRemoved)));
   });
-  const kept = stage.kept === undefined ? null : make("span", { class: "muted" }, `keeps ${stage.kept} ${stage.kept === 1 ? "token" : "tokens"}`);
+  const kept = stage.kept === undefined ? null : make("span", { class: "muted" }, `keeps ${counted(stage.kept, "token")}`);
   return make("section", { class: "stage" },
     make("h3", {}, make("span", {}, stageName(stage), make("code", {}, parameterOf(stage))), kept),
     make("table", { "aria-label": `After the stage ${stageName(stage)}` }, make("tbody", {}, ...rows)));

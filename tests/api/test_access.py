@@ -167,6 +167,27 @@ def test_one_key_alone_opens_everything():
             assert app.request(method, concrete(route), headers=bearer(USER_KEY)).status_code == 204
 
 
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({}, "; send the header 'Authorization: Bearer KEY'"),
+        ({"authorization": "Bearer wrong"}, "is not one of its keys"),
+        ({"x-api-key": "wrong"}, "is not one of its keys"),
+        ({"authorization": "Basic d3Jvbmc="}, "not of the form 'Bearer KEY'"),
+        ({"authorization": USER_KEY}, "not of the form 'Bearer KEY'"),
+    ],
+    ids=["no key", "wrong key", "wrong key as Anthropic sends it", "another scheme", "no scheme"],
+)
+@pytest.mark.parametrize(("path", "needed"), [("/v1/models", "an API key"), ("/flush_cache", "the server's admin key")])
+def test_a_wrong_key_is_not_answered_as_a_missing_one(headers, said, path, needed):
+    with App(api_key=USER_KEY, admin_api_key=ADMIN_KEY) as app:
+        refused = app.request("GET", path, headers=headers)
+    message = refused.json()["error"]["message"]
+    assert refused.status_code == 401
+    assert f"needs {needed}" in message
+    assert said in message
+
+
 def test_with_an_admin_key_alone_users_need_none():
     with App(admin_api_key=ADMIN_KEY) as app:
         assert app.generate(text="say:a")["text"] == "a"

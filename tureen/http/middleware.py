@@ -211,17 +211,18 @@ def check_access(
     Stores the client's name, limits and admin rights, as its key has them, in the call.
     """
     is_local = _is_local(scope)
-    key = keys.find(authorization(scope))
+    presented = authorization(scope)
+    key = keys.find(presented)
     call.client_name = (key.name if key is not None else "") or call.client_name
     call.limits = NO_LIMITS if key is None else key.limits
-    call.admin_refusal = keys.admin_refusal(key, is_local=is_local)
+    call.admin_refusal = keys.admin_refusal(key, presented, is_local=is_local)
     access = "user" if route is None else getattr(route, "access", None)
     other_name = None if key is not None else hosts.refusal(_header(scope, b"host"))
     refusal: TureenError | None
     if access == "open":
         refusal = other_name if hosts.is_for_this_machine else None
     elif access == "user":
-        refusal = keys.user_refusal(key) or other_name or _page_refusal(scope, route, key, origins)
+        refusal = keys.user_refusal(key, presented) or other_name or _page_refusal(scope, route, key, origins)
     elif access == "admin":
         refusal = call.admin_refusal or other_name or _page_refusal(scope, route, key, origins)
     else:

@@ -35,7 +35,7 @@ from tureen.requests.drafts import Plan
 from tureen.requests.offload import offload
 from tureen.requests.state import Context, ServerState
 
-EXAMPLE = {"input": "What is the capital of France?", "max_output_tokens": 16}
+EXAMPLE = {"input": "What is the capital of Japan?", "max_output_tokens": 16}
 
 _json = msgspec.json.Encoder()
 

@@ -140,6 +140,10 @@ def crash_at_start(config: Config | None = None, *, progress: Progress = no_prog
     raise ValueError("a secret detail")
 
 
+def run_out_of_memory(config: Config | None = None, *, progress: Progress = no_progress) -> tuple[Engine, EngineInfo]:
+    raise MemoryError("std::bad_alloc")
+
+
 def make_request(request_id: str, text: str = "a", *, max_new_tokens: int = 20, **fields: object) -> GenerateRequest:
     return GenerateRequest(
         id=request_id,

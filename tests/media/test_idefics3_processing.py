@@ -159,6 +159,7 @@ def test_a_folder_without_preprocessor_is_refused(configs):
         ({"hidden_act": "tanh"}, "hidden_act"),
         ({"layer_norm_eps": 0}, "layer_norm_eps"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_hidden_layers": 1 << 50}, "num_hidden_layers"),  # memory grows with it before a weight is compared
     ],
 )
 def test_a_tower_that_cannot_be_honoured_is_refused_by_its_key(configs, changes, key):

@@ -155,7 +155,7 @@ def test_the_length_is_the_trained_one_unless_the_operator_says_another(tiny):
         ({"is_decoder": True}, "is_decoder"),
         ({"num_attention_heads": 5}, "hidden_size 48 cannot be shared by 5 heads"),
         ({"layer_norm_eps": [1]}, "layer_norm_eps: must be a positive number, got a list of 1"),
-        ({"vocab_size": "many"}, "vocab_size: must be a number from 1 on, got 'many'"),
+        ({"vocab_size": "many"}, "vocab_size: must be a positive integer, got 'many'"),
         ({"intermediate_size": 81}, r"has shape \[80\], config.json says \[81\]"),
         ({"num_hidden_layers": 4}, "lacks 16 weights"),
         ({"num_hidden_layers": 2}, "config.json says that there is none"),

@@ -275,6 +275,16 @@ OF_DEEPSEEK = {"num_key_value_heads": None, "num_experts_per_tok": 2}
         ("DeepseekV3ForCausalLM", OF_DEEPSEEK | {"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5"),
         ("Glm4MoeLiteForCausalLM", OF_DEEPSEEK | {"scoring_func": "softmax"}, "scoring_func: "),
         ("Glm4MoeLiteForCausalLM", OF_DEEPSEEK | {"mlp_layer_types": ["dense", "thin"]}, "mlp_layer_types: "),
+        # Numbers that would take the machine's memory before a weight is compared with them
+        ("LlamaForCausalLM", {"num_hidden_layers": 1 << 50}, "num_hidden_layers: must be at most 4096"),
+        ("LlamaForCausalLM", {"num_attention_heads": 1 << 40, "head_dim": 2}, "num_attention_heads: must be at most"),
+        ("LlamaForCausalLM", {"max_position_embeddings": 1 << 50}, "max_position_embeddings: must be at most"),
+        ("LlamaForCausalLM", {"vocab_size": 1 << 31}, "vocab_size: must be at most 2147483647"),
+        ("MixtralForCausalLM", {"num_local_experts": 1 << 50}, "num_local_experts: must be at most 4096"),
+        ("Qwen3MoeForCausalLM", {"num_experts": 1 << 50}, "num_experts: must be at most 4096"),
+        ("DeepseekV3ForCausalLM", OF_DEEPSEEK | {"n_routed_experts": 1 << 50}, "n_routed_experts: must be at most"),
+        ("Ernie4_5_MoeForCausalLM", {"moe_num_experts": 1 << 50}, "moe_num_experts: must be at most 4096"),
+        ("DeepseekV3ForCausalLM", OF_DEEPSEEK | {"first_k_dense_replace": 1 << 31}, "first_k_dense_replace: "),
     ],
 )
 def test_a_config_that_cannot_be_is_refused_by_the_key_at_fault(architecture, changes, key):

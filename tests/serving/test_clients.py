@@ -21,6 +21,7 @@ from tureen.sandbox.stacks import THREAD_BYTES
 from tureen.serving import inproc
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
+from tureen.serving.startup_failure import OUT_OF_MEMORY
 
 
 async def started(progress=lambda *_: None):
@@ -68,9 +69,10 @@ def test_a_request_that_makes_an_engine_in_a_thread_raise_is_ended_and_no_other(
     [
         (fake_engine.refuse_to_start, "the model is missing; use --model-path"),
         (fake_engine.crash_at_start, "the engine could not be built: ValueError"),
+        (fake_engine.run_out_of_memory, OUT_OF_MEMORY),
     ],
 )
-def test_an_engine_in_a_thread_that_cannot_start_says_why(factory, message):
+def test_an_engine_in_a_thread_that_cannot_start_says_why(factory, message, caplog):
     async def scenario():
         client = in_thread(factory)
         with pytest.raises(StartupError) as refused:
@@ -79,6 +81,7 @@ def test_an_engine_in_a_thread_that_cannot_start_says_why(factory, message):
         await client.close()
 
     asyncio.run(scenario())
+    assert bool(caplog.records) is (factory is fake_engine.crash_at_start)  # of a fault of the program, a traceback
 
 
 def test_the_thread_of_an_engine_has_stack_for_its_grammars_whatever_the_default_is():

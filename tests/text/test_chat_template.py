@@ -18,6 +18,7 @@ from tureen.errors import InvalidRequest, StartupError
 from tureen.text.chat_template import BUILT_IN, ChatTemplate, check_chat_template, load_chat_templates
 from tureen.text.control_tokens import ControlTokens
 from tureen.text.messages import Tool
+from tureen.text.template_jobs import do_job
 from tureen.text.tokenizer import Tokenizer, from_folder
 from tureen.weights.source import load_tokenizer
 
@@ -318,6 +319,19 @@ def test_a_template_that_makes_tokens_of_other_pieces_is_told_of(caplog):
     with caplog.at_level(logging.WARNING):
         _make_template("{{ '<|im' }}{{ '_end|>' }}{{ messages[0].content }}").probe()
     assert "control tokens out of pieces" in caplog.text
+
+
+def test_the_first_test_chat_that_takes_a_template_to_its_limit_is_the_last():
+    jobs = []
+
+    def do(job):
+        jobs.append(job)
+        return do_job(job)
+
+    template = ChatTemplate("{{ 'x' * 1000000000 }}", CONTROLS, tokens=NAMED, placeholders={}, do=do)
+    with pytest.raises(InvalidRequest, match="the chat template cannot write these: it makes") as refused:
+        template.render([{"role": "user", "content": "x"}])
+    assert (refused.value.code, len(jobs)) == ("chat_template_limit", 1)
 
 
 # which template it is

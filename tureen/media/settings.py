@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from tureen.errors import StartupError, echo
+
+LARGEST: Final = (1 << 31) - 1
+"""The largest accepted integer."""
+MOST: Final = {"depth": 4096, "num_hidden_layers": 4096}
+"""The largest accepted numbers of layers. Memory grows with these before any weight is compared."""
 
 
 class Settings:
@@ -38,6 +43,8 @@ class Settings:
         value = self.get(key, default)
         if type(value) is not int or value < 1:
             raise self.fault(key, "is missing" if value is None else f"must be a positive integer, got {echo(value)}")
+        if value > MOST.get(key, LARGEST):
+            raise self.fault(key, f"must be at most {MOST.get(key, LARGEST)}, got {echo(value)}")
         return value
 
     def token_id(self, key: str, default: int) -> int | None:

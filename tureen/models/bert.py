@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tureen.models.encoder import BERT_NAMES, EncoderConfig, EncoderHead, bert_like, count, is_classifier
-from tureen.models.reading import number
+from tureen.models.encoder import BERT_NAMES, EncoderConfig, EncoderHead, bert_like, is_classifier
+from tureen.models.reading import integer, number
 
 ENCODER_ARCHITECTURES = ("BertModel", "BertForMaskedLM", "BertForSequenceClassification")
 RENAMES = (("bert.", ""), *BERT_NAMES, ("pooler.dense.", "head.dense."), ("classifier.", "head.out."))
@@ -17,7 +17,7 @@ def parse(hf: Mapping[str, Any]) -> EncoderConfig:
     return bert_like(
         hf,
         norm_eps=number(hf, "layer_norm_eps", 1e-12),
-        num_token_types=count(hf, "type_vocab_size"),
+        num_token_types=integer(hf, "type_vocab_size"),
         has_pair_types=True,
         head=EncoderHead(dense="tanh") if is_classifier(hf) else None,
     )

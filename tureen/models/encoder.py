@@ -13,6 +13,7 @@ import msgspec
 from tureen.contract.types import Pooling
 from tureen.errors import StartupError, echo
 from tureen.layers.rope import RopeConfig
+from tureen.models.reading import integer
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -169,11 +170,11 @@ def bert_like(hf: Mapping[str, Any], **further: Any) -> EncoderConfig:
     """Reads the settings that BERT and its like share. `further`: more fields of the family. Raises
     StartupError naming the key at fault."""
     expect(hf, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
-    hidden, heads, layers = (count(hf, key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
-    positions = count(hf, "max_position_embeddings")
+    hidden, heads, layers = (integer(hf, key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+    positions = integer(hf, "max_position_embeddings")
     return EncoderConfig(
-        vocab_size=count(hf, "vocab_size"),
-        intermediate_size=count(hf, "intermediate_size"),
+        vocab_size=integer(hf, "vocab_size"),
+        intermediate_size=integer(hf, "intermediate_size"),
         activation=activation(hf, "hidden_act"),
         num_positions=positions,
         post_norms=True,
@@ -206,14 +207,6 @@ def of_layers(num_layers: int, rope: RopeConfig | None = None) -> dict[str, Any]
 def is_classifier(hf: Mapping[str, Any]) -> bool:
     """Returns whether config.json describes a model with a head for labels."""
     return str((hf.get("architectures") or [""])[0]).endswith("ForSequenceClassification")
-
-
-def count(hf: Mapping[str, Any], name: str) -> int:
-    """Reads a number of at least 1. Raises StartupError."""
-    value = hf.get(name)
-    if not isinstance(value, int) or value < 1:
-        raise StartupError(f"config.json: {name}: must be a number from 1 on, got {echo(value)}", field=name)
-    return value
 
 
 def activation(hf: Mapping[str, Any], name: str) -> str:

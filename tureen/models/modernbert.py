@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tureen.models.config import sliding_windows
-from tureen.models.encoder import EncoderConfig, EncoderHead, activation, count, expect, is_classifier, of_heads
+from tureen.models.encoder import EncoderConfig, EncoderHead, activation, expect, is_classifier, of_heads
 from tureen.models.reading import integer, number
 from tureen.models.ropes import rope
 
@@ -32,7 +32,7 @@ FULL_EVERY = 3
 def parse(hf: Mapping[str, Any]) -> EncoderConfig:
     """Reads config.json. Raises StartupError naming the field that is missing or not supported."""
     expect(hf, is_decoder=False)
-    layers, every = count(hf, "num_hidden_layers"), integer(hf, "global_attn_every_n_layers", FULL_EVERY)
+    layers, every = integer(hf, "num_hidden_layers"), integer(hf, "global_attn_every_n_layers", FULL_EVERY)
     window = {**hf, "sliding_window": integer(hf, "local_attention", 128) // 2}
     windows = sliding_windows(window, layers, [layer % every != 0 for layer in range(layers)])
     parameters = hf.get("rope_parameters") or {}
@@ -43,10 +43,10 @@ def parse(hf: Mapping[str, Any]) -> EncoderConfig:
         False: rope({}, parameters.get("sliding_attention") or {}, theta=local),
     }
     return EncoderConfig(
-        vocab_size=count(hf, "vocab_size"),
-        intermediate_size=count(hf, "intermediate_size"),
+        vocab_size=integer(hf, "vocab_size"),
+        intermediate_size=integer(hf, "intermediate_size"),
         norm_eps=number(hf, "norm_eps", 1e-5),
-        max_tokens=count(hf, "max_position_embeddings"),
+        max_tokens=integer(hf, "max_position_embeddings"),
         activation=activation(hf, "hidden_activation"),
         windows=windows,
         ropes=tuple(ropes[window is None] for window in windows),
@@ -59,7 +59,7 @@ def parse(hf: Mapping[str, Any]) -> EncoderConfig:
         mlp_bias=bool(hf.get("mlp_bias", False)),
         is_gated=True,
         head=_head(hf) if is_classifier(hf) else None,
-        **of_heads(count(hf, "hidden_size"), count(hf, "num_attention_heads")),
+        **of_heads(integer(hf, "hidden_size"), integer(hf, "num_attention_heads")),
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tureen.models.encoder import BERT_NAMES, EncoderConfig, activation, count, expect, of_heads, of_layers
-from tureen.models.reading import number
+from tureen.models.encoder import BERT_NAMES, EncoderConfig, activation, expect, of_heads, of_layers
+from tureen.models.reading import integer, number
 from tureen.models.ropes import rope
 
 ENCODER_ARCHITECTURES = ("NomicBertModel",)
@@ -60,12 +60,12 @@ def parse(hf: Mapping[str, Any]) -> EncoderConfig:
     hf = {**hf, **{newer: hf[older] for older, newer in NEWER.items() if hf.get(older) is not None}}
     turns = rope({}, hf.get("rope_parameters") or {}, theta=number(hf, "rope_theta", THETA))
     return EncoderConfig(
-        vocab_size=count(hf, "vocab_size"),
-        intermediate_size=count(hf, "intermediate_size"),
+        vocab_size=integer(hf, "vocab_size"),
+        intermediate_size=integer(hf, "intermediate_size"),
         norm_eps=number(hf, "layer_norm_eps", 1e-12),
-        max_tokens=count(hf, "max_position_embeddings"),
+        max_tokens=integer(hf, "max_position_embeddings"),
         activation=activation({"hidden_act": hf.get("hidden_act", "silu")}, "hidden_act"),
-        num_token_types=count(hf, "type_vocab_size"),
+        num_token_types=integer(hf, "type_vocab_size"),
         has_pair_types=True,
         post_norms=True,
         norms_follow_sum=True,
@@ -73,6 +73,6 @@ def parse(hf: Mapping[str, Any]) -> EncoderConfig:
         out_bias=False,
         mlp_bias=False,
         is_gated=True,
-        **of_heads(count(hf, "hidden_size"), count(hf, "num_attention_heads")),
-        **of_layers(count(hf, "num_hidden_layers"), turns),
+        **of_heads(integer(hf, "hidden_size"), integer(hf, "num_attention_heads")),
+        **of_layers(integer(hf, "num_hidden_layers"), turns),
     )

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from tureen.errors import StartupError, echo
+
+LARGEST: Final = (1 << 31) - 1
+"""The largest accepted integer."""
+MOST: Final = {
+    "max_position_embeddings": 1 << 30,
+    "num_attention_heads": 65_536,
+    "num_key_value_heads": 65_536,
+    "moe_num_experts": 4096,
+    "n_routed_experts": 4096,
+    "num_experts": 4096,
+    "num_hidden_layers": 4096,
+    "num_local_experts": 4096,
+}
+"""The largest accepted values of keys with a lower limit. Memory grows with these before any weight is compared."""
 
 
 def integer(hf: Mapping[str, Any], key: str, default: int | None = None) -> int:
@@ -15,6 +29,8 @@ def integer(hf: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = default if value is None else value
     if type(value) is not int or value < 1:
         raise fault(key, "is missing" if value is None else f"must be a positive integer, got {echo(value)}")
+    if value > MOST.get(key, LARGEST):
+        raise fault(key, f"must be at most {MOST.get(key, LARGEST)}, got {echo(value)}")
     return value
 
 
@@ -31,8 +47,8 @@ def layer_number(hf: Mapping[str, Any], key: str, default: int) -> int:
     """Reads a key like `integer`, for any integer that is not negative."""
     value = hf.get(key)
     value = default if value is None else value
-    if type(value) is not int or value < 0:
-        raise fault(key, f"must be an integer of at least 0, got {echo(value)}")
+    if type(value) is not int or not 0 <= value <= LARGEST:
+        raise fault(key, f"must be an integer from 0 to {LARGEST}, got {echo(value)}")
     return value
 
 

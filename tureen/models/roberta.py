@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tureen.models.encoder import BERT_NAMES, EncoderConfig, EncoderHead, bert_like, count, is_classifier
-from tureen.models.reading import fault, layer_number, number
+from tureen.models.encoder import BERT_NAMES, EncoderConfig, EncoderHead, bert_like, is_classifier
+from tureen.models.reading import fault, integer, layer_number, number
 
 ENCODER_ARCHITECTURES = (
     "RobertaModel",
@@ -26,13 +26,13 @@ RENAMES = (
 
 def parse(hf: Mapping[str, Any]) -> EncoderConfig:
     """Reads config.json. Raises StartupError naming the field that is missing or not supported."""
-    return bert_like(hf, num_token_types=count(hf, "type_vocab_size"), **after_padding(hf))
+    return bert_like(hf, num_token_types=integer(hf, "type_vocab_size"), **after_padding(hf))
 
 
 def after_padding(hf: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of an encoder whose positions begin after the padding's. Raises StartupError when none is
     left."""
-    padding, positions = layer_number(hf, "pad_token_id", 1), count(hf, "max_position_embeddings")
+    padding, positions = layer_number(hf, "pad_token_id", 1), integer(hf, "max_position_embeddings")
     if positions <= padding + 1:
         raise fault("max_position_embeddings", f"must be more than {padding + 1}, got {positions}")
     return {

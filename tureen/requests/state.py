@@ -82,8 +82,9 @@ class Context(msgspec.Struct, frozen=True, dict=True):
     def probe_templates(self) -> None:
         """Finds out the chat templates' abilities, so that the first chat need not wait for it. Raises Unavailable."""
         if not isinstance(self.chat_templates, str):
-            self.chat_templates.plain.probe()
-            self.chat_templates.with_tools.probe()
+            with contextlib.suppress(InvalidRequest):  # a template at its limit: each chat gets that error
+                self.chat_templates.plain.probe()
+                self.chat_templates.with_tools.probe()
 
 
 def make_context(tokenizer: Tokenizer, info: EngineInfo, config: Config, media: MediaLoader | None = None) -> Context:

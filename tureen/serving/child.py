@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tureen.config import Config
-from tureen.contract.types import EngineFailed, EngineReady, FromEngine, StartupPhase, ToEngine
+from tureen.contract.types import EngineReady, FromEngine, StartupPhase, ToEngine
 from tureen.engine.loop import Loop
-from tureen.errors import TureenError
 from tureen.log import get_logger, set_up_logging
 from tureen.sandbox import framing
 from tureen.serving.pixels import PixelReceiver, ToChild
+from tureen.serving.startup_failure import startup_failure
 from tureen.struct_warm_up import warm_up_structs
 
 if TYPE_CHECKING:
@@ -138,12 +138,8 @@ def main(descriptor: int) -> None:
             os.set_inheritable(order.weights_descriptor, False)
             make_engine = partial(make_engine, weights_descriptor=order.weights_descriptor)
         engine, info = make_engine(order.config, progress=lambda *phase: link.publish(StartupPhase(*phase)))
-    except TureenError as error:
-        link.publish(EngineFailed(error.message, startup=True))
-        return
-    except Exception as error:  # an edge: the server must hear why
-        log.exception("the engine could not be built")
-        link.publish(EngineFailed(f"the engine could not be built: {type(error).__name__}", startup=True))
+    except Exception as error:  # noqa: BLE001 - an edge: the server must hear why
+        link.publish(startup_failure(error))
         return
     warm_up_structs()
     link.publish(EngineReady(info))

@@ -11,12 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from tureen.contract.types import Close, EngineFailed, EngineInfo, EngineReady, FromEngine, StartupPhase, ToEngine
+from tureen.contract.types import Close, EngineInfo, EngineReady, FromEngine, StartupPhase, ToEngine
 from tureen.engine.loop import Loop, SteppedEngine
-from tureen.errors import TureenError
-from tureen.log import Progress, get_logger
+from tureen.log import Progress
 from tureen.sandbox.stacks import deep_stacks
 from tureen.serving.healing import HealingClient
+from tureen.serving.startup_failure import startup_failure
 from tureen.serving.watchdog import Sign, processor_s
 
 EngineFactory = Callable[[Progress], tuple[SteppedEngine, EngineInfo]]
@@ -24,8 +24,6 @@ EngineFactory = Callable[[Progress], tuple[SteppedEngine, EngineInfo]]
 CLOSE_TIMEOUT_S = 10.0
 ENGINE_THREAD = "engine"
 REPORT_S = 0.05
-
-log = get_logger("serving")
 
 
 class ThreadHost:
@@ -76,12 +74,8 @@ class ThreadHost:
     def _run(self) -> None:
         try:
             engine, info = self._make_engine(self._report)
-        except TureenError as error:
-            self._publish(EngineFailed(error.message, startup=True))
-            return
-        except Exception as error:  # an edge: the thread's end must be heard of
-            log.exception("the engine could not be built")
-            self._publish(EngineFailed(f"the engine could not be built: {type(error).__name__}", startup=True))
+        except Exception as error:  # noqa: BLE001 - an edge: the thread's end must be reported
+            self._publish(startup_failure(error))
             return
         self._publish(EngineReady(info))
         Loop(engine, self._take, self._publish).run()

@@ -68,6 +68,8 @@ FAILURES: Final = (
     ValueError,
 )
 """Exceptions that a template can raise, compiled or rendered."""
+AT_LIMIT: Final = "chat_template_limit"
+"""The code of the error about a template that takes too much time or memory."""
 
 
 class ChatTemplate:
@@ -161,7 +163,8 @@ class ChatTemplate:
         return self._known is not None
 
     def probe(self) -> None:
-        """Finds out the template's abilities, so that the first chat need not wait for it. Raises what `do` raises."""
+        """Finds out the template's abilities, so that the first chat need not wait for it. Raises what `do` raises, and
+        InvalidRequest if a test chat takes the template to a limit."""
         _ = self._abilities
 
     def _check_variables(self, variables: Mapping[str, Any]) -> None:
@@ -195,7 +198,7 @@ class ChatTemplate:
             return read_answer(do())
         except OverLimit as error:
             message = f"{field}: the chat template cannot write these: {error.message}; send less, or use another one"
-            raise InvalidRequest(message, field=field, code="chat_template_limit") from None
+            raise InvalidRequest(message, field=field, code=AT_LIMIT) from None
         except Failed as error:
             raise self._refusal(error.kind, str(error), field) from None
 
@@ -239,12 +242,15 @@ class ChatTemplate:
         )
 
     def _tried(self, *messages: Message, marks_roles: bool = False) -> str:
-        """Renders a test chat; "" when the template fails."""
+        """Renders a test chat; "" when the template fails. Raises InvalidRequest at a limit: more test chats would take
+        as long again."""
         variables = {"tools": None, "add_generation_prompt": True}
         try:
             job = self._job(messages, variables, "messages", marks_roles=marks_roles)
             return self.read(lambda: self._do(job), "messages")
-        except InvalidRequest:
+        except InvalidRequest as error:
+            if error.code == AT_LIMIT:
+                raise
             return ""
 
     def _tried_call(self, question: Any, arguments: Any) -> str:

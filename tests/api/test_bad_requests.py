@@ -116,6 +116,7 @@ BAD_FIELDS = {
         {},
     ],
     "return_hidden_states": ["first", 1, "true", [True, False], [1], ["last", "last"]],
+    "return_prompt_token_ids": [1, "x"],
     "return_effective": [1, "x"],
     "explain": [1, "x", 8],
     "session_params": [[], [{}, {}], 5, "x", {}, {"id": 5}, {"id": "x", "ride": "y"}, {"id": "x", "offset": 1.5}],
@@ -136,7 +137,8 @@ BAD_FIELDS = {
     "stream": ["yes", 1],
     "log_metrics": [1, "x"],
     "priority": [1, -1, "x", 1.5, True, 2**31, HUGE],
-    "cache_salt": [5, True, "x" * 1025, []],
+    "cache_salt": [5, True, "x" * 1025, [], [5], ["x" * 1025], ["a", "b"]],
+    "extra_key": [5, True, "x" * 1025, [], [5], ["x" * 1025], ["a", "b"]],
     "deadline_ms": [0, -1, 1.5, "x", True, 2**54, HUGE],
     "ttft_deadline_ms": [0, -1, 1.5, "x", True, 2**54, HUGE],
 }

@@ -85,6 +85,9 @@ SGLANG = {
     "return_text_in_logprobs": Case(True, 1, "test_logprobs_come_with_the_token_s_text_when_asked"),
     "logprobs_mode": Case("raw", "x", "test_output_logprobs_equal_float64"),
     "return_hidden_states": Case("last", "first", "test_hidden_states_of_prompt_and_output_equal_transformers"),
+    "return_prompt_token_ids": Case(
+        True, 1, "test_the_prompt_s_ids_are_returned_when_asked_for_in_the_first_and_last_event_of_a_stream"
+    ),
     "return_effective": Case(True, 1, "test_every_sampling_parameter_is_told_with_its_value_and_origin"),
     "explain": Case(True, 1, "test_every_token_of_an_answer_is_explained_and_follows_from_that"),
     "stream": Case(False, "x", "test_every_event_has_a_beginning_of_the_text_in_whole_characters"),
@@ -98,6 +101,7 @@ SGLANG = {
     "log_metrics": Case(False, 1, "test_a_request_that_asks_for_it_does_not_count"),
     "priority": Case(3, "x", "test_higher_priority_comes_first"),
     "cache_salt": Case("s", 5, "test_a_salt_separates_the_cache"),
+    "extra_key": Case("s", 5, "test_an_extra_key_separates_the_cache_and_both_may_be_given_per_prompt"),
     "deadline_ms": Case(60_000, 0, "test_a_deadline_ends_the_request_with_what_there_is"),
     "ttft_deadline_ms": Case(60_000, 0, "test_a_first_token_deadline_counts_only_until_the_first_token"),
 }

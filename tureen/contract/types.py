@@ -165,6 +165,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     output_tokens: int
     cached_tokens: int
     forced_tokens: int = 0  # of the output tokens, those that the grammar left no choice about: they were not drawn
+    loaded_tokens: int = 0  # of the cached tokens, those that were loaded from outside the KV cache for this request
+    preemptions: int = 0
 
 
 class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):

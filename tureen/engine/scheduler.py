@@ -147,6 +147,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preemptions += 1
+        sequence.num_preemptions += 1
         self._stop_running(sequence)
         self.queue.add(sequence)
 

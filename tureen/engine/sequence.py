@@ -72,6 +72,8 @@ class Sequence:
         self.num_computed = 0
         self.has_begun = bool(request.resumed)  # it runs, or ran before, here or in another engine
         self.num_cached = request.resumed_cached  # prompt tokens found in the prefix cache when it first ran
+        self.num_loaded = 0  # of these, loaded from outside the KV cache
+        self.num_preemptions = 0
         self.slot = -1
         self.table: PageTable | None = None
         self.leader: tuple[PageTable, int] | None = None  # waits until this table has published this number of pages
@@ -155,7 +157,14 @@ class Sequence:
         if self.asked.scores is not None:
             num_held = num_output - self.sent.num_tokens
         num_forced = 0 if self.constraint is None else max(0, self.constraint.num_forced - num_held)
-        return Usage(self.terms.num_prompt, num_output - num_held, self.num_cached, num_forced)
+        return Usage(
+            self.terms.num_prompt,
+            num_output - num_held,
+            self.num_cached,
+            num_forced,
+            min(self.num_loaded, self.num_cached),
+            self.num_preemptions,
+        )
 
     def step_tokens(self, start: int, budget: int) -> int:
         """Returns the number of tokens that a step computes from position `start` on: at most `budget`, or a whole

@@ -20,6 +20,7 @@ from tureen.errors import InvalidRequest
 from tureen.media.base import Modality
 from tureen.requests import telling
 from tureen.requests.chat import Chat
+from tureen.requests.drafts import salt_of
 from tureen.requests.shared_fields import TokenIds
 from tureen.requests.state import ServerState
 from tureen.requests.thinking_field import effort_kwargs, known_kwargs
@@ -260,7 +261,7 @@ def chat_of(body: ChatBody, payload: Mapping[str, Any], name: str, state: Server
         hidden_states="last" if body.return_hidden_states else "none",
         adapter=openai_fields.adapter(body, state),
         priority=body.priority,
-        cache_salt=token_fields.salt_of(body.cache_salt, body.extra_key),
+        cache_salt=salt_of(body.cache_salt, body.extra_key),
         processor=openai_fields.processor(body, state),
         return_effective=body.return_effective,
         explain=body.explain,

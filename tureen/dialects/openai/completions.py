@@ -28,7 +28,7 @@ from tureen.errors import InvalidRequest
 from tureen.http.dialect import Docs, Entry, client_name, prepared, unless_gone
 from tureen.requests import planning, prompts, tokenising
 from tureen.requests.body import read_json
-from tureen.requests.drafts import Draft, Options, Plan, plan_of
+from tureen.requests.drafts import Draft, Options, Plan, plan_of, salt_of
 from tureen.requests.fill_in import fill_in_prompts, fill_in_tokens
 from tureen.requests.generation import Output, Run
 from tureen.requests.offload import INLINE_CHARS, offload
@@ -172,7 +172,7 @@ async def _plan(
         processor=processor,
         return_effective=body.return_effective,
         explain=body.explain,
-        cache_salt=token_fields.salt_of(body.cache_salt, body.extra_key),
+        cache_salt=salt_of(body.cache_salt, body.extra_key),
         priority=body.priority,
         deadline_ms=body.deadline_ms,
         ttft_deadline_ms=body.ttft_deadline_ms,

@@ -6,26 +6,25 @@ Source: https://docs.vllm.ai/en/stable/serving/openai_compatible_server.html
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
 
 from tureen.contract.params import INT64_MAX
-from tureen.contract.types import NO_TOKEN, LogprobSpec, PositionLogprobs, TokenLogprob
+from tureen.contract.types import LogprobSpec, PositionLogprobs, TokenLogprob
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai.answer import Answer, token_text
 from tureen.dialects.openai.body import OpenAIBody, TopLogprobs
 from tureen.errors import InvalidRequest
 from tureen.requests.explanations import Explained
 from tureen.requests.generation import Output
-from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_SALT_CHARS, Explain
+from tureen.requests.prompts import shown_ids
+from tureen.requests.shared_fields import MAX_LOGPROB_IDS, CacheKey, Explain
 from tureen.requests.state import Context
 
 NO_PICTURES = "prompt_logprobs: a picture has no tokens to take log-probabilities of; leave it out"
-
-Key = Annotated[str, Meta(max_length=MAX_SALT_CHARS)]
 
 
 class TokenBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +59,7 @@ class TokenBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(description="Keep only this many tokens of the prompt, the last ones; -1 = as many as fit the context."),
     ] = None
     extra_key: Annotated[
-        Key | Annotated[list[Key], Meta(max_length=16)] | None,
+        CacheKey | Annotated[list[CacheKey], Meta(max_length=16)] | None,
         Meta(description="Separates the prefix cache, together with the salt."),
     ] = None
 
@@ -94,29 +93,11 @@ def logprob_spec(body: TokenBody, top: int | None, context: Context, *, prompt_t
     return LogprobSpec(spec.prompt_start, spec.top, tuple(body.logprob_token_ids), spec.mode)
 
 
-def salt_of(salt: str, extra_key: str | list[str] | None) -> str:
-    """Returns what separates a request's prefix cache: both together."""
-    if extra_key is None:
-        return salt
-    return "\0".join((salt, *([extra_key] if isinstance(extra_key, str) else extra_key)))
-
-
 def most_prompt_tokens(body: TokenBody, max_new_tokens: int | None, context: Context) -> int | None:
     """Returns how many of a prompt's last tokens are kept; None = all. `max_new_tokens`: what is left
     for the output; None = one token at least."""
     most = body.truncate_prompt_tokens
     return max(1, context.capacity - (max_new_tokens or 1)) if most == -1 else most
-
-
-def shown_ids(ids: Sequence[int], context: Context) -> list[int]:
-    """Returns the ids of a prompt's tokens as answers show them: those of a picture are its placeholder's, or the one
-    that the model has for its embeddings."""
-    if not ids or min(ids) > NO_TOKEN:
-        return list(ids)
-    placeholder = next(iter(sorted(context.placeholder_ids)), NO_TOKEN)
-    if context.family is not None and context.family.inner_id is not None:
-        placeholder = context.family.inner_id
-    return [placeholder if token_id <= NO_TOKEN else token_id for token_id in ids]
 
 
 def prompt_logprobs(output: Output, body: TokenBody, context: Context) -> list[dict[str, Answer] | None]:

@@ -22,7 +22,7 @@ from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
 from tureen.requests import media_fields, planning, prompts
 from tureen.requests.body import PARAM_FIELDS, convert, offered, read_params, refuse_unknown
-from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, plan_of
+from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, plan_of, salt_of
 from tureen.requests.embedding import states_for
 from tureen.requests.media_fields import PromptMedia
 from tureen.requests.model_field import adapter_of
@@ -35,7 +35,7 @@ from tureen.requests.sessions import Turn
 from tureen.requests.shared_fields import (
     MAX_LOGPROB_IDS,
     MAX_TOKEN_IDS,
-    CacheSalt,
+    CacheKey,
     Deadline,
     Explain,
     FirstTokenDeadline,
@@ -122,6 +122,9 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             'or, with "last", the vector of the last position alone.'
         ),
     ] = False
+    return_prompt_token_ids: Annotated[
+        bool, Meta(description="Return the ids of the prompt's tokens, as prompt_token_ids beside the text.")
+    ] = False
     return_effective: ReturnEffective = False
     explain: Explain = False
     stream: Annotated[bool, Meta(description="Answer with server-sent events.")] = False
@@ -156,7 +159,11 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     log_metrics: LogMetrics = True
     priority: Priority = 0
-    cache_salt: CacheSalt = ""
+    cache_salt: Annotated[CacheKey | PerPrompt[CacheKey | None], Meta(description="Separates the prefix cache.")] = ""
+    extra_key: Annotated[
+        CacheKey | PerPrompt[CacheKey | None] | None,
+        Meta(description="Separates the prefix cache, together with the salt."),
+    ] = None
     deadline_ms: Deadline = None
     ttft_deadline_ms: FirstTokenDeadline = None
 
@@ -181,7 +188,9 @@ MISPLACED = frozenset((*PARAM_FIELDS, *ALIASES)).difference(FIELDS, TABLES["body
 MISPLACED_PARAMS = frozenset(FIELDS).difference(PARAM_FIELDS, ALIASES, TABLES["sampling_params"].verdicts)
 MAX_SHOWN = 48  # characters of a misplaced value
 
-PER_PROMPT_FIELDS = ("lora_path", "session_params", "return_hidden_states", "custom_logit_processor")
+PER_PROMPT_FIELDS = (
+    "lora_path", "session_params", "return_hidden_states", "custom_logit_processor", "cache_salt", "extra_key"
+)  # fmt: skip
 """Fields that hold a value for all prompts or a list of one each, besides those that other functions read."""
 
 
@@ -192,6 +201,7 @@ class GeneratePlan(msgspec.Struct, frozen=True):
     is_list: bool  # a batch, or n > 1
     stream: bool
     return_text_in_logprobs: bool
+    return_prompt_token_ids: bool = False
     num_samples: int = 1  # of each prompt
     turns: tuple[Turn | None, ...] = ()  # of each request; () when no request continues a session
 
@@ -392,6 +402,7 @@ def plan(
         is_list=parsed.is_batch or parsed.num_samples > 1,
         stream=body.stream,
         return_text_in_logprobs=body.return_text_in_logprobs,
+        return_prompt_token_ids=body.return_prompt_token_ids,
         num_samples=parsed.num_samples,
     )
 
@@ -415,7 +426,7 @@ def _options(
             processor=processors[index],
             return_effective=body.return_effective,
             explain=body.explain,
-            cache_salt=body.cache_salt,
+            cache_salt=salt_of(fields["cache_salt"][index] or "", fields["extra_key"][index]),
             priority=body.priority,
             **limits,
         )

@@ -33,7 +33,7 @@ from tureen.requests.generation import Output, Run, Sent
 from tureen.requests.kinds import check_kind
 from tureen.requests.loading import loading
 from tureen.requests.offload import INLINE_CHARS, LARGE, offload
-from tureen.requests.prompts import Prompt
+from tureen.requests.prompts import Prompt, shown_ids
 from tureen.requests.sessions import Turn
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tokenising import resolve
@@ -47,6 +47,7 @@ ENCODE_FIELDS = (
     "log_metrics",
     "priority",
     "cache_salt",
+    "extra_key",
     "deadline_ms",
 )
 
@@ -346,13 +347,31 @@ def render(
     if output.request.explain:
         meta["explanations"] = rendered(output.remarks.explanations[num_explained : len(output.token_ids)], context)
     if output.finish is not None:
-        meta["e2e_latency"] = output.elapsed_s
+        meta |= _end_facts(output)
         told = telling.current.get()
         if told is not None and told.paths:
             meta[telling.ANSWER_FIELD] = told.listed()
         if output.request.hidden_states != "none":
             meta[HIDDEN_FIELD] = _hidden_states(output)
-    return {"text": output.text[first_char:], "output_ids": output.token_ids[first_token:], "meta_info": meta}
+    answer: Answer = {"text": output.text[first_char:], "output_ids": output.token_ids[first_token:], "meta_info": meta}
+    if plan.return_prompt_token_ids and (not num_explained or output.finish is not None):  # a stream has them twice
+        answer["prompt_token_ids"] = shown_ids(output.request.token_ids, context)
+    return answer
+
+
+def _end_facts(output: Output) -> dict[str, Any]:
+    """Returns what meta_info tells of an output that has ended, by SGLang's names."""
+    usage, params = output.usage, output.request.params
+    loaded = {"storage": usage.loaded_tokens} if usage.loaded_tokens else {}
+    return {
+        "e2e_latency": output.elapsed_s,
+        "cached_tokens_details": {"device": usage.cached_tokens - usage.loaded_tokens, "host": 0, **loaded},
+        "num_retractions": usage.preemptions,
+        "sampling_temperature": params.temperature,
+        "sampling_top_k": params.top_k,
+        "sampling_top_p": params.top_p,
+        "sampling_min_p": params.min_p,
+    }
 
 
 def _logprobs(

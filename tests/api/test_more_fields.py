@@ -268,7 +268,11 @@ def test_the_prompt_s_ids_are_returned_when_asked_for_in_the_first_and_last_even
 
 
 def test_the_end_tells_how_it_was_cached_and_sampled(app: App):
-    asked = {"text": "d" * 100, "cache_salt": "end", "sampling_params": {"max_new_tokens": 2, "top_p": 0.5, "min_p": 0.1}}
+    asked = {
+        "text": "d" * 100,
+        "cache_salt": "end",
+        "sampling_params": {"max_new_tokens": 2, "top_p": 0.5, "min_p": 0.1},
+    }
     app.generate(**asked)
     meta = app.generate(**asked)["meta_info"]
     assert meta["cached_tokens_details"] == {"device": 96, "host": 0}

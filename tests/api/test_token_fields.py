@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from app_under_test import App, parse_events
-from byte_tokenizer import EOS
+from byte_tokenizer import EOS, VOCAB_SIZE
 from fake_engine import CONTEXT_LEN, HIDDEN_SIZE
 from fake_hidden_states import fake_hidden
 
@@ -149,6 +149,66 @@ def test_asked_tokens_come_after_the_best(app: App):
 
 
 @pytest.mark.parametrize("route", ROUTES)
+def test_asked_tokens_alone_come_as_the_only_alternatives(app: App, route):
+    ids = [ord("x"), EOS]
+    found = ask(app, route, "say:hi", logprob_token_ids=ids)["choices"][0]["logprobs"]
+    asked = {"logprobs": True} if route == CHAT else {"logprobs": 0}
+    assert found == ask(app, route, "say:hi", logprob_token_ids=ids, **asked)["choices"][0]["logprobs"]
+    if route == CHAT:
+        assert [one["token"] for token in found["content"] for one in token["top_logprobs"]] == ["x", "<eos>"] * 3
+    else:
+        assert [set(best) for best in found["top_logprobs"]] == [
+            {"h", "x", "<eos>"},
+            {"i", "x", "<eos>"},
+            {"x", "<eos>"},
+        ]
+    chunks = stream(app, route, "say:hi", logprob_token_ids=ids)
+    assert any(choice["logprobs"] for chunk in chunks for choice in chunk["choices"])
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_minus_one_asks_for_the_whole_vocabulary(app: App, route):
+    asked = {"logprobs": True, "top_logprobs": -1} if route == CHAT else {"logprobs": -1}
+    answer = ask(app, route, "say:hi", **asked, prompt_logprobs=-1, return_tokens_as_token_ids=True)
+    found = answer["choices"][0]["logprobs"]
+    names = {f"token_id:{token_id}" for token_id in range(VOCAB_SIZE)}
+    if route == CHAT:
+        tops = [{one["token"]: one["logprob"] for one in token["top_logprobs"]} for token in found["content"]]
+    else:
+        tops = found["top_logprobs"]
+    assert [set(top) for top in tops] == [names] * 3
+    first, *rest = (answer if route == CHAT else answer["choices"][0])["prompt_logprobs"]
+    assert first is None
+    assert [{f"token_id:{token_id}" for token_id in position} for position in rest] == [names] * 5
+
+
+def test_a_prompt_of_which_only_the_end_is_scored_begins_there(app: App):
+    for route in ROUTES:
+        answers = [ask(app, route, "say:hi", prompt_logprobs=1, **more) for more in ({}, {"prompt_logprob_start": 3})]
+        whole, end = ((one if route == CHAT else one["choices"][0])["prompt_logprobs"] for one in answers)
+        assert end == [None, *whole[4:]]
+    asked = {"prompt_logprobs": 1, "prompt_logprob_start": 3, "echo": True, "logprobs": 1}
+    assert ask(app, TEXT, "say:hi", 400, **asked)["param"] == "prompt_logprob_start"
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_where_the_cached_tokens_were_is_told_in_sglext(app: App, route):
+    said = "c" * 100 + route
+    ask(app, route, said)
+    for more in ({}, {"n": 2}):
+        answer = ask(app, route, said, return_cached_tokens_details=True, **more)
+        assert answer["sglext"] == {"cached_tokens_details": {"device": 112, "host": 0}}
+    *_, before, last = stream(
+        app, route, said, return_cached_tokens_details=True, stream_options={"include_usage": True}
+    )
+    assert (before["choices"], before["sglext"]) == ([], answer["sglext"])
+    assert (
+        last["usage"]["prompt_tokens_details"]["cached_tokens"] == before["sglext"]["cached_tokens_details"]["device"]
+    )
+    assert "sglext" not in ask(app, route, said)
+
+
+@pytest.mark.parametrize("route", ROUTES)
 def test_the_last_position_s_hidden_state_comes_with_the_end(app: App, route):
     expected = fake_hidden(list(b"say:hi") + list(b"hi"))[-1]
     [choice] = ask(app, route, "say:hi", return_hidden_states=True)["choices"]
@@ -255,11 +315,14 @@ def test_an_extra_key_separates_the_prefix_cache(app: App, route):
 
 
 REFUSED = [
-    ("logprob_token_ids", {"logprob_token_ids": [1]}),
-    ("logprob_token_ids", {"logprob_token_ids": [-1], "logprobs": 1}),
+    ("logprob_token_ids", {"logprob_token_ids": [-1]}),
     ("return_tokens_as_token_ids", {"return_tokens_as_token_ids": True}),
     ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
-    ("prompt_logprobs", {"prompt_logprobs": -1}),
+    ("prompt_logprobs", {"prompt_logprobs": -2}),
+    ("prompt_logprobs", {"prompt_logprobs": -1, "max_tokens": 2000, "n": 4}),
+    ("prompt_logprob_start", {"prompt_logprob_start": 1}),
+    ("prompt_logprob_start", {"prompt_logprobs": 1, "prompt_logprob_start": -1}),
+    ("prompt_logprob_start", {"prompt_logprobs": 1, "prompt_logprob_start": 5}),
     ("prompt_logprobs", {"prompt_logprobs": 129}),
     ("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
     ("truncate_prompt_tokens", {"truncate_prompt_tokens": -2}),

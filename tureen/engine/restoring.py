@@ -152,7 +152,7 @@ class Restoring:
             waited = [sequence for sequence, load in self.waiting.items() if load is restored]
             for rank, sequence in enumerate(waited):
                 del self.waiting[sequence]
-                sequence.num_loaded += num_tokens
+                sequence.counts.loaded += num_tokens
                 looks_again = rank > 0 or restored.load.lacks_file  # others may have more pages there
                 if not (looks_again and self.must_wait(sequence)):
                     self._scheduler.queue.add(sequence)

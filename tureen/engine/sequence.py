@@ -48,6 +48,15 @@ class SentOutput:
         self.text_ends: list[int] = []  # of each output token, where its text ends, while somebody may ask
 
 
+class SequenceCounts:
+    """Counts of a sequence for its client's usage."""
+
+    def __init__(self, cached: int) -> None:
+        self.cached = cached  # prompt tokens found in the prefix cache when it first ran
+        self.loaded = 0  # of these, loaded from outside the KV cache
+        self.preemptions = 0
+
+
 class Sequence:
     """A request's growing token list. It waits (`table` is None) or runs; changed by Engine and Scheduler only.
 
@@ -71,9 +80,7 @@ class Sequence:
         self.token_ids = list(request.token_ids)  # prompt, then output
         self.num_computed = 0
         self.has_begun = bool(request.resumed)  # it runs, or ran before, here or in another engine
-        self.num_cached = request.resumed_cached  # prompt tokens found in the prefix cache when it first ran
-        self.num_loaded = 0  # of these, loaded from outside the KV cache
-        self.num_preemptions = 0
+        self.counts = SequenceCounts(request.resumed_cached)
         self.slot = -1
         self.table: PageTable | None = None
         self.leader: tuple[PageTable, int] | None = None  # waits until this table has published this number of pages
@@ -160,10 +167,10 @@ class Sequence:
         return Usage(
             self.terms.num_prompt,
             num_output - num_held,
-            self.num_cached,
+            self.counts.cached,
             num_forced,
-            min(self.num_loaded, self.num_cached),
-            self.num_preemptions,
+            min(self.counts.loaded, self.counts.cached),
+            self.counts.preemptions,
         )
 
     def step_tokens(self, start: int, budget: int) -> int:

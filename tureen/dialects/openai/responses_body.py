@@ -152,7 +152,7 @@ def parse(payload: dict[str, Any]) -> ResponsesBody:
 
 def wants_logprobs(body: ResponsesBody) -> bool:
     """Returns whether the text comes with log-probabilities."""
-    return bool(body.top_logprobs) or LOGPROBS in (body.include or ())
+    return bool(body.top_logprobs or body.logprob_token_ids) or LOGPROBS in (body.include or ())
 
 
 def chat_of(

@@ -362,10 +362,9 @@ def render(
 def _end_facts(output: Output) -> dict[str, Any]:
     """Returns what meta_info tells of an output that has ended, by SGLang's names."""
     usage, params = output.usage, output.request.params
-    loaded = {"storage": usage.loaded_tokens} if usage.loaded_tokens else {}
     return {
         "e2e_latency": output.elapsed_s,
-        "cached_tokens_details": {"device": usage.cached_tokens - usage.loaded_tokens, "host": 0, **loaded},
+        "cached_tokens_details": usage.cached_details,
         "num_retractions": usage.preemptions,
         "sampling_temperature": params.temperature,
         "sampling_top_k": params.top_k,

@@ -66,6 +66,9 @@ PARAMS = {
     "logit_bias": Case({"5": 1}, {"5": 101}, CHANGES),
     "allowed_token_ids": Case([5], [-1], CHANGES),
     "bad_words": Case(["ab"], [" "], "test_no_sequence_of_tokens_of_a_bad_word_is_in_an_output"),
+    "repetition_detection": Case(
+        {"max_pattern_size": 2, "min_count": 3}, {"max_pattern_size": 2}, "test_an_output_that_repeats_itself_ends"
+    ),
     "custom_params": Case({}, [1], "test_a_custom_logit_processor_decides_every_token"),
     "sampling_seed": Case(7, 2**63, "test_a_seed_is_reported_and_repeats_the_output"),
     "stream_interval": Case(4, 0, "test_the_interval_bounds_the_number_of_events_and_the_first_comes_at_once"),
@@ -109,6 +112,7 @@ WITH_JSON = {"guided_whitespace_pattern": {"guided_json": {"const": 5}}}
 OTHER_CODES = {"session_params": "invalid_id", "custom_logit_processor": "custom_logit_processor_unknown"}
 EXPLAINS = "test_every_dialect_explains_the_tokens_that_generate_explains"
 REACHES = "test_a_parameter_reaches_the_engine_under_its_name"
+INTERVAL = "test_salt_and_priority_reach_the_engine_and_a_stream_s_interval_bounds_its_pieces"
 SAME = "test_a_parameter_means_what_it_means_in_the_other_dialect"
 VLLM = "test_the_fields_of_vllm_constrain_the_output"
 SESSION = {
@@ -140,6 +144,9 @@ MINDIE = {
     "min_tokens": Case(2, -1, SAME),
     "logit_bias": Case({"5": 1}, {"5": 101}, REACHES),
     "bad_words": Case(["ab"], [" "], "test_the_dialects_of_vllm_take_it"),
+    "allowed_token_ids": Case([97], [-1], REACHES),
+    "repetition_detection": Case({"max_pattern_size": 2, "min_count": 3}, {"max_pattern_size": 2}, REACHES),
+    "stream_interval": Case(4, 0, INTERVAL),
     "model": Case("None", 5, "test_the_served_model_may_be_named"),
     "n": Case(2, 0, "test_n_texts_have_the_seeds_that_follow"),
     "best_of": Case(2, 0, "test_best_of_are_all_returned_the_most_probable_first"),
@@ -156,6 +163,8 @@ MINDIE = {
         " ?", " +", "test_white_space_that_may_be_none_or_a_space_is_taken_and_such_it_is"
     ),
     "explain": Case(True, 1, EXPLAINS),
+    "priority": Case(3, "x", INTERVAL),
+    "cache_salt": Case("s", 5, INTERVAL),
 }
 TGI = {
     "inputs": Case("a", 5, "test_the_shortest_request"),

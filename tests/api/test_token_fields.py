@@ -314,6 +314,18 @@ def test_an_extra_key_separates_the_prefix_cache(app: App, route):
     assert cached() == 0
 
 
+@pytest.mark.parametrize("route", ROUTES)
+def test_an_output_that_repeats_itself_has_vllm_s_finish_reason(app: App, route):
+    sent = {"max_pattern_size": 3, "min_count": 3}
+    [choice] = ask(app, route, "say:xabcabcabcabc", repetition_detection=sent)["choices"]
+    assert (choice["finish_reason"], choice["matched_stop"]) == ("repetition", "repetition_detected")
+    assert (choice["message"]["content"] if route == CHAT else choice["text"]) == "xabcabcabc"
+    last = stream(app, route, "say:xabcabcabcabc", repetition_detection=sent)[-1]
+    assert last["choices"][0]["finish_reason"] == "repetition"
+    constrained = {"repetition_detection": sent, "guided_regex": "(abc)+"}
+    assert ask(app, route, "say:abcabcabcabc", **constrained)["choices"][0]["finish_reason"] in ("repetition", "stop")
+
+
 REFUSED = [
     ("logprob_token_ids", {"logprob_token_ids": [-1]}),
     ("return_tokens_as_token_ids", {"return_tokens_as_token_ids": True}),

@@ -150,12 +150,17 @@ class FinishReason(msgspec.Struct, frozen=True, kw_only=True):
     matched: int | str | None = None  # stop: the token id, the stop string, or the text that a stop_regex matched
     length: int | None = None  # length: number of output tokens
     message: str | None = None  # abort, error
-    reason: str | None = None  # abort: "deadline", "client", …
+    reason: str | None = None  # abort: "deadline", "client", …; stop: "repetition", of an output that repeats itself
     status: int | None = None  # error: HTTP status
     code: str | None = None  # error: machine-readable code
     field: str | None = None  # error: the request's field at fault
     retry_after_s: int | None = None
     closed_early: bool = False  # stop: the output was brought to its end because its limit was near
+
+    @property
+    def openai_name(self) -> str:
+        """The reason as OpenAI's routes name it, and vLLM's where OpenAI has none."""
+        return "repetition" if self.type == "stop" and self.reason == "repetition" else self.type
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tureen.cache.manager import PageTable
 from tureen.cache.radix import Namespace
+from tureen.contract.params import repetition_bounds
 from tureen.contract.runner import Row, RowOutput, SlotState
 from tureen.contract.types import Explanation, FinishReason, GenerateRequest, Usage
 from tureen.engine.constraint import Constraint
@@ -29,6 +30,9 @@ class SequenceTerms(NamedTuple):
     end_token_ids: frozenset[int]
     is_plain: bool  # nothing comes out but tokens and text
     adapter: int  # its number; 0 = none
+    repetition: (
+        tuple[int, int, int] | None
+    )  # the patterns that end it: shortest, longest, and how often they must occur
 
 
 class Asked(NamedTuple):
@@ -313,4 +317,5 @@ def _terms(request: GenerateRequest, number: int, eos_token_ids: tuple[int, ...]
         and request.hidden_states == "none"
         and not (request.explain or request.timed),
         adapter=adapter,
+        repetition=repetition_bounds(request.params),
     )

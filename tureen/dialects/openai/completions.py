@@ -266,7 +266,7 @@ class GrowingText:
             "index": output.index,
             "text": text,
             "logprobs": logprobs,
-            "finish_reason": None if output.finish is None else output.finish.type,
+            "finish_reason": None if output.finish is None else output.finish.openai_name,
         }
         if not self._has_begun:
             choice |= self._tokens.first() | token_fields.of_answer(output, self._body, self._context)

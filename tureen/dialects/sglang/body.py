@@ -186,6 +186,11 @@ FIELDS = tuple(field.name for field in msgspec.structs.fields(GenerateBody))
 MISPLACED = frozenset((*PARAM_FIELDS, *ALIASES)).difference(FIELDS, TABLES["body"].verdicts)
 """Fields of `sampling_params`, which clients of flat APIs send beside it."""
 MISPLACED_PARAMS = frozenset(FIELDS).difference(PARAM_FIELDS, ALIASES, TABLES["sampling_params"].verdicts)
+ENCODE_FIELDS = (
+    "model", "text", "input_ids", "input_embeds", "rid", "log_metrics", "priority", "cache_salt", "extra_key",
+    "deadline_ms",
+)  # fmt: skip
+"""The fields that `/encode` has of these."""
 MAX_SHOWN = 48  # characters of a misplaced value
 
 PER_PROMPT_FIELDS = (

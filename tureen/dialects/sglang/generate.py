@@ -18,9 +18,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from tureen.contract.params import DRAWING
 from tureen.contract.types import FinishReason, LogprobSpec, TokenLogprob
 from tureen.dialects.sglang import body as sglang_request
-from tureen.dialects.sglang.body import GenerateBody, GeneratePlan
+from tureen.dialects.sglang.body import ENCODE_FIELDS, GenerateBody, GeneratePlan
 from tureen.errors import TureenError
 from tureen.http.dialect import Docs, Entry, client_name, prepared, unless_gone
 from tureen.http.errors import error_object
@@ -37,19 +38,6 @@ from tureen.requests.prompts import Prompt, shown_ids
 from tureen.requests.sessions import Turn
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tokenising import resolve
-
-ENCODE_FIELDS = (
-    "model",
-    "text",
-    "input_ids",
-    "input_embeds",
-    "rid",
-    "log_metrics",
-    "priority",
-    "cache_salt",
-    "extra_key",
-    "deadline_ms",
-)
 
 EncodeBody = msgspec.defstruct(
     "EncodeBody",
@@ -361,15 +349,11 @@ def render(
 
 def _end_facts(output: Output) -> dict[str, Any]:
     """Returns what meta_info tells of an output that has ended, by SGLang's names."""
-    usage, params = output.usage, output.request.params
     return {
         "e2e_latency": output.elapsed_s,
-        "cached_tokens_details": usage.cached_details,
-        "num_retractions": usage.preemptions,
-        "sampling_temperature": params.temperature,
-        "sampling_top_k": params.top_k,
-        "sampling_top_p": params.top_p,
-        "sampling_min_p": params.min_p,
+        "cached_tokens_details": output.usage.cached_details,
+        "num_retractions": output.usage.preemptions,
+        **{f"sampling_{name}": getattr(output.request.params, name) for name in DRAWING},
     }
 
 

@@ -101,6 +101,8 @@ SGLANG = {
     "model": Case("default", 5, "test_a_name_that_means_the_model_is_not_told"),
     "session_params": Case({"id": "open"}, {"id": 5}, "test_a_session_reuses_what_was_said"),
     "custom_logit_processor": Case("disallowed_tokens", "nobody", "test_a_custom_logit_processor_decides_every_token"),
+    "require_reasoning": Case(False, 1, "test_a_constraint_waits_for_the_end_of_the_reasoning_that_generate_requires"),
+    "max_thinking_tokens": Case(None, 0, "test_generate_ends_reasoning_with_its_budget_as_chats_do"),
     "log_metrics": Case(False, 1, "test_a_request_that_asks_for_it_does_not_count"),
     "priority": Case(3, "x", "test_higher_priority_comes_first"),
     "cache_salt": Case("s", 5, "test_a_salt_separates_the_cache"),

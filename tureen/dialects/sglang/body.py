@@ -15,8 +15,9 @@ import msgspec
 from msgspec import Meta
 
 from tureen.config import MAX_PROMPTS
-from tureen.contract.params import ALIASES, JsonObject
+from tureen.contract.params import ALIASES, INT64_MAX, JsonObject
 from tureen.contract.types import EngineInfo, GenerateRequest, HiddenStates, LogprobsMode, LogprobSpec
+from tureen.dialects.sglang import thinking
 from tureen.dialects.sglang.logprob_fields import LOGPROB_FIELDS, logprob_specs
 from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
@@ -46,6 +47,7 @@ from tureen.requests.shared_fields import (
     TokenIds,
 )
 from tureen.requests.state import Context, ServerState
+from tureen.requests.thinking_budget import ReasoningBudget
 from tureen.requests.verdicts import read_tables
 
 MAX_HIDDEN_VALUES = 1 << 24
@@ -157,6 +159,14 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | PerPrompt[str | None] | None,
         Meta(description="A processor's name, or one sent as code; see the processors page."),
     ] = None
+    require_reasoning: Annotated[
+        bool,
+        Meta(description="The output begins with reasoning; a constraint holds from its end. For models that think."),
+    ] = False
+    max_thinking_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=INT64_MAX)] | None,
+        Meta(description="Most tokens of reasoning of each output, which begins with it; the answer follows."),
+    ] = None
     log_metrics: LogMetrics = True
     priority: Priority = 0
     cache_salt: Annotated[CacheKey | PerPrompt[CacheKey | None], Meta(description="Separates the prefix cache.")] = ""
@@ -207,6 +217,7 @@ class GeneratePlan(msgspec.Struct, frozen=True):
     stream: bool
     return_text_in_logprobs: bool
     return_prompt_token_ids: bool = False
+    budget: ReasoningBudget | None = None  # of reasoning
     num_samples: int = 1  # of each prompt
     turns: tuple[Turn | None, ...] = ()  # of each request; () when no request continues a session
 
@@ -298,17 +309,19 @@ def samplings_of(body: GenerateBody, batch: int, context: Context) -> list[Sampl
     """Returns the sampling parameters of each of `batch` prompts. Raises InvalidRequest."""
     sampling_params = body.sampling_params
     if not isinstance(sampling_params, list):
-        return [_sampling_of(sampling_params, "sampling_params", context)] * batch
+        return [_sampling_of(sampling_params, "sampling_params", body, context)] * batch
     params: list[dict[str, Any]] = per_prompt(sampling_params, batch, "sampling_params")
     return [
-        _sampling_of(prompt_params, f"sampling_params[{index}]", context) for index, prompt_params in enumerate(params)
+        _sampling_of(prompt_params, f"sampling_params[{index}]", body, context)
+        for index, prompt_params in enumerate(params)
     ]
 
 
-def _sampling_of(params: dict[str, Any], where: str, context: Context) -> Sampling:
+def _sampling_of(params: dict[str, Any], where: str, body: GenerateBody, context: Context) -> Sampling:
     _refuse_misplaced(params, MISPLACED_PARAMS, f"beside {where.split('[')[0]}, not in it", "{%s, …}")
     placed = {name: value for name, value in params.items() if name not in MISPLACED_PARAMS}
-    return planning.make_sampling(read_params(placed, where, TABLES["sampling_params"]), context, Names(where))
+    fields = thinking.after_reasoning(read_params(placed, where, TABLES["sampling_params"]), body, where, context)
+    return planning.make_sampling(fields, context, Names(where))
 
 
 def with_adapter(payload: dict[str, Any], state: ServerState) -> dict[str, Any]:
@@ -402,8 +415,10 @@ def plan(
     )
     request_plan = plan_of(draft, state)
     _check_hidden(request_plan.requests, context.info.hidden_size)
+    budget = thinking.budget_of(body)
     return GeneratePlan(
-        plan=request_plan,
+        plan=request_plan if budget is None else thinking.thinking(request_plan, context),
+        budget=budget,
         is_list=parsed.is_batch or parsed.num_samples > 1,
         stream=body.stream,
         return_text_in_logprobs=body.return_text_in_logprobs,

@@ -23,6 +23,7 @@ from tureen.contract.types import FinishReason, LogprobSpec, TokenLogprob
 from tureen.dialects.sglang import body as sglang_request
 from tureen.dialects.sglang.body import ENCODE_FIELDS, GenerateBody, GeneratePlan
 from tureen.errors import TureenError
+from tureen.http.chat_answer import ChatRun, run_of
 from tureen.http.dialect import Docs, Entry, client_name, prepared, unless_gone
 from tureen.http.errors import error_object
 from tureen.http.sse import DONE, EventStream, event
@@ -30,7 +31,7 @@ from tureen.requests import embedding, planning, telling
 from tureen.requests.body import offered, read_json
 from tureen.requests.drafts import REQUEST_SIZE
 from tureen.requests.explanations import rendered
-from tureen.requests.generation import Output, Run, Sent
+from tureen.requests.generation import WHOLE_INTERVAL, Output, Run, Sent
 from tureen.requests.kinds import check_kind
 from tureen.requests.loading import loading
 from tureen.requests.offload import INLINE_CHARS, LARGE, offload
@@ -145,10 +146,10 @@ async def prepare(
 
 async def answer(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]:
     """Runs the requests and returns the whole answer: an object, or a list of them for a batch or n > 1."""
-    run = Run(state, plan.plan)
+    run = run_of(plan.plan, state, plan.budget)
     with _taking_turns(plan, run, state) as end_turn:
         # of a session's request every token is followed: another one may replace it and read its output before its end
-        outputs = await (run.whole(interval=1) if any(plan.turns) else run.whole())
+        outputs = await _whole(run, 1 if any(plan.turns) else WHOLE_INTERVAL)
         for output in outputs:
             end_turn(output)
     if turns := [turn for turn in plan.turns if turn is not None]:
@@ -158,10 +159,20 @@ async def answer(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer
     return answers if plan.is_list else answers[0]
 
 
+async def _whole(run: ChatRun, interval: int) -> list[Output]:
+    """Waits until all outputs have ended, and returns them."""
+    if isinstance(run, Run):
+        return await run.whole(interval)
+    async with contextlib.aclosing(run.events(interval)) as events:
+        async for _ in events:
+            pass
+    return run.outputs
+
+
 async def stream(plan: GeneratePlan, state: ServerState) -> AsyncGenerator[Answer, None]:
     """Runs the requests and yields the answer as it grows, an object an event; each has all the text so far, unless the
     server runs with --incremental-streaming-output."""
-    run = Run(state, plan.plan)
+    run = run_of(plan.plan, state, plan.budget)
     with _taking_turns(plan, run, state) as end_turn:
         # of a session's request every token is followed, as in `answer`
         has_turns = any(plan.turns)
@@ -197,7 +208,7 @@ def _is_due(output: Output, stream_interval: int | Literal["auto"]) -> bool:
 
 
 @contextlib.contextmanager
-def _taking_turns(plan: GeneratePlan, run: Run, state: ServerState) -> Iterator[Callable[[Output], None]]:
+def _taking_turns(plan: GeneratePlan, run: ChatRun, state: ServerState) -> Iterator[Callable[[Output], None]]:
     """Registers requests that continue sessions with them while the block runs.
 
     Gives a function to call with each output that is complete; outputs without that call are not stored.

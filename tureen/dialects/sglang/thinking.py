@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -13,13 +13,21 @@ from tureen.requests.reading import Reading
 from tureen.requests.state import Context
 from tureen.requests.thinking_budget import ReasoningBudget
 
-if TYPE_CHECKING:
-    from tureen.dialects.sglang.body import GenerateBody
-
 BUDGET = "max_thinking_tokens"
 
 
-def after_reasoning(fields: dict[str, Any], body: GenerateBody, where: str, context: Context) -> dict[str, Any]:
+class ThinkingBody(Protocol):
+    """The fields of a body that are about reasoning, or cannot go with it."""
+
+    @property
+    def require_reasoning(self) -> bool: ...
+    @property
+    def max_thinking_tokens(self) -> int | None: ...
+    @property
+    def session_params(self) -> Any: ...
+
+
+def after_reasoning(fields: dict[str, Any], body: ThinkingBody, where: str, context: Context) -> dict[str, Any]:
     """Returns the sampling parameters of an output that begins with reasoning, if the body asks for that.
 
     `where`: the body's name for the parameters. Raises InvalidRequest for a model that does not think.
@@ -43,7 +51,7 @@ def after_reasoning(fields: dict[str, Any], body: GenerateBody, where: str, cont
     return special | fields | {"grammar_after": form.end + form.answer}
 
 
-def budget_of(body: GenerateBody) -> ReasoningBudget | None:
+def budget_of(body: ThinkingBody) -> ReasoningBudget | None:
     """Returns the most tokens of reasoning; None = no limit."""
     return ReasoningBudget(body.max_thinking_tokens, BUDGET) if body.max_thinking_tokens else None
 

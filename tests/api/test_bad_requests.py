@@ -124,6 +124,8 @@ BAD_FIELDS = {
         5,
         {},
     ],
+    "return_entropy": [1, "x", [True]],
+    "return_sampling_mask": [1, "x", True, [True], [True, True], [1]],
     "return_hidden_states": ["first", 1, "true", [True, False], [1], ["last", "last"]],
     "return_prompt_token_ids": [1, "x"],
     "return_effective": [1, "x"],

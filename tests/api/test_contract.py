@@ -73,6 +73,7 @@ PARAMS = {
     "sampling_seed": Case(7, 2**63, "test_a_seed_is_reported_and_repeats_the_output"),
     "stream_interval": Case(4, 0, "test_the_interval_bounds_the_number_of_events_and_the_first_comes_at_once"),
 }
+DRAWS = "test_entropy_and_sampling_masks_are_those_of_the_distribution_that_is_drawn_from"
 SGLANG = {
     "text": Case("a", 5, "test_one_prompt_gets_one_object_with_text_ids_and_facts"),
     "input_ids": Case([97], "x", "test_ids_in_place_of_text_give_the_same_output"),
@@ -87,6 +88,8 @@ SGLANG = {
     "token_ids_logprob": Case([5], "x", "test_output_logprobs_equal_float64"),
     "return_text_in_logprobs": Case(True, 1, "test_logprobs_come_with_the_token_s_text_when_asked"),
     "logprobs_mode": Case("raw", "x", "test_output_logprobs_equal_float64"),
+    "return_entropy": Case(True, 1, DRAWS),
+    "return_sampling_mask": Case(False, 1, DRAWS),
     "return_hidden_states": Case("last", "first", "test_hidden_states_of_prompt_and_output_equal_transformers"),
     "return_prompt_token_ids": Case(
         True, 1, "test_the_prompt_s_ids_are_returned_when_asked_for_in_the_first_and_last_event_of_a_stream"

@@ -50,6 +50,8 @@ class LogprobSpec(msgspec.Struct, frozen=True, array_like=True):
     top: int = 0  # number of best alternatives per position
     token_ids: tuple[int, ...] = ()  # these ids at every position
     mode: LogprobsMode = "processed"
+    entropy: bool = False  # of the distribution, too
+    support: bool = False  # of drawn tokens: those that could be drawn, after the cuts
 
 
 class MediaItem(msgspec.Struct, frozen=True, array_like=True):
@@ -187,6 +189,9 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[TokenLogprob, ...] | None = None
     token_ids: tuple[TokenLogprob, ...] | None = None
     raw: PositionLogprobs | None = None  # the model's own, of an output token that was drawn, with mode "both"
+    entropy: float | None = None  # of the distribution, in nats, if it was asked for
+    support: tuple[int, ...] | None = None  # tokens that the cuts kept, if asked for and there were cuts; by id
+    share: float | None = None  # with them: the log-probability of the token among them
 
 
 class StageView(msgspec.Struct, frozen=True, array_like=True):

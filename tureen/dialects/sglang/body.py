@@ -18,7 +18,7 @@ from tureen.config import MAX_PROMPTS
 from tureen.contract.params import ALIASES, INT64_MAX, JsonObject
 from tureen.contract.types import EngineInfo, GenerateRequest, HiddenStates, LogprobsMode, LogprobSpec
 from tureen.dialects.sglang import thinking
-from tureen.dialects.sglang.logprob_fields import LOGPROB_FIELDS, logprob_specs
+from tureen.dialects.sglang.logprob_fields import LOGPROB_FIELDS, logprob_specs, with_draws
 from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
 from tureen.requests import media_fields, planning, prompts
@@ -117,6 +117,13 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "and the model's own as raw_output_…"
         ),
     ] = "processed"
+    return_entropy: Annotated[
+        bool, Meta(description="Return the entropy, in nats, of the distribution of each output token.")
+    ] = False
+    return_sampling_mask: Annotated[
+        bool | PerPrompt[bool],
+        Meta(description="Return which tokens could be drawn at each place; needs a top_k of 1 to 4096, or greedy."),
+    ] = False
     return_hidden_states: Annotated[
         HiddenStatesField | PerPrompt[HiddenStatesField],
         Meta(
@@ -204,7 +211,8 @@ ENCODE_FIELDS = (
 MAX_SHOWN = 48  # characters of a misplaced value
 
 PER_PROMPT_FIELDS = (
-    "lora_path", "session_params", "return_hidden_states", "custom_logit_processor", "cache_salt", "extra_key"
+    "lora_path", "session_params", "return_hidden_states", "custom_logit_processor", "cache_salt", "extra_key",
+    "return_sampling_mask", "return_logprob",
 )  # fmt: skip
 """Fields that hold a value for all prompts or a list of one each, besides those that other functions read."""
 
@@ -217,6 +225,7 @@ class GeneratePlan(msgspec.Struct, frozen=True):
     stream: bool
     return_text_in_logprobs: bool
     return_prompt_token_ids: bool = False
+    shows_logprobs: tuple[bool, ...] = ()  # of each prompt
     budget: ReasoningBudget | None = None  # of reasoning
     num_samples: int = 1  # of each prompt
     turns: tuple[Turn | None, ...] = ()  # of each request; () when no request continues a session
@@ -423,6 +432,7 @@ def plan(
         stream=body.stream,
         return_text_in_logprobs=body.return_text_in_logprobs,
         return_prompt_token_ids=body.return_prompt_token_ids,
+        shows_logprobs=tuple(parsed.fields["return_logprob"]),
         num_samples=parsed.num_samples,
     )
 
@@ -437,6 +447,7 @@ def _options(
     if body.return_logprob or sent != LOGPROB_FIELDS:
         token_ids = [prompt.token_ids for prompt in resolved]
         logprobs = logprob_specs(sent | {"return_logprob": body.return_logprob}, token_ids, context.info.vocab_size)
+    logprobs = with_draws(logprobs, parsed.samplings, body.return_entropy, fields["return_sampling_mask"])
     processors = _processors(body, fields["custom_logit_processor"], context)
     return [
         Options(

@@ -22,6 +22,7 @@ from tureen.contract.params import DRAWING
 from tureen.contract.types import FinishReason, LogprobSpec, TokenLogprob
 from tureen.dialects.sglang import body as sglang_request
 from tureen.dialects.sglang.body import ENCODE_FIELDS, GenerateBody, GeneratePlan
+from tureen.dialects.sglang.logprob_fields import draw_facts
 from tureen.errors import TureenError
 from tureen.http.chat_answer import ChatRun, run_of
 from tureen.http.dialect import Docs, Entry, client_name, prepared, unless_gone
@@ -371,7 +372,9 @@ def _end_facts(output: Output) -> dict[str, Any]:
 def _logprobs(
     output: Output, spec: LogprobSpec, plan: GeneratePlan, context: Context, first_token: int
 ) -> dict[str, Any]:
-    meta: dict[str, Any] = {}
+    meta = draw_facts(output, spec, first_token)
+    if not plan.shows_logprobs[output.index // plan.num_samples]:
+        return meta
     prompt = [] if first_token else output.prompt_logprobs  # sent with the first token
     drawn = output.output_logprobs[first_token:]
     sides = [("input", "prefill", prompt), ("output", "decode", drawn)]

@@ -19,7 +19,7 @@ EXTRAS = {
 
 BEYOND = {
     "text_completion": ("metadata", "service_tier", "ignored_fields"),
-    "chat.completion": ("ignored_fields", "prompt_token_ids", "prompt_logprobs", "sglext"),
+    "chat.completion": ("ignored_fields", "prompt_token_ids", "prompt_logprobs", "sglext", "timings"),
     "chat.completion.chunk": ("metadata", "ignored_fields"),
 }
 """Of these the types of the client know nothing, by `object`."""

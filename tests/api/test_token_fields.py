@@ -326,6 +326,33 @@ def test_an_output_that_repeats_itself_has_vllm_s_finish_reason(app: App, route)
     assert ask(app, route, "say:abcabcabcabc", **constrained)["choices"][0]["finish_reason"] in ("repetition", "stop")
 
 
+@pytest.mark.parametrize("route", ROUTES)
+def test_timings_are_those_of_llama_cpp(app: App, route):
+    said = "t" * 100 + route
+    ask(app, route, said)
+    answer = ask(app, route, said, timings_per_token=True)
+    times, usage = answer["timings"], answer["usage"]
+    assert (times["cache_n"], times["prompt_n"] + times["cache_n"]) == (112, usage["prompt_tokens"])
+    assert times["predicted_n"] == usage["completion_tokens"]
+    for name in ("prompt", "predicted"):
+        count, spent = times[f"{name}_n"], times[f"{name}_ms"]
+        assert times[f"{name}_per_token_ms"] == pytest.approx(spent / count)
+        assert times[f"{name}_per_second"] == pytest.approx(1000 * count / spent if spent else 0.0)
+    told = [chunk["timings"] for chunk in stream(app, route, said, timings_per_token=True)]
+    assert [one["predicted_n"] for one in told] == sorted(one["predicted_n"] for one in told)
+    assert told[-1]["predicted_n"] == 40
+    assert len({one["prompt_ms"] for one in told}) == 1
+    assert "timings" not in ask(app, route, said)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_progress_is_told_to_have_no_effect_and_a_time_limit_from_the_first_token_is_refused(app: App, route):
+    body = {**body_of(route, "say:a"), "max_tokens": 5}
+    assert app.post(route, **body, return_progress=True).headers["x-tureen-ignored"] == "return_progress"
+    assert ask(app, route, "say:a", 400, t_max_predict_ms=50)["param"] == "t_max_predict_ms"
+    assert app.post(route, **body, t_max_predict_ms=0).status_code == 200
+
+
 REFUSED = [
     ("logprob_token_ids", {"logprob_token_ids": [-1]}),
     ("return_tokens_as_token_ids", {"return_tokens_as_token_ids": True}),

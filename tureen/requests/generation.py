@@ -121,6 +121,7 @@ class Remarks(NamedTuple):
     effective: EffectiveParams | None = None  # None: nobody asked for them
     timeline: Timeline | None = None  # once it has ended, if it is timed
     hardware: tuple[str, ...] = ()  # that has computed it, where it moved to another one
+    first_s: float | None = None  # seconds from its arrival to its first token
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -177,6 +178,8 @@ class Output:
         self.usage = delta.usage or self.usage
         self.remarks = self.remarks._replace(unenforced=delta.unenforced, timeline=delta.timeline)
         self.elapsed_s = time.monotonic() - self.started_s
+        if self.remarks.first_s is None and delta.token_ids:
+            self.remarks = self.remarks._replace(first_s=self.elapsed_s)
         if delta.finish is not None and delta.finish.reason == "shutdown":
             raise Unavailable("the server was shut down before the request ended", code="draining")
         self.finish = delta.finish

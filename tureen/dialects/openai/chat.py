@@ -71,6 +71,7 @@ async def _respond(request: Request, state: ServerState) -> ASGIApp:
         "usage": openai_answer.usage(run.outputs, len(run.outputs), _num_reasoning(choices)),
         **token_fields.of_answer(run.outputs[0], body, context),
         **token_fields.extension(run.outputs[0], body),
+        **token_fields.timings_of(run.outputs[0], body),
         **openai_answer.metadata(body, context, **plan.reading.notes),
     }
     return Response(openai_answer.encode(answer), media_type="application/json")
@@ -210,7 +211,8 @@ async def _chunks(
     begun, ended = set[int](), set[int]()
 
     def chunk(choice: Answer) -> Answer:
-        return head | {"choices": [choice]} | usage.so_far(_num_reasoning(choices))
+        times = token_fields.timings_of(run.outputs[choice["index"]], body)
+        return head | {"choices": [choice]} | usage.so_far(_num_reasoning(choices)) | times
 
     async with contextlib.aclosing(run.events()) as events:
         async for event in events:

@@ -123,6 +123,7 @@ async def _respond(payload: dict[str, Any], request: Request, state: ServerState
         "choices": [choice | {"index": index} for index, choice in enumerate(chosen)],
         "usage": openai_answer.usage(run.outputs, body.num_generated),
         **token_fields.extension(run.outputs[0], body),
+        **token_fields.timings_of(run.outputs[0], body),
         **openai_answer.metadata(body, context),
     }
     return Response(openai_answer.encode(answer), media_type="application/json")
@@ -354,7 +355,7 @@ async def _chunks(
                 so_far = usage.so_far()
                 choice = await text.offloaded()
                 notes = openai_answer.metadata(body, context) if choice["finish_reason"] is not None else {}
-                yield head | {"choices": [choice]} | so_far | notes
+                yield head | {"choices": [choice]} | so_far | token_fields.timings_of(event.output, body) | notes
     if more := token_fields.extension(run.outputs[0], body):
         yield head | {"choices": []} | more
     if usage.at_end:

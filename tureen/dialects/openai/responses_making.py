@@ -120,6 +120,7 @@ class Making(NamedTuple):
         about_output = tokens.first() | tokens.so_far()
         if output.finish is not None:
             about_output |= tokens.at_end() | token_fields.extension(output, self.body)
+            about_output |= token_fields.timings_of(output, self.body)
         return token_fields.of_answer(output, self.body, context) | about_output
 
 

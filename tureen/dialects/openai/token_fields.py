@@ -24,6 +24,7 @@ from tureen.requests.generation import Output
 from tureen.requests.prompts import shown_ids
 from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_TOKEN_IDS, MAX_TOP_LOGPROBS, CacheKey, Explain
 from tureen.requests.state import Context
+from tureen.requests.timings import timings
 
 NO_PICTURES = "prompt_logprobs: a picture has no tokens to take log-probabilities of; leave it out"
 
@@ -67,6 +68,9 @@ class TokenBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     explain: Explain = False
     return_cached_tokens_details: Annotated[
         bool, Meta(description="Return where the cached tokens were, as cached_tokens_details in sglext.")
+    ] = False
+    timings_per_token: Annotated[
+        bool, Meta(description="Return llama.cpp's timings, in streams with every chunk of a choice.")
     ] = False
     return_meta_info: Annotated[
         bool, Meta(description="Each choice has `meta_info`, what /generate tells of an output.")
@@ -195,6 +199,11 @@ def extension(output: Output, body: TokenBody) -> Answer:
     if not body.return_cached_tokens_details:
         return {}
     return {"sglext": {"cached_tokens_details": output.usage.cached_details}}
+
+
+def timings_of(output: Output, body: TokenBody) -> Answer:
+    """Returns llama.cpp's field of an answer or a chunk that tells how long the output took so far."""
+    return {"timings": timings(output)} if body.timings_per_token else {}
 
 
 class TokenNames:

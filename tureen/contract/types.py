@@ -175,12 +175,6 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     loaded_tokens: int = 0  # of the cached tokens, those that were loaded from outside the KV cache for this request
     preemptions: int = 0
 
-    @property
-    def cached_details(self) -> dict[str, int]:
-        """Returns where the cached tokens were, by SGLang's names."""
-        loaded = {"storage": self.loaded_tokens} if self.loaded_tokens else {}
-        return {"device": self.cached_tokens - self.loaded_tokens, "host": 0, **loaded}
-
 
 class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities at one position: the token there, the best alternatives, the asked ids in asked order."""

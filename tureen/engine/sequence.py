@@ -317,5 +317,5 @@ def _terms(request: GenerateRequest, number: int, eos_token_ids: tuple[int, ...]
         and request.hidden_states == "none"
         and not (request.explain or request.timed),
         adapter=adapter,
-        repetition=repetition_bounds(request.params),
+        repetition=repetition_bounds(request.params) if request.params.repetition_detection else None,
     )

@@ -198,7 +198,10 @@ def extension(output: Output, body: TokenBody) -> Answer:
     """Returns SGLang's own fields of an answer, which are known at its end: `sglext`, if the body asks for any."""
     if not body.return_cached_tokens_details:
         return {}
-    return {"sglext": {"cached_tokens_details": output.usage.cached_details}}
+    usage = output.usage
+    loaded = {"storage": usage.loaded_tokens} if usage.loaded_tokens else {}
+    details = {"device": usage.cached_tokens - usage.loaded_tokens, "host": 0, **loaded}
+    return {"sglext": {"cached_tokens_details": details}}
 
 
 def timings_of(output: Output, body: TokenBody) -> Answer:

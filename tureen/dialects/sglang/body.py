@@ -329,7 +329,9 @@ def samplings_of(body: GenerateBody, batch: int, context: Context) -> list[Sampl
 def _sampling_of(params: dict[str, Any], where: str, body: GenerateBody, context: Context) -> Sampling:
     _refuse_misplaced(params, MISPLACED_PARAMS, f"beside {where.split('[')[0]}, not in it", "{%s, …}")
     placed = {name: value for name, value in params.items() if name not in MISPLACED_PARAMS}
-    fields = thinking.after_reasoning(read_params(placed, where, TABLES["sampling_params"]), body, where, context)
+    fields = read_params(placed, where, TABLES["sampling_params"])
+    if body.require_reasoning or body.max_thinking_tokens:
+        fields = thinking.after_reasoning(fields, body, where, context)
     return planning.make_sampling(fields, context, Names(where))
 
 
@@ -424,9 +426,12 @@ def plan(
     )
     request_plan = plan_of(draft, state)
     _check_hidden(request_plan.requests, context.info.hidden_size)
-    budget = thinking.budget_of(body)
+    budget = None
+    if body.max_thinking_tokens:
+        request_plan = thinking.thinking(request_plan, context)
+        budget = ReasoningBudget(body.max_thinking_tokens, thinking.BUDGET)
     return GeneratePlan(
-        plan=request_plan if budget is None else thinking.thinking(request_plan, context),
+        plan=request_plan,
         budget=budget,
         is_list=parsed.is_batch or parsed.num_samples > 1,
         stream=body.stream,
@@ -447,7 +452,8 @@ def _options(
     if body.return_logprob or sent != LOGPROB_FIELDS:
         token_ids = [prompt.token_ids for prompt in resolved]
         logprobs = logprob_specs(sent | {"return_logprob": body.return_logprob}, token_ids, context.info.vocab_size)
-    logprobs = with_draws(logprobs, parsed.samplings, body.return_entropy, fields["return_sampling_mask"])
+    if body.return_entropy or body.return_sampling_mask:
+        logprobs = with_draws(logprobs, parsed.samplings, body.return_entropy, fields["return_sampling_mask"])
     processors = _processors(body, fields["custom_logit_processor"], context)
     return [
         Options(

@@ -24,7 +24,7 @@ from tureen.dialects.sglang import body as sglang_request
 from tureen.dialects.sglang.body import ENCODE_FIELDS, GenerateBody, GeneratePlan
 from tureen.dialects.sglang.logprob_fields import draw_facts
 from tureen.errors import TureenError
-from tureen.http.chat_answer import ChatRun, run_of
+from tureen.http.chat_answer import ChatRun
 from tureen.http.dialect import Docs, Entry, client_name, prepared, unless_gone
 from tureen.http.errors import error_object
 from tureen.http.sse import DONE, EventStream, event
@@ -39,6 +39,7 @@ from tureen.requests.offload import INLINE_CHARS, LARGE, offload
 from tureen.requests.prompts import Prompt, shown_ids
 from tureen.requests.sessions import Turn
 from tureen.requests.state import Context, ServerState
+from tureen.requests.thinking_budget import budgeted
 from tureen.requests.tokenising import resolve
 
 EncodeBody = msgspec.defstruct(
@@ -147,7 +148,7 @@ async def prepare(
 
 async def answer(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]:
     """Runs the requests and returns the whole answer: an object, or a list of them for a batch or n > 1."""
-    run = run_of(plan.plan, state, plan.budget)
+    run = _run_of(plan, state)
     with _taking_turns(plan, run, state) as end_turn:
         # of a session's request every token is followed: another one may replace it and read its output before its end
         outputs = await _whole(run, 1 if any(plan.turns) else WHOLE_INTERVAL)
@@ -158,6 +159,10 @@ async def answer(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer
     size = sum(output.num_logprobs for output in outputs)
     answers = await offload.run_each(size, lambda output: render(output, plan, state.context), outputs)
     return answers if plan.is_list else answers[0]
+
+
+def _run_of(plan: GeneratePlan, state: ServerState) -> ChatRun:
+    return Run(state, plan.plan) if plan.budget is None else budgeted(state, plan.plan, plan.budget)
 
 
 async def _whole(run: ChatRun, interval: int) -> list[Output]:
@@ -173,7 +178,7 @@ async def _whole(run: ChatRun, interval: int) -> list[Output]:
 async def stream(plan: GeneratePlan, state: ServerState) -> AsyncGenerator[Answer, None]:
     """Runs the requests and yields the answer as it grows, an object an event; each has all the text so far, unless the
     server runs with --incremental-streaming-output."""
-    run = run_of(plan.plan, state, plan.budget)
+    run = _run_of(plan, state)
     with _taking_turns(plan, run, state) as end_turn:
         # of a session's request every token is followed, as in `answer`
         has_turns = any(plan.turns)
@@ -361,10 +366,12 @@ def render(
 
 def _end_facts(output: Output) -> dict[str, Any]:
     """Returns what meta_info tells of an output that has ended, by SGLang's names."""
+    usage = output.usage
+    loaded = {"storage": usage.loaded_tokens} if usage.loaded_tokens else {}
     return {
         "e2e_latency": output.elapsed_s,
-        "cached_tokens_details": output.usage.cached_details,
-        "num_retractions": output.usage.preemptions,
+        "cached_tokens_details": {"device": usage.cached_tokens - usage.loaded_tokens, "host": 0, **loaded},
+        "num_retractions": usage.preemptions,
         **{f"sampling_{name}": getattr(output.request.params, name) for name in DRAWING},
     }
 

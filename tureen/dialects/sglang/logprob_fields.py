@@ -52,8 +52,6 @@ def with_draws(
 
     Raises InvalidRequest for a sampling mask that could be the whole vocabulary.
     """
-    if not (entropy or any(masks)):
-        return list(specs)
     for sampling, is_asked in zip(samplings, masks, strict=True):
         params = sampling.params
         if is_asked and not params.is_greedy and not 1 <= params.top_k <= MAX_SUPPORT:

@@ -11,7 +11,6 @@ from tureen.errors import InvalidRequest
 from tureen.requests.drafts import Plan
 from tureen.requests.reading import Reading
 from tureen.requests.state import Context
-from tureen.requests.thinking_budget import ReasoningBudget
 
 BUDGET = "max_thinking_tokens"
 
@@ -28,12 +27,10 @@ class ThinkingBody(Protocol):
 
 
 def after_reasoning(fields: dict[str, Any], body: ThinkingBody, where: str, context: Context) -> dict[str, Any]:
-    """Returns the sampling parameters of an output that begins with reasoning, if the body asks for that.
+    """Returns the sampling parameters of an output that begins with reasoning, as the body asks.
 
     `where`: the body's name for the parameters. Raises InvalidRequest for a model that does not think.
     """
-    if not (body.require_reasoning or body.max_thinking_tokens):
-        return fields
     field = BUDGET if body.max_thinking_tokens else "require_reasoning"
     form = context.reasoning_format
     if form is None:
@@ -49,11 +46,6 @@ def after_reasoning(fields: dict[str, Any], body: ThinkingBody, where: str, cont
             field=f"{where}.grammar_after",
         )
     return special | fields | {"grammar_after": form.end + form.answer}
-
-
-def budget_of(body: ThinkingBody) -> ReasoningBudget | None:
-    """Returns the most tokens of reasoning; None = no limit."""
-    return ReasoningBudget(body.max_thinking_tokens, BUDGET) if body.max_thinking_tokens else None
 
 
 def thinking(plan: Plan, context: Context) -> Plan:

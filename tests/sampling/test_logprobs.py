@@ -68,14 +68,15 @@ def test_output_logprobs_equal_float64(seed, temperature, penalty, top, asked, m
 
 
 def test_only_those_that_ask_get_the_entropy_and_the_tokens_that_could_be_drawn():
-    specs = [LogprobSpec(), LogprobSpec(entropy=True), LogprobSpec(support=True), LogprobSpec(support=True)]
-    cuts = [{"top_k": 5}, {"top_k": 5}, {"top_k": 5}, {}]
+    asked = {"support": True}
+    specs = [LogprobSpec(), LogprobSpec(entropy=True), *(LogprobSpec(**asked) for _ in range(3))]
+    cuts = [{"top_k": 5}, {"top_k": 5}, {"top_k": 3}, {}, {"top_k": 9}]
     states = [make_state(slot, logprobs=spec, **cuts[slot]) for slot, spec in enumerate(specs)]
-    logits = make_logits(0, VOCAB, rows=4)
+    logits = make_logits(0, VOCAB, rows=5)
     logits[:, 7] = -np.inf
     reports = [output.logprobs for output in _sampled(logits, *states)]
-    assert [report.entropy is not None for report in reports] == [False, True, False, False]
-    assert [report.support is not None for report in reports] == [False, False, True, False]
+    assert [report.entropy is not None for report in reports] == [False, True, False, False, False]
+    assert [len(report.support or ()) for report in reports] == [0, 0, 3, 0, 9]
     expected = [value for value in log_softmax(logits[1]) if math.isfinite(value)]
     assert reports[1].entropy == pytest.approx(-math.fsum(math.exp(value) * value for value in expected))
 

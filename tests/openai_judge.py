@@ -12,14 +12,14 @@ from patience import PATIENCE_S
 
 EXTRAS = {
     "choices": ("matched_stop", "sampling_seed", "closed_early", "unenforced", "valid", "token_ids", "explanations"),
-    "message": ("reasoning_content",),
-    "delta": ("reasoning_content",),
+    "message": ("reasoning_content", "reasoning"),
+    "delta": ("reasoning_content", "reasoning"),
 }
 """What this server says more than OpenAI's."""
 
 BEYOND = {
     "text_completion": ("metadata", "service_tier", "ignored_fields"),
-    "chat.completion": ("ignored_fields", "prompt_token_ids", "prompt_logprobs"),
+    "chat.completion": ("ignored_fields", "prompt_token_ids", "prompt_logprobs", "sglext", "timings"),
     "chat.completion.chunk": ("metadata", "ignored_fields"),
 }
 """Of these the types of the client know nothing, by `object`."""
@@ -75,7 +75,7 @@ def joined_messages(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         assert one.get("finish_reason") is None, "something came after the end"
         message, logprobs = one.get("message", {}), one.get("logprobs")
         one |= {name: value for name, value in choice.items() if name != "delta"} | {"message": message}
-        for name in ("content", "reasoning_content"):
+        for name in ("content", "reasoning_content", "reasoning"):
             if choice["delta"].get(name) is not None:
                 message[name] = message.get(name, "") + choice["delta"][name]
         message |= {name: choice["delta"][name] for name in ("role", "refusal") if name in choice["delta"]}

@@ -52,7 +52,7 @@ def test_what_needs_no_server_has_no_flags_of_one():
 
 
 def test_every_sampling_parameter_that_fits_a_flag_has_one():
-    left_out = {"logit_bias", "allowed_token_ids", "custom_params", "stream_interval"}
+    left_out = {"logit_bias", "allowed_token_ids", "repetition_detection", "custom_params", "stream_interval"}
     for field in msgspec.structs.fields(SamplingParams):
         if field.name not in left_out:
             assert "--" + field.name.replace("_", "-") in flags_of("generate")

@@ -385,3 +385,55 @@ def test_a_budget_is_refused_where_nothing_is_thought(plain):
     assert "does not think" in answer.json()["error"]["message"]
     answer = plain.post("/v1/completions", prompt="a", thinking_token_budget=5)
     assert answer.json()["error"]["param"] == "thinking_token_budget"
+
+
+# ---- the native API
+
+
+@pytest.mark.parametrize("how", [{}, {"text": ["abc<think>"] * 2}, {"sampling_params": {"n": 2}}])
+@pytest.mark.parametrize("budget", [1, 5, 20])
+def test_generate_ends_reasoning_with_its_budget_as_chats_do(thinking, budget, how):
+    params = {"max_new_tokens": 60, "seed": 1, **how.get("sampling_params", {})}
+    body = {
+        "text": "abc<think>",
+        "max_thinking_tokens": budget,
+        "return_logprob": True,
+        **how,
+        "sampling_params": params,
+    }
+    answers = thinking.generate(**body)
+    for answer in answers if how else [answers]:
+        thought, mark, rest = answer["text"].partition(MARK)
+        assert (len(thought), mark, len(rest)) == (budget, MARK, 60 - budget - len(MARK))
+        assert answer["meta_info"]["completion_tokens"] == len(answer["meta_info"]["output_token_logprobs"]) == 60
+    found = choice(thinking, thinking_token_budget=budget)["message"]
+    assert how or found["reasoning_content"] + MARK + found["content"] == answers["text"]
+    events = parse_events(thinking.post(stream=True, **body).text)
+    for index, answer in enumerate(answers if how else [answers]):
+        assert [event for event in events if event.get("index", 0) == index][-1]["text"] == answer["text"]
+    thinking.check_idle()
+
+
+@pytest.mark.parametrize("more", [{}, {"max_thinking_tokens": 50}])
+def test_a_constraint_waits_for_the_end_of_the_reasoning_that_generate_requires(inside, more):
+    params = {"regex": "[xy]{4}", "max_new_tokens": 60}
+    answer = inside.generate(text="say:hm</think>z", require_reasoning=True, sampling_params=params, **more)
+    assert re.fullmatch("hm</think>[xy]{4}", answer["text"])
+    assert re.fullmatch("[xy]{4}", inside.generate(text="say:hm</think>z", sampling_params=params)["text"])
+    free = {"text": "say:hm</think>z", "sampling_params": {"max_new_tokens": 60}}
+    assert inside.generate(**free, require_reasoning=True, **more)["text"] == "hm</think>z"
+
+
+@pytest.mark.parametrize(
+    ("param", "body"),
+    [
+        (
+            "sampling_params.grammar_after",
+            {"require_reasoning": True, "sampling_params": {"regex": "a", "grammar_after": "b"}},
+        ),
+        ("max_thinking_tokens", {"max_thinking_tokens": 5, "session_params": {"id": "x"}}),
+    ],
+)
+def test_reasoning_that_cannot_be_required_is_refused_by_name(inside, param, body):
+    response = inside.post(text="a", **body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)

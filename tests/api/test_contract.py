@@ -66,10 +66,14 @@ PARAMS = {
     "logit_bias": Case({"5": 1}, {"5": 101}, CHANGES),
     "allowed_token_ids": Case([5], [-1], CHANGES),
     "bad_words": Case(["ab"], [" "], "test_no_sequence_of_tokens_of_a_bad_word_is_in_an_output"),
+    "repetition_detection": Case(
+        {"max_pattern_size": 2, "min_count": 3}, {"max_pattern_size": 2}, "test_an_output_that_repeats_itself_ends"
+    ),
     "custom_params": Case({}, [1], "test_a_custom_logit_processor_decides_every_token"),
     "sampling_seed": Case(7, 2**63, "test_a_seed_is_reported_and_repeats_the_output"),
     "stream_interval": Case(4, 0, "test_the_interval_bounds_the_number_of_events_and_the_first_comes_at_once"),
 }
+DRAWS = "test_entropy_and_sampling_masks_are_those_of_the_distribution_that_is_drawn_from"
 SGLANG = {
     "text": Case("a", 5, "test_one_prompt_gets_one_object_with_text_ids_and_facts"),
     "input_ids": Case([97], "x", "test_ids_in_place_of_text_give_the_same_output"),
@@ -84,7 +88,12 @@ SGLANG = {
     "token_ids_logprob": Case([5], "x", "test_output_logprobs_equal_float64"),
     "return_text_in_logprobs": Case(True, 1, "test_logprobs_come_with_the_token_s_text_when_asked"),
     "logprobs_mode": Case("raw", "x", "test_output_logprobs_equal_float64"),
+    "return_entropy": Case(True, 1, DRAWS),
+    "return_sampling_mask": Case(False, 1, DRAWS),
     "return_hidden_states": Case("last", "first", "test_hidden_states_of_prompt_and_output_equal_transformers"),
+    "return_prompt_token_ids": Case(
+        True, 1, "test_the_prompt_s_ids_are_returned_when_asked_for_in_the_first_and_last_event_of_a_stream"
+    ),
     "return_effective": Case(True, 1, "test_every_sampling_parameter_is_told_with_its_value_and_origin"),
     "explain": Case(True, 1, "test_every_token_of_an_answer_is_explained_and_follows_from_that"),
     "stream": Case(False, "x", "test_every_event_has_a_beginning_of_the_text_in_whole_characters"),
@@ -95,9 +104,12 @@ SGLANG = {
     "model": Case("default", 5, "test_a_name_that_means_the_model_is_not_told"),
     "session_params": Case({"id": "open"}, {"id": 5}, "test_a_session_reuses_what_was_said"),
     "custom_logit_processor": Case("disallowed_tokens", "nobody", "test_a_custom_logit_processor_decides_every_token"),
+    "require_reasoning": Case(False, 1, "test_a_constraint_waits_for_the_end_of_the_reasoning_that_generate_requires"),
+    "max_thinking_tokens": Case(None, 0, "test_generate_ends_reasoning_with_its_budget_as_chats_do"),
     "log_metrics": Case(False, 1, "test_a_request_that_asks_for_it_does_not_count"),
     "priority": Case(3, "x", "test_higher_priority_comes_first"),
     "cache_salt": Case("s", 5, "test_a_salt_separates_the_cache"),
+    "extra_key": Case("s", 5, "test_an_extra_key_separates_the_cache_and_both_may_be_given_per_prompt"),
     "deadline_ms": Case(60_000, 0, "test_a_deadline_ends_the_request_with_what_there_is"),
     "ttft_deadline_ms": Case(60_000, 0, "test_a_first_token_deadline_counts_only_until_the_first_token"),
 }
@@ -105,6 +117,7 @@ WITH_JSON = {"guided_whitespace_pattern": {"guided_json": {"const": 5}}}
 OTHER_CODES = {"session_params": "invalid_id", "custom_logit_processor": "custom_logit_processor_unknown"}
 EXPLAINS = "test_every_dialect_explains_the_tokens_that_generate_explains"
 REACHES = "test_a_parameter_reaches_the_engine_under_its_name"
+INTERVAL = "test_salt_and_priority_reach_the_engine_and_a_stream_s_interval_bounds_its_pieces"
 SAME = "test_a_parameter_means_what_it_means_in_the_other_dialect"
 VLLM = "test_the_fields_of_vllm_constrain_the_output"
 SESSION = {
@@ -136,6 +149,9 @@ MINDIE = {
     "min_tokens": Case(2, -1, SAME),
     "logit_bias": Case({"5": 1}, {"5": 101}, REACHES),
     "bad_words": Case(["ab"], [" "], "test_the_dialects_of_vllm_take_it"),
+    "allowed_token_ids": Case([97], [-1], REACHES),
+    "repetition_detection": Case({"max_pattern_size": 2, "min_count": 3}, {"max_pattern_size": 2}, REACHES),
+    "stream_interval": Case(4, 0, INTERVAL),
     "model": Case("None", 5, "test_the_served_model_may_be_named"),
     "n": Case(2, 0, "test_n_texts_have_the_seeds_that_follow"),
     "best_of": Case(2, 0, "test_best_of_are_all_returned_the_most_probable_first"),
@@ -152,6 +168,8 @@ MINDIE = {
         " ?", " +", "test_white_space_that_may_be_none_or_a_space_is_taken_and_such_it_is"
     ),
     "explain": Case(True, 1, EXPLAINS),
+    "priority": Case(3, "x", INTERVAL),
+    "cache_salt": Case("s", 5, INTERVAL),
 }
 TGI = {
     "inputs": Case("a", 5, "test_the_shortest_request"),

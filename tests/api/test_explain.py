@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import runpy
 from pathlib import Path
 
 import pytest
 from app_under_test import App, parse_events
-from byte_tokenizer import EOS
+from byte_tokenizer import EOS, VOCAB_SIZE
 from real_app import RealApp, write_model
 
 from tureen.kernels.cpu import native
@@ -222,3 +223,58 @@ def test_each_text_of_mindie_and_tgi_has_its_own(app):
     answer = app.post(route, **body | {"parameters": details}).json()["details"]
     for output in (answer, *answer["best_of_sequences"]):
         assert [why["token_id"] for why in output["explanations"]] == [token["id"] for token in output["tokens"]]
+
+
+# ---- entropy and sampling masks
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 6, "top_p": 1.0}, {"top_k": 40, "top_p": 0.5}, {"temperature": 0}])
+def test_entropy_and_sampling_masks_are_those_of_the_distribution_that_is_drawn_from(app, cut):
+    """The distribution is that of the log-probabilities of all tokens, which are before the cuts."""
+    asked = {
+        "input_ids": PROMPT,
+        "sampling_params": SAMPLING | cut,
+        "return_entropy": True,
+        "return_sampling_mask": True,
+    }
+    everything = {"return_logprob": True, "token_ids_logprob": list(range(VOCAB_SIZE))}
+    answer = app.generate(**asked, **everything)
+    meta, num_seen = answer["meta_info"], 0
+    for token_id, entropy, mask, share, row in zip(
+        answer["output_ids"],
+        meta["output_token_entropy"],
+        meta["output_token_sampling_mask"],
+        meta["output_token_sampling_logprobs"],
+        meta["output_token_ids_logprobs"],
+        strict=True,
+    ):
+        weights = {token: math.exp(value) for value, token, _ in row if value is not None}
+        assert entropy == pytest.approx(-math.fsum(p * math.log(p) for p in weights.values() if p > 0))
+        best = sorted(weights, key=lambda token: (-weights[token], token))
+        size, total = 0, 0.0
+        while not cut.get("temperature", 1) or size < cut["top_k"]:
+            total += weights[best[size]]
+            size += 1
+            if "temperature" in cut or total >= cut["top_p"]:
+                break
+        assert mask == sorted(best[:size])
+        assert share == pytest.approx(math.log(weights[token_id] / math.fsum(weights[token] for token in mask)))
+        num_seen += 1
+    assert num_seen == meta["output_token_sampling_mask_length"] == 12
+    alone = app.generate(**asked)["meta_info"]
+    assert "output_token_logprobs" not in alone
+    assert [alone[name] == meta[name] for name in ("output_token_entropy", "output_token_sampling_mask")] == [True] * 2
+    last = app.events(**asked)[-1]["meta_info"]
+    assert last["output_token_sampling_mask"] == meta["output_token_sampling_mask"]
+    plain = app.generate(input_ids=PROMPT, sampling_params=SAMPLING | cut)
+    assert plain["output_ids"] == answer["output_ids"]
+    assert not any("entropy" in name or "mask" in name for name in plain["meta_info"])
+
+
+def test_a_mask_may_be_asked_for_one_prompt_of_a_batch_and_needs_a_bound(app):
+    asked = {"input_ids": [PROMPT, PROMPT[1:]], "return_sampling_mask": [False, True]}
+    first, second = app.generate(**asked, sampling_params=SAMPLING | {"top_k": 3})
+    assert "output_token_sampling_mask" not in first["meta_info"]
+    assert {len(mask) for mask in second["meta_info"]["output_token_sampling_mask"]} <= {1, 2, 3}
+    refused = app.post(**asked, sampling_params=SAMPLING)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "return_sampling_mask")

@@ -29,6 +29,12 @@ def test_one_prompt_gets_one_object_with_text_ids_and_facts(app: App):
         "sampling_seed",
         "weight_version",
         "e2e_latency",
+        "cached_tokens_details",
+        "num_retractions",
+        "sampling_temperature",
+        "sampling_top_k",
+        "sampling_top_p",
+        "sampling_min_p",
     }
     assert meta["id"] == "mine"
     assert meta["finish_reason"] == {"type": "stop", "matched": EOS}
@@ -116,6 +122,7 @@ def test_what_a_benchmark_sends_without_logprobs_is_taken(app: App):
         "log_metrics",
         "priority",
         "cache_salt",
+        "extra_key",
         "deadline_ms",
         "ttft_deadline_ms",
         "return_hidden_states",

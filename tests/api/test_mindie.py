@@ -92,17 +92,34 @@ def test_a_parameter_means_what_it_means_in_the_other_dialect(app: App, prompt, 
 @pytest.mark.parametrize(
     "name", ["temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty",
              "presence_penalty", "frequency_penalty",
-             "logit_bias", "skip_special_tokens", "spaces_between_special_tokens", "seed", "max_tokens"]
+             "logit_bias", "skip_special_tokens", "spaces_between_special_tokens", "seed", "max_tokens",
+             "allowed_token_ids", "repetition_detection"]
 )  # fmt: skip
 def test_a_parameter_reaches_the_engine_under_its_name(app: App, monkeypatch, name):
     seen = []
     generate = app.client.generate
     monkeypatch.setattr(app.client, "generate", lambda request, *how: seen.append(request) or generate(request, *how))
     value = {"logit_bias": {"5": 1.5}, "top_k": 7, "skip_special_tokens": False, "max_tokens": 3, "seed": 9,
-             "spaces_between_special_tokens": False}.get(name, 0.75)  # fmt: skip
+             "spaces_between_special_tokens": False, "allowed_token_ids": [97],
+             "repetition_detection": {"max_pattern_size": 3, "min_count": 9}}.get(name, 0.75)  # fmt: skip
     texts(app, prompt="a", **{name: value})
     ours = {"seed": "sampling_seed", "max_tokens": "max_new_tokens"}.get(name, name)
-    assert getattr(seen[0].params, ours) == ({5: 1.5} if name == "logit_bias" else value)
+    expected = {"logit_bias": {5: 1.5}, "allowed_token_ids": (97,)}.get(name, value)
+    assert getattr(seen[0].params, ours) == expected
+
+
+def test_salt_and_priority_reach_the_engine_and_a_stream_s_interval_bounds_its_pieces(monkeypatch):
+    with App(enable_priority_scheduling=True) as app:
+        seen, generate = [], app.client.generate
+        monkeypatch.setattr(
+            app.client, "generate", lambda request, *how: seen.append(request) or generate(request, *how)
+        )
+        texts(app, prompt="a", priority=3, cache_salt="s")
+        assert (seen[0].priority, seen[0].cache_salt.split("\n")[-1]) == (3, "s")
+        sent = {"prompt": "say:" + "x" * 12, "max_tokens": 12, "stream": True}
+        assert [len(pieces(app.post(**sent, stream_interval=count).content)) for count in (1, 4)] == [12, 4]
+    with App() as app:
+        assert "--enable-priority-scheduling" in refusal(app, prompt="a", priority=3)["error"]
 
 
 def test_a_top_k_beyond_the_vocabulary_keeps_every_token(app: App):

@@ -8,7 +8,7 @@ import random
 import msgspec
 import numpy as np
 import pytest
-from app_under_test import App
+from app_under_test import App, parse_events
 from fake_engine import HIDDEN_SIZE
 from fake_hidden_states import fake_hidden
 
@@ -22,6 +22,10 @@ GREEDY = {"temperature": 0, "max_new_tokens": 4}
 def embeds(seed, length=5):
     dice = random.Random(seed)
     return [[dice.uniform(-1, 1) for _ in range(HIDDEN_SIZE)] for _ in range(length)]
+
+
+def events_of(app, **body):
+    return parse_events(app.post(stream=True, **body).text)
 
 
 # ---- embeddings
@@ -236,3 +240,44 @@ def test_the_names_of_older_versions_hold_the_same_values(app: App):
 def test_a_mean_over_no_tokens_is_null(app: App):
     meta = app.generate(text="abcd", sampling_params=GREEDY, return_logprob=True)["meta_info"]
     assert meta["normalized_prompt_logprob"] is None
+
+
+# ---- namespaces of the prefix cache, ids of the prompt, figures of the end
+
+
+def test_an_extra_key_separates_the_cache_and_both_may_be_given_per_prompt(app: App):
+    def cached(prompts=2, **fields) -> list[int]:
+        answers = app.generate(text=["k" * 100] * prompts, sampling_params=GREEDY, **fields)
+        return [answer["meta_info"]["cached_tokens"] for answer in answers]
+
+    cached(1, extra_key="a")
+    assert cached(1, extra_key=["a"]) == [96]
+    assert cached(extra_key=["b", "a"]) == [0, 96]
+    assert cached(extra_key=["b", None]) == [96, 0]
+    assert cached(cache_salt=["s", "t"]) == [0, 0]
+    assert cached(cache_salt=[None, "s"]) == [96, 96]
+    assert cached(cache_salt="s", extra_key=["a", "c"]) == [0, 0]
+
+
+@pytest.mark.parametrize("prompt", [{"text": "say:ab"}, {"input_ids": list(b"say:ab")}])
+def test_the_prompt_s_ids_are_returned_when_asked_for_in_the_first_and_last_event_of_a_stream(app: App, prompt):
+    assert app.generate(**prompt, return_prompt_token_ids=True)["prompt_token_ids"] == list(b"say:ab")
+    assert "prompt_token_ids" not in app.generate(**prompt)
+    events = events_of(app, **prompt, return_prompt_token_ids=True)
+    assert [event.get("prompt_token_ids") for event in events] == [list(b"say:ab"), None, list(b"say:ab")]
+
+
+def test_the_end_tells_how_it_was_cached_and_sampled(app: App):
+    asked = {
+        "text": "d" * 100,
+        "cache_salt": "end",
+        "sampling_params": {"max_new_tokens": 2, "top_p": 0.5, "min_p": 0.1},
+    }
+    app.generate(**asked)
+    meta = app.generate(**asked)["meta_info"]
+    assert meta["cached_tokens_details"] == {"device": 96, "host": 0}
+    assert meta["num_retractions"] == 0
+    told = {name: meta[f"sampling_{name}"] for name in ("temperature", "top_k", "top_p", "min_p")}
+    assert told == {"temperature": 1.0, "top_k": -1, "top_p": 0.5, "min_p": 0.1}
+    first, *_, last = events_of(app, **asked)
+    assert first["meta_info"].keys() < last["meta_info"].keys() == meta.keys()

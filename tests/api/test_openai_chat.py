@@ -281,7 +281,7 @@ def test_reasoning_is_told_apart_and_counted(app: App):
     said = "say:<think>hm</think>yes"
     answer = ask(app, said)
     message = answer["choices"][0]["message"]
-    assert (message["reasoning_content"], message["content"]) == ("hm", "yes")
+    assert (message["reasoning_content"], message["reasoning"], message["content"]) == ("hm", "hm", "yes")
     assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == len("<think>hm</think>")
     whole = choice(app, said, separate_reasoning=False)["message"]
     assert whole["content"] == "<think>hm</think>yes"
@@ -291,7 +291,8 @@ def test_reasoning_is_told_apart_and_counted(app: App):
 def test_what_an_answer_does_not_have_is_null(app: App):
     message = choice(app, "say:yes")["message"]
     assert message == {
-        "role": "assistant", "content": "yes", "refusal": None, "reasoning_content": None, "tool_calls": None,
+        "role": "assistant", "content": "yes", "refusal": None, "reasoning_content": None, "reasoning": None,
+        "tool_calls": None,
     }  # fmt: skip
     message = choice(app, f"say:{CALL}", tools=[WEATHER])["message"]
     assert (message["content"], message["reasoning_content"]) == (None, None)
@@ -302,6 +303,7 @@ def test_what_an_answer_does_not_have_is_null(app: App):
 def test_every_delta_of_a_model_that_thinks_has_its_reasoning_or_null(app: App):
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks(app, f"say:<think>hm</think>yes{CALL}", tools=[WEATHER])]
     assert "".join(delta["reasoning_content"] or "" for delta in deltas) == "hm"
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == "hm"
     assert all(delta["reasoning_content"] is None for delta in deltas if "content" in delta or "tool_calls" in delta)
 
 
@@ -437,6 +439,11 @@ def test_templates_read_messages_as_they_were_sent(echoing):
     assert [message["content"] for message in found] == ["Be short.", "Hey\nyou", "", "rain", "Thanks"]
     assert found[1]["name"] == "Eve"
     assert found[2]["reasoning_content"] == "hm"
+    del messages[2]["reasoning_content"]
+    assert (
+        rendered(echoing, [*messages[:2], messages[2] | {"reasoning": "hm"}, *messages[3:]], tools=[WEATHER])[0]
+        == found
+    )
     assert found[2]["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Köln"}}
     assert found[3]["tool_call_id"] == "c1"
     assert tools[0]["function"]["name"] == "weather"
@@ -511,6 +518,7 @@ BAD_MESSAGES = [
     ([{"role": "user", "content": "a", "contnet": "b"}], "messages[0]"),
     ([{"role": "user", "content": "a", "tool_call_id": "x"}], "messages[0].tool_call_id"),
     ([{"role": "user", "content": "a", "reasoning_content": "x"}], "messages[0].reasoning_content"),
+    ([{"role": "user", "content": "a", "reasoning": "x"}], "messages[0].reasoning"),
     ([{"role": "tool", "content": "a"}], "messages[0].tool_call_id"),
     ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
     ([{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}], "messages[0].content[0]"),
@@ -597,7 +605,7 @@ def test_a_template_of_the_request_is_refused_wherever_it_stands(app: App):
 CALLING = {"type": "function", "function": {"name": "weather"}}
 BOUNDS = [
     ("logprobs", [True, False], [1, "yes", 129]),
-    ("top_logprobs", [0, 128], [-1, 129, True]),
+    ("top_logprobs", [-1, 0, 128], [-2, 129, True]),
     ("tools", [[], [WEATHER], TOO_MUCH[1:]], [TOO_MUCH, [WEATHER, WEATHER], [{"type": "x"}], ["a"], {}]),
     ("tool_choice", ["auto", "none"], ["required", "maybe", CALLING, {"type": "custom"}, 3]),
     ("parallel_tool_calls", [True, False], ["no", 1]),

@@ -519,7 +519,7 @@ def test_what_there_is_not_is_refused_by_name_unless_it_asks_for_nothing(app: Ap
 
 
 BOUNDS = [
-    ("logprobs", [0, 128], [-1, 129, True, "1", 1.5]),
+    ("logprobs", [-1, 0, 128], [-2, 129, True, "1", 1.5]),
     ("max_tokens", [0, 2043], [-1, 1.5, "3", True]),
     ("n", [1, 3], [0, 129, 1.5, True]),
     ("temperature", [0, 0.1, 100], [-0.1, "1", True]),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from app_under_test import App, parse_events
-from byte_tokenizer import EOS
+from byte_tokenizer import EOS, VOCAB_SIZE
 from fake_engine import CONTEXT_LEN, HIDDEN_SIZE, make_request
 from fake_hidden_states import fake_hidden
 
@@ -155,6 +155,66 @@ def test_asked_tokens_come_after_the_best(app: App):
 
 
 @pytest.mark.parametrize("route", ROUTES)
+def test_asked_tokens_alone_come_as_the_only_alternatives(app: App, route):
+    ids = [ord("x"), EOS]
+    found = ask(app, route, "say:hi", logprob_token_ids=ids)["choices"][0]["logprobs"]
+    asked = {"logprobs": True} if route == CHAT else {"logprobs": 0}
+    assert found == ask(app, route, "say:hi", logprob_token_ids=ids, **asked)["choices"][0]["logprobs"]
+    if route == CHAT:
+        assert [one["token"] for token in found["content"] for one in token["top_logprobs"]] == ["x", "<eos>"] * 3
+    else:
+        assert [set(best) for best in found["top_logprobs"]] == [
+            {"h", "x", "<eos>"},
+            {"i", "x", "<eos>"},
+            {"x", "<eos>"},
+        ]
+    chunks = stream(app, route, "say:hi", logprob_token_ids=ids)
+    assert any(choice["logprobs"] for chunk in chunks for choice in chunk["choices"])
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_minus_one_asks_for_the_whole_vocabulary(app: App, route):
+    asked = {"logprobs": True, "top_logprobs": -1} if route == CHAT else {"logprobs": -1}
+    answer = ask(app, route, "say:hi", **asked, prompt_logprobs=-1, return_tokens_as_token_ids=True)
+    found = answer["choices"][0]["logprobs"]
+    names = {f"token_id:{token_id}" for token_id in range(VOCAB_SIZE)}
+    if route == CHAT:
+        tops = [{one["token"]: one["logprob"] for one in token["top_logprobs"]} for token in found["content"]]
+    else:
+        tops = found["top_logprobs"]
+    assert [set(top) for top in tops] == [names] * 3
+    first, *rest = (answer if route == CHAT else answer["choices"][0])["prompt_logprobs"]
+    assert first is None
+    assert [{f"token_id:{token_id}" for token_id in position} for position in rest] == [names] * 5
+
+
+def test_a_prompt_of_which_only_the_end_is_scored_begins_there(app: App):
+    for route in ROUTES:
+        answers = [ask(app, route, "say:hi", prompt_logprobs=1, **more) for more in ({}, {"prompt_logprob_start": 3})]
+        whole, end = ((one if route == CHAT else one["choices"][0])["prompt_logprobs"] for one in answers)
+        assert end == [None, *whole[4:]]
+    asked = {"prompt_logprobs": 1, "prompt_logprob_start": 3, "echo": True, "logprobs": 1}
+    assert ask(app, TEXT, "say:hi", 400, **asked)["param"] == "prompt_logprob_start"
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_where_the_cached_tokens_were_is_told_in_sglext(app: App, route):
+    said = "c" * 100 + route
+    ask(app, route, said)
+    for more in ({}, {"n": 2}):
+        answer = ask(app, route, said, return_cached_tokens_details=True, **more)
+        assert answer["sglext"] == {"cached_tokens_details": {"device": 112, "host": 0}}
+    *_, before, last = stream(
+        app, route, said, return_cached_tokens_details=True, stream_options={"include_usage": True}
+    )
+    assert (before["choices"], before["sglext"]) == ([], answer["sglext"])
+    assert (
+        last["usage"]["prompt_tokens_details"]["cached_tokens"] == before["sglext"]["cached_tokens_details"]["device"]
+    )
+    assert "sglext" not in ask(app, route, said)
+
+
+@pytest.mark.parametrize("route", ROUTES)
 def test_the_last_position_s_hidden_state_comes_with_the_end(app: App, route):
     expected = fake_hidden(list(b"say:hi") + list(b"hi"))[-1]
     [choice] = ask(app, route, "say:hi", return_hidden_states=True)["choices"]
@@ -279,12 +339,54 @@ def test_an_extra_key_separates_the_prefix_cache(app: App, route):
     assert cached() == 0
 
 
+@pytest.mark.parametrize("route", ROUTES)
+def test_an_output_that_repeats_itself_has_vllm_s_finish_reason(app: App, route):
+    sent = {"max_pattern_size": 3, "min_count": 3}
+    [choice] = ask(app, route, "say:xabcabcabcabc", repetition_detection=sent)["choices"]
+    assert (choice["finish_reason"], choice["matched_stop"]) == ("repetition", "repetition_detected")
+    assert (choice["message"]["content"] if route == CHAT else choice["text"]) == "xabcabcabc"
+    last = stream(app, route, "say:xabcabcabcabc", repetition_detection=sent)[-1]
+    assert last["choices"][0]["finish_reason"] == "repetition"
+    constrained = {"repetition_detection": sent, "guided_regex": "(abc)+"}
+    assert ask(app, route, "say:abcabcabcabc", **constrained)["choices"][0]["finish_reason"] in ("repetition", "stop")
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_timings_are_those_of_llama_cpp(app: App, route):
+    said = "t" * 100 + route
+    ask(app, route, said)
+    answer = ask(app, route, said, timings_per_token=True)
+    times, usage = answer["timings"], answer["usage"]
+    assert (times["cache_n"], times["prompt_n"] + times["cache_n"]) == (112, usage["prompt_tokens"])
+    assert times["predicted_n"] == usage["completion_tokens"]
+    for name in ("prompt", "predicted"):
+        count, spent = times[f"{name}_n"], times[f"{name}_ms"]
+        assert times[f"{name}_per_token_ms"] == pytest.approx(spent / count)
+        assert times[f"{name}_per_second"] == pytest.approx(1000 * count / spent if spent else 0.0)
+    told = [chunk["timings"] for chunk in stream(app, route, said, timings_per_token=True)]
+    assert [one["predicted_n"] for one in told] == sorted(one["predicted_n"] for one in told)
+    assert told[-1]["predicted_n"] == 40
+    assert len({one["prompt_ms"] for one in told}) == 1
+    assert "timings" not in ask(app, route, said)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_progress_is_told_to_have_no_effect_and_a_time_limit_from_the_first_token_is_refused(app: App, route):
+    body = {**body_of(route, "say:a"), "max_tokens": 5}
+    assert app.post(route, **body, return_progress=True).headers["x-tureen-ignored"] == "return_progress"
+    assert ask(app, route, "say:a", 400, t_max_predict_ms=50)["param"] == "t_max_predict_ms"
+    assert app.post(route, **body, t_max_predict_ms=0).status_code == 200
+
+
 REFUSED = [
-    ("logprob_token_ids", {"logprob_token_ids": [1]}),
-    ("logprob_token_ids", {"logprob_token_ids": [-1], "logprobs": 1}),
+    ("logprob_token_ids", {"logprob_token_ids": [-1]}),
     ("return_tokens_as_token_ids", {"return_tokens_as_token_ids": True}),
     ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
-    ("prompt_logprobs", {"prompt_logprobs": -1}),
+    ("prompt_logprobs", {"prompt_logprobs": -2}),
+    ("prompt_logprobs", {"prompt_logprobs": -1, "max_tokens": 2000, "n": 4}),
+    ("prompt_logprob_start", {"prompt_logprob_start": 1}),
+    ("prompt_logprob_start", {"prompt_logprobs": 1, "prompt_logprob_start": -1}),
+    ("prompt_logprob_start", {"prompt_logprobs": 1, "prompt_logprob_start": 5}),
     ("prompt_logprobs", {"prompt_logprobs": 129}),
     ("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
     ("truncate_prompt_tokens", {"truncate_prompt_tokens": -2}),

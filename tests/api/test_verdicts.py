@@ -148,6 +148,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "logprobs_mode": {"return_logprob": True},
     "return_text_in_logprobs": {"return_logprob": True},
     "logprob_start_len": {"return_logprob": True},
+    "return_sampling_mask": {"sampling_params": {"top_k": 3}},
     "session_params.rid": {"session_params": {"id": "open"}},
     "session_params.offset": {"session_params": {"id": "open"}},
     "session_params.replace": {"session_params": {"id": "open"}},
@@ -183,6 +184,8 @@ NOT_HERE = {
     "store": "tests/api/test_responses_store.py: it needs a store",
     "suffix": "tests/api/test_fill_in.py has a model that fills gaps",
     "thinking_token_budget": "tests/api/test_chat_reasoning.py has a model that thinks",
+    "require_reasoning": "tests/api/test_chat_reasoning.py has a model that thinks",
+    "max_thinking_tokens": "tests/api/test_chat_reasoning.py has a model that thinks",
     "mcp_servers": "tests/api/test_anthropic_fields.py: told beside tools",
     "prompt_token_ids": "tests/api/test_token_fields.py: they stand in place of messages",
 }

@@ -1,6 +1,8 @@
 """One request at a time: what is refused, how it ends, what it is told."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from world import EOS_IDS, World, expected, make_request
 
 from tureen.contract.types import FinishReason, LogprobSpec, Usage
@@ -14,6 +16,15 @@ def _say(text):
     """A script: these characters, then EOS for ever."""
     tokens = [ord(char) for char in text]
     return lambda token, state, outputs: tokens[len(outputs)] if len(outputs) < len(tokens) else EOS
+
+
+def _ends_in_repeats(tokens, shortest, longest, count):
+    """Whether the last `count` pieces of some size are the same, by comparing the pieces."""
+    for size in range(shortest, longest + 1):
+        pieces = [tuple(tokens[len(tokens) - size * (at + 1) : len(tokens) - size * at]) for at in range(count)]
+        if size * count <= len(tokens) and len(set(pieces)) == 1:
+            return True
+    return False
 
 
 def _answer(world, request):
@@ -283,3 +294,34 @@ def test_the_oracle_is_not_the_runner():
     assert base != expected(make_request(temperature=1.0, max_new_tokens=8, ignore_eos=True, seed=1), 100)[0]
     assert base != expected(make_request(token_ids=(1, 2, 4), temperature=1.0, max_new_tokens=8), 100)[0]
     assert isinstance(World().engine, Engine)
+
+
+# ---- outputs that repeat themselves
+
+
+@given(
+    text=st.text("ab", min_size=24, max_size=24),
+    shortest=st.integers(0, 3),
+    more=st.integers(0, 4),
+    count=st.integers(2, 5),
+    least=st.sampled_from([0, 9]),
+)
+@settings(max_examples=60, deadline=None)
+def test_an_output_that_repeats_itself_ends(text, shortest, more, count, least):
+    sent = {"min_pattern_size": shortest, "max_pattern_size": max(1, shortest) + more, "min_count": count}
+    request = make_request(max_new_tokens=24, min_new_tokens=least, repetition_detection=sent)
+    answer = _answer(World(choose=_say(text)), request)
+    tokens = [ord(char) for char in text]
+    bounds = (max(1, shortest), max(1, shortest) + more, count)
+    end = next((at for at in range(max(1, least), 24) if _ends_in_repeats(tokens[:at], *bounds)), None)
+    assert answer.token_ids == tokens[:end]
+    if end is None:
+        assert answer.finish == FinishReason(type="length", length=24)
+    else:
+        assert answer.finish == FinishReason(type="stop", matched="repetition_detected", reason="repetition")
+
+
+@pytest.mark.parametrize("sent", [None, {}, {"max_pattern_size": 0, "min_count": 2}])
+def test_repetition_that_is_not_looked_for_ends_nothing(sent):
+    request = make_request(max_new_tokens=9, repetition_detection=sent)
+    assert _answer(World(choose=_say("a" * 9)), request).finish.type == "length"

@@ -246,7 +246,9 @@ def _squeeze(**options):
 def test_preempted_sequences_answer_as_if_undisturbed(prefix_cache, priority_scheduling):
     world = _squeeze(prefix_cache=prefix_cache, schedule=Schedule(by_priority=priority_scheduling))
     world.drain()
-    assert world.engine.stats().total_preemptions > 10
+    total = world.engine.stats().total_preemptions
+    assert total > 10
+    assert sum(answer.usage.preemptions for answer in world.answers.values()) == total
     world.check_answers()
 
 

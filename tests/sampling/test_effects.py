@@ -46,6 +46,7 @@ ACTED_ON_IN = {
     "no_stop_trim": ("engine", "text"),
     "n": ("requests",),
     "bad_words": ("requests", "sampling"),
+    "repetition_detection": ("contract",),
     "custom_params": ("requests",),
     "dtype": ("requests",),
     "strict_schema": ("requests",),

@@ -6,7 +6,7 @@ import pytest
 from arithmetics import make_array, make_rows, make_sampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling_reference import log_softmax, make_logits, make_state, processed_logits
+from sampling_reference import kept_probabilities, log_softmax, make_logits, make_state, processed_logits
 
 from tureen.contract.types import LEAST_LOGPROB, LogprobSpec
 
@@ -34,13 +34,13 @@ def _scored(logits, targets, spec):
     seed=st.integers(0, 10**6),
     temperature=st.sampled_from([0.0, 0.3, 1.0, 4.0]),
     penalty=st.floats(-2, 2),
-    top=st.integers(0, 20),
+    top=st.one_of(st.integers(0, 20), st.just(VOCAB)),
     asked=st.lists(st.integers(0, VOCAB - 1), max_size=6),
     mode=st.sampled_from(["processed", "raw"]),
 )
 @settings(max_examples=100, deadline=None)
 def test_output_logprobs_equal_float64(seed, temperature, penalty, top, asked, mode):
-    spec = LogprobSpec(top=top, token_ids=tuple(asked), mode=mode)
+    spec = LogprobSpec(top=top, token_ids=tuple(asked), mode=mode, entropy=True, support=True)
     state = make_state(
         output=(5, 6, 6), temperature=temperature, frequency_penalty=penalty, top_p=0.8, top_k=40, logprobs=spec
     )
@@ -57,6 +57,28 @@ def test_output_logprobs_equal_float64(seed, temperature, penalty, top, asked, m
     assert (report.token_ids is None) == (not asked)
     for value, token in (report.token, *(report.top or ()), *(report.token_ids or ())):
         assert value == pytest.approx(expected[token], abs=1e-9)
+    assert report.entropy == pytest.approx(-math.fsum(np.exp(expected) * expected), abs=1e-9)
+    if temperature == 0:
+        assert (report.support, report.share) == (None, None)
+        return
+    kept, margin = kept_probabilities(processed_logits(logits, state), state.params)
+    if margin > 1e-9:
+        assert list(report.support) == np.flatnonzero(kept).tolist()
+        assert report.share == pytest.approx(math.log(kept[output.token_id] / math.fsum(kept)), abs=1e-9)
+
+
+def test_only_those_that_ask_get_the_entropy_and_the_tokens_that_could_be_drawn():
+    asked = {"support": True}
+    specs = [LogprobSpec(), LogprobSpec(entropy=True), *(LogprobSpec(**asked) for _ in range(3))]
+    cuts = [{"top_k": 5}, {"top_k": 5}, {"top_k": 3}, {}, {"top_k": 9}]
+    states = [make_state(slot, logprobs=spec, **cuts[slot]) for slot, spec in enumerate(specs)]
+    logits = make_logits(0, VOCAB, rows=5)
+    logits[:, 7] = -np.inf
+    reports = [output.logprobs for output in _sampled(logits, *states)]
+    assert [report.entropy is not None for report in reports] == [False, True, False, False, False]
+    assert [len(report.support or ()) for report in reports] == [0, 0, 3, 0, 9]
+    expected = [value for value in log_softmax(logits[1]) if math.isfinite(value)]
+    assert reports[1].entropy == pytest.approx(-math.fsum(math.exp(value) * value for value in expected))
 
 
 def test_rows_of_a_batch_report_only_what_each_asked():

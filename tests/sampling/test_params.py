@@ -87,6 +87,28 @@ BOUNDS = {
         [[], ["a"], [" a "], ["ab", "cd"], ["a" * 32768], ["a"] * 1024],
         [[""], ["  "], ["a", "\n"], "a", 5, [5], [None], ["a"] * 1025, ["a" * 32769], ["a" * 20000] * 2],
     ),
+    "repetition_detection": (
+        [
+            None,
+            {},
+            {"max_pattern_size": 0},
+            {"max_pattern_size": 0, "min_pattern_size": 0, "min_count": 0},
+            {"max_pattern_size": 1, "min_count": 2},
+            {"max_pattern_size": 1024, "min_pattern_size": 1, "min_count": 10},
+        ],
+        [
+            {"max_pattern_size": 1},
+            {"max_pattern_size": 1, "min_count": 1},
+            {"max_pattern_size": 1, "min_pattern_size": 2, "min_count": 2},
+            {"min_pattern_size": 1},
+            {"max_pattern_size": 1025, "min_count": 2},
+            {"max_pattern_size": 1024, "min_count": 11},
+            {"max_pattern_size": -1},
+            {"most": 5},
+            5,
+            [],
+        ],
+    ),
     "custom_params": (
         [None, {}, [{}, None], {"token_id": 5, "nested": [1, {"a": None}]}, {"x": "y" * (16384 - len('{"x":""}'))}],
         [

@@ -44,6 +44,9 @@ def test_pages_that_leave_the_cache_are_loaded_again(tmp_path):
             world.saved()
         assert len(world.engine.cache.match(("", ""), PROMPT, 40)) == 0
         assert world.answer(ask("again")) == (tokens_of(ask()), 40)
+        assert world.answer(ask("cached")) == (tokens_of(ask()), 40)
+        loaded = {name: world.answers[name].usage.loaded_tokens for name in ("first", "again", "cached")}
+        assert loaded == {"first": 0, "again": 40, "cached": 0}
 
 
 @pytest.mark.parametrize(

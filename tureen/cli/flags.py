@@ -192,13 +192,19 @@ def add_config(parser: CommandParser, *, takes_lists: bool = False, groups: Coll
         _add_flag(group, flags, field.name, kind, text, value=value, takes_lists=takes_lists)
 
 
+WITHOUT_FLAG = (
+    "logit_bias", "allowed_token_ids", "repetition_detection", "custom_params", "stream_interval", "dtype"
+)  # fmt: skip
+"""Sampling parameters that no command line has."""
+
+
 def add_params(parser: CommandParser) -> None:
     """Adds one flag per sampling parameter. `--dtype` is the model's."""
     params = msgspec.structs.fields(params_type())
     parser.rare |= {f"param_{field.name}" for field in params if field.name not in COMMON_PARAMS}
     group = parser.add_argument_group("sampling of this output")
     for field in params:
-        if field.name in ("logit_bias", "allowed_token_ids", "custom_params", "stream_interval", "dtype"):
+        if field.name in WITHOUT_FLAG:
             continue
         kind, meta = get_args(field.type)
         kind = tuple[str, ...] if field.name == "choice" else kind

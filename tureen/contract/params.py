@@ -26,6 +26,8 @@ MAX_CUSTOM_PARAMS_BYTES = 16 << 10
 MAX_KEYS = 4096  # of an object whose fields are a client's own
 MAX_CHOICES = 1 << 16  # what MAX_GRAMMAR_BYTES hold, at 4 bytes each
 MAX_MARKER_CHARS = 256
+MAX_PATTERN_TOKENS = 1024  # of repetition_detection
+MAX_REPETITION_WORK = 10 * MAX_PATTERN_TOKENS  # tokens that are compared after each token, about
 CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag", "choice", "dtype")
 EMPTY_IS_UNSET = ("json_schema", "regex", "ebnf", "structural_tag")
 """The constraints of which an empty string says nothing, as SGLang has it."""
@@ -46,6 +48,12 @@ JsonObject = Annotated[dict[str, Any], Meta(max_length=MAX_KEYS)]
 Stops = Annotated[list[str], Meta(max_length=MAX_STOPS)]
 AllowedTokenIds = Annotated[tuple[int, ...], Meta(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)]
 StopTokenIds = Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)]
+RepetitionDetection = Annotated[
+    dict[
+        Literal["max_pattern_size", "min_pattern_size", "min_count"], Annotated[int, Meta(ge=0, le=MAX_PATTERN_TOKENS)]
+    ],
+    Meta(max_length=3),
+]
 LogitBias = Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS)]
 
 GROUP = "x-group"
@@ -274,6 +282,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             extra_json_schema=WORDS,
         ),
     ] = ()
+    repetition_detection: Annotated[
+        RepetitionDetection | None,
+        Meta(
+            description="The output ends where its last tokens are one pattern, of min_pattern_size (1) to "
+            "max_pattern_size tokens, min_count times in a row.",
+            extra_json_schema=LENGTH,
+        ),
+    ] = None
     custom_params: Annotated[
         JsonObject | Annotated[tuple[JsonObject | None, ...], Meta(max_length=MAX_PROMPTS)] | None,
         Meta(
@@ -307,6 +323,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.repetition_penalty not in (0.0, 1.0)
 
 
+DRAWING = ("temperature", "top_k", "top_p", "min_p")
+"""The parameters of the distribution that finished answers of SGLang's API have."""
 ALIASES = {"seed": "sampling_seed"}
 FLOAT_FIELDS = tuple(f.name for f in msgspec.structs.fields(SamplingParams) if isinstance(f.default, float))
 
@@ -335,6 +353,7 @@ def _faults(params: SamplingParams, vocab_size: int) -> Iterator[tuple[str, str]
     yield from _pattern_faults(params.stop_regex)
     yield from _token_faults(params, vocab_size)
     yield from _bad_word_faults(params)
+    yield from _repetition_faults(params)
     yield from _constraint_faults(params)
     for entry in params.custom_params if isinstance(params.custom_params, tuple) else [params.custom_params]:
         if entry is not None and len(msgspec.json.encode(entry)) > MAX_CUSTOM_PARAMS_BYTES:
@@ -364,6 +383,33 @@ def _bad_word_faults(params: SamplingParams) -> Iterator[tuple[str, str]]:
     num_chars = sum(map(len, params.bad_words))
     if num_chars > MAX_BAD_WORD_CHARS:
         yield "bad_words", f"may have {MAX_BAD_WORD_CHARS} characters in all its entries, got {num_chars}"
+
+
+def repetition_bounds(params: SamplingParams) -> tuple[int, int, int] | None:
+    """Returns the shortest and the longest pattern, and the count, of repetition_detection; None = it is off."""
+    sent = params.repetition_detection or {}
+    longest = sent.get("max_pattern_size", 0)
+    return (max(1, sent.get("min_pattern_size", 0)), longest, sent.get("min_count", 0)) if longest else None
+
+
+def _repetition_faults(params: SamplingParams) -> Iterator[tuple[str, str]]:
+    name, bounds = "repetition_detection", repetition_bounds(params)
+    if bounds is None:
+        if params.repetition_detection and params.repetition_detection.get("min_pattern_size"):
+            yield name, "needs max_pattern_size, which is at least min_pattern_size; 0 = off"
+        return
+    shortest, longest, count = bounds
+    if shortest > longest:
+        yield name, f"has min_pattern_size {shortest}, more than max_pattern_size {longest}"
+    if count < 2:
+        yield name, f"needs a min_count of at least 2, got {count}; leave it out to detect nothing"
+    work = (longest - shortest + 1) * count
+    if work > MAX_REPETITION_WORK:
+        yield (
+            name,
+            f"looks for {longest - shortest + 1} sizes times {count}, {work} in all; at most {MAX_REPETITION_WORK}: "
+            "lower max_pattern_size or min_count",
+        )
 
 
 def _pattern_faults(patterns: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -54,6 +54,8 @@ class LogprobSpec(msgspec.Struct, frozen=True, array_like=True):
     top: int = 0  # number of best alternatives per position
     token_ids: tuple[int, ...] = ()  # these ids at every position
     mode: LogprobsMode = "processed"
+    entropy: bool = False  # of the distribution, too
+    support: bool = False  # of drawn tokens: those that could be drawn, after the cuts
 
 
 class MediaItem(msgspec.Struct, frozen=True, array_like=True):
@@ -154,12 +156,17 @@ class FinishReason(msgspec.Struct, frozen=True, kw_only=True):
     matched: int | str | None = None  # stop: the token id, the stop string, or the text that a stop_regex matched
     length: int | None = None  # length: number of output tokens
     message: str | None = None  # abort, error
-    reason: str | None = None  # abort: "deadline", "client", …
+    reason: str | None = None  # abort: "deadline", "client", …; stop: "repetition", of an output that repeats itself
     status: int | None = None  # error: HTTP status
     code: str | None = None  # error: machine-readable code
     field: str | None = None  # error: the request's field at fault
     retry_after_s: int | None = None
     closed_early: bool = False  # stop: the output was brought to its end because its limit was near
+
+    @property
+    def openai_name(self) -> str:
+        """The reason as OpenAI's routes name it, and vLLM's where OpenAI has none."""
+        return "repetition" if self.type == "stop" and self.reason == "repetition" else self.type
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
@@ -169,6 +176,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     output_tokens: int
     cached_tokens: int
     forced_tokens: int = 0  # of the output tokens, those that the grammar left no choice about: they were not drawn
+    loaded_tokens: int = 0  # of the cached tokens, those that were loaded from outside the KV cache for this request
+    preemptions: int = 0
 
 
 class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -178,6 +187,9 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[TokenLogprob, ...] | None = None
     token_ids: tuple[TokenLogprob, ...] | None = None
     raw: PositionLogprobs | None = None  # the model's own, of an output token that was drawn, with mode "both"
+    entropy: float | None = None  # of the distribution, in nats, if it was asked for
+    support: tuple[int, ...] | None = None  # tokens that the cuts kept, if asked for and there were cuts; by id
+    share: float | None = None  # with them: the log-probability of the token among them
 
 
 class StageView(msgspec.Struct, frozen=True, array_like=True):

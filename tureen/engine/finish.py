@@ -7,14 +7,17 @@ from tureen.contract.types import FinishReason
 from tureen.engine.sequence import Sequence
 from tureen.errors import TryLater, TureenError
 
+REPETITION_DETECTED = "repetition_detected"
+"""The `matched` of an output that repeats itself, in vLLM's words."""
+
 
 def reached(
     sequence: Sequence, *, context_len: int, stop: str | None = None, end_token_id: int | None = None
 ) -> FinishReason | None:
     """Decides whether the output ends after its newest token. None = it goes on. Raises InvalidRequest, RequestFailed.
 
-    The reasons, in order of precedence: stop string, end token, length, end of the context. stop: the stop string that
-    the detokenizer matched. end_token_id: the newest token, if it is one that ends the output and now may.
+    The reasons, in order of precedence: stop string, end token, length, end of the context, repetition. stop: the stop
+    string that the detokenizer matched. end_token_id: the newest token, if it is one that ends the output and now may.
     """
     if stop is not None:
         return FinishReason(type="stop", matched=stop)
@@ -24,7 +27,23 @@ def reached(
         if sequence.constraint is not None and sequence.constraint.is_whole:
             return FinishReason(type="stop", matched=sequence.token_ids[-1], closed_early=True)
         return FinishReason(type="length", length=sequence.num_output)
+    if sequence.terms.repetition is not None and _repeats(sequence, *sequence.terms.repetition):
+        return FinishReason(type="stop", matched=REPETITION_DETECTED, reason="repetition")
     return None
+
+
+def _repeats(sequence: Sequence, shortest: int, longest: int, count: int) -> bool:
+    """Returns whether the output ends with `count` copies of a pattern of `shortest` to `longest` tokens."""
+    num_output, token_ids = sequence.num_output, sequence.token_ids
+    if num_output < sequence.request.params.min_new_tokens:
+        return False
+    for size in range(shortest, min(longest, num_output // count) + 1):
+        if token_ids[-1] != token_ids[-1 - size]:
+            continue
+        length = size * (count - 1)
+        if token_ids[-length:] == token_ids[-length - size : -size]:
+            return True
+    return False
 
 
 def complete(sequence: Sequence) -> FinishReason:

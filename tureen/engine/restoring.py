@@ -148,10 +148,11 @@ class Restoring:
         """Publishes the pages that are loaded, and queues the sequences that waited for them."""
         for restored in [restored for restored in self.loads if restored.load.is_done]:
             restored.load.cancel()  # it may wait for a disk that does not answer
-            self._finish(restored, restored.load.num_loaded)
+            num_tokens = self._finish(restored, restored.load.num_loaded)
             waited = [sequence for sequence, load in self.waiting.items() if load is restored]
             for rank, sequence in enumerate(waited):
                 del self.waiting[sequence]
+                sequence.counts.loaded += num_tokens
                 looks_again = rank > 0 or restored.load.lacks_file  # others may have more pages there
                 if not (looks_again and self.must_wait(sequence)):
                     self._scheduler.queue.add(sequence)
@@ -183,7 +184,8 @@ class Restoring:
             self._scheduler.queue.add(sequence)
         self.waiting.clear()
 
-    def _finish(self, restored: Restored, num_loaded: int) -> None:
+    def _finish(self, restored: Restored, num_loaded: int) -> int:
+        """Publishes what is loaded. Returns the number of tokens in the pages among it."""
         table = restored.table
         self.loads.remove(restored)
         num_pages = table.num_matched + max(0, num_loaded - restored.num_others)
@@ -195,3 +197,4 @@ class Restoring:
         elif restored.state >= 0:
             self._cache.states.give_back(restored.state)
         self._cache.close(table)
+        return (num_pages - table.num_matched) * self._cache.page_size

@@ -147,6 +147,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preemptions += 1
+        sequence.counts.preemptions += 1
         self._stop_running(sequence)
         self.queue.add(sequence)
 
@@ -262,9 +263,9 @@ class Scheduler:
         if not sequence.has_begun:
             sequence.has_begun = True
             # forced tokens may be cached, too
-            sequence.num_cached = min(sequence.num_computed, sequence.terms.num_prompt)
+            sequence.counts.cached = min(sequence.num_computed, sequence.terms.num_prompt)
             self.num_prompt_tokens += sequence.terms.num_prompt
-            self.num_cached_tokens += sequence.num_cached
+            self.num_cached_tokens += sequence.counts.cached
             self.queue.order.admitted(sequence)
         insort(self.running, sequence, key=self._running_rank)  # behind those of the same rank
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tureen.cache.manager import PageTable
 from tureen.cache.radix import Namespace
+from tureen.contract.params import repetition_bounds
 from tureen.contract.runner import Row, RowOutput, SlotState
 from tureen.contract.types import Explanation, FinishReason, GenerateRequest, Usage
 from tureen.engine.constraint import Constraint
@@ -29,6 +30,9 @@ class SequenceTerms(NamedTuple):
     end_token_ids: frozenset[int]
     is_plain: bool  # nothing comes out but tokens and text
     adapter: int  # its number; 0 = none
+    repetition: (
+        tuple[int, int, int] | None
+    )  # the patterns that end it: shortest, longest, and how often they must occur
 
 
 class Asked(NamedTuple):
@@ -46,6 +50,15 @@ class SentOutput:
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
         self.text_ends: list[int] = []  # of each output token, where its text ends, while somebody may ask
+
+
+class SequenceCounts:
+    """Counts of a sequence for its client's usage."""
+
+    def __init__(self, cached: int) -> None:
+        self.cached = cached  # prompt tokens found in the prefix cache when it first ran
+        self.loaded = 0  # of these, loaded from outside the KV cache
+        self.preemptions = 0
 
 
 class Sequence:
@@ -71,7 +84,7 @@ class Sequence:
         self.token_ids = list(request.token_ids)  # prompt, then output
         self.num_computed = 0
         self.has_begun = bool(request.resumed)  # it runs, or ran before, here or in another engine
-        self.num_cached = request.resumed_cached  # prompt tokens found in the prefix cache when it first ran
+        self.counts = SequenceCounts(request.resumed_cached)
         self.slot = -1
         self.table: PageTable | None = None
         self.leader: tuple[PageTable, int] | None = None  # waits until this table has published this number of pages
@@ -155,7 +168,14 @@ class Sequence:
         if self.asked.scores is not None:
             num_held = num_output - self.sent.num_tokens
         num_forced = 0 if self.constraint is None else max(0, self.constraint.num_forced - num_held)
-        return Usage(self.terms.num_prompt, num_output - num_held, self.num_cached, num_forced)
+        return Usage(
+            self.terms.num_prompt,
+            num_output - num_held,
+            self.counts.cached,
+            num_forced,
+            min(self.counts.loaded, self.counts.cached),
+            self.counts.preemptions,
+        )
 
     def step_tokens(self, start: int, budget: int) -> int:
         """Returns the number of tokens that a step computes from position `start` on: at most `budget`, or a whole
@@ -297,4 +317,5 @@ def _terms(request: GenerateRequest, number: int, eos_token_ids: tuple[int, ...]
         and request.hidden_states == "none"
         and not (request.explain or request.timed),
         adapter=adapter,
+        repetition=repetition_bounds(request.params) if request.params.repetition_detection else None,
     )

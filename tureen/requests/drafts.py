@@ -271,6 +271,13 @@ def cache_namespace(owner: str, salt: str = "") -> str:
     return f"{owner}\n{salt}" if owner or salt else ""
 
 
+def salt_of(salt: str, extra_key: str | Sequence[str] | None) -> str:
+    """Returns what separates a request's prefix cache: the salt and the extra keys together."""
+    if extra_key is None:
+        return salt
+    return "\0".join((salt, *([extra_key] if isinstance(extra_key, str) else extra_key)))
+
+
 def _max_new_tokens(sampling: Sampling, prompt_name: str, num_prompt: int, context: Context) -> int:
     """Returns how many tokens the output may have: the default ends with the context. Raises InvalidRequest."""
     room = context.capacity - num_prompt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,17 @@ class Texts(NamedTuple):
 
     texts: list[str]
     names: list[str]
+
+
+def shown_ids(ids: Sequence[int], context: Context) -> list[int]:
+    """Returns the ids of a prompt's tokens as answers show them: those of a picture are its placeholder's, or the one
+    that the model has for its embeddings."""
+    if not ids or min(ids) > NO_TOKEN:
+        return list(ids)
+    placeholder = next(iter(sorted(context.placeholder_ids)), NO_TOKEN)
+    if context.family is not None and context.family.inner_id is not None:
+        placeholder = context.family.inner_id
+    return [placeholder if token_id <= NO_TOKEN else token_id for token_id in ids]
 
 
 def texts(value: str | list[str], field: str) -> Texts:

@@ -132,7 +132,8 @@ class OutputReader:
         """Returns OpenAI's finish reason: stop, length, tool_calls or abort; None while the output goes on."""
         if output.finish is None:
             return None
-        return "tool_calls" if output.finish.type == "stop" and self.has_calls else output.finish.type
+        name = output.finish.openai_name
+        return "tool_calls" if name == "stop" and self.has_calls else name
 
 
 class WholeAnswer(msgspec.Struct):

@@ -35,6 +35,7 @@ LogMetrics = Annotated[bool, Meta(description="false: this request does not coun
 Priority = Annotated[
     int, Meta(ge=-(2**31), le=2**31 - 1, description="Higher runs first; needs --enable-priority-scheduling.")
 ]
+CacheKey = Annotated[str, Meta(max_length=MAX_SALT_CHARS)]
 CacheSalt = Annotated[str, Meta(description="Separates the prefix cache.", max_length=MAX_SALT_CHARS)]
 Deadline = Annotated[Milliseconds | None, Meta(description="Wall-clock limit from arrival to the end.")]
 FirstTokenDeadline = Annotated[

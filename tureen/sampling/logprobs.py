@@ -28,19 +28,35 @@ def report(
     ids = np.concatenate(columns, axis=1)
     num_top = columns[1].shape[1] if most else 0  # the vocabulary may have fewer than were asked for
     values = arithmetic.log_softmax(softmaxes, ids)
+    entropies = _entropies(arithmetic, softmaxes, specs)
     return [
-        _position(row_values, row_ids, num_top, spec)
-        for row_values, row_ids, spec in zip(values.tolist(), ids.tolist(), specs, strict=True)
+        _position(row_values, row_ids, num_top, spec, entropy)
+        for row_values, row_ids, spec, entropy in zip(values.tolist(), ids.tolist(), specs, entropies, strict=True)
     ]
 
 
-def _position(values: list[float], ids: list[int], num_top: int, spec: LogprobSpec) -> PositionLogprobs:
+def _entropies(arithmetic: Arithmetic, softmaxes: Softmaxes, specs: Sequence[LogprobSpec]) -> list[float | None]:
+    """Returns the entropy of each row's distribution in nats, of the rows whose spec asks for it."""
+    entropies: list[float | None] = [None] * len(specs)
+    everything = np.arange(softmaxes.logits.shape[1], dtype=np.int64)[None]
+    for place, spec in enumerate(specs):
+        if spec.entropy:  # row by row: the whole vocabulary is on the host
+            values = arithmetic.log_softmax(softmaxes.of([place]), everything)[0]
+            values = values[np.isfinite(values)]
+            entropies[place] = max(0.0, -float(np.dot(np.exp(values), values)))
+    return entropies
+
+
+def _position(
+    values: list[float], ids: list[int], num_top: int, spec: LogprobSpec, entropy: float | None
+) -> PositionLogprobs:
     entries = [_entry(value, token_id) for value, token_id in zip(values, ids, strict=True)]
     asked = entries[1 + num_top :]
     return PositionLogprobs(
         token=entries[0],
         top=tuple(entries[1 : 1 + min(spec.top, num_top)]) if spec.top else None,
         token_ids=tuple(asked[: len(spec.token_ids)]) if spec.token_ids else None,
+        entropy=entropy,
     )
 
 

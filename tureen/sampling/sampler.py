@@ -19,6 +19,7 @@ from tureen.sampling.explaining import GRAMMAR, PROCESSOR, Tracer
 from tureen.sampling.filtered import draw_filtered
 from tureen.sampling.processor_pool import ProcessorPool
 from tureen.sampling.slots import Slot, start_slot
+from tureen.sampling.support import Supports
 
 SCORED_TOGETHER = 16  # prompt positions; bounds the float64 working memory
 FAILURES = {NOT_SOUND: NAN_LOGITS, NOTHING_ALLOWED: NOTHING_TO_DRAW}
@@ -57,6 +58,7 @@ class Sampler:
         self._slots: list[Slot | None] = [None] * max_rows
         self.following: set[int] = set()  # slots that must hear of every token of their output
         self.explained: set[int] = set()  # slots whose tokens are explained
+        self._supported: set[int] = set()  # slots that ask which tokens could be drawn
         self.plain: set[int] = set()  # slots that take the best token, and ask nothing else of their logits
 
     def set_slot(self, state: SlotState) -> None:
@@ -66,7 +68,13 @@ class Sampler:
             self._custom.leave(held.custom)
         custom = self._custom.start(state) if state.processor else None
         slot = self._slots[state.slot] = start_slot(state, processors.stages_of(state.params), custom)
-        sets = (self.following, slot.follows), (self.plain, slot.is_plain), (self.explained, state.explain)
+        shows_support = state.logprobs is not None and state.logprobs.support
+        sets = (
+            (self.following, slot.follows),
+            (self.plain, slot.is_plain),
+            (self.explained, state.explain),
+            (self._supported, shows_support),
+        )
         for slots, belongs in sets:
             if belongs:
                 slots.add(state.slot)
@@ -104,12 +112,15 @@ class Sampler:
             tracer = Tracer(self._arithmetic, logits, explained)
         peaks, failures = self._change(logits, peaks, slots, batch, positions, masks, tracer)
         good = [row for row in range(len(batch)) if row not in failures]
-        tokens = self._draw(logits, peaks, batch, positions, good, tracer)
+        supports = self._supports(slots) if self._supported else None
+        tokens = self._draw(logits, peaks, batch, positions, good, tracer, supports)
         reports = self._reports(logits, peaks, batch, tokens)
         if raw is not None:
             specs = [_spec(batch[row]) for row in raw_rows]
             own = _own_logprobs(self._arithmetic, raw, [tokens.get(row, 0) for row in raw_rows], specs)
             reports |= {row: _joined(reports.get(row), position) for row, position in zip(raw_rows, own, strict=True)}
+        if supports is not None:
+            supports.add_to(reports, tokens)
         for row, token_id in tokens.items():
             if batch[row].follows:
                 batch[row].record(token_id)
@@ -165,6 +176,9 @@ class Sampler:
             raise LookupError(f"slot {slot} was never set")
         return held
 
+    def _supports(self, slots: Sequence[int]) -> Supports:
+        return Supports([row for row, slot in enumerate(slots) if slot in self._supported])
+
     def _change(
         self,
         logits: Logits,
@@ -207,6 +221,7 @@ class Sampler:
         positions: Sequence[int],
         rows: Sequence[int],
         tracer: Tracer | None,
+        supports: Supports | None,
     ) -> dict[int, int]:
         """Returns the token of each of `rows`."""
         drawing = [row for row in rows if not batch[row].params.is_greedy]
@@ -221,6 +236,7 @@ class Sampler:
             uniforms = random.uniform([batch[row].state.seed for row in group], [positions[row] for row in group])
             if group is cut:
                 watch = None if tracer is None else tracer.watch(group, uniforms, params)
+                watch = watch if supports is None else supports.watch(group, watch)
                 drawn = draw_filtered(self._arithmetic, softmaxes, params, uniforms, watch)
             elif tracer is None:
                 drawn = self._arithmetic.draw(softmaxes, uniforms)

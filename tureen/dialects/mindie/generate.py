@@ -19,7 +19,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.config import MAX_N
-from tureen.contract.params import EMPTY_IS_UNSET, MAX_BAD_WORDS, LogitBias, Stops, StopTokenIds
+from tureen.contract.params import (
+    EMPTY_IS_UNSET,
+    INT64_MAX,
+    MAX_BAD_WORDS,
+    AllowedTokenIds,
+    LogitBias,
+    RepetitionDetection,
+    Stops,
+    StopTokenIds,
+)
 from tureen.contract.types import LogprobSpec
 from tureen.errors import ContextExceeded, InvalidRequest, RequestFailed, TryLater, TureenError, echo
 from tureen.http.dialect import client_name, prepared, streamed, unless_gone
@@ -44,7 +53,7 @@ from tureen.requests.generation import Output, Run, Sent, joined_notes
 from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
 from tureen.requests.prompts import Prompt
-from tureen.requests.shared_fields import Explain
+from tureen.requests.shared_fields import CacheSalt, Explain, Priority
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tokenising import tokenize
 from tureen.requests.verdicts import read_tables
@@ -127,6 +136,15 @@ class MindieBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)] | None,
         Meta(description="Words that are not written, with a space before them and without."),
     ] = None
+    allowed_token_ids: Annotated[AllowedTokenIds | None, Meta(description="No other tokens are drawn.")] = None
+    repetition_detection: Annotated[
+        RepetitionDetection | None,
+        Meta(description="The output ends where a pattern of max_pattern_size tokens or fewer occurs min_count times."),
+    ] = None
+    stream_interval: Annotated[
+        Annotated[int, Meta(ge=1, le=INT64_MAX)] | None,
+        Meta(description="Tokens per piece of a stream. Default: the server's --stream-interval."),
+    ] = None
     model: Annotated[str | None, Meta(description='Name of an adapter; "None" or the served model\'s name = none.')] = (
         None
     )
@@ -144,12 +162,14 @@ class MindieBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     guided_decoding_backend: GuidedBackend = None
     guided_whitespace_pattern: GuidedSpace = None
     explain: Explain = False
+    priority: Priority = 0
+    cache_salt: CacheSalt = ""
 
 
 FIELDS = tuple(field.name for field in msgspec.structs.fields(MindieBody))
 NOT_PARAMETERS = (
     "prompt", "stream", "model", "n", "best_of", "structured_outputs", "guided_decoding_backend",
-    "guided_whitespace_pattern", "explain",
+    "guided_whitespace_pattern", "explain", "priority", "cache_salt",
 )  # fmt: skip
 
 
@@ -252,6 +272,7 @@ def _sampling(body: MindieBody, payload: dict[str, Any]) -> tuple[dict[str, Any]
 
 async def _plan(body: MindieBody, payload: dict[str, Any], state: ServerState, *, owner: str, adapter: str) -> Plan:
     context = state.context
+    planning.check_priority(body.priority, context)
     fields, names = _sampling(body, payload)
     count = body.best_of or body.n
     defaults = {"max_new_tokens": min(DEFAULT_MAX_TOKENS, context.config.max_iter_times or DEFAULT_MAX_TOKENS)}
@@ -261,7 +282,13 @@ async def _plan(body: MindieBody, payload: dict[str, Any], state: ServerState, *
     [ids] = await tokenize([body.prompt], ["prompt"], context)
     _check_prompt_length(len(ids), context)
     logprobs = LogprobSpec() if body.best_of is not None else None
-    options = Options(adapter=adapter, logprobs=logprobs, explain=body.explain)
+    options = Options(
+        adapter=adapter,
+        logprobs=logprobs,
+        explain=body.explain,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+    )
     return plan_of(one_prompt(Prompt(ids), "prompt", sampling, options, owner=owner), state)
 
 

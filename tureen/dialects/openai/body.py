@@ -54,6 +54,8 @@ MAX_LABEL_CHARS = 512
 
 Label = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+TopOrAll = Annotated[int, Meta(ge=-1, le=MAX_TOP_LOGPROBS)]
+"""A number of alternatives; -1 = the whole vocabulary, as in vLLM."""
 Tokens = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 ThinkingBudget = Annotated[
     Annotated[int, Meta(ge=1, le=INT64_MAX)] | None,

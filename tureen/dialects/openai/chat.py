@@ -58,6 +58,7 @@ async def _respond(request: Request, state: ServerState) -> ASGIApp:
     context = state.context
     body, name, chat = await read_body_with(request, read)
     plan = await prepare_chat(chat, request, state)
+    token_fields.check_plan(body, plan, "top_logprobs", body.top_logprobs)
     run = run_of(plan, state, budget_of(body.thinking_token_budget, state))
     choices = [GrowingChoice(output, body, plan, context) for output in run.outputs]
     if body.stream:
@@ -69,6 +70,8 @@ async def _respond(request: Request, state: ServerState) -> ASGIApp:
         "choices": await offload.run_each(size, GrowingChoice.whole, choices),
         "usage": openai_answer.usage(run.outputs, len(run.outputs), _num_reasoning(choices)),
         **token_fields.of_answer(run.outputs[0], body, context),
+        **token_fields.extension(run.outputs[0], body),
+        **token_fields.timings_of(run.outputs[0], body),
         **openai_answer.metadata(body, context, **plan.reading.notes),
     }
     return Response(openai_answer.encode(answer), media_type="application/json")
@@ -110,7 +113,8 @@ class GrowingChoice:
         answer = join_parts(self._parts)
         message: Answer = {"role": "assistant", "content": answer.content or (None if answer.calls else "")}
         message["refusal"] = None
-        message["reasoning_content"] = (answer.reasoning if self._body.include_reasoning else "") or None
+        reasoning = (answer.reasoning if self._body.include_reasoning else "") or None
+        message |= {"reasoning_content": reasoning, "reasoning": reasoning}
         message["tool_calls"] = [self._call(name, text) for name, text in answer.calls] or None
         return {"index": self.output.index, "message": message} | self._rest() | self._tokens.first()
 
@@ -144,7 +148,7 @@ class GrowingChoice:
             case Content(text):
                 return {"content": text}
             case Reasoning(text):
-                return {"reasoning_content": text}
+                return {"reasoning_content": text, "reasoning": text}
             case CallStart(index, name):
                 if name in self._custom:
                     self._custom_calls.add(index)
@@ -172,9 +176,9 @@ class GrowingChoice:
 
     def _logprobs(self) -> Answer | None:
         output = self.output
-        if not self._body.logprobs:
+        if not (self._body.logprobs or self._body.logprob_token_ids):
             return None
-        count = self._body.top_logprobs or 0
+        count = self._body.top_logprobs
         content = [
             self._token(position.token)
             | {"top_logprobs": list(map(self._token, token_fields.alternatives(position, count)))}
@@ -207,7 +211,8 @@ async def _chunks(
     begun, ended = set[int](), set[int]()
 
     def chunk(choice: Answer) -> Answer:
-        return head | {"choices": [choice]} | usage.so_far(_num_reasoning(choices))
+        times = token_fields.timings_of(run.outputs[choice["index"]], body)
+        return head | {"choices": [choice]} | usage.so_far(_num_reasoning(choices)) | times
 
     async with contextlib.aclosing(run.events()) as events:
         async for event in events:
@@ -228,6 +233,8 @@ async def _chunks(
             if output.index in ended:
                 notes = openai_answer.metadata(body, context, **plan.reading.notes)
                 yield chunk(choice.chunk({}, is_last=True)) | notes
+    if more := token_fields.extension(run.outputs[0], body):
+        yield head | {"choices": []} | more
     if usage.at_end:
         yield head | usage.whole(_num_reasoning(choices))
 

@@ -14,12 +14,13 @@ from msgspec import Meta
 from tureen.contract.params import JsonObject
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai import token_fields
-from tureen.dialects.openai.body import IncludeReasoning, ThinkingBudget, Tokens, TopLogprobs
+from tureen.dialects.openai.body import IncludeReasoning, ThinkingBudget, Tokens, TopOrAll
 from tureen.dialects.openai.token_fields import TokenBody
 from tureen.errors import InvalidRequest
 from tureen.media.base import Modality
 from tureen.requests import telling
 from tureen.requests.chat import Chat
+from tureen.requests.drafts import salt_of
 from tureen.requests.shared_fields import TokenIds
 from tureen.requests.state import ServerState
 from tureen.requests.text_files import file_text
@@ -96,6 +97,7 @@ class MessageField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     name: Annotated[str | None, Meta(description="Name of the speaker, for chat templates that show it.")] = None
     reasoning_content: Annotated[str | None, Meta(description="The assistant's reasoning.")] = None
+    reasoning: Annotated[str | None, Meta(description="vLLM's name of reasoning_content.")] = None
     tool_calls: Annotated[
         Annotated[list[MessageCall], Meta(max_length=MAX_CALLS)] | None, Meta(description="The assistant's tool calls.")
     ] = None
@@ -149,8 +151,8 @@ class ChatBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_new_tokens: Annotated[Tokens | None, Meta(description="Another name of max_completion_tokens.")] = None
     logprobs: Annotated[bool, Meta(description="Return log-probabilities of the output's tokens.")] = False
     top_logprobs: Annotated[
-        TopLogprobs | None,
-        Meta(description="Best alternatives at each position; needs logprobs: true."),
+        TopOrAll | None,
+        Meta(description="Best alternatives at each position, -1 = the whole vocabulary; needs logprobs: true."),
     ] = None
     tools: Annotated[Tools | None, Meta(description="Functions that the model may call; see the tools page.")] = None
     tool_choice: Annotated[
@@ -273,7 +275,7 @@ def chat_of(body: ChatBody, payload: Mapping[str, Any], name: str, state: Server
         hidden_states="last" if body.return_hidden_states else "none",
         adapter=openai_fields.adapter(body, state),
         priority=body.priority,
-        cache_salt=token_fields.salt_of(body.cache_salt, body.extra_key),
+        cache_salt=salt_of(body.cache_salt, body.extra_key),
         processor=openai_fields.processor(body, state),
         return_effective=body.return_effective,
         explain=body.explain,
@@ -317,15 +319,19 @@ def convert_messages(messages: Sequence[MessageField]) -> ChatMessages:
             converted["tool_calls"] = [
                 _call(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(message.tool_calls)
             ]
-        for name in ("name", "reasoning_content", "tool_call_id"):
-            if getattr(message, name) is not None:
-                converted[name] = getattr(message, name)
+        reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+        for name, value in (
+            ("name", message.name), ("reasoning_content", reasoning), ("tool_call_id", message.tool_call_id)
+        ):  # fmt: skip
+            if value is not None:
+                converted[name] = value
         chat_messages.messages.append(converted)
     return chat_messages
 
 
 def _check_role(message: MessageField, where: str) -> None:
-    owners = dict.fromkeys(("tool_calls", "reasoning_content", "refusal"), "assistant") | {"tool_call_id": "tool"}
+    names = ("tool_calls", "reasoning_content", "reasoning", "refusal")
+    owners = dict.fromkeys(names, "assistant") | {"tool_call_id": "tool"}
     for name, role in owners.items():
         if getattr(message, name) and message.role != role:
             raise InvalidRequest(

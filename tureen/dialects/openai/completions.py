@@ -22,13 +22,13 @@ from tureen.dialects.openai import answer as openai_answer
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai import token_fields
 from tureen.dialects.openai.answer import Answer, StreamUsage
-from tureen.dialects.openai.body import Tokens, TopLogprobs
+from tureen.dialects.openai.body import Tokens, TopOrAll
 from tureen.dialects.openai.token_fields import ChoiceTokens, TokenBody, TokenNames
 from tureen.errors import InvalidRequest
 from tureen.http.dialect import Docs, Entry, client_name, prepared, unless_gone
 from tureen.requests import planning, prompts, tokenising
 from tureen.requests.body import read_json
-from tureen.requests.drafts import Draft, Options, Plan, plan_of
+from tureen.requests.drafts import Draft, Options, Plan, plan_of, salt_of
 from tureen.requests.fill_in import fill_in_prompts, fill_in_tokens
 from tureen.requests.generation import Output, Run
 from tureen.requests.offload import INLINE_CHARS, offload
@@ -70,8 +70,11 @@ class CompletionBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields
     ] = None
     echo: Annotated[bool, Meta(description="The text begins with the prompt; with logprobs, its tokens' too.")] = False
     logprobs: Annotated[
-        TopLogprobs | None,
-        Meta(description="Return log-probabilities: of each token, and of this many best alternatives."),
+        TopOrAll | None,
+        Meta(
+            description="Return log-probabilities: of each token, and of this number of best alternatives; -1 = of the "
+            "whole vocabulary."
+        ),
     ] = None
 
     @property
@@ -107,6 +110,7 @@ async def _respond(payload: dict[str, Any], request: Request, state: ServerState
     body, context = parse(payload), state.context
     name = openai_answer.name_of(body, "cmpl-")
     plan, prefixes = await prepared(request, _plan(body, payload, name, client_name(request), state))
+    token_fields.check_plan(body, plan, "logprobs", body.logprobs)
     run = Run(state, plan)
     texts = [GrowingText(output, prefixes[output.index // body.num_generated], body, context) for output in run.outputs]
     head = openai_answer.head(name, "text_completion", body, context)
@@ -118,6 +122,8 @@ async def _respond(payload: dict[str, Any], request: Request, state: ServerState
     answer = head | {
         "choices": [choice | {"index": index} for index, choice in enumerate(chosen)],
         "usage": openai_answer.usage(run.outputs, body.num_generated),
+        **token_fields.extension(run.outputs[0], body),
+        **token_fields.timings_of(run.outputs[0], body),
         **openai_answer.metadata(body, context),
     }
     return Response(openai_answer.encode(answer), media_type="application/json")
@@ -131,6 +137,9 @@ def parse(payload: dict[str, Any]) -> CompletionBody:
         raise InvalidRequest(f"best_of must be at least n ({body.n}), got {body.best_of}", field="best_of")
     if body.stream and body.num_generated > body.n:
         raise InvalidRequest("best_of cannot go with stream: the best are known at the end alone", field="best_of")
+    if body.echo and body.logprobs is not None and body.prompt_logprob_start:
+        field = "prompt_logprob_start"
+        raise InvalidRequest(f"{field} cannot go with echo, which shows all of the prompt; leave one out", field=field)
     if body.suffix:
         _check_suffix(body)
     return body
@@ -172,7 +181,7 @@ async def _plan(
         processor=processor,
         return_effective=body.return_effective,
         explain=body.explain,
-        cache_salt=token_fields.salt_of(body.cache_salt, body.extra_key),
+        cache_salt=salt_of(body.cache_salt, body.extra_key),
         priority=body.priority,
         deadline_ms=body.deadline_ms,
         ttft_deadline_ms=body.ttft_deadline_ms,
@@ -252,12 +261,13 @@ class GrowingText:
         """Returns a choice with what is new since the last call."""
         output = self.output
         text = output.text[self._num_chars :] if self._has_begun else self._prefix + output.text
-        logprobs = self._logprobs() if self._body.logprobs is not None else None
+        has_logprobs = self._body.logprobs is not None or bool(self._body.logprob_token_ids)
+        logprobs = self._logprobs() if has_logprobs else None
         choice: Answer = {
             "index": output.index,
             "text": text,
             "logprobs": logprobs,
-            "finish_reason": None if output.finish is None else output.finish.type,
+            "finish_reason": None if output.finish is None else output.finish.openai_name,
         }
         if not self._has_begun:
             choice |= self._tokens.first() | token_fields.of_answer(output, self._body, self._context)
@@ -314,7 +324,7 @@ class GrowingText:
         logprobs["tokens"].append(text)
         best: dict[str, float | None] = {text: value}
         # reversed: of two tokens with the same text the more probable one stays
-        for logprob, alternative in reversed(token_fields.alternatives(position, self._body.logprobs or 0)):
+        for logprob, alternative in reversed(token_fields.alternatives(position, self._body.logprobs)):
             best[self._names.name(alternative)] = logprob
         logprobs["top_logprobs"].append(None if value is None else best)
 
@@ -345,6 +355,8 @@ async def _chunks(
                 so_far = usage.so_far()
                 choice = await text.offloaded()
                 notes = openai_answer.metadata(body, context) if choice["finish_reason"] is not None else {}
-                yield head | {"choices": [choice]} | so_far | notes
+                yield head | {"choices": [choice]} | so_far | token_fields.timings_of(event.output, body) | notes
+    if more := token_fields.extension(run.outputs[0], body):
+        yield head | {"choices": []} | more
     if usage.at_end:
         yield head | usage.whole()

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.dialects.openai import answer as openai_answer
-from tureen.dialects.openai import responses_kept
+from tureen.dialects.openai import responses_kept, token_fields
 from tureen.dialects.openai.responses_background import ENDS, BackgroundResponse
 from tureen.dialects.openai.responses_body import ResponsesBody, chat_of, parse
 from tureen.dialects.openai.responses_keeping import Keeping, conversation_id, keeping_of, with_references
@@ -107,6 +107,7 @@ async def _prepare(request: Request, state: ServerState) -> tuple[Making, Keepin
         notes = {"truncated_items": str(num_dropped)} if num_dropped else {}
     else:
         plan = await prepare_chat(chat, request, state)
+    token_fields.check_plan(body, plan, "top_logprobs", body.top_logprobs)
     return Making(_head(name, body, plan, state.context, **notes), plan, body, state), keeping
 
 

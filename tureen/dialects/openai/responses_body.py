@@ -21,6 +21,7 @@ from tureen.dialects.openai.token_fields import TokenBody
 from tureen.errors import InvalidRequest
 from tureen.requests import telling
 from tureen.requests.chat import Chat
+from tureen.requests.drafts import salt_of
 from tureen.requests.planning import Names
 from tureen.requests.state import ServerState
 from tureen.requests.thinking_field import effort_kwargs
@@ -151,7 +152,7 @@ def parse(payload: dict[str, Any]) -> ResponsesBody:
 
 def wants_logprobs(body: ResponsesBody) -> bool:
     """Returns whether the text comes with log-probabilities."""
-    return bool(body.top_logprobs) or LOGPROBS in (body.include or ())
+    return bool(body.top_logprobs or body.logprob_token_ids) or LOGPROBS in (body.include or ())
 
 
 def chat_of(
@@ -187,7 +188,7 @@ def chat_of(
         names=names,
         adapter=openai_fields.adapter(body, state),
         priority=body.priority,
-        cache_salt=token_fields.salt_of(body.cache_salt, body.extra_key),
+        cache_salt=salt_of(body.cache_salt, body.extra_key),
         max_prompt_tokens=token_fields.most_prompt_tokens(body, body.max_output_tokens, state.context),
         hidden_states="last" if body.return_hidden_states else "none",
         processor=openai_fields.processor(body, state),

@@ -117,7 +117,10 @@ class Making(NamedTuple):
     def _token_fields(self, output: Output) -> dict[str, Any]:
         """Returns what is asked for about tokens, in the forms that a choice of a chat has."""
         tokens, context = ChoiceTokens(output, self.body, self.state.context), self.state.context
-        about_output = tokens.first() | tokens.so_far() | (tokens.at_end() if output.finish is not None else {})
+        about_output = tokens.first() | tokens.so_far()
+        if output.finish is not None:
+            about_output |= tokens.at_end() | token_fields.extension(output, self.body)
+            about_output |= token_fields.timings_of(output, self.body)
         return token_fields.of_answer(output, self.body, context) | about_output
 
 

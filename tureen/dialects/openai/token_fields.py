@@ -6,26 +6,33 @@ Source: https://docs.vllm.ai/en/stable/serving/openai_compatible_server.html
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
 
 from tureen.contract.params import INT64_MAX
-from tureen.contract.types import NO_TOKEN, LogprobSpec, PositionLogprobs, TokenLogprob
+from tureen.contract.types import GenerateRequest, LogprobSpec, PositionLogprobs, TokenLogprob
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai.answer import Answer, token_text
-from tureen.dialects.openai.body import OpenAIBody, TopLogprobs
+from tureen.dialects.openai.body import OpenAIBody, TopOrAll
 from tureen.errors import InvalidRequest
+from tureen.requests.drafts import Plan
 from tureen.requests.explanations import Explained
 from tureen.requests.generation import Output
-from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_SALT_CHARS, Explain
+from tureen.requests.prompts import shown_ids
+from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_TOKEN_IDS, MAX_TOP_LOGPROBS, CacheKey, Explain
 from tureen.requests.state import Context
+from tureen.requests.timings import timings
 
 NO_PICTURES = "prompt_logprobs: a picture has no tokens to take log-probabilities of; leave it out"
 
-Key = Annotated[str, Meta(max_length=MAX_SALT_CHARS)]
+
+ALL = -1
+"""The number of alternatives that stands for the whole vocabulary, as in vLLM."""
+MAX_LOGPROBS = 1 << 20
+"""Most log-probabilities of an answer that asks for the whole vocabulary; as JSON they take some 50 MB."""
 
 
 class TokenBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,17 +48,30 @@ class TokenBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         bool, Meta(description="Log-probabilities name a token by its id, as `token_id:42`.")
     ] = False
     prompt_logprobs: Annotated[
-        TopLogprobs | None,
-        Meta(description="Return log-probabilities of the prompt's tokens, and of this many best alternatives."),
+        TopOrAll | None,
+        Meta(
+            description="Return log-probabilities of the prompt's tokens, and of this number of best alternatives; "
+            "-1 = of the whole vocabulary."
+        ),
+    ] = None
+    prompt_logprob_start: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_TOKEN_IDS)] | None,
+        Meta(description="First position of prompt_logprobs; its entry is null. Default: the prompt's first token."),
     ] = None
     logprob_token_ids: Annotated[
         Annotated[list[int], Meta(max_length=MAX_LOGPROB_IDS)] | None,
-        Meta(description="Log-probabilities of these tokens too, at every position; needs logprobs."),
+        Meta(description="Log-probabilities of these tokens too, at every position; also without logprobs."),
     ] = None
     return_hidden_states: Annotated[
         bool, Meta(description="Each choice has the last position's hidden state, as SGLang's has.")
     ] = False
     explain: Explain = False
+    return_cached_tokens_details: Annotated[
+        bool, Meta(description="Return where the cached tokens were, as cached_tokens_details in sglext.")
+    ] = False
+    timings_per_token: Annotated[
+        bool, Meta(description="Return llama.cpp's timings, in streams with every chunk of a choice.")
+    ] = False
     return_meta_info: Annotated[
         bool, Meta(description="Each choice has `meta_info`, what /generate tells of an output.")
     ] = False
@@ -60,16 +80,17 @@ class TokenBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(description="Keep only this many tokens of the prompt, the last ones; -1 = as many as fit the context."),
     ] = None
     extra_key: Annotated[
-        Key | Annotated[list[Key], Meta(max_length=16)] | None,
+        CacheKey | Annotated[list[CacheKey], Meta(max_length=16)] | None,
         Meta(description="Separates the prefix cache, together with the salt."),
     ] = None
 
 
 def check(body: TokenBody, *, has_logprobs: bool) -> None:
     """Raises InvalidRequest for fields that cannot go together. `has_logprobs`: log-probabilities are asked for."""
-    for name in ("logprob_token_ids", "return_tokens_as_token_ids"):
-        if getattr(body, name) and not has_logprobs and not (body.prompt_logprobs is not None and name[0] == "r"):
-            raise InvalidRequest(f"{name} needs logprobs", field=name)
+    if body.return_tokens_as_token_ids and not has_logprobs and body.prompt_logprobs is None:
+        raise InvalidRequest("return_tokens_as_token_ids needs logprobs", field="return_tokens_as_token_ids")
+    if body.prompt_logprob_start and body.prompt_logprobs is None:
+        raise InvalidRequest("prompt_logprob_start needs prompt_logprobs", field="prompt_logprob_start")
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest("prompt_logprobs cannot go with stream; leave one out", field="prompt_logprobs")
     if body.truncate_prompt_tokens == 0:
@@ -81,24 +102,51 @@ def logprob_spec(body: TokenBody, top: int | None, context: Context, *, prompt_t
     """Returns the log-probabilities to compute, as `body.logprobs_of` does, for the prompt's and for the asked ids
     too. Raises InvalidRequest."""
     limit = context.info.vocab_size
+    if top is None and body.logprob_token_ids:
+        top = 0
+    elif top == ALL:
+        top = limit
     for token_id in body.logprob_token_ids or ():
         if not 0 <= token_id < limit:
             field = "logprob_token_ids"
             raise InvalidRequest(f"{field} must be token ids in [0, {limit}), got {token_id}", field=field)
     if body.prompt_logprobs is not None:
-        top = max(body.prompt_logprobs, top or 0)
-        return LogprobSpec(0, top, tuple(body.logprob_token_ids or ()), body.logprobs_mode)
+        top = max(limit if body.prompt_logprobs == ALL else body.prompt_logprobs, top or 0)
+        return LogprobSpec(body.prompt_logprob_start or 0, top, tuple(body.logprob_token_ids or ()), body.logprobs_mode)
     spec = openai_fields.logprobs_of(body, top, prompt_too=prompt_too)
     if spec is None or not body.logprob_token_ids:
         return spec
     return LogprobSpec(spec.prompt_start, spec.top, tuple(body.logprob_token_ids), spec.mode)
 
 
-def salt_of(salt: str, extra_key: str | list[str] | None) -> str:
-    """Returns what separates a request's prefix cache: both together."""
-    if extra_key is None:
-        return salt
-    return "\0".join((salt, *([extra_key] if isinstance(extra_key, str) else extra_key)))
+def check_plan(body: TokenBody, plan: Plan, top_field: str, top: int | None) -> None:
+    """Raises InvalidRequest for log-probabilities that start after a prompt, or are too many for an answer.
+
+    `top`: the alternatives that the body asks for in `top_field`.
+    """
+    start, shortest = body.prompt_logprob_start or 0, min(len(request.token_ids) for request in plan.requests)
+    if start and start >= shortest:
+        field = "prompt_logprob_start"
+        raise InvalidRequest(f"{field} must be a position in a prompt of {shortest} tokens, got {start}", field=field)
+    if ALL not in (top, body.prompt_logprobs):
+        return
+    count = sum(_num_logprobs(request) for request in plan.requests)
+    if count > MAX_LOGPROBS:
+        field = top_field if top == ALL else "prompt_logprobs"
+        raise InvalidRequest(
+            f"{field}: -1 could return {count} log-probabilities; at most {MAX_LOGPROBS} fit an answer: lower the "
+            f"limit of the output, send a shorter prompt, or ask for 0 to {MAX_TOP_LOGPROBS}",
+            field=field,
+        )
+
+
+def _num_logprobs(request: GenerateRequest) -> int:
+    """Returns the most alternatives that an answer has for a request."""
+    spec = request.logprobs
+    if spec is None:
+        return 0
+    num_prompt = len(request.token_ids) - spec.prompt_start if spec.prompt_start >= 0 else 0
+    return spec.top * (num_prompt + request.max_new_tokens)
 
 
 def most_prompt_tokens(body: TokenBody, max_new_tokens: int | None, context: Context) -> int | None:
@@ -108,24 +156,19 @@ def most_prompt_tokens(body: TokenBody, max_new_tokens: int | None, context: Con
     return max(1, context.capacity - (max_new_tokens or 1)) if most == -1 else most
 
 
-def shown_ids(ids: Sequence[int], context: Context) -> list[int]:
-    """Returns the ids of a prompt's tokens as answers show them: those of a picture are its placeholder's, or the one
-    that the model has for its embeddings."""
-    if not ids or min(ids) > NO_TOKEN:
-        return list(ids)
-    placeholder = next(iter(sorted(context.placeholder_ids)), NO_TOKEN)
-    if context.family is not None and context.family.inner_id is not None:
-        placeholder = context.family.inner_id
-    return [placeholder if token_id <= NO_TOKEN else token_id for token_id in ids]
-
-
 def prompt_logprobs(output: Output, body: TokenBody, context: Context) -> list[dict[str, Answer] | None]:
     """Returns vLLM's `prompt_logprobs`: for each token of the prompt, its own log-probability and those of the best
     alternatives, by token id. The first has none. `rank` is null where it is worse than the alternatives asked for."""
-    return [_of_position(position, body.prompt_logprobs or 0, context) for position in output.prompt_logprobs]
+    count = _count(body.prompt_logprobs)
+    return [_of_position(position, count, context) for position in output.prompt_logprobs]
 
 
-def _of_position(position: PositionLogprobs, count: int, context: Context) -> dict[str, Answer] | None:
+def _count(top: int | None) -> int | None:
+    """Returns how many alternatives are shown; None = all."""
+    return None if top == ALL else top or 0
+
+
+def _of_position(position: PositionLogprobs, count: int | None, context: Context) -> dict[str, Answer] | None:
     if position.token[0] is None:
         return None
     ranks = {token_id: rank for rank, (_, token_id) in enumerate(position.top or (), 1)}
@@ -151,6 +194,21 @@ def of_answer(output: Output, body: TokenBody, context: Context) -> Answer:
     return fields
 
 
+def extension(output: Output, body: TokenBody) -> Answer:
+    """Returns SGLang's own fields of an answer, which are known at its end: `sglext`, if the body asks for any."""
+    if not body.return_cached_tokens_details:
+        return {}
+    usage = output.usage
+    loaded = {"storage": usage.loaded_tokens} if usage.loaded_tokens else {}
+    details = {"device": usage.cached_tokens - usage.loaded_tokens, "host": 0, **loaded}
+    return {"sglext": {"cached_tokens_details": details}}
+
+
+def timings_of(output: Output, body: TokenBody) -> Answer:
+    """Returns llama.cpp's field of an answer or a chunk that tells how long the output took so far."""
+    return {"timings": timings(output)} if body.timings_per_token else {}
+
+
 class TokenNames:
     """Names tokens in log-probabilities: by their texts, or by their ids where the body wants that."""
 
@@ -163,9 +221,9 @@ class TokenNames:
         return f"token_id:{token_id}" if self._has_ids else token_text(self._tokenizer, token_id)
 
 
-def alternatives(position: PositionLogprobs, count: int) -> list[TokenLogprob]:
-    """Returns the best `count` tokens of a position, then the asked ones that are not among them."""
-    best = list((position.top or ())[:count])
+def alternatives(position: PositionLogprobs, top: int | None) -> list[TokenLogprob]:
+    """Returns the best `top` tokens of a position, -1 = all, then the asked ones that are not among them."""
+    best = list((position.top or ())[: _count(top)])
     ids = {token_id for _, token_id in best}
     return best + [entry for entry in position.token_ids or () if entry[1] not in ids]
 

@@ -15,7 +15,6 @@ from tureen.contract.params import JsonObject
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai import chat_body as openai_chat_fields
 from tureen.dialects.openai.chat_body import ChatBody, Effort, MessageField, ReasoningField
-from tureen.dialects.openai.token_fields import shown_ids
 from tureen.errors import InvalidRequest, echo
 from tureen.http.dialect import Docs, Entry, unless_gone
 from tureen.requests import tokenising, waves
@@ -23,6 +22,7 @@ from tureen.requests.body import convert, offered, read_json
 from tureen.requests.chat_prompt import MESSAGE_CHARS, ChatMedia, chat_prompt
 from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import offload
+from tureen.requests.prompts import shown_ids
 from tureen.requests.shared_fields import MAX_INPUTS, MAX_TOKEN_IDS, TokenIds
 from tureen.requests.state import ServerState
 from tureen.requests.tool_fields import Tools, chosen_tools, read_tools

@@ -15,14 +15,15 @@ import msgspec
 from msgspec import Meta
 
 from tureen.config import MAX_PROMPTS
-from tureen.contract.params import ALIASES, JsonObject
+from tureen.contract.params import ALIASES, INT64_MAX, JsonObject
 from tureen.contract.types import EngineInfo, GenerateRequest, HiddenStates, LogprobsMode, LogprobSpec
-from tureen.dialects.sglang.logprob_fields import LOGPROB_FIELDS, logprob_specs
+from tureen.dialects.sglang import thinking
+from tureen.dialects.sglang.logprob_fields import LOGPROB_FIELDS, logprob_specs, with_draws
 from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
 from tureen.requests import media_fields, planning, prompts
 from tureen.requests.body import PARAM_FIELDS, convert, offered, read_params, refuse_unknown
-from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, plan_of
+from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, plan_of, salt_of
 from tureen.requests.embedding import states_for
 from tureen.requests.media_fields import PromptMedia
 from tureen.requests.model_field import adapter_of
@@ -35,7 +36,7 @@ from tureen.requests.sessions import Turn
 from tureen.requests.shared_fields import (
     MAX_LOGPROB_IDS,
     MAX_TOKEN_IDS,
-    CacheSalt,
+    CacheKey,
     Deadline,
     Explain,
     FirstTokenDeadline,
@@ -46,6 +47,7 @@ from tureen.requests.shared_fields import (
     TokenIds,
 )
 from tureen.requests.state import Context, ServerState
+from tureen.requests.thinking_budget import ReasoningBudget
 from tureen.requests.verdicts import read_tables
 
 MAX_HIDDEN_VALUES = 1 << 24
@@ -115,12 +117,22 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "and the model's own as raw_output_…"
         ),
     ] = "processed"
+    return_entropy: Annotated[
+        bool, Meta(description="Return the entropy, in nats, of the distribution of each output token.")
+    ] = False
+    return_sampling_mask: Annotated[
+        bool | PerPrompt[bool],
+        Meta(description="Return which tokens could be drawn at each place; needs a top_k of 1 to 4096, or greedy."),
+    ] = False
     return_hidden_states: Annotated[
         HiddenStatesField | PerPrompt[HiddenStatesField],
         Meta(
             description="Return the last layer's output: a matrix for the prompt, then a vector per output token; "
             'or, with "last", the vector of the last position alone.'
         ),
+    ] = False
+    return_prompt_token_ids: Annotated[
+        bool, Meta(description="Return the ids of the prompt's tokens, as prompt_token_ids beside the text.")
     ] = False
     return_effective: ReturnEffective = False
     explain: Explain = False
@@ -154,9 +166,21 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | PerPrompt[str | None] | None,
         Meta(description="A processor's name, or one sent as code; see the processors page."),
     ] = None
+    require_reasoning: Annotated[
+        bool,
+        Meta(description="The output begins with reasoning; a constraint holds from its end. For models that think."),
+    ] = False
+    max_thinking_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=INT64_MAX)] | None,
+        Meta(description="Most tokens of reasoning of each output, which begins with it; the answer follows."),
+    ] = None
     log_metrics: LogMetrics = True
     priority: Priority = 0
-    cache_salt: CacheSalt = ""
+    cache_salt: Annotated[CacheKey | PerPrompt[CacheKey | None], Meta(description="Separates the prefix cache.")] = ""
+    extra_key: Annotated[
+        CacheKey | PerPrompt[CacheKey | None] | None,
+        Meta(description="Separates the prefix cache, together with the salt."),
+    ] = None
     deadline_ms: Deadline = None
     ttft_deadline_ms: FirstTokenDeadline = None
 
@@ -179,9 +203,17 @@ FIELDS = tuple(field.name for field in msgspec.structs.fields(GenerateBody))
 MISPLACED = frozenset((*PARAM_FIELDS, *ALIASES)).difference(FIELDS, TABLES["body"].verdicts)
 """Fields of `sampling_params`, which clients of flat APIs send beside it."""
 MISPLACED_PARAMS = frozenset(FIELDS).difference(PARAM_FIELDS, ALIASES, TABLES["sampling_params"].verdicts)
+ENCODE_FIELDS = (
+    "model", "text", "input_ids", "input_embeds", "rid", "log_metrics", "priority", "cache_salt", "extra_key",
+    "deadline_ms",
+)  # fmt: skip
+"""The fields that `/encode` has of these."""
 MAX_SHOWN = 48  # characters of a misplaced value
 
-PER_PROMPT_FIELDS = ("lora_path", "session_params", "return_hidden_states", "custom_logit_processor")
+PER_PROMPT_FIELDS = (
+    "lora_path", "session_params", "return_hidden_states", "custom_logit_processor", "cache_salt", "extra_key",
+    "return_sampling_mask", "return_logprob",
+)  # fmt: skip
 """Fields that hold a value for all prompts or a list of one each, besides those that other functions read."""
 
 
@@ -192,6 +224,9 @@ class GeneratePlan(msgspec.Struct, frozen=True):
     is_list: bool  # a batch, or n > 1
     stream: bool
     return_text_in_logprobs: bool
+    return_prompt_token_ids: bool = False
+    shows_logprobs: tuple[bool, ...] = ()  # of each prompt
+    budget: ReasoningBudget | None = None  # of reasoning
     num_samples: int = 1  # of each prompt
     turns: tuple[Turn | None, ...] = ()  # of each request; () when no request continues a session
 
@@ -283,17 +318,21 @@ def samplings_of(body: GenerateBody, batch: int, context: Context) -> list[Sampl
     """Returns the sampling parameters of each of `batch` prompts. Raises InvalidRequest."""
     sampling_params = body.sampling_params
     if not isinstance(sampling_params, list):
-        return [_sampling_of(sampling_params, "sampling_params", context)] * batch
+        return [_sampling_of(sampling_params, "sampling_params", body, context)] * batch
     params: list[dict[str, Any]] = per_prompt(sampling_params, batch, "sampling_params")
     return [
-        _sampling_of(prompt_params, f"sampling_params[{index}]", context) for index, prompt_params in enumerate(params)
+        _sampling_of(prompt_params, f"sampling_params[{index}]", body, context)
+        for index, prompt_params in enumerate(params)
     ]
 
 
-def _sampling_of(params: dict[str, Any], where: str, context: Context) -> Sampling:
+def _sampling_of(params: dict[str, Any], where: str, body: GenerateBody, context: Context) -> Sampling:
     _refuse_misplaced(params, MISPLACED_PARAMS, f"beside {where.split('[')[0]}, not in it", "{%s, …}")
     placed = {name: value for name, value in params.items() if name not in MISPLACED_PARAMS}
-    return planning.make_sampling(read_params(placed, where, TABLES["sampling_params"]), context, Names(where))
+    fields = read_params(placed, where, TABLES["sampling_params"])
+    if body.require_reasoning or body.max_thinking_tokens:
+        fields = thinking.after_reasoning(fields, body, where, context)
+    return planning.make_sampling(fields, context, Names(where))
 
 
 def with_adapter(payload: dict[str, Any], state: ServerState) -> dict[str, Any]:
@@ -387,11 +426,18 @@ def plan(
     )
     request_plan = plan_of(draft, state)
     _check_hidden(request_plan.requests, context.info.hidden_size)
+    budget = None
+    if body.max_thinking_tokens:
+        request_plan = thinking.thinking(request_plan, context)
+        budget = ReasoningBudget(body.max_thinking_tokens, thinking.BUDGET)
     return GeneratePlan(
         plan=request_plan,
+        budget=budget,
         is_list=parsed.is_batch or parsed.num_samples > 1,
         stream=body.stream,
         return_text_in_logprobs=body.return_text_in_logprobs,
+        return_prompt_token_ids=body.return_prompt_token_ids,
+        shows_logprobs=tuple(parsed.fields["return_logprob"]),
         num_samples=parsed.num_samples,
     )
 
@@ -406,6 +452,8 @@ def _options(
     if body.return_logprob or sent != LOGPROB_FIELDS:
         token_ids = [prompt.token_ids for prompt in resolved]
         logprobs = logprob_specs(sent | {"return_logprob": body.return_logprob}, token_ids, context.info.vocab_size)
+    if body.return_entropy or body.return_sampling_mask:
+        logprobs = with_draws(logprobs, parsed.samplings, body.return_entropy, fields["return_sampling_mask"])
     processors = _processors(body, fields["custom_logit_processor"], context)
     return [
         Options(
@@ -415,7 +463,7 @@ def _options(
             processor=processors[index],
             return_effective=body.return_effective,
             explain=body.explain,
-            cache_salt=body.cache_salt,
+            cache_salt=salt_of(fields["cache_salt"][index] or "", fields["extra_key"][index]),
             priority=body.priority,
             **limits,
         )

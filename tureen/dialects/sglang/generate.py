@@ -18,10 +18,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from tureen.contract.params import DRAWING
 from tureen.contract.types import FinishReason, LogprobSpec, TokenLogprob
 from tureen.dialects.sglang import body as sglang_request
-from tureen.dialects.sglang.body import GenerateBody, GeneratePlan
+from tureen.dialects.sglang.body import ENCODE_FIELDS, GenerateBody, GeneratePlan
+from tureen.dialects.sglang.logprob_fields import draw_facts
 from tureen.errors import TureenError
+from tureen.http.chat_answer import ChatRun
 from tureen.http.dialect import Docs, Entry, client_name, prepared, unless_gone
 from tureen.http.errors import error_object
 from tureen.http.sse import DONE, EventStream, event
@@ -29,26 +32,15 @@ from tureen.requests import embedding, planning, telling
 from tureen.requests.body import offered, read_json
 from tureen.requests.drafts import REQUEST_SIZE
 from tureen.requests.explanations import rendered
-from tureen.requests.generation import Output, Run, Sent
+from tureen.requests.generation import WHOLE_INTERVAL, Output, Run, Sent
 from tureen.requests.kinds import check_kind
 from tureen.requests.loading import loading
 from tureen.requests.offload import INLINE_CHARS, LARGE, offload
-from tureen.requests.prompts import Prompt
+from tureen.requests.prompts import Prompt, shown_ids
 from tureen.requests.sessions import Turn
 from tureen.requests.state import Context, ServerState
+from tureen.requests.thinking_budget import budgeted
 from tureen.requests.tokenising import resolve
-
-ENCODE_FIELDS = (
-    "model",
-    "text",
-    "input_ids",
-    "input_embeds",
-    "rid",
-    "log_metrics",
-    "priority",
-    "cache_salt",
-    "deadline_ms",
-)
 
 EncodeBody = msgspec.defstruct(
     "EncodeBody",
@@ -156,10 +148,10 @@ async def prepare(
 
 async def answer(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]:
     """Runs the requests and returns the whole answer: an object, or a list of them for a batch or n > 1."""
-    run = Run(state, plan.plan)
+    run = _run_of(plan, state)
     with _taking_turns(plan, run, state) as end_turn:
         # of a session's request every token is followed: another one may replace it and read its output before its end
-        outputs = await (run.whole(interval=1) if any(plan.turns) else run.whole())
+        outputs = await _whole(run, 1 if any(plan.turns) else WHOLE_INTERVAL)
         for output in outputs:
             end_turn(output)
     if turns := [turn for turn in plan.turns if turn is not None]:
@@ -169,10 +161,24 @@ async def answer(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer
     return answers if plan.is_list else answers[0]
 
 
+def _run_of(plan: GeneratePlan, state: ServerState) -> ChatRun:
+    return Run(state, plan.plan) if plan.budget is None else budgeted(state, plan.plan, plan.budget)
+
+
+async def _whole(run: ChatRun, interval: int) -> list[Output]:
+    """Waits until all outputs have ended, and returns them."""
+    if isinstance(run, Run):
+        return await run.whole(interval)
+    async with contextlib.aclosing(run.events(interval)) as events:
+        async for _ in events:
+            pass
+    return run.outputs
+
+
 async def stream(plan: GeneratePlan, state: ServerState) -> AsyncGenerator[Answer, None]:
     """Runs the requests and yields the answer as it grows, an object an event; each has all the text so far, unless the
     server runs with --incremental-streaming-output."""
-    run = Run(state, plan.plan)
+    run = _run_of(plan, state)
     with _taking_turns(plan, run, state) as end_turn:
         # of a session's request every token is followed, as in `answer`
         has_turns = any(plan.turns)
@@ -208,7 +214,7 @@ def _is_due(output: Output, stream_interval: int | Literal["auto"]) -> bool:
 
 
 @contextlib.contextmanager
-def _taking_turns(plan: GeneratePlan, run: Run, state: ServerState) -> Iterator[Callable[[Output], None]]:
+def _taking_turns(plan: GeneratePlan, run: ChatRun, state: ServerState) -> Iterator[Callable[[Output], None]]:
     """Registers requests that continue sessions with them while the block runs.
 
     Gives a function to call with each output that is complete; outputs without that call are not stored.
@@ -346,19 +352,36 @@ def render(
     if output.request.explain:
         meta["explanations"] = rendered(output.remarks.explanations[num_explained : len(output.token_ids)], context)
     if output.finish is not None:
-        meta["e2e_latency"] = output.elapsed_s
+        meta |= _end_facts(output)
         told = telling.current.get()
         if told is not None and told.paths:
             meta[telling.ANSWER_FIELD] = told.listed()
         if output.request.hidden_states != "none":
             meta[HIDDEN_FIELD] = _hidden_states(output)
-    return {"text": output.text[first_char:], "output_ids": output.token_ids[first_token:], "meta_info": meta}
+    answer: Answer = {"text": output.text[first_char:], "output_ids": output.token_ids[first_token:], "meta_info": meta}
+    if plan.return_prompt_token_ids and (not num_explained or output.finish is not None):  # a stream has them twice
+        answer["prompt_token_ids"] = shown_ids(output.request.token_ids, context)
+    return answer
+
+
+def _end_facts(output: Output) -> dict[str, Any]:
+    """Returns what meta_info tells of an output that has ended, by SGLang's names."""
+    usage = output.usage
+    loaded = {"storage": usage.loaded_tokens} if usage.loaded_tokens else {}
+    return {
+        "e2e_latency": output.elapsed_s,
+        "cached_tokens_details": {"device": usage.cached_tokens - usage.loaded_tokens, "host": 0, **loaded},
+        "num_retractions": usage.preemptions,
+        **{f"sampling_{name}": getattr(output.request.params, name) for name in DRAWING},
+    }
 
 
 def _logprobs(
     output: Output, spec: LogprobSpec, plan: GeneratePlan, context: Context, first_token: int
 ) -> dict[str, Any]:
-    meta: dict[str, Any] = {}
+    meta = draw_facts(output, spec, first_token)
+    if not plan.shows_logprobs[output.index // plan.num_samples]:
+        return meta
     prompt = [] if first_token else output.prompt_logprobs  # sent with the first token
     drawn = output.output_logprobs[first_token:]
     sides = [("input", "prefill", prompt), ("output", "decode", drawn)]

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from tureen.contract.types import NO_TOKEN, LogprobSpec
 from tureen.errors import InvalidRequest, echo
-from tureen.requests.planning import per_prompt
+from tureen.requests.generation import Output
+from tureen.requests.planning import Sampling, per_prompt
 from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_TOP_LOGPROBS
+
+MAX_SUPPORT = 4096
+"""Most tokens of one place in a sampling mask."""
 
 LOGPROB_FIELDS: dict[str, Any] = {
     "logprob_start_len": -1,
@@ -37,6 +43,44 @@ def logprob_specs(
         LogprobSpec(starts[index], tops[index], ids[index], fields["logprobs_mode"]) if is_asked else None
         for index, is_asked in enumerate(with_logprobs)
     ]
+
+
+def with_draws(
+    specs: Sequence[LogprobSpec | None], samplings: Sequence[Sampling], entropy: bool, masks: Sequence[bool]
+) -> list[LogprobSpec | None]:
+    """Returns the log-probabilities of each prompt with what return_entropy and return_sampling_mask ask for.
+
+    Raises InvalidRequest for a sampling mask that could be the whole vocabulary.
+    """
+    for sampling, is_asked in zip(samplings, masks, strict=True):
+        params = sampling.params
+        if is_asked and not params.is_greedy and not 1 <= params.top_k <= MAX_SUPPORT:
+            field = sampling.names.path("top_k")
+            raise InvalidRequest(
+                f"return_sampling_mask needs {field} of 1 to {MAX_SUPPORT}, which bounds the tokens that could be "
+                f"drawn, got {params.top_k}",
+                field="return_sampling_mask",
+            )
+    return [
+        msgspec.structs.replace(spec or LogprobSpec(), entropy=entropy, support=is_asked)
+        if entropy or is_asked
+        else spec
+        for spec, is_asked in zip(specs, masks, strict=True)
+    ]
+
+
+def draw_facts(output: Output, spec: LogprobSpec, first_token: int) -> dict[str, Any]:
+    """Returns what meta_info tells of the draws, from output token `first_token` on. A token that was not drawn, or is
+    greedy, was the only one."""
+    drawn, facts = output.output_logprobs[first_token:], dict[str, Any]()
+    if spec.entropy:
+        facts["output_token_entropy"] = [position.entropy for position in drawn]
+    if spec.support:
+        masks = [[position.token[1]] if position.support is None else position.support for position in drawn]
+        facts["output_token_sampling_mask"] = masks
+        facts["output_token_sampling_logprobs"] = [position.share or 0.0 for position in drawn]
+        facts["output_token_sampling_mask_length"] = len(masks)
+    return facts
 
 
 def _check_asked(fields: Mapping[str, Any], with_logprobs: Sequence[bool]) -> None:

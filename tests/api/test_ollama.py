@@ -365,6 +365,37 @@ def test_what_is_served(client):
     assert client.show("other").details.family == "fake"
 
 
+@pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "text/plain;charset=UTF-8", "nonsense"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/api/chat", {"messages": user("say:hi")}), ("/api/generate", {"prompt": "say:hi"}), ("/api/show", {})],
+)
+def test_a_body_is_json_whatever_its_content_type_says(app: App, kind, path, body):
+    """curl's own type is that of a form; LiteLLM, its proxy and google-adk send none."""
+    content = json.dumps({"model": "fake-model"} | ({} if path == "/api/show" else {"stream": False}) | body).encode()
+    headers = {} if kind is None else {"content-type": kind}
+    answer = app.request("POST", path, content=content, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert "error" not in answer.json()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/api/pull", 404),
+        ("GET", "/api/nothing/there", 404),
+        ("DELETE", "/api/delete", 404),
+        ("GET", "/api/chat", 405),
+        ("POST", "/api/tags", 405),
+    ],
+)
+def test_what_is_not_there_is_an_error_in_the_api_s_form(app: App, method, path, status):
+    answer = app.request(method, path)
+    assert (answer.status_code, list(answer.json())) == (status, ["error"])
+    assert path in answer.json()["error"] or answer.headers["allow"] in answer.json()["error"]
+    assert app.request("GET", "/apiary").json()["error"]["code"] == "unknown_route"
+
+
 def test_what_show_takes(app: App):
     assert post(app, "/api/show", 200, {"model": None, "name": "fake-model"}).json()["capabilities"]
     for body in ({"model": None}, {"name": "fake-model"}, {"modle": "x"}):

@@ -22,5 +22,6 @@ DIALECT = Dialect(
         BodySection("`POST /api/generate`", PAGE, OllamaGenerateBody),
         BodySection("`options` of Ollama's API", PAGE, OllamaOptions),
     ),
+    errors_below={"/api/": ollama.error_response},
     field_types={(OllamaChatBody, "tools"): ToolList},
 )

@@ -66,7 +66,7 @@ def routes(state: ServerState) -> list[Entry]:
             body = parse(payload, OllamaChatBody, state.context)
             return body, chat_of(body, payload, state) if body.messages else None
 
-        body, chat = await read_body_with(request, read)
+        body, chat = await read_body_with(request, read, of_any_type=True)
         _note_keep_alive(body, state)
         if chat is None:
             adapter_of(body.model, state)
@@ -75,7 +75,7 @@ def routes(state: ServerState) -> list[Entry]:
         return await _respond(request, state, plan, OllamaAnswer(body, "chat"))
 
     async def generate(request: Request) -> ASGIApp:
-        payload = read_json(request.headers.get("content-type"), await request.body())
+        payload = read_json(None, await request.body())
         body = parse(payload, OllamaGenerateBody, state.context)
         _note_keep_alive(body, state)
         if not body.prompt:
@@ -118,7 +118,7 @@ def _fact_routes(state: ServerState) -> list[Entry]:
         return JSONResponse({"models": cards})
 
     async def show(request: Request) -> Response:
-        payload = read_json(request.headers.get("content-type"), await request.body())
+        payload = read_json(None, await request.body())
         body = convert(offered(payload, OllamaShowBody.__struct_fields__, TABLES["body"]), OllamaShowBody)
         if (body.model is None) == (body.name is None):
             raise InvalidRequest("send model, or name, which means the same", field="model")

@@ -302,7 +302,9 @@ def test_a_conversation_becomes_messages_of_a_chat():
         ("/api/generate", {"prompt": 5}, "prompt"),
         ("/api/generate", {"promt": "x"}, "did you mean 'prompt'"),
         ("/api/generate", {"images": ["aGk="]}, "prompt"),
-        ("/api/generate", {"tools": []}, "tools"),
+        ("/api/generate", {"tools": [WEATHER]}, "tools"),
+        ("/api/generate", {"temperature": 0.5}, 'send "options": {"temperature": …}'),
+        ("/api/generate", {"max_tokens": 5}, 'send "options": {"num_predict": …}'),
         ("/api/generate", {"prompt": "x" * (CONTEXT_LEN + 1)}, "longer than the model's context"),
     ],
 )

@@ -257,7 +257,6 @@ def test_an_extra_key_separates_the_prefix_cache(app: App, route):
 REFUSED = [
     ("logprob_token_ids", {"logprob_token_ids": [1]}),
     ("logprob_token_ids", {"logprob_token_ids": [-1], "logprobs": 1}),
-    ("return_tokens_as_token_ids", {"return_tokens_as_token_ids": True}),
     ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
     ("prompt_logprobs", {"prompt_logprobs": -1}),
     ("prompt_logprobs", {"prompt_logprobs": 129}),

@@ -15,6 +15,7 @@ from msgspec import inspect
 
 from tureen.front.compat import compat_routes
 from tureen.http.dialect import BodyPart
+from tureen.requests.known_options import known_options
 
 LAST = "{{ messages[-1]['content'] }}"
 """A template that renders only the last message, so chats end like plain prompts."""
@@ -341,6 +342,58 @@ def test_null_is_not_sent_where_nobody_knows_the_field_either(app, name):
         (body.setdefault(part, {}) if part else body).update(nulls)
         answer = post(app, name, body)
         assert (answer.status_code, answer.headers.get("x-tureen-ignored")) == (plain.status_code, None), answer.text
+
+
+def acting_somewhere() -> set[str]:
+    """Names of fields that change an answer in some API of this server, or of another one: those that a dialect
+    honours or refuses, without those that hold an object of a session."""
+    known = known_options()
+    names = {path.rpartition(".")[2] for _, path, _ in DECLARED if not path.startswith("session_params.")}
+    for route in compat_routes():
+        names |= {own for part in route.parts for own in part.table.refused if own.isidentifier()}
+    return (names | {*known.absent, *known.names, *known.others.names}) - {*known.harmless.names}
+
+
+@pytest.mark.parametrize("name", SHORTEST)
+def test_a_field_that_changes_the_answer_in_some_api_is_nowhere_called_ignored(app, name):
+    [route] = [one for one in compat_routes() if f"{one.api} {one.route}" == name]
+    for part in route.parts:
+        own = {*part.struct.__struct_fields__, *part.aliases, *part.table.told}
+        for field in sorted(acting_somewhere() - own):
+            for value in (17, {"a": 1}):
+                body = copy.deepcopy(SHORTEST[name])
+                if part.name == "session_params":
+                    body[part.name] = {"id": "open"}
+                (body.setdefault(part.name, {}) if part.name else body)[field] = value
+                answer = post(app, name, body)
+                assert answer.status_code in (400, 422), (part.name, field, answer.headers.get("x-tureen-ignored"))
+                assert field in answer.text
+        if not part.table.tells_unknown:
+            continue
+        harmless = {*known_options().harmless.names} - own - {*part.table.refused}
+        for field in sorted(harmless):
+            body = copy.deepcopy(SHORTEST[name])
+            (body.setdefault(part.name, {}) if part.name else body)[field] = "x"
+            answer = post(app, name, body)
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-tureen-ignored"] == path_of(part, field)
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("SGLang /generate", "sampling_params.close_early"),
+        ("OpenAI /v1/completions", "close_early"),
+        ("OpenAI /v1/chat/completions", "close_early"),
+        ("Anthropic /v1/messages", "close_early"),
+    ],
+)
+def test_how_a_constraint_ends_is_told_where_there_is_no_constraint(app, name, path):
+    for beside, value, told in (({}, False, path), ({}, True, None), ({"regex": "a"}, False, None)):
+        body, part = body_of(name, path, value), path.rpartition(".")[0]
+        (body[part] if part else body).update(beside)
+        answer = post(app, name, body)
+        assert (answer.status_code, answer.headers.get("x-tureen-ignored")) == (200, told), answer.text
 
 
 @pytest.mark.parametrize("name", ["temperature", "max_new_tokens", "seed", "regex"])

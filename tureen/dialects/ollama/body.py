@@ -161,9 +161,9 @@ class OllamaShowBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def parse(payload: Mapping[str, Any], kind: type[Body], context: Context) -> Body:
     """Checks a JSON body's form and returns it as `kind`. Raises InvalidRequest."""
-    fields = offered(payload, kind.__struct_fields__, TABLES["body"])
+    known = OllamaOptions.__struct_fields__
+    fields = offered(payload, kind.__struct_fields__, TABLES["body"], inside=known, at="options")
     if isinstance(fields.get("options"), dict):
-        known = OllamaOptions.__struct_fields__
         fields["options"] = offered(fields["options"], known, TABLES["options"], "options")
     body = convert(fields, kind, table=TABLES["body"])
     _check(body, context)
@@ -206,8 +206,6 @@ def sampling_of(body: OllamaBody, payload: Mapping[str, Any]) -> dict[str, Any]:
         fields["max_new_tokens"] = None
     if fields.get("sampling_seed") == ANY_SEED:
         del fields["sampling_seed"]
-    if fields.get("top_k") == 0:
-        fields["top_k"] = -1
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]
     if body.format:

@@ -195,7 +195,7 @@ def parse(payload: dict[str, Any]) -> ChatBody:
     """Checks a JSON body's form. Raises InvalidRequest."""
     check_no_template(payload)
     body = openai_fields.read(payload, ChatBody, TABLE)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
     token_fields.check(body, has_logprobs=body.logprobs)
     if body.add_generation_prompt is body.continue_final_message:

@@ -125,6 +125,8 @@ async def _respond(payload: dict[str, Any], request: Request, state: ServerState
 
 def parse(payload: dict[str, Any]) -> CompletionBody:
     """Checks a JSON body's form. Raises InvalidRequest."""
+    if payload.get("logprobs") is False:  # as a chat says that it wants none
+        payload = payload | {"logprobs": None}
     body = openai_fields.read(payload, CompletionBody, TABLE)
     token_fields.check(body, has_logprobs=body.logprobs is not None)
     if body.best_of is not None and body.best_of < body.n:

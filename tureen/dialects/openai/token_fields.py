@@ -18,6 +18,7 @@ from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai.answer import Answer, token_text
 from tureen.dialects.openai.body import OpenAIBody, TopLogprobs
 from tureen.errors import InvalidRequest
+from tureen.requests import telling
 from tureen.requests.explanations import Explained
 from tureen.requests.generation import Output
 from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_SALT_CHARS, Explain
@@ -67,9 +68,10 @@ class TokenBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def check(body: TokenBody, *, has_logprobs: bool) -> None:
     """Raises InvalidRequest for fields that cannot go together. `has_logprobs`: log-probabilities are asked for."""
-    for name in ("logprob_token_ids", "return_tokens_as_token_ids"):
-        if getattr(body, name) and not has_logprobs and not (body.prompt_logprobs is not None and name[0] == "r"):
-            raise InvalidRequest(f"{name} needs logprobs", field=name)
+    if body.logprob_token_ids and not has_logprobs:
+        raise InvalidRequest("logprob_token_ids needs logprobs", field="logprob_token_ids")
+    if body.return_tokens_as_token_ids and not has_logprobs and body.prompt_logprobs is None:
+        telling.tell("return_tokens_as_token_ids", "it is about log-probabilities, which the body does not ask for")
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest("prompt_logprobs cannot go with stream; leave one out", field="prompt_logprobs")
     if body.truncate_prompt_tokens == 0:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tureen.contract.types import NO_TOKEN, LogprobSpec
 from tureen.errors import InvalidRequest, echo
+from tureen.requests.known_options import is_off
 from tureen.requests.planning import per_prompt
 from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_TOP_LOGPROBS
 
@@ -46,7 +47,7 @@ def _check_asked(fields: Mapping[str, Any], with_logprobs: Sequence[bool]) -> No
     """
     for name, default in LOGPROB_FIELDS.items():
         for value, is_asked in _values(name, fields[name], with_logprobs):
-            if not is_asked and value not in (default, None, []):
+            if not is_asked and value not in (default, None, []) and not is_off(name, value):
                 raise InvalidRequest(f"{name} needs return_logprob: true", field=name)
 
 

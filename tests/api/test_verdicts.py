@@ -62,7 +62,7 @@ LIMITS: dict[str, tuple[str, Any]] = {
 
 LENGTHS = (
     "max_new_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens", "min_new_tokens", "min_tokens",
-    "num_predict", "sampling_params", "parameters", "options",
+    "num_predict", "n_predict", "sampling_params", "parameters", "options",
 )  # fmt: skip
 EXAMPLES: dict[str, Any] = {
     "choice": ["a", "b"],

@@ -7,8 +7,9 @@ Source: https://docs.vllm.ai/en/stable/serving/openai_compatible_server.html
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import numpy as np
 from msgspec import Meta
 
@@ -41,6 +42,10 @@ class TokenBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     return_tokens_as_token_ids: Annotated[
         bool, Meta(description="Log-probabilities name a token by its id, as `token_id:42`.")
     ] = False
+    n_probs: Annotated[
+        TopLogprobs | None,
+        Meta(description="llama.cpp's name of the number of log-probabilities of each token; 0 = none."),
+    ] = None
     prompt_logprobs: Annotated[
         TopLogprobs | None,
         Meta(description="Return log-probabilities of the prompt's tokens, and of this many best alternatives."),
@@ -66,6 +71,9 @@ class TokenBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = None
 
 
+B = TypeVar("B", bound=TokenBody)
+
+
 def check(body: TokenBody, *, has_logprobs: bool) -> None:
     """Raises InvalidRequest for fields that cannot go together. `has_logprobs`: log-probabilities are asked for."""
     if body.logprob_token_ids and not has_logprobs:
@@ -77,6 +85,15 @@ def check(body: TokenBody, *, has_logprobs: bool) -> None:
     if body.truncate_prompt_tokens == 0:
         field = "truncate_prompt_tokens"
         raise InvalidRequest(f"{field} must be -1 or at least 1, got 0: a prompt has at least one token", field=field)
+
+
+def with_probs(body: B, field: str, **further: Any) -> B:
+    """Returns a body that has its `n_probs` in the route's own field, and `further` values. Raises InvalidRequest."""
+    if not body.n_probs:
+        return body
+    if getattr(body, field) is not None:
+        raise InvalidRequest(f"n_probs and {field} are the same field; send one", field="n_probs")
+    return msgspec.structs.replace(body, **{field: body.n_probs}, **further)
 
 
 def logprob_spec(body: TokenBody, top: int | None, context: Context, *, prompt_too: bool = False) -> LogprobSpec | None:

@@ -33,6 +33,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "Anthropic /v1/messages/count_tokens": {"messages": CHAT["messages"], "model": "default"},
     "Ollama /api/chat": {"messages": CHAT["messages"], "model": "default"} | OLLAMA,
     "Ollama /api/generate": {"prompt": "a", "model": "default"} | OLLAMA,
+    "Ollama /api/embed": {"input": "a", "model": "default"},
+    "Ollama /api/embeddings": {"prompt": "a", "model": "default"},
     "OpenAI /v1/batches": {"endpoint": "/v1/completions", "completion_window": "24h"},  # and the id of a file
     "SGLang and vLLM /tokenize": {"prompt": "a"},
     "SGLang and vLLM /detokenize": {"tokens": [97]},

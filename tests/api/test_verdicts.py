@@ -42,6 +42,8 @@ SHORTEST: dict[str, dict[str, Any]] = {
     "Anthropic /v1/messages/count_tokens": {"model": "default", "messages": CHAT},
     "Ollama /api/chat": {"model": "default", "messages": CHAT, "stream": False},
     "Ollama /api/generate": {"model": "default", "prompt": "say:a", "stream": False},
+    "Ollama /api/embed": {"model": "default", "input": "a"},
+    "Ollama /api/embeddings": {"model": "default", "prompt": "a"},
     "OpenAI /v1/batches": {"endpoint": "/v1/completions", "completion_window": "24h"},  # and the id of a file
     "SGLang and vLLM /tokenize": {"prompt": "a"},
     "SGLang and vLLM /detokenize": {"tokens": [97]},
@@ -56,7 +58,8 @@ LIMITS: dict[str, tuple[str, Any]] = {
     "OpenAI /v1/completions": ("max_tokens", 16),
     "OpenAI /v1/chat/completions": ("max_tokens", 16),
     "OpenAI /v1/responses": ("max_output_tokens", 16),
-    "Ollama": ("options", {"num_predict": 16}),
+    "Ollama /api/chat": ("options", {"num_predict": 16}),
+    "Ollama /api/generate": ("options", {"num_predict": 16}),
 }
 """What bounds the answer of a route, or of the routes of an API."""
 

@@ -25,40 +25,53 @@ OBJECTS = inspect.StructType, inspect.ListType, inspect.VarTupleType
 NULLABLE = inspect.NoneType, inspect.AnyType
 
 
-def refuse(name: str, known: Collection[str], where: str = "", inside: Collection[str] = (), at: str = "") -> NoReturn:
-    """Raises InvalidRequest for an unknown field, with the way out: this API's name for it, the closest known name, the
-    object `at` with the fields `inside`, or the routes that have it. `where`: what the error calls the object that has
-    it; "" = the body itself."""
+def refuse(name: str, known: Collection[str], where: str = "", way_out: str = "") -> NoReturn:
+    """Raises InvalidRequest for an unknown field, with the way out, or with the closest known name. `where`: what the
+    error calls the object that has it; "" = the body itself."""
+    hints = [] if way_out else difflib.get_close_matches(name[:64], known, n=1)
+    hint = _did_you_mean(hints[0]) if hints else way_out
     place = f" in {where}" if where else ""
     raise InvalidRequest(
-        f"unknown field {echo(name)}{place}{_way_out(name, known, inside, at)}",
+        f"unknown field {echo(name)}{place}{hint}",
         field=f"{where}.{echo(name)[1:-1]}" if where else echo(name)[1:-1],
         code="unknown_parameter",
     )
 
 
+def _did_you_mean(name: str) -> str:
+    return f"; did you mean '{name}'?"
+
+
 def _way_out(name: str, known: Collection[str], inside: Collection[str], at: str) -> str:
+    """Returns what to do about a field that changes answers elsewhere: this API's name for it, the object `at` with the
+    fields `inside`, or the routes that have it."""
     own = name if name in inside else same_here(name, inside)
     if own is not None:
         return f'; it belongs in {at}: send "{at}": {{"{own}": …}}'
-    acting = acting_fields().get(folded(name))
-    close = difflib.get_close_matches(name[:64], known, n=1, cutoff=0.6 if acting is None else NEAR)
+    close = difflib.get_close_matches(name[:64], known, n=1, cutoff=NEAR)
     hint = same_here(name, known) or next(iter(close), None)
     if hint is not None:
-        return f"; did you mean '{hint}'?"
-    if acting is None:
-        return ""
-    routes = " and ".join(route for route in acting.routes[:2])
+        return _did_you_mean(hint)
+    routes = " and ".join(acting_fields()[folded(name)].routes[:2])
     there = f"{routes}: send the request there, or leave it out" if routes else "other servers: leave it out"
     return f"; it changes answers of {there}"
 
 
-def settle(name: str, value: Any, known: Collection[str], table: FieldTable, where: str = "", **elsewhere: Any) -> None:
+def settle(
+    name: str,
+    value: Any,
+    known: Collection[str],
+    table: FieldTable,
+    where: str = "",
+    *,
+    inside: Collection[str] = (),
+    at: str = "",
+) -> None:
     """Decides about a field of a body, or of its sampling parameters, that the API does not have. A value that switches
     the option off counts as not sent. A field that changes the answer in another API, and a name close to a known one,
     which is taken for a slip, raise InvalidRequest. Others are told or refused (`settle_inner`).
 
-    `elsewhere`: `inside` and `at` of `refuse`.
+    `inside`: the fields of the object `at` in the body, which holds sampling parameters.
     """
     options = known_options()
     path = f"{where}.{name}" if where else name
@@ -69,7 +82,7 @@ def settle(name: str, value: Any, known: Collection[str], table: FieldTable, whe
     elif name in options.absent:
         raise InvalidRequest(f"{path} is not available: {options.absent[name].why}", field=path, code="not_available")
     elif folded(name) in acting_fields():
-        refuse(name, known, where, **elsewhere)
+        refuse(name, known, where, _way_out(name, known, inside, at))
     else:
         settle_inner(name, known, table, where)
 

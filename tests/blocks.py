@@ -212,8 +212,8 @@ BLOCKS = {
     },
     "terminal.md": {
         "n port 30000, or a model it loads itself": "not run: tests/servers/test_chat_command.py types it",
-        "$ tureen chat --temperature 0.2": "not run: it shows chance; tests/servers/test_chat_command.py types it",
-        'echo "What is the capital of France?" |': "tests/ledgers/pages/test_pages_of_commands.py",
+        "$ tureen chat": "not run: it shows chance; tests/servers/test_chat_command.py types it",
+        'echo "What is the capital of Japan?" |': "tests/ledgers/pages/test_pages_of_commands.py",
         "cat > prompts.jsonl <<'END'": "tests/ledgers/pages/test_pages_of_commands.py",
     },
     "README.md": {

@@ -13,7 +13,7 @@ from tureen.cli.commands import serve as serve_command
 from tureen.cli.flags import load_config, params_of, subparsers
 from tureen.cli.translation import hint
 from tureen.config import Config
-from tureen.config_sources import load
+from tureen.config_sources import load, unknown_variables
 from tureen.contract.params import SamplingParams
 from tureen.errors import InvalidRequest, StartupError
 
@@ -303,6 +303,17 @@ def test_all_bad_values_of_a_line_are_named_at_once(capsys, line, faulty):
     assert [fault in line for fault, line in zip(faulty, lines, strict=True)] == [True] * len(faulty)
 
 
+def test_run_is_another_name_of_chat(monkeypatch, capsys):
+    taken = []
+    monkeypatch.setattr("tureen.cli.commands.chat.run", lambda options: taken.append(options) or 0)
+    for command in ("chat", "run"):
+        assert cli.main([command, "smollm2:135m", "--temperature", "0"]) == 0
+    chat, run = ({name: value for name, value in vars(one).items() if name != "command"} for one in taken)
+    assert chat == run
+    assert cli.main([]) == 0
+    assert "chat (run) " in capsys.readouterr().out
+
+
 def test_the_version_is_printed(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
@@ -315,9 +326,16 @@ def test_models_lists_an_empty_folder(tmp_path, capsys):
     assert "LlamaForCausalLM" in capsys.readouterr().out
 
 
-def test_a_mistyped_variable_is_refused_and_one_that_is_no_setting_is_left_alone():
-    with pytest.raises(StartupError, match="TUREEN_API_KEYS is no setting; did you mean TUREEN_API_KEY"):
-        load({}, environment={"TUREEN_API_KEYS": "k"})
+@pytest.mark.parametrize(("wrong", "right"), [("API_KEYS", "API_KEY"), ("PRTO", "PORT"), ("HSOT", "HOST")])
+def test_a_mistyped_variable_is_refused_with_its_setting_and_nothing_else_is_said_of_it(wrong, right, capsys):
+    environment = {f"TUREEN_{wrong}": "k"}
+    with pytest.raises(StartupError) as refused:
+        load({}, environment=environment)
+    assert refused.value.message == f"TUREEN_{wrong} is not a setting; did you mean TUREEN_{right}?"
+    assert unknown_variables(environment) == []
+
+
+def test_a_variable_that_is_like_no_setting_is_left_alone():
     assert load({}, environment={"TUREEN_TEST_DEVICE": "cuda", "TUREEN_HOME": "/x"}) == Config()
 
 

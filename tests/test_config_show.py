@@ -49,7 +49,7 @@ def test_where_nothing_is_changed_it_says_so(capsys):
 def test_variables_that_are_no_settings_are_told(monkeypatch, capsys):
     monkeypatch.setenv("TUREEN_PROTT", "3")
     assert cli.main(["config", "show", "--changed"]) == 0
-    assert capsys.readouterr().err == "tureen: no settings, without effect: TUREEN_PROTT\n"
+    assert capsys.readouterr().err == "tureen: TUREEN_PROTT is not a setting; ignored\n"
 
 
 def test_what_is_shown_is_a_file_that_config_takes(tmp_path, capsys):

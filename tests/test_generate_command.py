@@ -53,6 +53,14 @@ def texts(engine) -> list[str]:
     return [engine.generate(prompt, GREEDY)["text"] for prompt in PROMPTS]
 
 
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_without_a_prompt_no_model_is_loaded(text, monkeypatch):
+    monkeypatch.setattr(generate_command, "_engine", lambda config: pytest.fail("a model is loaded"))
+    done = generate(text=text)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "tureen: standard input is empty: give a text, as in tureen generate 'Once upon'\n"
+
+
 @pytest.mark.parametrize("end", ["", "\n"], ids=["as printf writes it", "as echo writes it"])
 def test_a_prompt_from_standard_input_is_continued_and_nothing_else_is_printed(texts, end):
     done = generate(*FLAGS, text=PROMPTS[0] + end)
@@ -69,7 +77,7 @@ def test_a_file_that_ended_early_is_gone_on_with_and_each_line_is_answered_once(
     target.write_bytes(b"".join(whole[:3]) + b'{"line": 7, "dig')  # as a machine that loses power may leave it
     done = generate(*arguments)
     assert done.returncode == 0, done.stderr
-    assert "are answered already" in done.stderr
+    assert "answered already: " in done.stderr
     assert {answer["line"]: answer["text"] for answer in answers(target)} == dict(enumerate(texts, 1))
     assert len(answers(target)) == len(PROMPTS)
     assert "every line is answered already" in generate(*arguments).stderr

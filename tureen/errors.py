@@ -2,6 +2,7 @@
 
 TureenError                      every error of ours; carries .status, .field, .code
  ├── InvalidRequest        400   a field is wrong: names it
+ │    └── ContextExceeded  400   the prompt, or the prompt and its output, need more tokens than the context has
  ├── Unauthorized          401   no or wrong API key
  ├── Forbidden             403   not allowed here
  ├── NotFound              404   route, model, adapter, session
@@ -11,6 +12,7 @@ TureenError                      every error of ours; carries .status, .field, .
  ├── PayloadTooLarge       413   body over the limit
  ├── UnsupportedMediaType  415   not application/json
  ├── Unprocessable         422   an Idempotency-Key that belongs to another request
+ ├── UpgradeRefused        426   a WebSocket: this server speaks HTTP
  ├── TooManyRequests       429   this client has enough running, or used enough; carries .retry_after_s
  ├── HeadersTooLarge       431   request line and headers over the limit
  ├── RequestFailed         500   this request failed; others go on
@@ -36,6 +38,8 @@ class TureenError(Exception):
 
     status = 500
     code = "internal_error"
+    request_id = ""
+    """Id of the HTTP request, for answers whose body has it; set when the answer is written."""
 
     def __init__(self, message: str, *, field: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -61,6 +65,19 @@ class InvalidRequest(TureenError):
         super().__init__(message, field=field, code=code)
 
 
+class ContextExceeded(InvalidRequest):
+    """The prompt, or the prompt with the output that the request asks for, is longer than the context.
+
+    `num_tokens`: how many it takes, at least. `capacity`: how many the context has.
+    """
+
+    code = "context_length_exceeded"
+
+    def __init__(self, message: str, *, field: str | None, num_tokens: int, capacity: int) -> None:
+        super().__init__(message, field=field, code=self.code)
+        self.num_tokens, self.capacity = num_tokens, capacity
+
+
 class Unauthorized(TureenError):
     status = 401
     code = "unauthorized"
@@ -77,8 +94,14 @@ class NotFound(TureenError):
 
 
 class MethodNotAllowed(TureenError):
+    """The path has no such method. `allowed` becomes the header `Allow`."""
+
     status = 405
     code = "method_not_allowed"
+
+    def __init__(self, message: str, *, allowed: str = "") -> None:
+        super().__init__(message)
+        self.allowed = allowed
 
 
 class RequestTimeout(TureenError):
@@ -104,6 +127,13 @@ class UnsupportedMediaType(TureenError):
 class Unprocessable(TureenError):
     status = 422
     code = "unprocessable"
+
+
+class UpgradeRefused(TureenError):
+    """The status by which a client knows to go on over HTTP."""
+
+    status = 426
+    code = "no_websockets"
 
 
 class HeadersTooLarge(TureenError):

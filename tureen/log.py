@@ -22,6 +22,15 @@ BYTES = " (bytes)"
 """The end of a phase's name whose progress is counted in bytes: these are shown with their rate and the time left."""
 
 
+def size(num_bytes: float) -> str:
+    """Return a size for people: "23 KiB", "92 MiB", "1.5 GiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1023.5:
+            return f"{num_bytes:.0f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} GiB"
+
+
 class Progress(Protocol):
     """Hears about every phase of start-up: `progress("load weights", 12, 272)`. `total` 0 = unknown."""
 

@@ -292,15 +292,18 @@ class Metrics:
         values: dict[str, float] = {}
         for family in self.families():
             for sample in family.samples:
-                if not sample.name.endswith(("_bucket", "_created")):
+                if not sample.name.endswith("_bucket"):
                     labels = (f'{name}="{value}"' for name, value in sample.labels.items() if name != "model_name")
                     shown = ",".join(labels)
                     values[f"{sample.name}{{{shown}}}" if shown else sample.name] = sample.value
         return values
 
     def families(self) -> Iterator[Metric]:
-        """Yields all series, grouped by name."""
-        return iter(self._registry.collect())
+        """Yield all series, grouped by name; not the times at which they were created: the text format would repeat
+        each series' help for them."""
+        for family in self._registry.collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family
 
 
 class Series(Protocol):

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from tureen.contract.types import EngineInfo
-from tureen.log import BYTES
+from tureen.log import BYTES, size
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -23,10 +23,11 @@ RERANK_EXAMPLE = '{"query": "pets", "documents": ["A cat sleeps.", "Taxes rise."
 EXAMPLE = '{"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}'
 
 
-BYTES_FORM = "{desc} {bar:16} {n_fmt}/{total_fmt}B {rate_fmt} {remaining} left"
+BYTES_FORM = "{desc} {bar:16} {n_fmt}/{total_fmt}iB {rate_fmt} {remaining} left"
 COUNT_FORM = "{desc} {bar:28} {n_fmt}/{total_fmt} {elapsed}"
 NAME_WIDTH = 28
 """Characters of a phase's name beside a bar: the line fits a terminal of 80 columns."""
+MIB = 2**20
 PLAIN_SECONDS = 10.0
 """Seconds between two lines about a download where there is no terminal."""
 
@@ -97,8 +98,8 @@ class Transfer:
         rate = (done - self._first) / (now - self._began) if now > self._began else 0.0
         if total and done >= total:
             was, self._state = self._state, "over"
-            told = f"{self._name}: {total / 1e6:,.1f} MB in {now - self._began:.1f} s"
-            return "" if was == "over" else f"{told} ({rate / 1e6:,.1f} MB/s)" if rate else told
+            told = f"{self._name}: {total / MIB:,.1f} MiB in {now - self._began:.1f} s"
+            return "" if was == "over" else f"{told} ({rate / MIB:,.1f} MiB/s)" if rate else told
         if self._state == "new":
             self._state = "running"
             return f"{self._name}: {'goes on at ' if done else ''}{_share(done, total)}"
@@ -106,11 +107,11 @@ class Transfer:
             return ""
         self._told = now
         left = f", {(total - done) / rate:.0f} s left" if rate and total else ""
-        return f"{self._name}: {_share(done, total)}, {rate / 1e6:,.1f} MB/s{left}"
+        return f"{self._name}: {_share(done, total)}, {rate / MIB:,.1f} MiB/s{left}"
 
 
 def _share(done: int, total: int) -> str:
-    return f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB" if total else f"{done / 1e6:,.1f} MB"
+    return f"{done / MIB:,.1f} of {total / MIB:,.1f} MiB" if total else f"{done / MIB:,.1f} MiB"
 
 
 def _bar(phase: str, done: int, total: int, stream: TextIO) -> tqdm[Any]:
@@ -127,8 +128,9 @@ def _bar(phase: str, done: int, total: int, stream: TextIO) -> tqdm[Any]:
         total=total or None,
         file=stream,
         leave=False,
-        unit="B" if is_bytes else "it",
+        unit="iB" if is_bytes else "it",
         unit_scale=is_bytes,
+        unit_divisor=1024,
         bar_format=BYTES_FORM if is_bytes else COUNT_FORM,
     )
 
@@ -146,26 +148,30 @@ def banner(info: EngineInfo, access: Access, seconds: float, *, others: Sequence
     """Returns the lines printed once the server answers. seconds: how long the start took. others: names of the models
     that are loaded when they are asked for."""
     url, credentials, uds = access
-    cache_mib = info.max_total_tokens * info.kv_bytes_per_token / 2**20
-    cache = f"  KV cache  {info.max_total_tokens:,} tokens ({cache_mib:,.0f} MiB, taken as used)"
+    cache_size = size(info.max_total_tokens * info.kv_bytes_per_token)
+    cache = f"  KV cache  {info.max_total_tokens:,} tokens (up to {cache_size}, allocated on demand)"
     inputs = f", {info.activations} activations" if info.activations else ""
-    path, example = "/generate", EXAMPLE
+    path, example, page = "/generate", EXAMPLE, "/"
     if info.classifier is not None:
         cache = f"  scores    {', '.join(info.classifier.labels[:8])}"
-        path, example = "/v1/rerank", RERANK_EXAMPLE
+        path, example, page = "/v1/rerank", RERANK_EXAMPLE, "/docs"
     elif info.pooling is not None:
         cache = f"  makes     embeddings of {info.hidden_size:,} numbers"
-        path, example = "/v1/embeddings", EMBEDDING_EXAMPLE
+        path, example, page = "/v1/embeddings", EMBEDDING_EXAMPLE, "/docs"
     return "\n".join(
         (
             "",
-            f"  tureen is ready at {url if uds is None else f'unix:{uds}'}  (after {seconds:.1f} s)",
+            *(
+                []
+                if uds
+                else [f"  Open {url}{page} in a browser", f"  status    {url}/status", f"  API       {url}/docs"]
+            ),
             f"  model     {info.model_name}  ({info.architecture}, {info.dtype} on {info.device}{inputs})",
             *([f"  also      {', '.join(others)}  (loaded when they are asked for)"] if others else []),
             f"  context   {info.context_len:,} tokens",
             cache,
             "",
-            "  Try it:",
+            f"  tureen is ready at {url if uds is None else f'unix:{uds}'}  (after {seconds:.1f} s). Try it:",
             f"  curl {url}{path}{credentials} -H 'Content-Type: application/json' \\",
             f"    -d '{example}'",
             "",

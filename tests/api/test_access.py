@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import itertools
 import json
+import re
 import socket
 from types import SimpleNamespace
 
@@ -61,8 +62,10 @@ ADMIN = {
     "/usage",
 }
 """All other routes are for users."""
-BESIDE_NAMES = {"/models/load", "/models/pull", "/models/unload"}
-"""Other methods than POST ask there for a model of that name, as `/models/{name}` does."""
+BESIDE_NAMES = {
+    "/models/load", "/models/pull", "/models/unload", "/v1/responses/input_tokens", "/responses/input_tokens",
+}  # fmt: skip
+"""Other methods than POST ask there for a model or a response of that name, as `/models/{name}` does."""
 
 USER_KEY, ADMIN_KEY, FILE_KEY = "user-k3y", "admin-k3y", "file-k3y"
 CREDENTIALS = {"none": None, "wrong": "nobody-s", "user": USER_KEY, "file": FILE_KEY, "admin": ADMIN_KEY}
@@ -83,7 +86,7 @@ def key_file(
 
 
 def concrete(route: Route) -> str:
-    return route.path.replace("{name:path}", "fake-model")
+    return re.sub(r"{\w+}", "some", route.path.replace("{name:path}", "fake-model"))
 
 
 def stub_handlers(app: App) -> None:
@@ -131,7 +134,8 @@ def test_each_route_answers_each_credential_as_documented(locked: App, who):
                 refusal = 403
             if route.path in OPEN:
                 refusal = None
-            want = refusal or (204 if method in methods[route.path] else 405)
+            below = 404 if method == "POST" and route.path.endswith("}") else 405  # it is taken for a route, not an id
+            want = refusal or (204 if method in methods[route.path] else below)
             response = locked.request(method, concrete(route), headers=bearer(CREDENTIALS[who]))
             if response.status_code != want or ("www-authenticate" in response.headers) != (want == 401):
                 wrong.append((method, route.path, response.status_code, want))
@@ -161,6 +165,27 @@ def test_one_key_alone_opens_everything():
         for route in app.app.routes:
             method = sorted(route.methods)[-1]
             assert app.request(method, concrete(route), headers=bearer(USER_KEY)).status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({}, "; send the header 'Authorization: Bearer KEY'"),
+        ({"authorization": "Bearer wrong"}, "is not one of its keys"),
+        ({"x-api-key": "wrong"}, "is not one of its keys"),
+        ({"authorization": "Basic d3Jvbmc="}, "not of the form 'Bearer KEY'"),
+        ({"authorization": USER_KEY}, "not of the form 'Bearer KEY'"),
+    ],
+    ids=["no key", "wrong key", "wrong key as Anthropic sends it", "another scheme", "no scheme"],
+)
+@pytest.mark.parametrize(("path", "needed"), [("/v1/models", "an API key"), ("/flush_cache", "the server's admin key")])
+def test_a_wrong_key_is_not_answered_as_a_missing_one(headers, said, path, needed):
+    with App(api_key=USER_KEY, admin_api_key=ADMIN_KEY) as app:
+        refused = app.request("GET", path, headers=headers)
+    message = refused.json()["error"]["message"]
+    assert refused.status_code == 401
+    assert f"needs {needed}" in message
+    assert said in message
 
 
 def test_with_an_admin_key_alone_users_need_none():

@@ -151,7 +151,8 @@ def test_a_context_smaller_than_max_tokens_ends_the_message_and_says_so(app: App
     assert answer["stop_reason"] == "model_context_window_exceeded"
     assert answer["usage"]["output_tokens"] == 10
     assert refusal(app, said=said, max_tokens=100, min_new_tokens=50).startswith("min_new_tokens")
-    assert "longer than the model's context" in refusal(app, said="x" * (CONTEXT_LEN + 1))
+    message = refusal(app, said="x" * (CONTEXT_LEN + 1))
+    assert message.startswith(f"prompt is too long: {CONTEXT_LEN + 1} tokens > {CONTEXT_LEN} maximum")  # agents read it
 
 
 STREAMED = [
@@ -296,12 +297,13 @@ def test_templates_are_told_whether_to_think(app: App):
     assert count(thinking={"type": "adaptive"}) == len("a")
 
 
-def test_a_model_that_cannot_be_told_refuses_to_think(tmp_path):
+def test_a_model_that_does_not_think_answers_a_client_that_asks_it_to(tmp_path):
+    """Claude Code asks so of every model whose name it does not know, with a budget of max_tokens - 1."""
     file = tmp_path / "plain.jinja"
     file.write_text("{{ messages[-1]['content'] }}")
     with App(chat_template=str(file)) as app:
-        assert "thinking" in refusal(app, thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=2000)
-        assert ask(app, "say:a", thinking={"type": "disabled"})["content"] == [{"type": "text", "text": "a"}]
+        for thinking in ({"type": "enabled", "budget_tokens": 199}, {"type": "enabled"}, {"type": "disabled"}):
+            assert ask(app, "say:a", thinking=thinking)["content"] == [{"type": "text", "text": "a"}]
 
 
 def test_tokens_are_counted_as_they_will_be_taken(app: App, client):
@@ -323,6 +325,57 @@ def _conversation(*messages, system=None):
     body = {"model": "m", "max_tokens": 1, "messages": list(messages)} | ({"system": system} if system else {})
     parsed = parse(body, AnthropicBody)
     return conversation_of(parsed.messages, parsed.system)
+
+
+def test_a_conversation_that_began_at_anthropic_s_servers_goes_on():
+    """What their tools found is read by the model; what they encrypted is left out."""
+    found = {
+        "type": "web_search_result",
+        "url": "https://a.org",
+        "title": "A",
+        "encrypted_content": "x",
+        "page_age": None,
+    }
+    text = [{"type": "text", "text": "rain"}]
+    result = {"type": "search_result", "source": "b.org", "title": "B", "content": text, "citations": {"enabled": True}}
+    payload = {
+        "model": "m",
+        "max_tokens": 1,
+        "messages": [
+            *user("Weather?"),
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "text", "text": "I look."},
+                    {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "q"}},
+                    {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [found], "caller": {}},
+                    {"type": "mcp_tool_use", "id": "s2", "name": "echo", "server_name": "mine", "input": {}},
+                    {"type": "mcp_tool_result", "tool_use_id": "s2", "is_error": False, "content": []},
+                    {"type": "text", "text": "Sun."},
+                ],
+            },
+            *user([result]),
+        ],
+    }  # fmt: skip
+    body = parse(payload, AnthropicBody)
+    conversation = conversation_of(body.messages, None)
+    calls = [
+        {"id": name, "type": "function", "function": {"name": tool, "arguments": arguments}}
+        for name, tool, arguments in (("s1", "web_search", {"query": "q"}), ("s2", "echo", {}))
+    ]
+    result = '[{"type":"web_search_result","url":"https://a.org","title":"A","page_age":null}]'
+    assert conversation.messages == [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": "I look.", "tool_calls": calls[:1]},
+        {"role": "tool", "tool_call_id": "s1", "name": "web_search", "content": result},
+        {"role": "assistant", "content": "", "tool_calls": calls[1:]},
+        {"role": "tool", "tool_call_id": "s2", "name": "echo", "content": "[]"},
+        {"role": "assistant", "content": "Sun."},
+        {"role": "user", "content": "B\nb.org\nrain"},
+    ]
+    paused = parse(payload | {"messages": [*user("a"), payload["messages"][1] | {
+        "content": payload["messages"][1]["content"][1:3]}]}, AnthropicBody)  # fmt: skip
+    assert not conversation_of(paused.messages, None).continues_last
 
 
 def test_a_conversation_becomes_messages_of_a_chat():
@@ -420,7 +473,7 @@ def test_messages_of_a_wrong_form_are_refused_by_name(app: App, messages, named)
         ({"system": [{"type": "image"}]}, "system[0]"),
         ({"metadata": {"user": "x"}}, "metadata"),
         ({"service_tier": "fast"}, "service_tier"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1023}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "disabled", "budget_tokens": 1024}, "max_tokens": 1025}, "thinking.budget_tokens"),
         ({"thinking": {"type": "sometimes"}}, "thinking.type"),
@@ -506,6 +559,53 @@ def test_the_client_knows_the_errors(client):
     assert refused.value.body["error"]["type"] == "invalid_request_error"
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
         client.messages.create(model="fake-model", max_tokens=0, messages=user("a"), stream=True)
+
+
+def test_clients_read_the_id_of_a_request(app: App, client):
+    message = client.messages.create(model="fake-model", max_tokens=5, messages=user("say:a"))
+    assert message._request_id
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        client.messages.create(model="fake-model", max_tokens=0, messages=user("a"))
+    assert refused.value.body["request_id"] == refused.value.request_id != message._request_id
+    response = app.post(PATH, model="fake-model", max_tokens=9, stream=True, messages=user("say:ok\x01a"))
+    assert f'"request_id":"{response.headers["request-id"]}"' in response.text  # of the error in the stream
+
+
+def test_the_client_s_tool_runner_sends_the_whole_conversation_when_threads_are_refused(client):
+    @anthropic.beta_tool
+    def weather(city: str, days: list[int]) -> str:
+        """The weather in a city."""
+        return f"say:sunny in {city} for {len(days)} days"
+
+    runner = client.beta.messages.tool_runner(
+        model="fake-model", max_tokens=200, messages=user(f"say:{CALL}"), tools=[weather]
+    )
+    assert runner.until_done().content[0].text == "sunny in Köln for 2 days"
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        client.beta.messages.create(model="m", max_tokens=5, messages=user("a"), extra_body={"thread": {"type": "x"}})
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert refused.value.body["error"]["details"] == details
+
+
+def test_the_client_lists_the_models(template):
+    with ServedApp(chat_template=template) as server, _make_client(server) as client:
+        server.state.adapters = {"whisper": "/adapters/whisper", "shout": "/adapters/shout"}
+        names = ["fake-model", "whisper", "shout"]
+        models = client.models.list(limit=2)  # the client asks for the second page
+        assert [(model.id, model.type, model.max_input_tokens) for model in models] == [
+            (name, "model", CONTEXT_LEN) for name in names
+        ]
+        before = client.models.list(before_id="shout", limit=1)
+        assert (before.data[0].id, before.has_more) == ("whisper", True)
+        assert client.models.retrieve("whisper").display_name == "whisper"
+        for model in models.data:
+            type(model).model_validate(model.model_dump(), strict=True, extra="forbid")
+        for query, field in (({"limit": 0}, "limit"), ({"after_id": "x"}, "after_id")):
+            with pytest.raises(anthropic.BadRequestError, match=field):
+                client.models.list(**query)
+        with pytest.raises(anthropic.NotFoundError):
+            client.models.retrieve("other")
+        assert httpx.get(f"{server.url}/v1/models").json()["object"] == "list"  # OpenAI's form, for other clients
 
 
 def test_an_api_key_in_either_header(template):

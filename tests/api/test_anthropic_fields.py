@@ -130,6 +130,8 @@ TOLD = [
     ({"output_config": {"effort": "max"}}, "output_config.effort"),
     ({"speed": "fast"}, "speed"),
     ({"speed": "standard"}, ""),
+    ({"inference_geo": "us"}, "inference_geo"),
+    ({"inference_geo": "global"}, ""),
     ({"container": {"id": "c", "skills": []}}, "container"),
     ({"betas": ["context-1m-2025-08-07"], "zebra": {"a": 1}}, "betas, zebra"),
     ({"fallbacks": "default", "diagnostics": {"previous_message_id": None}}, "fallbacks, diagnostics"),
@@ -274,12 +276,14 @@ def test_the_effort_is_a_variable_of_the_template(tmp_path):
             assert _told(levels, output_config={"effort": effort}) == ""
 
 
-def test_a_model_that_does_not_think_refuses_a_budget(tmp_path):
+def test_a_model_that_does_not_think_reports_thinking_as_ignored(tmp_path):
     file = tmp_path / "plain.jinja"
     file.write_text("{{ messages[-1]['content'] }}")
     with App(chat_template=str(file)) as plain:
-        thinking = {"type": "enabled", "budget_tokens": 1024}
-        assert _refusal(plain, thinking=thinking, max_tokens=1100).startswith("thinking: this model does not think")
+        for thinking in ({"type": "enabled"}, {"type": "enabled", "budget_tokens": 3}):
+            assert _told(plain, thinking=thinking) == "thinking"
+        strict = _ask(plain, 400, {"x-tureen-strict": "1"}, thinking={"type": "enabled"}).json()["error"]["message"]
+        assert strict.endswith("this model does not think before it answers")
         for harmless in ({"type": "adaptive"}, {"type": "disabled"}, None):
             assert _told(plain, thinking=harmless) == ""
 

@@ -246,7 +246,7 @@ def test_each_bad_value_is_refused_by_the_field_s_name_and_a_good_request_still_
     complaints = []
     for field, body in (*_bodies(), *CONTRADICTIONS):
         response = app.request("POST", "/generate", content=json.dumps(body).encode(), headers=JSON)
-        too_long = response.status_code == 400 and response.json()["error"]["code"] == "prompt_too_long"
+        too_long = response.status_code == 400 and response.json()["error"]["code"] == "context_length_exceeded"
         try:
             error = check_error(response, 400, None if too_long else field)
             assert error["type"] == "invalid_request_error"

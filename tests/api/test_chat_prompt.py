@@ -106,7 +106,7 @@ def test_variables_and_the_open_end_reach_the_template(app, tmp_path):
 def test_a_chat_that_cannot_fit_is_refused_before_it_is_tokenized(app, monkeypatch):
     monkeypatch.setattr(ControlTokens, "encode", lambda *_: pytest.fail("it was tokenized"))
     error = _error(app, [{"role": "user", "content": "x" * 500_000}])
-    assert (error.field, error.code) == ("messages", "prompt_too_long")
+    assert (error.field, error.code) == ("messages", "context_length_exceeded")
 
 
 @pytest.mark.parametrize("size", [1, 100_000])

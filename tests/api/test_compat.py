@@ -179,3 +179,10 @@ def test_people_get_a_page_and_programs_get_json(app):
         told = [(row["field"], row["standing"]) for one in answer.json()["apis"] for row in one["fields"]]
         assert told == rows
         assert ("parameters.watermark", "refused") in told
+
+
+def test_names_in_a_note_are_shown_as_code(app: Servers):
+    shown = app.request("GET", "/compat", headers={"accept": "text/html"}).text
+    noted = [row.note for route in compat_routes() for row in rows_of(route)]
+    assert any("`" in note for note in noted)
+    assert "`" not in shown.partition("<main>")[2].partition("</main>")[0]

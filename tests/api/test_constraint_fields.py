@@ -86,6 +86,7 @@ OTHERS = [
     ({"response_format": {"type": "json_object", "schema": LETTER}}, is_valid(LETTER)),
     ({"response_format": {"type": "json_schema", "schema": LETTER}}, is_valid(LETTER)),
     ({"response_format": {"type": "json", "value": LETTER}}, is_valid(LETTER)),
+    ({"response_format": {"type": "json_object", "value": LETTER}}, is_valid(LETTER)),
     ({"response_format": {"type": "json", "value": json.dumps(LETTER)}}, is_valid(LETTER)),
     ({"response_format": {"type": "json_schema", "value": {"name": "x", "schema": LETTER}}}, is_valid(LETTER)),
     ({"response_format": {"type": "regex", "value": "ab{2,3}"}}, matches("ab{2,3}")),

@@ -16,6 +16,7 @@ from openai_judge import make_client
 from served_app import ServedApp
 
 from tureen.text.free_input import FreeInputReader
+from tureen.text.tools import FORMATS as FORMATS_OF_CALLS
 
 LARK = r"""
 start: "say \"" WORD "\"\n" (WORD "\\")? (WORD ":")?
@@ -26,6 +27,7 @@ FORMATS = {
     "lark": (LARK, SAID),
     "regex": (r'<[^"<>]{2,5}>"', re.compile(r'<[^"<>]{2,5}>"')),
 }
+PLAIN = {"type": "function", "function": {"name": "plain"}}
 CHOICE = {"type": "custom", "custom": {"name": "shell"}}
 LIMITS = {"max_tokens": 300, "seed": 3}
 
@@ -75,6 +77,29 @@ def test_a_grammar_is_kept_wherever_the_model_calls(app: App, syntax):
     answer = ask(app, f"say:{begin}", tools=[tool(syntax, definition)], tool_choice="auto")
     [call] = answer["choices"][0]["message"]["tool_calls"]
     assert FORMATS[syntax][1].fullmatch(call["custom"]["input"])
+
+
+PATCH = r"""
+start: "*** Begin Patch\n" hunk+ "*** End Patch" LF?
+hunk: "*** Add File: " NAME LF ("+" LINE LF)+ | "*** Delete File: " NAME LF
+NAME: /[a-z.]+/
+LINE: /[^\n]*/
+LF: "\n"
+"""
+"""A grammar in the manner of agents that edit files: its texts have lines of anything."""
+
+
+@pytest.mark.parametrize("form", FORMATS_OF_CALLS, ids=lambda form: form.NAMES[0])
+def test_every_format_of_calls_keeps_a_grammar(template, form):
+    """An agent sends its tools with tool_choice auto to any model; whatever format that has, the tool works."""
+    with App(chat_template=template, tool_call_parser=form.NAMES[0]) as app:
+        for syntax, (_, said) in FORMATS.items():
+            [call] = ask(app, tools=[tool(syntax)])["choices"][0]["message"]["tool_calls"]
+            assert said.fullmatch(call["custom"]["input"]), call
+        for fields in ({"tool_choice": "auto"}, {"tool_choice": "auto", "parallel_tool_calls": False}):
+            ask(app, tools=[PLAIN, tool("lark", PATCH)], **fields)
+        error = ask(app, status=400, tools=[PLAIN, tool("lark", "start: other")], tool_choice="auto")["error"]
+        assert error["param"] == "tools[1].custom.format.grammar.definition"
 
 
 def test_without_a_format_the_input_is_any_text(app: App):
@@ -151,7 +176,6 @@ def test_a_call_can_be_sent_back_in_a_chat(app: App):
     assert app.request("POST", "/v1/chat/completions", json=body).status_code == 200
 
 
-PLAIN = {"type": "function", "function": {"name": "plain"}}
 REFUSED = [
     ({"tools": [tool("lark", "start: other")]}, "tools[0].custom.format.grammar.definition"),
     ({"tools": [PLAIN, tool("regex", "(")]}, "tools[1].custom.format.grammar.definition"),

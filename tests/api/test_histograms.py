@@ -8,7 +8,7 @@ import prometheus_client
 import pytest
 from app_under_test import parse_metrics
 
-from tureen.metrics import HISTOGRAMS, Metrics, render
+from tureen.metrics import COUNTERS, HISTOGRAMS, Metrics, render
 
 
 @pytest.mark.parametrize("name", HISTOGRAMS)
@@ -26,3 +26,13 @@ def test_buckets_sum_and_count_are_those_of_the_library_s_histogram(name):
     expected = {key: value for key, value in expected.items() if not key.endswith("_created")}
     assert len(expected) == len(buckets) + 3
     assert {key: found[key] for key in expected} == pytest.approx(expected)
+
+
+def test_every_series_has_a_help_of_its_own():
+    metrics = Metrics("m")
+    for name in COUNTERS:
+        metrics.add(name, 1)
+    text = render([metrics]).decode()
+    helps = [line.split(" ", 3)[3] for line in text.splitlines() if line.startswith("# HELP")]
+    assert len(helps) > len(COUNTERS)
+    assert [one for one in helps if helps.count(one) > 1] == []

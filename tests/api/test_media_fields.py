@@ -258,7 +258,7 @@ def _roomy(context):
 def test_a_hundred_thousand_placeholder_ids_are_refused_before_anything_is_loaded(app, monkeypatch):
     monkeypatch.setattr(app.state.media, "load", None)
     error = _error(app, **_body(None, CAT, input_ids=[IMAGE] * 100_000))
-    assert error["code"] == "prompt_too_long"
+    assert error["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("kind", ["app", "splitting_app"])
@@ -376,12 +376,12 @@ def test_log_probabilities_of_a_picture_are_refused_and_those_behind_it_are_not(
 def test_a_prompt_that_is_too_long_with_its_pictures_is_refused_with_the_numbers(app):
     text = "x" * 2040 + "<image>"
     error = _error(app, **_body(text))
-    assert error["code"] == "prompt_too_long"
+    assert error["code"] == "context_length_exceeded"
     assert error["param"] == "text"
     assert f"({2040 + PER_PICTURE} tokens)" in error["message"]
     assert "(2048 tokens)" in error["message"]
     error = _error(app, **_body("x" * 2020 + "<image>", tokens=40))
-    assert error["code"] == "context_exceeded"
+    assert error["code"] == "context_length_exceeded"
 
 
 def test_n_samples_share_the_picture(app):

@@ -330,6 +330,18 @@ def test_calls_have_ids_of_their_own(app: App):
     [
         ({"tool_choice": "required"}, {"weather", "clock"}),
         ({"tool_choice": {"type": "function", "function": {"name": "clock"}}}, {"clock"}),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {
+                        "mode": "required",
+                        "tools": [{"type": "function", "function": {"name": "clock"}}],
+                    },
+                }
+            },
+            {"clock"},
+        ),
     ],
 )
 def test_a_choice_of_tool_is_kept(app: App, how, names):
@@ -378,7 +390,7 @@ def test_an_answer_goes_to_the_context_end_unless_bounded(app: App):
         assert ask(app, said, **{name: 5})["usage"]["completion_tokens"] == 5
         assert ask(app, said, **{name: 5})["choices"][0]["finish_reason"] == "length"
         error = refusal(app, said, **{name: 31})
-        assert (error["param"], error["code"]) == (name, "context_exceeded")
+        assert (error["param"], error["code"]) == (name, "context_length_exceeded")
     assert refusal(app, max_tokens=1, max_completion_tokens=1)["param"] in ("max_tokens", "max_completion_tokens")
 
 
@@ -431,6 +443,57 @@ def test_templates_read_messages_as_they_were_sent(echoing):
     assert tools[0]["function"]["parameters"] == WEATHER["function"]["parameters"]
 
 
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+PDF = f"data:application/pdf;base64,{_base64(b'%PDF-1.7 ' + bytes([0xE2, 0xE3, 0xFF]))}"
+TEXT_FILE = f"data:text/plain;base64,{_base64(b'K' + 'öln'.encode() + bytes([10]))}"
+
+
+def test_text_files_and_earlier_refusals_are_read_as_text(echoing):
+    for file, text in (
+        ({"file_data": TEXT_FILE, "filename": "a.txt"}, "a.txt:\nKöln\n"),
+        ({"file_data": _base64(b"x")}, "x"),
+    ):
+        parts = [{"type": "text", "text": "Read:"}, {"type": "file", "file": file}]
+        [message], _, _ = rendered(echoing, [{"role": "user", "content": parts}])
+        assert message["content"] == f"Read:\n{text}"
+        items = [{"role": "user", "content": [{"type": "input_file", **file}]}]
+        response = echoing.post("/v1/responses", input=items, max_output_tokens=1)
+        assert response.status_code == 200, response.text
+        [line, *_] = bytes(echoing.asked[-1].token_ids).decode().split("\n")
+        assert json.loads(line)["content"] == text
+    for refused in (
+        {"content": [{"type": "refusal", "refusal": "No."}]},
+        {"content": None, "refusal": "No."},
+        {"refusal": "No."},
+    ):
+        messages, _, _ = rendered(echoing, [*user("a"), {"role": "assistant", **refused}, *user("b")])
+        assert messages[1]["content"] == "No."
+    both, _, _ = rendered(echoing, [{"role": "assistant", "content": "Well.", "refusal": "No."}, *user("b")])
+    assert both[0]["content"] == "Well.\nNo."
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        *((blank, {}) for blank in ("", " \n", "null", " null ")),
+        *((text, text) for text in ("[]", '"x"', "5", '{"city": "K', "not JSON", '{"a": 1} {}', "[" * 1500)),
+    ],
+)
+def test_earlier_calls_whose_arguments_are_no_object_do_not_end_the_conversation(echoing, sent, read):
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": sent}}
+    [message, *_], _, _ = rendered(echoing, [{"role": "assistant", "tool_calls": [call]}, *user("Go on.")])
+    assert message["tool_calls"][0]["function"]["arguments"] == read
+    items = [{"type": "function_call", "call_id": "c1", "name": "weather", "arguments": sent}, *user("Go on.")]
+    response = echoing.post("/v1/responses", input=items, max_output_tokens=1)
+    assert response.status_code == 200, response.text
+    [line, *_] = bytes(echoing.asked[-1].token_ids).decode().split("\n")
+    assert json.loads(line)["tool_calls"][0]["function"]["arguments"] == read
+
+
 def test_templates_read_what_is_given_for_them(echoing):
     assert rendered(echoing, user("a"), chat_template_kwargs={"extra": "more"})[2] == "more"
 
@@ -456,16 +519,14 @@ BAD_MESSAGES = [
         "messages[0].content[0].image_url",
     ),
     ([{"role": "system", "content": [{"type": "image_url", "image_url": "x"}]}], "messages[0].content[0].type"),
-    ([{"role": "assistant", "content": "a", "refusal": "no"}, *user("a")], "messages[0].refusal"),
+    ([{"role": "user", "content": "a", "refusal": "no"}], "messages[0].refusal"),
+    ([{"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}], "messages[0].content[0].type"),
+    ([{"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}], "messages[0].content[0].file"),
+    (
+        [{"role": "user", "content": [{"type": "file", "file": {"file_data": PDF}}]}],
+        "messages[0].content[0].file.file_data",
+    ),
     ([{"role": "assistant", "content": "a", "audio": {"id": "x"}}, *user("a")], "messages[0].audio"),
-    (
-        [{"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": "{"}}]}],
-        "messages[0].tool_calls[0].function.arguments",
-    ),
-    (
-        [{"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": "[1]"}}]}],
-        "messages[0].tool_calls[0].function.arguments",
-    ),
     (
         [{"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": {}}}]}],
         "messages[0].tool_calls[0].function.arguments",

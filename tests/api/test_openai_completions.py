@@ -411,7 +411,7 @@ def test_sixteen_tokens_are_the_default_and_null_of_the_native_name_is_the_conte
     assert ask(app, prompt=long, max_new_tokens=None)["usage"]["completion_tokens"] == 20
     assert ask(app, prompt=long + "a" * 10)["usage"]["completion_tokens"] == 10  # the default is clipped
     error = refusal(app, prompt=long, max_tokens=21)
-    assert (error["param"], error["code"]) == ("max_tokens", "context_exceeded")
+    assert (error["param"], error["code"]) == ("max_tokens", "context_length_exceeded")
     assert "null" not in error["message"]
 
 

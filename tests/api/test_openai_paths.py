@@ -71,3 +71,43 @@ def test_a_base_url_without_a_version_works(template):
             assert client.models.list().data[0].id == "fake-model"
             answer = client.chat.completions.create(model="fake-model", **CHAT)
             assert answer.choices[0].message.content == "a"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "says"),
+    [
+        ("POST", "/v1/responses/compact", 404, "compacts no conversation"),
+        ("POST", "/responses/compact", 404, "compacts no conversation"),
+        ("POST", "/v1/responses/other", 404, "there is nothing at '/v1/responses/other'"),
+        ("POST", "/v1/chat/completion", 404, "did you mean /v1/chat/completions?"),
+        ("POST", "/v1/audio/speech", 404, "no model here listens or speaks"),
+        ("GET", "/v1/assistants", 404, "use /v1/responses"),
+        ("POST", "/nowhere", 404, "there is nothing at '/nowhere'"),
+        ("GET", "/v1/chat/completions", 405, "use POST"),
+        ("PUT", "/v1/responses/r", 405, "use DELETE, GET"),
+    ],
+)
+def test_what_is_not_there_is_said_with_what_is(app: App, method, path, status, says):
+    response = app.request(method, path)
+    assert response.status_code == status
+    assert says in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/realtime"])
+def test_a_websocket_is_refused_with_the_status_by_which_codex_goes_on_over_http(app: App, path):
+    headers = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+    response = app.request("GET", path, headers=headers)
+    assert response.status_code == 426
+    assert "HTTP POST" in response.json()["error"]["message"]
+
+
+def test_the_tokens_of_a_response_are_counted_as_they_are_charged(template):
+    with ServedApp(chat_template=template) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+        with client:
+            counted = client.responses.input_tokens.count(model="fake-model", input="say:hello")
+            assert (counted.object, counted.input_tokens) == ("response.input_tokens", len("say:hello"))
+            answer = client.responses.create(model="fake-model", input="say:hello")
+            assert answer.usage.input_tokens == counted.input_tokens
+            with pytest.raises(openai.BadRequestError, match="tools"):
+                client.responses.input_tokens.count(model="fake-model", input="a", tools=[{"type": "function"}])

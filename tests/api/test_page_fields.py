@@ -8,6 +8,8 @@ import pytest
 from app_under_test import App
 from real_app import RealApp, write_model
 
+from tureen.contract.types import LEAST_LOGPROB
+
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory) -> Iterator[App]:
@@ -78,7 +80,7 @@ def test_a_list_of_custom_params_gives_each_prompt_or_each_output_its_own(app: A
     answers = app.generate(**body, sampling_params=params)
     answers = answers if isinstance(answers, list) else [answers]
     forbidden = [
-        {token for value, token, _ in answer["meta_info"]["output_token_ids_logprobs"][0] if value is None}
+        {token for value, token, _ in answer["meta_info"]["output_token_ids_logprobs"][0] if value == LEAST_LOGPROB}
         for answer in answers
     ]
     assert forbidden == expected
@@ -94,7 +96,7 @@ def test_each_entry_of_sampling_params_may_have_a_list_for_its_own_samples(app: 
         custom_logit_processor="disallowed_tokens",
     )
     values = [answer["meta_info"]["output_token_ids_logprobs"][0] for answer in answers]
-    assert [[token for value, token, _ in entry if value is None] for entry in values] == [[5], [], [6], []]
+    assert [[token for value, token, _ in entry if value == LEAST_LOGPROB] for entry in values] == [[5], [], [6], []]
 
 
 def test_a_list_of_custom_params_of_another_length_is_refused_with_the_lengths(app: App):

@@ -25,7 +25,7 @@ FILES = sorted(GOLDEN.glob("*.json"))
 SERVED = "SmolLM2-135M-Instruct.Q4_1"
 VOCAB_SIZE = 256
 CHANGING = re.compile(
-    r"^(id|call_id|item_id|response_id|created|created_at|completed_at|modified_at|model_path|tokenizer_path|version"
+    r"^(id|call_id|item_id|request_id|response_id|created|created_at|completed_at|modified_at|model_path|tokenizer_path|version"
     r"|sampling_seed|cached_tokens|cache_read_input_tokens|e2e_latency|\w+_duration|digest|size|system_fingerprint)$"
 )
 """Fields whose values are others with each request, version or model."""

@@ -156,7 +156,7 @@ def test_a_call_goes_with_its_result_and_the_last_question_stays(small):
 
 def test_what_cannot_be_shortened_enough_is_refused(small):
     refused = ask(small, [turn("system", 0, 2400), turn("user", 1)], 400).json()["error"]
-    assert (refused["param"], refused["code"]) == ("input", "prompt_too_long")
+    assert (refused["param"], refused["code"]) == ("input", "context_length_exceeded")
     ask(small, "x" * 2400, 400)
     ask(small, [*LONG, turn("user", 13, 2400)], 400)
 

@@ -42,6 +42,19 @@ def test_a_stream_lists_the_field_in_its_head_and_in_its_last_chunk(app):
     assert [chunk.get("ignored_fields") for chunk in chunks] == [None] * (len(chunks) - 1) + [["store"]]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "verbosity": "low"}, "verbosity"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "verbosity": "medium"}, ""),
+        ("/v1/responses", {"input": "a", "context_management": [{"type": "compaction"}]}, "context_management"),
+    ],
+)
+def test_hints_that_the_server_does_not_follow_are_told(app, path, body, told):
+    answer = app.post(path, **body)
+    assert (answer.status_code, answer.headers.get("x-tureen-ignored", "")) == (200, told), answer.text
+
+
 def test_fields_that_nobody_knows_are_told_at_any_depth(app):
     messages = [{"role": "user", "content": [{"type": "text", "text": "a", "zebra": 1}], "yak": None}]
     answer = _chat(app, messages=messages, client_metadata={"a": 1})

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from app_under_test import App, parse_events
 from byte_tokenizer import EOS
-from fake_engine import CONTEXT_LEN, HIDDEN_SIZE
+from fake_engine import CONTEXT_LEN, HIDDEN_SIZE, make_request
 from fake_hidden_states import fake_hidden
+
+from tureen.contract.types import OutputDelta
+from tureen.dialects.openai.token_fields import timing
+from tureen.requests import generation
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ROUTES = [CHAT, TEXT]
@@ -176,6 +182,25 @@ def test_meta_info_says_what_generate_says(app: App, route):
     for name in ("output_token_logprobs", "output_top_logprobs"):
         assert told[name] == expected[name], name
     assert told["e2e_latency"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "rate"),
+    [
+        ([(100.5, "a"), (100.7, "bcd"), (101.5, "efghij")], 9 / 1.0),
+        ([(100.5, "abc"), (101.0, "de")], 2 / 0.5),
+        ([(100.5, "abcdefghij")], None),
+    ],
+    ids=["token by token", "three at first", "all in one burst"],
+)
+def test_the_speed_leaves_out_the_tokens_that_came_first(monkeypatch, arrivals, rate):
+    now_s = 100.0
+    monkeypatch.setattr(generation, "time", SimpleNamespace(monotonic=lambda: now_s))
+    output = generation.Output(make_request("x"), 0, "x")
+    for now_s, text in arrivals:  # noqa: B007 - the clock reads it
+        output.add(OutputDelta("x", tuple(text.encode()), text))
+    expected = {"e2e_latency": now_s - 100.0, "first_token_latency": 0.5}
+    assert timing(output) == pytest.approx(expected | ({} if rate is None else {"decode_throughput": rate}))
 
 
 @pytest.mark.parametrize("name", ["input_ids", "prompt_token_ids"])

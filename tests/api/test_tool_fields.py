@@ -3,7 +3,7 @@
 import pytest
 
 from tureen.errors import InvalidRequest
-from tureen.requests.tool_fields import MAX_TOOLS, check_tools, read_tool_choice, read_tools
+from tureen.requests.tool_fields import MAX_TOOLS, check_tools, chosen_tools, read_tool_choice, read_tools
 from tureen.text.messages import Tool, ToolChoice
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -77,10 +77,30 @@ def test_an_api_that_writes_tools_otherwise_hears_of_its_own_fields():
         ("none", ToolChoice("none")),
         ("required", ToolChoice("required")),
         ({"type": "function", "function": {"name": "time"}}, ToolChoice("required", "time")),
+        ({"function": {"name": "time"}}, ToolChoice("required", "time")),
     ],
 )
 def test_each_form_of_a_choice_is_read(given, choice):
     assert read_tool_choice(given, TOOLS) == choice
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools_leave_the_model_only_these(mode):
+    allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "time"}}]}
+    chosen = chosen_tools({"type": "allowed_tools", "allowed_tools": allowed}, TOOLS)
+    assert ([tool.name for tool in chosen.tools], chosen.places, chosen.choice) == (["time"], (1,), ToolChoice(mode))
+    for bad, field in (
+        (None, "tool_choice.allowed_tools"),
+        (allowed | {"mode": "none"}, "tool_choice.allowed_tools.mode"),
+        (
+            allowed | {"tools": [{"type": "function", "function": {"name": "date"}}]},
+            "tool_choice.allowed_tools.tools[0].function.name",
+        ),
+        ({"mode": "required", "tools": []}, "tool_choice"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            chosen_tools({"type": "allowed_tools", "allowed_tools": bad}, TOOLS)
+        assert caught.value.field == field
 
 
 @pytest.mark.parametrize("given", [None, "auto", "none"])
@@ -98,7 +118,7 @@ def test_without_tools_there_is_nothing_to_choose(given):
         ({"type": "function", "function": {}}, TOOLS, "tool_choice.function.name", "missing"),
         ({"type": "function", "function": {"name": "time", "nam": 1}}, TOOLS, "tool_choice.function.nam", "unknown"),
         ({"type": "allowed_tools", "allowed_tools": {}}, TOOLS, "tool_choice.type", "allowed_tools"),
-        ({"function": {"name": "time"}}, TOOLS, "tool_choice.type", "missing"),
+        ({"name": "time"}, TOOLS, "tool_choice.type", "missing"),
         (["time"], TOOLS, "tool_choice", "object"),
         (True, TOOLS, "tool_choice", "true"),
     ],

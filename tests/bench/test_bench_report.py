@@ -91,9 +91,21 @@ def test_ratios_compare_within_a_round_and_take_the_median():
 
 def test_the_table_has_a_line_a_result_and_a_dash_for_what_is_unknown():
     result = summarise([_answer(0.0, [0.2], 0.3, cached=None)], workload="w", target="t", concurrency=1)
-    lines = table([result, result]).splitlines()
-    assert len(lines) == 3
-    assert "–" in lines[1]
+    for is_wide in (False, True):
+        lines, _, legend = table([result, result], is_wide=is_wide).partition("\n\n")
+        assert len(lines.splitlines()) == 3
+        assert legend
+    assert "–" in lines.splitlines()[1]
+
+
+def test_the_usual_table_fits_a_terminal_of_eighty_columns_and_its_headings_have_units():
+    numbers = {"output_tok_s": 12345.6, "total_tok_s": 12345.6}
+    result = summarise([_answer(0.0, [20.0, 90.0], 99.0)], workload="throughput", target="tureen", concurrency=1)
+    shown = table([msgspec.structs.replace(result, **numbers)], is_wide=False)
+    heading, line = shown.splitlines()[:2]
+    assert len(line) <= len(heading) + 2 <= 80
+    units = heading.replace("workload", "").replace("target", "").replace("requests", "").split("  ")
+    assert {unit.split()[-1] for unit in units if unit.strip()} == {"tok/s", "ms"}
 
 
 def test_a_result_can_be_written_as_json():

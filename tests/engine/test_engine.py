@@ -35,7 +35,7 @@ def test_what_fits_exactly_runs_to_its_end_and_one_token_more_is_refused(page_si
     if extra > 0:
         with pytest.raises(InvalidRequest, match=rf"{num_prompt} tokens.*at most 64 fit.*--max-total-tokens") as error:
             world.engine.add(request)
-        assert error.value.code == "prompt_too_long"
+        assert error.value.code == "context_length_exceeded"
         request = make_request(token_ids=[1], ignore_eos=True)
     assert _answer(world, request).finish == FinishReason(type="length", length=request.max_new_tokens)
 

@@ -372,7 +372,7 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched(hub, config
     hub.files["org/name"] = FOLDER
     monkeypatch.setattr("shutil.disk_usage", lambda folder: type("", (), {"free": 1_000_000}))
     message = _fault("org/name", config)
-    assert "10 MB are needed and 1 MB are free" in message
+    assert "10 MiB are needed and 977 KiB are free" in message
     assert "tureen rm" in message
     assert [path for path, _ in _content_requests(hub) if path.endswith("safetensors")] == []
 
@@ -501,7 +501,7 @@ def test_the_command_shows_a_bar_on_a_terminal_and_ends_with_the_path(hub, confi
                 break
     os.close(ours)
     assert process.returncode == 0
-    assert "/10.2MB" in shown.decode()
+    assert "/9.77MiB" in shown.decode()
     assert " left" in shown.decode()
     assert str(find_here(parse("org/name"), config)) in shown.decode().replace("\r\n", "")
     assert "tureen serve --model org/name" in shown.decode()
@@ -555,7 +555,7 @@ def test_show_says_of_a_gguf_pair_on_the_hub_and_here_that_it_takes_pictures(hub
     hub.files["org/m"] = {each.name: each.read_bytes() for each in path.parent.iterdir()}
     shown = _shown("org/m:tiny.gguf", config, capsys)
     assert "runs         yes: Qwen2_5_VLForConditionalGeneration, gguf" in shown
-    more = "those of requests that have not ended take up to 3.2 GB more"
+    more = "those of requests that have not ended take up to 3.0 GiB more"
     assert f"pictures     yes, with mmproj-tiny-f32.gguf; {more}\n" in shown
     assert "pictures     yes, with mmproj-tiny-f32.gguf" in _shown(str(path), config, capsys)
     (path.parent / "mmproj-other.gguf").write_bytes(b"")

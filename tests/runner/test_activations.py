@@ -59,4 +59,11 @@ def test_the_banner_tells_them():
         ("vocab_size", "context_len", "max_total_tokens", "page_size", "hidden_size", "kv_bytes_per_token"), 1
     )
     info = EngineInfo(**facts, **sizes, dtype="q4_1", max_running_requests=1, eos_token_ids=(2,), activations="int16")
-    assert "(A, q4_1 on cpu, int16 activations)" in banner(info, Access("http://x"), 1.0)
+    shown = banner(info, Access("http://x"), 1.0)
+    assert "(A, q4_1 on cpu, int16 activations)" in shown
+    assert [line.split()[:2] for line in shown.strip().splitlines()[:3]] == [
+        ["Open", "http://x/"],
+        ["status", "http://x/status"],
+        ["API", "http://x/docs"],
+    ]
+    assert "a browser" not in banner(info, Access("http://x", uds="/run/s"), 1.0)

@@ -11,7 +11,7 @@ from sampling_reference import make_logits, make_state
 from scipy.stats import chisquare
 
 from tureen.contract.runner import NAN_LOGITS, NOTHING_TO_DRAW
-from tureen.contract.types import LogprobSpec
+from tureen.contract.types import LEAST_LOGPROB, LogprobSpec
 from tureen.sampling.custom import CustomProcessors, load_registered
 
 pytestmark = pytest.mark.usefixtures("each_arithmetic")
@@ -103,9 +103,9 @@ def test_log_probabilities_are_those_of_the_masked_distribution_and_forbidden_to
     weights = {token: math.exp(float(logits[0, token])) for token in (5, 6, 100)}
     values = {token: math.log(weight / math.fsum(weights.values())) for token, weight in weights.items()}
     assert found.logprobs.token[0] == pytest.approx(values[found.token_id], abs=1e-6)
-    assert {token for value, token in found.logprobs.top if value is not None} == set(values)
+    assert {token for value, token in found.logprobs.top if value != LEAST_LOGPROB} == set(values)
     assert found.logprobs.token_ids[0][0] == pytest.approx(values[5], abs=1e-6)
-    assert found.logprobs.token_ids[1] == (None, 9)
+    assert found.logprobs.token_ids[1] == (LEAST_LOGPROB, 9)
 
 
 def test_where_mask_and_other_stages_together_leave_nothing_the_row_says_so_and_draws_nothing():

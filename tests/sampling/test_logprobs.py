@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_reference import log_softmax, make_logits, make_state, processed_logits
 
-from tureen.contract.types import LogprobSpec
+from tureen.contract.types import LEAST_LOGPROB, LogprobSpec
 
 pytestmark = pytest.mark.usefixtures("each_arithmetic")
 
@@ -106,15 +106,15 @@ def test_the_probabilities_of_all_tokens_sum_to_one(temperature):
     assert math.fsum(math.exp(value) for value, _ in output.logprobs.top) == pytest.approx(1.0, abs=1e-12)
 
 
-def test_a_forbidden_token_has_no_logprob_and_json_has_no_infinity():
+def test_a_forbidden_token_has_the_least_logprob_and_json_has_no_infinity():
     state = make_state(ends=(3,), min_new_tokens=1, logprobs=LogprobSpec(top=VOCAB, token_ids=(3,)))
     logits = make_logits(0, VOCAB, rows=1)
     logits[0, 7] = -np.inf
     [output] = _sampled(logits, state)
-    assert output.logprobs.token_ids == ((None, 3),)
-    assert output.logprobs.top[-2:] == ((None, 3), (None, 7))
+    assert output.logprobs.token_ids == ((LEAST_LOGPROB, 3),)
+    assert output.logprobs.top[-2:] == ((LEAST_LOGPROB, 3), (LEAST_LOGPROB, 7))
     assert all(math.isfinite(value) for value, _ in output.logprobs.top[:-2])
-    assert b"null,3" in msgspec.json.encode(output.logprobs)
+    assert b"[-9999.0,3]" in msgspec.json.encode(output.logprobs)
 
 
 def test_more_alternatives_than_tokens_gives_all_tokens():

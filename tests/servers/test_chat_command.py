@@ -99,18 +99,20 @@ def test_ctrl_c_ends_the_answer_on_the_server_too_and_the_chat_goes_on(server, t
         wait_until(lambda: metric(server.url, ABORTED) == before + 1, "it is counted")
         terminal.wait_for("(cut short)")
         terminal.type("/stats")
-        terminal.wait_for("no whole answer yet")
+        terminal.wait_for("all: 1 answer, ")  # of an answer that was cut, too
 
 
 MISTAKES = {
     "/nonsense": "/nonsense is not a command",
     "/set temprature 1": "did you mean temperature?",
     "/set temperature": "needs a value",
+    "/set temperature abc": "/set temperature abc: Expected `float`",
+    "/set top_p 7": "/set top_p 7: Expected `float` <= 1.0",
     "/schema nowhere.json": "cannot read nowhere.json",
     "/load nowhere.json": "cannot read nowhere.json",
-    "/edit 7": "there is no message 7",
+    "/edit 7": "you have sent no messages yet",
     "/edit x": "the number of a message",
-    "/regen": "there is no message",
+    "/regen": "you have sent no messages yet",
     "/save": "needs the name of a file",
 }
 
@@ -120,11 +122,11 @@ def test_a_mistake_is_answered_with_what_to_do_and_the_chat_goes_on(server, tmp_
         for typed, shown in MISTAKES.items():
             terminal.type(typed)
             terminal.wait_for(shown)
-        terminal.type("/set top_p 7")
-        terminal.wait_for("top_p 7")
+        terminal.type('/set logit_bias {"999999": 1}')
+        terminal.wait_for("logit_bias {")
         terminal.type("Hello")
-        terminal.wait_for("! top_p")
-        terminal.type("\x15/set top_p off")  # in place of the message, which is in the prompt again
+        terminal.wait_for("! logit_bias")
+        terminal.type("\x15/set logit_bias off")  # in place of the message, which is in the prompt again
         terminal.type("Hello")
         terminal.wait_for("Hello!")
 
@@ -222,6 +224,33 @@ def test_a_message_whose_answer_is_ended_before_anything_came_is_in_the_prompt_a
         terminal.keys("\x03")
         terminal.type(" to three")  # behind what is in the prompt again
         assert SilentServer.asked.get(timeout=PATIENCE_S) == "Count to three"
+
+
+class HalfwayServer(HostileServer):
+    """Answers every chat with a half, and with the other half when it may."""
+
+    goes_on: ClassVar[threading.Event] = threading.Event()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        for text, reason in (("one two ", None), ("three ", "stop")):
+            chunk = {"choices": [{"delta": {"content": text}, "finish_reason": reason}]}
+            self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+            self.wfile.flush()
+            assert self.goes_on.wait(PATIENCE_S)
+        self.wfile.write(b"data: [DONE]\n\n")
+
+
+def test_what_is_typed_while_an_answer_comes_is_in_the_next_prompt_and_not_in_the_answer(tmp_path):
+    with chat_with(HalfwayServer, tmp_path) as terminal:
+        terminal.type("Count")
+        terminal.wait_for("one two")
+        terminal.keys("and then")
+        HalfwayServer.goes_on.set()
+        assert "and" not in terminal.wait_for("three")
+        terminal.wait_for("and then")
 
 
 def servers_of_chats(folder: Path) -> set[int]:

@@ -31,7 +31,20 @@ def test_the_first_screen_of_the_readme_and_a_block_of_a_page_are_answered(serve
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert text.index("make serve") < text.index(f"curl {ADDRESS}") < 1000
     chat, generated = answers(server, block_with("README.md", f"curl {ADDRESS}/v1/chat/completions"))
-    assert "Paris" in chat["choices"][0]["message"]["content"]
+    assert "Tokyo" in chat["choices"][0]["message"]["content"]
     assert "Paris" in generated["text"]
     [answer] = answers(server, block_with("responses.md", '"What is the capital of France?"'))
     assert "Paris" in answer["output"][-1]["content"][0]["text"]
+
+
+def test_the_first_question_is_answered_rightly_whatever_the_seed(server):
+    """With the model's own sampling, as the playground and `tureen chat` ask it."""
+    question = "What is the capital of Japan?"
+    for page in ("README.md", "docs/terminal.md", "tureen/front/playground/index.html"):
+        assert question in (ROOT / page).read_text(encoding="utf-8")
+    body = {"messages": [{"role": "user", "content": question}], "max_tokens": 16}
+    texts = [
+        httpx.post(f"{server.url}/v1/chat/completions", json=body | {"seed": seed}).json()["choices"][0]["message"]
+        for seed in range(20)
+    ]
+    assert [text["content"] for text in texts if "Tokyo" not in text["content"]] == []

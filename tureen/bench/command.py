@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--vocab", type=_positive, metavar="N", help="size of the vocabulary [what the server says]")
     _add_load(parser)
     _add_own_share(parser)
+    parser.add_argument("--wide", action="store_true", help="show all columns: maxima, processor time, memory, goodput")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything that was measured")
 
 
@@ -187,7 +188,7 @@ def _servers(options: argparse.Namespace) -> dict[str, Any]:
     plan = _plan(options)
     targets = plan.targets
     outcome = session.run_plan(plan, _say)
-    _show(report.table(outcome.results))
+    _show(report.table(outcome.results, is_wide=options.wide))
     if "json" in options.workload:
         _show("\n" + structured.table(outcome.results))
     if len(targets) > 1:

@@ -162,9 +162,29 @@ HEADINGS = (
 )  # fmt: skip
 
 
-def table(results: Sequence[Result]) -> str:
-    """Formats one line a result; times in ms, memory in MiB, goodput in requests a second, reads of memory in GB/s."""
-    return lay_out([HEADINGS, *(_line(result) for result in results)])
+NARROW = {
+    0: "workload", 1: "target", 2: "requests", 4: "output tok/s", 6: "TTFT ms", 7: "p99 ms", 9: "ITL ms", 12: "e2e ms",
+}  # fmt: skip
+"""The columns that are shown without --wide, by their places in HEADINGS, with their units."""
+
+LEGENDS = {
+    False: "TTFT: from the request to its first token. ITL: from one token to the next. e2e: the whole request.\n"
+    "Times are medians, p99 ms that of TTFT. --wide shows all columns.",
+    True: "s: seconds of the whole run. all tok/s: with those of prompts. Times in ms: TTFT to the first token,\n"
+    "ITL from one token to the next, e2e the whole request. cached: tokens of prompts. cpu: seconds of server and\n"
+    "client. MiB, peak: the server's memory. goodput: requests a second within the goals. DRAM, 96 MiB: GB/s read.",
+}
+"""Whether all columns are shown -> what they mean."""
+
+
+def table(results: Sequence[Result], *, is_wide: bool) -> str:
+    """Format one line a result, and what the columns mean."""
+    rows = [_line(result) for result in results]
+    if is_wide:
+        rows.insert(0, HEADINGS)
+    else:
+        rows = [tuple(NARROW.values()), *(tuple(row[place] for place in NARROW) for row in rows)]
+    return f"{lay_out(rows)}\n\n{LEGENDS[is_wide]}"
 
 
 def _line(result: Result) -> tuple[str, ...]:

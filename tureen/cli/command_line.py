@@ -17,6 +17,9 @@ from tureen.extras import why_missing
 OWN_FLAGS = ("-h", "--help", "--version")
 """Flags that stand without a command."""
 
+ALIASES = {"run": "chat"}
+"""Another name of a command -> its own. Ollama's users type `run`."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand and return the exit status. Errors that a user can cause are lines on stderr, with status 1.
@@ -79,19 +82,26 @@ def parser(arguments: Sequence[str] = ()) -> CommandParser:
     """Returns the parser of the subcommand that the arguments begin with; of all, where they begin with none."""
     top = CommandParser(prog="tureen", description="An LLM serving runtime.")
     top.add_argument("--version", action="version", version=f"tureen {__version__}")
-    names = _names()
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in names:
+    names, first = _names(), _command_of(arguments)
+    if arguments and not arguments[0].startswith("-") and first is None:
         hint = importlib.import_module("tureen.cli.translation").hint
-        top.error(f"there is no command {arguments[0]}{hint(arguments[0], dict.fromkeys(names))}")
+        top.error(f"there is no command {arguments[0]}{hint(arguments[0], dict.fromkeys([*names, *ALIASES]))}")
     if arguments and arguments[0].startswith("-") and not arguments[0].startswith(OWN_FLAGS):
         top.error(f"{arguments[0]} comes before a command: tureen serve {' '.join(arguments)}")
     subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
-    for name in arguments[:1] if arguments[:1] and arguments[0] in names else names:
+    for name in names if first is None else [first]:
         command = importlib.import_module(f"{commands.__name__}.{name}")
-        subparser = subparsers.add_parser(name, help=command.HELP, description=command.HELP)
+        aliases = [alias for alias, of in ALIASES.items() if of == name]
+        subparser = subparsers.add_parser(name, aliases=aliases, help=command.HELP, description=command.HELP)
         subparser.add_flags = command.add_flags
         subparser.set_defaults(run=command.run)
     return top
+
+
+def _command_of(arguments: Sequence[str]) -> str | None:
+    """Return the command that the arguments begin with."""
+    name = ALIASES.get(arguments[0], arguments[0]) if arguments else None
+    return name if name in _names() else None
 
 
 def _names() -> list[str]:
@@ -100,6 +110,6 @@ def _names() -> list[str]:
 
 def _complete(words: list[str]) -> None:
     """Tells the shell what may come next, and ends the program. words: the command line behind `tureen`."""
-    top = parser(words[:1] if words[:1] and words[0] in _names() else ())
+    top = parser(words[:1] if _command_of(words) else ())
     subparsers(top)  # argcomplete wants all flags to be there before it parses
     importlib.import_module("argcomplete").autocomplete(top, exclude=["-h"])

@@ -296,9 +296,9 @@ def load_config(options: argparse.Namespace) -> Config:
 
 
 def tell_unknown_variables() -> None:
-    """Says on stderr which TUREEN_* variables are no settings."""
-    if unknown := unknown_variables():
-        print(f"tureen: no settings, without effect: {', '.join(unknown)}", file=sys.stderr)
+    """Print to stderr which TUREEN_* variables are not settings."""
+    for name in unknown_variables():
+        print(f"tureen: {name} is not a setting; ignored", file=sys.stderr)
 
 
 def params_type() -> Any:

@@ -49,7 +49,7 @@ def text(parser: CommandParser, word: str) -> str:
 def first_steps(parser: argparse.ArgumentParser) -> str:
     """Returns what to do first, and the commands."""
     [actions] = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    lines = [f"  {choice.dest:<12} {choice.help}" for choice in actions._choices_actions]
+    lines = [f"  {choice.metavar or choice.dest:<12} {choice.help}" for choice in actions._choices_actions]
     return FIRST_STEPS + "\n".join([*lines, "", "tureen COMMAND --help says more."]) + "\n"
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
+from tureen.cli.places import counted
 from tureen.errors import InvalidRequest, RequestFailed, StartupError
 from tureen.files import open_regular
 
@@ -79,7 +80,7 @@ class PromptFile:
     def run(self, engine: OfflineEngine, concurrency: int) -> int:
         """Answers what is left, a number of lines at a time. Returns the number of those that could not be answered."""
         if self._answered:
-            self.tell(f"{len(self._answered):,} lines are answered already")
+            self.tell(f"answered already: {counted(len(self._answered), 'line')}")
         try:
             with _bar(self.num_left) as bar:
                 asyncio.run(self._run(engine, concurrency, bar))
@@ -88,7 +89,8 @@ class PromptFile:
         except KeyboardInterrupt:
             self.tell("interrupted; the same command goes on from here")
             raise
-        self.tell(f"{self.num_left:,} lines, {self._num_tokens:,} tokens, {self._num_failed:,} errors")
+        counts = ((self.num_left, "line"), (self._num_tokens, "token"), (self._num_failed, "error"))
+        self.tell(", ".join(counted(number, noun) for number, noun in counts))
         return self._num_failed
 
     async def _run(self, engine: OfflineEngine, concurrency: int, bar: tqdm[Any]) -> None:

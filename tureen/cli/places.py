@@ -18,10 +18,6 @@ def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def size(num_bytes: float) -> str:
-    """Returns a size for people, in thousands."""
-    for unit in ("B", "kB", "MB"):
-        if num_bytes < 999.5:
-            return f"{num_bytes:.0f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} GB"
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 answer", "2,000 answers"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -39,8 +39,12 @@ NO_TOKEN = -1
 PICTURE, VIDEO = NO_TOKEN - 1, NO_TOKEN - 2
 """Stand in a prompt's token ids for its placeholders, until what they stand for is there."""
 
+LEAST_LOGPROB = -9999.0
+"""Log-probability of a token that cannot come, in place of -infinity, which JSON does not have. OpenAI's API and vLLM
+use the same number."""
+
 TokenLogprob = tuple[float | None, int]
-"""A log-probability in nats, null where there is no prediction, and the token's id."""
+"""A log-probability in nats, and the token's id; None for the first token of a prompt, which nothing predicts."""
 
 
 class LogprobSpec(msgspec.Struct, frozen=True, array_like=True):

@@ -1,4 +1,4 @@
-"""Serves OpenAI's `/v1/models`, `/status`, and what loads and unloads models, where a server has
+"""Serves OpenAI's and Anthropic's `/v1/models`, `/status`, and what loads and unloads models, where a server has
 several, and their LoRA adapters: SGLang's `/load_lora_adapter` and `/unload_lora_adapter`."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from tureen.control.anthropic_models import anthropic_card, anthropic_page, is_from_anthropic_client
 from tureen.control.replica_routes import replica_report
 from tureen.errors import InvalidRequest, echo
 from tureen.http.dialect import Docs, Entry, read_body
@@ -62,23 +63,32 @@ def routes(state: ServerState) -> list[Entry]:
 def _list_routes(state: ServerState) -> list[Entry]:
     started = int(time.time())
 
-    async def models(_: Request) -> Response:
+    def all_cards() -> list[dict[str, Any]]:
         if state.common.models is not None:
-            return JSONResponse({"object": "list", "data": cards_of(state.common.models, started)})
-        cards = [adapter_card(state, started, name) for name in state.adapters]
-        return JSONResponse({"object": "list", "data": [model_card(state, started), *cards]})
+            return cards_of(state.common.models, started)
+        return [model_card(state, started), *(adapter_card(state, started, name) for name in state.adapters)]
 
-    async def model(request: Request) -> Response:
-        name = request.path_params["name"]
+    def card_of(name: str) -> dict[str, Any]:
         if state.common.models is not None:
-            return JSONResponse(card_named(name, state.common.models, started))
+            return card_named(name, state.common.models, started)
         if is_served(name, state):
-            return JSONResponse(model_card(state, started))
+            return model_card(state, started)
         if name not in state.adapters:
             raise unknown_model(name, (state.context.info.model_name, *state.adapters))
-        return JSONResponse(adapter_card(state, started, name))
+        return adapter_card(state, started, name)
 
-    about, about_one = Docs("OpenAI", "The models and their adapters."), Docs("OpenAI", "One of them.")
+    async def models(request: Request) -> Response:
+        if is_from_anthropic_client(request):
+            return JSONResponse(anthropic_page(all_cards(), request))
+        return JSONResponse({"object": "list", "data": all_cards()})
+
+    async def model(request: Request) -> Response:
+        card = card_of(request.path_params["name"])
+        return JSONResponse(anthropic_card(card) if is_from_anthropic_client(request) else card)
+
+    headers = {"anthropic-version": "With it, the answer has the form of Anthropic's API."}
+    about = Docs("OpenAI", "The models and their adapters.", headers=headers)
+    about_one = about._replace(summary="One of them.")
     return [
         *(Entry(f"{version}/models", models, access="user", docs=about) for version in ("/v1", "")),
         *(Entry(f"{version}/models/{{name:path}}", model, access="user", docs=about_one) for version in ("/v1", "")),

@@ -18,7 +18,7 @@ from tureen.engine.queue import (
     priority_first,
 )
 from tureen.engine.sequence import Sequence
-from tureen.errors import InvalidRequest, NotFound, RequestFailed, TureenError, Unavailable, echo
+from tureen.errors import ContextExceeded, InvalidRequest, NotFound, RequestFailed, TureenError, Unavailable, echo
 from tureen.log import get_logger
 from tureen.text.detokenizer import Detokenizer
 from tureen.text.tokenizer import Tokenizer
@@ -90,9 +90,11 @@ class EmbeddingEngine:
         if request.embeds:
             raise InvalidRequest("input_embeds: this model takes text or token ids", field="input_embeds")
         if not 1 <= len(request.token_ids) <= self._max_tokens:
-            raise InvalidRequest(
+            raise ContextExceeded(
                 f"the text has {len(request.token_ids)} tokens; the model takes 1 to {self._max_tokens}",
-                code="prompt_too_long",
+                field=None,
+                num_tokens=len(request.token_ids),
+                capacity=self._max_tokens,
             )
         num_waiting = sum(not sequence.request.when_idle for sequence in self._waiting.values())
         if num_waiting > self._max_queued and not request.when_idle:  # one of them runs

@@ -36,7 +36,7 @@ from tureen.engine.rows import RowRunner
 from tureen.engine.scheduler import Scheduler
 from tureen.engine.sequence import Sequence
 from tureen.engine.states import make_cache
-from tureen.errors import InvalidRequest, NotFound, TureenError, Unavailable, echo
+from tureen.errors import ContextExceeded, InvalidRequest, NotFound, TureenError, Unavailable, echo
 from tureen.log import get_logger
 from tureen.text.detokenizer import Detokenizer
 from tureen.text.tokenizer import Tokenizer
@@ -356,10 +356,11 @@ def _check_length(request: GenerateRequest, limit: int) -> None:
     if not num_prompt:
         raise InvalidRequest("the prompt is empty; it must have at least one token", field="input_ids")
     if num_prompt + request.max_new_tokens > limit:
-        raise InvalidRequest(
+        raise ContextExceeded(
             f"the prompt has {num_prompt} tokens and max_new_tokens is {request.max_new_tokens}: together "
             f"{num_prompt + request.max_new_tokens}, but at most {limit} fit; shorten the prompt, lower "
             "max_new_tokens, or start the server with a larger --context-length or --max-total-tokens",
             field="max_new_tokens" if num_prompt < limit else "input_ids",
-            code="prompt_too_long",
+            num_tokens=num_prompt + request.max_new_tokens,
+            capacity=limit,
         )

@@ -26,6 +26,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from tureen import __version__
 from tureen.errors import StartupError, echo
+from tureen.log import size
 
 PART: Final = ".part"
 CHUNK_BYTES: Final = 1 << 20
@@ -244,7 +245,7 @@ def require_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise StartupError(
-            f"{needed / 1e6:,.0f} MB are needed and {free / 1e6:,.0f} MB are free on the disk of {folder}; make room "
+            f"{size(needed)} are needed and {size(free)} are free on the disk of {folder}; make room "
             "(tureen list, tureen rm NAME), or choose another --download-dir"
         )
 

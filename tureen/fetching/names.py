@@ -43,6 +43,9 @@ def parse(name: str) -> Reference:
     match = HUB_ID.fullmatch(plain)
     if match is not None and (plain != name or not plain.endswith(".gguf") or match["tag"]):
         return Reference("hub", match["name"], match["tag"] or "")
+    if sizes := _on_hub(name):
+        size, on_hub = sizes[0]
+        raise StartupError(f"model {name}: this is Ollama's name; on the hub, its size {size} is {on_hub}")
     raise StartupError(
         f"model {name[:300]!r}: there is no such file or folder{_near_miss(name, path)}; give {WHAT_IS_TAKEN}"
     )
@@ -54,6 +57,12 @@ def on_shelf(name: str) -> str | None:
     names = list(shelf().models)
     sizes = [known for known in names if asked in (known, known.partition(":")[0])]
     return asked if asked in names else sizes[0] if len(sizes) == 1 else None
+
+
+def _on_hub(name: str) -> list[tuple[str, str]]:
+    """Return the sizes of a model of Ollama's name, and what each is on the hub: the size that is asked for first."""
+    family, _, asked = name.lower().partition(":")
+    return sorted(shelf().hub.get(family, {}).items(), key=lambda pair: pair[0] != asked)
 
 
 def _exists(path: Path) -> bool:

@@ -36,10 +36,12 @@ class ShelfModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Shelf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The known models by their names, and the wheels that they come in by their requirements."""
+    """The known models by their names, and the wheels that they come in by their requirements. `hub`: Ollama's names of
+    other models, with a file on the hub for each size, the usual one first."""
 
     models: dict[str, ShelfModel]
     wheels: dict[str, Wheel]
+    hub: dict[str, dict[str, str]]
 
 
 @functools.cache

@@ -12,7 +12,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Match
 
 from tureen.config import Config
 from tureen.config_facts import asks_for_traces
@@ -29,8 +28,8 @@ from tureen.control import (
     weight_routes,
 )
 from tureen.control.reporter import report_forever, sample_forever
-from tureen.errors import InvalidRequest, MethodNotAllowed, NotFound, RequestFailed, TureenError, echo
-from tureen.front import compat, generate, openapi, page, playground
+from tureen.errors import InvalidRequest, MethodNotAllowed, RequestFailed, TureenError, UpgradeRefused
+from tureen.front import compat, generate, openapi, page, playground, unknown_routes
 from tureen.http import replay
 from tureen.http.call import call_of, error_response_for
 from tureen.http.dialect import ClientGone, Entry, Routes, dialects
@@ -175,16 +174,13 @@ async def _too_deep(request: Request, _: Exception) -> Response:
 async def _http_exception(request: Request, error: Exception) -> Response:
     """Answers Starlette's errors: no such route, or not this method."""
     assert isinstance(error, HTTPException)
-    if error.status_code == 405:
-        matching = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
-        allowed = ", ".join(sorted({method for route in matching for method in route.methods}))
-        response = error_response_for(
-            MethodNotAllowed(f"{request.method} is not for this path; use {allowed}"), request.scope
-        )
-        response.headers["allow"] = allowed
-        return response
-    unknown = NotFound(f"there is nothing at {echo(request.scope['path'])}", code="unknown_route")
-    return error_response_for(unknown, request.scope)
+    answer = unknown_routes.error_for(request.scope, request.app.routes, error.status_code)
+    response = error_response_for(answer, request.scope)
+    if isinstance(answer, MethodNotAllowed):
+        response.headers["allow"] = answer.allowed
+    elif isinstance(answer, UpgradeRefused):
+        response.headers["upgrade"] = "HTTP/1.1"
+    return response
 
 
 async def _client_gone(_: Request, __: Exception) -> Response:

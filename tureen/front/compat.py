@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -24,6 +25,8 @@ class FieldVerdict(NamedTuple):
     standing: Standing
     note: str
 
+
+CODE = re.compile(r"`([^`]+)`")
 
 LEAD = """\
 <header><h1>What of each API is honoured</h1><a href="docs">routes and fields</a> <a href="compat.json">as JSON</a>
@@ -108,14 +111,19 @@ def _other_fields(route: CompatRoute) -> Standing:
     return "told" if route.parts[0].table.tells_unknown else "refused"
 
 
+def _prose(text: str) -> str:
+    """Return a text as HTML; `code` in it as Markdown has it."""
+    return CODE.sub(r"<code>\1</code>", html.escape(text))
+
+
 def _section(route: CompatRoute) -> str:
     lines = [
         f"<tr><td><code>{html.escape(row.field)}</code></td><td class={row.standing}>{row.standing}</td>"
-        f"<td>{html.escape(row.note)}</td></tr>"
+        f"<td>{_prose(row.note)}</td></tr>"
         for row in rows_of(route)
     ]
     name = f"{html.escape(route.api)} <code>{route.route}</code>"
-    heading = f"<summary><h2>{name}</h2><span>{len(lines)} fields</span></summary>"
+    heading = f"<summary><h2>{name}</h2><span>{len(lines)} {'field' if len(lines) == 1 else 'fields'}</span></summary>"
     others = f"<p>Fields that are not listed are {_other_fields(route)}.</p>"
     head = "<thead><tr><th scope=col>field</th><th scope=col>what becomes of it</th><th scope=col>how</th></tr></thead>"
     table = f"<table>{head}<tbody>{''.join(lines)}</tbody></table>"

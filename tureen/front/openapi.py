@@ -208,6 +208,8 @@ def _schemas(bodies: Iterable[type[msgspec.Struct]], field_types: FieldTypes) ->
         own[alias] = own[name] | {"description": f"The same as {name}."}
         own[alias].pop(GROUP, None)
     for schema in schemas.values():
+        first_paragraph = schema.get("description", "").partition("\n\n")[0]  # what follows in a docstring is for us
+        schema["description"] = " ".join(first_paragraph.split())
         required = schema.get("required", ())
         for name, property_schema in schema.get("properties", {}).items():
             if name not in required:

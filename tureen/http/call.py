@@ -73,4 +73,6 @@ async def until_gone(receive: Receive) -> None:
 
 def error_response_for(error: TureenError, scope: Scope) -> Response:
     """Returns the error in the form of the API that was called."""
-    return call_of(scope).render_error(error)
+    call = call_of(scope)
+    error.request_id = call.request_id
+    return call.render_error(error)

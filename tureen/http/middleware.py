@@ -38,6 +38,9 @@ MIN_BODY_RATE = 16 << 10
 """Bytes a second that a client must send after BODY_GRACE_S. Time that the server itself takes is not counted."""
 MAX_BODY_S = 600.0
 IGNORED_HEADER, STRICT_HEADER = b"x-tureen-ignored", b"x-tureen-strict"
+REQUEST_ID_HEADERS = (b"x-request-id", b"request-id")
+"""Headers with the id of the request: OpenAI's clients read the first, Anthropic's the second."""
+
 CLIENT_GONE_STATUS = 499
 """Status in log and metrics of a request whose client has left, as in nginx."""
 
@@ -70,7 +73,8 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 extra = [] if call.work is None else call.work.account.headers()
-                headers = [*message.get("headers", ()), (b"x-request-id", call.request_id.encode()), *extra]
+                ids = [(name, call.request_id.encode()) for name in REQUEST_ID_HEADERS]
+                headers = [*message.get("headers", ()), *ids, *extra]
                 message = {**message, "headers": headers}
             await send(message)
 
@@ -214,17 +218,18 @@ def check_access(
     Stores the client's name, limits and admin rights, as its key has them, in the call.
     """
     is_local = _is_local(scope)
-    key = keys.find(authorization(scope))
+    presented = authorization(scope)
+    key = keys.find(presented)
     call.client_name = (key.name if key is not None else "") or call.client_name
     call.limits = NO_LIMITS if key is None else key.limits
-    call.admin_refusal = keys.admin_refusal(key, is_local=is_local)
+    call.admin_refusal = keys.admin_refusal(key, presented, is_local=is_local)
     access = "user" if route is None else getattr(route, "access", None)
     other_name = None if key is not None else hosts.refusal(_header(scope, b"host"))
     refusal: TureenError | None
     if access == "open":
         refusal = other_name if hosts.is_for_this_machine else None
     elif access == "user":
-        refusal = keys.user_refusal(key) or other_name or _page_refusal(scope, route, key, origins)
+        refusal = keys.user_refusal(key, presented) or other_name or _page_refusal(scope, route, key, origins)
     elif access == "admin":
         refusal = call.admin_refusal or other_name or _page_refusal(scope, route, key, origins)
     else:

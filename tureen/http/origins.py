@@ -29,7 +29,7 @@ USUAL_PORTS = {"http": ":80", "https": ":443"}
 PRIVATE_DOMAINS = (".local", ".localhost", ".internal", ".home.arpa", ".svc")
 """Domains that no registrar sells: RFC 6762, RFC 6761, ICANN's resolution 2024.07.29.06, RFC 8375, Kubernetes."""
 METHODS = ("GET", "HEAD", "POST", "DELETE")
-READABLE = ("x-tureen-ignored", "x-request-id", "retry-after")
+READABLE = ("x-tureen-ignored", "x-request-id", "request-id", "retry-after")
 """Headers of answers that a script may read, beside those that every script may."""
 
 

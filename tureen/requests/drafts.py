@@ -12,7 +12,7 @@ from tureen.config import Config
 from tureen.constraining.availability import why_unconstrained
 from tureen.contract.params import CONSTRAINTS, JsonObject, SamplingParams
 from tureen.contract.types import GenerateRequest, HiddenStates, LogprobSpec, MediaItem
-from tureen.errors import InvalidRequest
+from tureen.errors import ContextExceeded, InvalidRequest
 from tureen.grammar.base import GrammarSpec
 from tureen.requests import telling
 from tureen.requests.planning import Sampling, name_requests
@@ -282,12 +282,14 @@ def _max_new_tokens(sampling: Sampling, prompt_name: str, num_prompt: int, conte
         raise too_long(num_prompt, prompt_name, context)
     field = sampling.names.path("max_new_tokens")
     if requested is not None and requested > room and sampling.origins.get("max_new_tokens") == "request":
-        raise InvalidRequest(
+        raise ContextExceeded(
             f"{field}: the prompt's {num_prompt} tokens and {field.split('.')[-1]} {requested} make "
-            f"{num_prompt + requested}, more than the context length of {context.capacity}; lower it to at most {room}"
+            f"{num_prompt + requested}, more than the maximum context length of {context.capacity} tokens; lower it to "
+            f"at most {room}"
             + (", or send null for up to the context end" if field.endswith("max_new_tokens") else ""),
             field=field,
-            code="context_exceeded",
+            num_tokens=num_prompt + requested,
+            capacity=context.capacity,
         )
     resolved = room if requested is None else min(requested, room)
     if sampling.params.min_new_tokens > resolved:

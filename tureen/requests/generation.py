@@ -120,6 +120,7 @@ class Remarks(NamedTuple):
     is_valid: bool | None = None  # where something is not enforced; None: it was cut, or nobody could tell
     effective: EffectiveParams | None = None  # None: nobody asked for them
     timeline: Timeline | None = None  # once it has ended, if it is timed
+    first: tuple[float, int] | None = None  # seconds until the first tokens came, and their number
     hardware: tuple[str, ...] = ()  # that has computed it, where it moved to another one
 
     @property
@@ -177,6 +178,8 @@ class Output:
         self.usage = delta.usage or self.usage
         self.remarks = self.remarks._replace(unenforced=delta.unenforced, timeline=delta.timeline)
         self.elapsed_s = time.monotonic() - self.started_s
+        if self.remarks.first is None and self.token_ids:
+            self.remarks = self.remarks._replace(first=(self.elapsed_s, len(self.token_ids)))
         if delta.finish is not None and delta.finish.reason == "shutdown":
             raise Unavailable("the server was shut down before the request ended", code="draining")
         self.finish = delta.finish

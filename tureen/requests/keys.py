@@ -59,14 +59,15 @@ class Keys(msgspec.Struct, frozen=True):
                 match = key
         return match if scheme.lower() == SCHEME.lower() else None
 
-    def user_refusal(self, key: Key | None) -> TureenError | None:
-        """Returns the error for a caller with `key` (None = no key) that may not call a user route; None = it may."""
+    def user_refusal(self, key: Key | None, authorization: bytes) -> TureenError | None:
+        """Return the error for a caller that may not call a user route; None = it may. `key`: the one that `find` found
+        in the Authorization header."""
         if key is None and self.for_users:
-            return Unauthorized("this server needs an API key; send the header 'Authorization: Bearer KEY'")
+            return Unauthorized(_why_refused(authorization, "this server needs an API key"))
         return None
 
-    def admin_refusal(self, key: Key | None, *, is_local: bool) -> TureenError | None:
-        """Returns the error for a caller with `key` (None = no key) that may not call an admin route; None = it may.
+    def admin_refusal(self, key: Key | None, authorization: bytes, *, is_local: bool) -> TureenError | None:
+        """Return the error for a caller that may not call an admin route; None = it may. `key`: as for `user_refusal`.
 
         `is_local`: the caller is on this machine, and is no page of another site.
         """
@@ -75,7 +76,7 @@ class Keys(msgspec.Struct, frozen=True):
                 None if key.is_admin else Forbidden("this needs the admin key of the server", code="admin_key_needed")
             )
         if self.keys:
-            return Unauthorized("this needs the server's admin key; send the header 'Authorization: Bearer KEY'")
+            return Unauthorized(_why_refused(authorization, "this needs the server's admin key"))
         if is_local:
             return None
         return Forbidden(
@@ -83,6 +84,15 @@ class Keys(msgspec.Struct, frozen=True):
             "start the server with --admin-api-key",
             code="admin_key_needed",
         )
+
+
+def _why_refused(authorization: bytes, needed: str) -> str:
+    """Return the message for an Authorization header, b"" = none, without a key of the server."""
+    if not authorization:
+        return f"{needed}; send the header 'Authorization: Bearer KEY'"
+    if authorization[: len(SCHEME)].lower() != SCHEME.lower():
+        return f"{needed}, but the header Authorization is not of the form 'Bearer KEY'"
+    return f"{needed}, and the key in the header Authorization is not one of its keys; check it for a typing error"
 
 
 def load_keys(config: Config) -> Keys:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.contract.params import SamplingParams
-from tureen.contract.types import LogprobSpec, ScoreActivation
+from tureen.contract.types import LEAST_LOGPROB, LogprobSpec, ScoreActivation
 from tureen.requests import tokenising, waves
 from tureen.requests.drafts import Options
 from tureen.requests.embedding import NOTHING_DRAWN, limit_of, vector_of
@@ -100,8 +99,8 @@ def question(pair: Pair, instruct: str | None) -> str:
 
 def yes_share(output: Output) -> float:
     """Returns the probability of yes among yes and no."""
-    yes, no = (-math.inf if value is None else value for value, _ in output.output_logprobs[0].token_ids or ())
-    return float(activated(np.array([yes - no]), "sigmoid")[0]) if yes > -math.inf else 0.0
+    yes, no = (LEAST_LOGPROB if value is None else value for value, _ in output.output_logprobs[0].token_ids or ())
+    return float(activated(np.array([yes - no]), "sigmoid")[0]) if yes > LEAST_LOGPROB else 0.0
 
 
 def prompt_of(pair: Pair, limit: int | None, context: Context) -> Prompt:

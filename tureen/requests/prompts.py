@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tureen.contract.types import NO_TOKEN, MediaItem
-from tureen.errors import InvalidRequest, echo
+from tureen.errors import ContextExceeded, InvalidRequest, echo
 from tureen.requests.planning import check_batch
 from tureen.requests.state import Context
 
@@ -107,13 +107,14 @@ def last_tokens(prompt: Prompt, most: int | None, field: str) -> Prompt:
     return prompt._replace(token_ids=prompt.token_ids[-most:])
 
 
-def too_long(num_prompt: int, prompt_name: str, context: Context) -> InvalidRequest:
+def too_long(num_prompt: int, prompt_name: str, context: Context) -> ContextExceeded:
     """Returns the error for a prompt of `num_prompt` tokens that exceeds the context."""
-    return InvalidRequest(
+    return ContextExceeded(
         f"The input ({num_prompt} tokens) is longer than the model's context length ({context.capacity} tokens); "
         "shorten it, or start the server with a larger --context-length or --max-total-tokens.",
         field=prompt_name,
-        code="prompt_too_long",
+        num_tokens=num_prompt,
+        capacity=context.capacity,
     )
 
 
@@ -148,11 +149,12 @@ def _embedding(matrix: list[Any], where: str, context: Context) -> Prompt:
     if not matrix:
         raise InvalidRequest(f"{where} is empty; a prompt has at least one token", field=where, code="empty_prompt")
     if len(matrix) > context.capacity:
-        raise InvalidRequest(
+        raise ContextExceeded(
             f"The input ({len(matrix)} embeddings in {where}) is longer than the model's context length "
             f"({context.capacity} tokens); shorten it.",
             field=where,
-            code="prompt_too_long",
+            num_tokens=len(matrix),
+            capacity=context.capacity,
         )
     for position, row in enumerate(matrix):
         if not isinstance(row, list):

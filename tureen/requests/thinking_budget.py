@@ -156,7 +156,8 @@ def _extend(output: Output, whole: Output, update: Output) -> None:
     output.hidden_states = update.hidden_states
     output.elapsed_s, output.finish = update.elapsed_s, update.finish
     explanations = whole.remarks.explanations + update.remarks.explanations
-    output.remarks = update.remarks._replace(effective=whole.remarks.effective, explanations=explanations)
+    first = whole.remarks.first or update.remarks.first
+    output.remarks = update.remarks._replace(effective=whole.remarks.effective, explanations=explanations, first=first)
 
 
 def _later(request: GenerateRequest, num_mark: int, state: ServerState) -> LaterGrammar | None:

@@ -23,8 +23,11 @@ NEAR = 0.8
 
 
 def thinking_kwargs(enable: bool, field: str, tools: Sequence[Tool], context: Context) -> dict[str, bool]:
-    """Returns the chat template's variable that turns reasoning on or off, with its value; {} when the model already
-    does as asked. Raises InvalidRequest when it does not and its template has no such variable."""
+    """Return the chat template's variable that turns reasoning on or off, with its value; {} if it has none.
+
+    A request to think is reported as ignored if the model does not think: the answer has no reasoning, which every API
+    allows. Raises InvalidRequest for a request not to think if the model thinks all the same.
+    """
     templates = context.chat_templates
     if isinstance(templates, str):
         return {}  # no chat is possible; rendering the prompt raises the reason
@@ -33,7 +36,7 @@ def thinking_kwargs(enable: bool, field: str, tools: Sequence[Tool], context: Co
             return {name: enable}
     thinks = context.reasoning_format is not None
     if enable and not thinks:
-        raise InvalidRequest(f"{field}: this model does not think before it answers; leave it out", field=field)
+        telling.tell(field, "this model does not think before it answers")
     if thinks and not enable:
         raise InvalidRequest(
             f"{field}: this model's chat template cannot tell it not to think; leave it out", field=field

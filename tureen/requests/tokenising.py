@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from tureen.contract.types import PICTURE, VIDEO
-from tureen.errors import InvalidRequest, echo
+from tureen.errors import ContextExceeded, InvalidRequest, echo
 from tureen.media.base import Family
 from tureen.media.families import why_blind
 from tureen.requests.media_fields import MediaPlacer, PromptMedia, check_count
@@ -142,11 +142,12 @@ def check_lengths(texts: Sequence[str], names: Sequence[str], context: Context) 
     limit = context.capacity * context.tokenizer.max_token_chars
     for text, name in zip(texts, names, strict=True):
         if len(text) > limit:
-            raise InvalidRequest(
+            raise ContextExceeded(
                 f"The input ({len(text)} characters) is longer than the model's context length ({context.capacity} "
                 "tokens) can hold; shorten it.",
                 field=name,
-                code="prompt_too_long",
+                num_tokens=-(-len(text) // context.tokenizer.max_token_chars),
+                capacity=context.capacity,
             )
 
 

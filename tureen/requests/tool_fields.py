@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -85,6 +85,21 @@ class ToolChoiceField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     type: Literal["function", "custom"]
     function: Annotated[NamedFunctionField | None, Meta(description="With type function.")] = None
     custom: Annotated[NamedFunctionField | None, Meta(description="With type custom.")] = None
+
+
+class AllowedToolsField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Only these tools may be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolChoiceField], Meta(max_length=MAX_TOOLS)]
+
+
+class ChosenTools(NamedTuple):
+    """The tools that may be called, the index of each in the client's list, and the choice among them."""
+
+    tools: tuple[Tool, ...]
+    places: tuple[int, ...]
+    choice: ToolChoice
 
 
 def read_tools(value: Any, field: str = "tools", *, custom: bool = False) -> tuple[Tool, ...]:
@@ -197,10 +212,12 @@ def read_tool_choice(value: Any, tools: Sequence[Tool], field: str = "tool_choic
         return choose(ToolChoice(value or "auto"), tools, field)  # type: ignore[arg-type]
     if isinstance(value, dict) and value.get("type") not in (None, "function", "custom"):
         raise InvalidRequest(
-            f'{field}.type must be "function" or "custom", got {echo(value["type"])}; '
+            f'{field}.type must be "function", "custom" or "allowed_tools", got {echo(value["type"])}; '
             "send only the tools that may be called",
             field=f"{field}.type",
         )
+    if isinstance(value, dict) and value.get("type") is None and "function" in value:
+        value = value | {"type": "function"}  # TGI's clients leave it out
     named = _entry(value, ToolChoiceField, field)
     _check_only(named, field)
     name, name_field = getattr(named, named.type).name, f"{field}.{named.type}.name"
@@ -208,6 +225,25 @@ def read_tool_choice(value: Any, tools: Sequence[Tool], field: str = "tool_choic
     if any(tool.name == name and (tool.free_input is not None) is not (named.type == "custom") for tool in tools):
         raise InvalidRequest(f"{name_field} {echo(name)} is a tool of the other type", field=name_field)
     return chosen
+
+
+def chosen_tools(value: Any, tools: Sequence[Tool], field: str = "tool_choice") -> ChosenTools:
+    """Reads a tool choice as `read_tool_choice` does, or OpenAI's `allowed_tools`: the model is shown these tools only.
+
+    Raises InvalidRequest.
+    """
+    if not isinstance(value, dict) or value.get("type") != "allowed_tools":
+        return ChosenTools(tuple(tools), tuple(range(len(tools))), read_tool_choice(value, tools, field))
+    inside = f"{field}.allowed_tools"
+    allowed = _entry(value.get("allowed_tools"), AllowedToolsField, inside)
+    choices = [
+        read_tool_choice(msgspec.to_builtins(entry), tools, f"{inside}.tools[{index}]")
+        for index, entry in enumerate(allowed.tools)
+    ]
+    names = {choice.name for choice in choices}
+    places = tuple(index for index, tool in enumerate(tools) if tool.name in names)
+    left = tuple(tools[index] for index in places)
+    return ChosenTools(left, places, choose(ToolChoice(allowed.mode), left, field))
 
 
 def choose(choice: ToolChoice, tools: Sequence[Tool], field: str, name_field: str = "") -> ToolChoice:
@@ -226,16 +262,18 @@ def choose(choice: ToolChoice, tools: Sequence[Tool], field: str, name_field: st
     return choice if tools else ToolChoice("none")
 
 
-def read_arguments(text: str, field: str) -> dict[str, Any]:
-    """Parses the arguments of a call that a client sends back: a JSON object as text; "" = {}. Raises
-    InvalidRequest."""
+def read_arguments(text: str) -> dict[str, Any] | str:
+    """Parse the arguments of a call that a client sends back: an object; blank text and null are {}.
+
+    Return any other text as it is: a model wrote it in an earlier answer, and refusing it would end the conversation.
+    """
     try:
-        arguments = msgspec.json.decode(text or "{}")
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
-        raise InvalidRequest(f"{field} is not valid JSON: {str(error)[:200]}", field=field) from None
-    if not isinstance(arguments, dict):
-        raise InvalidRequest(f"{field} must be a JSON object, got {echo(arguments)}", field=field)
-    return arguments
+        arguments = msgspec.json.decode(text) if text.strip() else None
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return text
+    if arguments is None:
+        return {}
+    return arguments if isinstance(arguments, dict) else text
 
 
 def call_id() -> str:

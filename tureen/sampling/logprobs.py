@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tureen.contract.types import LogprobSpec, PositionLogprobs, TokenLogprob
+from tureen.contract.types import LEAST_LOGPROB, LogprobSpec, PositionLogprobs, TokenLogprob
 from tureen.sampling.arithmetic import Arithmetic, Ids, Softmaxes
 
 
@@ -16,7 +16,8 @@ def report(
 ) -> list[PositionLogprobs]:
     """Returns for each row the log softmax at its token and at what its spec asks for, in nats.
 
-    token_ids: the token drawn in each row. A value that is not finite (that of a forbidden token) becomes None.
+    token_ids: the token drawn in each row. A value that is not finite (that of a forbidden token) becomes
+    LEAST_LOGPROB.
     """
     columns = [np.array(token_ids, dtype=np.int64)[:, None]]
     most = max(spec.top for spec in specs)
@@ -44,7 +45,7 @@ def _position(values: list[float], ids: list[int], num_top: int, spec: LogprobSp
 
 
 def _entry(value: float, token_id: int) -> TokenLogprob:
-    return (value if math.isfinite(value) else None), token_id
+    return (value if math.isfinite(value) else LEAST_LOGPROB), token_id
 
 
 def _padded(lists: Sequence[Sequence[int]]) -> Ids:

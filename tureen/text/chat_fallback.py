@@ -41,6 +41,7 @@ class Abilities(NamedTuple):
     parts: bool = False  # content may be a list of parts
     placed: frozenset[str] = frozenset()  # kinds of parts, image and video, for which it writes a placeholder
     call_strings: bool = False  # a call's arguments must be JSON text
+    call_texts: bool = True  # a call's arguments may be text that is no JSON
     short_ids: bool = False  # the ids of calls must be SHORT_ID
     marked_roles: bool = False  # it builds control tokens out of roles, such as '<|' + role + '|>'
 
@@ -107,9 +108,13 @@ def joined(content: str | list[dict[str, Any]], placeholders: Mapping[str, str],
 
 
 def _adapted_call(call: dict[str, Any], abilities: Abilities) -> dict[str, Any]:
-    if abilities.call_strings:
-        function = call["function"]
-        call = {**call, "function": {**function, "arguments": _json(function["arguments"])}}
+    function = call["function"]
+    arguments = function["arguments"]
+    if isinstance(arguments, str):
+        arguments = arguments if abilities.call_texts else {"input": arguments}
+    elif abilities.call_strings:
+        arguments = _json(arguments)
+    call = {**call, "function": {**function, "arguments": arguments}}
     return {**call, "id": _short(call["id"])} if abilities.short_ids else call
 
 

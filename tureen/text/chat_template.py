@@ -152,7 +152,8 @@ class ChatTemplate:
         variables |= {"tools": as_dicts or None, "add_generation_prompt": begins}
         marks_roles = self._abilities.marked_roles
         job = self._job(adapted_messages, variables, field, marks_roles=marks_roles)
-        return Rendering(self, job, field, marks_roles=marks_roles, is_cut=continue_final_message)
+        is_blank = continue_final_message and _is_blank(messages[-1])
+        return Rendering(self, job, field, marks_roles=marks_roles, is_cut=continue_final_message, is_blank=is_blank)
 
     @property
     def is_probed(self) -> bool:
@@ -232,6 +233,7 @@ class ChatTemplate:
             parts=parts,
             placed=frozenset(placed),
             call_strings=self._wants_call_strings(needle),
+            call_texts=NEEDLE in self._tried_call(needle, f'["{NEEDLE}"'),
             short_ids=self._wants_short_ids(needle),
             marked_roles=self._wants_marked_roles(needle),
         )
@@ -245,14 +247,16 @@ class ChatTemplate:
         except InvalidRequest:
             return ""
 
-    def _wants_call_strings(self, content: Any) -> bool:
-        def tried(arguments: Any) -> str:
-            function = {"name": "f", "arguments": arguments}
-            calls = [{"id": "abcdef123", "type": "function", "function": function}]
-            return self._tried(_user(content), {"role": "assistant", "content": "", "tool_calls": calls})
+    def _tried_call(self, question: Any, arguments: Any) -> str:
+        """Renders a question and a call with these arguments; "" when the template fails."""
+        calls = [{"id": "abcdef123", "type": "function", "function": {"name": "f", "arguments": arguments}}]
+        return self._tried(
+            {"role": "user", "content": question}, {"role": "assistant", "content": "", "tool_calls": calls}
+        )
 
-        of_object, text = tried({NEEDLE: NEEDLE}), f'{{"{NEEDLE}": "{NEEDLE}"}}'
-        return (not of_object or f"{{'{NEEDLE}'" in of_object) and text in tried(text)
+    def _wants_call_strings(self, content: Any) -> bool:
+        of_object, text = self._tried_call(content, {NEEDLE: NEEDLE}), f'{{"{NEEDLE}": "{NEEDLE}"}}'
+        return (not of_object or f"{{'{NEEDLE}'" in of_object) and text in self._tried_call(content, text)
 
     def _wants_short_ids(self, content: Any) -> bool:
         def takes(name: str) -> bool:
@@ -279,13 +283,16 @@ class ChatTemplate:
 class Rendering:
     """A chat about to be rendered. `job`: what the template is to do, see template_jobs.py."""
 
-    def __init__(self, template: ChatTemplate, job: bytes, field: str, *, marks_roles: bool, is_cut: bool) -> None:
-        """`is_cut`: the rendering ends inside the last message."""
+    def __init__(
+        self, template: ChatTemplate, job: bytes, field: str, *, marks_roles: bool, is_cut: bool, is_blank: bool
+    ) -> None:
+        """`is_cut`: the rendering ends inside the last message; `is_blank`: which has no text yet."""
         self._template = template
         self.job = job
         self._field = field
         self._marks_roles = marks_roles
         self._is_cut = is_cut
+        self._is_blank = is_blank
 
     def finish(self, do: Callable[[], bytes]) -> str:
         """Returns the prompt's text. `do` returns the answer to the job. Raises as `ChatTemplate.render` does."""
@@ -293,7 +300,7 @@ class Rendering:
         text = self._template.read(do, self._field)
         if self._marks_roles:
             text = controls.join_roles(text)
-        return _cut(text, controls.end_mark, self._field) if self._is_cut else text
+        return _cut(text, controls.end_mark, self._field, is_blank=self._is_blank) if self._is_cut else text
 
 
 class ChatTemplates(NamedTuple):
@@ -431,10 +438,19 @@ def _open_ended(messages: Sequence[Message], mark: str, field: str) -> list[Mess
     return [*messages[:-1], {**last, "content": content}]
 
 
-def _cut(rendering: str, mark: str, field: str) -> str:
-    """Returns the rendering before `mark`. Raises InvalidRequest when the template did not write it."""
+def _is_blank(message: Message) -> bool:
+    content = message.get("content") or ""
+    return not (content if isinstance(content, str) else "".join(part.get("text", "") for part in content)).strip()
+
+
+def _cut(rendering: str, mark: str, field: str, *, is_blank: bool) -> str:
+    """Returns the rendering before `mark`, without the white space that ends the message's text if the template trims
+    it. White space before a message without text (`is_blank`) is the template's own.
+
+    Raises InvalidRequest when the template did not write the mark.
+    """
     before, separator, after = rendering.rpartition(mark)
     if not separator:
         message = f"{field}: the model's chat template does not write the last message's text, to be continued"
         raise InvalidRequest(message, field=field)
-    return before if after.startswith(" ") else before.rstrip()
+    return before if is_blank or after.startswith(" ") else before.rstrip()

@@ -10,7 +10,7 @@ import msgspec
 Message = dict[str, Any]
 """A message has role and content (a string, or a list of {"type": "text", "text"}, {"type": "image"} and {"type":
 "video"}), and may have name, reasoning_content, tool_call_id, and tool_calls as [{"id", "type": "function", "function":
-{"name", "arguments": an object}}]."""
+{"name", "arguments": an object, or text if a model wrote something else}}]."""
 
 MAX_MESSAGES = 4096
 """The largest number of messages of a chat."""

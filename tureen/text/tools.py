@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from tureen.errors import StartupError, echo
+from tureen.text.call_tags import is_raw_input
 from tureen.text.messages import Part, Tool, ToolChoice
 
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -156,6 +157,9 @@ def _schema_paths(layout: dict[str, Any], path: str) -> Iterator[str]:
 
 def _schema_formats(layout: dict[str, Any], path: str = "") -> Iterator[tuple[dict[str, Any], str]]:
     """Yields the formats of arguments in a layout, and their paths."""
+    if is_raw_input(layout):
+        yield layout["elements"][1], f"{path}.elements[1]"
+        return
     if layout["type"] in ("json_schema", "json_string"):
         yield layout, path
     for name in ("elements", "tags"):

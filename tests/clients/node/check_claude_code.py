@@ -17,7 +17,6 @@ SETTINGS = {
     "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "512",  # an answer that reaches it is an error there
     "CLAUDE_CODE_MAX_RETRIES": "0",
     "DISABLE_AUTOUPDATER": "1",
-    "MAX_THINKING_TOKENS": "0",  # the default model does not think
 }
 
 

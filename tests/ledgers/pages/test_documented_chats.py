@@ -29,6 +29,7 @@ LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predi
 
 EXPECTED = {
     "What is the capital of France?": r"\bParis\b",
+    "What is the capital of Japan?": r"\bTokyo\b",
     "The capital of France is": r"\bParis\b",
     "Is water wet? ": r"^(yes|no)$",
     "Is it warm in Paris?": r'"city": ?"',

@@ -80,7 +80,7 @@ def test_the_tables_of_a_file_are_models_with_settings_of_their_own(tmp_path):
 def test_a_message_on_standard_input_is_answered_with_nothing_but_the_answer(tmp_path):
     done = completed(block_with("terminal.md", "| tureen chat"), tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "Paris" in done.stdout
+    assert "Tokyo" in done.stdout
     assert len(done.stdout.splitlines()) == 1
 
 
@@ -101,10 +101,10 @@ def test_a_file_of_prompts_is_answered_line_by_line_and_not_again(tmp_path):
 def test_a_model_is_shown_with_what_it_needs_and_whether_it_fits(tmp_path):
     done = completed("tureen show smollm2:135m", tmp_path)
     needs = re.search(
-        r"needs +\d+ MB of memory: weights 97 MB, KV cache 195 MB \(8,192 tokens at 24 kB each\)", done.stdout
+        r"needs +\d+ MiB of memory: weights 92 MiB, KV cache 186 MiB \(8,192 tokens at 23 KiB each\)", done.stdout
     )
     assert needs, done.stdout
-    assert re.search(r"memory +[\d.]+ GB free of [\d.]+ GB: it fits", done.stdout)
+    assert re.search(r"memory +[\d.]+ GiB free of [\d.]+ GiB: it fits", done.stdout)
 
 
 def test_a_model_is_pulled_served_and_removed_by_its_name(default_model_source, tmp_path):
@@ -122,7 +122,7 @@ def test_a_model_is_pulled_served_and_removed_by_its_name(default_model_source, 
         return done.stdout
 
     says("pull")
-    assert "97 MB" in says("show")
+    assert "92 MiB" in says("show")
     command = shlex.split(place["serve"], comments=True)[1:]
     with ServerProcess("--port", "0", command=command, env=own) as server:
         url = server.wait_ready().url

@@ -90,7 +90,7 @@ def test_a_text_that_is_too_long_is_refused_unless_it_may_be_cut(server, oracle)
     response = httpx.post(f"{server.url}/v1/embeddings", json={"input": ["a", LONG]})
     assert response.status_code == 400
     error = response.json()["error"]
-    assert (error["param"], error["code"]) == ("input[1]", "prompt_too_long")
+    assert (error["param"], error["code"]) == ("input[1]", "context_length_exceeded")
     assert str(LIMIT) in error["message"]
     [found] = _embed(server, LONG, truncate_prompt_tokens=-1)
     assert np.abs(found - oracle[1](LONG)).max() < CLOSE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -66,6 +67,25 @@ def test_a_conversation_is_answered_edited_gone_on_with_and_there_after_a_reload
     assert refused == []
 
 
+def test_the_speed_is_the_server_s_even_if_the_page_reads_all_tokens_at_once(page, real_server):
+    told = []
+
+    def held(route):
+        """The whole stream in one piece, as a page gets it that was busy meanwhile."""
+        answer = route.fetch()
+        told.extend(json.loads(line[6:]) for line in answer.text().splitlines() if line.startswith("data: {"))
+        route.fulfill(response=answer)
+
+    page.route("**/v1/chat/completions", held)
+    say(page, LIST)
+    (meta,) = [choice["meta_info"] for event in told for choice in event["choices"] if "meta_info" in choice]
+    figures = page.locator("article.assistant .figures").inner_text()
+    assert re.search(r"speed\s+([\d.]+) tok/s", figures)[1] == f"{meta['decode_throughput']:.1f}"
+    assert (
+        0 < meta["decode_throughput"] < meta["completion_tokens"] / (meta["e2e_latency"] - meta["first_token_latency"])
+    )
+
+
 def test_tokens_are_those_of_the_api_and_another_one_branches_with_the_same_prefix(page, real_server):
     sent = []
     page.on("request", lambda request: sent.append(request) if request.url.endswith("/chat/completions") else None)
@@ -83,9 +103,12 @@ def test_tokens_are_those_of_the_api_and_another_one_branches_with_the_same_pref
     assert stages[:2] == ["Take another", "The model"]
     assert page.locator(".stage tr").count() >= 8
     assert page.locator(".stage tr.chosen").count() >= 1
+    whole, drawn = (float(text.split()[0]) for text in page.locator(".explanation .facts dd").all_inner_texts()[2:])
+    assert whole == drawn == pytest.approx(100 * math.exp(told["logprobs"]["content"][5]["logprob"]), abs=0.06)
     page.locator(".take:not(:disabled)").first.click()
     page.wait_for_selector("article.assistant .switcher >> text=2 / 2")
     page.wait_for_selector("#stop", state="hidden")
+    assert "Taken by you" in page.locator("#panel-token").inner_text()
     after = tokens(page)
     assert after[:5] == before[:5]
     assert after[5] != before[5]
@@ -157,10 +180,23 @@ def test_a_schema_is_judged_while_it_is_written_and_forced_tokens_are_marked(pag
     }
     page.fill("#constraint-text", json.dumps(schema))
     page.wait_for_selector("#constraint-verdict.good")
+    for pattern, verdict, said in (
+        ("(a", "bad", "a group is not closed"),
+        (r"^(a+)\1$", "warn", "pattern at the root"),
+    ):
+        page.fill("#constraint-text", json.dumps({"type": "string", "pattern": pattern}))
+        page.wait_for_selector(f"#constraint-verdict.{verdict} >> text={said}")
+    page.fill("#constraint-text", json.dumps(schema))
+    page.wait_for_selector("#constraint-verdict.good")
     say(page, "Ada")
     assert set(json.loads(answers(page)[0])) == {"name"}
     page.click("#view-tokens")
-    assert page.locator(".token.forced").first.inner_text() == '{"'
+    forced = page.locator(".token.forced").first
+    assert forced.inner_text() == '{"'
+    assert "%" not in forced.get_attribute("title")
+    forced.click()
+    page.wait_for_selector("#panel-token >> text=Forced: the constraint left no other token.")
+    assert "%" not in page.locator("#panel-token").inner_text()
 
 
 def test_the_form_has_every_parameter_and_says_at_the_field_what_the_server_refuses(page, real_server):
@@ -176,6 +212,16 @@ def test_the_form_has_every_parameter_and_says_at_the_field_what_the_server_refu
             assert schema["description"] in abouts[f"field-{name}-about"], name
             assert "x-group" in schema, name
     assert "≤ 1" in abouts["field-top_p-about"]
+    grey = """() => Object.fromEntries(
+        [...document.querySelectorAll('#fields [placeholder]')].map((one) => [one.name, one.placeholder]))"""
+    shown = page.evaluate(grey)
+    assert shown["max_new_tokens"] == "what the context leaves"
+    assert [name for name, text in shown.items() if text == "random"] == ["sampling_seed"]
+    page.click("#new-completion")
+    completion = httpx.get(f"{real_server.url}/openapi.json").json()["components"]["schemas"]["CompletionBody"]
+    assert page.evaluate(grey)["max_new_tokens"] == str(completion["properties"]["max_tokens"]["default"])
+    page.click("#new-chat")
+    set_fields(page, temperature=0, max_new_tokens=24)
     set_fields(page, top_p=3)
     assert "must be > 0, ≤ 1" in page.locator(".field:has(#field-top_p) .fault").inner_text()
     set_fields(page, top_p="")

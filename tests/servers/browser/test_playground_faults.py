@@ -68,6 +68,21 @@ def test_a_stream_that_is_cut_goes_on_where_it_stopped(show, wire, real_server):
     assert sum(url.endswith("/v1/chat/completions") for url in asked) == 1
 
 
+def test_a_server_that_is_down_is_named_and_the_message_is_sent_again_when_it_is_back(show, wire):
+    page = show(wire.url)
+    set_fields(page, temperature=0, max_new_tokens=8)
+    wire.is_down = True
+    page.route("**/v1/chat/completions", lambda route: route.abort("connectionrefused"))
+    say(page, "Name a river.")
+    said = page.locator("article.assistant .note.bad").text_content()
+    assert f"The server at {wire.url.removeprefix('http://')} does not answer" in said
+    assert "Failed to fetch" not in said
+    wire.is_down = False
+    page.unroute("**/v1/chat/completions")
+    page.click("text=Try again")
+    wait_state(page, "done")
+
+
 def test_another_server_in_its_place_gives_the_same_answer_again(show, wire, server):
     """The other one knows nothing of the stream, as after a restart."""
     page = show(wire.url)
@@ -93,12 +108,31 @@ def test_an_answer_may_be_stopped_left_or_deleted_while_it_comes(show, wire):
     say(page, COUNT, wait=False)
     page.wait_for_selector("article.assistant")
     page.click("#new-chat")
+    assert not page.locator("#stop").is_visible()
+    wire.hold_after = None
+    say(page, "Name a river.")
+    assert page.locator("article.assistant[data-state=done]").count() == 1
+    wire.hold_after = 6
+    say(page, "Name another.", wait=False)
+    page.wait_for_selector("#stop")
+    page.focus("#stop")
+    with page.expect_request(lambda request: request.url.endswith("/abort_request")):
+        page.keyboard.press("Enter")
+    wait_state(page, "stopped")
+    assert page.evaluate("() => document.activeElement.id") == "message"
     wire.release()
-    page.wait_for_selector("#stop", state="hidden")
-    (kept,) = stored(page)
-    (answer,) = [node for node in kept["nodes"].values() if node["role"] == "assistant"]
-    assert (answer["state"], len(answer["tokens"])) == ("done", 60)
+    page.click(f"#conversations .conversation:has-text('{COUNT}')")
+    wait_state(page, "done")
+    assert len(tokens(page)) == 60
+    page.click("#delete")
+    page.click("dialog button.primary")
+    page.click("#conversations .conversation:has-text('river')")
+    page.click("#delete")
+    page.click("dialog button.primary")
 
+    set_fields(page, temperature=0, max_new_tokens=60, ignore_eos=True)
+    say(page, COUNT)
+    page.click("#new-chat")
     wire.hold_after = 6
     say(page, COUNT, wait=False)
     page.wait_for_selector(".token[role=option]")
@@ -129,7 +163,7 @@ def test_a_key_is_asked_for_where_the_server_wants_one(show):
         page.wait_for_selector("dialog >> text=API key")
         page.fill("#key", "wrong")
         page.press("#key", "Enter")
-        page.wait_for_selector("dialog .fault")
+        page.wait_for_selector("dialog .fault >> text=is not one of its keys")
         page.fill("#key", "s3cret")
         page.press("#key", "Enter")
         page.wait_for_selector("dialog", state="detached")

@@ -82,13 +82,37 @@ def test_a_window_of_400_pixels_shows_everything_without_scrolling_sideways(show
     choose_token(page, 1)
     assert page.locator("#inspector").is_visible()
     assert page.evaluate(fits)
+    page.focus("#panel-token")
     page.keyboard.press("Escape")
     assert not page.locator("#inspector").is_visible()
+    assert page.evaluate("() => document.activeElement.id") == "toggle-inspector"
+    choose_token(page, 1)
+    page.locator(".take:not(:disabled)").first.click()
+    page.wait_for_selector("article.assistant .switcher:has-text('2 / 2')")
+    assert not page.locator("#inspector").is_visible()
+    page.wait_for_selector("#stop", state="hidden")
     page.click("#toggle-side")
     assert page.locator("#new-chat").is_visible()
     page.click("#new-chat")
     page.click("#compare")
     assert page.evaluate(fits)
+
+
+def test_four_columns_of_settings_fit_beside_both_panels(show, real_server):
+    for width in (1000, 1280, 1600):
+        page = show(real_server.url, width=width)
+        page.click("#compare")
+        for _ in range(2):
+            page.click("text=Add a column")
+        page.locator(".column details > summary >> text=Settings").first.click()
+        stage, columns, inside = page.evaluate("""() => [
+            document.getElementById("stage").scrollWidth - document.getElementById("stage").clientWidth,
+            [...document.querySelectorAll(".column")].map((one) => one.scrollWidth - one.clientWidth),
+            [...document.querySelectorAll(".column *")].filter((one) => one.getClientRects().length).map(
+                (one) => one.getBoundingClientRect().right - one.closest(".column").getBoundingClientRect().right),
+        ]""")
+        assert (stage, columns) == (0, [0] * 4), width
+        assert max(inside) <= 0, width
 
 
 def test_a_keyboard_is_enough(show, real_server):
@@ -133,3 +157,9 @@ def test_a_keyboard_is_enough(show, real_server):
     assert page.evaluate("() => document.activeElement.id") == "message"
     page.keyboard.press("Alt+k")
     assert page.evaluate("() => document.activeElement.id") == "search"
+    for typed, code in (("Dead", "KeyN"), ("\u02da", "KeyK")):  # as Option makes them on a Mac
+        page.evaluate(
+            "([key, code]) => dispatchEvent(new KeyboardEvent('keydown', {key, code, altKey: true}))", [typed, code]
+        )
+        wanted = {"KeyN": "message", "KeyK": "search"}[code]
+        page.wait_for_function("(wanted) => document.activeElement.id === wanted", arg=wanted)

@@ -49,6 +49,9 @@ def test_a_streamed_chat_that_is_tried_shows_its_text_and_code_is_shown_as_code(
         chat.get_by_text("[DONE]").wait_for()
         whole = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).json()
         assert chat.get_by_label("text of the answer").inner_text() == whole["choices"][0]["message"]["content"]
+        page.route("**/v1/chat/completions", lambda route: route.abort("connectionrefused"))
+        chat.get_by_role("button", name="Send").click()
+        chat.get_by_text("does not answer. Check that it is running").wait_for()
     with opened(browser, f"{server.url}/docs", width=400) as page:
         page.wait_for_selector("main details")
         assert "null" in page.locator("#about code").all_inner_texts()

@@ -56,6 +56,8 @@ def test_it_shows_the_figures_in_words_too_and_what_clients_say_as_text(browser,
         shared = len(BEGINNING) // 16 * 16
         assert page.locator(".tree div").first.inner_text() == f"{shared} ×2"
         assert "1 of them shared" in page.locator(".tree").get_attribute("aria-label")
+        leaf = page.locator(".tree div").last.get_attribute("title")
+        assert leaf.endswith("tokens, 1 running request, 0 continuations"), leaf
         page.get_by_text("As a table").click()
         row = page.get_by_role("region", name="Branches of the prefix cache").locator("tbody tr").first
         assert row.locator("td").all_inner_texts() == [f"0 to {shared}", f"{shared}", "2", "2"]
@@ -124,6 +126,6 @@ def test_a_server_that_ends_is_told_and_its_successor_is_shown_from_its_start(br
     with LiveServer() as first, opened(browser, f"{first.url}/status") as page:
         page.wait_for_selector("figure")
         page.route("**/status/live*", lambda route: route.abort())
-        page.get_by_text("does not answer").wait_for()
+        page.get_by_text("The server does not answer; trying again.").wait_for()
         page.unroute("**/status/live*")
         page.get_by_text("Helper processes: well").wait_for()

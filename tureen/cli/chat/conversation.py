@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from tureen.cli.chat.connection import ChatError, ServerAddress
+from tureen.cli.places import counted
 from tureen.files import read_regular
 
 
@@ -30,19 +31,13 @@ class AnswerPiece(NamedTuple):
 
 
 class Cost(msgspec.Struct):
-    """Tokens and seconds of one answer."""
+    """Tokens and seconds of one answer. `tokens_per_s`: as the server measured it; None if it did not."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     first_token_s: float = 0.0
-    total_s: float = 0.0
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Tokens a second after the first; None for an answer of one."""
-        span = self.total_s - self.first_token_s
-        return (self.completion_tokens - 1) / span if self.completion_tokens > 1 and span > 0 else None
+    tokens_per_s: float | None = None
 
 
 class Conversation(msgspec.Struct):
@@ -62,7 +57,8 @@ class Conversation(msgspec.Struct):
             "model": self.model,
             "messages": system + [{"role": turn.role, "content": turn.content} for turn in self.messages],
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},  # cut answers cost tokens, too
+            "return_meta_info": True,
         }
         if self.schema is not None:
             body["response_format"] = {"type": "json_object", "schema": self.schema}
@@ -80,10 +76,10 @@ class Conversation(msgspec.Struct):
                     turn.content += "" if piece.is_thought else piece.text
                     yield piece
                 _note(event, turn, cost)
-            self.costs.append(cost)
         finally:
             events.close()  # type: ignore[attr-defined]
-            cost.total_s = time.perf_counter() - started
+            if cost.completion_tokens:
+                self.costs.append(cost)
             if turn.content or not turn.was_cut:
                 self.messages.append(turn)
 
@@ -91,9 +87,11 @@ class Conversation(msgspec.Struct):
         """Removes the message of the user with that number (from 1; None = the last) and what follows it; returns its
         text. Raises ChatError where there is none."""
         places = [place for place, turn in enumerate(self.messages) if turn.role == "user"]
+        if not places:
+            raise ChatError("you have sent no messages yet")
         number = len(places) if index is None else index
         if not 1 <= number <= len(places):
-            raise ChatError(f"there is no message {number} of yours: there are {len(places)}")
+            raise ChatError(f"you have no message {number}; you have sent {counted(len(places), 'message')}")
         text = self.messages[places[number - 1]].content
         del self.messages[places[number - 1] :]
         return text
@@ -131,6 +129,7 @@ def _note(event: dict[str, Any], turn: Message, cost: Cost) -> None:
     for choice in event.get("choices", ()):
         if (reason := choice.get("finish_reason")) is not None:
             turn.was_cut = reason == "length"
+            cost.tokens_per_s = choice.get("meta_info", {}).get("decode_throughput")
     if usage := event.get("usage"):
         cost.prompt_tokens, cost.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
         cost.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)

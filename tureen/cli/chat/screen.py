@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import re
+import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +21,13 @@ if TYPE_CHECKING:
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Characters with which a text could move the cursor, paint over other text or turn its direction."""
+
+WIDE = re.compile(
+    "[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\U0001f300-\U0003fffd]"
+)
+"""Characters that take two columns; a line may end between them."""
+
+WORDS = re.compile(rf"\s|{WIDE.pattern}|[^\s{WIDE.pattern[1:-1]}]+")
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -65,19 +75,82 @@ def _take(line: str, conversation: Conversation) -> slash.Done:
 
 
 def show(pieces: Iterator[AnswerPiece]) -> None:
-    """Prints an answer as it comes, its reasoning dim on a terminal. Ctrl+C ends it; what came stays."""
+    """Prints an answer as it comes, on a terminal with dim reasoning and lines that end between words. Ctrl+C ends it;
+    what came stays."""
     is_terminal, was_thought = sys.stdout.isatty(), False
+    lines = Lines(shutil.get_terminal_size().columns if is_terminal else None)
+    with _unseen_typing():
+        try:
+            with closing(pieces):  # type: ignore[type-var]
+                for piece in pieces:
+                    if is_terminal and piece.is_thought != was_thought:
+                        print(lines.end() + (DIM if piece.is_thought else f"{PLAIN}\n"), end="")
+                    was_thought = piece.is_thought
+                    print(lines.add(printable(piece.text)), end="", flush=True)
+        except KeyboardInterrupt:
+            print(f"{lines.end()} …", end="")
+        finally:
+            print(lines.end() + (PLAIN if is_terminal and was_thought else ""), flush=True)
+
+
+class Lines:
+    """Breaks a text that comes in pieces between words. A word is held back until it is whole."""
+
+    def __init__(self, width: int | None) -> None:
+        """`width`: columns of a line; None = the text is left as it is."""
+        self._width = width
+        self._column = 0
+        self._word = ""
+        self._goes_on = False  # what was printed last is a part of a word that is longer than a line
+
+    def add(self, text: str) -> str:
+        """Return what can be printed after another piece of the text."""
+        if self._width is None:
+            return text
+        *words, last = ["", *WORDS.findall(self._word + text)]
+        is_long = len(last) >= self._width
+        is_whole = is_long or last.isspace() or WIDE.fullmatch(last)
+        self._word = "" if is_whole else last
+        shown = "".join(map(self._placed, [*words, last] if is_whole else words))
+        self._goes_on = is_long or (self._goes_on and not shown)
+        return shown
+
+    def end(self) -> str:
+        """Return the word that is held back; the next text begins a line."""
+        rest, self._word = self._placed(self._word), ""
+        self._column, self._goes_on = 0, False
+        return rest
+
+    def _placed(self, word: str) -> str:
+        """Return a word, or a space, in its line or in a new one."""
+        if word in ("", "\n"):
+            self._column = 0 if word else self._column
+            return word
+        width = sum(2 if WIDE.fullmatch(each) else 1 for each in word)
+        fits = self._width is None or not self._column or self._goes_on or self._column + width <= self._width
+        self._goes_on = False
+        if not fits and word.isspace():
+            self._column = 0
+            return "\n"
+        self._column = width + (self._column if fits else 0)
+        return word if fits else f"\n{word}"
+
+
+@contextmanager
+def _unseen_typing() -> Iterator[None]:
+    """Keeps a terminal from showing what is typed now in the middle of the answer: the next prompt gets it."""
+    termios = importlib.import_module("termios") if importlib.util.find_spec("termios") and sys.stdin.isatty() else None
+    if termios is None:
+        yield
+        return
+    usual = termios.tcgetattr(sys.stdin)
+    silent = [*usual]
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
     try:
-        with closing(pieces):  # type: ignore[type-var]
-            for piece in pieces:
-                if is_terminal and piece.is_thought != was_thought:
-                    print(DIM if piece.is_thought else f"{PLAIN}\n", end="")
-                was_thought = piece.is_thought
-                print(printable(piece.text), end="", flush=True)
-    except KeyboardInterrupt:
-        print(" …", end="")
+        yield
     finally:
-        print(PLAIN if is_terminal and was_thought else "", flush=True)
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, usual)
 
 
 def note_end(conversation: Conversation) -> None:

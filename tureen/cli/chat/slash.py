@@ -12,11 +12,15 @@ import msgspec
 
 from tureen.cli.chat.connection import ChatError
 from tureen.cli.chat.conversation import Conversation, Cost, Message, load
+from tureen.cli.places import counted
 from tureen.contract.params import SamplingParams
 from tureen.files import read_regular
 
 NOT_SETTINGS = ("n", "custom_params", "stream_interval")
 """Sampling parameters that mean nothing in a chat."""
+
+OPENAI_NAMES = {"seed": "sampling_seed", "max_tokens": "max_new_tokens"}
+"""OpenAI's name of a sampling parameter -> ours. `/set` takes both."""
 
 
 class Command(NamedTuple):
@@ -43,7 +47,7 @@ def run(line: str, conversation: Conversation) -> Done:
     command = COMMANDS.get(name)
     if command is None:
         raise ChatError(
-            f"/{name} is not a command; /help lists them. A message that begins with a slash: // at its start"
+            f"/{name} is not a command; /help lists them. To send a message that begins with a slash, write //"
         )
     return command.function(conversation, rest.strip())
 
@@ -71,7 +75,7 @@ def do_set(conversation: Conversation, rest: str) -> Done:
     if value.strip() == "off":
         conversation.settings.pop(name, None)
     elif value:
-        conversation.settings[name] = _value(value.strip())
+        conversation.settings[name] = _setting(name, value.strip())
     elif name:
         raise ChatError(f"/set {name} needs a value")
     shown = (f"{key} {json.dumps(chosen, ensure_ascii=False)}" for key, chosen in conversation.settings.items())
@@ -117,7 +121,7 @@ def do_load(conversation: Conversation, rest: str) -> Done:
         raise ChatError("/load needs the name of a file")
     saved = load(Path(rest))
     saved.model = conversation.model
-    return Done(f"{len(saved.messages)} messages", conversation=saved)
+    return Done(counted(len(saved.messages), "message"), conversation=saved)
 
 
 def do_clear(conversation: Conversation, rest: str) -> Done:
@@ -129,9 +133,10 @@ def do_clear(conversation: Conversation, rest: str) -> Done:
 def do_stats(conversation: Conversation, rest: str) -> Done:
     """Returns what the last answer took, and all of them."""
     if not conversation.costs:
-        return Done("no whole answer yet")
+        return Done("no answer yet")
     total = sum(cost.completion_tokens for cost in conversation.costs)
-    return Done(f"last: {describe(conversation.costs[-1])}\nall: {len(conversation.costs)} answers, {total:,} tokens")
+    answers = counted(len(conversation.costs), "answer")
+    return Done(f"last: {describe(conversation.costs[-1])}\nall: {answers}, {counted(total, 'token')}")
 
 
 def do_exit(conversation: Conversation, rest: str) -> Done:
@@ -164,7 +169,7 @@ COMMANDS = {
 
 def settings() -> list[str]:
     """Returns the names of what `/set` takes: sampling parameters, and what OpenAI calls two of them."""
-    return ["seed", "max_tokens", *(name for name in SamplingParams.__struct_fields__ if name not in NOT_SETTINGS)]
+    return [*OPENAI_NAMES, *(name for name in SamplingParams.__struct_fields__ if name not in NOT_SETTINGS)]
 
 
 def describe(cost: Cost) -> str:
@@ -172,17 +177,27 @@ def describe(cost: Cost) -> str:
     cached = f" ({cost.cached_tokens:,} cached)" if cost.cached_tokens else ""
     rate = "" if cost.tokens_per_s is None else f", {cost.tokens_per_s:,.1f} tokens/s"
     return (
-        f"{cost.prompt_tokens:,} tokens of prompt{cached}, {cost.completion_tokens:,} of answer, "
+        f"{counted(cost.prompt_tokens, 'token')} of prompt{cached}, {cost.completion_tokens:,} of answer, "
         f"first after {cost.first_token_s * 1000:,.0f} ms{rate}"
     )
 
 
-def _value(text: str) -> Any:
-    """Returns what JSON the text is; a text that is none is itself."""
+def _setting(name: str, text: str) -> Any:
+    """Return a sampling parameter's value from a text: JSON, plain text, or the only entry of a list. Raises
+    ChatError."""
+    field = OPENAI_NAMES.get(name, name)
     try:
-        return msgspec.json.decode(text)
+        value = msgspec.json.decode(text)
     except msgspec.DecodeError:
-        return text
+        value = text
+    faults = []
+    for candidate in (value, text, [value]):
+        try:
+            msgspec.convert({field: candidate}, SamplingParams, str_keys=True)
+            return candidate
+        except msgspec.ValidationError as error:
+            faults.append(str(error).partition(" - at ")[0])
+    raise ChatError(f"/set {name} {text}: {faults[0]}", field=name)
 
 
 def _schema(path: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from tureen.cli.flags import (
     settings_of,
 )
 from tureen.config import Config, cache_dir
-from tureen.errors import StartupError
+from tureen.errors import InvalidRequest, StartupError
 
 HELP = "chat in the terminal"
 
@@ -45,19 +45,25 @@ def add_flags(parser: CommandParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Chats until the user ends it; without a terminal answers what stands on standard input. Raises TureenError."""
+    """Chats until the user ends it; without a terminal answers the text of standard input. Raises TureenError."""
     config = load_config(options)
     conversation = Conversation(system=options.system, settings=params_of(options))
     if options.schema:
         slash.do_schema(conversation, options.schema)
+    model = str(settings_of(options).get("model_path", ""))
+    if model.startswith(("http://", "https://", "unix:")):
+        raise StartupError(f"{model} is an address, not a model: tureen chat --url {model}")
+    said = None if sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
+    if said == "":
+        raise InvalidRequest("standard input is empty: write a message to it, or run tureen chat in a terminal")
     with _server(options, config) as server:
         [model, *_] = server.ask("GET", "/v1/models")["data"]
         conversation.model = model["id"]
-        if sys.stdin.isatty():
+        if said is None:
             screen.say(f"{model['id']} at {server.url}")
             screen.chat(conversation, server, cache_dir(config) / "chat_history", model.get("max_model_len") or 0)
         else:
-            conversation.messages.append(Message("user", sys.stdin.read().removesuffix("\n")))
+            conversation.messages.append(Message("user", said))
             screen.show(conversation.answer(server))
     return 0
 
@@ -66,9 +72,6 @@ def run(options: argparse.Namespace) -> int:
 def _server(options: argparse.Namespace, config: Config) -> Iterator[ServerAddress]:
     """Finds the server to talk to, or starts one. Raises StartupError."""
     settings = settings_of(options)
-    model = str(settings.get("model_path", ""))
-    if model.startswith(("http://", "https://", "unix:")):
-        raise StartupError(f"{model} is an address, not a model: tureen chat --url {model}")
     running = ServerAddress(options.url or f"http://{config.host}:{config.port}", api_key=config.api_key)
     if options.url is None and ("model_path" in settings or not running.answers()):
         with importlib.import_module("tureen.terminal").PhaseDisplay() as display:

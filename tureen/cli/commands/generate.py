@@ -36,6 +36,8 @@ def run(options: argparse.Namespace) -> int:
     if options.prompt is None and sys.stdin.isatty():
         print("reads the prompt from the terminal; Ctrl+D ends it", file=sys.stderr)
     prompt = options.prompt if options.prompt is not None else sys.stdin.read().removesuffix("\n")
+    if options.prompt is None and not prompt:
+        raise InvalidRequest("standard input is empty: give a text, as in tureen generate 'Once upon'", field="prompt")
     with _engine(config) as engine:
         if params.get("n", 1) > 1:
             _print_samples(engine.generate(prompt, params))

@@ -7,7 +7,8 @@ import importlib
 import json
 
 from tureen.cli.flags import load_config
-from tureen.cli.places import add_places, in_columns, size
+from tureen.cli.places import add_places, in_columns
+from tureen.log import size
 
 HELP = "models on this machine, and those known by name"
 

@@ -9,6 +9,7 @@ import shlex
 from tureen.cli.flags import CommandParser, load_config
 from tureen.config import cache_dir
 from tureen.extras import require
+from tureen.log import size
 
 HELP = "models on disk and architectures that run"
 
@@ -34,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     config = load_config(options)
     print("on disk:")
     for path, size_bytes in importlib.import_module("tureen.fetching.on_disk").downloaded(config):
-        print(f"  {path}  {size_bytes / 2**20:,.0f} MiB")
+        print(f"  {path}  {size(size_bytes)}")
     print("architectures that run:")
     for name in build.architectures():
         print(f"  {name}")

@@ -6,8 +6,9 @@ import argparse
 import importlib
 
 from tureen.cli.flags import load_config
-from tureen.cli.places import add_places, size
+from tureen.cli.places import add_places
 from tureen.errors import Conflict
+from tureen.log import size
 
 HELP = "remove a model that was pulled"
 

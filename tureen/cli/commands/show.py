@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tureen.cli.flags import load_config
-from tureen.cli.places import add_places, size
+from tureen.cli.places import add_places
 from tureen.config import Config
 from tureen.errors import StartupError
+from tureen.log import size
 
 HELP = "what a model is, and whether it runs and fits here"
 

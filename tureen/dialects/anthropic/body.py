@@ -21,8 +21,6 @@ from tureen.requests.tool_fields import MAX_TOOLS
 from tureen.requests.verdicts import FieldTable, FieldWithoutEffect, read_tables
 from tureen.text.messages import MAX_MESSAGES, MAX_PARTS
 
-MIN_THINKING = 1024  # tokens, as at Anthropic
-
 TABLE = read_tables(Path(__file__).with_name("fields.toml"))["body"]
 
 SERVER_TOOLS = re.compile(
@@ -33,6 +31,9 @@ SERVER_TOOLS = re.compile(
 MAX_MCP_SERVERS = 64
 MAX_EDITS = 16
 MAX_EXAMPLES = 64
+
+NO_THREADS = "thread_unsupported_request"
+"""Code of the error for a thread, a conversation that the server is to keep."""
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 T = TypeVar("T")
@@ -106,6 +107,35 @@ class AnthropicDocumentBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     context: str | None = None
 
 
+class AnthropicSearchResultBlock(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="search_result"
+):
+    """A result of a search of the client's: the model is shown its title, its source and its texts."""
+
+    title: str
+    source: str
+    content: BlockList[AnthropicTextBlock]
+
+
+class AnthropicServerToolUseBlock(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="server_tool_use"
+):
+    """A call of a tool that another server ran, in an answer that the client sends back."""
+
+    id: str
+    name: str
+    input: JsonObject = {}
+
+
+class AnthropicServerToolResultBlock(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="server_tool_result"
+):
+    """The result of such a call, of any type that ends with `_tool_result`. The model reads it as JSON."""
+
+    tool_use_id: str
+    content: Any = None
+
+
 class AnthropicThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="thinking"):
     """Reasoning of an answer that the client sends back."""
 
@@ -129,7 +159,7 @@ class AnthropicToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     input: JsonObject
 
 
-ShownBlock = AnthropicTextBlock | AnthropicImageBlock | AnthropicDocumentBlock
+ShownBlock = AnthropicTextBlock | AnthropicImageBlock | AnthropicDocumentBlock | AnthropicSearchResultBlock
 
 
 class AnthropicToolResultBlock(
@@ -148,8 +178,11 @@ Block = (
     | AnthropicDocumentBlock
     | AnthropicThinkingBlock
     | AnthropicRedactedThinkingBlock
+    | AnthropicSearchResultBlock
     | AnthropicToolUseBlock
     | AnthropicToolResultBlock
+    | AnthropicServerToolUseBlock
+    | AnthropicServerToolResultBlock
 )
 
 
@@ -197,7 +230,7 @@ class AnthropicThinkingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_
     """Whether the model thinks before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Meta(ge=MIN_THINKING)] | None = None
+    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
     display: Literal["summarized", "omitted"] | None = None
     """omitted: the answer has thinking blocks, but without their text; summarized: with the whole of it."""
 
@@ -344,6 +377,8 @@ def _check_citations(blocks: Any, path: str, *, is_result: bool = False) -> None
 def parse(payload: dict[str, Any], kind: type[Body]) -> Body:
     """Checks a JSON body's form and returns it as `kind`. Raises InvalidRequest."""
     table = TABLE if kind is AnthropicBody else COUNT_TABLE
+    if payload.get("thread") is not None:
+        raise InvalidRequest(f"thread is not available: {table.refused['thread'][1]}", field="thread", code=NO_THREADS)
     fields = offered(payload, kind.__struct_fields__, table)
     for name in EMPTY_IS_UNSET:
         if fields.get(name) == "":
@@ -351,11 +386,31 @@ def parse(payload: dict[str, Any], kind: type[Body]) -> Body:
     fields |= {name: [fields[name]] for name in TEXT_LISTS if isinstance(fields.get(name), str)}
     if isinstance(fields.get("tools"), list) and len(fields["tools"]) <= MAX_TOOLS:
         fields["tools"] = [server_tool_of(tool) or tool for tool in fields["tools"]]
+    if isinstance(fields.get("messages"), list):
+        fields["messages"] = [_with_server_blocks(message) for message in fields["messages"]]
     body = convert(fields, kind, table=table)
     check_citations(payload)  # once their number is within its limit
     if isinstance(body, AnthropicBody):
         _check_budget(body)
     return body
+
+
+def _with_server_blocks(message: Any) -> Any:
+    """Returns a message of the assistant whose calls and results of tools that a server ran have one type each."""
+    content = message.get("content") if isinstance(message, dict) and message.get("role") == "assistant" else None
+    if not isinstance(content, list):
+        return message
+    return message | {"content": [_server_block(block) or block for block in content]}
+
+
+def _server_block(block: Any) -> dict[str, Any] | None:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind in ("server_tool_use", "mcp_tool_use"):
+        return {name: block[name] for name in ("id", "name", "input") if name in block} | {"type": "server_tool_use"}
+    if isinstance(kind, str) and kind.endswith("_tool_result"):
+        names = ("tool_use_id", "content")
+        return {name: block[name] for name in names if name in block} | {"type": "server_tool_result"}
+    return None
 
 
 def server_tool_of(tool: Any) -> dict[str, str] | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from tureen.dialects.anthropic.body import (
     AnthropicDocumentBlock,
     AnthropicEncodedSource,
@@ -12,6 +14,9 @@ from tureen.dialects.anthropic.body import (
     AnthropicImageBlock,
     AnthropicMessage,
     AnthropicRedactedThinkingBlock,
+    AnthropicSearchResultBlock,
+    AnthropicServerToolResultBlock,
+    AnthropicServerToolUseBlock,
     AnthropicTextBlock,
     AnthropicTextSource,
     AnthropicThinkingBlock,
@@ -52,14 +57,35 @@ class AnthropicConversation:
                 self._add_parts(parts)
                 parts = []
                 self._add_result(path, block)
-            elif isinstance(block, AnthropicTextBlock | AnthropicImageBlock | AnthropicDocumentBlock):
+            elif isinstance(block, ShownBlock):
                 parts += self._parts(path, block)
             else:
                 raise _misplaced(path, block, "user")
         self._add_parts(parts)
 
     def add_assistant(self, blocks: Sequence[tuple[str, Block]]) -> None:
-        """Adds a turn of the assistant. `blocks`: path for errors, block. Raises InvalidRequest."""
+        """Adds a turn of the assistant. `blocks`: path for errors, block. Raises InvalidRequest.
+
+        A result of a tool that a server ran ends the message before it, and follows as a message of its own.
+        """
+        turn: list[tuple[str, Block]] = []
+        for path, block in blocks:
+            if isinstance(block, AnthropicServerToolResultBlock):
+                self._add_answer(turn)
+                turn = []
+                self._add_server_result(path, block)
+            else:
+                turn.append((path, block))
+        if turn or not blocks:
+            self._add_answer(turn)
+
+    def _add_server_result(self, path: str, block: AnthropicServerToolResultBlock) -> None:
+        name = self._name_of(path, block.tool_use_id)
+        content = msgspec.json.encode(_readable(block.content)).decode()
+        self.messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": content})
+
+    def _add_answer(self, blocks: Sequence[tuple[str, Block]]) -> None:
+        """Adds a message of the assistant. Raises InvalidRequest."""
         texts: list[str] = []
         thoughts: list[str] = []
         calls: list[dict[str, Any]] = []
@@ -70,7 +96,7 @@ class AnthropicConversation:
                 thoughts.append(block.thinking)
             elif isinstance(block, AnthropicRedactedThinkingBlock):
                 telling.tell(path, "what another server has encrypted cannot be read here")
-            elif isinstance(block, AnthropicToolUseBlock):
+            elif isinstance(block, AnthropicToolUseBlock | AnthropicServerToolUseBlock):
                 self._names[block.id] = block.name
                 function = {"name": block.name, "arguments": block.input}
                 calls.append({"id": block.id, "type": "function", "function": function})
@@ -88,12 +114,7 @@ class AnthropicConversation:
             self.messages.append({"role": "user", "content": _content(parts)})
 
     def _add_result(self, path: str, block: AnthropicToolResultBlock) -> None:
-        name = self._names.get(block.tool_use_id)
-        if name is None:
-            raise InvalidRequest(
-                f"{path}.tool_use_id {echo(block.tool_use_id)} is the id of no tool_use block before it",
-                field=f"{path}.tool_use_id",
-            )
+        name = self._name_of(path, block.tool_use_id)
         result_blocks: Sequence[ShownBlock] = (
             [AnthropicTextBlock(text=block.content)] if isinstance(block.content, str) else block.content or []
         )
@@ -104,8 +125,19 @@ class AnthropicConversation:
             {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": _content(parts)}
         )
 
+    def _name_of(self, path: str, call: str) -> str:
+        """Returns the name of the tool that a result is of. Raises InvalidRequest."""
+        if call not in self._names:
+            raise InvalidRequest(
+                f"{path}.tool_use_id {echo(call)} is the id of no tool_use block before it", field=f"{path}.tool_use_id"
+            )
+        return self._names[call]
+
     def _parts(self, path: str, block: ShownBlock) -> list[dict[str, Any]]:
         """Returns a block as parts of a message. Raises InvalidRequest for a document that cannot be read here."""
+        if isinstance(block, AnthropicSearchResultBlock):
+            texts = [block.title, block.source, *(shown.text for shown in block.content)]
+            return [{"type": "text", "text": text} for text in texts if text]
         if not isinstance(block, AnthropicDocumentBlock):
             return [self._part(block)]
         source = block.source
@@ -148,7 +180,7 @@ def conversation_of(
         else:
             turn += [(f"{path}[{number}]", block) for number, block in enumerate(message.content)]
     _add_turn(conversation, role, turn)
-    conversation.continues_last = role == "assistant"
+    conversation.continues_last = conversation.messages[-1]["role"] == "assistant"
     if conversation.continues_last and conversation.messages[-1].get("tool_calls"):
         raise InvalidRequest(
             "messages ends with a tool_use block; what comes next is its tool_result in a user's message",
@@ -172,6 +204,15 @@ def _add_turn(conversation: AnthropicConversation, role: str, turn: Sequence[tup
 def _misplaced(path: str, block: Block, role: str) -> InvalidRequest:
     kind = type(block).__struct_config__.tag
     return InvalidRequest(f"{path}: a message of role {role} has no {kind} blocks", field=f"{path}.type")
+
+
+def _readable(value: Any) -> Any:
+    """Returns the result of a tool without the parts that only the server that ran it can read."""
+    if isinstance(value, list):
+        return [_readable(entry) for entry in value]
+    if isinstance(value, dict):
+        return {name: _readable(entry) for name, entry in value.items() if not name.startswith("encrypted_")}
+    return value
 
 
 def _content(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:

@@ -16,10 +16,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.contract.params import EMPTY_IS_UNSET
-from tureen.dialects.anthropic.body import TABLE, AnthropicBody, AnthropicCountBody, parse
+from tureen.dialects.anthropic.body import NO_THREADS, TABLE, AnthropicBody, AnthropicCountBody, parse
 from tureen.dialects.anthropic.conversation import conversation_of
 from tureen.dialects.anthropic.tools import check_edits, tools_of
-from tureen.errors import InvalidRequest, TureenError, echo
+from tureen.errors import ContextExceeded, InvalidRequest, TureenError, echo
 from tureen.http.call import call_of
 from tureen.http.chat_answer import arguments_of, check_complete, events_of, prepare_chat, run_to_end
 from tureen.http.dialect import Docs, Entry, ErrorShape, client_name, read_body_with, streamed, unless_gone
@@ -53,6 +53,9 @@ ERROR_TYPES = {
 PARAMETERS = {"max_tokens": "max_new_tokens", "stop_sequences": "stop", "seed": "sampling_seed"}
 """Anthropic's names of sampling parameters -> those of SamplingParams."""
 
+THREAD_DETAILS = {"error_code": NO_THREADS, "unsupported": ["thread"]}
+"""Details of the error by which Anthropic's clients know to send the whole conversation instead of a thread."""
+
 EFFORTS = {"xhigh": "high", "max": "high"}
 """Efforts that chat templates do not know -> the highest that they do."""
 
@@ -66,8 +69,13 @@ ERROR_SHAPE = ErrorShape(
             "error": {
                 "type": "object",
                 "required": ["type", "message"],
-                "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+                "properties": {
+                    "type": {"type": "string"},
+                    "message": {"type": "string"},
+                    "details": {"type": "object"},
+                },
             },
+            "request_id": {"type": "string"},
         },
     },
 )
@@ -98,7 +106,9 @@ def routes(state: ServerState) -> list[Entry]:
             log.debug("request %s is for user %s", call_of(request.scope).request_id, echo(body.metadata.user_id))
         plan = await prepare_chat(chat, request, state)
         if body.stream:
-            return await streamed(request, _events(plan, body, state), lambda error: _event(error_object(error)))
+            request_id = call_of(request.scope).request_id
+            events = _events(plan, body, state)
+            return await streamed(request, events, lambda error: _event(error_object(error, request_id)))
         last = await run_to_end(plan, request, state, _budget(body))
         check_complete(last.output)
         return Response(_json.encode(_message(plan, body, last, state)), media_type="application/json")
@@ -138,15 +148,22 @@ async def _count_tokens(request: Request, state: ServerState) -> Response:
     return Response(_json.encode({"input_tokens": len(rendered.prompt.token_ids)}), media_type="application/json")
 
 
-def error_object(error: TureenError) -> dict[str, Any]:
-    """Returns an error in Anthropic's JSON form."""
+def error_object(error: TureenError, request_id: str) -> dict[str, Any]:
+    """Return an error in Anthropic's JSON form.
+
+    Agents look for the words and the numbers of a prompt that is too long, and shorten their conversation then.
+    """
     kind = ERROR_TYPES.get(_status(error), "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    message = error.message
+    if isinstance(error, ContextExceeded):
+        message = f"prompt is too long: {error.num_tokens} tokens > {error.capacity} maximum. {message}"
+    details = {"details": THREAD_DETAILS} if error.code == NO_THREADS else {}
+    return {"type": "error", "error": {"type": kind, "message": message, **details}, "request_id": request_id}
 
 
 def error_response(error: TureenError) -> Response:
     """Returns an error as an answer with Anthropic's body and status (529 when overloaded)."""
-    return error_answer(error, error_object(error), _status(error))
+    return error_answer(error, error_object(error, error.request_id), _status(error))
 
 
 def _status(error: TureenError) -> int:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from tureen.config import MAX_N
 from tureen.contract.params import EMPTY_IS_UNSET, MAX_BAD_WORDS, LogitBias, Stops, StopTokenIds
 from tureen.contract.types import LogprobSpec
-from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError, echo
+from tureen.errors import ContextExceeded, InvalidRequest, RequestFailed, TryLater, TureenError, echo
 from tureen.http.dialect import client_name, prepared, streamed, unless_gone
 from tureen.requests import planning
 from tureen.requests.body import convert, offered
@@ -270,11 +270,12 @@ def _check_prompt_length(num_tokens: int, context: Context) -> None:
     request asks for fewer."""
     reserved = context.config.max_iter_times
     if reserved is not None and reserved < context.capacity < num_tokens + reserved:
-        raise InvalidRequest(
+        raise ContextExceeded(
             f"prompt has {num_tokens} tokens; at most {context.capacity - reserved} are taken: the context length of "
             f"{context.capacity} less the {reserved} of --max-iter-times",
             field="prompt",
-            code="prompt_too_long",
+            num_tokens=num_tokens,
+            capacity=context.capacity - reserved,
         )
 
 

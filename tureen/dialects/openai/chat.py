@@ -43,7 +43,7 @@ def routes(state: ServerState) -> list[Entry]:
         "OpenAI",
         "Answer a chat.",
         bodies=(ChatBody,),
-        example={"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 16},
+        example={"messages": [{"role": "user", "content": "What is the capital of Japan?"}], "max_tokens": 16},
         stream="text/event-stream",
     )
     return [Entry("/v1/chat/completions", chat_completions, access="user", methods=["POST"], docs=docs)]

@@ -22,8 +22,9 @@ from tureen.requests import telling
 from tureen.requests.chat import Chat
 from tureen.requests.shared_fields import TokenIds
 from tureen.requests.state import ServerState
+from tureen.requests.text_files import file_text
 from tureen.requests.thinking_field import effort_kwargs, known_kwargs
-from tureen.requests.tool_fields import Tools, read_arguments, read_tool_choice, read_tools
+from tureen.requests.tool_fields import Tools, chosen_tools, read_arguments, read_tools
 from tureen.text.messages import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, Message, Tool
 
 TABLE = openai_fields.table_of("chat")
@@ -38,11 +39,20 @@ class MediaUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
 
 
+class FilePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A text file: the model reads its name and its text."""
+
+    file_data: Annotated[str, Meta(description="The file in base64, as it is or as a `data:` URL.")]
+    filename: Annotated[str | None, Meta(description="Its name.")] = None
+
+
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A part of a message's content."""
 
-    type: Literal["text", "image_url", "video_url"]
+    type: Literal["text", "image_url", "video_url", "file", "refusal"]
     text: Annotated[str | None, Meta(description="With type text.")] = None
+    file: Annotated[FilePart | None, Meta(description="With type file: a text file.")] = None
+    refusal: Annotated[str | None, Meta(description="With type refusal, of the assistant: read as its text.")] = None
     image_url: Annotated[MediaUrl | str | None, Meta(description="With type image_url.")] = None
     video_url: Annotated[MediaUrl | str | None, Meta(description="With type video_url.")] = None
     modalities: Annotated[
@@ -90,7 +100,9 @@ class MessageField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Annotated[list[MessageCall], Meta(max_length=MAX_CALLS)] | None, Meta(description="The assistant's tool calls.")
     ] = None
     tool_call_id: Annotated[str | None, Meta(description="Id of the call whose result this is.")] = None
-    refusal: Annotated[None, Meta(description="Is null in answers of this server.")] = None
+    refusal: Annotated[str | None, Meta(description="The assistant's refusal, read as a text after its content.")] = (
+        None
+    )
     annotations: Annotated[
         Annotated[list[Any], Meta(max_length=0)] | None, Meta(description="There are none in answers of this server.")
     ] = None
@@ -144,7 +156,7 @@ class ChatBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=True)
     tools: Annotated[Tools | None, Meta(description="Functions that the model may call; see the tools page.")] = None
     tool_choice: Annotated[
         Literal["auto", "none", "required"] | JsonObject | None,
-        Meta(description="Whether tools are called: auto, none, required, or an object that names one."),
+        Meta(description="Whether tools are called: auto, none, required; or an object: one tool, or `allowed_tools`."),
     ] = None
     parallel_tool_calls: Annotated[bool, Meta(description="false: one call at most.")] = True
     reasoning_effort: Annotated[
@@ -234,7 +246,7 @@ def _check_prompt(body: ChatBody) -> None:
 def chat_of(body: ChatBody, payload: Mapping[str, Any], name: str, state: ServerState) -> Chat:
     """Converts a body to a chat. `payload`: the body as sent; `name`: the id of the answer. Raises InvalidRequest,
     NotFound."""
-    tools = read_tools(body.tools, custom=True)
+    tools, places, tool_choice = chosen_tools(body.tool_choice, read_tools(body.tools, custom=True))
     openai_fields.budget_of(body.thinking_token_budget, state)
     fields, names = openai_fields.requested_sampling(payload, body, "max_completion_tokens")
     prompt_ids = body.prompt_token_ids if body.input_ids is None else body.input_ids
@@ -250,7 +262,8 @@ def chat_of(body: ChatBody, payload: Mapping[str, Any], name: str, state: Server
         videos=tuple(chat_messages.videos),
         modality=next(iter(chat_messages.modalities), None),
         tools=tools,
-        tool_choice=read_tool_choice(body.tool_choice, tools),
+        tool_places=places,
+        tool_choice=tool_choice,
         parallel_tool_calls=body.parallel_tool_calls,
         continue_final_message=body.continue_final_message,
         template_kwargs=template_kwargs(body, tools, state) if prompt_ids is None else {},
@@ -296,6 +309,8 @@ def convert_messages(messages: Sequence[MessageField]) -> ChatMessages:
         _check_role(message, where)
         converted: Message = {"role": "system" if message.role == "developer" else message.role}
         content = message.content
+        if message.refusal and not isinstance(content, list):
+            content = f"{content}\n{message.refusal}" if content else message.refusal
         converted["content"] = (
             _content(content, where, message.role, chat_messages) if isinstance(content, list) else content or ""
         )
@@ -311,7 +326,7 @@ def convert_messages(messages: Sequence[MessageField]) -> ChatMessages:
 
 
 def _check_role(message: MessageField, where: str) -> None:
-    owners = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}
+    owners = dict.fromkeys(("tool_calls", "reasoning_content", "refusal"), "assistant") | {"tool_call_id": "tool"}
     for name, role in owners.items():
         if getattr(message, name) and message.role != role:
             raise InvalidRequest(
@@ -321,7 +336,7 @@ def _check_role(message: MessageField, where: str) -> None:
         raise InvalidRequest(
             f"{where}.tool_call_id is missing: it says which call this is the result of", field=f"{where}.tool_call_id"
         )
-    if message.content is None and not message.tool_calls:
+    if message.content is None and not message.tool_calls and not message.refusal:
         raise InvalidRequest(f"{where}.content is missing", field=f"{where}.content")
 
 
@@ -334,10 +349,14 @@ def _content(parts: Sequence[ContentPart], where: str, role: str, chat_messages:
         value = getattr(part, part.type)
         if value is None:
             raise InvalidRequest(f"{field}.{part.type} is missing", field=f"{field}.{part.type}")
-        for other in ("text", "image_url", "video_url"):
+        for other in ("text", "image_url", "video_url", "file", "refusal"):
             if other != part.type and getattr(part, other) is not None:
                 raise InvalidRequest(f"{field}.{other} needs {field}.type {other}", field=f"{field}.{other}")
-        if isinstance(value, str) and part.type == "text":
+        if part.type == "refusal" and role != "assistant":
+            raise InvalidRequest(f"{field}: only messages of the role assistant refuse", field=f"{field}.type")
+        if isinstance(value, FilePart):
+            value = file_text(value.file_data, value.filename, f"{field}.file.file_data")
+        if isinstance(value, str) and part.type in ("text", "file", "refusal"):
             template_parts.append({"type": "text", "text": value})
             continue
         if role != "user":
@@ -374,9 +393,6 @@ def _call(call: MessageCall, where: str) -> dict[str, Any]:
         raise InvalidRequest(
             f"{where} must have {call.type}, as its type says, and nothing else", field=f"{where}.{call.type}"
         )
-    if isinstance(content, CallCustom):
-        arguments = {"input": content.input}
-    else:
-        arguments = read_arguments(content.arguments, f"{where}.function.arguments")
-    function = {"name": content.name, "arguments": arguments}
+    sent = {"input": content.input} if isinstance(content, CallCustom) else read_arguments(content.arguments)
+    function = {"name": content.name, "arguments": sent}
     return {"id": call.id, "type": "function", "function": function}

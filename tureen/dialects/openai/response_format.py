@@ -20,7 +20,7 @@ WHERE = "response_format"
 TYPES_OF_FIELD = {
     "json_schema": ("json_schema",),
     "schema": ("json_object", "json_schema"),
-    "value": ("json", "json_schema", "regex"),
+    "value": ("json", "json_object", "json_schema", "regex"),
     "triggers": ("structural_tag",),
     "structures": ("structural_tag",),
     "format": ("structural_tag",),
@@ -47,7 +47,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = None
     value: Annotated[
         str | JsonObject | None,
-        Meta(description="With type json, json_schema or regex, as TGI has it: the schema, or the pattern."),
+        Meta(description="With type json, json_object, json_schema, regex, as TGI has it: the schema or the pattern."),
     ] = None
     triggers: Annotated[TagList[str] | None, Meta(description="With type structural_tag, its older form.")] = None
     structures: Annotated[TagList[JsonObject] | None, Meta(description="With type structural_tag, its older form.")] = (

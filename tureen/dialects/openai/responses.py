@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -26,15 +26,16 @@ from tureen.dialects.openai.responses_tools import OWN, ResponsesTool
 from tureen.dialects.openai.responses_truncation import prepare_truncated
 from tureen.errors import TureenError
 from tureen.http.chat_answer import prepare_chat
-from tureen.http.dialect import BYTES_PER_CHAR, Docs, Entry, read_body_with, streamed
+from tureen.http.dialect import BYTES_PER_CHAR, Docs, Entry, client_name, read_body_with, streamed, unless_gone
 from tureen.http.errors import error_object
 from tureen.http.sse import event
+from tureen.requests.chat import Chat, prompt_of
 from tureen.requests.chat_prompt import MESSAGE_CHARS
 from tureen.requests.drafts import Plan
 from tureen.requests.offload import offload
 from tureen.requests.state import Context, ServerState
 
-EXAMPLE = {"input": "What is the capital of France?", "max_output_tokens": 16}
+EXAMPLE = {"input": "What is the capital of Japan?", "max_output_tokens": 16}
 
 _json = msgspec.json.Encoder()
 
@@ -55,13 +56,33 @@ def routes(state: ServerState) -> list[Entry]:
             await keeping.add(response)
         return _answer(response)
 
+    async def input_tokens(request: Request) -> Response:
+        chat = (await _read(request, state)).chat
+        rendered = await unless_gone(request, prompt_of(chat, state, owner=client_name(request)))
+        num_tokens = len(rendered.prompt.token_ids)
+        return _answer({"object": "response.input_tokens", "input_tokens": num_tokens})
+
     docs = Docs("OpenAI", "Answer a conversation of items.", (ResponsesBody,), EXAMPLE, stream="text/event-stream")
-    entry = Entry("/v1/responses", responses, access="user", methods=["POST"], docs=docs)
-    return [entry, *responses_kept.routes(state, running)]
+    counting = Docs("OpenAI", "How many tokens a response's prompt has.", (ResponsesBody,), EXAMPLE)
+    return [
+        Entry("/v1/responses", responses, access="user", methods=["POST"], docs=docs),
+        Entry("/v1/responses/input_tokens", input_tokens, access="user", methods=["POST"], docs=counting),
+        *responses_kept.routes(state, running),
+    ]
 
 
-async def _prepare(request: Request, state: ServerState) -> tuple[Making, Keeping | None]:
-    """Reads a body and returns the response that it asks for, and how that is kept."""
+class _ReadBody(NamedTuple):
+    """A body, and the chat that it asks for."""
+
+    body: ResponsesBody
+    chat: Chat
+    sources: Sequence[Sequence[str]]  # for each message the items that it was made of
+    name: str  # the id of the answer
+    keeping: Keeping | None
+
+
+async def _read(request: Request, state: ServerState) -> _ReadBody:
+    """Reads a body and the conversation that it continues."""
 
     def read(payload: dict[str, Any]) -> tuple[dict[str, Any], ResponsesBody, str]:
         body = parse(payload)
@@ -74,6 +95,12 @@ async def _prepare(request: Request, state: ServerState) -> tuple[Making, Keepin
     before = () if keeping is None else keeping.continued.items
     size = num_bytes // BYTES_PER_CHAR + MESSAGE_CHARS * len(before)
     chat, sources = await offload.run(size, lambda: chat_of(body, payload, name, state, before))
+    return _ReadBody(body, chat, sources, name, keeping)
+
+
+async def _prepare(request: Request, state: ServerState) -> tuple[Making, Keeping | None]:
+    """Reads a body and returns the response that it asks for, and how that is kept."""
+    body, chat, sources, name, keeping = await _read(request, state)
     notes = {}
     if body.truncation == "auto":
         plan, num_dropped = await prepare_truncated(chat, sources, request, state)

@@ -19,6 +19,7 @@ from tureen.dialects.openai.responses_tools import joined_name
 from tureen.errors import InvalidRequest, echo
 from tureen.requests import telling
 from tureen.requests.body import convert
+from tureen.requests.text_files import file_text
 from tureen.requests.tool_fields import read_arguments
 from tureen.text.messages import MAX_PARTS, Message
 
@@ -33,7 +34,7 @@ PART_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "input_image": {"detail": "auto"},
 }
 REASONING_PARTS = {"content": ("reasoning_text",), "output": (), "summary": ("summary_text",)}
-PARTS = ("input_text", "input_image", "output_text", "refusal")
+PARTS = ("input_text", "input_image", "input_file", "output_text", "refusal")
 
 SEAL = "tureen1."
 """Beginning of the `encrypted_content` that this server makes."""
@@ -59,6 +60,13 @@ class ResponsesInputImage(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     detail: str | None = None
 
 
+class ResponsesInputFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="input_file"):
+    """A text file, in base64: the model reads its name and its text."""
+
+    file_data: str
+    filename: str | None = None
+
+
 class ResponsesOutputText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="output_text"):
     """Text of an answer that the client sends back, with what that said about it: the model is shown the text."""
 
@@ -73,14 +81,14 @@ class ResponsesRefusal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     refusal: str
 
 
-Shown = ResponsesInputText | ResponsesInputImage
+Shown = ResponsesInputText | ResponsesInputImage | ResponsesInputFile
 
 
 class ResponsesMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="message"):
     """A message of the conversation."""
 
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | PartList[ResponsesInputText | ResponsesInputImage | ResponsesOutputText | ResponsesRefusal]
+    content: str | PartList[Shown | ResponsesOutputText | ResponsesRefusal]
     id: str | None = None
     status: Status | None = None
 
@@ -232,7 +240,8 @@ class ResponsesConversation:
             self._add_output(item, where)
         elif isinstance(item, ResponsesFunctionCall | ResponsesCustomCall):
             self._names[item.call_id] = name = joined_name(item.namespace, item.name)
-            function = {"name": name, "arguments": _arguments(item, where)}
+            sent = {"input": item.input} if isinstance(item, ResponsesCustomCall) else read_arguments(item.arguments)
+            function = {"name": name, "arguments": sent}
             calls = self._turn().setdefault("tool_calls", [])
             calls.append({"id": item.call_id, "type": "function", "function": function})
         elif isinstance(item, ResponsesReasoningItem):
@@ -290,23 +299,28 @@ class ResponsesConversation:
         parts: list[Shown] = []
         for index, part in enumerate(item.content):
             is_picture = isinstance(part, ResponsesInputImage)
-            if not isinstance(part, ResponsesInputText | ResponsesInputImage) or (is_picture and item.role != "user"):
+            if not isinstance(part, Shown) or (is_picture and item.role != "user"):
                 raise _misplaced(part, item.role, f"{where}.content[{index}]")
             parts.append(part)
         return self._joined(parts, f"{where}.content")
 
     def _joined(self, parts: Sequence[Shown], where: str) -> str | list[dict[str, Any]]:
         """Converts parts, which stand at `where`; returns a string when all are text."""
-        if all(isinstance(part, ResponsesInputText) for part in parts):
-            return "".join(part.text for part in parts if isinstance(part, ResponsesInputText))
         template_parts: list[dict[str, Any]] = []
         for index, part in enumerate(parts):
-            if isinstance(part, ResponsesInputText):
-                template_parts.append({"type": "text", "text": part.text})
-            else:
+            if isinstance(part, ResponsesInputImage):
                 self.pictures.append(part.image_url)
                 tell_detail(part.detail, f"{where}[{index}].detail")
                 template_parts.append({"type": "image"})
+                continue
+            field = f"{where}[{index}].file_data"
+            if isinstance(part, ResponsesInputFile):
+                text = file_text(part.file_data, part.filename, field)
+            else:
+                text = part.text
+            template_parts.append({"type": "text", "text": text})
+        if all(part["type"] == "text" for part in template_parts):
+            return "".join(part["text"] for part in template_parts)
         return template_parts
 
     def _text(self, item: ResponsesMessage, where: str) -> str:
@@ -314,7 +328,7 @@ class ResponsesConversation:
             return item.content
         texts = []
         for index, part in enumerate(item.content):
-            if isinstance(part, ResponsesInputImage):
+            if isinstance(part, ResponsesInputImage | ResponsesInputFile):
                 raise _misplaced(part, item.role, f"{where}.content[{index}]")
             texts.append(part.refusal if isinstance(part, ResponsesRefusal) else part.text)
         return "".join(texts)
@@ -387,12 +401,6 @@ def _reasoning(item: ResponsesReasoningItem, where: str) -> str:
         if not text and item.encrypted_content != SEAL:
             telling.tell(f"{where}.encrypted_content", "another server encrypted it")
     return text or "\n\n".join(part.text for part in item.summary or ())
-
-
-def _arguments(item: ResponsesFunctionCall | ResponsesCustomCall, where: str) -> dict[str, Any]:
-    if isinstance(item, ResponsesCustomCall):
-        return {"input": item.input}
-    return read_arguments(item.arguments, f"{where}.arguments")
 
 
 def _misplaced(part: msgspec.Struct, role: str, where: str) -> InvalidRequest:

@@ -7,16 +7,13 @@ from collections.abc import Sequence
 import msgspec
 from starlette.requests import Request
 
-from tureen.errors import InvalidRequest
+from tureen.errors import ContextExceeded
 from tureen.http.chat_answer import prepare_chat
 from tureen.requests import telling
 from tureen.requests.chat import Chat
 from tureen.requests.drafts import Plan
 from tureen.requests.state import ServerState
 from tureen.text.messages import Message
-
-TOO_LONG = ("prompt_too_long", "context_exceeded")
-"""Codes of errors about a prompt that does not fit, alone or with the tokens that may follow it."""
 
 WHY = "truncation: auto dropped it, because the conversation does not fit the context"
 
@@ -31,9 +28,9 @@ async def prepare_truncated(
     """
     try:
         return await prepare_chat(chat, request, state), 0
-    except InvalidRequest as error:
+    except ContextExceeded:
         turns = turns_of(chat.messages)
-        if error.code not in TOO_LONG or not turns:
+        if not turns:
             raise
     plan = await prepare_chat(without(chat, turns), request, state)
     fewest, most = 1, len(turns)
@@ -42,9 +39,7 @@ async def prepare_truncated(
         try:
             plan = await prepare_chat(without(chat, turns[:middle]), request, state)
             most = middle
-        except InvalidRequest as error:
-            if error.code not in TOO_LONG:
-                raise
+        except ContextExceeded:
             fewest = middle + 1
     dropped = [item for turn in turns[:most] for index in turn for item in sources[index]]
     for item in dropped:

@@ -235,7 +235,7 @@ class ChoiceTokens:
             "cached_tokens": output.usage.cached_tokens,
             "sampling_seed": output.request.seed,
             "weight_version": output.weight_versions[-1],
-            "e2e_latency": output.elapsed_s,
+            **timing(output),
         }
         if output.remarks.hardware:
             meta["hardware"] = output.remarks.hardware
@@ -248,3 +248,15 @@ class ChoiceTokens:
 
     def _triple(self, logprob: TokenLogprob) -> list[Any]:
         return [*logprob, self._context.tokenizer.token_text(logprob[1])]
+
+
+def timing(output: Output) -> dict[str, float]:
+    """Return the times of a finished output under SGLang's names, in seconds and tokens a second. Without a rate if no
+    tokens came after the first."""
+    times = {"e2e_latency": output.elapsed_s}
+    if output.remarks.first is not None:
+        first_s, num_first = output.remarks.first
+        times["first_token_latency"] = first_s
+        if len(output.token_ids) > num_first and output.elapsed_s > first_s:
+            times["decode_throughput"] = (len(output.token_ids) - num_first) / (output.elapsed_s - first_s)
+    return times

@@ -25,7 +25,7 @@ from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import offload
 from tureen.requests.shared_fields import MAX_INPUTS, MAX_TOKEN_IDS, TokenIds
 from tureen.requests.state import ServerState
-from tureen.requests.tool_fields import Tools, read_tool_choice, read_tools
+from tureen.requests.tool_fields import Tools, chosen_tools, read_tools
 from tureen.requests.verdicts import FieldTable, FieldWithoutEffect
 from tureen.text.messages import MAX_MESSAGES
 
@@ -173,9 +173,8 @@ async def _chat_ids(body: TokenizeBody, messages: Sequence[MessageField], state:
     chat_messages = await offload.run(
         len(messages) * MESSAGE_CHARS, lambda: openai_chat_fields.convert_messages(messages)
     )
-    tools = read_tools(body.tools, custom=True)
-    if read_tool_choice(body.tool_choice, tools).mode == "none":
-        tools = ()
+    chosen = chosen_tools(body.tool_choice, read_tools(body.tools, custom=True))
+    tools = () if chosen.choice.mode == "none" else chosen.tools
     prompt = await chat_prompt(
         chat_messages.messages,
         tools,

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tureen.contract.types import EngineInfo, LogprobSpec
+from tureen.contract.types import LEAST_LOGPROB, EngineInfo, LogprobSpec
 from tureen.errors import InvalidRequest, echo
 from tureen.http.dialect import Docs, Entry, client_name, unless_gone
 from tureen.requests import embedding, pairs, planning, prompts, tokenising, waves
@@ -150,7 +150,7 @@ async def _score(body: ScoreBody, requester: Requester, state: ServerState) -> d
     drafts = waves.draft_of(resolved, names, pairs.ONE_TOKEN, options, requester)
     outputs = await waves.run_all(drafts, requester, state)
     logprobs = [
-        [-math.inf if value is None else value for value, _ in output.output_logprobs[0].token_ids or ()]
+        [LEAST_LOGPROB if value is None else value for value, _ in output.output_logprobs[0].token_ids or ()]
         for output in outputs
     ]
     return _scoring([_scores(label_logprobs, body) for label_logprobs in logprobs], outputs, body, context)
@@ -224,7 +224,7 @@ def _joined(body: ScoreBody, context: Context) -> tuple[Texts | list[Prompt], li
 def _scores(logprobs: Sequence[float], body: ScoreBody) -> list[float]:
     """Returns the labels' probabilities among all tokens, or among the labels with apply_softmax; 0 for all when the
     model excludes every label."""
-    if not body.apply_softmax or max(logprobs) == -math.inf:
+    if not body.apply_softmax or max(logprobs) == LEAST_LOGPROB:
         return [math.exp(value) for value in logprobs]
     highest = max(logprobs)
     weights = [math.exp(value - highest) for value in logprobs]

@@ -106,7 +106,7 @@ async function send(method, path, body, shown, said) {
     }
   } catch (error) {
     shown.className = "failed";
-    shown.textContent = String(error);
+    shown.textContent = error instanceof TypeError ? `The server at ${location.host} does not answer. Check that it is running, then send again.` : String(error);
   }
 }
 

@@ -3,6 +3,7 @@
 const POLL_MS = 1000, SPAN = 300, WIDTH = 600, HEIGHT = 100, ROW_PX = 22;
 const byId = (id) => document.getElementById(id);
 const count = (value) => Math.round(value).toLocaleString("en-US");
+const counted = (value, one, more = `${one}s`) => `${count(value)} ${Math.round(value) === 1 ? one : more}`;
 const rate = (value) => (value < 100 ? value.toFixed(1) : count(value));
 const time = (value) => (value < 1 ? `${(value * 1000).toFixed(value < 0.1 ? 1 : 0)} ms` : value < 90 ? `${value.toFixed(1)} s` : `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`);
 const share = (value) => `${(value * 100).toFixed(value < 0.1 ? 1 : 0)} %`;
@@ -80,13 +81,13 @@ function pagesOf(pages, pageSize) {
   const all = pages.used + pages.cached + pages.free || 1, bar = make("div", { className: "bar", role: "img" });
   const words = { used: "held by requests", cached: "cached prefixes", free: "free" };
   const key = Object.entries(words).map(([name, text]) => make("span", {}, make("i", { className: name }), `${count(pages[name])} ${text} (${share(pages[name] / all)})`));
-  bar.setAttribute("aria-label", `KV cache of ${count(all)} pages of ${pageSize} tokens`);
+  bar.setAttribute("aria-label", `KV cache of ${counted(all, "page")} of ${counted(pageSize, "token")}`);
   for (const name of ["used", "cached"]) {
     const part = make("span", { className: name });
     part.style.width = `${(pages[name] / all) * 100}%`;
     bar.append(part);
   }
-  return [make("h3", { textContent: `KV cache: ${count(all)} pages of ${pageSize} tokens` }), bar, make("p", { className: "key" }, ...key)];
+  return [make("h3", { textContent: `KV cache: ${counted(all, "page")} of ${counted(pageSize, "token")}` }), bar, make("p", { className: "key" }, ...key)];
 }
 
 function laidOut(branches) {
@@ -111,8 +112,8 @@ function treeOf(engine, isOpen) {
   if (!engine.branches.length) return [title, make("p", { textContent: "Nothing is cached yet." })];
   const { placed, numRows, width } = laidOut(engine.branches);
   const shared = placed.filter((branch) => branch.holders > 1 || branch.children > 1).length;
-  const more = engine.num_left_out ? ` ${count(engine.num_left_out)} more are not drawn.` : "";
-  const about = `${count(placed.length)} branches, ${count(shared)} of them shared, up to ${count(width)} tokens long.${more}`;
+  const more = engine.num_left_out ? ` ${counted(engine.num_left_out, "more is", "more are")} not drawn.` : "";
+  const about = `${counted(placed.length, "branch", "branches")}, ${count(shared)} of them shared, up to ${counted(width, "token")} long.${more}`;
   const box = make("div", { className: "tree", role: "img", "aria-label": `The prefix cache: ${about}` });
   box.style.height = `${numRows * ROW_PX}px`;
   for (const branch of placed) {
@@ -130,14 +131,14 @@ function treeOf(engine, isOpen) {
   return [title, make("p", { textContent: `From left to right: tokens from the start of prompts. ${about}` }), box, key, list];
 }
 
-const words = (branch) => `${count(branch.tokens)} tokens, ${count(branch.holders)} running requests, ${count(branch.children)} continuations`;
+const words = (branch) => `${counted(branch.tokens, "token")}, ${counted(branch.holders, "running request")}, ${counted(branch.children, "continuation")}`;
 
 function requestsOf(model, isAdmin) {
   if (!model.num_requests) return [make("p", { textContent: "None now." })];
   const heads = ["state", "age", "tokens/s", "output", "prompt", "first token after", ...(isAdmin ? ["client", "rid"] : [])];
   const rows = model.requests.map((one) => line([one.state, time(one.age_s), one.tokens_per_s === null ? "–" : rate(one.tokens_per_s), count(one.output_tokens), count(one.prompt_tokens), one.ttft_s === null ? "–" : time(one.ttft_s), ...(isAdmin ? [one.client || "(no name)", one.rid] : [])]));
   const left = model.num_requests - rows.length;
-  return [table("Requests that have not ended", heads, rows), ...(left ? [make("p", { textContent: `${count(left)} younger ones are not listed.` })] : [])];
+  return [table("Requests that have not ended", heads, rows), ...(left ? [make("p", { textContent: `${counted(left, "younger one is", "younger ones are")} not listed.` })] : [])];
 }
 
 function errorsOf(figures) {
@@ -204,7 +205,7 @@ function tell(text) {
 
 async function ask(path) {
   const key = byId("key").value;
-  const response = await fetch(path, { headers: key ? { Authorization: `Bearer ${key}` } : {}, cache: "no-store" });
+  const response = await fetch(path, { headers: key ? { Authorization: `Bearer ${key}` } : {}, cache: "no-store" }).catch(() => { throw new Error("The server does not answer"); });
   if (response.ok) return response;
   const error = await response.json().then((body) => body.error.message, () => response.statusText);
   throw Object.assign(new Error(error), { status: response.status });
@@ -236,7 +237,7 @@ async function look() {
     show(answer);
     if (answer.is_admin && looks++ % 5 === 0) await showUse();
   }
-  catch (error) { tell(error.status === 401 || error.status === 403 ? `${error.message} Enter it above.` : `The server does not answer (${error.message}); trying again.`); }
+  catch (error) { tell(error.status === 401 || error.status === 403 ? `${error.message} Enter it above.` : `${error.message}; trying again.`); }
   clearTimeout(timer);
   timer = setTimeout(look, POLL_MS);
 }

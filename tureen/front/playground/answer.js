@@ -84,6 +84,7 @@ function take(chunk, nodeOf, sentAt, onChange) {
     (delta.tool_calls || []).forEach((piece) => takeCall(node, piece));
     takeTokens(node, choice, sentAt);
     if (choice.finish_reason) node.finish = choice.finish_reason;
+    if (choice.meta_info?.decode_throughput) node.figures.rate = choice.meta_info.decode_throughput; // the server's: a page may read many tokens at once
     onChange(node);
   }
   if (chunk.usage && !chunk.choices.length) {
@@ -104,7 +105,6 @@ function takeCall(node, piece) {
 function takeTokens(node, choice, sentAt) {
   const { token_ids: ids = [], logprobs, explanations: reasons = [] } = choice;
   const listed = logprobs?.content || (logprobs?.tokens || []).map((token, index) => ({ token, logprob: logprobs.token_logprobs[index] }));
-  const now = performance.now();
   ids.forEach((id, index) => {
     const { token = "", logprob = null, bytes } = listed[index] || {};
     const made = { id, text: token, logprob };
@@ -117,10 +117,8 @@ function takeTokens(node, choice, sentAt) {
   });
   const { figures } = node, count = node.tokens.length - node.made.kept.length;
   if (!ids.length) return;
-  figures.first ??= now;
-  figures.ttft ??= (now - sentAt) / 1000;
+  figures.ttft ??= (performance.now() - sentAt) / 1000;
   figures.completion = count;
-  if (now > figures.first) figures.rate = (count - 1) / ((now - figures.first) / 1000);
 }
 
 /** Finds calls that began among the tokens which a branch keeps: the server has seen only what came after these. */

@@ -19,9 +19,19 @@ export class ApiError extends Error {
   }
 }
 
+/** Fetches; throws Error that says what to do if no server answers, in place of the browser's "Failed to fetch". */
+async function fetched(path, options) {
+  try {
+    return await fetch(path, options);
+  } catch (error) {
+    if (options.signal?.aborted) throw error;
+    throw new Error(`The server at ${location.host} does not answer. Check that it is running, then try again.`, { cause: error });
+  }
+}
+
 async function open(path, { body, method, headers, signal }) {
   const key = getKey();
-  const response = await fetch(path, {
+  const response = await fetched(path, {
     method: method || (body === undefined ? "GET" : "POST"),
     headers: { ...(body === undefined ? {} : { "Content-Type": "application/json" }), ...(key ? { Authorization: `Bearer ${key}` } : {}), ...headers },
     body: body === undefined ? undefined : JSON.stringify(body),
@@ -33,7 +43,7 @@ async function open(path, { body, method, headers, signal }) {
   throw failure;
 }
 
-/** Returns the JSON that a route answers. Throws ApiError, TypeError for a server that is not there. */
+/** Returns the JSON that a route answers. Throws ApiError; Error for a server that does not answer. */
 export async function ask(path, body, options = {}) {
   return (await open(path, { body, ...options })).json();
 }

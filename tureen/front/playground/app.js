@@ -1,7 +1,7 @@
 // The page: wires conversations, turns, settings and explanations together.
 
 import { ApiError, ask, getKey, setKey } from "./api.js";
-import { announce, button, byId, dialog, make, tabs } from "./dom.js";
+import { announce, button, byId, counted, dialog, make, tabs } from "./dom.js";
 import { add, before, create, hasPictures, parentOf, select, settleAll, shown } from "./conversation.js";
 import { explanationOf, making, ofModel, run, textOf } from "./answer.js";
 import { compareView } from "./compare.js";
@@ -9,6 +9,7 @@ import { showPrograms } from "./copyas.js";
 import { explanationView } from "./explain.js";
 import { chosenFiles } from "./exchange.js";
 import { constraintsOf, parametersOf } from "./fields.js";
+import { letterOf, showHelp } from "./keys.js";
 import { showSettings } from "./settings.js";
 import { exportConversations, importConversations, showConversations } from "./sidebar.js";
 import * as store from "./store.js";
@@ -16,7 +17,6 @@ import { lasting } from "./webstorage.js";
 import { turnsView } from "./turns.js";
 
 const SAVE_AFTER_MS = 300, NEAR_END_PX = 80, PROBE_MS = 2000, MAX_PICTURE_BYTES = 8 << 20;
-const KEYS = [["Enter", "send"], ["Shift + Enter", "a new line"], ["Escape", "stop the answer; close a panel"], ["/", "go to the message"], ["Alt + N", "new chat"], ["Alt + K", "search conversations"], ["Alt + V", "text or tokens"], ["Alt + S", "settings"], ["Alt + C", "compare settings"], ["← → ↑ ↓ Home End", "in tokens and tabs: move"], ["Enter on a token", "explain it"], ["?", "this list"]];
 
 const state = { conversations: [], current: null, parameters: [], models: [], canSee: false, view: lasting.getItem("tureen.view") || "text", compare: null, running: new Map(), pictures: [], panel: null, explained: null, unsaved: new Set(), deleted: new WeakSet() };
 const explain = { get: () => lasting.getItem("tureen.explain") !== "off", set: (on) => lasting.setItem("tureen.explain", on ? "on" : "off") };
@@ -59,7 +59,7 @@ function open(conversation) {
   if (conversation.model && state.models.some((one) => one.id === conversation.model)) byId("model").value = conversation.model;
   else conversation.model = byId("model").value;
   followModel();
-  byId("message").placeholder = conversation.mode === "chat" ? "Say something …" : "Text to be continued …";
+  byId("message").placeholder = conversation.mode === "chat" ? "Say something, such as: What is the capital of Japan?" : "Text to be continued …";
   showPanel();
   showToken(null);
   redraw();
@@ -104,10 +104,14 @@ function redraw() {
 }
 
 function showRunning() {
-  const isRunning = state.running.size > 0;
+  const isRunning = runningHere().length > 0, hadFocus = document.activeElement === byId("stop");
   byId("stop").hidden = !isRunning;
   byId("send").disabled = isRunning;
+  if (hadFocus && !isRunning) byId(matchMedia("(pointer: fine)").matches ? "message" : "send").focus(); // a message would open a phone's keyboard
 }
+
+/** Returns the answers of the shown conversation that still come. */
+const runningHere = () => [...state.running.values()].filter(({ conversation }) => conversation === state.current);
 
 let following = 0;
 function follow() {
@@ -151,22 +155,24 @@ async function answer(conversation, node) {
   if (state.current === conversation) {
     turns.show(conversation, shown(conversation));
     if (node.state === "failed" && node.errorField) state.panel.showFault(node.errorField, node.error);
-    announce(node.state === "failed" ? node.error : `The answer is complete: ${node.figures.completion ?? 0} tokens`, { shown: false });
+    announce(node.state === "failed" ? node.error : `The answer is complete: ${counted(node.figures.completion ?? 0, "token")}`, { shown: false });
   }
   save(conversation);
   flush();
 }
 
+/** Returns the node of the answer, which has begun. */
 function requestAnswer(parent, { conversation = state.current, made = making(conversation, explain.get()) } = {}) {
   const node = add(conversation, parent, { role: "assistant", made, tokens: [], figures: {}, calls: [], state: "waiting" });
   save(conversation);
-  return answer(conversation, node);
+  answer(conversation, node);
+  return node;
 }
 
 async function send() {
   await ready;
   const text = byId("message").value;
-  if (state.running.size || (!text.trim() && !state.pictures.length)) return;
+  if (runningHere().length || (!text.trim() && !state.pictures.length)) return;
   const node = add(state.current, shown(state.current).at(-1) ?? null, { role: "user", text, ...(state.pictures.length ? { pictures: state.pictures } : {}) });
   byId("message").value = "";
   state.pictures = [];
@@ -174,7 +180,7 @@ async function send() {
   requestAnswer(node);
 }
 
-const stopAll = () => { for (const { stopping } of state.running.values()) stopping.abort(); state.compare?.stop(); };
+const stop = () => { for (const { stopping } of runningHere()) stopping.abort(); state.compare?.stop(); };
 
 const actions = {
   view: () => state.view,
@@ -245,10 +251,20 @@ async function branch(conversation, node, index, candidate) {
   if (held.length) announce("The constraint was about a whole answer: the branch goes on without it.");
   try {
     const keptText = await textOf(kept.map((token) => token.id), node.made.model);
-    if (!state.deleted.has(conversation)) requestAnswer(parentOf(conversation, node), { conversation, made: { ...node.made, settings, kept, keptText } });
+    if (state.deleted.has(conversation)) return;
+    const taken = requestAnswer(parentOf(conversation, node), { conversation, made: { ...node.made, settings, kept, keptText } });
+    if (conversation === state.current) showTaken(conversation, taken, index);
   } catch (error) {
     announce(error.message);
   }
+}
+
+/** Explains the token that a branch began with; uncovers the branch where the panel covers it. */
+function showTaken(conversation, node, index) {
+  const isOver = matchMedia("(max-width: 1180px)").matches;
+  if (isOver) toggle("inspector", false);
+  showToken(isOver ? null : conversation, node, index);
+  byId(isOver ? "stage" : "panel-token").focus();
 }
 
 // --- comparing
@@ -292,7 +308,7 @@ async function addPictures(files) {
   if (!files.length) return;
   if (!state.canSee) return announce("This model does not see pictures.");
   for (const file of files) {
-    if (!file.type.startsWith("image/")) announce(`${file.name} is no picture.`);
+    if (!file.type.startsWith("image/")) announce(`${file.name} is not a picture.`);
     else if (file.size > MAX_PICTURE_BYTES) announce(`${file.name} is larger than ${MAX_PICTURE_BYTES >> 20} MB.`);
     else state.pictures.push(await dataUrl(file));
   }
@@ -344,7 +360,7 @@ async function learn(model) {
   if (state.learnt !== model) return;
   state.canSee = Boolean(facts.has_image_understanding);
   byId("picture").hidden = !state.canSee;
-  state.parameters = state.parameters.map((one) => (effective[one.name] && !["max_new_tokens", "sampling_seed"].includes(one.name) ? { ...one, default: effective[one.name].value } : one));
+  state.parameters = state.parameters.map((one) => (effective[one.name] && !["max_new_tokens", "sampling_seed"].includes(one.name) ? { ...one, defaults: { chat: effective[one.name].value, completion: effective[one.name].value } } : one));
 }
 
 /** Learns of the model that is chosen now, and shows its defaults. */
@@ -388,6 +404,7 @@ function askForKey(failure = null) {
 // --- panels, colours, keys
 
 function toggle(name, isOpen = document.body.dataset[name] !== "open") {
+  if (!isOpen && byId(name).contains(document.activeElement)) byId(`toggle-${name}`).focus();
   document.body.dataset[name] = isOpen ? "open" : "closed";
   byId(`toggle-${name}`).setAttribute("aria-expanded", String(isOpen));
   if (isOpen && matchMedia("(max-width: 900px)").matches) toggle(name === "side" ? "inspector" : "side", false);
@@ -402,13 +419,6 @@ function fit() {
   const area = byId("message");
   area.style.height = "auto";
   area.style.height = `${Math.min(area.scrollHeight + 2, innerHeight / 3)}px`;
-}
-
-function showHelp() {
-  dialog("Help and keys",
-    make("p", {}, "Send a message, then show the answer as tokens: the paler a token, the surer the model was. Choose a token to see what each stage of sampling did, and take another one to branch there."),
-    make("ul", { class: "legend" }, ...[["s7", "likely"], ["s3", "unlikely"], ["s0", "very unlikely"], ["forced", "forced by a constraint"], ["taken", "taken by you"], ["kept cached", "kept, from the prefix cache"]].map(([kind, text]) => make("li", {}, make("span", { class: `token ${kind}` }, text)))),
-    make("dl", { class: "keys" }, ...KEYS.flatMap(([keys, what]) => [make("dt", {}, make("kbd", {}, keys)), make("dd", {}, what)])));
 }
 
 function removeCurrent() {
@@ -431,8 +441,8 @@ const turns = turnsView(byId("turns"), actions);
 const isTyping = (element) => ["INPUT", "TEXTAREA", "SELECT"].includes(element.tagName);
 
 function onKey(event) {
-  const act = event.altKey ? { n: () => start("chat"), k: () => { toggle("side", true); byId("search").focus(); }, v: () => setView(state.view === "text" ? "tokens" : "text"), s: () => { toggle("inspector"); selectTab(byId("tab-settings")); }, c: toggleCompare }[event.key.toLowerCase()]
-    : event.key === "Escape" ? () => { if (state.running.size) stopAll(); else if (matchMedia("(max-width: 900px)").matches) { toggle("side", false); toggle("inspector", false); } }
+  const act = event.altKey ? { n: () => start("chat"), k: () => { toggle("side", true); byId("search").focus(); }, v: () => setView(state.view === "text" ? "tokens" : "text"), s: () => { toggle("inspector"); selectTab(byId("tab-settings")); }, c: toggleCompare }[letterOf(event)]
+    : event.key === "Escape" ? () => { if (runningHere().length) stop(); else if (matchMedia("(max-width: 900px)").matches) { toggle("side", false); toggle("inspector", false); } }
     : isTyping(event.target) ? null : { "/": () => byId("message").focus(), "?": showHelp }[event.key];
   if (!act || document.querySelector("dialog[open]") || event.ctrlKey || event.metaKey) return;
   if (event.key !== "Escape") event.preventDefault();
@@ -440,7 +450,7 @@ function onKey(event) {
 }
 
 function listen() {
-  const clicks = { "new-chat": () => start("chat"), "new-completion": () => start("completion"), "view-text": () => setView("text"), "view-tokens": () => setView("tokens"), compare: toggleCompare, stop: stopAll, "open-key": () => askForKey(), help: showHelp, delete: removeCurrent,
+  const clicks = { "new-chat": () => start("chat"), "new-completion": () => start("completion"), "view-text": () => setView("text"), "view-tokens": () => setView("tokens"), compare: toggleCompare, stop, "open-key": () => askForKey(), help: showHelp, delete: removeCurrent,
     export: () => exportConversations([state.current]), "export-all": () => exportConversations(state.conversations), "toggle-side": () => toggle("side"), "toggle-inspector": () => toggle("inspector"),
     import: () => importConversations(takeIn),
     theme: () => { const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark"; lasting.setItem("tureen.theme", theme); setTheme(theme); },

@@ -33,7 +33,7 @@ export function compareView(context) {
     if (own.model) model.value = own.model;
     model.addEventListener("change", () => { own.model = model.value; });
     const name = () => { title.textContent = summary(own.settings); };
-    const form = settingsForm(parameters, own.settings, name, `column${index}`);
+    const form = settingsForm(parameters, own.settings, name, own.mode, `column${index}`);
     for (const group of form.element.children) group.open = false;
     const output = make("div", { class: "output", "aria-live": "off" }), figures = make("dl", { class: "figures", hidden: true }), note = make("p", { class: "note bad", role: "alert", hidden: true });
     const adopt = button("Use these settings", () => context.adopt(own.settings, own.model));

@@ -65,8 +65,11 @@ export function constraintBox(constraints, settings, onChange, modelOf) {
     say("checking …", "");
     try {
       const model = modelOf();
-      await ask("v1/completions", { ...(model ? { model } : {}), prompt: " ", max_tokens: 0, [one.name]: value, ...(settings.strict_schema ? { strict_schema: true } : {}) });
-      if (mine === asked) say("The server can hold the answer to this.", "good");
+      const answered = await ask("v1/completions", { ...(model ? { model } : {}), prompt: " ", max_tokens: 0, [one.name]: value, ...(settings.strict_schema ? { strict_schema: true } : {}) });
+      if (mine !== asked) return;
+      const { unenforced } = answered.choices[0];
+      if (unenforced?.length) say(`Valid, but not all of it is enforced. Answers may break: ${unenforced.join(", ")}.`, "warn");
+      else say("Valid. The answer will match it.", "good");
     } catch (error) {
       if (mine !== asked) return;
       const line = error.message.match(/line (\d+)/);

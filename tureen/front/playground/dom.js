@@ -41,6 +41,8 @@ export function announce(text, { shown = true } = {}) {
   setTimeout(() => note.remove(), 5000);
 }
 
+export const counted = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
+
 export async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);

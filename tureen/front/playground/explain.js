@@ -1,7 +1,7 @@
 // Draws why a token was chosen: its candidates after each stage of sampling, as bars, and the draw.
 
-import { button, make } from "./dom.js";
-import { percent, probability, spelled } from "./tokens.js";
+import { button, counted, make } from "./dom.js";
+import { percent, spelled } from "./tokens.js";
 
 const CHOSEN = {
   draw: "Drawn: the random number fell into its share.",
@@ -38,7 +38,7 @@ function stageElement(explanation, stage, previous) {
       make("td", { class: "number" }, percent(p)),
       make("td", { class: "change" }, change(p, previous ? previous.probabilities[index] : null, isRemoved)));
   });
-  const kept = stage.kept === undefined ? null : make("span", { class: "muted" }, `keeps ${stage.kept} ${stage.kept === 1 ? "token" : "tokens"}`);
+  const kept = stage.kept === undefined ? null : make("span", { class: "muted" }, `keeps ${counted(stage.kept, "token")}`);
   return make("section", { class: "stage" },
     make("h3", {}, make("span", {}, stageName(stage), make("code", {}, parameterOf(stage))), kept),
     make("table", { "aria-label": `After the stage ${stageName(stage)}` }, make("tbody", {}, ...rows)));
@@ -62,7 +62,7 @@ function drawElement(explanation, stage) {
     make("h3", {}, make("span", {}, "Draw"), make("span", { class: "muted" }, `random number ${explanation.random.toFixed(6)}`)), line);
 }
 
-/** Returns the tokens that may be taken in place of the one that was, the likeliest first. */
+/** Returns the tokens that may be taken in place of the one that was, the model's likeliest first. */
 function alternatives(explanation) {
   const stages = explanation.stages || [];
   if (!stages.length) return [];
@@ -70,15 +70,22 @@ function alternatives(explanation) {
   return explanation.candidates
     .map((candidate, index) => ({ ...candidate, model: model[index], last: last[index], isForbidden: stages.some((stage) => stage.logits && stage.logits[index] === null) }))
     .filter((candidate) => candidate.token_id !== explanation.token_id)
-    .sort((a, b) => b.last - a.last || b.model - a.model);
+    .sort((a, b) => b.model - a.model || b.last - a.last);
+}
+
+/** Returns [name, value] of a drawn token's probability by the model alone, and in the draw: a forced one had no choice. */
+function probabilities(explanation) {
+  const place = explanation?.candidates?.findIndex((one) => one.token_id === explanation.token_id) ?? -1, stages = explanation?.stages || [];
+  if (place < 0 || !stages.length) return [];
+  return [["by the model", stages[0]], ["in the draw", stages.at(-1)]].map(([name, stage]) => [name, percent(stage.probabilities[place])]);
 }
 
 /** Returns the view of a token. `onTake(candidate)` branches with another token; null: this answer cannot be branched. */
 export function explanationView(node, index, explanation, onTake) {
-  const token = node.tokens[index], p = probability(token);
+  const token = node.tokens[index];
   const why = token.by === "user" ? "Taken by you, when the answer was branched." : token.kept ? "Kept from the answer that was branched." : CHOSEN[explanation?.chosen_by ?? token.by] || "";
   const facts = make("dl", { class: "facts" },
-    ...[["token", token.id], ["place", index + 1], ["probability", p === null ? "–" : percent(p)]].flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, String(value))]));
+    ...[["token", token.id], ["place", index + 1], ...probabilities(explanation)].flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, String(value))]));
   const parts = [make("div", { class: "chosen-token" }, spelled(token.text)), make("p", {}, why), facts];
   if (explanation?.guessed) parts.push(make("p", { class: "muted" }, "Speculation had guessed it; it was drawn all the same."));
   const taken = explanation ? alternatives(explanation) : [];
@@ -92,11 +99,11 @@ export function explanationView(node, index, explanation, onTake) {
     };
     const list = make("div", { class: "alternatives", role: "group", "aria-label": "Take another token" });
     for (const candidate of taken) {
-      const label = candidate.isForbidden ? "forbidden" : candidate.last > 0 ? percent(candidate.last) : `${percent(candidate.model)}, cut`;
+      const label = candidate.isForbidden ? "forbidden" : `${percent(candidate.model)}${candidate.last > 0 ? "" : ", cut"}`;
       list.append(button(spelled(candidate.text), () => take(candidate), { class: candidate.last > 0 ? "take" : "take cut", disabled: candidate.isForbidden, title: `token ${candidate.token_id}`, "aria-label": `Take ${spelled(candidate.text)} instead, ${label}` }));
       list.lastElementChild.append(make("small", {}, label));
     }
-    parts.push(make("h3", {}, make("span", {}, "Take another")), list);
+    parts.push(make("h3", {}, make("span", {}, "Take another"), make("span", { class: "muted" }, "probability by the model")), list);
   }
   const stages = explanation?.stages || [];
   stages.forEach((stage, place) => parts.push(stage.stage === "draw" ? drawElement(explanation, stage) : stageElement(explanation, stage, stages[place - 1])));

@@ -5,19 +5,21 @@ import { button, make } from "./dom.js";
 const LARGEST = 2 ** 53; // bounds beyond are those of the number's format
 const FIRST_GROUP = "Sampling"; // of the groups that are declared; it is open
 const SLIDER_STEPS = 100;
+const UNSET = { max_new_tokens: "what the context leaves", sampling_seed: "random", stream_interval: "the server's" }; // what acts without a value
 
-/** Returns the parameters: [{name, group, type, bounds, default, meaning}], in the order of the document. */
+/** Returns the parameters, in the order of the document: [{name, group, kind, kinds, defaults, meaning}]. `defaults` has a value for each mode of a conversation. */
 export function parametersOf(openapi) {
-  const declared = openapi.components.schemas.SamplingParams.properties;
+  const { SamplingParams: { properties: declared }, ...bodies } = openapi.components.schemas;
+  const defaultIn = (body, name, schema) => (bodies[body]?.properties[name] ?? schema).default;
   return Object.entries(declared).filter(([, schema]) => schema["x-group"]).map(([name, schema]) => {
     const kinds = (schema.anyOf || [schema]).filter((kind) => kind.type !== "null");
     const kind = kinds.find((one) => one.type === "array") || kinds.find((one) => one.type === "object") || kinds[0];
-    return { name, group: schema["x-group"], kind, kinds, default: schema.default, meaning: schema.description || "" };
+    return { name, group: schema["x-group"], kind, kinds, defaults: { chat: defaultIn("ChatBody", name, schema), completion: defaultIn("CompletionBody", name, schema) }, meaning: schema.description || "" };
   });
 }
 
 /** Returns the parameters that say what the output must be. At most one of them may be set. */
-export const constraintsOf = (parameters) => parameters.filter((one) => one.group === "Constraint" && one.default === null);
+export const constraintsOf = (parameters) => parameters.filter((one) => one.group === "Constraint" && one.defaults.chat === null);
 
 const least = (kind) => kind.minimum ?? kind.exclusiveMinimum;
 const hasRange = (kind) => kind.type === "number" && least(kind) !== undefined && kind.maximum !== undefined;
@@ -84,15 +86,16 @@ function control(parameter, id, value, standard) {
 
 /**
  * Returns a form: {element, showFault(name, message)}. `settings` is changed in place; `onChange()` is called then.
+ * `mode`: "chat" or "completion", whose defaults are shown.
  */
-export function settingsForm(parameters, settings, onChange, prefix = "field") {
+export function settingsForm(parameters, settings, onChange, mode, prefix = "field") {
   const rows = new Map();
 
   function row(parameter) {
     const id = `${prefix}-${parameter.name}`, { kind } = parameter;
-    const standard = written(kind, parameter.default) || (kind.type === "array" || kind.type === "object" ? "none" : "random");
+    const standard = written(kind, parameter.defaults[mode]) || UNSET[parameter.name] || "none";
     const input = control(parameter, id, settings[parameter.name], standard);
-    const slider = hasRange(kind) ? make("input", { type: "range", min: least(kind), max: kind.maximum, step: (kind.maximum - least(kind)) / SLIDER_STEPS, value: settings[parameter.name] ?? parameter.default, "aria-label": `${parameter.name}, slider`, tabindex: -1 }) : null;
+    const slider = hasRange(kind) ? make("input", { type: "range", min: least(kind), max: kind.maximum, step: (kind.maximum - least(kind)) / SLIDER_STEPS, value: settings[parameter.name] ?? parameter.defaults[mode], "aria-label": `${parameter.name}, slider`, tabindex: -1 }) : null;
     const fault = make("p", { class: "fault", role: "alert", hidden: true });
     const about = make("p", { class: "about", id: `${id}-about` }, parameter.meaning, make("span", { class: "bounds" }, boundsOf(kind)));
     const clear = button("default", () => { input.value = ""; read(); input.focus(); }, { class: "clear", hidden: true, "aria-label": `${parameter.name}: back to the default` });
@@ -106,7 +109,7 @@ export function settingsForm(parameters, settings, onChange, prefix = "field") {
       const isSet = settings[parameter.name] !== undefined;
       element.classList.toggle("set", isSet);
       clear.hidden = !isSet;
-      if (slider) slider.value = settings[parameter.name] ?? parameter.default;
+      if (slider) slider.value = settings[parameter.name] ?? parameter.defaults[mode];
     }
     function read() {
       const { value, fault: message } = parse(kind, input.value);

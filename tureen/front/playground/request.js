@@ -39,6 +39,7 @@ export function fullBody(conversation, node, promptIds) {
     stream: true,
     stream_options: { include_usage: true },
     return_token_ids: true,
+    return_meta_info: true,
     logprobs: isChat ? true : 0,
     ...(explain ? { explain: true } : {}),
   };

@@ -39,7 +39,7 @@ function toolFields(conversation, onChange) {
 export function showSettings({ conversation, parameters, onChange, modelOf, explain, head, fields }) {
   const constraints = constraintsOf(parameters);
   const box = constraintBox(constraints, conversation.settings, onChange, modelOf);
-  const form = settingsForm(parameters.filter((one) => !constraints.includes(one)), conversation.settings, onChange);
+  const form = settingsForm(parameters.filter((one) => !constraints.includes(one)), conversation.settings, onChange, conversation.mode);
   const explained = make("input", { type: "checkbox", id: "explain", checked: explain.get() });
   explained.addEventListener("change", () => explain.set(explained.checked));
   head.replaceChildren(

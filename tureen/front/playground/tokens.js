@@ -23,7 +23,7 @@ export function spelled(text) {
 const REASONS = { grammar: "forced by the constraint", budget: "forced by the limit of the reasoning", user: "taken by you", kept: "kept from the branch's origin" };
 
 function described(token, isCached) {
-  const p = probability(token);
+  const p = token.by === "grammar" || token.by === "budget" ? null : probability(token); // a forced one was not drawn
   return [spelled(token.text), p === null ? "" : percent(p), REASONS[token.by] || "", token.kept ? REASONS.kept : "", isCached ? "from the prefix cache" : ""].filter(Boolean).join(", ");
 }
 

@@ -1,7 +1,7 @@
 // Shows a conversation's turns. A turn keeps its element while its node is shown; a node that grows changes only what
 // has changed, once a frame.
 
-import { button, copy, make, visible } from "./dom.js";
+import { button, copy, counted, make, visible } from "./dom.js";
 import { siblings } from "./conversation.js";
 import { showMarkdown } from "./markdown.js";
 import { promptIdsOf, textsOf } from "./answer.js";
@@ -39,7 +39,7 @@ function promptBar(conversation, node) {
   const share = make("span", { class: "share" });
   share.style.setProperty("--share", `${(cached / Math.max(1, prompt)) * 100}%`);
   const tokens = make("p", { class: "tokens" });
-  const details = make("details", { class: "prompt" }, make("summary", {}, make("span", { class: "cachebar", "aria-hidden": "true" }, share), `prompt: ${cached} of ${prompt} tokens from the prefix cache`), tokens);
+  const details = make("details", { class: "prompt" }, make("summary", {}, make("span", { class: "cachebar", "aria-hidden": "true" }, share), `prompt: ${cached} of ${counted(prompt, "token")} from the prefix cache`), tokens);
   details.addEventListener("toggle", async () => {
     if (!details.open || tokens.childElementCount) return;
     const ids = await promptIdsOf(conversation, node).catch(() => []);
@@ -97,7 +97,7 @@ class Turn {
     const stop = () => { this.shownText = null; this.show(); };
     const save = () => { const { value } = area; stop(); if (value !== node.text) actions.edit(node, value); };
     area.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") { event.stopPropagation(); stop(); }
+      if (event.key === "Escape") { event.stopPropagation(); stop(); this.buttons.querySelector("[aria-label^=Edit]")?.focus(); }
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); save(); }
     });
     const label = node.role === "assistant" ? "Keep as a version" : "Send as a new version";

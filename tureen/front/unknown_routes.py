@@ -1,0 +1,62 @@
+"""Answers requests for routes that the server does not have: what is meant, why it is not here, what to use."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
+
+from tureen.errors import MethodNotAllowed, NotFound, TureenError, UpgradeRefused, echo
+
+VERSION = "/v1"
+NOT_HERE = {
+    "/responses/compact": "the server compacts no conversation; send truncation: auto, or ask for a summary",
+    "/realtime": "the server has no WebSockets and no sound; send a request to /v1/responses",
+    "/audio": "no model here listens or speaks",
+    "/images": "no model here makes pictures",
+    "/videos": "no model here makes videos",
+    "/moderations": "nothing is moderated here",
+    "/assistants": "use /v1/responses",
+    "/threads": "use /v1/conversations and /v1/responses",
+    "/vector_stores": "the server searches no files; put their text into a message",
+    "/uploads": "send the file to /v1/files in one piece",
+    "/fine_tuning": "the server trains no models",
+    "/containers": "no tool runs on this server",
+}
+"""Routes of OpenAI's API that the server does not have, and all below them -> why, and what to use."""
+
+NEAR = 0.8
+"""Similarity of two paths, by difflib, from which one is suggested for the other."""
+
+MAX_CHARS = 100  # of a path that is compared
+
+
+def unknown_route(method: str, path: str, routes: Iterable[BaseRoute]) -> NotFound:
+    """Return the error for a path that no route has, with a hint."""
+    shown, plain = path[:MAX_CHARS], path.removeprefix(VERSION)
+    why = next((why for begin, why in NOT_HERE.items() if f"{plain}/".startswith(f"{begin}/")), "")
+    if not why:
+        known = sorted({route.path for route in routes if isinstance(route, Route) and method in (route.methods or ())})
+        near = difflib.get_close_matches(shown, known, n=1, cutoff=NEAR)
+        why = f"did you mean {near[0]}?" if near else ""
+    return NotFound(f"there is nothing at {echo(path)}" + (f"; {why}" if why else ""), code="unknown_route")
+
+
+def error_for(scope: Scope, routes: list[BaseRoute], status: int) -> TureenError:
+    """Return the error for a request that no route takes. `status`: 404, or 405 if a route has this path.
+
+    A POST to something below a name, such as `/v1/responses/compact`, is a route that is not here: the routes whose
+    path it has take it for an id.
+    """
+    method, path = scope["method"], scope["path"]
+    if (b"upgrade", b"websocket") in [(name, value.lower()) for name, value in scope["headers"]]:
+        return UpgradeRefused(
+            "this server has no WebSockets; send the request as an HTTP POST, with stream: true for a stream of events"
+        )
+    matching = [route for route in routes if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE]
+    if status == 405 and (method != "POST" or not all(route.path.endswith("}") for route in matching)):
+        allowed = ", ".join(sorted({name for route in matching for name in route.methods or ()}))
+        return MethodNotAllowed(f"{method} is not for this path; use {allowed}", allowed=allowed)
+    return unknown_route(method, path, routes)

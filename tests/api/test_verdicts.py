@@ -330,7 +330,8 @@ def test_null_is_not_sent_in_every_field(app, name):
         assert "x-tureen-ignored" not in answer.headers
         assert answer.status_code == (200 if wanted is None else wanted.status_code), (path, answer.text)
         if wanted is not None and wanted.status_code >= 400:
-            assert answer.json() == wanted.json()
+            ours, theirs = ({**one.json(), "request_id": None} for one in (answer, wanted))
+            assert ours == theirs
 
 
 @pytest.mark.parametrize("name", SHORTEST)

@@ -49,6 +49,7 @@ from tureen.serving.process import ProcessClient
 from tureen.text.chat_template import check_chat_template
 from tureen.text.tokenizer import Tokenizer
 from tureen.text.tools import marks_calls
+from tureen.weights.facts import file_facts
 from tureen.weights.sentence_files import classifier_of, embedding_sizes
 from tureen.weights.source import (
     ModelSource,
@@ -243,6 +244,7 @@ def _encoder_engine(
         eos_token_ids=(),
         load_seconds=time.monotonic() - started,
         files=files_of(source),
+        **file_facts(source)._asdict(),
         **_purpose(source, hf_config, tokenizer, embedder.config.hidden_size),
     )
     return engine, info
@@ -406,6 +408,7 @@ def _describe(
         generation_defaults=generation_defaults(source),
         rope_factors=device.get("rope_factors"),  # type: ignore[attr-defined]
         files=files_of(source),
+        **file_facts(source)._asdict(),
         **_purpose(source, hf_config, tokenizer, capacity.hidden_size),
     )
 

@@ -462,7 +462,7 @@ def test_messages_of_a_wrong_form_are_refused_by_name(app: App, messages, named)
         ({"temperature": -0.1}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
-        ({"top_k": 0}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens is missing"),
         ({"max_tokens": True}, "max_tokens"),

@@ -41,7 +41,7 @@ PARAMS = {
     "stop_regex": Case("a+", "(", "test_text_is_cut_at_patterns_where_brute_force_cuts_it"),
     "temperature": Case(0.5, -1, CHANGES),
     "top_p": Case(0.5, 0, CHANGES),
-    "top_k": Case(4, 0, CHANGES),
+    "top_k": Case(4, -2, CHANGES),
     "min_p": Case(0.1, 2, CHANGES),
     "typical_p": Case(0.5, 0, CHANGES),
     "frequency_penalty": Case(1, 3, CHANGES),

@@ -162,7 +162,7 @@ BAD = {
     "stream": [1, "true"],
     "seed": [2**64, 1.5, "x"],
     "stop": [5, [5], "", ["a"] * 65],
-    "stop_token_ids": [[-1], [10**6], "5", 5],
+    "stop_token_ids": [[-1], "5", 5],
     "include_stop_str_in_output": [1],
     "skip_special_tokens": [1],
     "spaces_between_special_tokens": [1],

@@ -131,7 +131,7 @@ def test_encode_gives_the_normalised_last_hidden_state_of_the_prompt(app: App):
     [
         ({}, "text"),
         ({"text": ""}, "text"),
-        ({"text": "a", "sampling_params": {}}, "sampling_params"),
+        ({"text": "a", "sampling_params": {"n": 2}}, "sampling_params"),
         ({"text": "a", "stream": True}, "stream"),
         ({"input_ids": [-1]}, "input_ids"),
     ],

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 
 import httpx
 import msgspec
 import ollama
 import pytest
 from app_under_test import App
-from fake_engine import CONTEXT_LEN
+from embedding_engine import MAX_TOKENS, make_embedding_engine
+from fake_engine import CONTEXT_LEN, HIDDEN_SIZE
 from patience import PATIENCE_S
 from served_app import ServedApp
 
@@ -206,6 +208,20 @@ def test_options_act(app: App):
     assert run.json()["response"] == "a"
 
 
+def test_a_window_of_penalties_is_all_tokens_or_none(app: App):
+    def effective(**options) -> dict:
+        found = generate(app, "abc", options={"num_predict": 1, **options}, return_effective=True)["effective"]
+        return {name: found[name]["value"] for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")}
+
+    penalties = {"repeat_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": 0.5}
+    set_so = {"repetition_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": 0.5}
+    off = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    assert effective(**penalties, repeat_last_n=-1) == effective(**penalties, repeat_last_n=CONTEXT_LEN) == set_so
+    assert effective(**penalties, repeat_last_n=0) == effective(repeat_last_n=0) == off
+    for name, value in penalties.items():
+        assert refusal(app, options={name: value, "repeat_last_n": 64}).startswith("options.repeat_last_n is 64")
+
+
 def test_formats(app: App):
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
     schema |= {"additionalProperties": False}
@@ -302,7 +318,9 @@ def test_a_conversation_becomes_messages_of_a_chat():
         ("/api/generate", {"prompt": 5}, "prompt"),
         ("/api/generate", {"promt": "x"}, "did you mean 'prompt'"),
         ("/api/generate", {"images": ["aGk="]}, "prompt"),
-        ("/api/generate", {"tools": []}, "tools"),
+        ("/api/generate", {"tools": [WEATHER]}, "tools"),
+        ("/api/generate", {"temperature": 0.5}, 'send "options": {"temperature": …}'),
+        ("/api/generate", {"max_tokens": 5}, 'send "options": {"num_predict": …}'),
         ("/api/generate", {"prompt": "x" * (CONTEXT_LEN + 1)}, "longer than the model's context"),
     ],
 )
@@ -338,6 +356,9 @@ def test_null_is_the_default_of_every_field(app: App):
         ("/api/chat", {"messages": [], "model": "other"}, "model"),
         ("/api/generate", {"options": {"num_ctx": CONTEXT_LEN + 1}}, "options.num_ctx"),
         ("/api/generate", {"options": {"num_gpu": 1, "zebra": 2}}, "options.num_gpu, options.zebra"),
+        ("/api/generate", {"options": {"repeat_last_n": 64, "repeat_penalty": 1.0}}, "options.repeat_last_n"),
+        ("/api/generate", {"options": {"num_keep": 24, "mirostat_tau": 5.0}}, "options.num_keep, options.mirostat_tau"),
+        ("/api/generate", {"user": "me", "stream_options": {}}, "user, stream_options"),
         ("/api/generate", {"keep_alive": 0}, "keep_alive"),
         ("/api/generate", {"keep_alive": "0s"}, "keep_alive"),
     ],
@@ -363,6 +384,149 @@ def test_what_is_served(client):
     assert shown.capabilities == ["completion", "tools", "thinking"]
     assert client.show("fake-model:latest").details.family == "fake"
     assert client.show("other").details.family == "fake"
+
+
+@pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "text/plain;charset=UTF-8", "nonsense"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/api/chat", {"messages": user("say:hi")}), ("/api/generate", {"prompt": "say:hi"}), ("/api/show", {})],
+)
+def test_a_body_is_json_whatever_its_content_type_says(app: App, kind, path, body):
+    """curl's own type is that of a form; LiteLLM, its proxy and google-adk send none."""
+    content = json.dumps({"model": "fake-model"} | ({} if path == "/api/show" else {"stream": False}) | body).encode()
+    headers = {} if kind is None else {"content-type": kind}
+    answer = app.request("POST", path, content=content, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert "error" not in answer.json()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/api/pull", 404),
+        ("GET", "/api/nothing/there", 404),
+        ("DELETE", "/api/delete", 404),
+        ("GET", "/api/chat", 405),
+        ("POST", "/api/tags", 405),
+    ],
+)
+def test_what_is_not_there_is_an_error_in_the_api_s_form(app: App, method, path, status):
+    answer = app.request(method, path)
+    assert (answer.status_code, list(answer.json())) == (status, ["error"])
+    assert path in answer.json()["error"] or answer.headers["allow"] in answer.json()["error"]
+    assert app.request("GET", "/apiary").json()["error"]["code"] == "unknown_route"
+
+
+FILES = (("config.json", 7, 5 * 10**18), ("a.gguf", 2_000_000_000, 17 * 10**17), ("b.gguf", 10, 16 * 10**17))
+
+
+@pytest.mark.parametrize(("count", "shown"), [(8_030_261_248, "8.0B"), (134_515_008, "134.52M"), (0, "")])
+def test_models_have_the_size_the_format_and_the_parameters_of_their_files(template, count, shown):
+    facts = {"files": FILES, "num_parameters": count, "quantization": "Q4_K_M", "device": "cuda:0"}
+    with ServedApp(chat_template=template, facts=facts) as server:
+        one = ollama.Client(host=server.url, timeout=PATIENCE_S)
+        [listed], [running], described = one.list().models, one.ps().models, one.show("fake-model")
+        one._client.close()
+    assert listed.size == running.size == running.size_vram == 2_000_000_017
+    assert running.context_length == CONTEXT_LEN
+    assert listed.modified_at == described.modified_at == datetime.fromtimestamp(17 * 10**8, UTC)
+    for details in (listed.details, running.details, described.details):
+        assert (details.format, details.parameter_size, details.quantization_level) == ("gguf", shown, "Q4_K_M")
+    assert described.modelinfo.get("general.parameter_count") == (count or None)
+    with App(facts=facts | {"device": "cpu"}) as app:
+        [card] = app.request("GET", "/api/ps").json()["models"]
+        assert (card["size"], card["size_vram"]) == (2_000_000_017, 0)
+
+
+@pytest.fixture(scope="module")
+def embedder():
+    with App(factory=make_embedding_engine) as running:
+        yield running
+
+
+def test_an_embedding_model_is_listed_and_shown_with_what_it_can_do(embedder):
+    shown = embedder.post("/api/show", model="default").json()
+    assert shown["capabilities"] == ["embedding"]
+    assert shown["model_info"]["fake.embedding_length"] == 4
+    [card] = embedder.request("GET", "/api/tags").json()["models"]
+    assert card["name"] == "fake-embedder"
+    assert "generates no text" in embedder.post("/api/generate", model="default", prompt="a").json()["error"]
+
+
+def test_embeddings_are_scaled_to_length_one_and_those_of_the_older_route_are_not(embedder):
+    """The model counts letters, so its embeddings are known."""
+    many = embedder.post("/api/embed", model="default", input=["aab", "dddd"]).json()
+    fifth = 5**-0.5
+    assert many["embeddings"] == [pytest.approx([2 * fifth, fifth, 0, 0]), [0, 0, 0, 1]]
+    assert (many["model"], many["prompt_eval_count"], many["load_duration"]) == ("default", 7, 0)
+    assert many["total_duration"] > 0
+    one = embedder.post("/api/embed", model="default", input="aab").json()
+    assert one["embeddings"] == many["embeddings"][:1]
+    assert embedder.post("/api/embeddings", model="default", prompt="aab").json() == {"embedding": [2, 1, 0, 0]}
+    for path, empty, answer in (("embed", {"input": []}, "embeddings"), ("embeddings", {"prompt": ""}, "embedding")):
+        assert embedder.post(f"/api/{path}", model="default", **empty).json()[answer] == []
+
+
+def test_ollama_s_client_reads_the_embeddings_of_a_model_that_generates(client):
+    read = client.embed(model="fake-model", input=["a", "b"], options={"num_ctx": 8}, keep_alive="5m")
+    assert [len(vector) for vector in read.embeddings] == [HIDDEN_SIZE] * 2
+    assert len(client.embeddings(model="fake-model", prompt="a").embedding) == HIDDEN_SIZE
+
+
+def test_a_text_that_is_too_long_loses_its_end_unless_the_client_forbids_it(embedder):
+    long = "a" * MAX_TOKENS + "b"
+    cut = embedder.post("/api/embed", model="default", input=long).json()
+    assert (cut["embeddings"], cut["prompt_eval_count"]) == ([[1, 0, 0, 0]], MAX_TOKENS)
+    refused = embedder.post("/api/embed", model="default", input=long, truncate=False)
+    assert (refused.status_code, list(refused.json())) == (400, ["error"])
+    for wrong in ({"input": ["a", ""]}, {"input": 5}, {"dimensions": 3}, {"keep_alive": "soon"}, {"model": None}):
+        refused = embedder.post("/api/embed", **({"model": "default", "input": "a"} | wrong))
+        assert refused.status_code == 400
+        assert next(iter(wrong)) in refused.json()["error"]
+
+
+def test_options_about_generating_are_told_of_an_embedding(embedder):
+    """LangChain sends all options of its chat models."""
+    options = {"temperature": 0.1, "mirostat": 2, "num_ctx": 8, "num_gpu": 1, "zebra": 1}
+    answer = embedder.post("/api/embed", model="default", input="a", options=options, user="me")
+    told = ["options.temperature", "options.mirostat", "options.num_gpu", "options.zebra", "user"]
+    assert (answer.status_code, set(answer.json()["ignored_fields"])) == (200, set(told)), answer.text
+
+
+LOGPROBS = {"logprobs": True, "top_logprobs": 3, "options": {"num_predict": 6, "seed": 3, "temperature": 0.5}}
+
+
+def test_log_probabilities_are_the_model_s_own_whole_and_streamed(client, app: App):
+    meta = app.generate(
+        text="abc",
+        sampling_params={"max_new_tokens": 6, "seed": 3, "temperature": 0.5, "top_k": 40, "top_p": 0.9},
+        return_logprob=True,
+        top_logprobs_num=3,
+        logprobs_mode="raw",
+    )["meta_info"]
+    text = app.state.context.tokenizer.token_text
+    expected = [(value, text(token)) for value, token, _ in meta["output_token_logprobs"]]
+    best = [[(value, text(token)) for value, token, _ in position] for position in meta["output_top_logprobs"]]
+    whole = chat(app, "abc", **LOGPROBS)["logprobs"]
+    assert [(entry["logprob"], entry["token"]) for entry in whole] == expected
+    assert [[(one["logprob"], one["token"]) for one in entry["top_logprobs"]] for entry in whole] == best
+    assert all(bytes(entry["bytes"]).decode() == entry["token"] for entry in whole)
+    assert generate(app, "abc", **LOGPROBS)["logprobs"] == whole
+    assert generate(app, "abc", raw=True, **LOGPROBS)["logprobs"] == whole
+    read = [
+        entry
+        for piece in client.chat(model="m", messages=user("abc"), stream=True, **LOGPROBS)
+        for entry in piece.logprobs or ()
+    ]
+    assert [(entry.logprob, entry.token) for entry in read] == expected
+    assert "logprobs" not in chat(app, "abc", options={"num_predict": 2})
+    assert "top_logprobs" not in chat(app, "abc", options={"num_predict": 1}, logprobs=True)["logprobs"][0]
+
+
+def test_alternatives_need_log_probabilities(app: App):
+    assert refusal(app, top_logprobs=2) == "top_logprobs needs logprobs: true"
+    assert "top_logprobs" in refusal(app, logprobs=True, top_logprobs=21)
+    assert generate(app, "say:a", top_logprobs=0)["response"] == "a"
 
 
 def test_what_show_takes(app: App):

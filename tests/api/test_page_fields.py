@@ -35,6 +35,29 @@ def test_both_kinds_of_logprobs_stand_side_by_side(app: App):
     )
 
 
+def test_ollama_s_log_probabilities_are_the_model_s_own(app: App):
+    """As Ollama's are since its version 0.12.11: those of the model's logits, whatever the temperature is."""
+    params = {"temperature": 0.5, "top_k": 4, "seed": 3}
+    body = {"text": "abcd", "return_logprob": True, "top_logprobs_num": 2}
+    metas = {
+        mode: app.generate(**body, sampling_params=params | {"max_new_tokens": 3, "top_p": 0.9}, logprobs_mode=mode)[
+            "meta_info"
+        ]
+        for mode in ("raw", "processed")
+    }
+    asked = {"model": "default", "prompt": "abcd", "raw": True, "stream": False, "logprobs": True, "top_logprobs": 2}
+    answer = app.post("/api/generate", **asked, options=params | {"num_predict": 3}).json()
+    values = [[entry["logprob"], [one["logprob"] for one in entry["top_logprobs"]]] for entry in answer["logprobs"]]
+    expected = {
+        mode: [
+            [token[0], [one[0] for one in top]]
+            for token, top in zip(meta["output_token_logprobs"], meta["output_top_logprobs"], strict=True)
+        ]
+        for mode, meta in metas.items()
+    }
+    assert values == expected["raw"] != expected["processed"]
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

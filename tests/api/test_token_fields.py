@@ -380,7 +380,7 @@ def test_progress_is_told_to_have_no_effect_and_a_time_limit_from_the_first_toke
 
 REFUSED = [
     ("logprob_token_ids", {"logprob_token_ids": [-1]}),
-    ("return_tokens_as_token_ids", {"return_tokens_as_token_ids": True}),
+    ("logprob_token_ids", {"logprob_token_ids": [-1], "logprobs": 1}),
     ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
     ("prompt_logprobs", {"prompt_logprobs": -2}),
     ("prompt_logprobs", {"prompt_logprobs": -1, "max_tokens": 2000, "n": 4}),
@@ -422,3 +422,48 @@ def test_a_prompt_that_cannot_be_is_refused_by_name(app: App, param, fields):
 
 def test_nothing_is_left_behind(app: App):
     app.check_idle()
+
+
+SAMPLED = {"max_tokens": 8, "seed": 3}
+NAMES = [
+    ({"repeat_penalty": 1.9}, {"repetition_penalty": 1.9}),
+    ({"typ_p": 0.1}, {"typical_p": 0.1}),
+    ({"n_predict": 3, "max_tokens": None}, {"max_tokens": 3}),
+    ({"max_output_tokens": 3, "max_tokens": None}, {"max_tokens": 3}),
+    ({"n_cmpl": 2}, {"n": 2}),
+]
+
+
+@pytest.mark.parametrize("route", [CHAT, TEXT])
+@pytest.mark.parametrize(("sent", "meant"), NAMES, ids=lambda fields: next(iter(fields)))
+def test_llama_cpp_s_names_of_parameters_act(app: App, route, sent, meant):
+    def made(fields):
+        body = {name: value for name, value in {**SAMPLED, **fields}.items() if value is not None}
+        response = app.post(route, **body_of(route, "abc"), **body, return_effective=True)
+        assert (response.status_code, response.headers.get("x-tureen-ignored")) == (200, None), response.text
+        return [
+            (choice.get("text") or choice["message"]["content"], choice["effective"])
+            for choice in response.json()["choices"]
+        ]
+
+    assert made(sent) == made(meant) != made({})
+    [name], own = [name for name in sent if name != "max_tokens"], next(iter(meant))
+    error = ask(app, route, "abc", 400, **{name: sent[name], own: meant[own]})
+    assert "are the same field; send one" in error["message"]
+
+
+def test_n_predict_minus_one_goes_to_the_end_of_the_context(app: App):
+    for route in (CHAT, TEXT):
+        response = app.post(route, **body_of(route, "abc"), n_predict=-1, seed=1)
+        assert response.json()["usage"]["total_tokens"] == CONTEXT_LEN
+
+
+def test_n_probs_asks_for_log_probabilities(app: App):
+    chat = ask(app, CHAT, "say:hi", n_probs=2)["choices"][0]["logprobs"]["content"]
+    assert chat == ask(app, CHAT, "say:hi", logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
+    text = ask(app, TEXT, "say:hi", n_probs=2)["choices"][0]["logprobs"]
+    assert text == ask(app, TEXT, "say:hi", logprobs=2)["choices"][0]["logprobs"]
+    response = app.post("/v1/responses", input="say:hi", n_probs=2).json()["output"][0]["content"][0]["logprobs"]
+    assert [len(token["top_logprobs"]) for token in response] == [2] * len(response)
+    assert ask(app, TEXT, "say:hi", n_probs=0)["choices"][0]["logprobs"] is None
+    assert ask(app, CHAT, "say:hi", 400, n_probs=2, top_logprobs=2, logprobs=True)["param"] == "n_probs"

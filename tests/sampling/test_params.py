@@ -40,7 +40,7 @@ BOUNDS = {
     ),
     "temperature": ([0, 0.0, 5e-324, 1, 1e308], [-1e-9, -0.5, math.nan, math.inf, -math.inf, 10**400, True, "1", None]),
     "top_p": ([1, 1.0, 1e-9, 5e-324], [0, 0.0, -0.1, 1.0000001, math.nan, math.inf, True]),
-    "top_k": ([-1, 1, INT64_MAX], [0, -2, INT64_MAX + 1, 1.0, 10**400, True]),
+    "top_k": ([-1, 0, 1, INT64_MAX], [-2, INT64_MAX + 1, 1.0, 10**400, True]),
     "min_p": ([0, 1, 0.5, 5e-324], [-1e-9, 1.0000001, math.nan, math.inf, True]),
     "typical_p": ([1, 1.0, 0.5, 5e-324], [0, 0.0, -0.1, 1.0000001, math.nan, math.inf, True]),
     "frequency_penalty": ([-2, 2, 0.5], [-2.0001, 2.0001, math.nan, math.inf, -math.inf, True]),
@@ -169,9 +169,10 @@ def test_two_constraints_are_refused_by_name(one, other):
 
 
 def test_the_path_of_a_message_is_the_callers():
-    with pytest.raises(InvalidRequest, match=r"^sampling_params\[3\]\.top_k must be") as caught:
-        check_params(SamplingParams(top_k=0), vocab_size=VOCAB, path=Names("sampling_params[3]").path)
-    assert caught.value.field == "sampling_params[3].top_k"
+    params = SamplingParams(min_new_tokens=2, max_new_tokens=1)
+    with pytest.raises(InvalidRequest, match=r"^sampling_params\[3\]\.min_new_tokens must be") as caught:
+        check_params(params, vocab_size=VOCAB, path=Names("sampling_params[3]").path)
+    assert caught.value.field == "sampling_params[3].min_new_tokens"
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ VALID = st.builds(
     stop_token_ids=st.lists(st.integers(0, VOCAB - 1), max_size=3).map(tuple),
     temperature=st.floats(0, allow_nan=False, allow_infinity=False),
     top_p=st.floats(0, 1, exclude_min=True),
-    top_k=st.just(-1) | st.integers(1, INT64_MAX),
+    top_k=st.integers(-1, INT64_MAX),
     logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-100, 100), max_size=3),
     sampling_seed=st.none() | st.integers(-(2**63), INT64_MAX),
     ignore_eos=st.booleans(),

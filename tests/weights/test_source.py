@@ -14,12 +14,14 @@ import gguf
 import numpy as np
 import pytest
 import tiny_gguf
+from safetensors.numpy import save_file
 from samples import some
 from wheels import write_wheel
 
 from tureen.errors import StartupError
 from tureen.fetching import pypi
 from tureen.fetching.shelf import Wheel, shelf
+from tureen.weights.facts import FILE_TYPES, file_facts
 from tureen.weights.gguf_facts import HARMLESS
 from tureen.weights.source import ModelSource, load_tokenizer, model_config, resolve_model
 
@@ -795,3 +797,31 @@ def _message_of(use, source):
     except StartupError as error:
         return error.message
     return ""
+
+
+def test_the_names_of_gguf_file_types_are_llama_cpp_s():
+    names = {kind.value: kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in gguf.LlamaFileType}
+    ours = {number: name for number, name in enumerate(FILE_TYPES) if name}
+    assert ours == {number: names[number] for number in ours}
+
+
+@pytest.mark.parametrize(("number", "named"), [(15, "Q4_K_M"), (1, "F16"), (None, "F32"), (1024, "F32")])
+def test_the_facts_of_a_gguf_file_are_its_number_of_elements_and_its_type(tmp_path, number, named):
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    if number is not None:
+        writer.add_file_type(number)
+    for name, shape in (("a", (3, 32)), ("b", (7,))):
+        writer.add_tensor(name, np.zeros(shape, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert file_facts(ModelSource("model", tmp_path / "model.gguf", "gguf")) == (3 * 32 + 7, named)
+
+
+def test_the_facts_of_safetensors_are_unknown_where_numbers_are_packed(tmp_path):
+    save_file({"a": np.zeros((3, 4), np.float16), "b": np.zeros(5, np.float32)}, tmp_path / "model.safetensors")
+    assert file_facts(ModelSource("model", tmp_path, "safetensors")) == (17, "F16")
+    save_file({"a": np.zeros((3, 4), np.int32), "b": np.zeros(5, np.float32)}, tmp_path / "model.safetensors")
+    assert file_facts(ModelSource("model", tmp_path, "safetensors")) == (0, "I32")
+    assert file_facts(ModelSource("model", tmp_path / "nowhere", "safetensors")) == (0, "")

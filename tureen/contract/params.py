@@ -134,7 +134,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             ge=-1,
             le=INT64_MAX,
-            description="Keep the k most probable tokens; -1 = all. 0 is refused.",
+            description="Keep the k most probable tokens; -1 and 0 = all.",
             extra_json_schema=SAMPLING,
         ),
     ] = -1
@@ -343,8 +343,6 @@ def _faults(params: SamplingParams, vocab_size: int) -> Iterator[tuple[str, str]
     for name in FLOAT_FIELDS:
         if not math.isfinite(getattr(params, name)):
             yield name, f"must be a finite number, got {getattr(params, name)}"
-    if params.top_k == 0:
-        yield "top_k", "must be -1 (all tokens) or at least 1, got 0"
     if params.max_new_tokens is not None and params.min_new_tokens > params.max_new_tokens:
         most = params.max_new_tokens
         yield "min_new_tokens", f"must be at most max_new_tokens ({most}), got {params.min_new_tokens}"

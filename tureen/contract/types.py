@@ -376,6 +376,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     embedding_sizes: tuple[int, ...] = ()  # to which an embedding may be cut
     files: tuple[tuple[str, int, int], ...] = ()  # that the weights came from: name, bytes, time of the last change
     weights: str = ""  # digest of their files, where durable sessions are kept
+    num_parameters: int = 0  # of the model's files; 0 = unknown
+    quantization: str = ""  # of the model's files, as they name it; "" = unknown
     kv_identity: str = ""  # digest of all that KV pages depend on, where they are kept on a disk
     kv_folder: str = ""  # tells the folder in which they are kept from others
 

@@ -36,6 +36,9 @@ BYTES_PER_CHAR = 8
 Access = Literal["open", "user", "admin"]
 """Access level of a route: open to anybody, to holders of an API key, to holders of the admin key."""
 
+RenderError = Callable[[TureenError], Response]
+"""A function that writes errors in the form of one API."""
+
 Routes = Callable[[ServerState], "list[Entry]"]
 """A function that returns the routes of one API."""
 
@@ -92,7 +95,7 @@ class Entry(Route):
         is_limited: bool = True,
         any_model: bool = False,
         docs: Docs | None = None,
-        render_error: Callable[[TureenError], Response] = error_response,
+        render_error: RenderError = error_response,
     ) -> None:
         """`is_limited`: requests of users count towards --max-client-requests. `any_model`: the route works with
         embedding models too. `render_error`: writes errors in this API's form, those of middleware too."""
@@ -159,6 +162,8 @@ class Dialect(NamedTuple):
     compat: tuple[CompatRoute, ...] = ()
     sections: tuple[BodySection, ...] = ()
     generate: GenerateForm | None = None
+    errors_below: Mapping[str, RenderError] = MappingProxyType({})
+    """Beginning of paths -> what writes errors about paths there that no route has."""
     field_types: Mapping[tuple[type[msgspec.Struct], str], Any] = MappingProxyType({})
     """(struct, field) -> the type to document in OpenAPI, for fields that are decoded more loosely than they are
     read."""
@@ -182,11 +187,13 @@ async def read_body(request: Request, kind: type[S]) -> S:
     return convert({name: value for name, value in payload.items() if value is not None}, kind)
 
 
-async def read_body_with(request: Request, read: Callable[[dict[str, Any]], T]) -> T:
+async def read_body_with(request: Request, read: Callable[[dict[str, Any]], T], *, of_any_type: bool = False) -> T:
     """Parses the body as a JSON object and returns what `read` makes of it, in a thread when the body is large. Raises
-    InvalidRequest, UnsupportedMediaType."""
+    InvalidRequest, UnsupportedMediaType.
+
+    `of_any_type`: the header Content-Type is not looked at."""
     raw = await request.body()
-    payload = read_json(request.headers.get("content-type"), raw)
+    payload = read_json(None if of_any_type else request.headers.get("content-type"), raw)
     return await offload.run(len(raw) // BYTES_PER_CHAR, lambda: read(payload))
 
 

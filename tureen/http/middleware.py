@@ -16,7 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tureen.errors import Forbidden, InvalidRequest, PayloadTooLarge, RequestTimeout, TureenError, echo
 from tureen.http.awake import AwakeTimer
 from tureen.http.call import ClientCall, call_of, error_response_for
-from tureen.http.dialect import Entry
+from tureen.http.dialect import Entry, dialects
+from tureen.http.errors import error_response
 from tureen.http.head import host_name
 from tureen.http.listener import LOOPBACK, UNIX
 from tureen.http.origins import Hosts, is_allowed
@@ -56,6 +57,7 @@ class Gate:
         self._config = state.context.config
         self._hosts = Hosts(self._config)
         self._bad_requests = RateLimit(count=20, interval_s=1.0)
+        self._forms = [form for dialect in dialects() for form in dialect.errors_below.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,6 +82,11 @@ class Gate:
             route = find_route(scope)
             if isinstance(route, Entry):
                 call.render_error = route.render_error
+            elif route is None:
+                path = scope["path"]
+                call.render_error = next(
+                    (form for start, form in self._forms if path.startswith(start)), error_response
+                )
             check_access(call, scope, route, self._state.common.keys, self._hosts, self._config.allowed_origins)
             with self._visit(call, scope, route) as account:
                 if account is not None:

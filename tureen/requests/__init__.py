@@ -3,7 +3,7 @@ pictures and videos, the run of requests and the stream of their events, session
 
 It knows no route and writes no answer.
 
-Imports: config, constraining, contract, errors, files, grammar, log, logit_processor, media, metrics, sandbox,
-serving, storage, text; asyncio, msgspec, numpy, starlette.
+Imports: config, constraining, contract, errors, files, grammar, log, logit_processor, media, metrics, registry,
+sandbox, serving, storage, text; asyncio, msgspec, numpy, starlette.
 Imported by: control, dialects, fleet, front, fronts, http, offline, server.
 """

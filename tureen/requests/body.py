@@ -78,11 +78,14 @@ def refuse_unknown(fields: Mapping[str, Any], known: Collection[str], where: str
             unknown_fields.refuse(name, known, where)
 
 
-def offered(fields: Mapping[str, Any], known: Collection[str], table: FieldTable, where: str = "") -> dict[str, Any]:
+def offered(
+    fields: Mapping[str, Any], known: Collection[str], table: FieldTable, where: str = "", **elsewhere: Any
+) -> dict[str, Any]:
     """Returns the fields of an object that are to be converted: those of `known` that are not null.
 
     Fields without effect, as `table` has them, are told (telling.py); unknown ones too, where the table or the server
-    says so. `where`: what errors call the object; "" = the body itself. Raises InvalidRequest for refused fields.
+    says so. `where`: what errors call the object; "" = the body itself. `elsewhere`: `inside`, the fields of the object
+    `at` in the body, which holds sampling parameters. Raises InvalidRequest for refused fields.
     """
     kept = {}
     for name, value in fields.items():
@@ -93,7 +96,7 @@ def offered(fields: Mapping[str, Any], known: Collection[str], table: FieldTable
         elif name in known:
             kept[name] = value
         else:
-            unknown_fields.settle(name, (*known, *table.refused), table, where)
+            unknown_fields.settle(name, value, (*known, *table.refused), table, where, **elsewhere)
     return kept
 
 
@@ -155,7 +158,7 @@ def read_params(
             continue
         if name not in PARAM_FIELDS and name not in ALIASES:
             if value is not None:
-                unknown_fields.settle(name, (*PARAM_FIELDS, *ALIASES), table, where)
+                unknown_fields.settle(name, value, (*PARAM_FIELDS, *ALIASES), table, where)
             continue
         target = ALIASES.get(name, name)
         if target in fields:

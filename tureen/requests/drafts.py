@@ -14,6 +14,7 @@ from tureen.contract.params import CONSTRAINTS, JsonObject, SamplingParams
 from tureen.contract.types import GenerateRequest, HiddenStates, LogprobSpec, MediaItem
 from tureen.errors import ContextExceeded, InvalidRequest
 from tureen.grammar.base import GrammarSpec
+from tureen.requests import telling
 from tureen.requests.planning import Sampling, name_requests
 from tureen.requests.prompts import Prompt, too_long
 from tureen.requests.quotas import current_work
@@ -166,6 +167,8 @@ def _resolved(draft: Draft, index: int, context: Context) -> Resolved:
         field = sampling.names.path("custom_params")
         raise InvalidRequest(f"{field} needs custom_logit_processor, which it is given to", field=field)
     constraint = constrained(sampling.params, sampling.names.path, context.config)
+    if constraint.grammar is None and not sampling.params.close_early and sampling.origins["close_early"] == "request":
+        telling.tell(sampling.names.path("close_early"), "it is about constrained outputs, and this one is free")
     num_prompt = len(draft.prompts[index].token_ids)
     limit_field = sampling.names.path("max_new_tokens") if _sends_limit(sampling) else ""
     most = _max_new_tokens(sampling, draft.names[index], num_prompt, context)

@@ -6,6 +6,8 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import msgspec
+
 from tureen.config import MAX_STOPS, Config
 from tureen.contract.params import (
     MAX_BAD_WORDS,
@@ -15,6 +17,7 @@ from tureen.contract.params import (
 )
 from tureen.contract.types import BannedTokens
 from tureen.errors import InvalidRequest, echo
+from tureen.requests import telling
 from tureen.requests.body import convert
 from tureen.requests.offload import offload
 from tureen.requests.state import Context
@@ -77,10 +80,21 @@ def make_sampling(
     for origin, values in sources:
         fields |= values
         origins |= dict.fromkeys(values, origin)
-    params = convert(fields, SamplingParams, names.path)
+    params = _with_known_ends(convert(fields, SamplingParams, names.path), context.info.vocab_size, names)
     _check_limits(params, context.config, names)
     check_params(params, vocab_size=context.info.vocab_size, path=names.path)
     return Sampling(params, origins, names, _banned(params, context.tokenizer, names))
+
+
+def _with_known_ends(params: SamplingParams, vocab_size: int, names: Names) -> SamplingParams:
+    """Returns the parameters without the stop token ids beyond the vocabulary, which no output has; they are told."""
+    known = tuple(token_id for token_id in params.stop_token_ids if token_id < vocab_size)
+    if len(known) == len(params.stop_token_ids):
+        return params
+    telling.tell(
+        names.path("stop_token_ids"), f"the vocabulary has {vocab_size} tokens, so no output has all of these ids"
+    )
+    return msgspec.structs.replace(params, stop_token_ids=known)
 
 
 def _banned(params: SamplingParams, tokenizer: Tokenizer, names: Names) -> BannedTokens | None:

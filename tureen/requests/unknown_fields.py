@@ -12,7 +12,8 @@ from msgspec import inspect
 from tureen.errors import InvalidRequest, echo
 from tureen.requests import telling
 from tureen.requests.allowed import members, type_info
-from tureen.requests.verdicts import FieldTable
+from tureen.requests.known_options import acting_fields, folded, is_off, known_options, same_here
+from tureen.requests.verdicts import FieldTable, beside_reason
 
 NEAR = 0.8
 """Similarity of two names, by difflib, from which one is taken for a slip of the other."""
@@ -23,29 +24,12 @@ MAX_UNKNOWN = 64
 OBJECTS = inspect.StructType, inspect.ListType, inspect.VarTupleType
 NULLABLE = inspect.NoneType, inspect.AnyType
 
-CHANGE_ANSWERS = frozenset((
-    "maxlength", "maxnewtoken", "maxoutputtokens", "maxtokenstosample", "maxcompletiontokens", "maxgenlen",
-    "numpredict", "npredict", "minlength", "temp", "topa", "topnsigma", "typicalp", "typical", "tfs", "tfsz",
-    "mirostat", "mirostatmode", "dynatemprange", "drymultiplier", "xtcprobability", "smoothingfactor",
-    "repeatpenalty", "repetitioncontext", "norepeatngramsize", "lengthpenalty", "numbeams", "usebeamsearch",
-    "penaltyalpha", "guidancescale", "cfgscale", "negativeprompt", "dosample", "stopwords", "stopsequence",
-    "stopsequences", "stopstrings", "badwords", "badwordsids", "suppresstokens", "responseschema",
-    "responsemimetype", "jsonmode", "grammarstring", "enablethinking", "thinkingbudget", "systemprompt", "suffix",
-    "randomseed", "seedvalue", "tools", "functions", "toolchoice", "functioncall", "messages", "prompt", "inputs",
-    "system", "instructions", "images", "imagedata", "format", "responseformat", "jsonschema", "guidedjson",
-    "guidedregex", "regex", "grammar", "stop", "seed", "temperature", "topp", "topk", "minp", "n", "bestof",
-    "echo", "logprobs", "toplogprobs", "logitbias", "maxtokens", "maxnewtokens", "frequencypenalty",
-    "presencepenalty", "repetitionpenalty",
-))  # fmt: skip
-"""Names that change the answer in some API, in small letters and without underscores. In an API that does not have
-them they are refused, however tolerant it is: another answer would come than was asked for."""
 
-
-def refuse(name: str, known: Collection[str], where: str = "") -> NoReturn:
-    """Raises InvalidRequest for an unknown field, with the closest known name. `where`: what the error calls the object
-    that has it; "" = the body itself."""
-    hints = difflib.get_close_matches(name[:64], known, n=1)
-    hint = f"; did you mean '{hints[0]}'?" if hints else ""
+def refuse(name: str, known: Collection[str], where: str = "", way_out: str = "") -> NoReturn:
+    """Raises InvalidRequest for an unknown field, with the way out, or with the closest known name. `where`: what the
+    error calls the object that has it; "" = the body itself."""
+    hints = [] if way_out else difflib.get_close_matches(name[:64], known, n=1)
+    hint = _did_you_mean(hints[0]) if hints else way_out
     place = f" in {where}" if where else ""
     raise InvalidRequest(
         f"unknown field {echo(name)}{place}{hint}",
@@ -54,15 +38,62 @@ def refuse(name: str, known: Collection[str], where: str = "") -> NoReturn:
     )
 
 
-def settle(name: str, known: Collection[str], table: FieldTable, where: str = "", *, is_body: bool = True) -> None:
-    """Tells an unknown field, or raises InvalidRequest for it: as the server's settings say, else as the table does.
+def _did_you_mean(name: str) -> str:
+    return f"; did you mean '{name}'?"
 
-    A name close to a known one is taken for a slip, and refused. `is_body`: sampling parameters may stand beside it.
+
+def _way_out(name: str, known: Collection[str], inside: Collection[str], at: str) -> str:
+    """Returns what to do about a field that changes answers elsewhere: this API's name for it, the object `at` with the
+    fields `inside`, or the routes that have it."""
+    own = name if name in inside else same_here(name, inside)
+    if own is not None:
+        return f'; it belongs in {at}: send "{at}": {{"{own}": …}}'
+    close = difflib.get_close_matches(name[:64], known, n=1, cutoff=NEAR)
+    hint = same_here(name, known) or next(iter(close), None)
+    if hint is not None:
+        return _did_you_mean(hint)
+    routes = " and ".join(acting_fields()[folded(name)].routes[:2])
+    there = f"{routes}: send the request there, or leave it out" if routes else "other servers: leave it out"
+    return f"; it changes answers of {there}"
+
+
+def settle(
+    name: str,
+    value: Any,
+    known: Collection[str],
+    table: FieldTable,
+    where: str = "",
+    *,
+    inside: Collection[str] = (),
+    at: str = "",
+) -> None:
+    """Decides about a field of a body, or of its sampling parameters, that the API does not have. A value that switches
+    the option off counts as not sent. A field that changes the answer in another API, and a name close to a known one,
+    which is taken for a slip, raise InvalidRequest. Others are told or refused (`settle_inner`).
+
+    `inside`: the fields of the object `at` in the body, which holds sampling parameters.
     """
+    options = known_options()
+    path = f"{where}.{name}" if where else name
+    if name in options.beside:
+        telling.tell(path, beside_reason(options.beside[name]))
+    elif is_off(name, value):
+        return
+    elif name in options.absent:
+        raise InvalidRequest(f"{path} is not available: {options.absent[name].why}", field=path, code="not_available")
+    elif folded(name) in acting_fields():
+        refuse(name, known, where, _way_out(name, known, inside, at))
+    else:
+        settle_inner(name, known, table, where)
+
+
+def settle_inner(name: str, known: Collection[str], table: FieldTable, where: str = "") -> None:
+    """Tells an unknown field, or raises InvalidRequest for it: as the server's settings say, else as the table does. A
+    name close to a known one is refused."""
     current = telling.current.get()
     policy = current.unknown_fields if current is not None and current.unknown_fields else None
     is_told = table.tells_unknown if policy is None else policy == "tell"
-    if not is_told or _is_near(name[:64], tuple(known)) or (is_body and _folded(name) in CHANGE_ANSWERS):
+    if not is_told or _is_near(name[:64], tuple(known)):
         refuse(name, known, where)
     if current is not None:
         current.unknown_names.add(name)
@@ -75,12 +106,8 @@ def settle(name: str, known: Collection[str], table: FieldTable, where: str = ""
 
 @lru_cache(256)
 def _is_near(name: str, known: tuple[str, ...]) -> bool:
-    folded = {_folded(other) for other in known}
-    return bool(difflib.get_close_matches(_folded(name), folded, n=1, cutoff=NEAR))
-
-
-def _folded(name: str) -> str:
-    return name[:64].lower().replace("_", "").replace("-", "")
+    names = {folded(other) for other in known}
+    return bool(difflib.get_close_matches(folded(name), names, n=1, cutoff=NEAR))
 
 
 def cleaned(value: Any, kind: Any, table: FieldTable, path: Callable[[str], str] = str) -> Any:
@@ -114,7 +141,7 @@ def _cleaned_object(value: dict[str, Any], struct: inspect.StructType, table: Fi
         elif name == struct.tag_field:
             kept[name] = inner
         elif inner is not None and not _is_settled(name, inner, table, here):
-            settle(name, tuple(declared), table, path, is_body=False)
+            settle_inner(name, tuple(declared), table, path)
     return kept
 
 

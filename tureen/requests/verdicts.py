@@ -13,6 +13,7 @@ import msgspec
 
 from tureen.errors import InvalidRequest
 from tureen.requests import telling
+from tureen.requests.known_options import is_off, is_same, known_options
 
 T = TypeVar("T")
 
@@ -29,7 +30,6 @@ class FieldWithoutEffect(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     why: str
     nothing: Any = None  # the value that asks for nothing, as null does: it is not told
-    only: list[Any] | None = None  # the values that are accepted; others are refused. None: all
 
 
 class WrittenTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,6 +39,7 @@ class WrittenTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     differs: dict[str, str] = {}  # field -> the difference
     told: dict[str, str | FieldWithoutEffect] = {}  # field -> why it has no effect
     refused: dict[str, str | FieldRefusal] = {}
+    shared: list[str] = []  # fields of the original API whose verdicts are in known_options.toml
 
 
 class FieldTable(NamedTuple):
@@ -72,9 +73,9 @@ class FieldTable(NamedTuple):
         in the request. Raises InvalidRequest, with the reason."""
         told = self.told.get(name)
         nothing, why = self.refused[name] if told is None else (told.nothing, told.why)
-        if value is None or value == nothing:
+        if value is None or is_same(value, nothing) or is_off(name, value):
             return
-        if told is None or (told.only is not None and value not in told.only):
+        if told is None:
             raise InvalidRequest(f"{path} is not available: {why}", field=path, code="not_available")
         telling.tell(path, why)
 
@@ -97,14 +98,28 @@ def _without(verdicts: Mapping[str, T], names: set[str]) -> dict[str, T]:
 
 
 def _told(table: WrittenTable) -> dict[str, FieldWithoutEffect]:
-    return {
+    known = known_options()
+    beside = {
+        name: FieldWithoutEffect(beside_reason(known.beside[name])) for name in table.shared if name in known.beside
+    }
+    written = {
         name: FieldWithoutEffect(verdict) if isinstance(verdict, str) else verdict
         for name, verdict in table.told.items()
     }
+    return beside | written
+
+
+def beside_reason(absent: str) -> str:
+    """Returns why an option has no effect that acts only together with the `absent` one."""
+    return f"it acts only with {absent}, which is not here"
 
 
 def _refused(table: WrittenTable) -> dict[str, tuple[Any, str]]:
-    refusals = {
+    known = known_options()
+    absent = {name: known.absent[name] for name in table.shared if name not in known.beside}
+    written = {
         name: FieldRefusal(verdict) if isinstance(verdict, str) else verdict for name, verdict in table.refused.items()
     }
-    return {name: (refusal.nothing, refusal.why) for name, refusal in refusals.items()}
+    return {name: (next(iter(option.off), None), option.why) for name, option in absent.items()} | {
+        name: (refusal.nothing, refusal.why) for name, refusal in written.items()
+    }

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from tureen.contract.params import JsonObject, Stops
+from tureen.contract.types import LogprobSpec
 from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
 from tureen.requests import telling
@@ -26,6 +27,7 @@ from tureen.text.messages import MAX_CALLS, MAX_MESSAGES
 
 DURATION = re.compile(r"-?((\d+(\.\d*)?(ns|us|µs|ms|s|m|h))+|\d+)", re.ASCII)
 ANY_SEED = -1
+MAX_TOP_LOGPROBS = 20
 UNBOUNDED = (-1, -2)  # values of num_predict: without limit, and up to the context's end; both mean the latter
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 
@@ -36,7 +38,8 @@ PARAMETERS = {
 }
 """Ollama's names of sampling parameters -> those of SamplingParams."""
 
-NOT_PARAMETERS = ("num_ctx", "explain")
+NOT_PARAMETERS = ("num_ctx", "repeat_last_n", "explain")
+NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 Body = TypeVar("Body", bound="OllamaBody")
 
@@ -72,6 +75,10 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     repeat_penalty: Annotated[
         float, Meta(ge=0, le=2, description="Tokens of prompt and output: above 1 less likely, below 1 more.")
     ] = 1.0
+    repeat_last_n: Annotated[
+        int,
+        Meta(ge=-1, description="Tokens that penalties look at: 0 = no penalties, -1 = all, the only other choice."),
+    ] = -1
     presence_penalty: Annotated[
         float, Meta(ge=-2, le=2, description="Subtracted from the logit of a token that is in the output.")
     ] = 0.0
@@ -127,7 +134,19 @@ class OllamaBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         float | str | None,
         Meta(description="0 unloads the model after the answer where there are several; one model stays: told."),
     ] = None
+    logprobs: Annotated[bool, Meta(description="Return the log-probability of each token, as the model has it.")] = (
+        False
+    )
+    top_logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None,
+        Meta(description="Most likely tokens at each position; needs logprobs: true."),
+    ] = None
     return_effective: ReturnEffective = False
+
+    @property
+    def logprob_spec(self) -> LogprobSpec | None:
+        """The log-probabilities to compute; None = none are asked for."""
+        return LogprobSpec(top=self.top_logprobs or 0, mode="raw") if self.logprobs else None
 
 
 class OllamaChatBody(OllamaBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -161,29 +180,54 @@ class OllamaShowBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def parse(payload: Mapping[str, Any], kind: type[Body], context: Context) -> Body:
     """Checks a JSON body's form and returns it as `kind`. Raises InvalidRequest."""
-    fields = offered(payload, kind.__struct_fields__, TABLES["body"])
+    known = OllamaOptions.__struct_fields__
+    fields = offered(payload, kind.__struct_fields__, TABLES["body"], inside=known, at="options")
     if isinstance(fields.get("options"), dict):
-        known = OllamaOptions.__struct_fields__
         fields["options"] = offered(fields["options"], known, TABLES["options"], "options")
     body = convert(fields, kind, table=TABLES["body"])
     _check(body, context)
+    _check_window(body.options.repeat_last_n, sampling_of(body, payload), context)
     return body
 
 
 def _check(body: OllamaBody, context: Context) -> None:
-    needed = body.options.num_ctx
-    if needed is not None and needed > context.capacity:
-        telling.tell(
-            "options.num_ctx", f"the server's context has {context.capacity} tokens; what does not fit is refused"
-        )
+    check_context(body.options.num_ctx, context)
     if isinstance(body.format, str) and body.format not in ("", "json"):
         raise InvalidRequest(f'format must be "json" or a JSON schema, got {echo(body.format)}', field="format")
     if isinstance(body.think, str):
         raise InvalidRequest(f"think can be true or false here; there is no level {echo(body.think)}", field="think")
-    _check_keep_alive(body.keep_alive)
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
+    check_keep_alive(body.keep_alive)
 
 
-def _check_keep_alive(duration: float | str | None) -> None:
+def _check_window(window: int, requested: Mapping[str, Any], context: Context) -> None:
+    """Raises InvalidRequest for penalties that are to look at some of the tokens only. Tells such a window where there
+    is no penalty."""
+    if window < 1 or window >= context.capacity:
+        return
+    server, model = context.defaults
+    merged = {**NO_PENALTIES, **model, **server, **requested}
+    if any(merged[name] not in (off, 0) for name, off in NO_PENALTIES.items()):
+        raise InvalidRequest(
+            f"options.repeat_last_n is {window}, but penalties look at the whole prompt and output here; send -1, or "
+            "leave it out",
+            field="options.repeat_last_n",
+            code="not_available",
+        )
+    telling.tell("options.repeat_last_n", "there is no penalty that it could be about")
+
+
+def check_context(needed: int | None, context: Context) -> None:
+    """Tells that the server's context is smaller than `needed`."""
+    if needed is not None and needed > context.capacity:
+        telling.tell(
+            "options.num_ctx", f"the server's context has {context.capacity} tokens; what does not fit is refused"
+        )
+
+
+def check_keep_alive(duration: float | str | None) -> None:
+    """Raises InvalidRequest for a text that is no duration."""
     if isinstance(duration, str) and not DURATION.fullmatch(duration):
         raise InvalidRequest(f"keep_alive must be a duration such as 5m, got {echo(duration)}", field="keep_alive")
 
@@ -206,10 +250,10 @@ def sampling_of(body: OllamaBody, payload: Mapping[str, Any]) -> dict[str, Any]:
         fields["max_new_tokens"] = None
     if fields.get("sampling_seed") == ANY_SEED:
         del fields["sampling_seed"]
-    if fields.get("top_k") == 0:
-        fields["top_k"] = -1
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]
+    if body.options.repeat_last_n == 0:
+        fields |= NO_PENALTIES
     if body.format:
         fields["json_schema"] = {"type": "object"} if body.format == "json" else body.format
     return fields

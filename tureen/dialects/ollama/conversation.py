@@ -110,6 +110,7 @@ def chat_of(body: OllamaChatBody, payload: dict[str, Any], state: ServerState) -
         defaults=DEFAULTS,
         return_effective=body.return_effective,
         explain=body.options.explain,
+        logprobs=body.logprob_spec,
         names=NAMES,
         adapter=adapter_of(body.model, state),
     )
@@ -130,6 +131,7 @@ def prompt_chat(body: OllamaGenerateBody, payload: dict[str, Any], state: Server
         defaults=DEFAULTS,
         return_effective=body.return_effective,
         explain=body.options.explain,
+        logprobs=body.logprob_spec,
         names=NAMES,
         adapter=adapter_of(body.model, state),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tureen.dialects.ollama import routes as ollama
 from tureen.dialects.ollama.body import TABLES, OllamaChatBody, OllamaGenerateBody, OllamaOptions
+from tureen.dialects.ollama.embed import OllamaEmbedBody, OllamaEmbeddingsBody
 from tureen.http.dialect import BodyPart, BodySection, CompatRoute, Dialect
 from tureen.requests.tool_fields import ToolList
 
@@ -16,11 +17,16 @@ DIALECT = Dialect(
     compat=(
         CompatRoute("Ollama", "/api/chat", (BodyPart(OllamaChatBody, TABLES["body"]), OPTIONS)),
         CompatRoute("Ollama", "/api/generate", (BodyPart(OllamaGenerateBody, TABLES["body"]), OPTIONS)),
+        CompatRoute("Ollama", "/api/embed", (BodyPart(OllamaEmbedBody, TABLES["embed"]),)),
+        CompatRoute("Ollama", "/api/embeddings", (BodyPart(OllamaEmbeddingsBody, TABLES["embed"]),)),
     ),
     sections=(
         BodySection("`POST /api/chat`", PAGE, OllamaChatBody),
         BodySection("`POST /api/generate`", PAGE, OllamaGenerateBody),
+        BodySection("`POST /api/embed`", PAGE, OllamaEmbedBody),
+        BodySection("`POST /api/embeddings`", PAGE, OllamaEmbeddingsBody),
         BodySection("`options` of Ollama's API", PAGE, OllamaOptions),
     ),
+    errors_below={"/api/": ollama.error_response},
     field_types={(OllamaChatBody, "tools"): ToolList},
 )

@@ -6,7 +6,6 @@ Source: https://github.com/ollama/ollama/blob/main/docs/api.md
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
+from tureen.contract.types import PositionLogprobs, TokenLogprob
 from tureen.dialects.ollama.body import (
     TABLES,
     OllamaBody,
@@ -27,6 +27,9 @@ from tureen.dialects.ollama.body import (
     sampling_of,
 )
 from tureen.dialects.ollama.conversation import DEFAULTS, NAMES, chat_of, prompt_chat
+from tureen.dialects.ollama.embed import OllamaEmbedBody, OllamaEmbeddingsBody, embed, embed_prompt
+from tureen.dialects.ollama.embed import parse as parse_embedding
+from tureen.dialects.ollama.facts import model_card, named_card, running_card, shown
 from tureen.errors import InvalidRequest, TureenError
 from tureen.http.chat_answer import arguments_of, check_complete, events_of, prepare_chat
 from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, read_body_with, streamed, unless_gone
@@ -37,10 +40,10 @@ from tureen.requests.chat import Chat
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
 from tureen.requests.explanations import Explained
 from tureen.requests.generation import WHOLE_INTERVAL, Output
-from tureen.requests.model_field import LATEST, adapter_of
+from tureen.requests.model_field import adapter_of
 from tureen.requests.prompts import Prompt
 from tureen.requests.quotas import current_work
-from tureen.requests.state import ServerState
+from tureen.requests.state import Context, ServerState
 from tureen.requests.tokenising import tokenize
 from tureen.requests.tool_fields import call_id
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
@@ -50,6 +53,9 @@ API_VERSION = "0.12.6"
 
 FAR = "9999-12-31T23:59:59Z"
 """A time that does not come: a model stays until others need its room."""
+
+FORBIDDEN = -9999.0
+"""Log-probability of a token that cannot be drawn: JSON has no minus infinity."""
 
 NDJSON = "application/x-ndjson"
 NS = 1_000_000_000
@@ -66,8 +72,8 @@ def routes(state: ServerState) -> list[Entry]:
             body = parse(payload, OllamaChatBody, state.context)
             return body, chat_of(body, payload, state) if body.messages else None
 
-        body, chat = await read_body_with(request, read)
-        _note_keep_alive(body, state)
+        body, chat = await read_body_with(request, read, of_any_type=True)
+        _note_keep_alive(body.keep_alive, state)
         if chat is None:
             adapter_of(body.model, state)
             return Response(_json.encode(_loaded(body, "chat")), media_type="application/json")
@@ -75,9 +81,9 @@ def routes(state: ServerState) -> list[Entry]:
         return await _respond(request, state, plan, OllamaAnswer(body, "chat"))
 
     async def generate(request: Request) -> ASGIApp:
-        payload = read_json(request.headers.get("content-type"), await request.body())
+        payload = read_json(None, await request.body())
         body = parse(payload, OllamaGenerateBody, state.context)
-        _note_keep_alive(body, state)
+        _note_keep_alive(body.keep_alive, state)
         if not body.prompt:
             adapter_of(body.model, state)
             return Response(_json.encode(_loaded(body, "generate")), media_type="application/json")
@@ -95,12 +101,42 @@ def routes(state: ServerState) -> list[Entry]:
             generate,
             _docs("An answer to a prompt.", OllamaGenerateBody, EXAMPLE | {"prompt": "Hello"}),
         ),
+        *_embedding_routes(state),
         *_fact_routes(state),
     ]
 
 
-def _entry(path: str, endpoint: Callable[..., Any], docs: Docs, method: str = "POST") -> Entry:
-    return Entry(path, endpoint, access="user", methods=[method], render_error=error_response, docs=docs)
+def _embedding_routes(state: ServerState) -> list[Entry]:
+    async def embed_texts(request: Request) -> ASGIApp:
+        body = parse_embedding(read_json(None, await request.body()), OllamaEmbedBody, state.context)
+        _note_keep_alive(body.keep_alive, state)
+        return _answered(await embed(body, request, state))
+
+    async def embed_one(request: Request) -> ASGIApp:
+        body = parse_embedding(read_json(None, await request.body()), OllamaEmbeddingsBody, state.context)
+        _note_keep_alive(body.keep_alive, state)
+        return _answered(await embed_prompt(body, request, state))
+
+    about = Docs("Ollama", "Embed texts.", (OllamaEmbedBody,), {"model": "default", "input": ["a"]}, error=PLAIN_ERROR)
+    older = about._replace(
+        summary="Embed a text.", bodies=(OllamaEmbeddingsBody,), example={"model": "default", "prompt": "a"}
+    )
+    return [
+        _entry("/api/embed", embed_texts, about, any_model=True),
+        _entry("/api/embeddings", embed_one, older, any_model=True),
+    ]
+
+
+def _answered(content: dict[str, Any]) -> Response:
+    return Response(_json.encode(content | telling.answer_field()), media_type="application/json")
+
+
+def _entry(
+    path: str, endpoint: Callable[..., Any], docs: Docs, method: str = "POST", *, any_model: bool = False
+) -> Entry:
+    return Entry(
+        path, endpoint, access="user", methods=[method], any_model=any_model, render_error=error_response, docs=docs
+    )
 
 
 def _docs(summary: str, body: type[msgspec.Struct], example: dict[str, Any]) -> Docs:
@@ -111,19 +147,21 @@ def _fact_routes(state: ServerState) -> list[Entry]:
     started = _now()
 
     async def tags(_: Request) -> Response:
-        return JSONResponse({"models": [card for cards in _cards(state, started) for card in cards]})
+        return JSONResponse({"models": [card for _, cards in _cards(state, started) for card in cards]})
 
     async def ps(_: Request) -> Response:
-        cards = [cards[0] | {"expires_at": FAR, "size_vram": 0} for cards in _cards(state, started, is_loaded=True)]
-        return JSONResponse({"models": cards})
+        running = [
+            running_card(cards[0], own) | {"expires_at": FAR} for own, cards in _cards(state, started, is_loaded=True)
+        ]
+        return JSONResponse({"models": running})
 
     async def show(request: Request) -> Response:
-        payload = read_json(request.headers.get("content-type"), await request.body())
+        payload = read_json(None, await request.body())
         body = convert(offered(payload, OllamaShowBody.__struct_fields__, TABLES["body"]), OllamaShowBody)
         if (body.model is None) == (body.name is None):
             raise InvalidRequest("send model, or name, which means the same", field="model")
         adapter_of(body.model or body.name or "", state)
-        return JSONResponse(_facts(body.model or body.name or "", started, state))
+        return JSONResponse(shown(body.model or body.name or "", started, state))
 
     async def version(_: Request) -> Response:
         return JSONResponse({"version": API_VERSION})
@@ -132,8 +170,8 @@ def _fact_routes(state: ServerState) -> list[Entry]:
         return PlainTextResponse("Ollama is running")
 
     about = Docs("Ollama", "The models.", error=PLAIN_ERROR)
-    shown = about._replace(summary="What a model is and can.", bodies=(OllamaShowBody,), example={"model": "default"})
-    show_entry = _entry("/api/show", show, shown)
+    of_show = about._replace(summary="What a model is and can.", bodies=(OllamaShowBody,), example={"model": "default"})
+    show_entry = _entry("/api/show", show, of_show, any_model=True)
     show_entry.needs_engine = False
     there = about._replace(summary="Whether the server is there.", answer="text/plain")
 
@@ -156,9 +194,9 @@ def error_response(error: TureenError) -> Response:
     return error_answer(error, error_object(error))
 
 
-def _note_keep_alive(body: OllamaBody, state: ServerState) -> None:
+def _note_keep_alive(duration: float | str | None, state: ServerState) -> None:
     """Does what `keep_alive: 0` asks for: the model is unloaded after the answer, where there are several."""
-    if not asks_to_unload(body.keep_alive):
+    if not asks_to_unload(duration):
         return
     if state.common.models is None:
         telling.tell("keep_alive", "0 asks to unload the model, which always stays")
@@ -166,80 +204,23 @@ def _note_keep_alive(body: OllamaBody, state: ServerState) -> None:
         state.common.models.retire(state)
 
 
-def _cards(state: ServerState, started: str, *, is_loaded: bool = False) -> list[list[dict[str, Any]]]:
-    """Returns the entries of each model: its own, then those of its adapters. `is_loaded`: of loaded models only."""
+def _cards(
+    state: ServerState, started: str, *, is_loaded: bool = False
+) -> list[tuple[ServerState, list[dict[str, Any]]]]:
+    """Returns the state and the entries of each model: its own, then those of its adapters. A model that was never
+    loaded has the default one's state. `is_loaded`: of loaded models only."""
     if state.common.models is None:
-        return [[model_card(name, started, state) for name in (state.context.info.model_name, *state.adapters)]]
+        return [
+            (state, [model_card(name, started, state) for name in (state.context.info.model_name, *state.adapters)])
+        ]
     cards = []
     for member in state.common.models.members:
         if is_loaded and member.standing != "loaded":
             continue
-        names = (member.name, *member.adapters)
-        if member.state is not None:
-            cards.append([model_card(name, started, member.state) for name in names])
-        else:
-            cards.append([_named_card(name, started, name) for name in names])
+        names, own = (member.name, *member.adapters), member.state
+        known = [named_card(name, started, name) if own is None else model_card(name, started, own) for name in names]
+        cards.append((own or state, known))
     return cards
-
-
-def model_card(name: str, modified: str, state: ServerState) -> dict[str, Any]:
-    """Returns a model's entry in `/api/tags`. Its digest changes with the model and the version of its weights.
-
-    `modified`: time in ISO 8601.
-    """
-    info, config = state.context.info, state.context.config
-    identity = f"{name}\n{info.model_name}\n{config.weight_version}"
-    return _named_card(name, modified, identity) | {"details": _details(name, state)}
-
-
-def _named_card(name: str, modified: str, identity: str) -> dict[str, Any]:
-    """Returns what is known of a model that was never loaded."""
-    return {
-        "name": name,
-        "model": name,
-        "modified_at": modified,
-        "size": 0,
-        "digest": hashlib.sha256(identity.encode()).hexdigest(),
-    }
-
-
-def _details(name: str, state: ServerState) -> dict[str, Any]:
-    info = state.context.info
-    return {
-        "parent_model": info.model_name if name in state.adapters else "",
-        "format": "",
-        "family": info.model_type,
-        "families": [info.model_type],
-        "parameter_size": "",
-        "quantization_level": info.dtype,
-    }
-
-
-def _facts(name: str, modified: str, state: ServerState) -> dict[str, Any]:
-    context, info = state.context, state.context.info
-    kind = info.model_type
-    server, model = context.defaults
-    defaults = DEFAULTS | model | server
-    templates = context.chat_templates
-    capabilities = {
-        "completion": True,
-        "tools": context.tool_format is not None,
-        "vision": state.media is not None,
-        "thinking": context.reasoning_format is not None,
-    }
-    return {
-        "modelfile": f"FROM {info.model_name}",
-        "parameters": "\n".join(f"{key} {value}" for key, value in defaults.items() if value is not None),
-        "template": "" if isinstance(templates, str) else templates.plain.source,
-        "details": _details(name.removesuffix(f":{LATEST}"), state),
-        "model_info": {
-            "general.architecture": kind,
-            f"{kind}.context_length": context.capacity,
-            f"{kind}.embedding_length": info.hidden_size,
-        },
-        "capabilities": [name for name, is_there in capabilities.items() if is_there],
-        "modified_at": modified,
-    }
 
 
 async def _raw_plan(body: OllamaGenerateBody, payload: dict[str, Any], state: ServerState, owner: str) -> Plan:
@@ -253,7 +234,10 @@ async def _raw_plan(body: OllamaGenerateBody, payload: dict[str, Any], state: Se
     sampling = planning.make_sampling(sampling_of(body, payload), context, NAMES, DEFAULTS, as_recommended=True)
     [ids] = await tokenize([body.prompt], ["prompt"], context)
     options = Options(
-        adapter=adapter_of(body.model, state), return_effective=body.return_effective, explain=body.options.explain
+        adapter=adapter_of(body.model, state),
+        logprobs=body.logprob_spec,
+        return_effective=body.return_effective,
+        explain=body.options.explain,
     )
     draft = one_prompt(Prompt(ids), "prompt", sampling, options, owner=owner)
     return plan_of(draft, state)
@@ -275,7 +259,8 @@ async def _whole(plan: Plan, state: ServerState, answer: OllamaAnswer) -> dict[s
         async for event in events:
             pieces += answer.catch_up(event.output, event.parts)
             if event.output.finish is not None:
-                last = answer.ending(event.output) | Explained(state.context).new(event.output)
+                last = answer.ending(event.output) | answer.new_logprobs(event.output, state.context)
+                last |= Explained(state.context).new(event.output)
     return answer.rendered(join_pieces(pieces)) | last
 
 
@@ -285,9 +270,11 @@ async def _lines(plan: Plan, state: ServerState, answer: OllamaAnswer) -> AsyncG
         async for event in events:
             output = event.output
             for piece in answer.catch_up(output, event.parts):
-                yield _line(answer.rendered(piece) | {"done": False} | explained.new(output))
+                new = answer.new_logprobs(output, state.context) | explained.new(output)
+                yield _line(answer.rendered(piece) | {"done": False} | new)
             if output.finish is not None:
-                yield _line(answer.rendered(Piece()) | answer.ending(output) | explained.new(output))
+                new = answer.new_logprobs(output, state.context) | explained.new(output)
+                yield _line(answer.rendered(Piece()) | answer.ending(output) | new)
 
 
 def _line(value: dict[str, Any]) -> bytes:
@@ -321,6 +308,7 @@ class OllamaAnswer:
         self._call: tuple[int, str, str] | None = None  # index, name and arguments so far
         self._first_s: float | None = None  # seconds from the request to the first update
         self._load_s = current_work().load_wait_s
+        self._num_tokens = 0  # whose log-probabilities were sent
 
     def catch_up(self, output: Output, parts: list[Part]) -> list[Piece]:
         """Returns what the new parts add to the answer. Raises RequestFailed for an output that was aborted."""
@@ -349,6 +337,14 @@ class OllamaAnswer:
         function = {"index": index, "name": name, "arguments": arguments_of(arguments)}
         return [Piece(calls=({"id": call_id(), "function": function},))]
 
+    def new_logprobs(self, output: Output, context: Context) -> dict[str, Any]:
+        """Returns the field with the log-probabilities of the tokens since the last call; {} without."""
+        positions = output.output_logprobs[self._num_tokens : len(output.token_ids)]
+        self._num_tokens = len(output.token_ids)
+        if output.request.logprobs is None or not positions:
+            return {}
+        return {"logprobs": [_of_position(position, context) for position in positions]}
+
     def rendered(self, piece: Piece) -> dict[str, Any]:
         """Returns a line with a piece, without its `done`."""
         thinking = {"thinking": piece.thinking} if piece.thinking else {}
@@ -375,6 +371,18 @@ class OllamaAnswer:
             "eval_duration": round(max(output.elapsed_s - first_s, 0) * NS),
             **telling.answer_field(),
         }
+
+
+def _of_position(position: PositionLogprobs, context: Context) -> dict[str, Any]:
+    best = [_of_token(entry, context) for entry in position.top or () if entry[0] is not None]
+    return _of_token(position.token, context) | ({"top_logprobs": best} if best else {})
+
+
+def _of_token(logprob: TokenLogprob, context: Context) -> dict[str, Any]:
+    value, token_id = logprob
+    token = context.tokenizer.token_bytes(token_id)
+    text = context.tokenizer.token_text(token_id)
+    return {"token": text, "logprob": FORBIDDEN if value is None else value, "bytes": list(token)}
 
 
 def _loaded(body: OllamaBody, kind: str) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def _fields(form: UploadedForm) -> UploadFields:
     """Raises InvalidRequest."""
     for name in form.fields:
         if name not in UPLOAD_FIELDS:
-            unknown_fields.settle(name, UPLOAD_FIELDS, TABLE)
+            unknown_fields.settle_inner(name, UPLOAD_FIELDS, TABLE)
     purpose = form.fields.get("purpose")
     if purpose != "batch":
         got = "none" if purpose is None else echo(purpose)

@@ -3,6 +3,7 @@ and by OpenAI's and vLLM's."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -10,6 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
+from tureen.config import MAX_N
 from tureen.contract.params import EMPTY_IS_UNSET, INT64_MAX, INT64_MIN, SamplingParams
 from tureen.contract.types import LogprobSpec
 from tureen.dialects.openai.response_format import ResponseFormat, format_constraints
@@ -31,6 +33,7 @@ from tureen.requests.constraint_fields import (
     add_constraints,
     structured_constraints,
 )
+from tureen.requests.known_options import is_off
 from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
 from tureen.requests.processor_field import check_processor
@@ -66,7 +69,12 @@ IncludeReasoning = Annotated[bool, Meta(description="false: the answer comes wit
 ALIASES = {
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
+    "max_output_tokens": "max_new_tokens",
+    "n_predict": "max_new_tokens",
     "min_tokens": "min_new_tokens",
+    "n_cmpl": "n",
+    "repeat_penalty": "repetition_penalty",
+    "typ_p": "typical_p",
     "seed": "sampling_seed",
     "include_stop_str_in_output": "no_stop_trim",
     "grammar": "ebnf",
@@ -105,6 +113,17 @@ class OpenAIBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_field
         Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)] | None,
         Meta(description="Same request, same seed, same tokens. Default: random, reported."),
     ] = None
+    n_predict: Annotated[
+        Annotated[int, Meta(ge=-2, le=INT64_MAX)] | None,
+        Meta(description="llama.cpp's name of max_new_tokens; -1 and -2 = up to the context end."),
+    ] = None
+    n_cmpl: Annotated[Annotated[int, Meta(ge=1, le=MAX_N)] | None, Meta(description="llama.cpp's name of n.")] = None
+    repeat_penalty: Annotated[
+        Annotated[float, Meta(ge=0, le=2)] | None, Meta(description="llama.cpp's name of repetition_penalty.")
+    ] = None
+    typ_p: Annotated[Annotated[float, Meta(gt=0, le=1)] | None, Meta(description="llama.cpp's name of typical_p.")] = (
+        None
+    )
     min_tokens: Annotated[Tokens | None, Meta(description="Another name of min_new_tokens.")] = None
     include_stop_str_in_output: Annotated[bool | None, Meta(description="Another name of no_stop_trim.")] = None
     stream: Annotated[bool, Meta(description="Answer with server-sent events.")] = False
@@ -174,7 +193,7 @@ def read(payload: Mapping[str, Any], kind: type[T], table: FieldTable) -> T:
         telling.tell("service_tier", "there is one tier, default")
     if body.rid is not None and body.request_id is not None:
         raise InvalidRequest("request_id and rid are the same field; send one", field="request_id")
-    return body
+    return body if body.n_cmpl in (None, 1) else msgspec.structs.replace(body, n=body.n_cmpl)
 
 
 def budget_of(tokens: int | None, state: ServerState) -> ReasoningBudget | None:
@@ -194,17 +213,32 @@ def requested_sampling(payload: Mapping[str, Any], body: OpenAIBody, limit_name:
     """
     fields: dict[str, Any] = {}
     renamed = {"max_new_tokens": limit_name}
-    for name in payload:
-        target = ALIASES.get(name, name)
-        is_set = payload[name] is not None or name == "max_new_tokens"  # null there: up to the context end
-        is_set = is_set and not (payload[name] == "" and target in EMPTY_IS_UNSET)
-        if target in PARAM_FIELDS and is_set:
-            if target in fields:
-                other = renamed.get(target, target)
-                raise InvalidRequest(f"{name} and {other} are the same field; send one", field=name)
-            fields[target], renamed[target] = (None if payload[name] is None else getattr(body, name)), name
+    for name, target in _parameters_sent(payload).items():
+        if target in fields:
+            other = renamed.get(target, target)
+            raise InvalidRequest(f"{name} and {other} are the same field; send one", field=name)
+        fields[target], renamed[target] = (None if payload[name] is None else getattr(body, name)), name
+    if renamed.get("max_new_tokens") == "n_predict" and fields["max_new_tokens"] < 0:
+        fields["max_new_tokens"] = None
     add_constraints(_constraints(body), fields, renamed, body.guided_whitespace_pattern)
     return RequestedSampling(fields, Names("", renamed))
+
+
+def _parameters_sent(payload: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the names that set a sampling parameter, each with the parameter's own. Another name at its off value
+    gives way to a further name of the same parameter."""
+    sent: dict[str, str] = {}
+    for name, value in payload.items():
+        target = ALIASES.get(name, name)
+        is_set = value is not None or name == "max_new_tokens"  # null there: up to the context end
+        if target in PARAM_FIELDS and is_set and not (value == "" and target in EMPTY_IS_UNSET):
+            sent[name] = target
+    counts = Counter(sent.values())
+    return {
+        name: target
+        for name, target in sent.items()
+        if counts[target] == 1 or name == target or not is_off(name, payload[name])
+    }
 
 
 def _constraints(body: OpenAIBody) -> Iterator[RequestedConstraint]:

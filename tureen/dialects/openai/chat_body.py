@@ -148,6 +148,7 @@ class ChatBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Tokens | None, Meta(description="Most tokens to generate. Default: up to the context end.")
     ] = None
     max_tokens: Annotated[Tokens | None, Meta(description="Another name of max_completion_tokens.")] = None
+    max_output_tokens: Annotated[Tokens | None, Meta(description="Another name of max_completion_tokens.")] = None
     max_new_tokens: Annotated[Tokens | None, Meta(description="Another name of max_completion_tokens.")] = None
     logprobs: Annotated[bool, Meta(description="Return log-probabilities of the output's tokens.")] = False
     top_logprobs: Annotated[
@@ -208,8 +209,8 @@ def check_no_template(payload: Mapping[str, Any]) -> None:
 def parse(payload: dict[str, Any]) -> ChatBody:
     """Checks a JSON body's form. Raises InvalidRequest."""
     check_no_template(payload)
-    body = openai_fields.read(payload, ChatBody, TABLE)
-    if body.top_logprobs is not None and not body.logprobs:
+    body = token_fields.with_probs(openai_fields.read(payload, ChatBody, TABLE), "top_logprobs", logprobs=True)
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
     token_fields.check(body, has_logprobs=body.logprobs)
     if body.add_generation_prompt is body.continue_final_message:

@@ -57,6 +57,7 @@ class CompletionBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields
             description="Most tokens to generate; 0 = compute the prompt only, to echo its logprobs.",
         ),
     ] = DEFAULT_MAX_TOKENS
+    max_output_tokens: Annotated[Tokens | None, Meta(description="Another name of max_tokens.")] = None
     max_new_tokens: Annotated[
         Tokens | None, Meta(description="Another name of max_tokens; null = up to the context end.")
     ] = DEFAULT_MAX_TOKENS
@@ -131,7 +132,9 @@ async def _respond(payload: dict[str, Any], request: Request, state: ServerState
 
 def parse(payload: dict[str, Any]) -> CompletionBody:
     """Checks a JSON body's form. Raises InvalidRequest."""
-    body = openai_fields.read(payload, CompletionBody, TABLE)
+    if payload.get("logprobs") is False:  # as a chat says that it wants none
+        payload = payload | {"logprobs": None}
+    body = token_fields.with_probs(openai_fields.read(payload, CompletionBody, TABLE), "logprobs")
     token_fields.check(body, has_logprobs=body.logprobs is not None)
     if body.best_of is not None and body.best_of < body.n:
         raise InvalidRequest(f"best_of must be at least n ({body.n}), got {body.best_of}", field="best_of")

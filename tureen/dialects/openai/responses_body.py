@@ -137,7 +137,7 @@ def parse(payload: dict[str, Any]) -> ResponsesBody:
         payload = payload | {"input": read_items(payload["input"])}
     if payload.get("tools") is not None:
         payload = payload | {"tools": read_tool_types(payload["tools"])}
-    body = openai_fields.read(payload, ResponsesBody, TABLE)
+    body = token_fields.with_probs(openai_fields.read(payload, ResponsesBody, TABLE), "top_logprobs")
     if body.stream_options is not None and body.stream_options.continuous_usage_stats:
         telling.tell("stream_options.continuous_usage_stats", "the last event tells the usage")
     if body.logprobs_mode != "processed" and not wants_logprobs(body):
@@ -164,7 +164,8 @@ def chat_of(
     InvalidRequest, NotFound.
     """
     openai_fields.budget_of(body.thinking_token_budget, state)
-    fields, names = openai_fields.requested_sampling(payload, body, "max_output_tokens")
+    taken = {name: value for name, value in payload.items() if name not in TABLE.refused}
+    fields, names = openai_fields.requested_sampling(taken, body, "max_output_tokens")
     if body.max_output_tokens is not None:
         fields["max_new_tokens"] = body.max_output_tokens
     if body.text is not None and body.text.format is not None:

@@ -6,9 +6,10 @@ Source: https://docs.vllm.ai/en/stable/serving/openai_compatible_server.html
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import numpy as np
 from msgspec import Meta
 
@@ -16,8 +17,9 @@ from tureen.contract.params import INT64_MAX
 from tureen.contract.types import GenerateRequest, LogprobSpec, PositionLogprobs, TokenLogprob
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai.answer import Answer, token_text
-from tureen.dialects.openai.body import OpenAIBody, TopOrAll
+from tureen.dialects.openai.body import OpenAIBody, TopLogprobs, TopOrAll
 from tureen.errors import InvalidRequest
+from tureen.requests import telling
 from tureen.requests.drafts import Plan
 from tureen.requests.explanations import Explained
 from tureen.requests.generation import Output
@@ -47,6 +49,10 @@ class TokenBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     return_tokens_as_token_ids: Annotated[
         bool, Meta(description="Log-probabilities name a token by its id, as `token_id:42`.")
     ] = False
+    n_probs: Annotated[
+        TopLogprobs | None,
+        Meta(description="llama.cpp's name of the number of log-probabilities of each token; 0 = none."),
+    ] = None
     prompt_logprobs: Annotated[
         TopOrAll | None,
         Meta(
@@ -85,10 +91,13 @@ class TokenBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = None
 
 
+B = TypeVar("B", bound=TokenBody)
+
+
 def check(body: TokenBody, *, has_logprobs: bool) -> None:
     """Raises InvalidRequest for fields that cannot go together. `has_logprobs`: log-probabilities are asked for."""
     if body.return_tokens_as_token_ids and not has_logprobs and body.prompt_logprobs is None:
-        raise InvalidRequest("return_tokens_as_token_ids needs logprobs", field="return_tokens_as_token_ids")
+        telling.tell("return_tokens_as_token_ids", "it is about log-probabilities, which the body does not ask for")
     if body.prompt_logprob_start and body.prompt_logprobs is None:
         raise InvalidRequest("prompt_logprob_start needs prompt_logprobs", field="prompt_logprob_start")
     if body.prompt_logprobs is not None and body.stream:
@@ -96,6 +105,15 @@ def check(body: TokenBody, *, has_logprobs: bool) -> None:
     if body.truncate_prompt_tokens == 0:
         field = "truncate_prompt_tokens"
         raise InvalidRequest(f"{field} must be -1 or at least 1, got 0: a prompt has at least one token", field=field)
+
+
+def with_probs(body: B, field: str, **further: Any) -> B:
+    """Returns a body that has its `n_probs` in the route's own field, and `further` values. Raises InvalidRequest."""
+    if not body.n_probs:
+        return body
+    if getattr(body, field) is not None:
+        raise InvalidRequest(f"n_probs and {field} are the same field; send one", field="n_probs")
+    return msgspec.structs.replace(body, **{field: body.n_probs}, **further)
 
 
 def logprob_spec(body: TokenBody, top: int | None, context: Context, *, prompt_too: bool = False) -> LogprobSpec | None:

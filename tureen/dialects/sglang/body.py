@@ -25,6 +25,7 @@ from tureen.requests import media_fields, planning, prompts
 from tureen.requests.body import PARAM_FIELDS, convert, offered, read_params, refuse_unknown
 from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, plan_of, salt_of
 from tureen.requests.embedding import states_for
+from tureen.requests.known_options import is_off
 from tureen.requests.media_fields import PromptMedia
 from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import LARGE
@@ -306,9 +307,10 @@ def _is_batch(body: GenerateBody) -> bool:
 
 
 def _refuse_misplaced(fields: dict[str, Any], names: Collection[str], where: str, form: str) -> None:
-    """Raises InvalidRequest for the first of `names` among `fields`: it belongs elsewhere, as `form` shows."""
+    """Raises InvalidRequest for the first of `names` among `fields`: it belongs elsewhere, as `form` shows. A value
+    that switches its option off is taken anywhere."""
     for name in fields:
-        if name in names and fields[name] is not None:
+        if name in names and fields[name] is not None and not is_off(name, fields[name]):
             value = _json.encode(fields[name]).decode()
             shown = form % f'"{name}": {value if len(value) <= MAX_SHOWN else "…"}'
             raise InvalidRequest(f"{name} belongs {where}: send {shown}", field=name, code="misplaced_field")

@@ -10,6 +10,7 @@ import msgspec
 from tureen.contract.types import NO_TOKEN, LogprobSpec
 from tureen.errors import InvalidRequest, echo
 from tureen.requests.generation import Output
+from tureen.requests.known_options import is_off
 from tureen.requests.planning import Sampling, per_prompt
 from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_TOP_LOGPROBS
 
@@ -90,7 +91,7 @@ def _check_asked(fields: Mapping[str, Any], with_logprobs: Sequence[bool]) -> No
     """
     for name, default in LOGPROB_FIELDS.items():
         for value, is_asked in _values(name, fields[name], with_logprobs):
-            if not is_asked and value not in (default, None, []):
+            if not is_asked and value not in (default, None, []) and not is_off(name, value):
                 raise InvalidRequest(f"{name} needs return_logprob: true", field=name)
 
 

@@ -41,7 +41,6 @@ from tureen.text.detokenizer import Detokenizer
 DEFAULT_MAX_NEW_TOKENS = 20
 ERROR_TYPES = {429: "overloaded", 503: "overloaded", 424: "generation"}
 ABORTED = "aborted"
-SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "typical_p")
 NAMES = Names("parameters", {"n": "best_of", "sampling_seed": "seed", "json_schema": "grammar", "regex": "grammar"})
 PLAIN = SamplingParams(no_stop_trim=True)
 """Parameters to detokenize with: a stop string stays in the text, as its tokens do in TGI's list of tokens."""
@@ -209,10 +208,10 @@ async def _respond(payload: dict[str, Any], request: Request, state: ServerState
 
 def parse(payload: dict[str, Any]) -> TgiBody:
     """Checks a JSON body's form. Raises InvalidRequest."""
-    fields = offered(payload, TgiBody.__struct_fields__, TABLES["body"])
+    known = TgiParameters.__struct_fields__
+    fields = offered(payload, TgiBody.__struct_fields__, TABLES["body"], inside=known, at="parameters")
     parameters = fields.get("parameters", {})
     if isinstance(parameters, dict):
-        known = TgiParameters.__struct_fields__
         fields["parameters"] = offered(parameters, known, TABLES["parameters"], "parameters")
     body = convert(fields, TgiBody, table=TABLES["parameters"])
     checked = body.parameters
@@ -239,7 +238,8 @@ def _is_no_pattern(grammar: TgiGrammar | None) -> bool:
 
 def _samples(parameters: TgiParameters) -> bool:
     """Returns whether tokens are drawn; otherwise the most probable one is taken."""
-    return parameters.do_sample or any(getattr(parameters, name) is not None for name in SAMPLING_FIELDS)
+    cuts = (parameters.temperature, parameters.top_k, parameters.top_p)
+    return parameters.do_sample or any(cut is not None for cut in cuts) or parameters.typical_p not in (None, 1)
 
 
 async def _plan(body: TgiBody, payload: dict[str, Any], state: ServerState, owner: str, adapter: str) -> Plan:

@@ -31,6 +31,7 @@ from tureen.control import (
 from tureen.control.reporter import report_forever, sample_forever
 from tureen.errors import InvalidRequest, MethodNotAllowed, NotFound, RequestFailed, TureenError, echo
 from tureen.front import compat, generate, openapi, page, playground
+from tureen.front.shared_paths import share
 from tureen.http import replay
 from tureen.http.call import call_of, error_response_for
 from tureen.http.dialect import ClientGone, Entry, Routes, dialects
@@ -143,7 +144,7 @@ def _traces(config: Config, state: ServerState) -> list[Middleware]:
 def all_routes(state: ServerState) -> list[Entry]:
     """Returns the routes of all APIs for one model."""
     groups = (generate.routes, playground.routes, *(dialect.routes for dialect in dialects()), *OUR_ROUTES)
-    return [entry for routes in groups for entry in routes(state)]
+    return share([entry for routes in groups for entry in routes(state)])
 
 
 def _needs_text(entry: Entry) -> bool:

@@ -153,7 +153,7 @@ NOT_PARAMETERS = (
 )  # fmt: skip
 
 
-def as_mindie(error: TureenError) -> ASGIApp:
+def as_mindie(error: TureenError) -> Response:
     """Returns an error as an answer in this dialect's form."""
     headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, TryLater) else {}
     return Response(

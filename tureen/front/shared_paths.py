@@ -52,8 +52,9 @@ def _join(host: Entry, guests: list[Entry]) -> None:
 
 
 def _fields_of(body: bytes) -> frozenset[str]:
-    """Return the names of a JSON object's fields; none for anything else, which the host's route refuses."""
+    """Return the names of a JSON object's fields that are not null; none for anything else, which the host's route
+    refuses."""
     try:
-        return frozenset(_members.decode(body))
+        return frozenset(name for name, value in _members.decode(body).items() if bytes(value) != b"null")
     except (msgspec.DecodeError, ValueError, RecursionError):
         return frozenset()

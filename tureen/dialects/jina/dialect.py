@@ -9,7 +9,7 @@ from tureen.http.dialect import BodyPart, BodySection, CompatRoute, Dialect
 DIALECT = Dialect(
     order=80,
     routes=rerank.routes,
-    compat=(CompatRoute("Jina, llama.cpp", "/v1/reranking", (BodyPart(JinaRerankBody, TABLE),)),),
+    compat=(CompatRoute("Jina", "/v1/reranking", (BodyPart(JinaRerankBody, TABLE),)),),
     sections=(
         BodySection("`POST /v1/reranking`", "See [embeddings](embeddings.md#other-forms-of-rerank).", JinaRerankBody),
     ),

@@ -99,7 +99,8 @@ class CompletionAnswer:
             yield part
         if output.finish is not None:
             rest = self._probabilities(self._tokens) if self._tokens < len(output.token_ids) else {}
-            yield self._picked({"index": output.index, "content": "", "tokens": []} | self._ending(meters) | rest)
+            left = {"index": output.index, "content": "", "tokens": output.token_ids[self._tokens :]}
+            yield self._picked(left | self._ending(meters) | rest)
 
     def _ending(self, meters: Mapping[int, Meter]) -> Answer:
         output, tokenizer = self._output, self._context.tokenizer

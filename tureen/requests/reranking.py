@@ -23,10 +23,10 @@ DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 """Names under which models' files have the prompts of queries and of documents."""
 
 WHOLE_CONTEXT = -1
-"""The value of `Ranking.truncate` that cuts a pair to what the model takes."""
+"""The value of `RerankOptions.truncate` that cuts a pair to what the model takes."""
 
 
-class Ranking(NamedTuple):
+class RerankOptions(NamedTuple):
     """How documents are scored, as a body asks for it."""
 
     instruct: str | None = None  # the task, for a reranker that takes one
@@ -35,7 +35,7 @@ class Ranking(NamedTuple):
     raw: bool = False  # a cross-encoder's logits instead of its scores
 
 
-class Ranked(NamedTuple):
+class ScoredDocument(NamedTuple):
     """The score of a document, its position in the body, and the request that computed it."""
 
     score: float
@@ -44,8 +44,13 @@ class Ranked(NamedTuple):
 
 
 async def rank(
-    query: str, documents: Sequence[str], names: Sequence[str], how: Ranking, requester: Requester, state: ServerState
-) -> list[Ranked]:
+    query: str,
+    documents: Sequence[str],
+    names: Sequence[str],
+    how: RerankOptions,
+    requester: Requester,
+    state: ServerState,
+) -> list[ScoredDocument]:
     """Return the documents' scores, the best first.
 
     `names`: what errors call each document. Raises InvalidRequest for a model that cannot rank.
@@ -65,12 +70,12 @@ async def rank(
     else:
         scored = await score_pairs([Pair(query, document) for document in documents], names, how, requester, state)
         scores = [(float(pair.scores[0]), pair.output) for pair in scored]
-    ranked = [Ranked(score, index, output) for index, (score, output) in enumerate(scores)]
+    ranked = [ScoredDocument(score, index, output) for index, (score, output) in enumerate(scores)]
     return sorted(ranked, key=lambda document: -document.score)
 
 
 async def score_pairs(
-    texts: Sequence[Pair], names: Sequence[str], how: Ranking, requester: Requester, state: ServerState
+    texts: Sequence[Pair], names: Sequence[str], how: RerankOptions, requester: Requester, state: ServerState
 ) -> list[Scored]:
     """Score pairs by the classifier or the judge that the model is. Raises InvalidRequest for a classifier with more
     than one label, whose scores have no order."""
@@ -101,7 +106,12 @@ async def cut(texts: Sequence[str], most: int, context: Context) -> list[str]:
 
 
 async def _similarities(
-    query: str, documents: Sequence[str], names: Sequence[str], how: Ranking, requester: Requester, state: ServerState
+    query: str,
+    documents: Sequence[str],
+    names: Sequence[str],
+    how: RerankOptions,
+    requester: Requester,
+    state: ServerState,
 ) -> list[tuple[float, Output]]:
     """Return the similarity of each document's embedding to the query's."""
     info = state.context.info

@@ -23,7 +23,7 @@ from tureen.http.errors import error_answer
 from tureen.requests import waves
 from tureen.requests.body import convert, offered
 from tureen.requests.model_field import adapter_of
-from tureen.requests.reranking import WHOLE_CONTEXT, Ranked, Ranking, cut, rank
+from tureen.requests.reranking import WHOLE_CONTEXT, RerankOptions, ScoredDocument, cut, rank
 from tureen.requests.shared_fields import MAX_INPUTS
 from tureen.requests.state import ServerState
 from tureen.requests.verdicts import read_tables
@@ -91,7 +91,7 @@ def routes(state: ServerState) -> list[Entry]:
         body = await read_body_with(request, lambda payload: _read(payload, CohereRerankBody, "v2"))
         adapter_of(body.model, state)
         documents = await cut(body.documents, body.max_tokens_per_doc, state.context)
-        how = Ranking(truncate=WHOLE_CONTEXT, priority=-body.priority)
+        how = RerankOptions(truncate=WHOLE_CONTEXT, priority=-body.priority)
         ranked = await unless_gone(request, rank(body.query, documents, _names(documents), how, _asker(request), state))
         return _response(ranked[: body.top_n], [{} for _ in documents], "2")
 
@@ -100,7 +100,7 @@ def routes(state: ServerState) -> list[Entry]:
         body = await read_body_with(request, lambda payload: _read(payload, CohereV1RerankBody, "v1"))
         adapter_of(body.model, state)
         documents = [text_of(index, document, body.rank_fields) for index, document in enumerate(body.documents)]
-        how = Ranking(truncate=WHOLE_CONTEXT)
+        how = RerankOptions(truncate=WHOLE_CONTEXT)
         ranked = await unless_gone(request, rank(body.query, documents, _names(documents), how, _asker(request), state))
         shown = [
             {"document": {"text": sent} if isinstance(sent, str) else sent} if body.return_documents else {}
@@ -160,11 +160,11 @@ def text_of(index: int, document: str | JsonObject, rank_fields: Sequence[str] |
     if isinstance(text, str) and text:
         return text
     field = f"documents[{index}]"
-    wanted = "one of the rank_fields" if rank_fields else "text"
-    raise InvalidRequest(f"{field} has no text; send a string, or an object with {wanted}", field=field)
+    has_text = "one of the rank_fields" if rank_fields else "text"
+    raise InvalidRequest(f"{field} has no text; send a string, or an object with {has_text}", field=field)
 
 
-def _response(ranked: Sequence[Ranked], shown: Sequence[JsonObject], version: str) -> Response:
+def _response(ranked: Sequence[ScoredDocument], shown: Sequence[JsonObject], version: str) -> Response:
     """Return the answer. `shown`: what it says of each document of the body."""
     units = -(-len(shown) // DOCUMENTS_PER_UNIT)
     answer = {

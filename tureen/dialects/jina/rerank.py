@@ -20,7 +20,7 @@ from tureen.http.errors import error_answer
 from tureen.requests import waves
 from tureen.requests.body import convert, offered
 from tureen.requests.model_field import adapter_of
-from tureen.requests.reranking import WHOLE_CONTEXT, Ranking, rank
+from tureen.requests.reranking import WHOLE_CONTEXT, RerankOptions, rank
 from tureen.requests.shared_fields import MAX_INPUTS
 from tureen.requests.state import ServerState
 from tureen.requests.verdicts import read_tables
@@ -67,7 +67,7 @@ def routes(state: ServerState) -> list[Entry]:
         names = [f"documents[{index}]" for index in range(len(texts))]
         asker = Requester(client_name(request))
         ranked = await unless_gone(
-            request, rank(body.query, texts, names, Ranking(truncate=WHOLE_CONTEXT), asker, state)
+            request, rank(body.query, texts, names, RerankOptions(truncate=WHOLE_CONTEXT), asker, state)
         )
         num_tokens = sum(document.output.usage.prompt_tokens for document in ranked)
         answer = {

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import Response
 
 from tureen.contract.types import FinishReason
-from tureen.dialects.llamacpp.body import LlamaOptions
+from tureen.dialects.llamacpp.body import PARAMETERS, SHOWN_PARAMETERS, LlamaOptions
 from tureen.errors import TureenError
 from tureen.http.dialect import ErrorShape
 from tureen.http.errors import error_answer
@@ -174,17 +174,9 @@ def settings_of(output: Output, body: LlamaOptions, context: Context) -> Answer:
         "n_predict": output.request.max_new_tokens,
         "n_ctx": context.capacity,
         "seed": output.request.seed,
-        "temperature": params.temperature,
-        "top_k": params.top_k,
-        "top_p": params.top_p,
-        "min_p": params.min_p,
-        "typical_p": params.typical_p,
+        **{name: getattr(params, PARAMETERS[name]) for name in SHOWN_PARAMETERS},
         "repeat_last_n": -1,
-        "repeat_penalty": params.repetition_penalty,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
         "stop": list(params.stop),
-        "ignore_eos": params.ignore_eos,
         "stream": body.stream,
         "n_probs": body.n_probs,
         "grammar": params.ebnf or "",

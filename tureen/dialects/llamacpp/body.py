@@ -52,6 +52,12 @@ PARAMETERS = {
 }
 """llama.cpp's names of sampling parameters -> those of SamplingParams. Some have two; a body has one of them."""
 
+SHOWN_PARAMETERS = (
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty",
+    "ignore_eos",
+)  # fmt: skip
+"""The parameters that an answer shows in its generation_settings, as they acted."""
+
 PENALTIES = {"repetition_penalty": (1, 0), "presence_penalty": (0,), "frequency_penalty": (0,)}
 """The penalties that look at `repeat_last_n` tokens, each with the values that turn it off."""
 
@@ -206,9 +212,9 @@ def _apply_window(body: LlamaOptions, fields: dict[str, Any]) -> None:
 
 def _biases(body: LlamaOptions, tokenizer: Tokenizer) -> dict[int, float]:
     """Return the bias of each token id; a text's is that of each of its tokens. Raises InvalidRequest."""
-    given = body.logit_bias
+    sent = body.logit_bias
     pairs: list[tuple[Any, Any]] = (
-        [(key, value) for key, value in given.items()] if isinstance(given, dict) else [(a, b) for a, b in given]
+        [(key, value) for key, value in sent.items()] if isinstance(sent, dict) else [(a, b) for a, b in sent]
     )
     biases: dict[int, float] = {}
     for index, (key, value) in enumerate(pairs):
@@ -218,7 +224,7 @@ def _biases(body: LlamaOptions, tokenizer: Tokenizer) -> dict[int, float]:
                 field="logit_bias",
             )
         bias = LEAST_BIAS if value is False else float(value)
-        is_id = isinstance(key, int) or (isinstance(given, dict) and key.isascii() and key.isdigit())
+        is_id = isinstance(key, int) or (isinstance(sent, dict) and key.isascii() and key.isdigit())
         ids = [int(key)] if is_id else tokenizer.encode(key, add_special_tokens=False)
         biases |= dict.fromkeys(ids, bias)
     return biases
@@ -226,15 +232,15 @@ def _biases(body: LlamaOptions, tokenizer: Tokenizer) -> dict[int, float]:
 
 async def prompts_of(body: LlamaCompletionBody, context: Context) -> tuple[list[Prompt], list[str]]:
     """Return the prompts, and what errors call each. Raises InvalidRequest."""
-    given = body.prompt
-    entries: list[Any] = given if isinstance(given, list) else [given]
+    sent = body.prompt
+    entries: list[Any] = sent if isinstance(sent, list) else [sent]
     is_one = (
-        isinstance(given, list)
+        isinstance(sent, list)
         and any(isinstance(entry, int) for entry in entries)
         and not any(isinstance(entry, list | LlamaPrompt) for entry in entries)
     )
-    if is_one or not isinstance(given, list):
-        return [await _prompt(given, "prompt", context)], ["prompt"]
+    if is_one or not isinstance(sent, list):
+        return [await _prompt(sent, "prompt", context)], ["prompt"]
     if not entries:
         raise InvalidRequest(
             "prompt is an empty list; it must have at least one prompt", field="prompt", code="empty_prompt"
@@ -244,15 +250,15 @@ async def prompts_of(body: LlamaCompletionBody, context: Context) -> tuple[list[
     return [await _prompt(entry, name, context) for entry, name in zip(entries, names, strict=True)], names
 
 
-async def _prompt(given: Any, name: str, context: Context) -> Prompt:
+async def _prompt(sent: Any, name: str, context: Context) -> Prompt:
     """Tokenize one prompt: a text, or a list of ids and texts. Only a text at its beginning gets the BOS token."""
-    if isinstance(given, LlamaPrompt):
-        if given.multimodal_data:
+    if isinstance(sent, LlamaPrompt):
+        if sent.multimodal_data:
             field = f"{name}.multimodal_data"
             raise InvalidRequest(f"{field}: send pictures in a chat, to /v1/chat/completions", field=field)
-        given = given.prompt_string
-    parts = given if isinstance(given, list) else [given]
-    if isinstance(given, int):
+        sent = sent.prompt_string
+    parts = sent if isinstance(sent, list) else [sent]
+    if isinstance(sent, int):
         raise InvalidRequest(f"{name} is a number; send a text or a list of token ids", field=name)
     ids: list[int] = []
     for index, part in enumerate(parts):

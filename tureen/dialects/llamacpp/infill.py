@@ -54,7 +54,8 @@ async def _others(body: LlamaInfillBody, tokenizer: Tokenizer) -> list[int]:
 
 
 def _first_id(names: tuple[str, ...], tokenizer: Tokenizer) -> int | None:
-    return next((found for name in names if (found := tokenizer.token_id(name)) is not None), None)
+    ids = map(tokenizer.token_id, names)
+    return next((token_id for token_id in ids if token_id is not None), None)
 
 
 def _marks(context: Context) -> FillIn:

@@ -16,7 +16,7 @@ from tureen.dialects.mindie.generate import as_mindie, error_object
 from tureen.dialects.mindie.parameters import (
     TABLES,
     MindieParameters,
-    Pace,
+    PieceTimes,
     check_one,
     details_of,
     offered_parameters,
@@ -98,7 +98,7 @@ def _details(output: Output, *, with_details: bool) -> dict[str, Any]:
 
 async def _events(run: Run, *, with_details: bool) -> AsyncGenerator[bytes, None]:
     """Yield an event for each update with new tokens; the last has the whole text."""
-    pace = Pace()
+    pace = PieceTimes()
     async with contextlib.aclosing(run.events(interval=1)) as events:
         async for update in events:
             output = update.output

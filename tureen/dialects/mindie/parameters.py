@@ -91,23 +91,23 @@ def plan(
 ) -> Plan:
     """Make the request. `name`: what errors call the prompt; `rid`: the client's name for it. Raises InvalidRequest."""
     context = state.context
-    given = {
+    requested = {
         field: getattr(parameters, field)
         for field in (*SAMPLING_FIELDS, "repetition_penalty")
         if getattr(parameters, field) is not None
     }
     if parameters.seed is not None:
-        given["sampling_seed"] = parameters.seed
+        requested["sampling_seed"] = parameters.seed
     most = context.config.max_iter_times
     defaults: dict[str, Any] = {
         "max_new_tokens": parameters.max_new_tokens if most is None else min(most, parameters.max_new_tokens)
     }
     samples = parameters.do_sample
     if samples is None:
-        samples = any(field in given for field in SAMPLING_FIELDS)
+        samples = any(field in requested for field in SAMPLING_FIELDS)
     if not samples:
-        given["temperature"] = 0.0
-    sampling = planning.make_sampling(given | defaults, context, NAMES)
+        requested["temperature"] = 0.0
+    sampling = planning.make_sampling(requested | defaults, context, NAMES)
     deadline_ms = None if parameters.timeout is None else parameters.timeout * 1000
     options = Options(adapter=adapter, priority=_priority(parameters, state), deadline_ms=deadline_ms)
     return plan_of(one_prompt(prompt, name, sampling, options, owner=owner, rid=rid), state)
@@ -146,7 +146,7 @@ def details_of(output: Output) -> dict[str, Any]:
     }
 
 
-class Pace:
+class PieceTimes:
     """Measures the times that a stream of MindIE reports: of the first piece, and of each later one."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from tureen import __version__
 from tureen.config import MAX_PROMPTS
 from tureen.dialects.mindie.generate import as_mindie, error_object
-from tureen.dialects.mindie.parameters import TABLES, MindieParameters, Pace, details_of, offered_parameters, plan
+from tureen.dialects.mindie.parameters import TABLES, MindieParameters, PieceTimes, details_of, offered_parameters, plan
 from tureen.errors import InvalidRequest
 from tureen.http.chat_answer import check_complete
 from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, prepared, read_body_with, streamed, unless_gone
@@ -99,7 +99,7 @@ def routes(state: ServerState) -> list[Entry]:
         [output] = await unless_gone(request, run.whole())
         check_complete(output)
         answer = _answer(output, request) | _details(output, body)
-        return Response(_json.encode(answer | Pace().next(output)), media_type="application/json")
+        return Response(_json.encode(answer | PieceTimes().next(output)), media_type="application/json")
 
     async def generate_stream(request: Request) -> ASGIApp:
         body, run = await _begin(request, TritonGenerateBody, state)
@@ -147,62 +147,62 @@ def _fact_routes(state: ServerState) -> list[Entry]:
         state.check_accepting()
         return Response()
 
-    async def model_ready(request: Request) -> Response:
-        adapter_of(request.path_params["name"], state)
-        return await ready(request)
-
-    async def model(request: Request) -> Response:
-        adapter_of(request.path_params["name"], state)
-        tensor = {"datatype": DATATYPE, "shape": [-1]}
-        return JSONResponse(
-            {
-                "name": request.path_params["name"],
-                "versions": [],
-                "platform": "tureen",
-                "inputs": [{"name": "input0"} | tensor],
-                "outputs": [{"name": "output0"} | tensor],
-            }
-        )
-
-    async def config(request: Request) -> Response:
-        adapter_of(request.path_params["name"], state)
-        context = state.context
-        return JSONResponse(
-            {
-                "modelName": context.info.model_name,
-                "maxSeqLen": context.capacity,
-                "maxIterTimes": context.config.max_iter_times or context.capacity,
-            }
-        )
-
-    async def slots(request: Request) -> Response:
-        adapter_of(request.path_params["name"], state)
-        stats, info = state.client.stats, state.context.info
-        return JSONResponse(
-            {
-                "total_slots": info.max_running_requests,
-                "free_slots": max(0, info.max_running_requests - stats.num_running),
-                "available_tokens_length": (stats.num_free_pages + stats.num_cached_pages) * info.page_size,
-            }
-        )
-
     about = Docs("MindIE", "Facts about the server.", error=PLAIN_ERROR)
     health = about._replace(summary="Whether the server answers.", answer="text/plain")
-    facts: tuple[tuple[str, Callable[..., Any], str], ...] = (
-        (f"{MODEL}/ready", model_ready, "Whether the model takes requests."),
-        (f"{MODEL}/config", config, "The model's limits."),
-        (f"{MODEL}/getSlotCount", slots, "How many requests and tokens there is room for."),
-        (MODEL, model, "What the model takes and returns."),
-    )
     return [
         Entry("/v2", server, access="user", docs=about, render_error=as_mindie),
         Entry("/v2/health/live", live, access="open", docs=health, render_error=as_mindie),
         Entry("/v2/health/ready", ready, access="open", docs=health, render_error=as_mindie),
-        *(
-            Entry(path, endpoint, access="user", docs=about._replace(summary=summary), render_error=as_mindie)
-            for path, endpoint, summary in facts
-        ),
+        *_model_routes(state),
     ]
+
+
+def _model_routes(state: ServerState) -> list[Entry]:
+    def entry(path: str, summary: str, fact: Callable[[str], Any]) -> Entry:
+        async def endpoint(request: Request) -> Response:
+            name = request.path_params["name"]
+            adapter_of(name, state)
+            facts = fact(name)
+            return Response() if facts is None else JSONResponse(facts)
+
+        docs = Docs("MindIE", summary, error=PLAIN_ERROR)
+        return Entry(path, endpoint, access="user", docs=docs, render_error=as_mindie)
+
+    return [
+        entry(f"{MODEL}/ready", "Whether the model takes requests.", lambda _: state.check_accepting()),
+        entry(f"{MODEL}/config", "The model's limits.", lambda _: _limits(state)),
+        entry(f"{MODEL}/getSlotCount", "How many requests and tokens there is room for.", lambda _: _room(state)),
+        entry(MODEL, "What the model takes and returns.", _tensors),
+    ]
+
+
+def _tensors(name: str) -> dict[str, Any]:
+    tensor = {"datatype": DATATYPE, "shape": [-1]}
+    return {
+        "name": name,
+        "versions": [],
+        "platform": "tureen",
+        "inputs": [{"name": "input0"} | tensor],
+        "outputs": [{"name": "output0"} | tensor],
+    }
+
+
+def _limits(state: ServerState) -> dict[str, Any]:
+    context = state.context
+    return {
+        "modelName": context.info.model_name,
+        "maxSeqLen": context.capacity,
+        "maxIterTimes": context.config.max_iter_times or context.capacity,
+    }
+
+
+def _room(state: ServerState) -> dict[str, Any]:
+    stats, info = state.client.stats, state.context.info
+    return {
+        "total_slots": info.max_running_requests,
+        "free_slots": max(0, info.max_running_requests - stats.num_running),
+        "available_tokens_length": (stats.num_free_pages + stats.num_cached_pages) * info.page_size,
+    }
 
 
 def _entry(path: str, endpoint: Callable[..., Any], docs: Docs, *, is_limited: bool = True) -> Entry:
@@ -263,7 +263,7 @@ def _details(output: Output, body: TritonGenerateBody) -> dict[str, Any]:
 
 async def _events(run: Run, body: TritonGenerateBody, head: dict[str, Any]) -> AsyncGenerator[bytes, None]:
     """Yield an event with the new text for each update with new tokens."""
-    pace = Pace()
+    pace = PieceTimes()
     async with contextlib.aclosing(run.events(interval=1)) as events:
         async for update in events:
             output = update.output

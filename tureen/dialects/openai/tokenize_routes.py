@@ -124,19 +124,6 @@ def routes(state: ServerState) -> list[Entry]:
             msgspec.json.encode({"text": text, "prompt": text, "content": text}), media_type="application/json"
         )
 
-    async def apply_template(request: Request) -> ASGIApp:
-        body = await _read(request, TokenizeBody, state)
-        if body.messages is None or body.prompt is not None:
-            raise InvalidRequest("messages is missing; send the chat, without prompt", field="messages")
-        rendered = await unless_gone(request, _rendered(body, body.messages, state))
-        return Response(msgspec.json.encode({"prompt": rendered.text}), media_type="application/json")
-
-    about_template = Docs(
-        "llama.cpp",
-        "The text of a chat's prompt.",
-        bodies=(TokenizeBody,),
-        example={"messages": [{"role": "user", "content": "Hello"}]},
-    )
     about_tokens = Docs(
         "SGLang", "The tokens of a text or a chat.", bodies=(TokenizeBody,), example={"prompt": "The capital of France"}
     )
@@ -145,10 +132,27 @@ def routes(state: ServerState) -> list[Entry]:
         Entry(f"/v1{path}", endpoint, access="user", methods=["POST"], any_model=True, docs=docs)
         for path, endpoint, docs in (("/tokenize", tokenize, about_tokens), ("/detokenize", detokenize, about_text))
     ]
-    entries.append(Entry("/apply-template", apply_template, access="user", methods=["POST"], docs=about_template))
+    entries.append(_template_route(state))
     for entry in entries:
         entry.needs_engine = False
     return entries
+
+
+def _template_route(state: ServerState) -> Entry:
+    async def apply_template(request: Request) -> ASGIApp:
+        body = await _read(request, TokenizeBody, state)
+        if body.messages is None or body.prompt is not None:
+            raise InvalidRequest("messages is missing; send the chat, without prompt", field="messages")
+        rendered = await unless_gone(request, _rendered(body, body.messages, state))
+        return Response(msgspec.json.encode({"prompt": rendered.text}), media_type="application/json")
+
+    docs = Docs(
+        "llama.cpp",
+        "The text of a chat's prompt.",
+        bodies=(TokenizeBody,),
+        example={"messages": [{"role": "user", "content": "Hello"}]},
+    )
+    return Entry("/apply-template", apply_template, access="user", methods=["POST"], docs=docs)
 
 
 async def _read(request: Request, kind: type[T], state: ServerState) -> T:

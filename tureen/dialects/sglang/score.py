@@ -30,7 +30,7 @@ from tureen.requests.kinds import check_kind
 from tureen.requests.model_field import adapter_of
 from tureen.requests.pairs import Pair
 from tureen.requests.prompts import Prompt, Texts
-from tureen.requests.reranking import Ranking, rank, score_pairs
+from tureen.requests.reranking import RerankOptions, rank, score_pairs
 from tureen.requests.shared_fields import MAX_INPUTS, MAX_LOGPROB_IDS, AbortName, KeptTokens, Priority, TokenIds
 from tureen.requests.state import Context, ServerState
 from tureen.requests.verdicts import read_tables
@@ -164,7 +164,7 @@ async def _pair_scores(body: ScoreBody, requester: Requester, state: ServerState
             raise InvalidRequest("query and items must be texts: this model scores pairs of them", field=name)
         texts.append(Pair(item, body.query) if body.item_first else Pair(body.query, item))
     _check_not_empty(texts, names)
-    scored = await score_pairs(texts, names, Ranking(priority=body.priority), requester, state)
+    scored = await score_pairs(texts, names, RerankOptions(priority=body.priority), requester, state)
     outputs = [score.output for score in scored]
     return _scoring([score.scores.tolist() for score in scored], outputs, body, state.context)
 
@@ -230,7 +230,7 @@ async def _rerank(body: RerankBody, requester: Requester, state: ServerState) ->
     names = [f"documents[{index}]" for index in range(len(body.documents))]
     waves.check_count(len(names), "documents")
     adapter_of(body.model, state)
-    how = Ranking(body.instruct, body.truncate_prompt_tokens, body.priority)
+    how = RerankOptions(body.instruct, body.truncate_prompt_tokens, body.priority)
     results = []
     for ranked in await rank(body.query, body.documents, names, how, requester, state):
         result: dict[str, Any] = {"score": ranked.score, "index": ranked.position}

@@ -25,7 +25,7 @@ from tureen.requests.kinds import check_kind
 from tureen.requests.offload import offload
 from tureen.requests.pairs import Pair
 from tureen.requests.prompts import Texts
-from tureen.requests.reranking import WHOLE_CONTEXT, Ranking, rank
+from tureen.requests.reranking import WHOLE_CONTEXT, RerankOptions, rank
 from tureen.requests.shared_fields import MAX_INPUTS, Inputs
 from tureen.requests.state import ServerState
 from tureen.requests.verdicts import read_tables
@@ -192,7 +192,7 @@ async def _rerank(body: TeiRerankBody, requester: Requester, state: ServerState)
         )
     waves.check_count(len(body.texts), "texts")
     names = [f"texts[{index}]" for index in range(len(body.texts))]
-    how = Ranking(truncate=_limit(truncate=body.truncate), raw=body.raw_scores)
+    how = RerankOptions(truncate=_limit(truncate=body.truncate), raw=body.raw_scores)
     return [
         {"index": ranked.position, "score": ranked.score}
         | ({"text": body.texts[ranked.position]} if body.return_text else {})

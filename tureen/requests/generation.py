@@ -36,7 +36,7 @@ WHOLE_INTERVAL = 64
 EXPLANATION_SIZE = 64
 """Numbers in a token's explanation, about."""
 
-GROWING = ("token_ids", "output_logprobs", "prompt_logprobs", "hidden_states", "weight_versions")
+GROWING = ("token_ids", "output_logprobs", "prompt_logprobs", "hidden_states", "weight_versions", "version_starts")
 """Lists of an output that grow."""
 
 log = get_logger("api")
@@ -157,12 +157,16 @@ class Output:
         self.sent = Sent()
         self.weight_versions: list[str] = []
         """Versions of the weights that computed it; several if they changed while it was paused."""
+        self.version_starts: list[int] = []  # of each of weight_versions: the index of its first token
+        self._num_noted = 0
 
-    def note_origin(self, weight_version: str, hardware: tuple[str, ...]) -> None:
-        """Records the version of the weights that computed a new piece of the output, and the `hardware` that computed
-        all so far, where it changed."""
+    def note_origin(self, weight_version: str, hardware: tuple[str, ...], num_new: int) -> None:
+        """Records the version of the weights that computed a new piece of `num_new` tokens, and the `hardware` that
+        computed all so far, where it changed."""
         if self.weight_versions[-1:] != [weight_version]:
             self.weight_versions.append(weight_version)
+            self.version_starts.append(self._num_noted)
+        self._num_noted += num_new
         if hardware:
             self.remarks = self.remarks._replace(hardware=hardware)
 
@@ -180,6 +184,13 @@ class Output:
         if delta.finish is not None and delta.finish.reason == "shutdown":
             raise Unavailable("the server was shut down before the request ended", code="draining")
         self.finish = delta.finish
+
+    @property
+    def version_ranges(self) -> list[dict[str, Any]]:
+        """The version of the weights of each token so far: ranges of tokens that one version drew, in their order."""
+        ends = [*self.version_starts[1:], self._num_noted]
+        spans = zip(self.weight_versions, self.version_starts, ends, strict=True)
+        return [{"version": version, "start": start, "end": end} for version, start, end in spans if end > start]
 
     @property
     def constraint_notes(self) -> dict[str, Any]:
@@ -404,7 +415,7 @@ class Run:
             nonlocal num_prompt
             leaving.discard(output.request.id)
             self._note_tokens(output, num_new)
-            output.note_origin(weight_version or self._state.context.config.weight_version, hardware)
+            output.note_origin(weight_version or self._state.context.config.weight_version, hardware, num_new)
             if meter is not None:
                 meter.note(num_new)
             if num_new and self._displacement is None:

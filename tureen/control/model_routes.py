@@ -147,10 +147,7 @@ def _control_routes(state: ServerState) -> list[Entry]:
 def _adapter_routes(state: ServerState) -> list[Entry]:
     async def load(request: Request) -> Response:
         body = await read_body(request, LoadBody)
-        if body.lora_name == state.context.info.model_name:
-            raise InvalidRequest(
-                f"lora_name {echo(body.lora_name)} is the model's own name; choose another", field="lora_name"
-            )
+        check_adapter_name(body.lora_name, state)
         return await _call("load_adapter", name=body.lora_name, path=body.lora_path)
 
     async def unload(request: Request) -> Response:
@@ -182,6 +179,12 @@ def _adapter_routes(state: ServerState) -> list[Entry]:
             docs=Docs("Adapters", "Unload one.", bodies=(UnloadBody,), example={"lora_name": "whisper"}),
         ),
     ]
+
+
+def check_adapter_name(name: str, state: ServerState) -> None:
+    """Raises InvalidRequest for the name of the model itself."""
+    if name == state.context.info.model_name:
+        raise InvalidRequest(f"lora_name {echo(name)} is the model's own name; choose another", field="lora_name")
 
 
 def status_of(state: ServerState) -> dict[str, Any]:

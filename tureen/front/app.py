@@ -26,6 +26,7 @@ from tureen.control import (
     profile_routes,
     replica_routes,
     session_routes,
+    training_routes,
     weight_routes,
 )
 from tureen.control.reporter import report_forever, sample_forever
@@ -49,6 +50,7 @@ OUR_ROUTES: tuple[Routes, ...] = (
     parsing_routes.routes,
     session_routes.routes,
     pause.routes,
+    training_routes.routes,
     weight_routes.routes,
     page.routes,
     model_routes.routes,

@@ -1,6 +1,6 @@
-"""Serves vLLM's routes by which a training loop pauses generation, exchanges adapters and asks for the ranks.
+"""Serves vLLM's routes by which a training loop pauses generation, forgets prefixes and asks for the ranks.
 
-Source: https://docs.vllm.ai/en/latest/serving/online_serving (routes of the development mode, and LoRA adapters)
+Source: https://docs.vllm.ai/en/latest/serving/online_serving (routes of the development mode)
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from tureen.contract.types import PauseMode
 from tureen.control.admin import chosen_states
-from tureen.control.model_routes import check_adapter_name
 from tureen.control.pause import tell_unloaded
-from tureen.errors import InvalidRequest, NotFound, TureenError, echo
-from tureen.http.dialect import Docs, Entry, read_body, unless_gone
+from tureen.errors import InvalidRequest, TureenError
+from tureen.http.dialect import Docs, Entry, unless_gone
 from tureen.requests.body import convert, refuse_unknown
 from tureen.requests.state import ServerState
 
@@ -59,29 +58,9 @@ class WorldQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     model: Annotated[str | None, Meta(description="One of several models. Default: the first.")] = None
 
 
-class VllmLoadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of `POST /v1/load_lora_adapter`."""
-
-    lora_name: Annotated[str, Meta(description="Name that requests will use for the adapter.")]
-    lora_path: Annotated[
-        str, Meta(min_length=1, description="Folder on the server, as peft's save_pretrained writes it.")
-    ]
-    load_inplace: Annotated[bool, Meta(description="Replace the adapter that has this name.")] = False
-    is_3d_lora_weight: Annotated[bool, Meta(description="Must be false: factors of experts are read as peft's.")] = (
-        False
-    )
-
-
-class VllmUnloadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of `POST /v1/unload_lora_adapter`."""
-
-    lora_name: Annotated[str, Meta(description="Name of the loaded adapter.")]
-    lora_int_id: Annotated[int | None, Meta(description="vLLM's number of it; the name decides.")] = None
-
-
 def routes(state: ServerState) -> list[Entry]:
     """Return the routes."""
-    return [*_pause_routes(state), *_fact_routes(state), *_adapter_routes(state)]
+    return [*_pause_routes(state), *_fact_routes(state)]
 
 
 def _pause_routes(state: ServerState) -> list[Entry]:
@@ -141,50 +120,6 @@ def _fact_routes(state: ServerState) -> list[Entry]:
 
 def _entry(path: str, endpoint: Any, summary: str, method: str, query: type[msgspec.Struct] | None = None) -> Entry:
     return Entry(path, endpoint, access="admin", methods=[method], docs=Docs("Control", summary, query=query))
-
-
-def _adapter_routes(state: ServerState) -> list[Entry]:
-    async def load(request: Request) -> Response:
-        body = await read_body(request, VllmLoadBody)
-        if body.is_3d_lora_weight:
-            raise InvalidRequest(
-                "is_3d_lora_weight is not available: adapters are read as peft writes them; leave it out",
-                field="is_3d_lora_weight",
-            )
-        check_adapter_name(body.lora_name, state)
-        replaced = state.adapters.get(body.lora_name) if body.load_inplace else None
-        if replaced is not None:
-            await state.change_adapters("unload_adapter", name=body.lora_name)
-        try:
-            await state.change_adapters("load_adapter", name=body.lora_name, path=body.lora_path)
-        except TureenError:  # then nothing has changed
-            if replaced is not None:
-                await state.change_adapters("load_adapter", name=body.lora_name, path=replaced)
-            raise
-        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
-
-    async def unload(request: Request) -> Response:
-        body = await read_body(request, VllmUnloadBody)
-        if body.lora_name not in state.adapters:
-            raise NotFound(f"lora_name {echo(body.lora_name)}: no adapter of that name is loaded")
-        await state.change_adapters("unload_adapter", name=body.lora_name)
-        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
-
-    name = {"lora_name": "whisper"}
-    loading = Docs("Adapters", "Load one.", (VllmLoadBody,), name | {"lora_path": "examples/adapters/whisper"})
-    unloading = Docs("Adapters", "Unload one.", (VllmUnloadBody,), name)
-    return [
-        Entry(
-            "/v1/load_lora_adapter", load, access="admin", methods=["POST"], docs=loading._replace(answer="text/plain")
-        ),
-        Entry(
-            "/v1/unload_lora_adapter",
-            unload,
-            access="admin",
-            methods=["POST"],
-            docs=unloading._replace(answer="text/plain"),
-        ),
-    ]
 
 
 def _query(request: Request, kind: type[Q]) -> Q:

@@ -36,7 +36,7 @@ WHOLE_INTERVAL = 64
 EXPLANATION_SIZE = 64
 """Numbers in a token's explanation, about."""
 
-GROWING = ("token_ids", "output_logprobs", "prompt_logprobs", "hidden_states", "weight_versions", "version_starts")
+GROWING = ("token_ids", "output_logprobs", "prompt_logprobs", "hidden_states")
 """Lists of an output that grow."""
 
 log = get_logger("api")
@@ -130,6 +130,26 @@ class Remarks(NamedTuple):
         return {"unenforced": list(self.unenforced)} | ({} if self.is_valid is None else {"valid": self.is_valid})
 
 
+class VersionSpans(msgspec.Struct):
+    """The versions of the weights that computed an output: spans of its tokens, in their order."""
+
+    starts: list[tuple[str, int]] = []  # each version with the index of its first token
+    num_tokens: int = 0
+
+    def add(self, version: str, num_new: int) -> None:
+        """Take a new piece of `num_new` tokens."""
+        if not self.starts or self.starts[-1][0] != version:
+            self.starts.append((version, self.num_tokens))
+        self.num_tokens += num_new
+
+    @property
+    def ranges(self) -> list[dict[str, Any]]:
+        """The range of tokens of each version, as answers show it."""
+        ends = [*(start for _, start in self.starts[1:]), self.num_tokens]
+        spans = zip(self.starts, ends, strict=True)
+        return [{"version": version, "start": start, "end": end} for (version, start), end in spans if end > start]
+
+
 class Output:
     """The output of one request so far, and how much of it was sent to the client."""
 
@@ -155,18 +175,12 @@ class Output:
         self.started_s = time.monotonic() if arrived_s is None else arrived_s
         self.elapsed_s = 0.0
         self.sent = Sent()
-        self.weight_versions: list[str] = []
-        """Versions of the weights that computed it; several if they changed while it was paused."""
-        self.version_starts: list[int] = []  # of each of weight_versions: the index of its first token
-        self._num_noted = 0
+        self.origins = VersionSpans()
 
     def note_origin(self, weight_version: str, hardware: tuple[str, ...], num_new: int) -> None:
         """Records the version of the weights that computed a new piece of `num_new` tokens, and the `hardware` that
         computed all so far, where it changed."""
-        if self.weight_versions[-1:] != [weight_version]:
-            self.weight_versions.append(weight_version)
-            self.version_starts.append(self._num_noted)
-        self._num_noted += num_new
+        self.origins.add(weight_version, num_new)
         if hardware:
             self.remarks = self.remarks._replace(hardware=hardware)
 
@@ -186,11 +200,9 @@ class Output:
         self.finish = delta.finish
 
     @property
-    def version_ranges(self) -> list[dict[str, Any]]:
-        """The version of the weights of each token so far: ranges of tokens that one version drew, in their order."""
-        ends = [*self.version_starts[1:], self._num_noted]
-        spans = zip(self.weight_versions, self.version_starts, ends, strict=True)
-        return [{"version": version, "start": start, "end": end} for version, start, end in spans if end > start]
+    def weight_versions(self) -> list[str]:
+        """Versions of the weights that computed it; several if they changed while it was paused."""
+        return [version for version, _ in self.origins.starts]
 
     @property
     def constraint_notes(self) -> dict[str, Any]:
@@ -221,6 +233,7 @@ class Output:
         for name in GROWING:
             setattr(copied, name, list(getattr(self, name)))
         copied.remarks = self.remarks._replace(explanations=list(self.remarks.explanations))
+        copied.origins = VersionSpans(list(self.origins.starts), self.origins.num_tokens)
         return copied
 
     @property

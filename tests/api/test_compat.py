@@ -43,6 +43,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "MindIE /infer": {"inputs": "a", "parameters": {"max_new_tokens": 2}},
     "MindIE /v2/models/default/generate": {"text_input": "a", "parameters": {"max_new_tokens": 2}},
     "MindIE /v2/models/default/infer": {"inputs": [TENSOR], "parameters": {"max_new_tokens": 2}},
+    "vLLM /inference/v1/generate": {"token_ids": [97], "sampling_params": {"max_tokens": 2}},
     "llama.cpp /completion": {"prompt": "a", "n_predict": 2},
     "llama.cpp /infill": {"input_prefix": "a", "input_suffix": "b", "n_predict": 2},
     "llama.cpp /tokenize": {"content": "a"},

@@ -48,6 +48,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "Anthropic /v1/messages": {**CHAT, "max_tokens": LENGTH, **LIKE_OPENAI},
     "Ollama /api/chat": {**CHAT, **LIKE_OLLAMA},
     "Ollama /api/generate": {"prompt": PROMPT, "raw": True, **LIKE_OLLAMA},
+    "vLLM /inference/v1/generate": {
+        "token_ids": PROMPT_IDS,
+        "sampling_params": LIKE_OPENAI | {"max_tokens": LENGTH},
+    },
     "llama.cpp /completion": {"prompt": PROMPT, **LIKE_LLAMA},
 }
 """For each route that writes text, the body that asks for the same tokens."""

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from app_under_test import App
+from app_under_test import App, parse_events
 from patience import until
 
 LONG = {"text": "abc", "sampling_params": {"max_new_tokens": 1500, "temperature": 0}}
@@ -138,6 +138,63 @@ def test_adapters_come_and_go_with_vllm_s_answers(app):
     assert gone.text == "Success: LoRA adapter 'whisper' removed successfully."
     assert app.post("/v1/unload_lora_adapter", lora_name="whisper").status_code == 404
     assert app.post("/v1/load_lora_adapter", **ADAPTER, is_3d_lora_weight=True).status_code == 400
+
+
+TOKENS = "/inference/v1/generate"
+
+
+def test_token_ids_come_out_with_the_model_s_own_log_probabilities(app):
+    params = {"max_tokens": 4, "seed": 3, "logprobs": 2, "prompt_logprobs": 1, "temperature": 0.5}
+    answer = app.post(TOKENS, token_ids=list(b"abc"), sampling_params=params, request_id="mine").json()
+    ours = app.generate(
+        input_ids=list(b"abc"),
+        return_logprob=True,
+        logprob_start_len=0,
+        top_logprobs_num=2,
+        logprobs_mode="raw",
+        sampling_params={"max_new_tokens": 4, "sampling_seed": 3, "temperature": 0.5},
+    )
+    [choice] = answer["choices"]
+    meta = ours["meta_info"]
+    assert (answer["request_id"], choice["token_ids"]) == ("mine", ours["output_ids"])
+    entries = choice["logprobs"]["content"]
+    theirs = [(f"token_id:{token_id}", value) for value, token_id, _ in meta["output_token_logprobs"]]
+    assert [(entry["token"], entry["logprob"]) for entry in entries] == theirs
+    best = [[f"token_id:{token_id}" for _, token_id, _ in place] for place in meta["output_top_logprobs"]]
+    assert [[entry["token"] for entry in one["top_logprobs"]] for one in entries] == best
+    first, *others = answer["prompt_logprobs"]
+    assert first is None
+    for place, (value, token_id, _) in zip(others, meta["input_token_logprobs"][1:], strict=True):
+        assert place[str(token_id)]["logprob"] == value
+    assert choice["weight_version_ranges"] == [{"version": "default", "start": 0, "end": 4}]
+
+
+def test_a_stream_of_token_ids_is_the_answer_in_pieces(app):
+    body = {"token_ids": [97], "sampling_params": {"max_tokens": 5, "seed": 3, "n": 2, "logprobs": 0}}
+    whole = app.post(TOKENS, **body).json()["choices"]
+    pieces = [event["choices"][0] for event in parse_events(app.post(TOKENS, **body, stream=True).text)]
+    for choice in whole:
+        own = [piece for piece in pieces if piece["index"] == choice["index"]]
+        assert [token_id for piece in own for token_id in piece["token_ids"]] == choice["token_ids"]
+        assert [entry for piece in own for entry in piece["logprobs"]["content"]] == choice["logprobs"]["content"]
+        assert own[-1]["finish_reason"] == choice["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"token_ids": []}, "token_ids"),
+        ({"token_ids": ["a"]}, "token_ids[0]"),
+        ({"sampling_params": {"max_tokens": 5000}}, "sampling_params.max_tokens"),
+        ({"sampling_params": {"max_tokens": 5, "max_new_tokens": 5}}, "sampling_params.max_new_tokens"),
+        ({"sampling_params": {"prompt_logprobs": 1}, "stream": True}, "sampling_params.prompt_logprobs"),
+        ({"sampling_params": {"structured_outputs": {}}}, "structured_outputs"),
+        ({"priority": 1}, "priority"),
+    ],
+)
+def test_what_is_wrong_about_token_ids_is_named(app, body, field):
+    response = app.post(TOKENS, **({"token_ids": [97]} | body))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, field)
 
 
 def test_only_an_operator_pauses():

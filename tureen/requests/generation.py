@@ -28,6 +28,7 @@ from tureen.requests.drafts import EffectiveParams, Plan
 from tureen.requests.quotas import current_work
 from tureen.requests.reading import PLAIN, OutputReader, Reading
 from tureen.requests.state import ServerState
+from tureen.requests.version_spans import VersionSpans
 from tureen.text.messages import Part
 
 WHOLE_INTERVAL = 64
@@ -128,26 +129,6 @@ class Remarks(NamedTuple):
         if not self.unenforced:
             return {}
         return {"unenforced": list(self.unenforced)} | ({} if self.is_valid is None else {"valid": self.is_valid})
-
-
-class VersionSpans(msgspec.Struct):
-    """The versions of the weights that computed an output: spans of its tokens, in their order."""
-
-    starts: list[tuple[str, int]] = []  # each version with the index of its first token
-    num_tokens: int = 0
-
-    def add(self, version: str, num_new: int) -> None:
-        """Take a new piece of `num_new` tokens."""
-        if not self.starts or self.starts[-1][0] != version:
-            self.starts.append((version, self.num_tokens))
-        self.num_tokens += num_new
-
-    @property
-    def ranges(self) -> list[dict[str, Any]]:
-        """The range of tokens of each version, as answers show it."""
-        ends = [*(start for _, start in self.starts[1:]), self.num_tokens]
-        spans = zip(self.starts, ends, strict=True)
-        return [{"version": version, "start": start, "end": end} for (version, start), end in spans if end > start]
 
 
 class Output:

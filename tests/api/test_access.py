@@ -37,6 +37,8 @@ OPEN = {
     "/compat",
     "/compat.json",
     "/playground/{name:path}",
+    "/v2/health/live",
+    "/v2/health/ready",
 }
 ADMIN = {
     "/flush_cache",
@@ -59,10 +61,19 @@ ADMIN = {
     "/dump_expert_distribution_record",
     "/configure_logging",
     "/usage",
+    "/pause",
+    "/resume",
+    "/is_paused",
+    "/reset_prefix_cache",
+    "/get_world_size",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
 }
 """All other routes are for users."""
-BESIDE_NAMES = {"/models/load", "/models/pull", "/models/unload"}
-"""Other methods than POST ask there for a model of that name, as `/models/{name}` does."""
+BESIDE_NAMES = {"/models/load", "/models/pull", "/models/unload"} | {
+    f"/v2/models/{{name:path}}/{verb}" for verb in ("generate", "generate_stream", "infer", "stopInfer")
+}
+"""Other methods than POST ask there for a model of that name, as `/models/{name}` and `/v2/models/{name}` do."""
 
 USER_KEY, ADMIN_KEY, FILE_KEY = "user-k3y", "admin-k3y", "file-k3y"
 CREDENTIALS = {"none": None, "wrong": "nobody-s", "user": USER_KEY, "file": FILE_KEY, "admin": ADMIN_KEY}

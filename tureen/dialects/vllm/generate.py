@@ -30,6 +30,7 @@ from tureen.requests.generation import Output, Run, Sent
 from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import offload
 from tureen.requests.planning import Names
+from tureen.requests.processor_field import check_processor
 from tureen.requests.prompts import id_lists
 from tureen.requests.shared_fields import MAX_TOP_LOGPROBS, CacheSalt, TokenIds
 from tureen.requests.state import Context, ServerState
@@ -82,6 +83,9 @@ class VllmTokensBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     request_id: Annotated[str | None, Meta(description="A name for the request. Default: random.")] = None
     model: Annotated[str | None, Meta(description="The served model, or an adapter.")] = None
     stream: Annotated[bool, Meta(description="Answer with server-sent events.")] = False
+    custom_logit_processor: Annotated[
+        str | None, Meta(description="A processor's name, or one sent as code; see the processors page.")
+    ] = None
     cache_salt: CacheSalt = ""
     priority: Annotated[
         int, Meta(ge=-(2**31), le=2**31 - 1, description="Lower runs first; needs --enable-priority-scheduling.")
@@ -157,8 +161,10 @@ async def _plan(body: VllmTokensBody, payload: dict[str, Any], owner: str, state
     fields, names = _sampling_fields(params, payload.get("sampling_params") or {})
     sampling = planning.make_sampling(fields, context, names, {"max_new_tokens": DEFAULT_MAX_TOKENS})
     [prompt] = id_lists(body.token_ids, context, may_be_empty=False, field="token_ids")
+    name = body.custom_logit_processor
     options = Options(
         adapter=adapter_of(body.model, state),
+        processor="" if name is None else check_processor(name, context.config, "custom_logit_processor"),
         logprobs=_spec(params),
         priority=-body.priority,
         cache_salt=body.cache_salt,

@@ -76,6 +76,8 @@ BLOCKS = {
     "embeddings.md": {
         "tureen serve --model-path pypi:gt-all-mi": "tests/api/test_embeddings_page.py",
         "curl http://127.0.0.1:30000/v1/rerank -H": "tests/api/test_embeddings_page.py",
+        "curl http://127.0.0.1:30000/v2/rerank -H": "tests/api/test_embeddings_page.py",
+        "curl http://127.0.0.1:30000/embed -H 'Co": "tests/api/test_embeddings_page.py",
         "curl http://127.0.0.1:30000/classify -H ": "tests/api/test_embeddings_page.py",
     },
     "fields-that-have-no-effect.md": {

@@ -38,6 +38,8 @@ OPEN = {
     "/compat",
     "/compat.json",
     "/playground/{name:path}",
+    "/v2/health/live",
+    "/v2/health/ready",
 }
 ADMIN = {
     "/flush_cache",
@@ -60,10 +62,19 @@ ADMIN = {
     "/dump_expert_distribution_record",
     "/configure_logging",
     "/usage",
+    "/pause",
+    "/resume",
+    "/is_paused",
+    "/reset_prefix_cache",
+    "/get_world_size",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
 }
 """All other routes are for users."""
 BESIDE_NAMES = {
     "/models/load", "/models/pull", "/models/unload", "/v1/responses/input_tokens", "/responses/input_tokens",
+} | {
+    f"/v2/models/{{name:path}}/{verb}" for verb in ("generate", "generate_stream", "infer", "stopInfer")
 }  # fmt: skip
 """Other methods than POST ask there for a model or a response of that name, as `/models/{name}` does."""
 

@@ -490,7 +490,8 @@ def test_every_route_but_health_metrics_and_the_api_s_own_description_needs_the_
                 open_paths.add(path)
     described = {"/docs", "/openapi.json", "/compat", "/compat.json"}
     pages = {"/playground/fake-model"}  # its files: they hold nothing of the server's
-    assert open_paths == {"/health", "/health_generate", "/ping", "/ready", "/metrics"} | described | pages
+    probes = {"/health", "/health_generate", "/ping", "/ready", "/metrics", "/v2/health/live", "/v2/health/ready"}
+    assert open_paths == probes | described | pages
 
 
 def test_the_key_is_in_no_answer(locked: App):

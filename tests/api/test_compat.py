@@ -6,12 +6,11 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import httpx
 import pytest
 from app_under_test import App
-from embedding_engine import make_embedding_engine
+from kinds_of_servers import Servers, other_servers
 
 from tureen.front.compat import compat_routes, rows_of
 
@@ -21,6 +20,7 @@ FIELDS: dict[str, list[str]] = json.loads(
 ROUTES = {f"{one.api} {one.route}": one for one in compat_routes()}
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 OLLAMA = {"stream": False, "options": {"num_predict": 2}}
+TENSOR = {"name": "input0", "shape": [1, 1], "datatype": "UINT32", "data": [97]}
 BODIES: dict[str, dict[str, Any]] = {
     "SGLang /generate": {"text": "a", "sampling_params": {"max_new_tokens": 2}},
     "MindIE and vLLM's demo server /generate": {"prompt": "a", "max_tokens": 2},
@@ -41,19 +41,21 @@ BODIES: dict[str, dict[str, Any]] = {
     "SGLang /encode": {"text": "a"},
     "SGLang /v1/score": {"query": "a", "items": ["b"], "label_token_ids": [5]},
     "SGLang /v1/rerank": {"query": "a", "documents": ["b"]},
+    "MindIE /infer": {"inputs": "a", "parameters": {"max_new_tokens": 2}},
+    "MindIE /v2/models/default/generate": {"text_input": "a", "parameters": {"max_new_tokens": 2}},
+    "MindIE /v2/models/default/infer": {"inputs": [TENSOR], "parameters": {"max_new_tokens": 2}},
+    "vLLM /inference/v1/generate": {"token_ids": [97], "sampling_params": {"max_tokens": 2}},
+    "llama.cpp /completion": {"prompt": "a", "n_predict": 2},
+    "llama.cpp /infill": {"input_prefix": "a", "input_suffix": "b", "n_predict": 2},
+    "llama.cpp /tokenize": {"content": "a"},
+    "Cohere /v2/rerank": {"query": "a", "documents": ["b"]},
+    "Cohere /cohere/v1/rerank": {"query": "a", "documents": ["b"]},
+    "Jina /v1/reranking": {"query": "a", "documents": ["b"]},
+    "TEI /embed": {"inputs": "a"},
+    "TEI /rerank": {"query": "a", "texts": ["b"]},
+    "TEI /predict": {"inputs": "a"},
 }
 """For each route the shortest body that is taken."""
-
-
-class Servers(NamedTuple):
-    """A server that generates, and one that makes embeddings, which alone sorts by them."""
-
-    generating: App
-    embedding: App
-
-    def request(self, method: str, path: str, **how: Any) -> httpx.Response:
-        server = self.embedding if path == "/v1/rerank" else self.generating
-        return server.request(method, path, **how)
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +63,8 @@ def app(tmp_path_factory) -> Iterator[Servers]:
     with App(chat_template="chatml", batch_path=str(tmp_path_factory.mktemp("batches"))) as running:
         sent = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", b"{}\n", "application/jsonl")}}
         BODIES["OpenAI /v1/batches"]["input_file_id"] = running.request("POST", "/v1/files", **sent).json()["id"]
-        with App(factory=make_embedding_engine) as embedding:
-            yield Servers(running, embedding)
+        with other_servers() as others:
+            yield Servers(running, others)
 
 
 def _make_body(name: str, field: str, value: Any) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def test_every_flag_that_is_said_to_be_ours_is(name):
 
 def test_every_field_that_llama_cpp_s_are_said_to_become_is_ours():
     ours = {row.field.rpartition(".")[2] for one in compat_routes() if one.api == "SGLang" for row in rows_of(one)}
-    fields = PAGES["migrate-from-llamacpp"].partition("`/completion` is not there")[2]
+    fields = PAGES["migrate-from-llamacpp"].partition("On `/generate` the fields of `/completion`")[2]
     told = {word for cell in _right_column(fields) for word in re.findall(r"`([a-z_]+)`", cell)} - {"repeat_last_n"}
     assert len(told) > 8
     assert told - ours == set()

@@ -61,7 +61,8 @@ def test_every_route_of_the_api_is_at_both_with_the_same_access(app: App):
     for path in versioned:
         plain, route = routes[path.removeprefix("/v1")], routes[path]
         for name in ("access", "methods", "is_limited", "any_model", "render_error", "endpoint"):
-            assert getattr(plain, name) == getattr(route, name), (path, name)
+            if (path, name) != ("/v1/tokenize", "endpoint"):  # the plain path has llama.cpp's bodies too
+                assert getattr(plain, name) == getattr(route, name), (path, name)
 
 
 def test_a_base_url_without_a_version_works(template):

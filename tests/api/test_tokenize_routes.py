@@ -22,7 +22,7 @@ def test_a_text_becomes_its_tokens_and_they_become_the_text(app, prefix):
     ids = list(TEXT.encode())
     assert answer == {"tokens": ids, "count": len(ids), "max_model_len": CONTEXT_LEN}
     back = _answer(app, f"{prefix}/detokenize", tokens=ids, model="fake-model")
-    assert back == {"text": TEXT, "prompt": TEXT}
+    assert back == {"text": TEXT, "prompt": TEXT, "content": TEXT}
 
 
 def test_lists_in_are_lists_out(app):

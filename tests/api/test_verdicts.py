@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-import httpx
 import msgspec
 import pytest
 from app_under_test import App
-from embedding_engine import make_embedding_engine
+from kinds_of_servers import Servers, other_servers
 from msgspec import inspect
 
 from tureen.front.compat import compat_routes
@@ -29,6 +28,8 @@ TAG = {
     "structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}],
     "triggers": ["<a"],
 }
+
+TENSOR = {"name": "input0", "shape": [1, 1], "datatype": "UINT32", "data": [97]}
 
 SHORTEST: dict[str, dict[str, Any]] = {
     "SGLang /generate": {"text": "say:a"},
@@ -50,10 +51,27 @@ SHORTEST: dict[str, dict[str, Any]] = {
     "SGLang /encode": {"text": "a"},
     "SGLang /v1/score": {"query": "a", "items": ["b"], "label_token_ids": [5]},
     "SGLang /v1/rerank": {"query": "a", "documents": ["b"]},
+    "MindIE /infer": {"inputs": "say:a"},
+    "MindIE /v2/models/default/generate": {"text_input": "say:a"},
+    "MindIE /v2/models/default/infer": {"inputs": [TENSOR]},
+    "vLLM /inference/v1/generate": {"token_ids": [97]},
+    "llama.cpp /completion": {"prompt": "say:a"},
+    "llama.cpp /infill": {"input_prefix": "a", "input_suffix": "b"},
+    "llama.cpp /tokenize": {"content": "a"},
+    "Cohere /v2/rerank": {"query": "a", "documents": ["b"]},
+    "Cohere /cohere/v1/rerank": {"query": "a", "documents": ["b"]},
+    "Jina /v1/reranking": {"query": "a", "documents": ["b"]},
+    "TEI /embed": {"inputs": "a"},
+    "TEI /rerank": {"query": "a", "texts": ["b"]},
+    "TEI /predict": {"inputs": "a"},
 }
 LIMITS: dict[str, tuple[str, Any]] = {
     "SGLang /generate": ("sampling_params", {"max_new_tokens": 16}),
-    "MindIE": ("max_tokens", 16),
+    "MindIE": ("parameters", {"max_new_tokens": 16}),
+    "MindIE and vLLM's demo server /generate": ("max_tokens", 16),
+    "vLLM": ("sampling_params", {"max_tokens": 16}),
+    "llama.cpp /completion": ("n_predict", 16),
+    "llama.cpp /infill": ("n_predict", 16),
     "TGI": ("parameters", {"max_new_tokens": 16}),
     "OpenAI /v1/completions": ("max_tokens", 16),
     "OpenAI /v1/chat/completions": ("max_tokens", 16),
@@ -132,6 +150,9 @@ EXAMPLES_OF_ROUTES = {
     "OpenAI /v1/batches": {"endpoint": "/v1/completions", "completion_window": "24h"},
     "SGLang": {"text": "a"},
     "SGLang /generate": {"modalities": ["image"], "structural_tag": TAG},
+    "llama.cpp": {"input_extra": [{"text": "a"}], "stop": ["x"], "json_schema": SCHEMA, "prompt": "say:a"},
+    "MindIE /v2/models/default/infer": {"inputs": [TENSOR], "outputs": [{"name": "out"}]},
+    "TEI": {"texts": ["b"]},
     "SGLang and vLLM /tokenize": {"add_generation_prompt": True, "reasoning": {}},
 }
 BESIDE: dict[str, dict[str, Any]] = {
@@ -177,6 +198,7 @@ NOT_HERE = {
     "think": "tests/api/test_ollama.py has templates that know it",
     "input_ids": "tests/api/test_contract.py: it stands in place of text",
     "input_embeds": "tests/api/test_contract.py: it stands in place of text",
+    "input_id": "tests/api/test_mindie.py: it stands in place of inputs",
     "guided_structural_tag": "tests/api/test_constraint_fields.py",
     "session_params.rid": "tests/api/test_sessions.py: it names an earlier request",
     "raw": "tests/api/test_ollama.py",
@@ -199,17 +221,6 @@ KEPT_NULL = ("max_new_tokens",)
 """Null says something there: up to the context end."""
 
 
-class Servers(NamedTuple):
-    """A server that generates, and one that makes embeddings, which alone sorts by them."""
-
-    generating: App
-    embedding: App
-
-    def request(self, method: str, path: str, **how: Any) -> httpx.Response:
-        server = self.embedding if path in ("/v1/rerank", "/encode") else self.generating
-        return server.request(method, path, **how)
-
-
 @pytest.fixture(scope="module")
 def app(tmp_path_factory) -> Iterator[Servers]:
     stores = {"batch_path": str(tmp_path_factory.mktemp("batches"))}
@@ -222,8 +233,8 @@ def app(tmp_path_factory) -> Iterator[Servers]:
         sent = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", b"{}\n", "application/jsonl")}}
         file_id = running.request("POST", "/v1/files", **sent).json()["id"]
         SHORTEST["OpenAI /v1/batches"]["input_file_id"] = EXAMPLES["input_file_id"] = file_id
-        with App(factory=make_embedding_engine, enable_priority_scheduling=True) as embedding:
-            yield Servers(running, embedding)
+        with other_servers(enable_priority_scheduling=True) as others:
+            yield Servers(running, others)
 
 
 def declared() -> Iterator[tuple[str, BodyPart, msgspec.structs.FieldInfo]]:

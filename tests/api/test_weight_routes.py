@@ -305,7 +305,12 @@ def test_a_paused_request_goes_on_with_the_new_weights_computed_from_its_first_t
         assert tokens[num_old:][:20] == then
         assert meta["weight_version"] == "b"
         assert meta.get("weight_versions", ["default", "b"]) == ["default", "b"]
-    assert "weight_versions" in found[0]["meta_info"]
+        for drawn in meta.get("weight_version_ranges", [])[:1]:
+            assert (drawn["version"], drawn["start"], tokens[: drawn["end"]]) == ("default", 0, red[: drawn["end"]])
+    old, new = found[0]["meta_info"]["weight_version_ranges"]
+    assert 0 < old["end"] == new["start"] < new["end"] == NUM_LONG
+    then = greedy(oracles["blue"], PROMPT + red[: old["end"]], min(20, NUM_LONG - old["end"]), clear=0)
+    assert found[0]["output_ids"][old["end"] :][:20] == then
 
 
 def test_generation_is_paused_after_an_update_that_asks_for_it(torch_app, models):

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from tureen.control.anthropic_models import anthropic_card, anthropic_page, is_from_anthropic_client
 from tureen.control.replica_routes import replica_report
-from tureen.errors import InvalidRequest, echo
+from tureen.errors import InvalidRequest, NotFound, TureenError, echo
 from tureen.http.dialect import Docs, Entry, read_body
 from tureen.requests.body import convert, refuse_unknown
 from tureen.requests.model_field import is_served, unknown_model
@@ -55,9 +55,35 @@ class UnloadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     lora_name: Annotated[str, Meta(description="Name of the loaded adapter.")]
 
 
+class VllmLoadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /v1/load_lora_adapter`."""
+
+    lora_name: Annotated[str, Meta(description="Name that requests will use for the adapter.")]
+    lora_path: Annotated[
+        str, Meta(min_length=1, description="Folder on the server, as peft's save_pretrained writes it.")
+    ]
+    load_inplace: Annotated[bool, Meta(description="Replace the adapter that has this name.")] = False
+    is_3d_lora_weight: Annotated[bool, Meta(description="Must be false: factors of experts are read as peft's.")] = (
+        False
+    )
+
+
+class VllmUnloadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /v1/unload_lora_adapter`."""
+
+    lora_name: Annotated[str, Meta(description="Name of the loaded adapter.")]
+    lora_int_id: Annotated[int | None, Meta(description="vLLM's number of it; the name decides.")] = None
+
+
 def routes(state: ServerState) -> list[Entry]:
     """Returns the routes."""
-    return [*_list_routes(state), *_look_routes(state), *_control_routes(state), *_adapter_routes(state)]
+    return [
+        *_list_routes(state),
+        *_look_routes(state),
+        *_control_routes(state),
+        *_adapter_routes(state),
+        *_vllm_adapter_routes(state),
+    ]
 
 
 def _list_routes(state: ServerState) -> list[Entry]:
@@ -157,10 +183,7 @@ def _control_routes(state: ServerState) -> list[Entry]:
 def _adapter_routes(state: ServerState) -> list[Entry]:
     async def load(request: Request) -> Response:
         body = await read_body(request, LoadBody)
-        if body.lora_name == state.context.info.model_name:
-            raise InvalidRequest(
-                f"lora_name {echo(body.lora_name)} is the model's own name; choose another", field="lora_name"
-            )
+        _check_adapter_name(body.lora_name, state)
         return await _call("load_adapter", name=body.lora_name, path=body.lora_path)
 
     async def unload(request: Request) -> Response:
@@ -192,6 +215,56 @@ def _adapter_routes(state: ServerState) -> list[Entry]:
             docs=Docs("Adapters", "Unload one.", bodies=(UnloadBody,), example={"lora_name": "whisper"}),
         ),
     ]
+
+
+def _vllm_adapter_routes(state: ServerState) -> list[Entry]:
+    async def load(request: Request) -> Response:
+        body = await read_body(request, VllmLoadBody)
+        if body.is_3d_lora_weight:
+            raise InvalidRequest(
+                "is_3d_lora_weight is not available: adapters are read as peft writes them; leave it out",
+                field="is_3d_lora_weight",
+            )
+        _check_adapter_name(body.lora_name, state)
+        replaced = state.adapters.get(body.lora_name) if body.load_inplace else None
+        if replaced is not None:
+            await state.change_adapters("unload_adapter", name=body.lora_name)
+        try:
+            await state.change_adapters("load_adapter", name=body.lora_name, path=body.lora_path)
+        except TureenError:  # then nothing has changed
+            if replaced is not None:
+                await state.change_adapters("load_adapter", name=body.lora_name, path=replaced)
+            raise
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    async def unload(request: Request) -> Response:
+        body = await read_body(request, VllmUnloadBody)
+        if body.lora_name not in state.adapters:
+            raise NotFound(f"lora_name {echo(body.lora_name)}: no adapter of that name is loaded")
+        await state.change_adapters("unload_adapter", name=body.lora_name)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+    name = {"lora_name": "whisper"}
+    loading = Docs("Adapters", "Load one.", (VllmLoadBody,), name | {"lora_path": "examples/adapters/whisper"})
+    unloading = Docs("Adapters", "Unload one.", (VllmUnloadBody,), name)
+    return [
+        Entry(
+            "/v1/load_lora_adapter", load, access="admin", methods=["POST"], docs=loading._replace(answer="text/plain")
+        ),
+        Entry(
+            "/v1/unload_lora_adapter",
+            unload,
+            access="admin",
+            methods=["POST"],
+            docs=unloading._replace(answer="text/plain"),
+        ),
+    ]
+
+
+def _check_adapter_name(name: str, state: ServerState) -> None:
+    """Raises InvalidRequest for the name of the model itself."""
+    if name == state.context.info.model_name:
+        raise InvalidRequest(f"lora_name {echo(name)} is the model's own name; choose another", field="lora_name")
 
 
 def status_of(state: ServerState) -> dict[str, Any]:

@@ -30,14 +30,14 @@ def routes(state: ServerState) -> list[Entry]:
     async def pause_generation(request: Request) -> Response:
         body = await read_body(request, PauseBody)
         num_requests = 0
-        _tell_unloaded(request, state, is_paused=True)
+        tell_unloaded(request, state, is_paused=True)
         for each in chosen_states(request, state):
             num_requests += cast(int, await each.client.call("pause", mode=body.mode))
         done = {"abort": "aborted", "retract": "waiting to be computed again", "in_place": "held where they are"}
         return JSONResponse({"message": f"paused; {num_requests} requests {done[body.mode]}", "status": "ok"})
 
     async def continue_generation(request: Request) -> Response:
-        _tell_unloaded(request, state, is_paused=False)
+        tell_unloaded(request, state, is_paused=False)
         for each in chosen_states(request, state):
             await each.client.call("resume")
         return JSONResponse({"message": "generation goes on", "status": "ok"})
@@ -60,7 +60,7 @@ def routes(state: ServerState) -> list[Entry]:
     ]
 
 
-def _tell_unloaded(request: Request, state: ServerState, *, is_paused: bool) -> None:
+def tell_unloaded(request: Request, state: ServerState, *, is_paused: bool) -> None:
     """Has models that are not loaded do the same when they are, where the operation is for all."""
     if state.common.models is not None and "model" not in request.query_params:
         state.common.models.pause_later(is_paused=is_paused)

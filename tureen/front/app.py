@@ -25,11 +25,13 @@ from tureen.control import (
     profile_routes,
     replica_routes,
     session_routes,
+    training_routes,
     weight_routes,
 )
 from tureen.control.reporter import report_forever, sample_forever
 from tureen.errors import InvalidRequest, MethodNotAllowed, RequestFailed, TureenError, UpgradeRefused
 from tureen.front import compat, generate, openapi, page, playground, unknown_routes
+from tureen.front.shared_paths import share
 from tureen.http import replay
 from tureen.http.call import call_of, error_response_for
 from tureen.http.dialect import ClientGone, Entry, Routes, dialects
@@ -47,6 +49,7 @@ OUR_ROUTES: tuple[Routes, ...] = (
     parsing_routes.routes,
     session_routes.routes,
     pause.routes,
+    training_routes.routes,
     weight_routes.routes,
     page.routes,
     model_routes.routes,
@@ -142,7 +145,7 @@ def _traces(config: Config, state: ServerState) -> list[Middleware]:
 def all_routes(state: ServerState) -> list[Entry]:
     """Returns the routes of all APIs for one model."""
     groups = (generate.routes, playground.routes, *(dialect.routes for dialect in dialects()), *OUR_ROUTES)
-    return [entry for routes in groups for entry in routes(state)]
+    return share([entry for routes in groups for entry in routes(state)])
 
 
 def _needs_text(entry: Entry) -> bool:

@@ -85,6 +85,9 @@ class Entry(Route):
     needs_engine = True
     """The model that it is for must be loaded, and not only known."""
 
+    fields: tuple[str, ...] = ()
+    """The route takes only bodies that have one of these fields; another route of the path takes the others."""
+
     def __init__(
         self,
         path: str,

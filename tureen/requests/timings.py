@@ -13,8 +13,7 @@ def timings(output: Output) -> dict[str, float]:
 
     The time of the prompt ends with the first output token. Cached tokens are not among those of the prompt.
     """
-    first_s = output.remarks.first_s
-    prompt_s = output.elapsed_s if first_s is None else first_s
+    prompt_s = output.elapsed_s if output.remarks.first is None else output.remarks.first[0]
     computed = output.usage.prompt_tokens - output.usage.cached_tokens
     return {
         "cache_n": output.usage.cached_tokens,

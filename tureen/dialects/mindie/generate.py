@@ -30,8 +30,9 @@ from tureen.contract.params import (
     StopTokenIds,
 )
 from tureen.contract.types import LogprobSpec
-from tureen.errors import ContextExceeded, InvalidRequest, RequestFailed, TryLater, TureenError, echo
+from tureen.errors import ContextExceeded, InvalidRequest, RequestFailed, TureenError, echo
 from tureen.http.dialect import client_name, prepared, streamed, unless_gone
+from tureen.http.errors import error_answer
 from tureen.requests import planning
 from tureen.requests.body import convert, offered
 from tureen.requests.constraint_fields import (
@@ -173,15 +174,11 @@ NOT_PARAMETERS = (
 )  # fmt: skip
 
 
-def as_mindie(error: TureenError) -> ASGIApp:
+def as_mindie(error: TureenError) -> Response:
     """Returns an error as an answer in this dialect's form."""
-    headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, TryLater) else {}
-    return Response(
-        _json.encode(error_object(error)),
-        status_code=_status(error),
-        headers=_headers() | headers,
-        media_type="application/json",
-    )
+    response = error_answer(error, error_object(error), _status(error))
+    response.headers.update(_headers())
+    return response
 
 
 def error_object(error: TureenError) -> dict[str, str]:

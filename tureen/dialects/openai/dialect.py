@@ -50,7 +50,9 @@ def routes(state: ServerState) -> list[Entry]:
     entries = [entry for module in modules for entry in module.routes(state)]
     service = _open_batches(state, entries)
     entries += [*file_routes.routes(service), *batch_routes.routes(state, service)]
-    without_version = [entry.at(entry.path.removeprefix(VERSION)) for entry in entries]
+    without_version = [
+        entry.at(entry.path.removeprefix(VERSION)) for entry in entries if entry.path.startswith(VERSION)
+    ]
     return [*entries, *without_version, *openai_invocations.routes(state, entries)]
 
 

@@ -6,7 +6,7 @@ Source: https://docs.vllm.ai/en/stable/serving/openai_compatible_server.html
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec

@@ -1,4 +1,5 @@
-"""Serves `/tokenize` and `/detokenize`, as SGLang and vLLM have them: a text or a chat to token ids, and back."""
+"""Serves `/tokenize` and `/detokenize`, as SGLang and vLLM have them: a text or a chat to token ids, and back; and
+`/apply-template`, as llama.cpp has it: the text of a chat's prompt."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from tureen.errors import InvalidRequest, echo
 from tureen.http.dialect import Docs, Entry, unless_gone
 from tureen.requests import tokenising, waves
 from tureen.requests.body import convert, offered, read_json
-from tureen.requests.chat_prompt import MESSAGE_CHARS, ChatMedia, chat_prompt
+from tureen.requests.chat_prompt import MESSAGE_CHARS, ChatMedia, ChatPrompt, chat_prompt
 from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import offload
 from tureen.requests.prompts import shown_ids
@@ -119,7 +120,9 @@ def routes(state: ServerState) -> list[Entry]:
         body = await _read(request, DetokenizeBody, state)
         texts = await unless_gone(request, _texts(_id_lists(body.tokens, state), body, state))
         text = texts if body.tokens and isinstance(body.tokens[0], list) else texts[0]
-        return Response(msgspec.json.encode({"text": text, "prompt": text}), media_type="application/json")
+        return Response(
+            msgspec.json.encode({"text": text, "prompt": text, "content": text}), media_type="application/json"
+        )
 
     about_tokens = Docs(
         "SGLang", "The tokens of a text or a chat.", bodies=(TokenizeBody,), example={"prompt": "The capital of France"}
@@ -129,9 +132,27 @@ def routes(state: ServerState) -> list[Entry]:
         Entry(f"/v1{path}", endpoint, access="user", methods=["POST"], any_model=True, docs=docs)
         for path, endpoint, docs in (("/tokenize", tokenize, about_tokens), ("/detokenize", detokenize, about_text))
     ]
+    entries.append(_template_route(state))
     for entry in entries:
         entry.needs_engine = False
     return entries
+
+
+def _template_route(state: ServerState) -> Entry:
+    async def apply_template(request: Request) -> ASGIApp:
+        body = await _read(request, TokenizeBody, state)
+        if body.messages is None or body.prompt is not None:
+            raise InvalidRequest("messages is missing; send the chat, without prompt", field="messages")
+        rendered = await unless_gone(request, _rendered(body, body.messages, state))
+        return Response(msgspec.json.encode({"prompt": rendered.text}), media_type="application/json")
+
+    docs = Docs(
+        "llama.cpp",
+        "The text of a chat's prompt.",
+        bodies=(TokenizeBody,),
+        example={"messages": [{"role": "user", "content": "Hello"}]},
+    )
+    return Entry("/apply-template", apply_template, access="user", methods=["POST"], docs=docs)
 
 
 async def _read(request: Request, kind: type[T], state: ServerState) -> T:
@@ -149,7 +170,8 @@ async def _token_ids(body: TokenizeBody, state: ServerState) -> list[list[int]]:
         got = "neither" if body.prompt is None else "both"
         raise InvalidRequest(f"send either prompt or messages; got {got}", field="prompt")
     if body.messages is not None:
-        return [await _chat_ids(body, body.messages, state)]
+        rendered = await _rendered(body, body.messages, state)
+        return [shown_ids(rendered.prompt.token_ids, state.context)]
     for name in CHAT_FIELDS:
         if getattr(body, name) not in (None, False):
             raise InvalidRequest(f"{name} needs messages in place of prompt", field=name)
@@ -160,7 +182,8 @@ async def _token_ids(body: TokenizeBody, state: ServerState) -> list[list[int]]:
     )
 
 
-async def _chat_ids(body: TokenizeBody, messages: Sequence[MessageField], state: ServerState) -> list[int]:
+async def _rendered(body: TokenizeBody, messages: Sequence[MessageField], state: ServerState) -> ChatPrompt:
+    """Return the prompt of a chat. Raises InvalidRequest."""
     if body.add_special_tokens:
         raise InvalidRequest(
             "add_special_tokens is for prompt: the chat template writes what messages need", field="add_special_tokens"
@@ -175,7 +198,7 @@ async def _chat_ids(body: TokenizeBody, messages: Sequence[MessageField], state:
     )
     chosen = chosen_tools(body.tool_choice, read_tools(body.tools, custom=True))
     tools = () if chosen.choice.mode == "none" else chosen.tools
-    prompt = await chat_prompt(
+    return await chat_prompt(
         chat_messages.messages,
         tools,
         state,
@@ -186,7 +209,6 @@ async def _chat_ids(body: TokenizeBody, messages: Sequence[MessageField], state:
         add_generation_prompt=body.add_generation_prompt is not False,
         template_kwargs=openai_chat_fields.template_kwargs(body, tools, state),
     )
-    return shown_ids(prompt.prompt.token_ids, state.context)
 
 
 def _id_lists(tokens: Sequence[Any], state: ServerState) -> list[list[int]]:

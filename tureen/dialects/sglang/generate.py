@@ -342,6 +342,7 @@ def render(
     }
     if len(output.weight_versions) > 1:
         meta["weight_versions"] = output.weight_versions
+        meta["weight_version_ranges"] = output.origins.ranges
     meta |= _changes(output, plan)
     if output.request.grammar is not None:
         meta |= {"forced_tokens": output.usage.forced_tokens, **output.constraint_notes}

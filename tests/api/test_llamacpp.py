@@ -1,0 +1,263 @@
+"""llama.cpp's API, as tools/server/README.md has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from app_under_test import App, parse_events
+from byte_tokenizer import VOCAB_SIZE
+
+FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+SEVERAL_FILES = (*FIM, "<|repo_name|>", "<|file_sep|>")
+LAST = ("content", "stop_type", "stopping_word", "tokens_predicted", "tokens_evaluated", "truncated")
+
+
+@pytest.fixture(scope="module")
+def app():
+    with App(chat_template="chatml") as running:
+        yield running
+
+
+def complete(app: App, path: str = "/completion", **body: Any) -> Any:
+    response = app.post(path, **body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def refusal(app: App, status: int = 400, path: str = "/completion", **body: Any) -> dict[str, Any]:
+    response = app.post(path, **body)
+    assert response.status_code == status, response.text
+    assert response.json()["error"]["code"] == status
+    return response.json()["error"]
+
+
+def test_the_request_of_the_page_works(app):
+    answer = complete(app, prompt="Building a website can be done in 10 simple steps:", n_predict=128)
+    assert (answer["stop"], answer["stop_type"], answer["tokens_predicted"]) == (True, "limit", 128)
+    assert answer["tokens_evaluated"] == len("Building a website can be done in 10 simple steps:")
+    assert answer["generation_settings"]["n_predict"] == 128
+    assert answer["tokens"] == []
+    assert answer["timings"].keys() >= {"prompt_n", "prompt_ms", "predicted_n", "predicted_per_second"}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, {"content": "a b", "stop_type": "eos", "stopping_word": ""}),
+        ({"stop": ["b"]}, {"content": "a ", "stop_type": "word", "stopping_word": "b"}),
+        ({"stop": "b"}, {"content": "a ", "stop_type": "word", "stopping_word": "b"}),
+        ({"n_predict": 2}, {"content": "a ", "stop_type": "limit", "stopping_word": ""}),
+        ({"n_predict": 0}, {"content": "", "stop_type": "limit", "tokens_predicted": 0}),
+        ({"n_predict": -1, "return_tokens": True}, {"tokens": [97, 32, 98, 256]}),
+        ({"max_tokens": 1}, {"content": "a"}),
+    ],
+)
+def test_the_end_is_told_as_llama_cpp_tells_it(app, change, expected):
+    answer = complete(app, prompt="say:a b", **change)
+    assert {name: answer[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "token_ids"),
+    [
+        ("abc", [b"abc"]),
+        ([97, 98, 99], [b"abc"]),
+        ([97, "bc"], [b"abc"]),
+        (["a", 98, "c"], [b"abc"]),
+        ({"prompt_string": "abc"}, [b"abc"]),
+        (["ab", "c"], [b"ab", b"c"]),
+        (["ab", [97, "b"], {"prompt_string": "c"}], [b"ab", b"ab", b"c"]),
+    ],
+)
+def test_a_prompt_has_any_of_the_documented_forms(app, prompt, token_ids):
+    answer = complete(app, prompt=prompt, n_predict=1)
+    answers = answer if isinstance(answer, list) else [answer]
+    assert [one["prompt"].encode() for one in answers] == token_ids
+    assert [one["index"] for one in answers] == list(range(len(token_ids)))
+
+
+def test_each_prompt_has_as_many_outputs_as_asked_for(app):
+    answers = complete(app, prompt=["a", "b"], n_cmpl=2, n_predict=2, seed=5)
+    assert [one["index"] for one in answers] == [0, 1, 2, 3]
+    assert [one["prompt"] for one in answers] == ["a", "a", "b", "b"]
+    assert [one["generation_settings"]["seed"] for one in answers] == [5, 6, 5, 6]
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32 - 1, None])
+def test_a_seed_that_says_random_is_drawn_anew(app, seed):
+    first, second = (complete(app, prompt="a", n_predict=1, seed=seed)["generation_settings"]["seed"] for _ in "ab")
+    assert first != second
+    assert {first, second}.isdisjoint({-1, 2**32 - 1})
+
+
+def test_a_stream_is_the_answer_in_pieces(app):
+    body = {"prompt": "say:héllo", "seed": 1, "return_tokens": True}
+    whole = complete(app, **body)
+    response = app.post("/completion", **body, stream=True, timings_per_token=True)
+    events = parse_events(response.text + "data: [DONE]\n\n")  # it has no such end of its own
+    *pieces, last = events
+    assert "".join(piece["content"] for piece in pieces) == whole["content"] == "héllo"
+    assert [token_id for event in events for token_id in event["tokens"]] == whole["tokens"]
+    assert not any(piece["stop"] for piece in pieces)
+    assert all(piece["timings"]["predicted_n"] == piece["tokens_predicted"] for piece in pieces)
+    assert {name: last[name] for name in LAST} == {name: whole[name] for name in LAST} | {"content": ""}
+
+
+def test_probabilities_are_the_model_s_own(app):
+    probabilities = complete(app, prompt="abc", n_predict=3, n_probs=2, seed=1)["completion_probabilities"]
+    theirs = app.generate(
+        text="abc",
+        return_logprob=True,
+        top_logprobs_num=2,
+        logprobs_mode="raw",
+        sampling_params={"max_new_tokens": 3, "sampling_seed": 1},
+    )["meta_info"]
+    assert [one["id"] for one in probabilities] == [token for _, token, _ in theirs["output_token_logprobs"]]
+    best = [[entry["id"] for entry in one["top_logprobs"]] for one in probabilities]
+    assert best == [[token for _, token, _ in place] for place in theirs["output_top_logprobs"]]
+    assert [one["bytes"] for one in probabilities] == [[one["id"]] for one in probabilities]
+
+
+def test_the_fields_that_are_asked_for_are_returned_alone(app):
+    fields = ["content", "generation_settings/n_predict", "nothing/there"]
+    assert complete(app, prompt="say:a", n_predict=4, response_fields=fields) == {"content": "a", "n_predict": 4}
+
+
+@pytest.mark.parametrize(
+    ("bias", "expected"),
+    [
+        ([[120, 5]], {120: 5}),
+        ([["xy", -2.5]], {120: -2.5, 121: -2.5}),
+        ([[120, False]], {120: -100}),
+        ({"120": 1, "y": False}, {120: 1, 121: -100}),
+    ],
+)
+def test_a_bias_has_any_of_the_documented_forms(app, bias, expected):
+    settings = complete(app, prompt="a", n_predict=1, logit_bias=bias)["generation_settings"]
+    assert {one["token"]: one["bias"] for one in settings["logit_bias"]} == expected
+
+
+@pytest.mark.parametrize(
+    ("sent", "acted"),
+    [
+        ({}, {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.0}),
+        ({"temperature": -1, "top_k": 0}, {"temperature": 0.0, "top_k": -1}),
+        ({"typ_p": 0.5}, {"typical_p": 0.5}),
+        ({"repeat_penalty": 1.5, "repeat_last_n": 0}, {"repeat_penalty": 1.0}),
+        ({"repeat_penalty": 1.5, "presence_penalty": 1}, {"repeat_penalty": 1.5, "presence_penalty": 1.0}),
+    ],
+)
+def test_parameters_act_as_llama_cpp_has_them(app, sent, acted):
+    settings = complete(app, prompt="a", n_predict=1, **sent)["generation_settings"]
+    assert {name: settings[name] for name in acted} == acted
+
+
+def test_a_window_of_penalties_is_reported_where_there_are_penalties(app):
+    plain = app.post("/completion", prompt="a", n_predict=1, repeat_last_n=64, repeat_penalty=1.0)
+    assert "x-tureen-ignored" not in plain.headers
+    told = app.post("/completion", prompt="a", n_predict=1, repeat_last_n=64, repeat_penalty=1.1)
+    assert told.headers["x-tureen-ignored"] == "repeat_last_n"
+
+
+def test_a_grammar_and_a_schema_constrain_the_output(app):
+    assert complete(app, prompt="a", grammar='root ::= "xy"')["content"] == "xy"
+    assert complete(app, prompt="a", json_schema={"const": 5})["content"] == "5"
+    assert complete(app, prompt="say:a", grammar="")["content"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [97, [98]]}, "prompt[0]"),
+        ({"prompt": [999]}, "prompt[0]"),
+        ({"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}}, "prompt.multimodal_data"),
+        ({"n_predict": 9999}, "n_predict"),
+        ({"n_predict": 1, "max_tokens": 1}, "max_tokens"),
+        ({"mirostat": 2}, "mirostat"),
+        ({"logit_bias": [[1.5, 1]]}, "logit_bias[0]"),
+        ({"logit_bias": [[97, 101]]}, "logit_bias"),
+        ({"grammar": 'root ::= "a"', "json_schema": {}}, "json_schema"),
+        ({"top_p": 0}, "top_p"),
+    ],
+)
+def test_what_is_wrong_is_named(app, change, said):
+    error = refusal(app, **({"prompt": "a"} | change))
+    assert said in error["message"]
+
+
+def test_a_prompt_that_is_too_long_has_an_error_of_its_own(app):
+    assert refusal(app, prompt="a" * 5000)["type"] == "exceed_context_size_error"
+
+
+@pytest.fixture(scope="module")
+def filling():
+    with App(special=FIM, facts={"vocab_size": VOCAB_SIZE + len(FIM)}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def with_files():
+    with App(special=SEVERAL_FILES, facts={"vocab_size": VOCAB_SIZE + len(SEVERAL_FILES)}) as running:
+        yield running
+
+
+def test_a_gap_is_filled_with_the_documented_prompt(filling):
+    answer = complete(filling, "/infill", input_prefix="ab", input_suffix="cd", prompt="x", n_predict=1)
+    assert answer["prompt"] == "<|fim_prefix|>abx<|fim_suffix|>cd<|fim_middle|>"
+
+
+def test_other_files_come_first_each_after_its_name(filling, with_files):
+    body = {
+        "input_prefix": "ab",
+        "input_suffix": "cd",
+        "input_extra": [{"filename": "f.py", "text": "x = 1\n"}, {"filename": "g.py", "text": "y"}],
+        "n_predict": 1,
+    }
+    gap = "<|fim_prefix|>ab<|fim_suffix|>cd<|fim_middle|>"
+    snippet = "\n\n--- snippet ---\n\n"
+    assert complete(filling, "/infill", **body)["prompt"] == f"{snippet}x = 1\n{snippet}y{gap}"
+    assert complete(with_files, "/infill", **body)["prompt"] == (
+        "<|repo_name|>myproject\n<|file_sep|>f.py\nx = 1\n<|file_sep|>g.py\ny<|file_sep|>filename\n" + gap
+    )
+
+
+def test_a_model_without_tokens_for_it_fills_no_gaps(app):
+    assert "input_suffix" in refusal(app, path="/infill", input_prefix="a", input_suffix="b")["message"]
+
+
+def test_texts_become_tokens_and_pieces(app):
+    assert complete(app, "/tokenize", content="ab") == {"tokens": [97, 98]}
+    pieces = complete(app, "/tokenize", content="aá", with_pieces=True)["tokens"]
+    assert pieces == [{"id": 97, "piece": "a"}, {"id": 0xC3, "piece": [0xC3]}, {"id": 0xA1, "piece": [0xA1]}]
+    assert complete(app, "/detokenize", tokens=[97, 98])["content"] == "ab"
+
+
+def test_null_is_not_sent_on_a_path_that_dialects_share(app):
+    assert complete(app, "/tokenize", content=None, prompt="ab")["count"] == 2
+
+
+def test_the_template_is_applied_as_chats_apply_it(app):
+    chat = {"messages": [{"role": "user", "content": "Hi"}]}
+    text = complete(app, "/apply-template", **chat)["prompt"]
+    assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert app.post("/apply-template", prompt="a").status_code == 400
+
+
+def test_the_server_s_properties_are_those_of_the_model(app):
+    props = app.request("GET", "/props").json()
+    assert props["default_generation_settings"]["n_ctx"] == app.state.context.capacity
+    assert props["total_slots"] == app.state.context.info.max_running_requests
+    assert "<|im_start|>" in props["chat_template"]
+    assert props["modalities"] == {"vision": False, "audio": False}
+    with App(preferred_sampling_params='{"temperature": 0.3}') as other:
+        params = other.request("GET", "/props").json()["default_generation_settings"]["params"]
+        assert params["temperature"] == 0.3
+
+
+def test_slots_say_how_many_requests_run(app):
+    slots = app.request("GET", "/slots").json()
+    assert [slot["id"] for slot in slots] == list(range(app.state.context.info.max_running_requests))
+    assert not any(slot["is_processing"] for slot in slots)
+    assert app.request("GET", "/slots?fail_on_no_slot=1").status_code == 200

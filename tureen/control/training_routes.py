@@ -1,0 +1,158 @@
+"""Serves vLLM's routes by which a training loop pauses generation, forgets prefixes and asks for the ranks.
+
+Source: https://docs.vllm.ai/en/latest/serving/online_serving (routes of the development mode)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tureen.contract.types import PauseMode
+from tureen.control.admin import chosen_states
+from tureen.control.pause import tell_unloaded
+from tureen.errors import InvalidRequest, TureenError
+from tureen.http.dialect import Docs, Entry, unless_gone
+from tureen.requests.body import convert, refuse_unknown
+from tureen.requests.state import ServerState
+
+POLL_S = 0.02
+MODES: dict[str, PauseMode] = {"abort": "abort", "keep": "in_place", "wait": "in_place"}
+
+Flag = Literal["true", "false", "True", "False", "1", "0"]
+Q = TypeVar("Q", bound=msgspec.Struct)
+
+
+class PauseQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The query of `POST /pause`."""
+
+    mode: Annotated[
+        Literal["abort", "wait", "keep"],
+        Meta(description="Running requests end (abort), are waited for (wait), or go on after /resume (keep)."),
+    ] = "abort"
+    wait_for_inflight_requests: Annotated[Flag, Meta(description="true: as mode=wait, vLLM's older name.")] = "false"
+    clear_cache: Annotated[Flag, Meta(description="Forget cached prefixes, unless mode is keep.")] = "true"
+    model: Annotated[str | None, Meta(description="One of several models. Default: all.")] = None
+
+
+class ResetQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The query of `POST /reset_prefix_cache`."""
+
+    reset_running_requests: Annotated[
+        Flag, Meta(description="true: running requests are computed again; else they must have ended.")
+    ] = "false"
+    reset_external: Annotated[Flag, Meta(description="Must be false: pages on the disk are kept.")] = "false"
+    model: Annotated[str | None, Meta(description="One of several models. Default: all.")] = None
+
+
+class WorldQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The query of `GET /get_world_size`."""
+
+    include_dp: Annotated[Flag, Meta(description="false: of one replica.")] = "true"
+    model: Annotated[str | None, Meta(description="One of several models. Default: the first.")] = None
+
+
+def routes(state: ServerState) -> list[Entry]:
+    """Return the routes."""
+    return [*_pause_routes(state), *_fact_routes(state)]
+
+
+def _pause_routes(state: ServerState) -> list[Entry]:
+    async def pause(request: Request) -> Response:
+        query = _query(request, PauseQuery)
+        mode = "wait" if _is_true(query.wait_for_inflight_requests) else query.mode
+        tell_unloaded(request, state, is_paused=True)
+        for each in chosen_states(request, state):
+            if mode == "wait":
+                await unless_gone(request, _pause_when_idle(each))
+            else:
+                await each.client.call("pause", mode=MODES[mode])
+            if mode != "keep" and _is_true(query.clear_cache):
+                await each.client.call("flush_cache")
+        return JSONResponse({"status": "paused"})
+
+    async def resume(request: Request) -> Response:
+        tell_unloaded(request, state, is_paused=False)
+        for each in chosen_states(request, state):
+            await each.client.call("resume")
+        return JSONResponse({"status": "resumed"})
+
+    async def reset(request: Request) -> Response:
+        query = _query(request, ResetQuery)
+        if _is_true(query.reset_external):
+            raise InvalidRequest(
+                "reset_external is not available: pages on the disk belong to the weights they were computed with; "
+                "leave it out",
+                field="reset_external",
+            )
+        for each in chosen_states(request, state):
+            await _reset(each, with_running=_is_true(query.reset_running_requests))
+        return Response()
+
+    return [
+        _entry("/pause", pause, "Hold generation up, as vLLM does.", "POST", PauseQuery),
+        _entry("/resume", resume, "Let generation go on.", "POST"),
+        _entry("/reset_prefix_cache", reset, "Forget cached prefixes.", "POST", ResetQuery),
+    ]
+
+
+def _fact_routes(state: ServerState) -> list[Entry]:
+    async def is_paused(request: Request) -> Response:
+        return JSONResponse({"is_paused": all(each.client.stats.is_paused for each in chosen_states(request, state))})
+
+    async def world_size(request: Request) -> Response:
+        config = state.context.config
+        ranks = config.tensor_parallel_size * config.pipeline_parallel_size
+        replicas = max(1, len(state.client.replicas)) if _is_true(_query(request, WorldQuery).include_dp) else 1
+        return JSONResponse({"world_size": ranks * replicas})
+
+    return [
+        _entry("/is_paused", is_paused, "Whether generation is held up.", "GET"),
+        _entry("/get_world_size", world_size, "How many ranks compute the model.", "GET", WorldQuery),
+    ]
+
+
+def _entry(path: str, endpoint: Any, summary: str, method: str, query: type[msgspec.Struct] | None = None) -> Entry:
+    return Entry(path, endpoint, access="admin", methods=[method], docs=Docs("Control", summary, query=query))
+
+
+def _query(request: Request, kind: type[Q]) -> Q:
+    """Read the query of a URL as `kind`. Raises InvalidRequest."""
+    sent = dict(request.query_params)
+    refuse_unknown(sent, kind.__struct_fields__)
+    return convert(sent, kind)
+
+
+def _is_true(flag: Flag) -> bool:
+    return flag.lower() in ("true", "1")
+
+
+async def _pause_when_idle(state: ServerState) -> None:
+    """Let no request begin, wait until those that have begun have ended, and pause."""
+    try:
+        while await state.client.call("hold"):
+            await asyncio.sleep(POLL_S)
+        await state.client.call("pause", mode="in_place")
+    finally:
+        with contextlib.suppress(TureenError):  # an engine that has ended holds nothing
+            await state.client.call("let_go")
+
+
+async def _reset(state: ServerState, *, with_running: bool) -> None:
+    """Forget cached prefixes. Raises InvalidRequest if requests run that are not to be computed again."""
+    if not with_running:
+        await state.client.call("flush_cache")
+        return
+    was_paused = state.client.stats.is_paused
+    await state.client.call("pause", mode="retract")
+    try:
+        await state.client.call("flush_cache")
+    finally:
+        if not was_paused:
+            await state.client.call("resume")

@@ -1,0 +1,1 @@
+"""Cohere's API for ordering documents: see docs/embeddings.md."""

@@ -1,0 +1,272 @@
+"""Declares the bodies of `/completion` and `/infill`, and turns them into prompts and sampling parameters.
+
+Source: https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from tureen.config import MAX_N, MAX_PROMPTS
+from tureen.contract.params import MAX_LOGIT_BIAS, JsonObject, Stops
+from tureen.errors import InvalidRequest, echo
+from tureen.requests import planning, telling, tokenising
+from tureen.requests.body import convert, offered
+from tureen.requests.prompts import Prompt, id_lists
+from tureen.requests.shared_fields import MAX_TOKEN_IDS, MAX_TOP_LOGPROBS
+from tureen.requests.state import Context
+from tureen.requests.verdicts import read_tables
+from tureen.text.tokenizer import Tokenizer
+
+TABLES = read_tables(Path(__file__).with_name("fields.toml"))
+RANDOM_SEEDS = (-1, 2**32 - 1)
+LEAST_BIAS = -100.0
+"""The bias of a token that `false` forbids."""
+
+DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "max_new_tokens": None}
+PARAMETERS = {
+    "n_predict": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "typ_p": "typical_p",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "stop": "stop",
+    "seed": "sampling_seed",
+    "ignore_eos": "ignore_eos",
+    "n_cmpl": "n",
+    "n": "n",
+    "grammar": "ebnf",
+    "json_schema": "json_schema",
+    "logit_bias": "logit_bias",
+}
+"""llama.cpp's names of sampling parameters -> those of SamplingParams. Some have two; a body has one of them."""
+
+SHOWN_PARAMETERS = (
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty",
+    "ignore_eos",
+)  # fmt: skip
+"""The parameters that an answer shows in its generation_settings, as they acted."""
+
+PENALTIES = {"repetition_penalty": (1, 0), "presence_penalty": (0,), "frequency_penalty": (0,)}
+"""The penalties that look at `repeat_last_n` tokens, each with the values that turn it off."""
+
+B = TypeVar("B", bound="LlamaOptions")
+
+
+class LlamaPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A prompt as an object."""
+
+    prompt_string: str
+    multimodal_data: Annotated[list[Any], Meta(max_length=MAX_PROMPTS)] = []
+
+
+Mixed = Annotated[list[int | str], Meta(max_length=MAX_TOKEN_IDS)]
+Prompts = str | Annotated[list[int | str | Mixed | LlamaPrompt], Meta(max_length=MAX_TOKEN_IDS)] | LlamaPrompt
+Biases = Annotated[dict[str, float | Literal[False]], Meta(max_length=MAX_LOGIT_BIAS)]
+BiasPair = Annotated[list[int | str | float | bool], Meta(min_length=2, max_length=2)]
+
+
+class LlamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The options that `/completion` and `/infill` share."""
+
+    model: Annotated[str | None, Meta(description="The served model, or an adapter.")] = None
+    n_predict: Annotated[int, Meta(ge=-1, description="Most tokens to generate; -1 = up to the context's end.")] = -1
+    max_tokens: Annotated[int, Meta(ge=-1, description="Another name of n_predict.")] = -1
+    temperature: Annotated[float, Meta(description="0 and less = greedy; higher = more varied.")] = 0.8
+    top_k: Annotated[int, Meta(ge=-1, description="Keep the k most probable tokens; 0 and -1 = all.")] = 40
+    top_p: Annotated[
+        float, Meta(gt=0, le=1, description="Keep the smallest set of tokens whose probability reaches top_p.")
+    ] = 0.95
+    min_p: Annotated[float, Meta(ge=0, le=1, description="Keep tokens with p >= min_p * p_max.")] = 0.05
+    typical_p: Annotated[
+        float, Meta(gt=0, le=1, description="Keep the tokens whose surprise is nearest the expected one.")
+    ] = 1.0
+    typ_p: Annotated[float, Meta(gt=0, le=1, description="Another name of typical_p.")] = 1.0
+    repeat_penalty: Annotated[
+        float, Meta(gt=0, le=2, description="Tokens of prompt and output: above 1 less likely, below 1 more.")
+    ] = 1.0
+    repeat_last_n: Annotated[int, Meta(ge=-1, description="0 turns the three penalties off.")] = -1
+    presence_penalty: Annotated[
+        float, Meta(ge=-2, le=2, description="Subtracted from the logit of a token that is in the output.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Meta(ge=-2, le=2, description="Subtracted once for each time a token is in the output.")
+    ] = 0.0
+    stop: Annotated[str | Stops, Meta(description="Strings that end the output; they are not in the text.")] = (
+        msgspec.field(default_factory=list)
+    )
+    seed: Annotated[
+        int, Meta(ge=-(2**63), le=2**63 - 1, description="Same request, same tokens; -1 and 4294967295 = random.")
+    ] = -1
+    ignore_eos: Annotated[bool, Meta(description="EOS does not end the output.")] = False
+    grammar: Annotated[str, Meta(description="The output matches this GBNF grammar.")] = ""
+    json_schema: Annotated[
+        JsonObject | None, Meta(description="The output is JSON that is valid against this schema.")
+    ] = None
+    logit_bias: Annotated[
+        Biases | Annotated[list[BiasPair], Meta(max_length=MAX_LOGIT_BIAS)],
+        Meta(description="Pairs of a token id or a text and a bias, or an object; false forbids the token."),
+    ] = msgspec.field(default_factory=dict)
+    n_cmpl: Annotated[int, Meta(ge=1, le=MAX_N, description="Outputs of each prompt, at most --max-n.")] = 1
+    n: Annotated[int, Meta(ge=1, le=MAX_N, description="Another name of n_cmpl.")] = 1
+    n_probs: Annotated[
+        int, Meta(ge=0, le=MAX_TOP_LOGPROBS, description="Return the log-probabilities of this many best tokens.")
+    ] = 0
+    stream: Annotated[bool, Meta(description="Answer with server-sent events, one a token.")] = False
+    return_tokens: Annotated[bool, Meta(description="Return the output's token ids.")] = False
+    timings_per_token: Annotated[bool, Meta(description="Each event of a stream has timings.")] = False
+    response_fields: Annotated[
+        Annotated[list[str], Meta(max_length=64)] | None,
+        Meta(description="Return these fields alone; `a/b` is the field b of a."),
+    ] = None
+
+
+class LlamaCompletionBody(LlamaOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /completion`."""
+
+    prompt: Annotated[
+        Prompts, Meta(description="A text, token ids, a list that mixes both, or a list of such prompts.")
+    ]
+
+
+class LlamaExtra(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file that the model may look at."""
+
+    filename: str = "tmp"
+    text: str
+
+
+class LlamaInfillBody(LlamaOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /infill`."""
+
+    input_prefix: Annotated[str, Meta(description="The text before the gap.")]
+    input_suffix: Annotated[str, Meta(description="The text after the gap.")]
+    input_extra: Annotated[
+        Annotated[list[LlamaExtra], Meta(max_length=MAX_PROMPTS)],
+        Meta(description="Other files, `filename` and `text` of each."),
+    ] = []
+    prompt: Annotated[str, Meta(description="The beginning of the text in the gap.")] = ""
+
+
+def parse(payload: dict[str, Any], kind: type[B]) -> B:
+    """Check a body's form and return it as `kind`. Raises InvalidRequest."""
+    body = convert(offered(payload, kind.__struct_fields__, TABLES["completion"]), kind, table=TABLES["completion"])
+    for name, other in (("n_predict", "max_tokens"), ("typical_p", "typ_p"), ("n_cmpl", "n")):
+        if payload.get(name) is not None and payload.get(other) is not None:
+            raise InvalidRequest(f"{other} and {name} are the same field; send one", field=other)
+    return body
+
+
+def sampling_fields(body: LlamaOptions, payload: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the sampling parameters that the body sets, by the names of SamplingParams. Raises InvalidRequest."""
+    fields = {
+        PARAMETERS[name]: getattr(body, name)
+        for name, value in payload.items()
+        if name in PARAMETERS and value is not None and value != ""
+    }
+    if fields.get("max_new_tokens") == -1:
+        fields["max_new_tokens"] = None
+    if "temperature" in fields:
+        fields["temperature"] = max(0.0, fields["temperature"])
+    if fields.get("top_k") == 0:
+        fields["top_k"] = -1
+    if fields.get("sampling_seed") in RANDOM_SEEDS:
+        del fields["sampling_seed"]
+    if isinstance(fields.get("stop"), str):
+        fields["stop"] = [fields["stop"]]
+    if "logit_bias" in fields:
+        fields["logit_bias"] = _biases(body, tokenizer)
+    _apply_window(body, fields)
+    return fields
+
+
+def names_of(payload: Mapping[str, Any]) -> planning.Names:
+    """Return the names that the body uses for sampling parameters."""
+    first = {parameter: name for name, parameter in reversed(PARAMETERS.items())}
+    sent = {PARAMETERS[name]: name for name, value in payload.items() if name in PARAMETERS and value is not None}
+    return planning.Names("", first | sent)
+
+
+def _apply_window(body: LlamaOptions, fields: dict[str, Any]) -> None:
+    """Turn penalties off that look at no token, and report a window that is not honoured."""
+    active = [name for name, off in PENALTIES.items() if fields.get(name, off[0]) not in off]
+    if not active:
+        return
+    if body.repeat_last_n == 0:
+        for name in active:
+            del fields[name]
+    elif body.repeat_last_n > 0:
+        telling.tell("repeat_last_n", "penalties look at the whole prompt and output, which is -1")
+
+
+def _biases(body: LlamaOptions, tokenizer: Tokenizer) -> dict[int, float]:
+    """Return the bias of each token id; a text's is that of each of its tokens. Raises InvalidRequest."""
+    sent = body.logit_bias
+    pairs: list[tuple[Any, Any]] = (
+        [(key, value) for key, value in sent.items()] if isinstance(sent, dict) else [(a, b) for a, b in sent]
+    )
+    biases: dict[int, float] = {}
+    for index, (key, value) in enumerate(pairs):
+        if value is True or isinstance(value, str) or isinstance(key, bool | float):
+            raise InvalidRequest(
+                f"logit_bias[{index}] must be a token id or a text, and a number or false; got {echo([key, value])}",
+                field="logit_bias",
+            )
+        bias = LEAST_BIAS if value is False else float(value)
+        is_id = isinstance(key, int) or (isinstance(sent, dict) and key.isascii() and key.isdigit())
+        ids = [int(key)] if is_id else tokenizer.encode(key, add_special_tokens=False)
+        biases |= dict.fromkeys(ids, bias)
+    return biases
+
+
+async def prompts_of(body: LlamaCompletionBody, context: Context) -> tuple[list[Prompt], list[str]]:
+    """Return the prompts, and what errors call each. Raises InvalidRequest."""
+    sent = body.prompt
+    entries: list[Any] = sent if isinstance(sent, list) else [sent]
+    is_one = (
+        isinstance(sent, list)
+        and any(isinstance(entry, int) for entry in entries)
+        and not any(isinstance(entry, list | LlamaPrompt) for entry in entries)
+    )
+    if is_one or not isinstance(sent, list):
+        return [await _prompt(sent, "prompt", context)], ["prompt"]
+    if not entries:
+        raise InvalidRequest(
+            "prompt is an empty list; it must have at least one prompt", field="prompt", code="empty_prompt"
+        )
+    planning.check_batch(len(entries), "prompt", context)
+    names = [f"prompt[{index}]" for index in range(len(entries))]
+    return [await _prompt(entry, name, context) for entry, name in zip(entries, names, strict=True)], names
+
+
+async def _prompt(sent: Any, name: str, context: Context) -> Prompt:
+    """Tokenize one prompt: a text, or a list of ids and texts. Only a text at its beginning gets the BOS token."""
+    if isinstance(sent, LlamaPrompt):
+        if sent.multimodal_data:
+            field = f"{name}.multimodal_data"
+            raise InvalidRequest(f"{field}: send pictures in a chat, to /v1/chat/completions", field=field)
+        sent = sent.prompt_string
+    parts = sent if isinstance(sent, list) else [sent]
+    if isinstance(sent, int):
+        raise InvalidRequest(f"{name} is a number; send a text or a list of token ids", field=name)
+    ids: list[int] = []
+    for index, part in enumerate(parts):
+        if isinstance(part, int):
+            ids.append(part)
+        elif index == 0:
+            ids += (await tokenising.tokenize([part], [name], context))[0]
+        else:
+            ids += (await tokenising.encode([part], context.tokenizer, add_special_tokens=False))[0]
+    [prompt] = id_lists(ids, context, may_be_empty=False, field=name)
+    return prompt

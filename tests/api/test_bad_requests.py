@@ -121,7 +121,7 @@ BAD_FIELDS = {
     "session_params": [[], [{}, {}], 5, "x", {}, {"id": 5}, {"id": "x", "ride": "y"}, {"id": "x", "offset": 1.5}],
     "image_data": [0, True, {}, [5], [{}], ["a", "b"], "cat.png", "", "https://a.example/x.png"],
     "video_data": [0, True, {}, [5], [{}], ["a", "b"], "c", ""],
-    "modalities": [0, "image", {}, [5], ["image"], ["audio"]],
+    "modalities": [0, "image", {}, [5], ["audio"]],
     "lora_path": [5, True, {}, [5], [None, None], []],
     "model": [5, True, {}, ["a"]],
     "custom_logit_processor": [5, True, "", "nobody", {}, [5], [None, None], '{"callable": "80"}', "{}"],
@@ -476,7 +476,10 @@ def test_every_route_but_health_metrics_and_the_api_s_own_description_needs_the_
                 open_paths.add(path)
     described = {"/docs", "/openapi.json", "/compat", "/compat.json"}
     pages = {"/playground/fake-model"}  # its files: they hold nothing of the server's
-    assert open_paths == {"/health", "/health_generate", "/ping", "/ready", "/metrics"} | described | pages
+    assert (
+        open_paths
+        == {"/health", "/health_generate", "/health_scheduler", "/ping", "/ready", "/metrics"} | described | pages
+    )
 
 
 def test_the_key_is_in_no_answer(locked: App):

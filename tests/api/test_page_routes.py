@@ -167,6 +167,20 @@ def test_embeddings_of_a_file_below_the_media_path_are_a_prompt(tmp_path):
         assert app.post("/generate_from_file", file="prompt.json").status_code == 403
 
 
+def test_a_file_of_embeddings_may_be_uploaded_as_sglang_takes_it(app: App):
+    embeds = [[0.5] * 4, [0.25] * 4]
+    answer = app.request("POST", "/generate_from_file", files={"file": ("p.json", json.dumps(embeds).encode())})
+    expected = app.generate(input_embeds=embeds, sampling_params={"temperature": 0, "max_new_tokens": 512})
+    assert (answer.status_code, answer.json()["output_ids"]) == (200, expected["output_ids"])
+    for files, data, field in (
+        ({"file": b"no list"}, {}, "file"),
+        ({"other": ("a", b"[]")}, {}, "file"),
+        ({"file": b"[]"}, {"stream": "true"}, "stream"),
+    ):
+        refused = app.request("POST", "/generate_from_file", files=files, data=data)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+
+
 def test_a_large_file_of_embeddings_is_decoded_beside_the_event_loop(tmp_path, monkeypatch):
     depths = []
     decode = from_file._decoded

@@ -148,6 +148,7 @@ class FinishReason(msgspec.Struct, frozen=True, kw_only=True):
 
     type: Literal["stop", "length", "abort", "error"]
     matched: int | str | None = None  # stop: the token id, the stop string, or the text that a stop_regex matched
+    pattern: str = ""  # stop: the stop_regex that matched
     length: int | None = None  # length: number of output tokens
     message: str | None = None  # abort, error
     reason: str | None = None  # abort: "deadline", "client", …
@@ -156,6 +157,11 @@ class FinishReason(msgspec.Struct, frozen=True, kw_only=True):
     field: str | None = None  # error: the request's field at fault
     retry_after_s: int | None = None
     closed_early: bool = False  # stop: the output was brought to its end because its limit was near
+
+    @property
+    def stop(self) -> int | str | None:
+        """Returns the stop of the request that ended the output: a token id, a stop string or a stop_regex."""
+        return self.pattern or self.matched
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):

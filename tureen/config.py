@@ -61,8 +61,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         _meta(
             "model NAME_OR_FILE",
-            "Template of chat messages: chatml, chatml-llava, vicuna_v1.1, a .jinja file, or a .json file as "
-            "SGLang has it. Default: the model's own, "
+            "Template of chat messages: chatml, chatml-llava, vicuna_v1.1, llama-2, a .jinja file, or a .json file "
+            "as SGLang has it. Default: the model's own, "
             "else chatml where its tokenizer has <|im_start|>. /generate takes prompts as they are.",
         ),
     ] = None
@@ -146,7 +146,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     lora_paths: Annotated[
         tuple[str, ...],
         _meta(
-            "model NAME=PATH", "NAME=PATH, adapters that requests may ask for by name; or PATH, its name then. Several."
+            "model NAME=PATH", "NAME=PATH, PATH, or SGLang's JSON: adapters that requests may ask for by name. Several."
         ),
     ] = ()
     model_impl: Annotated[

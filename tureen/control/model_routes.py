@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -71,6 +72,8 @@ def _list_routes(state: ServerState) -> list[Entry]:
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
+        if not name:
+            raise HTTPException(404)  # which redirects to the list
         if state.common.models is not None:
             return JSONResponse(card_named(name, state.common.models, started))
         if is_served(name, state):

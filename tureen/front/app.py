@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib
 from collections.abc import AsyncIterator, Callable
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -34,7 +35,7 @@ from tureen.front import compat, generate, openapi, page, playground
 from tureen.http import replay
 from tureen.http.call import call_of, error_response_for
 from tureen.http.dialect import ClientGone, Entry, Routes, dialects
-from tureen.http.middleware import CLIENT_GONE_STATUS, Gate, Limiter
+from tureen.http.middleware import CLIENT_GONE_STATUS, Gate, Limiter, find_route, without_slashes
 from tureen.http.origins import cors
 from tureen.log import get_logger
 from tureen.media.loader import MediaLoader
@@ -183,6 +184,10 @@ async def _http_exception(request: Request, error: Exception) -> Response:
         )
         response.headers["allow"] = allowed
         return response
+    shorter = without_slashes(request.scope)
+    if shorter is not None and find_route(shorter) is not None:  # as servers made with FastAPI do
+        query = f"?{request.url.query}" if request.url.query else ""
+        return Response(status_code=307, headers={"location": quote(shorter["path"]) + query})
     unknown = NotFound(f"there is nothing at {echo(request.scope['path'])}", code="unknown_route")
     return error_response_for(unknown, request.scope)
 

@@ -142,8 +142,9 @@ def test_a_wrong_body_of_vertex_is_refused_by_name(app: App, body, field):
     assert app.error(path="/vertex_generate", **body)["param"] == field
 
 
-def test_a_model_that_classifies_is_not_there_and_that_is_said(app: App):
-    error = app.error(path="/classify", input="a")
+@pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
+def test_a_model_that_classifies_is_not_there_and_that_is_said(app: App, path):
+    error = app.error(path=path, input="a")
     assert error["code"] == "not_a_classification_model"
 
 

@@ -505,6 +505,7 @@ def test_a_chat_template_tells_the_format(template, name):
     [
         (("qwen3_coder", "qwen3_xml", "mimo"), "qwen3_coder"),
         (("glm45", "glm47"), "glm45"),
+        (("llama4", "llama4_pythonic"), "pythonic"),
         (("deepseek_v3", "deepseekv3"), "deepseek_v3"),
         (("deepseek_v31", "deepseekv31"), "deepseek_v31"),
         (("deepseek_v32", "deepseekv32"), "deepseek_v32"),

@@ -33,7 +33,7 @@ _MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`")
 _TOO_LONG = re.compile(r"Expected `(?P<kind>array|object|str)` of length <= (?P<most>\d+)")
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 ENTRY = "..."
-"""What msgspec writes for the key of an entry of a map."""
+"""The key of an entry of a map, as msgspec writes it."""
 
 
 def read_json(content_type: str | None, body: bytes) -> dict[str, Any]:
@@ -123,7 +123,8 @@ def _as_invalid_request(message: str, converted: Any, kind: Any, path: Callable[
     match = _AT.match(message)
     problem, steps = (match["problem"], match["path"] or "") if match else (message, "")
     is_key = match is not None and match["key"] is not None
-    value, names, place = converted, [], []
+    value, names = converted, []
+    place: list[str | int] = []
     for name, index in (*_STEP.findall(steps), *([("", ENTRY)] if is_key else ())):
         key = _key_at_fault(message, converted, place, value, kind) if index == ENTRY else name or int(index)
         names.append(name or (f"[{index}]" if isinstance(key, int) else f"[{echo(key).replace(']', '?')}]"))

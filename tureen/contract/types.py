@@ -158,11 +158,6 @@ class FinishReason(msgspec.Struct, frozen=True, kw_only=True):
     retry_after_s: int | None = None
     closed_early: bool = False  # stop: the output was brought to its end because its limit was near
 
-    @property
-    def stop(self) -> int | str | None:
-        """Returns the stop of the request that ended the output: a token id, a stop string or a stop_regex."""
-        return self.pattern or self.matched
-
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
     """The token counts of one request, as its client's `usage` has them."""

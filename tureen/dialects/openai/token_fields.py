@@ -210,7 +210,9 @@ class ChoiceTokens:
         finish = output.finish
         meta: dict[str, Any] = {
             "id": output.rid,
-            "finish_reason": None if finish is None else {"type": finish.type, "matched": finish.stop},
+            "finish_reason": None
+            if finish is None
+            else {"type": finish.type, "matched": finish.pattern or finish.matched},
             "prompt_tokens": output.usage.prompt_tokens,
             "completion_tokens": len(output.token_ids),
             "cached_tokens": output.usage.cached_tokens,

@@ -199,6 +199,11 @@ def own_field(flag: str) -> str:
         ),
         ("python3 -m vllm.entrypoints.openai.api_server --model m", {"model_path": "m"}),
         ("python -m sglang.launch_server --model m --tp 1 --disable-overlap-schedule", {"model_path": "m"}),
+        (
+            "python -m sglang.launch_server --model m --skip-tokenizer-init --json-model-override-args {} "
+            "--expert-distribution-recorder-mode stat --chat-template llama-2",
+            {"model_path": "m", "chat_template": "llama-2"},
+        ),
         ("python -m sglang.launch_server --random-seed 3 --page-size 32", {"random_seed": 3, "page_size": 32}),
         (
             "sglang serve --model-path m --enable-lora --lora-paths a=b c=d",

@@ -330,7 +330,10 @@ def _load_adapters(engine: Engine, settings: tuple[str, ...], *, model_name: str
     for setting in settings:
         name, path = adapter_of(setting)
         if not (name and path):
-            raise StartupError(f"--lora-paths {setting}: must be NAME=PATH, or PATH", field="lora_paths")
+            raise StartupError(
+                f"--lora-paths {setting}: must be NAME=PATH, PATH, or a JSON object as SGLang has it",
+                field="lora_paths",
+            )
         if name == model_name:
             raise StartupError(f"--lora-paths {setting}: {name} is the model's own name", field="lora_paths")
         try:

@@ -61,8 +61,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         _meta(
             "model NAME_OR_FILE",
-            "Template of chat messages: chatml, chatml-llava, vicuna_v1.1, a .jinja file, or a .json file as "
-            "SGLang has it. Default: the model's own, "
+            "Template of chat messages: chatml, chatml-llava, vicuna_v1.1, llama-2, a .jinja file, or a .json file "
+            "as SGLang has it. Default: the model's own, "
             "else chatml where its tokenizer has <|im_start|>. /generate takes prompts as they are.",
         ),
     ] = None
@@ -146,7 +146,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     lora_paths: Annotated[
         tuple[str, ...],
         _meta(
-            "model NAME=PATH", "NAME=PATH, adapters that requests may ask for by name; or PATH, its name then. Several."
+            "model NAME=PATH", "NAME=PATH, PATH, or SGLang's JSON: adapters that requests may ask for by name. Several."
         ),
     ] = ()
     model_impl: Annotated[
@@ -395,6 +395,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     grammar_compile_timeout_s: Annotated[
         float, _meta("sampling", "A grammar that takes more processor time to compile is refused.", gt=0)
     ] = 10.0
+    regex_unicode: Annotated[
+        bool, _meta("sampling", r"\d, \w, \s, \b of regexes and grammars know all scripts. Default: ASCII only.")
+    ] = False
     sampling_defaults: Annotated[
         Literal["model", "openai"],
         _meta("sampling", "What is not sent on chats' routes: as the model's makers recommend, or as documented."),
@@ -415,9 +418,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _meta("sampling TOKENS", "Largest max_tokens of the MindIE and vLLM dialect. Default: the context length."),
     ] = None
     max_batch_size: Annotated[int, _meta("sampling", "Most prompts in one body.", ge=1, le=MAX_PROMPTS)] = 128
-    max_n: Annotated[int, _meta("sampling", "Most samples of a prompt: the largest n and best_of.", ge=1, le=MAX_N)] = (
-        128
-    )
+    max_n: Annotated[int, _meta("sampling", "Largest n and best_of: samples of a prompt.", ge=1, le=MAX_N)] = 128
     max_stop_strings: Annotated[
         int, _meta("sampling", "Most entries of stop, and of stop_regex.", ge=1, le=MAX_STOPS)
     ] = 64

@@ -1,7 +1,7 @@
 """Tells what follows from several settings, or from settings and variables of other projects.
 
 Imports: config; msgspec.
-Imported by: build, control, front, fronts, offline, replicas, runner, server, serving.
+Imported by: build, control, fleet, front, fronts, offline, replicas, runner, server, serving.
 """
 
 from __future__ import annotations
@@ -39,8 +39,28 @@ def has_ranks(config: Config) -> bool:
     return config.tensor_parallel_size > 1 or config.pipeline_parallel_size > 1
 
 
+class WrittenAdapter(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    rename=lambda name: f"lora_{name}".replace("lora_pin", "pin"),
+):
+    """An adapter of --lora-paths in the JSON of SGLang's flag, whose keys begin with `lora_`."""
+
+    name: str
+    path: str
+    pinned: bool = False  # no adapter is evicted here
+
+
 def adapter_of(setting: str) -> tuple[str, str]:
-    """Return the name and the path of an adapter in --lora-paths, NAME=PATH or PATH; "" for what is missing."""
+    """Return the name and the path of an adapter in --lora-paths: NAME=PATH, PATH or a JSON object; "" for what is
+    missing."""
+    if setting.startswith("{"):
+        try:
+            written = msgspec.json.decode(setting, type=WrittenAdapter)
+        except msgspec.MsgspecError:
+            return "", ""
+        return written.name, written.path
     name, _, path = setting.partition("=") if "=" in setting else (setting, "=", setting)
     return name, path
 

@@ -178,7 +178,7 @@ class StartupError(TureenError):
 def not_loaded(adapter: str, field: str) -> NotFound:
     """Returns the error for a request that names an adapter that is not loaded; `field`: where it names it."""
     return NotFound(
-        f"{field} {echo(adapter)} is no adapter that is loaded; /v1/models lists those that are",
+        f"{field} {echo(adapter)} has never been loaded, or was unloaded; /v1/models lists the adapters",
         field=field,
         code="lora_not_found",
     )

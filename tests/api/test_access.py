@@ -31,6 +31,7 @@ OPEN = {
     "/health",
     "/ready",
     "/ping",
+    "/health_scheduler",
     "/health_generate",
     "/metrics",
     "/docs",
@@ -43,6 +44,7 @@ OPEN = {
 }
 ADMIN = {
     "/flush_cache",
+    "/freeze_gc",
     "/pause_generation",
     "/continue_generation",
     "/load_lora_adapter",
@@ -51,6 +53,7 @@ ADMIN = {
     "/models/unload",
     "/unload_lora_adapter",
     "/update_weights_from_disk",
+    "/update_weights",
     "/update_weight_version",
     "/get_weights_by_name",
     "/release_memory_occupation",

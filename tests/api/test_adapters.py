@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import sys
@@ -471,9 +472,10 @@ def test_only_who_may_administer_changes_adapters(make_app, written):
         (("red",), r"has no adapter_config\.json"),
         (("=x",), "must be NAME=PATH"),
         (("red=",), "must be NAME=PATH"),
+        (('{"lora_name": "red"}',), "must be NAME=PATH, PATH, or a JSON object"),
         (("red=/nowhere",), r"has no adapter_config\.json"),
         (("a\nb=FOLDER/red",), "printable"),
-        (("red=FOLDER/red", "red=FOLDER/blue"), "is loaded already"),
+        (("red=FOLDER/red", "red=FOLDER/blue"), "is already loaded"),
     ],
 )
 def test_a_bad_setting_stops_the_start_and_is_shown(written, paths, fault):
@@ -504,7 +506,9 @@ def test_the_setting_may_hold_several_and_a_path_may_hold_an_equals_sign(written
     folder, _ = written
     odd = tmp_path / "a=b"
     shutil.copytree(folder / "blue", odd)
-    config = load({"lora_paths": [f"red={folder / 'red'}", f"odd={odd}"]}, environment={})
+    written_out = json.dumps({"lora_name": "blue", "lora_path": str(folder / "blue"), "pinned": False})  # as SGLang's
+    config = load({"lora_paths": [f"red={folder / 'red'}", f"odd={odd}", written_out]}, environment={})
     app = make_app(lora_paths=config.lora_paths)
-    assert [name for name, _ in models(app)[1:]] == ["red", "odd"]
+    assert [name for name, _ in models(app)[1:]] == ["red", "odd", "blue"]
+    assert tokens(ask(app, "blue")) == expected(written, "blue")
     assert tokens(ask(app, "odd")) == expected(written, "blue")

@@ -13,6 +13,8 @@ from fake_engine import CONTEXT_LEN
 
 from tureen.contract.params import SamplingParams
 from tureen.dialects.sglang.body import GenerateBody
+from tureen.errors import InvalidRequest
+from tureen.requests.body import convert
 
 LEAK = re.compile(r'0x[0-9a-f]{6,}|/usr/|/home/|File "|Traceback|object at')
 HUGE = 10**400
@@ -133,7 +135,7 @@ BAD_FIELDS = {
     "session_params": [[], [{}, {}], 5, "x", {}, {"id": 5}, {"id": "x", "ride": "y"}, {"id": "x", "offset": 1.5}],
     "image_data": [0, True, {}, [5], [{}], ["a", "b"], "cat.png", "", "https://a.example/x.png"],
     "video_data": [0, True, {}, [5], [{}], ["a", "b"], "c", ""],
-    "modalities": [0, "image", {}, [5], ["image"], ["audio"]],
+    "modalities": [0, "image", {}, [5], ["audio"]],
     "lora_path": [5, True, {}, [5], [None, None], []],
     "model": [5, True, {}, ["a"]],
     "custom_logit_processor": [5, True, "", "nobody", {}, [5], [None, None], '{"callable": "80"}', "{}"],
@@ -271,6 +273,34 @@ def test_each_bad_value_is_refused_by_the_field_s_name_and_a_good_request_still_
     assert not complaints, "\n".join(complaints)
     app.check_idle()
     assert app.generate(text="say:well")["text"] == "well"
+
+
+MAPS = [
+    ("/generate", {"text": "a"}, "sampling_params", "logit_bias"),
+    ("/generate", {"prompt": "a"}, "", "logit_bias"),
+    ("/v1/completions", {"prompt": "a"}, "", "logit_bias"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "", "logit_bias"),
+]
+
+
+@pytest.mark.parametrize(("route", "body", "where", "name"), MAPS)
+def test_a_bad_key_or_value_in_a_map_is_named_by_its_key(app: App, route, body, where, name):
+    good = {str(number): 1.0 for number in range(40)}
+    for key, value, shown in (("x", 1, "as key, got 'x'"), ("1.5", 1, "as key, got '1.5'"), ("77", "b", "got 'b'")):
+        bias = {name: good | {key: value} | {"5": 2}}
+        answer = app.request("POST", route, json=body | ({where: bias} if where else bias)).json()
+        error = answer["error"]
+        message = error if isinstance(error, str) else error["message"]
+        field = f"{where}.{name}" if where else name
+        assert message.startswith(f"{field}['{key}']: "), message
+        assert message.endswith(shown)
+        assert isinstance(error, str) or error["code"] == f"invalid_{name}"
+
+
+def test_a_key_in_a_map_inside_a_list_is_named_too():
+    with pytest.raises(InvalidRequest) as caught:
+        convert([{"a": {"b": 1}}, {"c": {"d": 1, "e]": "x"}, "f": {}}], list[dict[str, dict[str, int]]])
+    assert caught.value.field == "[1]['c']['e?']"
 
 
 @pytest.mark.parametrize("content", NOT_JSON, ids=lambda content: repr(content[:40]))
@@ -411,7 +441,7 @@ def test_put_works_as_post(app: App):
     assert app.request("PUT", "/generate", json={"text": "say:a"}).json()["text"] == "a"
 
 
-@pytest.mark.parametrize("path", ["/nope", "/generate/", "//generate", "/generate/x", "/Generate", "/" + "x" * 5000])
+@pytest.mark.parametrize("path", ["/nope", "/nope/", "//generate", "/generate/x", "/Generate", "/" + "x" * 5000])
 def test_an_unknown_route_gets_a_short_404(app: App, path):
     response = app.request("POST", "http://127.0.0.1" + path, json={"text": "a"})
     assert check_error(response, 404)["code"] == "unknown_route"
@@ -490,8 +520,8 @@ def test_every_route_but_health_metrics_and_the_api_s_own_description_needs_the_
                 open_paths.add(path)
     described = {"/docs", "/openapi.json", "/compat", "/compat.json"}
     pages = {"/playground/fake-model"}  # its files: they hold nothing of the server's
-    probes = {"/health", "/health_generate", "/ping", "/ready", "/metrics", "/v2/health/live", "/v2/health/ready"}
-    assert open_paths == probes | described | pages
+    probes = {"/health", "/health_generate", "/health_scheduler", "/ping", "/ready", "/metrics"}
+    assert open_paths == probes | {"/v2/health/live", "/v2/health/ready"} | described | pages
 
 
 def test_the_key_is_in_no_answer(locked: App):

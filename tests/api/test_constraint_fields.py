@@ -140,6 +140,25 @@ def test_what_says_two_things_or_cannot_be_kept_is_refused_by_name(app: App, rou
     assert field in str(response.json()["error"])
 
 
+def test_digits_of_a_pattern_are_ascii(app: App):
+    samples = app.request(
+        "POST", "/generate", json={"text": "a", "sampling_params": {"regex": r"(\d{3}-){2}\d{4}", "n": 32, "seed": 1}}
+    ).json()
+    assert [sample["text"] for sample in samples if not re.fullmatch("([0-9]{3}-){2}[0-9]{4}", sample["text"])] == []
+    assert post(app, ROUTES[2], guided_regex=OTHER_DIGIT).status_code in (400, 422)
+
+
+OTHER_DIGIT = r"(?![0-9])\d"  # nothing where digits are ASCII
+
+
+def test_regex_unicode_lets_patterns_know_the_digits_of_all_scripts():
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    with App(chat_template="chatml", regex_unicode=True) as running:
+        for route, fields in ((ROUTES[0], {}), (ROUTES[1], {}), (ROUTES[1], {"tools": tools, "tool_choice": "auto"})):
+            text = text_of(running, route, guided_regex=OTHER_DIGIT, **fields)
+            assert (text.isdecimal(), text.isascii()) == (True, False), text
+
+
 @pytest.mark.parametrize(
     "pattern", [r"\s*", " ?", "[ ]?", "[ \n]*", r"[\n\t ]{0,20}", r"[\s]{,3}", "[ \\r]{0,}", r"\s?"]
 )

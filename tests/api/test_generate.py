@@ -249,7 +249,7 @@ def test_sample_i_has_the_seed_plus_i(app: App):
         ("say:one two", {"stop": " t"}, "one", {"type": "stop", "matched": " t"}),
         ("say:one two", {"stop": ["o", "ne"]}, "", {"type": "stop", "matched": "o"}),
         ("say:one two", {"stop": " t", "no_stop_trim": True}, "one t", {"type": "stop", "matched": " t"}),
-        ("say:a12 b", {"stop_regex": "[0-9]{2}"}, "a", {"type": "stop", "matched": "12"}),
+        ("say:a12 b", {"stop_regex": "[0-9]{2}"}, "a", {"type": "stop", "matched": "[0-9]{2}"}),
         ("say:abc", {"stop_token_ids": [98]}, "a", {"type": "stop", "matched": 98}),
         ("say:", {}, "", {"type": "stop", "matched": EOS}),
     ],

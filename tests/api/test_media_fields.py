@@ -148,7 +148,6 @@ def test_one_string_goes_to_every_prompt_of_a_batch_and_is_loaded_once(app, monk
         ("a<image>", [[CAT]], "image_data"),
         ("a<image>", [None], "image_data"),
         ("a<image>", 7, "image_data"),
-        ("a<image>", {"url": CAT}, "image_data"),
         (["a<image>", "b<image>"], [CAT], "image_data"),
         (["a<image>", "b<image>"], [CAT, 5], "image_data[1]"),
         (["a<image>", "b<image>"], [], "image_data"),
@@ -322,15 +321,51 @@ def test_pictures_and_videos_stand_where_their_placeholders_do(video_app):
     assert "0 <image> and 2 <video>, but 1 pictures and 1 videos came" in error["message"]
 
 
+@pytest.mark.parametrize("modalities", [["image"], ["image", "video"], []])
+def test_modalities_of_no_pictures_say_nothing(video_app, text_app, modalities):
+    body = {"text": ["a", "b"], "sampling_params": {"temperature": 0, "max_new_tokens": 4}}
+    for app in (video_app, text_app):
+        texts = [[one["text"] for one in app.generate(**body, **more)] for more in ({}, {"modalities": modalities})]
+        assert texts[0] == texts[1]
+
+
+def test_a_picture_may_be_an_object_with_its_reference_as_url(app):
+    wanted = app.generate(**_body("a<image>b<image>", [CAT, DOG]))["output_ids"]
+    for pictures in ([{"url": CAT}, {"url": DOG, "detail": "auto"}], [CAT, {"url": f"data:image/png;base64,{DOG}"}]):
+        assert app.generate(**_body("a<image>b<image>", pictures))["output_ids"] == wanted
+    batch = app.generate(**_body(["a<image>", "b", "c<image>"], [{"url": CAT}, None, [{"url": DOG}]]))
+    alone = app.generate(**_body("c<image>", {"url": DOG}))
+    assert batch[2]["output_ids"] == alone["output_ids"]
+
+
+@pytest.mark.parametrize(
+    ("pictures", "field", "part"),
+    [
+        (
+            {"format": "processor_output", "pixel_values": []},
+            "image_data.format",
+            "this server prepares pictures itself",
+        ),
+        ([CAT, {"format": "precomputed_embedding"}], "image_data[1].format", "this server prepares pictures itself"),
+        ({}, "image_data", '{"url": '),
+        ([{"url": 5}], "image_data[0]", "got url 5"),
+        ([{"url": CAT, "max_dynamic_patch": 2}], "image_data[0]", "got 'max_dynamic_patch' too"),
+    ],
+)
+def test_an_object_that_is_no_picture_is_refused_with_what_it_may_be(app, pictures, field, part):
+    error = _error(app, **_body("a<image>b<image>", pictures))
+    assert (error["param"], part in error["message"]) == (field, True), error
+
+
 @pytest.mark.parametrize(
     ("fields", "part"),
     [
         ({"modalities": ["audio"]}, "may be image, multi-images, video; got 'audio'"),
         ({"modalities": ["x" * 999]}, "…"),
         ({"modalities": []}, "has 0 entries"),
+        ({"modalities": ["audio"], "image_data": None, "text": "a"}, "may be image, multi-images, video; got 'audio'"),
         ({"modalities": ["image", "image"]}, "has 2 entries"),
         ({"modalities": ["image", "video"], "image_data": [CAT, DOG], "text": "<image><image>"}, "has 2 entries"),
-        ({"modalities": ["image"], "image_data": None, "text": "a"}, "send image_data too"),
         ({"modalities": ["image"] * 3, "text": ["<image>"] * 2, "image_data": [CAT, DOG]}, "has 3 entries"),
     ],
 )

@@ -12,6 +12,8 @@ from fake_engine import CONTEXT_LEN
 from patience import until
 from served_app import ServedApp
 
+from tureen.serving.streams import merge
+
 GREEDY = {"temperature": 0, "max_tokens": 6}
 PAGE_REQUEST = {
     "prompt": "My name is Olivier and I",
@@ -276,6 +278,32 @@ def test_a_step_is_one_piece_however_many_texts_grow(switches):
         found = pieces(app.post(prompt="abc", n=8, max_tokens=40, stream=True).content)
     assert len(found) <= 60
     assert all(len(one["text"]) == 8 for one in found)
+
+
+def merged_in_one(app: App, monkeypatch):
+    """Makes all tokens of an output arrive together, as they do at a reader that has no time."""
+    generate = app.client.generate
+
+    async def late(*args):
+        yield merge([delta async for delta in generate(*args)])
+
+    monkeypatch.setattr(app.client, "generate", late)
+
+
+@pytest.mark.parametrize("switch", [None, "mindie_full_text"])
+def test_each_token_is_a_piece_also_where_all_arrive_together(monkeypatch, switch):
+    def shown(text: str) -> list[str]:
+        return list(text) if switch is None else [text[: end + 1] for end in range(len(text))]
+
+    with App(**({} if switch is None else {switch: True})) as app:
+        merged_in_one(app, monkeypatch)
+        for fields, text in (
+            ({"prompt": "say:héllo wörld"}, "héllo wörld"),
+            ({"prompt": "say:one two three", "stop": " th"}, "one two"),
+            ({"prompt": "say:abc", "n": 2}, "abc"),
+        ):
+            found = pieces(app.post(**fields, stream=True).content)
+            assert found == [{"text": [piece] * fields.get("n", 1)} for piece in shown(text)]
 
 
 def test_the_operator_s_interval_bounds_the_number_of_pieces():

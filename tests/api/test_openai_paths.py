@@ -54,6 +54,35 @@ def test_models_are_listed_at_both(app: App):
     assert app.request("GET", "/models/other").status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("path", "location"),
+    [
+        ("/metrics/", "/metrics"),
+        ("/v1/models/", "/v1/models"),
+        ("/models/", "/models"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/health//?a=%2F&b", "/health?a=%2F&b"),
+    ],
+)
+def test_a_slash_at_the_end_redirects_as_servers_with_fastapi_do(app: App, path, location):
+    for method in ("GET",) if "models" in path else ("GET", "POST"):
+        answer = app.request(method, path)
+        assert (answer.status_code, answer.headers["location"]) == (307, location)
+
+
+@pytest.mark.parametrize("path", ["/nothing/", "/v1//models", "/nothing//", "/%2Fhealth/", "/api/nothing/"])
+def test_other_paths_with_slashes_are_unknown(app: App, path):
+    answer = app.request("GET", path)
+    assert (answer.status_code, "location" in answer.headers) == (404, False)
+
+
+def test_a_redirect_needs_the_key_that_its_goal_needs():
+    with App(api_key="k", admin_api_key="a") as locked:
+        assert locked.request("GET", "/metrics/").status_code == 307
+        assert locked.request("GET", "/v1/models/").status_code == 401
+        assert locked.request("POST", "/flush_cache/", headers={"authorization": "Bearer k"}).status_code == 403
+
+
 def test_every_route_of_the_api_is_at_both_with_the_same_access(app: App):
     routes = {route.path: route for route in app.app.routes if isinstance(route, Entry)}
     versioned = [path for path in routes if path.startswith("/v1/") and path.split("/")[2] in OPENAI_FOLDERS]

@@ -22,13 +22,58 @@ def app() -> Iterator[App]:
         yield running
 
 
-@pytest.mark.parametrize("path", ["/ready", "/ping", "/health"])
+@pytest.mark.parametrize("path", ["/ready", "/ping", "/health", "/health_scheduler"])
 def test_a_platform_s_probe_is_open_and_empty_and_says_when_the_server_drains(path):
     with App(api_key="k") as app:
         response = app.request("GET", path)
         assert (response.status_code, response.text) == (200, "")
         app.state.lifecycle.is_draining = True
         assert app.request("GET", path).status_code == 503
+
+
+def test_the_figures_that_routers_and_trainers_of_sglang_read_are_there(app: App):
+    assert app.request("GET", "/get_load").json() == [
+        {"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}
+    ]
+    assert app.request("GET", "/get_weight_version").json() == {"weight_version": "default"}
+    facts = app.request("GET", "/get_model_info").json()
+    keys = {"model_path", "is_generation", "tokenizer_path", "preferred_sampling_params", "weight_version"}
+    assert keys <= facts.keys()
+    server = app.request("GET", "/server_info").json()
+    [card] = app.request("GET", "/v1/models").json()["data"]
+    assert (server["served_model_name"], server["model_path"]) == (card["id"], facts["model_path"])
+    assert app.request("GET", "/freeze_gc").text == app.request("POST", "/freeze_gc").text
+
+
+@pytest.mark.parametrize("path", ["/tokenizer_info", "/v1/tokenizer_info"])
+def test_the_tokenizer_is_told_in_vllms_words(app: App, path):
+    facts = app.request("GET", path).json()
+    assert facts["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert "<|im_start|>" in facts["chat_template"]
+    assert facts["model_max_length"] == app.request("GET", "/v1/models").json()["data"][0]["max_model_len"]
+
+
+@pytest.mark.parametrize("body", [{"rid": "", "abort_all": True}, {"rid": None, "abort_all": True}, {"rid": "none"}])
+def test_an_abort_takes_an_empty_rid_for_none(app: App, body):
+    assert app.post("/abort_request", **body).json() == {"aborted": 0}
+
+
+@pytest.mark.parametrize("path", ["/update_weights_from_disk", "/update_weights"])
+def test_an_update_to_a_model_that_is_not_there_fails_in_the_words_of_the_page(app: App, path):
+    name = "qwen/qwen2.5-0.5b-instruct-wrong"
+    answer = app.post(path, model_path=name)
+    told = answer.json()
+    assert (answer.status_code, told["success"], told["num_paused_requests"]) == (400, False, 0)
+    assert told["message"] == f"Failed to get weights iterator: {name} (repository not found)."
+    assert told["error"]["param"] == "model_path"
+    assert app.post(path).json()["message"].startswith("Failed to update weights: ")
+
+
+def test_adapters_that_cannot_be_loaded_or_unloaded_say_so_in_sglangs_fields(app: App):
+    answer = app.post("/unload_lora_adapter", lora_name="none").json()
+    assert (answer["success"], answer["loaded_adapters"]) == (False, {})
+    assert answer["error_message"] == answer["error"]["message"]
+    assert "never been loaded" in answer["error_message"]
 
 
 @pytest.mark.parametrize("name", ["score", "rerank"])
@@ -97,8 +142,9 @@ def test_a_wrong_body_of_vertex_is_refused_by_name(app: App, body, field):
     assert app.error(path="/vertex_generate", **body)["param"] == field
 
 
-def test_a_model_that_classifies_is_not_there_and_that_is_said(app: App):
-    error = app.error(path="/classify", input="a")
+@pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
+def test_a_model_that_classifies_is_not_there_and_that_is_said(app: App, path):
+    error = app.error(path=path, input="a")
     assert error["code"] == "not_a_classification_model"
 
 
@@ -120,6 +166,20 @@ def test_embeddings_of_a_file_below_the_media_path_are_a_prompt(tmp_path):
             assert (response.status_code, response.json()["error"]["param"]) == (403, "file")
     with App(media_path="") as app:
         assert app.post("/generate_from_file", file="prompt.json").status_code == 403
+
+
+def test_a_file_of_embeddings_may_be_uploaded_as_sglang_takes_it(app: App):
+    embeds = [[0.5] * 4, [0.25] * 4]
+    answer = app.request("POST", "/generate_from_file", files={"file": ("p.json", json.dumps(embeds).encode())})
+    expected = app.generate(input_embeds=embeds, sampling_params={"temperature": 0, "max_new_tokens": 512})
+    assert (answer.status_code, answer.json()["output_ids"]) == (200, expected["output_ids"])
+    for files, data, field in (
+        ({"file": b"no list"}, {}, "file"),
+        ({"other": ("a", b"[]")}, {}, "file"),
+        ({"file": b"[]"}, {"stream": "true"}, "stream"),
+    ):
+        refused = app.request("POST", "/generate_from_file", files=files, data=data)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
 
 
 def test_a_large_file_of_embeddings_is_decoded_beside_the_event_loop(tmp_path, monkeypatch):

@@ -237,7 +237,7 @@ def test_a_response_of_a_conversation_is_continued_as_the_conversation_was(app: 
         (CONVERSATIONS, {"items": [{"type": "x"}]}, "items[0].type"),
         (CONVERSATIONS, {"items": [{"role": "user", "content": "a"}] * 21}, "items"),
         (CONVERSATIONS, {"items": 5}, "items"),
-        (CONVERSATIONS, {"metadata": {"a": 1}}, "metadata[...]"),
+        (CONVERSATIONS, {"metadata": {"a": 1}}, "metadata['a']"),
         (CONVERSATIONS, {"item": []}, "item"),
         (f"{CONVERSATIONS}/x", {}, "metadata"),
         (f"{CONVERSATIONS}/x/items", {"items": []}, "items"),

@@ -99,7 +99,8 @@ def test_after_an_update_the_answers_are_those_of_the_new_model_and_nothing_cach
     root, oracles = models
     assert output(app) == greedy(oracles["red"], PROMPT, 12)
     answer = update(app, root / "blue", weight_version="2")
-    assert (answer.status_code, answer.json()["success"], answer.json()["num_paused_requests"]) == (200, True, 0)
+    message = "Succeeded to update model weights. Weight version updated to 2."
+    assert (answer.status_code, answer.json()) == (200, {"success": True, "message": message, "num_paused_requests": 0})
     found = app.generate(input_ids=PROMPT, sampling_params=PARAMS, return_logprob=True, logprob_start_len=0)
     expected = greedy(oracles["blue"], PROMPT, 12)
     assert (found["output_ids"], found["meta_info"]["cached_tokens"]) == (expected, 0)
@@ -110,7 +111,7 @@ def test_after_an_update_the_answers_are_those_of_the_new_model_and_nothing_cach
     assert values == pytest.approx([float(theirs[i, token]) for i, token in enumerate(PROMPT[1:])], abs=2e-3)
     info = app.request("GET", "/model_info").json()
     assert (info["model_path"], info["weight_version"]) == (str(root / "blue"), "2")
-    assert update(app, root / "red").status_code == 200
+    assert update(app, root / "red").json()["message"] == "Succeeded to update model weights."
     assert output(app) == greedy(oracles["red"], PROMPT, 12)
 
 

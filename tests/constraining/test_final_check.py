@@ -271,6 +271,22 @@ def test_many_threads_may_ask(checker):
     assert wrong == []
 
 
+@pytest.mark.parametrize(
+    ("pattern", "text", "fits_ascii", "fits_all"),
+    [
+        (r"\d+", "12", True, True),
+        (r"\d+", "1\u0662", False, True),
+        (r"\w\W\s", "a\xe9 ", True, False),
+        (r"(?u)\d+", "1\u0662", True, True),
+        (r"(?i)é\d", "É1", True, True),
+        (r"(?i)[^\W]+", "ski", True, True),
+    ],
+)
+def test_a_pattern_is_judged_by_the_same_letters_that_its_mask_knows(pattern, text, fits_ascii, fits_all):
+    for wide, fits in ((False, fits_ascii), (True, fits_all)):
+        assert (check(GrammarSpec("regex", pattern, unicode_classes=wide), text) is None) == fits
+
+
 PATTERNS = (r"\bé", r"é\b", r"a\b", r"\B.", r"^a\Bé$", r"^\W?\b\w+\b\W?$", r"\\b", "[a.]é$", "^a.b$", r"^(?=a)\w+$",
             r"(?<!\w)[^\W]", r"(?!a)[\w-]$", r"(?=\D)[é[&]$", r"[\w.-]+\b[\W\s]")  # fmt: skip
 

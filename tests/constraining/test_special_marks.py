@@ -27,11 +27,19 @@ DEEPSEEK = (
     "<｜tool▁call▁end｜>",
     "<｜tool▁calls▁end｜>",
 )
+KIMI = (
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+)
 SPECIAL = {
     "mistral": ("[TOOL_CALLS]", "[ARGS]"),
     "granite": ("<|tool_call|>",),
     "deepseek_v3": DEEPSEEK,
     "deepseek_v31": DEEPSEEK,
+    "kimi_k2": KIMI,
     "gpt-oss": ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>"),
 }  # fmt: skip
 HEADS = {"gpt-oss": "<|channel|>commentary to=functions.tags"}

@@ -135,7 +135,7 @@ def test_a_name_that_cannot_be_shown_is_refused(name):
 
 def test_a_name_that_is_taken_is_refused_and_the_one_that_has_it_stays():
     world = World()
-    with pytest.raises(InvalidRequest, match="is loaded already; unload it first"):
+    with pytest.raises(InvalidRequest, match="is already loaded; unload it first"):
         _load(world, "red", "another folder")
     request = _make("r", "red")
     assert _run(world, request)[0].token_ids == _expected(request, 1)

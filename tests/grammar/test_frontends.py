@@ -49,6 +49,34 @@ def test_a_regular_expression_is_pythons_fullmatch(pattern):
         assert matches(language, text) == bool(re.fullmatch(pattern, text)), text
 
 
+TAG = '{"type": "structural_tag", "format": %s}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("regex", r"\d\w\s"),
+        ("regex", r"[\d][\w][^\S]"),
+        ("ebnf", r"root ::= /\d\w\s/"),
+        ("ebnf", "start: /\\d/ LETTER /\\s/\nLETTER: /\\w/"),
+        ("structural_tag", TAG % r'{"type": "regex", "pattern": "\\d\\w\\s"}'),
+        ("structural_tag", TAG % r'{"type": "grammar", "grammar": "root ::= /\\d\\w\\s/"}'),
+        ("structural_tag", TAG % r'{"type": "json_string", "pattern": "\\d\\w\\s"}'),
+    ],
+)
+def test_shorthands_are_ascii_in_every_notation_unless_the_server_says_otherwise(kind, text):
+    quote = '"' if "json_string" in text else ""
+    narrow, wide = (language_of(GrammarSpec(kind, text, unicode_classes=wide)) for wide in (False, True))
+    # the second to fourth have a digit, a letter, a space of another script
+    samples = [f"{quote}{sample}{quote}" for sample in ("1a ", "\u0663a ", "1\xe9 ", "1a\u3000")]
+    assert [matches(narrow, sample) for sample in samples] == [True, False, False, False]
+    assert [matches(wide, sample) for sample in samples] == [True] * 4
+
+
+def test_a_pattern_can_ask_for_all_scripts_itself():
+    assert matches(language_of(GrammarSpec("regex", r"(?u)\d\w")), "\u0663\xe9")
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [("regex", "a+"), ("choice", '["a", "b"]'), ("ebnf", "root ::= x x\nx ::= [0-9]+"), ("regex", "a+b*")],

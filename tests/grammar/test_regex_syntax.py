@@ -152,6 +152,20 @@ def test_classes_hold_the_characters_that_re_finds(flag, pattern):
     assert tree.ranges == spans(pattern, flag)
 
 
+@pytest.mark.parametrize("pattern", [r"\d", r"\D", r"\w", r"\W", r"\s", r"\S", r"[^\w\s]", r"[\D\x20-\x40]", r"[^\W_]"])
+@pytest.mark.parametrize("flag", ["", "(?i)"])
+def test_ascii_shorthands_hold_the_characters_that_re_finds_in_ascii(flag, pattern):
+    assert parse(flag + pattern, flavour="python-ascii").ranges == spans(pattern, "(?a)")
+    assert parse(f"(?u){pattern}", flavour="python-ascii").ranges == spans(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["é", "[à-ö]", "[^ß-ÿ]"])
+def test_case_of_all_letters_is_ignored_where_shorthands_are_ascii(pattern):
+    assert parse(f"(?i){pattern}", flavour="python-ascii").ranges == spans(pattern, "(?i)")
+    matched = automaton(parse(r"(?i)[\dé]\bx|\Bé", flavour="python-ascii"))
+    assert [text for text in ("1x", "Éx", "É", "é") if accepts(matched, text)] == ["Éx", "É", "é"]
+
+
 @pytest.mark.parametrize("pattern", ["k", "s", "ß", "σ", "ǆ", "İ", "ı", "é", "ŉ", "Ω", "ﬅ", "ΐ", "1", "Ж"])
 def test_case_is_ignored_for_exactly_the_characters_of_re(pattern):
     tree = parse(f"(?i){pattern}", flavour="python")

@@ -299,6 +299,7 @@ def test_labels_come_with_their_probabilities_and_pairs_too(problem, activate, t
     inputs = ["A cat.", ["A cat sleeps.", "An animal rests."]]
     with RealApp(tmp_path, **UNSET) as app:
         data = app.post("/classify", input=inputs).json()["data"]
+        assert app.post("/v1/classify", input=inputs).json()["data"] == data
         for one, texts in zip(data, [inputs[:1], inputs[1]], strict=True):
             logits = _logits(model, tokenizer, texts)
             expected = torch.softmax(logits, 0) if activate else torch.sigmoid(logits)

@@ -337,7 +337,7 @@ def test_the_first_test_chat_that_takes_a_template_to_its_limit_is_the_last():
 # which template it is
 
 
-@pytest.mark.parametrize("given", [None, "vicuna_v1.1", "chatml-llava", "chatml"])
+@pytest.mark.parametrize("given", [None, "vicuna_v1.1", "chatml-llava", "chatml", "llama-2"])
 def test_the_documented_names_are_known(given):
     check_chat_template(given)
 
@@ -345,7 +345,8 @@ def test_the_documented_names_are_known(given):
 @pytest.mark.parametrize("given", ["vicuna", "Vicuna_v1.1", "", "chatml-llava.txt", "x" * 500])
 def test_other_names_are_refused_with_those_that_are_known(given):
     with pytest.raises(
-        StartupError, match=r"--chat-template .*use chatml, chatml-llava, vicuna_v1.1, a .jinja or a .json file"
+        StartupError,
+        match=r"--chat-template .*use chatml, chatml-llava, vicuna_v1.1, llama-2, a .jinja or a .json file",
     ) as error:
         check_chat_template(given)
     assert len(error.value.message) < 200
@@ -423,6 +424,10 @@ def test_the_named_templates_write_the_documented_forms():
     ]
     text = _text(_make_template(BUILT_IN["vicuna_v1.1"]), messages)
     assert text.endswith("questions. USER: a ASSISTANT: b</s>USER: c ASSISTANT:")
+    llama = _make_template(BUILT_IN["llama-2"])
+    assert _text(llama, messages) == "[INST] a [/INST] b </s><s>[INST] c [/INST]"
+    told = [{"role": "system", "content": "Be brief."}, *messages]
+    assert _text(llama, told).startswith("[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\na [/INST] b </s><s>[INST] c")
     chatml = _oracle(ALL["chatml"], messages)
     assert _text(_make_template(BUILT_IN["chatml"]), messages) == chatml
     with_system = [{"role": "system", "content": "You are a helpful assistant."}, *messages]

@@ -257,7 +257,7 @@ def test_all_that_searches_may_take_at_once_may_be_one(monkeypatch, milliseconds
     readings = itertools.count(1)
     monkeypatch.setattr(stops_module.time, "thread_time", lambda: next(readings) // 2 * milliseconds / 1000)
     with pytest.raises(RequestFailed) if is_refused else contextlib.nullcontext():
-        assert StopPatterns(["a"]).feed("a", ignore=False) == [(0, 1, "a")]
+        assert StopPatterns(["a"]).feed("a", ignore=False) == [(0, 1, "a", "a")]
 
 
 def _append_many(detokenizer, ids):
@@ -310,7 +310,7 @@ def test_patterns_search_only_text_that_can_still_match():
         patterns.feed("some text ", ignore=False)
     assert len(patterns._text) < 4 * LOOKBEHIND_CHARS
     assert patterns.hold_from == 50_000
-    assert patterns.feed("foo1bar", ignore=False) == [(50_000, 50_007, "foo1bar")]
+    assert patterns.feed("foo1bar", ignore=False) == [(50_000, 50_007, "foo1bar", "foo[0-9]+bar")]
 
 
 def test_look_behind_and_line_starts_hold_across_forgotten_text():
@@ -332,7 +332,9 @@ def test_patterns_that_overlap_strings_yield_the_earlier_match():
 def test_every_occurrence_of_every_stop_is_found(stops, text):
     finder = StopStrings(stops)
     found = [match for char in text for match in finder.feed(char)]
-    expected = {(at, at + len(stop), stop) for stop in stops for at in range(len(text)) if text.startswith(stop, at)}
+    expected = {
+        (at, at + len(stop), stop, "") for stop in stops for at in range(len(text)) if text.startswith(stop, at)
+    }
     assert set(found) == expected
     assert len(found) == len(expected)
 

@@ -58,6 +58,10 @@ TEMPLATES = {
         "<｜tool▁calls▁begin｜>{% for c in calls %}<｜tool▁call▁begin｜>{{ c.name }}<｜tool▁sep｜>"
         "{{ c.arguments | tojson }}<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜>"
     ),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|>{% for c in calls %}<|tool_call_begin|>functions.{{ c.name }}:{{ loop.index0 }}"
+        "<|tool_call_argument_begin|>{{ c.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>"
+    ),
     "granite": (
         '<|tool_call|>[{% for c in calls %}{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}'
         "{% if not loop.last %}, {% endif %}{% endfor %}]"
@@ -331,6 +335,10 @@ NO_CALLS = {
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>{}",
         "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}",
     ),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.g:0<|tool_call_argument_begin|>{}",
+        "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}",
+    ),
     "granite": ("<|tool_call|>", "<|tool_call|>[1]", '[{"name": "f", "arguments": {}}]'),
     "gpt-oss": ("Just text.", "<|channel|>", "<|channel|>" + "x" * 500),
     "seed_oss": (
@@ -456,6 +464,7 @@ HOSTILE = {
     ),
     "glm45": ("<tool_call>f<arg_key>", "<tool_call>f</tool_call>", "<tool_call>f "),
     "minimax_m2": ('<minimax:tool_call><invoke name="f"></invoke>', "<minimax:"),
+    "kimi_k2": ("<|tool_calls_section_begin|>f{", "<|tool_calls_section_begin|>f:0{}<|tool_call_end|>", "<|tool_call"),
     "deepseek_v31": ("<｜tool▁calls▁begin｜>f{", "<｜tool▁calls▁begin｜>f{}<｜tool▁call▁end｜>", "<｜tool▁call"),
     "gpt-oss": (
         "<|channel|>",
@@ -484,6 +493,7 @@ def test_work_grows_with_the_text_and_not_with_its_square(name, unit):
         (r"{{ '<arg_key>' + k + '</arg_key>' }} <tool_call>", "glm45"),
         (r"{{ '<minimax:tool_call>' }}", "minimax_m2"),
         ("{{ '<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + tool['function']['name'] }}", "deepseek_v3"),
+        ("{{ '<|tool_calls_section_begin|>' }}{{ '<|tool_call_begin|>' }}", "kimi_k2"),
         ("{{ '<｜tool▁call▁begin｜>'+ tool['function']['name'] + '<｜tool▁sep｜>' }}", "deepseek_v31"),
         ("{{ '<｜DSML｜function_calls>' }}", "deepseek_v32"),
         ("{{ '<|tool_call|>' }}", "granite"),
@@ -505,6 +515,7 @@ def test_a_chat_template_tells_the_format(template, name):
     [
         (("qwen3_coder", "qwen3_xml", "mimo"), "qwen3_coder"),
         (("glm45", "glm47"), "glm45"),
+        (("llama4", "llama4_pythonic"), "pythonic"),
         (("deepseek_v3", "deepseekv3"), "deepseek_v3"),
         (("deepseek_v31", "deepseekv31"), "deepseek_v31"),
         (("deepseek_v32", "deepseekv32"), "deepseek_v32"),

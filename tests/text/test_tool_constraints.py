@@ -38,6 +38,7 @@ HELD_BY_STRICT = (
     "mistral",
     "deepseek_v3",
     "deepseek_v31",
+    "kimi_k2",
     "granite",
     "gpt-oss",
     "hunyuan",
@@ -172,6 +173,7 @@ BEGINNINGS = {
     "mistral": ("", "[", "So [it]. [TOOL_CALLS]", '[TOOL_CALLS] [{"name": "weather", ', "{"),
     "deepseek_v3": ("", "<", "So <b>. <｜tool▁calls▁begin｜>", "<｜tool▁calls▁begin｜>", "{"),
     "deepseek_v31": ("", "<", "So <b>. <｜tool▁calls▁begin｜>", "<｜tool▁calls▁begin｜>", "{"),
+    "kimi_k2": ("", "<", "So <b>. <|tool_calls_section_begin|>", "<|tool_calls_section_begin|>", "{"),
     "granite": ("", "<", "So <b>. <|tool_call|>", '<|tool_call|>[{"name": "weather", ', "{"),
     "gpt-oss": (
         "",
@@ -253,6 +255,13 @@ TEXTS = {
         '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Rome"}<｜tool▁call▁end｜>'
         "<｜tool▁calls▁end｜>",
         '<｜tool▁calls▁begin｜>weather<｜tool▁sep｜>{"city": "Rome"}<｜tool▁calls▁end｜>',
+    ),
+    "kimi_k2": (
+        "It is <b>warm</b>, {not} [cold].",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+        '{"city": "Rome"}<|tool_call_end|><|tool_calls_section_end|>',
+        "<|tool_calls_section_begin|><|tool_call_begin|>weather:1<|tool_call_argument_begin|>"
+        '{"city": "Rome"}<|tool_call_end|><|tool_calls_section_end|>',
     ),
     "granite": (
         "It is <b>warm</b>, {not} [cold].",

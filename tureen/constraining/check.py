@@ -51,6 +51,9 @@ LIMITS = WorkerLimits(memory_bytes=512 << 20, cpu_s=30, is_sealed=True)
 MAX_VALIDATORS = 32
 MAX_ATTEMPTS = 3  # where the judge is ended from outside, or the process that forks it
 
+ASKS_UNICODE = re.compile(r"\(\?[a-z]*u")
+IGNORES_CASE = re.compile(r"\(\?[a-z]*i")
+
 FAILED_JUDGES = (
     jsonschema_rs.ValidationErrorKind.BacktrackLimitExceeded,
     jsonschema_rs.ValidationErrorKind.RegexEngineFailure,
@@ -98,16 +101,22 @@ def check(spec: GrammarSpec, text: str) -> str | None:
     if spec.kind == "json_schema":
         return _check_json(spec.text, rest)
     if spec.kind == "regex":
-        return _check_regex(spec.text, rest)
+        return _check_regex(spec, rest)
     return None if rest in json.loads(spec.text) else f"{echo(rest)} is none of the choices"
 
 
-def _check_regex(pattern: str, text: str) -> str | None:
+def _check_regex(spec: GrammarSpec, text: str) -> str | None:
+    is_ascii = not (spec.unicode_classes or ASKS_UNICODE.search(spec.text))
+    patterns = [f"(?a){spec.text}"] if is_ascii else [spec.text]
+    if is_ascii and IGNORES_CASE.search(spec.text):  # (?a) ignores it for the letters of ASCII only
+        patterns.append(spec.text)
     try:
-        fits = regex.fullmatch(pattern, text, timeout=REGEX_TIMEOUT_S)
+        fits = any(regex.fullmatch(pattern, text, timeout=REGEX_TIMEOUT_S) for pattern in patterns)
     except (regex.error, TimeoutError, RecursionError) as error:
         raise Unverified(f"the pattern could not be matched: {type(error).__name__}") from None
-    return None if fits or _matches(pattern, text) else f"{echo(text)} does not match the pattern"
+    if fits or any(_matches(pattern, text) for pattern in patterns):
+        return None
+    return f"{echo(text)} does not match the pattern"
 
 
 def _matches(pattern: str, text: str) -> bool:

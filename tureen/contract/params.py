@@ -210,7 +210,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     regex: Annotated[
         str | None,
         Meta(
-            description="The output matches this pattern as Python's re.fullmatch does.", extra_json_schema=CONSTRAINING
+            description="The output matches this pattern as Python's re.fullmatch does with the flag a.",
+            extra_json_schema=CONSTRAINING,
         ),
     ] = None
     ebnf: Annotated[

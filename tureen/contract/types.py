@@ -154,6 +154,7 @@ class FinishReason(msgspec.Struct, frozen=True, kw_only=True):
 
     type: Literal["stop", "length", "abort", "error"]
     matched: int | str | None = None  # stop: the token id, the stop string, or the text that a stop_regex matched
+    pattern: str = ""  # stop: the stop_regex that matched
     length: int | None = None  # length: number of output tokens
     message: str | None = None  # abort, error
     reason: str | None = None  # abort: "deadline", "client", …; stop: "repetition", of an output that repeats itself

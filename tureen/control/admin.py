@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -43,7 +44,9 @@ class AbortBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def routes(state: ServerState) -> list[Entry]:
     """Returns the routes."""
-    return [*_health_routes(state), *_fact_routes(state), *_control_routes(state)]
+    freezing = Docs("Control", "Let collections skip the objects that live now.", answer="text/plain")
+    freeze = Entry("/freeze_gc", _freeze_gc, access="admin", methods=["GET", "POST"], docs=freezing)
+    return [*_health_routes(state), *_fact_routes(state), *_control_routes(state), freeze]
 
 
 def _health_routes(state: ServerState) -> list[Entry]:
@@ -78,6 +81,12 @@ def _health_routes(state: ServerState) -> list[Entry]:
     return [
         Entry("/health", health, access="open", docs=Docs("Server", "Whether it answers.", answer="text/plain")),
         Entry("/ready", health, access="open", docs=Docs("Server", "The same as /health.", answer="text/plain")),
+        Entry(
+            "/health_scheduler",
+            health,
+            access="open",
+            docs=Docs("Server", "The same, for SGLang's probes.", answer="text/plain"),
+        ),
         Entry("/ping", health, access="open", docs=Docs("Server", "The same, for SageMaker.", answer="text/plain")),
         Entry(
             "/health_generate",
@@ -132,6 +141,9 @@ def _fact_routes(state: ServerState) -> list[Entry]:
     async def version(_: Request) -> Response:
         return JSONResponse({"version": __version__})
 
+    async def weight_version(_: Request) -> Response:
+        return JSONResponse({"weight_version": state.context.config.weight_version})
+
     about_model = Docs("Server", "Facts about the model.")
     about_server = Docs("Server", "Settings, no secrets, and the engine's state.")
 
@@ -140,9 +152,16 @@ def _fact_routes(state: ServerState) -> list[Entry]:
         Entry("/get_model_info", model_info, access="user", docs=about_model),
         Entry("/server_info", server_info, access="user", docs=about_server),
         Entry("/get_server_info", server_info, access="user", docs=about_server),
+        Entry("/get_weight_version", weight_version, access="user", docs=Docs("Server", "Version of the weights.")),
         Entry("/metrics", metrics, access="open", docs=Docs("Server", "For Prometheus.", answer="text/plain")),
         Entry("/version", version, access="user", docs=Docs("Server", "Its version.")),
     ]
+
+
+async def _freeze_gc(_: Request) -> Response:
+    gc.collect()
+    gc.freeze()
+    return PlainTextResponse("Garbage collection frozen.\n")
 
 
 def _control_routes(state: ServerState) -> list[Entry]:
@@ -156,7 +175,10 @@ def _control_routes(state: ServerState) -> list[Entry]:
     async def abort_request(request: Request) -> Response:
         payload = read_json(request.headers.get("content-type"), await request.body())
         refuse_unknown(payload, ("rid", "abort_all"))
-        body = convert({name: value for name, value in payload.items() if value is not None}, AbortBody)
+        sent = {
+            name: value for name, value in payload.items() if value not in (None, "")
+        }  # clients send rid "" for none
+        body = convert(sent, AbortBody)
         if (body.rid is None) != body.abort_all:
             raise InvalidRequest("send either rid or abort_all: true", field="rid")
         refusal = call_of(request.scope).admin_refusal
@@ -213,6 +235,7 @@ def model_facts(state: ServerState) -> dict[str, Any]:
         "served_model_name": info.model_name,
         "tokenizer_path": config.tokenizer_path or info.model_path,
         "is_generation": info.kind == "generator",
+        "preferred_sampling_params": config.preferred_sampling_params,
         "weight_version": config.weight_version,
         "model_type": info.model_type,
         "architectures": [info.architecture],
@@ -241,6 +264,8 @@ def server_facts(state: ServerState) -> dict[str, Any]:
         | dict.fromkeys(secret_fields())
         | {
             "version": __version__,
+            "model_path": info.model_path,
+            "served_model_name": info.model_name,
             "max_total_num_tokens": info.max_total_tokens,
             "load_seconds": round(info.load_seconds, 3),
             "internal_states": [stats],

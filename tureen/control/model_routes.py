@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
@@ -16,6 +17,7 @@ from tureen.control.anthropic_models import anthropic_card, anthropic_page, is_f
 from tureen.control.replica_routes import replica_report
 from tureen.errors import InvalidRequest, NotFound, TureenError, echo
 from tureen.http.dialect import Docs, Entry, read_body
+from tureen.http.errors import error_answer, error_object
 from tureen.requests.body import convert, refuse_unknown
 from tureen.requests.model_field import is_served, unknown_model
 from tureen.requests.state import ServedModel, ServedModels, ServerState
@@ -86,6 +88,13 @@ def routes(state: ServerState) -> list[Entry]:
     ]
 
 
+def _given(name: str) -> str:
+    """Returns a name. Raises HTTPException for an empty one, which redirects to the list."""
+    if not name:
+        raise HTTPException(404)
+    return name
+
+
 def _list_routes(state: ServerState) -> list[Entry]:
     started = int(time.time())
 
@@ -109,7 +118,7 @@ def _list_routes(state: ServerState) -> list[Entry]:
         return JSONResponse({"object": "list", "data": all_cards()})
 
     async def model(request: Request) -> Response:
-        card = card_of(request.path_params["name"])
+        card = card_of(_given(request.path_params["name"]))
         return JSONResponse(anthropic_card(card) if is_from_anthropic_client(request) else card)
 
     headers = {"anthropic-version": "With it, the answer has the form of Anthropic's API."}
@@ -190,6 +199,10 @@ def _adapter_routes(state: ServerState) -> list[Entry]:
         body = await read_body(request, UnloadBody)
         return await _call("unload_adapter", name=body.lora_name)
 
+    def failed(error: TureenError) -> Response:
+        told = {"success": False, "error_message": error.message, "loaded_adapters": state.adapters}
+        return error_answer(error, told | error_object(error))
+
     async def _call(op: str, **args: str) -> Response:
         loaded = await state.change_adapters(op, **args)
         return JSONResponse({"success": True, "error_message": "", "loaded_adapters": loaded})
@@ -200,6 +213,7 @@ def _adapter_routes(state: ServerState) -> list[Entry]:
             load,
             access="admin",
             methods=["POST"],
+            render_error=failed,
             docs=Docs(
                 "Adapters",
                 "Load one.",
@@ -212,6 +226,7 @@ def _adapter_routes(state: ServerState) -> list[Entry]:
             unload,
             access="admin",
             methods=["POST"],
+            render_error=failed,
             docs=Docs("Adapters", "Unload one.", bodies=(UnloadBody,), example={"lora_name": "whisper"}),
         ),
     ]

@@ -16,9 +16,10 @@ from tureen import __version__
 from tureen.config import cache_dir
 from tureen.contract.params import INT64_MAX, JsonObject
 from tureen.devices.cpu import trim
-from tureen.errors import InvalidRequest, NotFound, StartupError, TureenError, echo
+from tureen.errors import ECHO_LIMIT, InvalidRequest, NotFound, StartupError, TureenError, echo
 from tureen.fetching.names import WHAT_IS_TAKEN
 from tureen.http.dialect import Docs, Entry, read_body, unless_gone
+from tureen.http.errors import error_answer, error_object
 from tureen.log import get_logger
 from tureen.requests.body import refuse_unknown
 from tureen.requests.state import ServerState
@@ -92,7 +93,7 @@ class MemoryBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def routes(state: ServerState) -> list[Entry]:
     """Returns the routes."""
-    return [*_load_routes(state), *_weight_routes(state), *_memory_routes(state)]
+    return [*_load_routes(state), *_update_routes(state), *_weight_routes(state), *_memory_routes(state)]
 
 
 def _load_routes(state: ServerState) -> list[Entry]:
@@ -107,10 +108,26 @@ def _load_routes(state: ServerState) -> list[Entry]:
             }
         )
 
-    return [Entry("/v1/loads", loads, access="user", docs=Docs("SGLang", "How much each replica has to do."))]
+    async def load(_: Request) -> Response:
+        core = _load(state, {"core"})
+        return JSONResponse(
+            [
+                {
+                    "dp_rank": 0,
+                    "num_reqs": core["num_total_reqs"],
+                    "num_waiting_reqs": core["num_waiting_reqs"],
+                    "num_tokens": core["num_used_tokens"],
+                }
+            ]
+        )
+
+    return [
+        Entry("/v1/loads", loads, access="user", docs=Docs("SGLang", "How much each replica has to do.")),
+        Entry("/get_load", load, access="user", docs=Docs("SGLang", "The same in the form of older routers.")),
+    ]
 
 
-def _weight_routes(state: ServerState) -> list[Entry]:
+def _update_routes(state: ServerState) -> list[Entry]:
     turn = asyncio.Lock()
 
     async def update(request: Request) -> Response:
@@ -125,18 +142,28 @@ def _weight_routes(state: ServerState) -> list[Entry]:
         await asyncio.to_thread(_check_tokenizer, source, body.model_path, state)
         change = _roll if body.rolling else _update
         num_paused = await unless_gone(request, change(source, body, state, turn))
-        message = f"The weights are those of {source.name} now."
+        message = "Succeeded to update model weights."
+        if body.weight_version is not None:
+            message += f" Weight version updated to {body.weight_version}."
         if num_paused:
             message += f" {num_paused} paused requests go on with them, computed again from their first token."
         answer = {"success": True, "message": message, "num_paused_requests": num_paused}
         return JSONResponse(answer | _restarted(state, message))
 
+    updating = Docs("Control", "Compute with other weights.", (UpdateBody,), {"model_path": "checkpoints/step-200"})
+    return [
+        Entry(path, update, access="admin", methods=["POST"], docs=updating, render_error=_not_updated)
+        for path in ("/update_weights_from_disk", "/update_weights")
+    ]
+
+
+def _weight_routes(state: ServerState) -> list[Entry]:
     async def update_version(request: Request) -> Response:
         body = await read_body(request, VersionBody)
         if body.abort_all_requests:
             _abort_all(state)
         state.serve_weights(version=body.new_version)
-        message = f"The weights are called {echo(body.new_version)} now."
+        message = f"Weight version updated to {body.new_version}"
         return JSONResponse({"success": True, "message": message, "new_version": body.new_version})
 
     async def weight(request: Request) -> Response:
@@ -144,14 +171,37 @@ def _weight_routes(state: ServerState) -> list[Entry]:
         values = await state.client.call("weight", name=body.name, truncate_size=body.truncate_size)
         return Response(await asyncio.to_thread(msgspec.json.encode, values), media_type="application/json")
 
-    updating = Docs("Control", "Compute with other weights.", (UpdateBody,), {"model_path": "checkpoints/step-200"})
     naming = Docs("Control", "Name the weights.", (VersionBody,), {"new_version": "step-200"})
     looking = Docs("Control", "Look at a weight.", (WeightBody,), {"name": "model.norm.weight", "truncate_size": 4})
     return [
-        Entry("/update_weights_from_disk", update, access="admin", methods=["POST"], docs=updating),
-        Entry("/update_weight_version", update_version, access="admin", methods=["POST"], docs=naming),
+        Entry(
+            "/update_weight_version",
+            update_version,
+            access="admin",
+            methods=["POST"],
+            docs=naming,
+            render_error=_not_updated,
+        ),
         Entry("/get_weights_by_name", weight, access="admin", methods=["GET", "POST"], docs=looking),
     ]
+
+
+class NoSuchModel(InvalidRequest):
+    """The model of an update cannot be found, or cannot be fetched."""
+
+    def __init__(self, model_path: str) -> None:
+        super().__init__(
+            f"model_path {echo(model_path)}: there is no such model, or it cannot be fetched; give {WHAT_IS_TAKEN}; "
+            "the server's log says more",
+            field="model_path",
+        )
+        self.summary = f"Failed to get weights iterator: {model_path[:ECHO_LIMIT]} (repository not found)."
+
+
+def _not_updated(error: TureenError) -> Response:
+    """Returns an error with the fields that SGLang's clients read beside our own."""
+    message = error.summary if isinstance(error, NoSuchModel) else f"Failed to update weights: {error.message}"
+    return error_answer(error, {"success": False, "message": message, "num_paused_requests": 0} | error_object(error))
 
 
 def _memory_routes(state: ServerState) -> list[Entry]:
@@ -208,11 +258,7 @@ def _find(model_path: str, state: ServerState) -> ModelSource:
         return resolve_model(model_path, cache_dir=cache_dir(state.context.config))
     except (StartupError, OSError, ValueError) as error:  # ValueError: for a path that no file can have
         log.warning("no other weights: %s", error)
-        raise InvalidRequest(
-            f"model_path {echo(model_path)}: there is no such model, or it cannot be fetched; give {WHAT_IS_TAKEN}; "
-            "the server's log says more",
-            field="model_path",
-        ) from None
+        raise NoSuchModel(model_path) from None
 
 
 def _check_tokenizer(source: ModelSource, model_path: str, state: ServerState) -> None:

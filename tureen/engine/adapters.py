@@ -54,7 +54,7 @@ class Adapters:
             )
         if name in self._loaded:
             raise InvalidRequest(
-                f"lora_name {echo(name)} is loaded already; unload it first, or choose another name", field="lora_name"
+                f"lora_name {echo(name)} is already loaded; unload it first, or choose another name", field="lora_name"
             )
         self._last_number += 1
         self._runner.call("load_adapter", number=self._last_number, path=path)

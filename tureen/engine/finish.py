@@ -20,7 +20,7 @@ def reached(
     string that the detokenizer matched. end_token_id: the newest token, if it is one that ends the output and now may.
     """
     if stop is not None:
-        return FinishReason(type="stop", matched=stop)
+        return FinishReason(type="stop", matched=stop, pattern=sequence.detokenizer.stop_pattern)
     if end_token_id is not None:
         return FinishReason(type="stop", matched=end_token_id, closed_early=_is_closed_early(sequence))
     if len(sequence.token_ids) >= min(sequence.terms.max_tokens, context_len):

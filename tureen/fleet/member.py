@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tureen.config import Config
+from tureen.config_facts import adapter_of
 from tureen.errors import TureenError
 from tureen.fleet.sharing import CommonWeights
 from tureen.http.dialect import Entry
@@ -111,8 +112,7 @@ class Member:
         """The LoRA adapters that requests may ask for: name -> path; before the first load as the settings say."""
         if self.state is not None:
             return self.state.adapters
-        pairs = (setting.partition("=") for setting in self.config.lora_paths)
-        return {name: path or name for name, _, path in pairs}
+        return dict(adapter_of(setting) for setting in self.config.lora_paths)
 
     @property
     def names(self) -> ModelNames:

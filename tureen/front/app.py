@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib
 from collections.abc import AsyncIterator, Callable
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -35,7 +36,7 @@ from tureen.front.shared_paths import share
 from tureen.http import replay
 from tureen.http.call import call_of, error_response_for
 from tureen.http.dialect import ClientGone, Entry, Routes, dialects
-from tureen.http.middleware import CLIENT_GONE_STATUS, Gate, Limiter
+from tureen.http.middleware import CLIENT_GONE_STATUS, Gate, Limiter, find_route, without_slashes
 from tureen.http.origins import cors
 from tureen.log import get_logger
 from tureen.media.loader import MediaLoader
@@ -177,6 +178,10 @@ async def _too_deep(request: Request, _: Exception) -> Response:
 async def _http_exception(request: Request, error: Exception) -> Response:
     """Answers Starlette's errors: no such route, or not this method."""
     assert isinstance(error, HTTPException)
+    shorter = without_slashes(request.scope)
+    if error.status_code == 404 and shorter is not None and find_route(shorter) is not None:
+        query = f"?{request.url.query}" if request.url.query else ""  # redirected as by servers made with FastAPI
+        return Response(status_code=307, headers={"location": quote(shorter["path"]) + query})
     answer = unknown_routes.error_for(request.scope, request.app.routes, error.status_code)
     response = error_response_for(answer, request.scope)
     if isinstance(answer, MethodNotAllowed):

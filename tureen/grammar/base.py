@@ -33,6 +33,7 @@ class GrammarSpec(msgspec.Struct, frozen=True, array_like=True):
     text: str  # JSON for json_schema, structural_tag and choice (a list of strings)
     after: str = ""  # free text comes first, until this marker has occurred; "" = the constraint starts at once
     strict: bool = False  # what of its schemas cannot be enforced is refused, not left out
+    unicode_classes: bool = False  # `\d`, `\w` and `\s` of Python's patterns know all scripts, not ASCII only
 
 
 WARM_UP = GrammarSpec(

@@ -187,10 +187,12 @@ def _caseless() -> Ranges:
     return complement(merged((ord(char), ord(char)) for char in _cased()))
 
 
-def ignoring_case(source: str, ranges: Ranges, flags: int) -> Ranges:
-    """Returns the characters that `re` finds for the source of one class, of which `ranges` is the set where case
-    matters."""
-    is_found = re.compile(source, flags | re.IGNORECASE).fullmatch
+def ignoring_case(ranges: Ranges, flags: int) -> Ranges:
+    """Returns the characters that `re` finds for a class of these ranges if case is ignored."""
+    if not ranges:
+        return ()
+    source = "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges)
+    is_found = re.compile(f"[{source}]", flags | re.IGNORECASE).fullmatch
     cased = ((ord(char), ord(char)) for char in _cased() if is_found(char))
     return union((*intersection(ranges, _caseless()), *cased))
 

@@ -22,6 +22,7 @@ from tureen.grammar.expression import (
     RuleCall,
     Text,
 )
+from tureen.grammar.regex_classes import PythonFlavour
 from tureen.grammar.regular import is_empty
 from tureen.grammar.rules import chain
 from tureen.grammar.written_rules import WrittenRules, begin_rule, fault, language_of_rules
@@ -103,16 +104,17 @@ class OpenGroup:
         return self.alternatives[0] if len(self.alternatives) == 1 else Choice(tuple(self.alternatives))
 
 
-def ebnf(text: str) -> Language:
+def ebnf(text: str, flavour: PythonFlavour = "python-ascii") -> Language:
     """Returns the language of `root`, without Terminals. Raises GrammarError.
 
     A rule without recursion becomes one regular expression, if it is not too large.
     """
-    return language_of_rules(_Parser(text).read(), ROOT, " ::=")
+    return language_of_rules(_Parser(text, flavour).read(), ROOT, " ::=")
 
 
 class _Parser:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, flavour: PythonFlavour) -> None:
+        self._flavour = flavour
         self._tokens = _tokens(text)
         self._grammar = WrittenRules()
         self._name = ""
@@ -221,7 +223,7 @@ class _Parser:
 
     def _regex(self, token: Token) -> Expression:
         try:
-            expression = regex.parse(token.text[1:-1].replace("\\/", "/"), flavour="python")
+            expression = regex.parse(token.text[1:-1].replace("\\/", "/"), flavour=self._flavour)
             if not is_empty(expression):
                 return expression
         except GrammarError as error:

@@ -13,6 +13,7 @@ from tureen.grammar.free_text import to_the_end, up_to
 from tureen.grammar.guard.guarded import load_guarded, ready
 from tureen.grammar.json_text import check_characters, decoded, strings
 from tureen.grammar.notations import grammar
+from tureen.grammar.regex_classes import PythonFlavour
 from tureen.grammar.regular import is_empty
 from tureen.grammar.rules import calls
 from tureen.grammar.schema.formats import FORMATS, format_strings
@@ -79,15 +80,16 @@ def _check_text(text: str, name: str, most: int) -> None:
 
 
 def _language(spec: GrammarSpec, vocabulary: Vocabulary | None) -> Language:
+    flavour: PythonFlavour = "python" if spec.unicode_classes else "python-ascii"
     match spec.kind:
         case "json_schema":
             return json_schema(spec.text, strict=spec.strict, guards=True)
         case "structural_tag":
-            return structural_tag(spec.text, strict=spec.strict, vocabulary=vocabulary)
+            return structural_tag(spec.text, strict=spec.strict, vocabulary=vocabulary, flavour=flavour)
         case "regex":
-            return Language(_whole(_regex(spec.text)))
+            return Language(_whole(_regex(spec.text, flavour)))
         case "ebnf":
-            language = grammar(spec.text)
+            language = grammar(spec.text, flavour)
             return Language(_whole(language.start), language.rules)
         case "choice":
             return Language(_whole(_choice(spec.text)))
@@ -98,8 +100,8 @@ def _whole(expression: Expression) -> Expression:
     return expression if any(calls(expression)) else to_the_end(expression)
 
 
-def _regex(pattern: str) -> Expression:
-    expression = regex.parse(pattern, flavour="python")
+def _regex(pattern: str, flavour: PythonFlavour) -> Expression:
+    expression = regex.parse(pattern, flavour=flavour)
     if is_empty(expression):
         raise GrammarError(f"regex {echo(pattern)} matches nothing: parts of it contradict each other; change them")
     return expression

@@ -21,6 +21,7 @@ from tureen.grammar.expression import (
     Text,
 )
 from tureen.grammar.lark_terminals import COMMON, pattern_terminal
+from tureen.grammar.regex_classes import PythonFlavour
 from tureen.grammar.regular import is_empty
 from tureen.grammar.rules import Rules, calls, chain, cycle, replaced, unmarked
 from tureen.grammar.schema.language import json_schema
@@ -92,12 +93,12 @@ def is_lark(text: str) -> bool:
     return DEFINITION.search(text) is not None and EBNF_DEFINITION.search(text) is None
 
 
-def lark(text: str) -> Language:
+def lark(text: str, flavour: PythonFlavour = "python-ascii") -> Language:
     """Returns the language of `start`, without Terminals. Raises GrammarError.
 
     A text is cut into terminals in any way that fits the rules. What `%ignore` names may follow each of them.
     """
-    parser = _LarkParser(text)
+    parser = _LarkParser(text, flavour)
     grammar = parser.read()
     _check_terminals(grammar)
     rules = _with_skips(grammar.rules, parser.ignored) if parser.ignored else grammar.rules
@@ -111,7 +112,8 @@ Fail = Callable[[str, LarkToken, str], GrammarError]
 
 
 class _LarkParser:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, flavour: PythonFlavour) -> None:
+        self._flavour = flavour
         self._tokens = _tokens(text)
         self._at = 0
         self._name = ""
@@ -291,7 +293,7 @@ class _LarkParser:
         if token.kind == "literal":
             return self._terminal(token, self._literal(token))
         if token.kind == "regex":
-            return self._terminal(token, _regex_of(token, self._fault))
+            return self._terminal(token, _regex_of(token, self._flavour, self._fault))
         if token.kind == "name":
             self._grammar.calls.setdefault(token.text, (self._name, token.line))
             return RuleCall(token.text)
@@ -371,10 +373,10 @@ def _text_of(token: LarkToken, fail: Fail) -> str:
     return text
 
 
-def _regex_of(token: LarkToken, fail: Fail) -> Expression:
+def _regex_of(token: LarkToken, flavour: PythonFlavour, fail: Fail) -> Expression:
     """Returns the language of a regular expression."""
     try:
-        expression = pattern_terminal(token.text)
+        expression = pattern_terminal(token.text, flavour)
         if not is_empty(expression):
             return expression
     except GrammarError as error:

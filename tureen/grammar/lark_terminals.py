@@ -6,6 +6,7 @@ import re
 
 from tureen.grammar import regex
 from tureen.grammar.expression import Expression, GrammarError
+from tureen.grammar.regex_classes import PythonFlavour
 from tureen.grammar.regex_nodes import ASSERTING
 from tureen.grammar.regex_syntax import PatternParser
 
@@ -46,7 +47,7 @@ LAZY = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<lazy>[*+?}]\?)", re.DOTAL
 FLAGS = "imsux"
 
 
-def pattern_terminal(written: str) -> Expression:
+def pattern_terminal(written: str, flavour: PythonFlavour) -> Expression:
     """Returns the texts of `/pattern/flags`. Raises GrammarError, also for what asks about the text around it."""
     pattern, _, flags = written[1:].rpartition("/")
     pattern = pattern.replace("\\/", "/")
@@ -56,6 +57,6 @@ def pattern_terminal(written: str) -> Expression:
     if any(match["lazy"] for match in LAZY.finditer(pattern)):
         raise GrammarError("lazy repeats (*? +? ??) end where they can; name the characters that are repeated instead")
     flagged = f"(?{flags}){pattern}" if flags else pattern
-    if isinstance(PatternParser(flagged, "python").pattern(), ASSERTING):
+    if isinstance(PatternParser(flagged, flavour).pattern(), ASSERTING):
         raise GrammarError("^ $ \\b and lookarounds ask about the text around a terminal; leave them out")
-    return regex.parse(flagged, flavour="python")
+    return regex.parse(flagged, flavour=flavour)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Literal, NoReturn, TypeAlias
+from typing import Literal, NamedTuple, NoReturn, TypeAlias
 
 from tureen.errors import echo
 from tureen.grammar.alphabet import Ranges
@@ -21,9 +21,12 @@ from tureen.grammar.char_sets import (
 )
 from tureen.grammar.expression import ANY_CHAR, MAX_CODE_POINT, GrammarError, SchemaError
 
-Flavour: TypeAlias = Literal["python", "ecma"]
+PythonFlavour: TypeAlias = Literal["python", "python-ascii"]
+r"""`python-ascii`: `\d`, `\w`, `\s` and `\b` know ASCII only, unless the pattern says `(?u)`."""
+Flavour: TypeAlias = Literal["python", "python-ascii", "ecma"]
 
 IGNORECASE, ASCII = int(re.IGNORECASE), int(re.ASCII)
+ASCII_CLASSES = 1 << 16  # a flag of ours: unlike ASCII, it does not change what IGNORECASE does
 CONTROL = {"f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
 PYTHON_HEX = {"x": 2, "u": 4, "U": 8}
 PYTHON_OCTAL = re.compile(r"0[0-7]{0,2}|[1-7][0-7]{2}", re.ASCII)
@@ -45,6 +48,7 @@ ECMA_SETS = {"Any": ANY_CHAR.ranges, "ASCII": ((0, 127),)}
 
 UNOPENED = 'there is a ")" without its "("'
 UNCLOSED = 'a group is not closed: ")" is missing'
+REVERSED = "the range of the class is reversed"
 ENDS_IN_CLASS = 'the class is not closed: "]" is missing'
 ENDS_IN_ESCAPE = "the backslash at the end escapes nothing"
 
@@ -55,7 +59,7 @@ class PatternSource:
     def __init__(self, pattern: str, flavour: Flavour) -> None:
         self.pattern = pattern
         self.at = 0
-        self.is_python = flavour == "python"
+        self.is_python = flavour != "ecma"
 
     def refuse(self, what: str, at: int | None = None) -> NoReturn:
         """Raises the GrammarError that says what is not supported and where."""
@@ -124,7 +128,7 @@ def escape(source: PatternSource, in_class: bool, flags: int) -> int | Ranges:
 
 def _shorthand(source: PatternSource, letter: str, flags: int) -> Ranges:
     if source.is_python:
-        ranges = python_class(letter.lower(), bool(flags & ASCII))
+        ranges = python_class(letter.lower(), bool(flags & (ASCII | ASCII_CLASSES)))
     else:
         ranges = {"d": ASCII_DIGIT, "w": ASCII_WORD, "s": ECMA_SPACE}[letter.lower()]
     return ranges if letter.islower() else complement(ranges)
@@ -214,35 +218,36 @@ def _identity(source: PatternSource) -> int:
 
 def bracketed(source: PatternSource, flags: int) -> Ranges:
     """Returns the class whose "[" has been read."""
-    start = source.at - 1
     negated = source.take("^")
-    spans: list[tuple[int, int]] = []
-    if source.is_python and source.take("]"):
-        source.at -= 1
-        spans += _class_range(source, flags)
+    items = [_class_range(source, flags)] if source.is_python and source.peek() == "]" else []
     while not source.take("]"):
-        spans += _class_range(source, flags)
-    ranges = union(spans)
-    if negated:
-        ranges = complement(ranges)
+        items.append(_class_range(source, flags))
+    written = union(span for item in items if not item.is_set for span in item.spans)
     if flags & IGNORECASE:
-        return ignoring_case(source.pattern[start : source.at], ranges, flags & ASCII)
-    return ranges
+        written = ignoring_case(written, flags & ASCII)
+    ranges = union((*written, *(span for item in items if item.is_set for span in item.spans)))
+    return complement(ranges) if negated else ranges
 
 
-def _class_range(source: PatternSource, flags: int) -> list[tuple[int, int]]:
-    """One character, set or range of a class."""
+class ClassItem(NamedTuple):
+    r"""One character, range or set such as `\w` of a class."""
+
+    spans: Ranges
+    is_set: bool = False
+
+
+def _class_range(source: PatternSource, flags: int) -> ClassItem:
     start = source.at
     first = _class_atom(source, flags)
     if source.peek() != "-" or source.pattern[source.at + 1 : source.at + 2] in ("", "]"):
-        return _spans(first)
+        return _item(first)
     source.at += 1
     last = _class_atom(source, flags)
     if isinstance(first, int) and isinstance(last, int):
-        return [(first, last)] if first <= last else source.malformed("the range of the class is reversed", start)
+        return ClassItem(((first, last),)) if first <= last else source.malformed(REVERSED, start)
     if source.is_python:
         source.refuse("a range goes from one character to another", start)
-    return [*_spans(first), (ord("-"), ord("-")), *_spans(last)]
+    return ClassItem((*_item(first).spans, (ord("-"), ord("-")), *_item(last).spans), is_set=True)
 
 
 def _class_atom(source: PatternSource, flags: int) -> int | Ranges:
@@ -255,5 +260,5 @@ def _class_atom(source: PatternSource, flags: int) -> int | Ranges:
     return ord(char)
 
 
-def _spans(atom: int | Ranges) -> list[tuple[int, int]]:
-    return [(atom, atom)] if isinstance(atom, int) else list(atom)
+def _item(atom: int | Ranges) -> ClassItem:
+    return ClassItem(((atom, atom),)) if isinstance(atom, int) else ClassItem(atom, is_set=True)

@@ -29,6 +29,7 @@ from tureen.grammar.expression import (
 from tureen.grammar.regex_atomic import atomic, possessive
 from tureen.grammar.regex_classes import (
     ASCII,
+    ASCII_CLASSES,
     IGNORECASE,
     UNCLOSED,
     UNOPENED,
@@ -90,7 +91,7 @@ class PatternParser:
 
     def __init__(self, pattern: str, flavour: Flavour) -> None:
         self.source = PatternSource(pattern, flavour)
-        self.flags = 0
+        self.flags = ASCII_CLASSES if flavour == "python-ascii" else 0
         self.depth = 0
         self.names: set[str] = set()
         self.lazy = 0  # repeats of which the shortest match comes first
@@ -136,7 +137,7 @@ class PatternParser:
         both_kinds = "a" in on and "u" in on
         if not set(on) <= set(FLAGS) or not set(off) <= set("imsx") or set(on) & set(off) or both_kinds:
             self.source.refuse(f"(?{match[1]}{match[2] or ''}: no such flags", start)
-        flags = self.flags & ~ASCII if "u" in on else self.flags
+        flags = self.flags & ~(ASCII | ASCII_CLASSES) if "u" in on else self.flags
         for letter in on:
             flags |= FLAGS[letter]
         for letter in off:
@@ -265,7 +266,7 @@ class PatternParser:
             return [Mark("start" if source.pattern[source.at - 1] == "A" else "end")]
         if source.peek() in ("b", "B"):
             source.at += 1
-            word = python_class("w", bool(self.flags & ASCII)) if source.is_python else ASCII_WORD
+            word = python_class("w", bool(self.flags & (ASCII | ASCII_CLASSES))) if source.is_python else ASCII_WORD
             return [Mark("boundary" if source.pattern[source.at - 1] == "b" else "no boundary", word)]
         escaped = escape(source, False, self.flags)
         return self._literal(chr(escaped)) if isinstance(escaped, int) else [chars(escaped)]

@@ -13,6 +13,7 @@ from tureen.grammar.expression import EMPTY, Expression, GrammarError, Language,
 from tureen.grammar.free_text import endless, free_of, up_to
 from tureen.grammar.json_text import decoded, flag, integer, keys, listed, string, strings
 from tureen.grammar.pieces import Assembly, TerminalPiece, apart, fixed
+from tureen.grammar.regex_classes import PythonFlavour
 from tureen.grammar.rules import calls, chain, choice, reachable, repeat
 from tureen.grammar.tag_leaves import FormatPlace, GuardedLeaves, LeafFormats
 from tureen.grammar.tag_steps import tag_steps
@@ -37,18 +38,24 @@ class Tag:
         return fixed(self.begin[length:], self.rest)
 
 
-def structural_tag(text: str, *, strict: bool = False, vocabulary: Vocabulary | None = None) -> Language:
+def structural_tag(
+    text: str,
+    *,
+    strict: bool = False,
+    vocabulary: Vocabulary | None = None,
+    flavour: PythonFlavour = "python-ascii",
+) -> Language:
     """Raises GrammarError, which names the place: `structural_tag.format.tags[0].begin`. `strict`: see
     `json_schema`. `vocabulary`: the one that numbers of tokens are about."""
     value = decoded(text, "structural_tag")
     if vocabulary is not None:
         value = with_token_texts(value, vocabulary)
-    builder = _Builder(strict)
+    builder = _Builder(strict, flavour)
     start = (builder.legacy if isinstance(value, dict) and "structures" in value else builder.whole)(value)
     rules = reachable(start.expression, builder.assembly.rules)
     unenforced, guarded = builder.unenforced, builder.guarded
     budgets = builder.guards.budgets
-    facts = tag_steps(value, builder.guards) if guarded or budgets else None
+    facts = tag_steps(value, builder.guards, flavour) if guarded or budgets else None
     if facts is None:
         if budgets:
             path = next(iter(budgets))
@@ -66,9 +73,9 @@ def structural_tag(text: str, *, strict: bool = False, vocabulary: Vocabulary | 
 
 
 class _Builder:
-    def __init__(self, strict: bool) -> None:
+    def __init__(self, strict: bool, flavour: PythonFlavour) -> None:
         self.assembly = Assembly()
-        leaves = self._leaves = LeafFormats(self.assembly, strict=strict)
+        leaves = self._leaves = LeafFormats(self.assembly, strict=strict, flavour=flavour)
         self._formats = 0
         self._makers: dict[str, Callable[[dict[str, Any], FormatPlace], TerminalPiece]] = {
             "const_string": leaves.const_string,

@@ -26,6 +26,7 @@ from tureen.grammar.guard.facts import GuardNode
 from tureen.grammar.json_text import flag, integer, keys, string, strings
 from tureen.grammar.notations import grammar
 from tureen.grammar.pieces import Assembly, TerminalPiece, fixed
+from tureen.grammar.regex_classes import PythonFlavour
 from tureen.grammar.regular import continuations, first_chars, is_empty
 from tureen.grammar.rules import SOMETHING, calls, can_be_empty, chain, replaced
 from tureen.grammar.schema.language import json_schema, tagged_schema
@@ -85,13 +86,14 @@ class GuardedLeaves(NamedTuple):
 class LeafFormats:
     """Makes pieces of the formats that hold no other; what they need of rules goes to `assembly`."""
 
-    def __init__(self, assembly: Assembly, *, strict: bool) -> None:
+    def __init__(self, assembly: Assembly, *, strict: bool, flavour: PythonFlavour) -> None:
         self.unenforced: list[Unenforced] = []  # of what the schemas say
         self.guarded: list[Unenforced] = []  # what is enforced by a guard, if it can follow the tag
         self.promised: list[Unenforced] = []  # of that, what is strict
         self.guards = GuardedLeaves([], {}, {}, [], {}, {}, {})
         self._assembly = assembly
         self._strict = strict
+        self._flavour = flavour
         self._languages = 0
 
     def const_string(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
@@ -164,7 +166,7 @@ class LeafFormats:
     def grammar(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "grammar"))
         text = string(value["grammar"], f"{place.path}.grammar")
-        language = _at(f"{place.path}.grammar", lambda: grammar(text))
+        language = _at(f"{place.path}.grammar", lambda: grammar(text, self._flavour))
         prefix = self._prefix()
 
         def renamed(name: str) -> RuleCall:
@@ -181,7 +183,11 @@ class LeafFormats:
         text, prefix = string(value[kind], path), self._prefix()
 
         def language() -> Language:
-            strings = grammar(text) if kind == "grammar" else Language(regex.parse(text, flavour="python"))
+            strings = (
+                grammar(text, self._flavour)
+                if kind == "grammar"
+                else Language(regex.parse(text, flavour=self._flavour))
+            )
             if kind == "pattern" and is_empty(strings.start):
                 raise GrammarError(f"it matches nothing: {echo(text)}; change it")
             return encoded_language(strings, lambda name: RuleCall(prefix + name))
@@ -194,7 +200,7 @@ class LeafFormats:
         keys(value, place.path, ("type", "pattern"))
         path = f"{place.path}.pattern"
         pattern = string(value["pattern"], path)
-        expression = _at(path, lambda: regex.parse(pattern, flavour="python"))
+        expression = _at(path, lambda: regex.parse(pattern, flavour=self._flavour))
         if _at(path, lambda: is_empty(expression)):
             raise GrammarError(f"{path} matches nothing: {echo(pattern)}; change it")
         return self._set(expression, place)

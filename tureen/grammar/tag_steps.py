@@ -15,6 +15,7 @@ from tureen.grammar.alphabet import merged
 from tureen.grammar.expression import ANYTHING, Both, Chain, Chars, Expression, GrammarError
 from tureen.grammar.free_text import any_of
 from tureen.grammar.guard.facts import NOWHERE, THE_END, FixedStep, FreeStep, GuardFacts, Step, ValueStep
+from tureen.grammar.regex_classes import PythonFlavour
 from tureen.grammar.regular import is_empty
 from tureen.grammar.rules import SOMETHING
 from tureen.grammar.tag_leaves import SCHEMA_STYLES, FormatPlace, GuardedLeaves
@@ -34,10 +35,10 @@ LAST: Ways = (Way("", THE_END),)
 """The output ends."""
 
 
-def tag_steps(tag: Any, leaves: GuardedLeaves) -> GuardFacts | None:
+def tag_steps(tag: Any, leaves: GuardedLeaves, flavour: PythonFlavour) -> GuardFacts | None:
     """Returns the facts that outputs of a structural tag, which is right, are held to; None where they cannot be
     told."""
-    finder = _StepFinder(leaves)
+    finder = _StepFinder(leaves, flavour)
     try:
         ways = finder.legacy(tag) if "structures" in tag else finder.ways(tag["format"], PLACE, LAST)
         start = finder.step(ways)
@@ -50,9 +51,10 @@ PLACE = FormatPlace("structural_tag.format")
 
 
 class _StepFinder:
-    def __init__(self, leaves: GuardedLeaves) -> None:
+    def __init__(self, leaves: GuardedLeaves, flavour: PythonFlavour) -> None:
         self.steps: list[Step] = []
         self._leaves = leaves
+        self._flavour = flavour
         self._paths = (*leaves.values, *leaves.tagged, *leaves.budgets)
         self._known: dict[Ways, int] = {}
         self._finders: Mapping[str, Callable[[Any, FormatPlace, Ways], Ways]] = {
@@ -156,7 +158,7 @@ class _StepFinder:
     def _regex(self, value: Any, place: FormatPlace, then: Ways) -> Ways:
         if place.stops == ():
             raise Untold
-        pattern = regex.parse(value["pattern"], flavour="python")
+        pattern = regex.parse(value["pattern"], flavour=self._flavour)
         if place.stops is None:
             return (Way("", THE_END, Chain((pattern, ANYTHING))),)
         ends = any_of(place.stops)

@@ -197,8 +197,8 @@ def is_strict(scope: Scope) -> bool:
 
 
 def find_route(scope: Scope) -> BaseRoute | None:
-    """Returns the route that will answer, matched as Starlette's router does it: by path and method, else by path;
-    None = no route has this path."""
+    """Returns the route that will answer, matched as Starlette's router does it: by path and method, else by path, else
+    by the path without slashes at its end, to which the answer redirects; None = no route has this path."""
     by_path = None
     for route in scope["app"].routes:
         match, _ = route.matches(scope)
@@ -206,7 +206,15 @@ def find_route(scope: Scope) -> BaseRoute | None:
             return cast(BaseRoute, route)
         if match is Match.PARTIAL and by_path is None:
             by_path = route
+    if by_path is None and (shorter := without_slashes(scope)) is not None:
+        return find_route(shorter)
     return by_path
+
+
+def without_slashes(scope: Scope) -> Scope | None:
+    """Returns the scope with the path without slashes at its end; None if it has none, or nothing else."""
+    path = scope["path"].rstrip("/")
+    return None if not path or path == scope["path"] else {**scope, "path": path}
 
 
 def check_access(

@@ -31,7 +31,7 @@ class AnswerFormat(NamedTuple):
         return self.layout | {"strict": False} if self.place == self.parameter else self.layout
 
 
-def answer_format(sampling: Mapping[str, Any], names: Names) -> AnswerFormat | None:
+def answer_format(sampling: Mapping[str, Any], names: Names, *, unicode_classes: bool) -> AnswerFormat | None:
     """Returns the constraint among the sampling parameters that a body sets; None where there is none, and for a
     structural tag, which says itself where calls may stand.
 
@@ -48,7 +48,8 @@ def answer_format(sampling: Mapping[str, Any], names: Names) -> AnswerFormat | N
         spec = GrammarSpec("choice", msgspec.json.encode(value).decode())
         return AnswerFormat(parameter, {"type": "regex", "pattern": pattern}, spec, "pattern")
     if parameter == "regex":
-        return AnswerFormat(parameter, {"type": "regex", "pattern": value}, GrammarSpec("regex", value), "pattern")
+        spec = GrammarSpec("regex", value, unicode_classes=unicode_classes)
+        return AnswerFormat(parameter, {"type": "regex", "pattern": value}, spec, "pattern")
     if parameter == "ebnf":
         return AnswerFormat(parameter, {"type": "grammar", "grammar": value}, None, "grammar")
     # a JSON schema: parameter, format, and the key of the schema in it have one name

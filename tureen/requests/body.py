@@ -28,10 +28,12 @@ NOT_ALLOWED = "Invalid enum value", "Invalid value"
 """Beginnings of msgspec's messages about an unknown field, and about a value outside an enum or a literal type; what
 one about a null has."""
 
-_AT = re.compile(r"^(?P<problem>.*?)(?: - at (?:`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
+_AT = re.compile(r"^(?P<problem>.*?)(?: - at (?P<key>`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`")
 _TOO_LONG = re.compile(r"Expected `(?P<kind>array|object|str)` of length <= (?P<most>\d+)")
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
+ENTRY = "..."
+"""The key of an entry of a map, as msgspec writes it."""
 
 
 def read_json(content_type: str | None, body: bytes) -> dict[str, Any]:
@@ -123,13 +125,18 @@ def convert(value: Any, kind: type[T], path: Callable[[str], str] = str, table: 
 def _as_invalid_request(message: str, converted: Any, kind: Any, path: Callable[[str], str]) -> InvalidRequest:
     match = _AT.match(message)
     problem, steps = (match["problem"], match["path"] or "") if match else (message, "")
+    is_key = match is not None and match["key"] is not None
     value, names = converted, []
-    for name, index in _STEP.findall(steps):
-        names.append(name or f"[{index}]")
+    place: list[str | int] = []
+    for name, index in (*_STEP.findall(steps), *([("", ENTRY)] if is_key else ())):
+        key = _key_at_fault(message, converted, place, value, kind) if index == ENTRY else name or int(index)
+        names.append(name or (f"[{index}]" if isinstance(key, int) else f"[{echo(key).replace(']', '?')}]"))
+        place.append(key)
         if isinstance(value, dict):
-            value = value.get(name)
-        elif isinstance(value, list) and index.isdigit() and int(index) < len(value):
-            value = value[int(index)]
+            value = value.get(key)
+        elif isinstance(value, list) and isinstance(key, int) and key < len(value):
+            value = value[key]
+    value = place[-1] if is_key else value
     missing = _MISSING.fullmatch(problem)
     if missing:
         names.append(missing["name"])
@@ -139,11 +146,40 @@ def _as_invalid_request(message: str, converted: Any, kind: Any, path: Callable[
     if problem.startswith(NOT_ALLOWED):
         problem = "must be " + " or ".join(echo(word) for word in words_at(kind, names))
     too_long = _TOO_LONG.fullmatch(problem)
-    if too_long and isinstance(value, list | dict | str) and "..." not in steps:
+    if too_long and isinstance(value, list | dict | str):
         unit = "characters" if too_long["kind"] == "str" else "entries"
         return InvalidRequest(f"{field} takes at most {too_long['most']} {unit}, got {len(value)}", field=field)
     expected = problem[:MAX_TOLD].replace("`", "").replace("Expected ", "expected ").split(", got ")[0]
+    expected += " as key" if is_key else ""
     return InvalidRequest(f"{field or 'the body'}: {expected}, got {echo(value)}", field=field or None)
+
+
+def _key_at_fault(message: str, converted: Any, place: list[str | int], entries: Any, kind: Any) -> str:
+    """Returns the key of the first entry of a map that msgspec refuses with this message, which does not name it.
+
+    `place`: the way from what was converted to the map. Halves the map until one entry is left.
+    """
+    if not isinstance(entries, dict):
+        return ENTRY
+    keys = list(entries)
+    while len(keys) > 1:
+        half = keys[: len(keys) // 2]
+        try:
+            msgspec.convert(_replaced(converted, place, {key: entries[key] for key in half}), kind, str_keys=True)
+            is_here = False
+        except (msgspec.ValidationError, OverflowError) as error:
+            is_here = str(error) == message
+        keys = half if is_here else keys[len(half) :]
+    return str(keys[0]) if keys else ENTRY
+
+
+def _replaced(value: Any, place: list[str | int], entries: dict[str, Any]) -> Any:
+    """Returns a copy of plain data with other entries in the map at this place."""
+    if not place:
+        return entries
+    copied = value.copy()
+    copied[place[0]] = _replaced(value[place[0]], place[1:], entries)
+    return copied
 
 
 def read_params(

@@ -154,7 +154,9 @@ def _tool_setup(chat: Chat, context: Context) -> ToolSetup:
         raise InvalidRequest("tools: the server runs with --tool-call-parser none; leave them out", field="tools")
     if form.SPECIAL:
         _keep_special_tokens(sampling, chat, "calls of tools")
-    answer = answer_format(sampling, chat.names) if chat.tool_choice.mode == "auto" else None
+    answer = None
+    if chat.tool_choice.mode == "auto":
+        answer = answer_format(sampling, chat.names, unicode_classes=context.config.regex_unicode)
     return _calls(chat, form, sampling) if answer is None else _calls_or_answer(chat, form, sampling, answer)
 
 

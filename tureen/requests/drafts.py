@@ -337,7 +337,7 @@ def constrained(params: SamplingParams, path: Callable[[str], str], config: Conf
         raise InvalidRequest(f"{field}: the server runs with --grammar-backend none; leave it out", field=field)
     if why := why_unconstrained():
         raise InvalidRequest(f"{field}: {why}", field=field)
-    spec = _spec(name, params)
+    spec = _spec(name, params, config)
     if params.dtype is not None:
         stops = params.stop + DTYPE_STOPS.get(params.dtype, ())
         most = config.max_stop_strings
@@ -352,9 +352,9 @@ def constrained(params: SamplingParams, path: Callable[[str], str], config: Conf
     return GrammarConstraint(params, spec, field)
 
 
-def _spec(name: str, params: SamplingParams) -> GrammarSpec:
+def _spec(name: str, params: SamplingParams, config: Config) -> GrammarSpec:
     value = getattr(params, name)
     if name == "dtype":
-        return GrammarSpec("regex", DTYPES[value], params.grammar_after)
+        name, value = "regex", DTYPES[value]
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return GrammarSpec(name, text, params.grammar_after, params.strict_schema)  # type: ignore[arg-type]
+    return GrammarSpec(name, text, params.grammar_after, params.strict_schema, config.regex_unicode)  # type: ignore[arg-type]

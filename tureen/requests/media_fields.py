@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import msgspec
 
+from tureen.contract.params import JsonObject
 from tureen.contract.types import NO_TOKEN, PICTURE, VIDEO, MediaItem
 from tureen.errors import InvalidRequest, RequestFailed, echo
 from tureen.media.base import Family, Modality, Prepared
@@ -17,9 +18,12 @@ from tureen.requests.offload import LARGE, offload
 from tureen.requests.planning import per_prompt
 from tureen.requests.prompts import Prompt, too_long
 from tureen.requests.state import Context
+from tureen.requests.telling import tell
 
-MediaReferences = str | list[str] | list[str | list[str] | None] | None
-"""A body's field of pictures or videos: a URL, data URL or path, a list of them, or for a batch an entry a prompt."""
+MediaReference = str | JsonObject
+"""A URL, data URL, path or base64; or an object that has it as `url`."""
+MediaReferences = MediaReference | list[MediaReference] | list[MediaReference | list[MediaReference] | None] | None
+"""A body's field of pictures or videos: a reference, a list of them, or for a batch an entry a prompt."""
 
 DIGEST_DIGITS = 15  # hex digits of a picture's digest in its token ids, which have 64 bits
 
@@ -66,10 +70,9 @@ def read_media(
     """
     pictures, picture_fields = _per_prompt(image_data, batch, "image_data", is_batch=is_batch)
     videos, video_fields = _per_prompt(video_data, batch, "video_data", is_batch=is_batch)
-    if any(videos) and not any(pictures) and modalities is not None and set(modalities) == {"video"}:
-        modalities = None  # it only repeats that video_data holds videos
-    if modalities is not None and not any(pictures):
-        raise InvalidRequest("modalities says what image_data holds; send image_data too", field="modalities")
+    _check_modalities(modalities or ())
+    if not any(pictures):
+        modalities = None  # it says what image_data holds, which is nothing
     kinds = _modalities(modalities, [len(refs) for refs in pictures], is_batch=is_batch)
     fields = zip(pictures, videos, kinds, picture_fields, video_fields, strict=True)
     return [PromptMedia(*values) for values in fields]
@@ -79,15 +82,47 @@ def _per_prompt(
     references: MediaReferences, batch: int, field: str, *, is_batch: bool
 ) -> tuple[list[tuple[str, ...]], list[str]]:
     """Returns the references of each prompt, and the name of its field for errors."""
-    if references is None or isinstance(references, str):
-        return [() if references is None else (references,)] * batch, [field] * batch
+    if not isinstance(references, list):
+        return [() if references is None else (_reference(references, field),)] * batch, [field] * batch
     if not is_batch:
-        if not all(isinstance(reference, str) for reference in references):
+        if not all(isinstance(reference, str | dict) for reference in references):
             raise InvalidRequest(f"{field} of one prompt is a string or a list of strings", field=field)
-        return [tuple(cast("list[str]", references))], [field]
-    rows: list[str | list[str] | None] = per_prompt(cast("list[str | list[str] | None]", references), batch, field)
-    lists = [() if row is None else (row,) if isinstance(row, str) else tuple(row) for row in rows]
-    return lists, [f"{field}[{index}]" for index in range(batch)]
+        return [_references(cast("list[MediaReference]", references), field)], [field]
+    rows: list[Any] = per_prompt(cast("list[Any]", references), batch, field)
+    fields = [f"{field}[{index}]" for index in range(batch)]
+    return [_row(row, name) for row, name in zip(rows, fields, strict=True)], fields
+
+
+def _row(row: MediaReference | list[MediaReference] | None, field: str) -> tuple[str, ...]:
+    """Returns the references of one prompt of a batch."""
+    if isinstance(row, list):
+        return _references(row, field)
+    return () if row is None else (_reference(row, field),)
+
+
+def _references(references: Sequence[MediaReference], field: str) -> tuple[str, ...]:
+    return tuple(_reference(reference, f"{field}[{index}]") for index, reference in enumerate(references))
+
+
+def _reference(reference: MediaReference, field: str) -> str:
+    """Returns a reference as text. Raises InvalidRequest for an object without one."""
+    if isinstance(reference, str):
+        return reference
+    if "format" in reference:
+        raise InvalidRequest(
+            f"{field}.format: this server prepares pictures itself; send the picture, as a string or as "
+            '{"url": …}, and not what a processor made of it',
+            field=f"{field}.format",
+        )
+    url, others = reference.get("url"), sorted(reference.keys() - {"url", "detail"})
+    if not isinstance(url, str) or others:
+        got = f"got {echo(others[0])} too" if others else f"got url {echo(url)}"
+        raise InvalidRequest(
+            f'{field}: an object for a picture is {{"url": URL, data: URL, path or base64}}; {got}', field=field
+        )
+    if reference.get("detail") not in (None, "auto", "high"):
+        tell(f"{field}.detail", "pictures are always shown as finely as the model takes them")
+    return url
 
 
 def picture_modality(count: int) -> Modality:
@@ -95,14 +130,17 @@ def picture_modality(count: int) -> Modality:
     return "multi-images" if count > 1 else "image"
 
 
-def _modalities(modalities: Sequence[str] | None, counts: list[int], *, is_batch: bool) -> list[Modality]:
-    """Returns the modality of each prompt's pictures, of which there are `counts`. Raises InvalidRequest."""
-    if modalities is None:
-        return [picture_modality(count) for count in counts]
+def _check_modalities(modalities: Sequence[str]) -> None:
     known = get_args(Modality)
     for modality in modalities:
         if modality not in known:
             raise InvalidRequest(f"modalities may be {', '.join(known)}; got {echo(modality)}", field="modalities")
+
+
+def _modalities(modalities: Sequence[str] | None, counts: list[int], *, is_batch: bool) -> list[Modality]:
+    """Returns the modality of each prompt's pictures, of which there are `counts`. Raises InvalidRequest."""
+    if modalities is None:
+        return [picture_modality(count) for count in counts]
     if is_batch and len(modalities) == len(counts):
         return cast("list[Modality]", list(modalities))
     fits = len(modalities) == 1 or (not is_batch and len(modalities) == counts[0] and len(set(modalities)) == 1)

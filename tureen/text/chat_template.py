@@ -47,7 +47,16 @@ VICUNA: Final = (
     "{% endfor %}"
     "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
-BUILT_IN: Final = {"chatml": CHATML, "chatml-llava": CHATML_LLAVA, "vicuna_v1.1": VICUNA}
+LLAMA_2: Final = (
+    "{% set said = namespace(system='') %}"
+    "{% for message in messages %}{% set content = message.content or '' %}"
+    "{% if message.role == 'system' %}"
+    "{% set said.system = '<<SYS>>\n' + content + '\n<</SYS>>\n\n' %}"
+    "{% elif message.role == 'assistant' %}{{ ' ' + content + ' ' + eos_token + bos_token }}"
+    "{% else %}{{ '[INST] ' + said.system + content + ' [/INST]' }}{% set said.system = '' %}{% endif %}"
+    "{% endfor %}"
+)
+BUILT_IN: Final = {"chatml": CHATML, "chatml-llava": CHATML_LLAVA, "vicuna_v1.1": VICUNA, "llama-2": LLAMA_2}
 """Built-in templates, by the names that SGLang's --chat-template has for them."""
 
 SUFFIX, JSON_SUFFIX = ".jinja", ".json"

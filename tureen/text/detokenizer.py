@@ -27,6 +27,7 @@ class Detokenizer:
         self._held = ""  # text decoded and not returned yet
         self._taken = 0  # characters returned so far
         self._end: int | None = None  # position at which a stop cuts the text
+        self.stop_pattern = ""  # the stop pattern that ended the output
 
     def append(self, token_id: int, *, stops_allowed: bool) -> str | None:
         """Decodes one more token. Returns the stop that it completes: the stop string, or the text a pattern matched.
@@ -48,6 +49,7 @@ class Detokenizer:
             stop = Match(self.length, self.length, self._special_stops[token_id])
         if stop is None:
             return None
+        self.stop_pattern = stop.pattern
         self._end = max(stop.end if self._params.no_stop_trim else stop.start, self._taken)
         return stop.text
 

@@ -43,6 +43,7 @@ FORMATS: dict[str, ReasoningFormat] = {
     "gpt-oss": _HARMONY,
     "kimi": ReasoningFormat("◁think▷", "◁/think▷", starts_inside=False),
     "openai-gptoss": _HARMONY,
+    "kimi-k2": _MAY_THINK,
     "mistral": ReasoningFormat("[THINK]", "[/THINK]", starts_inside=False, is_special=True),
     "qwen3": _MAY_THINK,
     "qwen3-thinking": _THINKS,

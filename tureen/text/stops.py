@@ -24,6 +24,7 @@ class Match(NamedTuple):
     start: int
     end: int
     text: str
+    pattern: str = ""  # the stop pattern; "" = a stop string
 
 
 class StopStrings:
@@ -139,7 +140,7 @@ class StopPatterns:
             raise _too_slow()
         if match is None:
             return None
-        return Match(match.start() + self._dropped, match.end() + self._dropped, match.group())
+        return Match(match.start() + self._dropped, match.end() + self._dropped, match.group(), pattern.pattern)
 
     def _forget(self) -> None:
         unneeded = self.hold_from - self._dropped - LOOKBEHIND_CHARS

@@ -15,7 +15,7 @@ from tureen.text.messages import Tool
 from tureen.text.python_calls import PythonCallParser, python_tag
 
 ORDER = 33
-NAMES: tuple[str, ...] = ("pythonic", "llama4_pythonic")
+NAMES: tuple[str, ...] = ("pythonic", "llama4_pythonic", "llama4")
 BEGIN, END = "<|python_start|>", "<|python_end|>"
 MARKS: tuple[str, ...] = (BEGIN, "func_name1(")
 SPECIAL = False  # calls are found without the marks, too

@@ -58,6 +58,7 @@ from tureen.requests.shared_fields import CacheSalt, Explain, Priority
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tokenising import tokenize
 from tureen.requests.verdicts import read_tables
+from tureen.text.detokenizer import Detokenizer
 
 MAX_PROMPT_CHARS = 512 << 10
 DEFAULT_MAX_TOKENS = 16
@@ -319,25 +320,65 @@ def _ranked(outputs: Sequence[Output], body: MindieBody) -> list[Output]:
 
 
 async def _pieces(run: Run, body: MindieBody, state: ServerState) -> AsyncGenerator[bytes, None]:
-    """Yields a JSON object with all texts, and a NUL byte, for each update with new text; at least one."""
+    """Yields a JSON object with all texts, and a NUL byte, for each token with text; at least one.
+
+    Tokens that arrive together, because the machine or the client is slow, are pieces of their own all the same. With a
+    stream interval they share one.
+    """
     config = state.context.config
     is_whole = config.mindie_full_text or config.vllm_profile
     prefix = body.prompt if config.vllm_profile else ""
     is_first, explained = True, [Explained(state.context) for _ in run.outputs]
+    ends = [TokenEnds(output, state.context) for output in run.outputs]
     async with contextlib.aclosing(run.events()) as events:
         async for event in events:
             _check_complete(event.output)
-            has_new = any(len(output.text) > output.sent.chars for output in run.outputs)
+            has_new = _has_new(run.outputs)
             is_last = all(output.finish is not None for output in run.outputs)
             notes = joined_notes(run.outputs) if is_last else {}
-            if has_new or (is_last and (is_first or notes or body.explain)):
-                texts = [_piece(output, prefix, is_whole=is_whole) for output in run.outputs]
-                yield _json.encode({"text": texts, **notes, **joined_explanations(run.outputs, explained)}) + NUL
-                is_first = False
+            has_more = has_new or (is_last and (is_first or notes or body.explain))
+            while has_more:
+                texts = [
+                    _piece(output, end.following(), prefix, is_whole=is_whole)
+                    for output, end in zip(run.outputs, ends, strict=True)
+                ]
+                has_more, is_first = _has_new(run.outputs), False
+                told = {} if has_more else {**notes, **joined_explanations(run.outputs, explained)}
+                yield _json.encode({"text": texts, **told}) + NUL
 
 
-def _piece(output: Output, prefix: str, *, is_whole: bool) -> str:
-    """Returns one output's text for a piece of the stream, the whole text or the new one, and counts it as sent."""
-    text = prefix + output.text if is_whole else output.text[output.sent.chars :]
-    output.sent = Sent(len(output.token_ids), len(output.text))
+def _has_new(outputs: Sequence[Output]) -> bool:
+    return any(len(output.text) > output.sent.chars for output in outputs)
+
+
+class TokenEnds:
+    """Tells where the text of an output's next token ends, however many have arrived."""
+
+    def __init__(self, output: Output, context: Context) -> None:
+        params = output.request.params
+        self._output = output
+        self._detokenizer: Detokenizer | None = None
+        if (params.stream_interval or context.config.stream_interval) == 1:
+            params = msgspec.structs.replace(params, stop=(), stop_regex=())
+            self._detokenizer = Detokenizer(context.tokenizer, params)
+        self._num_tokens = self._end = 0
+
+    def following(self) -> int:
+        """Returns the position in the text up to which the next piece goes."""
+        output = self._output
+        if self._detokenizer is not None:
+            while self._num_tokens < len(output.token_ids) and self._end <= output.sent.chars:
+                self._detokenizer.append(output.token_ids[self._num_tokens], stops_allowed=False)
+                self._end += len(self._detokenizer.take())
+                self._num_tokens += 1
+            if self._end > output.sent.chars:
+                return min(self._end, len(output.text))
+        return len(output.text)
+
+
+def _piece(output: Output, end: int, prefix: str, *, is_whole: bool) -> str:
+    """Returns one output's text up to `end` for a piece of the stream, from its beginning or what is new, and counts it
+    as sent."""
+    text = prefix + output.text[:end] if is_whole else output.text[output.sent.chars : end]
+    output.sent = Sent(len(output.token_ids), end)
     return text

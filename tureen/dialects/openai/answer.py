@@ -69,7 +69,7 @@ def metadata(body: OpenAIBody, context: Context, **notes: str) -> Answer:
 def ending(output: Output) -> Answer:
     """Returns the fields of a choice that has ended which OpenAI does not have: the matched stop, the seed to repeat
     it, what of its constraint was not enforced, and how it was sampled."""
-    matched = None if output.finish is None else output.finish.matched
+    matched = None if output.finish is None else output.finish.pattern or output.finish.matched
     return {"matched_stop": matched, "sampling_seed": output.request.seed, **output.ending_notes}
 
 

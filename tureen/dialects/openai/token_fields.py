@@ -286,7 +286,9 @@ class ChoiceTokens:
         finish = output.finish
         meta: dict[str, Any] = {
             "id": output.rid,
-            "finish_reason": None if finish is None else {"type": finish.type, "matched": finish.matched},
+            "finish_reason": None
+            if finish is None
+            else {"type": finish.type, "matched": finish.pattern or finish.matched},
             "prompt_tokens": output.usage.prompt_tokens,
             "completion_tokens": len(output.token_ids),
             "cached_tokens": output.usage.cached_tokens,

@@ -124,6 +124,17 @@ def routes(state: ServerState) -> list[Entry]:
             msgspec.json.encode({"text": text, "prompt": text, "content": text}), media_type="application/json"
         )
 
+    async def tokenizer_info(_: Request) -> ASGIApp:
+        templates, tokenizer = state.context.chat_templates, state.context.tokenizer
+        facts = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": state.context.capacity,
+            **tokenizer.named_tokens,
+            "chat_template": None if isinstance(templates, str) else templates.plain.source,
+        }
+        return Response(msgspec.json.encode(facts), media_type="application/json")
+
     about_tokens = Docs(
         "SGLang", "The tokens of a text or a chat.", bodies=(TokenizeBody,), example={"prompt": "The capital of France"}
     )
@@ -133,6 +144,9 @@ def routes(state: ServerState) -> list[Entry]:
         for path, endpoint, docs in (("/tokenize", tokenize, about_tokens), ("/detokenize", detokenize, about_text))
     ]
     entries.append(_template_route(state))
+    entries.append(
+        Entry("/v1/tokenizer_info", tokenizer_info, access="user", docs=Docs("Server", "Facts about the tokenizer."))
+    )
     for entry in entries:
         entry.needs_engine = False
     return entries

@@ -26,7 +26,7 @@ from tureen.requests.body import PARAM_FIELDS, convert, offered, read_params, re
 from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, plan_of, salt_of
 from tureen.requests.embedding import states_for
 from tureen.requests.known_options import is_off
-from tureen.requests.media_fields import PromptMedia
+from tureen.requests.media_fields import MediaReference, PromptMedia
 from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import LARGE
 from tureen.requests.planning import Names, Sampling, per_prompt
@@ -65,7 +65,7 @@ TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 NO_MEDIA = PromptMedia((), (), "image", "image_data", "video_data")
 
 HiddenStatesField = bool | Literal["last"]
-References = Annotated[list[str], Meta(max_length=MAX_REFERENCES)]
+References = Annotated[list[MediaReference], Meta(max_length=MAX_REFERENCES)]
 LogprobIds = Annotated[
     list[int | Annotated[list[int], Meta(max_length=MAX_LOGPROB_IDS)] | None], Meta(max_length=MAX_PROMPTS)
 ]
@@ -139,14 +139,15 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     explain: Explain = False
     stream: Annotated[bool, Meta(description="Answer with server-sent events.")] = False
     image_data: Annotated[
-        str | PerPrompt[str | References | None] | None,
+        MediaReference | PerPrompt[MediaReference | References | None] | None,
         Meta(
-            description="Pictures for the placeholders in the prompt: file name, URL, `data:` URL or base64, or a list "
-            "of these; see the media page."
+            description="Pictures for the placeholders in the prompt: file name, URL, `data:` URL or base64, an object "
+            "with it as `url`, or a list of these; see the media page."
         ),
     ] = None
     video_data: Annotated[
-        str | PerPrompt[str | References | None] | None, Meta(description="Videos, given like pictures.")
+        MediaReference | PerPrompt[MediaReference | References | None] | None,
+        Meta(description="Videos, given like pictures."),
     ] = None
     modalities: Annotated[
         PerPrompt[str] | None,

@@ -1,4 +1,4 @@
-"""Serves `/classify`, the probabilities of a classifier's labels for texts, in the form of vLLM's route of that name.
+"""Serves `/classify` and `/v1/classify`: the probabilities of a classifier's labels for texts, as vLLM does.
 
 Source: https://docs.vllm.ai/en/latest/models/pooling_models/classify.html
 """
@@ -63,7 +63,8 @@ def routes(state: ServerState) -> list[Entry]:
         bodies=(ClassifyBody,),
         example={"input": ["A cat sleeps on the sofa."]},
     )
-    return [Entry("/classify", classify, access="user", methods=["POST", "PUT"], any_model=True, docs=docs)]
+    entry = Entry("/classify", classify, access="user", methods=["POST", "PUT"], any_model=True, docs=docs)
+    return [entry, entry.at("/v1/classify")]
 
 
 async def _classify(body: ClassifyBody, requester: Requester, state: ServerState) -> dict[str, Any]:

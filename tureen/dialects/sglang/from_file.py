@@ -1,6 +1,6 @@
-"""Serves `/generate_from_file`, `/generate` with embeddings that stand in a file.
+"""Serves `/generate_from_file`: `/generate` with embeddings from a file, uploaded or below --media-path.
 
-Source: SGLang's server before 0.5, which took the file as an upload; here it lies below --media-path.
+Source: SGLang's server before 0.5, which took an upload.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from tureen.media.files import media_root, read_below
 from tureen.requests.offload import offload
 from tureen.requests.state import ServerState
 
+FORM = "multipart/form-data"
+UPLOAD_PARAMS = {"temperature": 0.0, "max_new_tokens": 512}
+"""Parameters for an upload, as in SGLang: its form has no room for them."""
+
 
 class GenerateFromFileBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /generate_from_file`."""
@@ -38,17 +42,24 @@ def routes(state: ServerState) -> list[Entry]:
     config = state.context.config
     root = media_root(config.media_path, config.host)
 
-    async def generate_from_file(request: Request) -> ASGIApp:
+    async def read(request: Request) -> tuple[bytes, dict[str, Any]]:
+        """Returns the file, and the other fields of `/generate`."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() == FORM:
+            return await _upload(request), {"sampling_params": UPLOAD_PARAMS}
         body = await read_body(request, GenerateFromFileBody)
-        state.check_accepting()
         check_parameters(body.parameters)
         data = None if root is None else await asyncio.to_thread(read_below, root, body.file)
         if data is None:
             raise Forbidden(
-                f"file {echo(body.file)} cannot be read: it must be a file below the server's --media-path",
+                f"file {echo(body.file)} cannot be read: upload it, or name one below --media-path",
                 field="file",
             )
-        fields = body.parameters | {"input_embeds": await offload.run(len(data) // BYTES_PER_CHAR, _decoded, data)}
+        return data, body.parameters
+
+    async def generate_from_file(request: Request) -> ASGIApp:
+        state.check_accepting()
+        data, parameters = await read(request)
+        fields = parameters | {"input_embeds": await offload.run(len(data) // BYTES_PER_CHAR, _decoded, data)}
         plan = await prepared(request, generate.prepare(fields, state, owner=client_name(request)))
         answers = await unless_gone(request, generate.answer(plan, state))
         return Response(await generate.encode(answers, answers), media_type="application/json")
@@ -60,6 +71,25 @@ def routes(state: ServerState) -> list[Entry]:
         example={"file": "prompt.json", "parameters": {"sampling_params": {"max_new_tokens": 4}}},
     )
     return [Entry("/generate_from_file", generate_from_file, access="user", methods=["POST"], docs=docs)]
+
+
+async def _upload(request: Request) -> bytes:
+    """Returns the file of a form. Raises InvalidRequest."""
+    from tureen.http.multipart import read_form  # noqa: PLC0415 - few servers are sent files
+
+    data = bytearray()
+
+    async def add(piece: bytes) -> None:
+        data.extend(piece)
+
+    await request.body()  # kept: whether the client leaves is asked of the request later
+    form = await read_form(request, "file", add)
+    if form.fields:
+        name = next(iter(form.fields))
+        raise InvalidRequest(
+            f"{echo(name)} is no field of this form, which has file only; send JSON to set parameters", field=name
+        )
+    return bytes(data)
 
 
 def check_parameters(parameters: dict[str, Any]) -> None:

@@ -428,7 +428,7 @@ def finish_reason(finish: FinishReason | None) -> dict[str, Any] | None:
     if finish is None:
         return None
     if finish.type == "stop":
-        return {"type": "stop", "matched": finish.matched}
+        return {"type": "stop", "matched": finish.pattern or finish.matched}
     if finish.type == "length":
         return {"type": "length", "length": finish.length}
     return {"type": "abort", "message": finish.message, "reason": finish.reason}

@@ -21,6 +21,7 @@ from tureen.dialects.sglang.body import References
 from tureen.dialects.sglang.from_file import check_parameters
 from tureen.errors import InvalidRequest
 from tureen.http.dialect import Docs, Entry, client_name, prepared, read_body, unless_gone
+from tureen.requests.media_fields import MediaReference
 from tureen.requests.shared_fields import TokenIds
 from tureen.requests.state import ServerState
 
@@ -31,7 +32,7 @@ class VertexInstance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     text: Annotated[str | None, Meta(description="The prompt.")] = None
     input_ids: Annotated[TokenIds | None, Meta(description="Token ids in place of text.")] = None
     image_data: Annotated[
-        str | References | None, Meta(description="Pictures for the prompt's placeholders, as in /generate.")
+        MediaReference | References | None, Meta(description="Pictures for the prompt's placeholders, as in /generate.")
     ] = None
 
 

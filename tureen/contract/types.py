@@ -165,6 +165,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     output_tokens: int
     cached_tokens: int
     forced_tokens: int = 0  # of the output tokens, those that the grammar left no choice about: they were not drawn
+    guessed_tokens: int = 0  # tokens that were guessed before they were drawn ...
+    right_guesses: int = 0  # ... and, of those, the ones that were drawn
 
 
 class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -284,6 +286,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     kv_disk: KvDiskStats | None = None  # where there is a --kv-disk
     num_used_window_pages: int = 0  # held by running requests
     num_window_pages: int = 0  # of layers with a window; 0: all layers share one pool
+    total_guessed_tokens: int = 0
+    total_right_guesses: int = 0
 
     @property
     def num_used_pages(self) -> int:

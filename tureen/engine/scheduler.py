@@ -18,8 +18,9 @@ RESUME_HEADROOM = 64
 """Tokens for which every running sequence must have room before a preempted one comes back."""
 
 
-Drafter = Callable[[Sequence, int], tuple[int, ...]]
-"""A function that guesses the next tokens of a sequence, up to a number. Guesses change no output, only the speed."""
+Drafter = Callable[[Sequence, int, int], tuple[int, ...]]
+"""A function that guesses the next tokens of a sequence: at most the first number, in a step in which the second number
+of rows draw. Guesses change no output, only the speed."""
 
 
 class StepPlan(NamedTuple):
@@ -115,11 +116,12 @@ class Scheduler:
     def _guess(self, plan: StepPlan, drafter: Drafter) -> None:
         """Spends what is left of the budget on guesses. Nobody is preempted for them."""
         budget = self._token_budget - sum(len(row.token_ids) for row in plan.rows)
+        num_rows = sum(row.sample for row in plan.rows)
         for index, (sequence, row) in enumerate(zip(plan.sequences, plan.rows, strict=True)):
             most = min(budget, sequence.terms.max_tokens - sequence.num_tokens - 1)
             if most <= 0 or sequence.table is None or not sequence.takes_guesses(row):
                 continue
-            guesses = _allowed(sequence, drafter(sequence, most)[:most])
+            guesses = _allowed(sequence, drafter(sequence, most, num_rows)[:most])
             if guesses and self.cache.grow(sequence.table, sequence.num_tokens + len(guesses)):
                 plan.rows[index] = sequence.row(len(row.token_ids), guesses)
                 budget -= len(guesses)

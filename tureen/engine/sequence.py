@@ -15,6 +15,7 @@ from tureen.engine.scores import ScoreQueue
 from tureen.text.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
+    from tureen.engine.guessing import Guesses
     from tureen.engine.times import RequestTimes
 
 NO_PICTURES: tuple[tuple[int, int], ...] = ()
@@ -79,6 +80,7 @@ class Sequence:
         self.ended: FinishReason | None = None  # the output is complete, but maybe not all of it is computed
         self.sent = SentOutput(len(request.resumed))
         self.asked = _asked(request)
+        self.guesses: Guesses | None = None  # once some were looked for
 
     @property
     def namespace(self) -> Namespace:
@@ -155,7 +157,8 @@ class Sequence:
         if self.asked.scores is not None:
             num_held = num_output - self.sent.num_tokens
         num_forced = 0 if self.constraint is None else max(0, self.constraint.num_forced - num_held)
-        return Usage(self.terms.num_prompt, num_output - num_held, self.num_cached, num_forced)
+        num_guessed, num_right = (0, 0) if self.guesses is None else (self.guesses.num_guessed, self.guesses.num_right)
+        return Usage(self.terms.num_prompt, num_output - num_held, self.num_cached, num_forced, num_guessed, num_right)
 
     def step_tokens(self, start: int, budget: int) -> int:
         """Returns the number of tokens that a step computes from position `start` on: at most `budget`, or a whole

@@ -304,7 +304,8 @@ def _text_engine(
         prefix_cache=not config.disable_radix_cache,
     )
     if config.speculative and generates and runner.capacity().takes_guesses:
-        engine.guess(Guesser(native.require()))
+        engine.rows.guesser = guesser = Guesser(native.require())
+        engine.scheduler.drafter = guesser.guess
     if runner.processors is not None:
         engine.preparing.client_code.allow(runner.processors)
     engine.preparing.check = runner.check

@@ -33,7 +33,7 @@ class Watched(World):
         deltas = super().step()
         running = self.engine.scheduler.running
         for sequence in running:
-            self._see_prompt(sequence.request, sequence.num_cached)
+            self._see_prompt(sequence.request, sequence.num_cached or 0)
         for delta in deltas:
             request = self.requests[delta.id]
             if delta.usage.output_tokens:

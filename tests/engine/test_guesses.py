@@ -9,8 +9,9 @@ import pytest
 from samples import some
 from world import ADAPTERS, VOCAB_SIZE, World, expected, make_request, simulate
 
-from tureen.contract.runner import Row
+from tureen.contract.runner import Row, RowOutput
 from tureen.engine.guessing import Guesser
+from tureen.engine.scheduler import StepPlan
 from tureen.kernels.cpu import native
 
 
@@ -86,11 +87,11 @@ def timed_guesser(seconds):
         rows = [Row(0, (1,) * (1 + num_guesses), 0, (), True, num_drafts=num_guesses)]
         rows += [Row(0, (1,), 0, (), True)] * (num_rows - 1)
 
-        def run():
+        def run(plan):
             now[0] += seconds(num_rows + num_guesses)
-            return ()
+            return (RowOutput((1,)),) * num_rows
 
-        guesser.time(rows, run)
+        guesser.run(StepPlan([Repeating() for _ in rows], rows, []), run)
 
     return guesser, step
 

@@ -21,7 +21,6 @@ from tureen.engine.client_code import ClientCode
 from tureen.engine.control import Control
 from tureen.engine.encoders import Encoders, share_pixels
 from tureen.engine.grammars import Grammars
-from tureen.engine.guessing import Guesser
 from tureen.engine.preparing import Preparing
 from tureen.engine.queue import (
     FIRST_COME,
@@ -34,7 +33,7 @@ from tureen.engine.queue import (
     priority_first,
 )
 from tureen.engine.rows import RowRunner
-from tureen.engine.scheduler import Scheduler, StepPlan
+from tureen.engine.scheduler import Scheduler
 from tureen.engine.sequence import Sequence
 from tureen.engine.states import make_cache
 from tureen.errors import InvalidRequest, NotFound, TureenError, Unavailable, echo
@@ -61,8 +60,6 @@ class EngineTotals:
         self.steps = 0
         self.output_tokens = 0
         self.forced_tokens = 0
-        self.guessed_tokens = 0
-        self.right_guesses = 0
 
     def stats(self, scheduler: Scheduler, preparing: Preparing, *, step_ms: float, is_paused: bool) -> EngineStats:
         """Returns them with the gauges of the other parts."""
@@ -83,8 +80,8 @@ class EngineTotals:
             step_ms=step_ms,
             is_paused=is_paused,
             total_forced_tokens=self.forced_tokens,
-            total_guessed_tokens=self.guessed_tokens,
-            total_right_guesses=self.right_guesses,
+            total_guessed_tokens=scheduler.num_guesses,
+            total_right_guesses=scheduler.num_right_guesses,
             **preparing.stats(),
         )
 
@@ -119,12 +116,11 @@ class Engine:
         context_len = min(capacity.context_len, capacity.num_pages * capacity.page_size)
         grammars = Grammars(compiler, MaskThread(capacity.max_rows, capacity.vocab_size), eos_token_ids, context_len)
         self.preparing = Preparing(grammars, ClientCode(self.scheduler), Encoders(runner, rank), context_len)
-        self._rows = RowRunner(runner, grammars, self.cache)
+        self.rows = RowRunner(runner, grammars, self.cache)
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
         self._limits = EngineLimits(context_len, max_queued, capacity)
         self._sequences: dict[str, Sequence] = {}  # by request id, all that have not ended
-        self._guesser: Guesser | None = None
         self.adapters = Adapters(runner, self._sequences.values())
         self._ended: list[OutputDelta] = []  # last deltas of what ended between two steps
         self._totals = EngineTotals()
@@ -210,7 +206,7 @@ class Engine:
         self._totals.steps += 1
         if self.preparing.encoders.waiting:
             self.preparing.encoders.begin_step()
-        for sequence, row, result in zip(plan.sequences, plan.rows, self._run(plan), strict=True):
+        for sequence, row, result in zip(plan.sequences, plan.rows, self.rows.run(plan), strict=True):
             try:
                 delta = self._take_over(sequence, row, result)
             except TureenError as error:
@@ -222,11 +218,6 @@ class Engine:
         if self.preparing.encoders.waiting and self.preparing.encoders.may_follow(plan.sequences[0]):
             self._encode(after_step=True)
         return deltas
-
-    def guess(self, guesser: Guesser) -> None:
-        """Makes steps verify guesses from now on."""
-        self._guesser = guesser
-        self.scheduler.drafter = guesser.guess
 
     def call(self, op: str, **args: object) -> object:
         """Runs a control operation: the method named `op`. Raises NotFound for an unknown one."""
@@ -242,15 +233,11 @@ class Engine:
 
     def close(self) -> None:
         """Gives back what the runner and the compiler hold; nothing may be called afterwards."""
-        self._rows.close()
+        self.rows.close()
 
     def stats(self, step_ms: float = 0.0) -> EngineStats:
         """Returns gauges and totals as of now. The caller measures `step_ms`: there is no clock here."""
         return self._totals.stats(self.scheduler, self.preparing, step_ms=step_ms, is_paused=self.control.is_paused)
-
-    def _run(self, plan: StepPlan) -> tuple[RowOutput, ...]:
-        run = partial(self._rows.run, plan)
-        return run() if self._guesser is None else self._guesser.time(plan.rows, run)
 
     def _clear(self) -> int:
         """Forgets what is cached and not in use; returns the number of pages freed."""
@@ -283,8 +270,6 @@ class Engine:
             return self._drop(sequence, output.explained(sequence, result.error))
         assert sequence.table is not None
         sequence.advance(row, result)
-        if row.num_drafts:
-            self._verified(sequence, row.num_drafts, max(0, len(result.token_ids) - 1))
         if can_only_end:
             sequence.ended = finish.complete(sequence)
         elif result.token_ids:
@@ -299,12 +284,6 @@ class Engine:
             return self.preparing.saved_first(end) if sequence.request.awaits_saving else end
         return self._delta(sequence)
 
-    def _verified(self, sequence: Sequence, num_guessed: int, num_right: int) -> None:
-        self._totals.guessed_tokens += num_guessed
-        self._totals.right_guesses += num_right
-        if sequence.guesses is not None:
-            sequence.guesses.verified(num_guessed, num_right)
-
     def _append_drawn(self, sequence: Sequence, result: RowOutput) -> None:
         """Appends what was drawn, up to where the output ends. Raises as `_take_over`."""
         for index, token_id in enumerate(result.token_ids):
@@ -316,6 +295,7 @@ class Engine:
             if sequence.ended is not None:
                 break
         if len(result.token_ids) > 1:  # the guesses that were right are computed
+            self.scheduler.num_right_guesses += len(result.token_ids) - 1
             sequence.num_computed = min(sequence.num_computed + len(result.token_ids) - 1, sequence.num_needed)
 
     def _force(self, sequence: Sequence) -> FinishReason | None:

@@ -10,49 +10,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from tureen.contract.runner import Row, RowOutput
-
-if TYPE_CHECKING:
-    from tureen.engine.sequence import Sequence
+from tureen.contract.runner import RowOutput
+from tureen.engine.guesses import Guesses
+from tureen.engine.scheduler import StepPlan
+from tureen.engine.sequence import Sequence
 
 MOST_GUESSES = 16  # of a sequence in a step
 MARGIN = 1.1
 """The least gain of a guess over its cost, as a ratio: masks, draws and texts of wrong guesses cost a little too."""
 FIRST_CHANCES = ((16, 0.8), (6, 0.65), (3, 0.5), (2, 0.3))
 """The chance that a guess is right before any was verified, by the number of tokens before it that agree."""
-TRUST = 4.0  # verified guesses that weigh as much as the first chance
-FADE = 0.97  # with each drawn token: an output may come to repeat what it did not
 RATE = 0.1  # of the moving averages of times
+DRIFT = 0.001
+"""The rate at which a cost returns to the first one in plain steps: guesses that cost too much are tried again."""
 FIRST_BASE, FIRST_COST = 0.75, 0.25
 """A step over n rows takes FIRST_BASE + FIRST_COST * n, relative to one over one row, until steps were measured."""
 
 
-class Guesses:
-    """What a sequence repeats, and how often guesses from it were right."""
-
-    def __init__(self, history: Any) -> None:
-        """`history`: a native History."""
-        self.history = history
-        self.num_guessed = 0
-        self.num_right = 0
-        self._verified = self._right = 0.0  # recent ones
-
-    def chance(self, first: float) -> float:
-        """Returns the chance that the next guess is right, if it was `first` before any was verified."""
-        return (self._right + TRUST * first) / (self._verified + TRUST)
-
-    def verified(self, num_guessed: int, num_right: int) -> None:
-        """Takes in how many of a step's guesses were right. Those after the first wrong one were not verified."""
-        self.num_guessed += num_guessed
-        self.num_right += num_right
-        fade = FADE ** (num_right + 1)
-        self._verified = self._verified * fade + min(num_right + 1, num_guessed)
-        self._right = self._right * fade + num_right
-
-
-class StepTimes(NamedTuple):
+class GuessCost(NamedTuple):
     """Measured times of steps over one number of rows that each draw."""
 
     plain_s: float | None  # without guesses; None: not measured
@@ -65,18 +42,19 @@ class Guesser:
     def __init__(self, kernels: ModuleType, clock: Callable[[], float] = time.perf_counter) -> None:
         self._new_history: Callable[[], Any] = kernels.History
         self._clock = clock
-        self._times: dict[int, StepTimes] = {}
+        self._times: dict[int, GuessCost] = {}
 
     def guess(self, sequence: Sequence, most: int, num_rows: int) -> tuple[int, ...]:
         """Returns guesses of the next tokens, at most `most`, in a step over `num_rows` rows that draw."""
+        worth = MARGIN * self._times_of(num_rows).cost * num_rows
+        if worth >= 1:
+            return ()
         guesses = sequence.guesses
         if guesses is None:
             guesses = sequence.guesses = Guesses(self._new_history())
         history = guesses.history
         history.append(sequence.token_ids[len(history) :])
-        worth = MARGIN * self._times_of(num_rows).cost * num_rows
-        chance = guesses.chance(1.0)  # no match is better than this
-        if worth >= 1 or chance <= worth:
+        if guesses.chance(1.0) <= worth:  # no match is better
             return ()
         tokens, match = history.look_up(min(most, MOST_GUESSES))
         if not match:
@@ -87,26 +65,35 @@ class Guesser:
             count, all_right = count + 1, all_right * chance
         return tuple(tokens[:count])
 
-    def time(self, rows: list[Row], run: Callable[[], tuple[RowOutput, ...]]) -> tuple[RowOutput, ...]:
-        """Runs a step and learns from the time that it takes, if all its rows draw after one known token."""
+    def run(self, plan: StepPlan, run: Callable[[StepPlan], tuple[RowOutput, ...]]) -> tuple[RowOutput, ...]:
+        """Runs a step. Learns how long it takes, if all its rows draw after one known token, and which guesses were
+        right."""
         start_s = self._clock()
-        outputs = run()
-        if all(row.sample and row.num_known == 1 for row in rows):
-            self._learn(len(rows), sum(row.num_drafts for row in rows), self._clock() - start_s)
+        outputs = run(plan)
+        if all(row.sample and row.num_known == 1 for row in plan.rows):
+            self._learn(len(plan.rows), sum(row.num_drafts for row in plan.rows), self._clock() - start_s)
+        for sequence, row, output in zip(plan.sequences, plan.rows, outputs, strict=True):
+            if row.num_drafts and output.token_ids and sequence.guesses is not None:
+                sequence.guesses.verified(row.num_drafts, len(output.token_ids) - 1)
         return outputs
 
     def _learn(self, num_rows: int, num_guesses: int, seconds: float) -> None:
         plain_s, cost = self._times_of(num_rows)
         if not num_guesses:
             plain_s = seconds if plain_s is None else plain_s + RATE * (seconds - plain_s)
+            cost += DRIFT * (_first_cost(num_rows) - cost)
         elif plain_s is not None:
             seen = min(max(0.0, seconds / plain_s - 1) / num_guesses, 1.0)  # more: something else held the step up
             cost += RATE * (seen - cost)
-        self._times[_bucket(num_rows)] = StepTimes(plain_s, cost)
+        self._times[_bucket(num_rows)] = GuessCost(plain_s, cost)
 
-    def _times_of(self, num_rows: int) -> StepTimes:
+    def _times_of(self, num_rows: int) -> GuessCost:
         known = self._times.get(_bucket(num_rows))
-        return known or StepTimes(None, FIRST_COST / (FIRST_BASE + FIRST_COST * num_rows))
+        return known or GuessCost(None, _first_cost(num_rows))
+
+
+def _first_cost(num_rows: int) -> float:
+    return FIRST_COST / (FIRST_BASE + FIRST_COST * num_rows)
 
 
 def _bucket(num_rows: int) -> int:

@@ -135,7 +135,7 @@ class LeastServedFirst(QueueOrder):
     def admitted(self, sequence: Sequence) -> None:
         claimant = _claimant(sequence)
         self._last_admitted[claimant[0]] = claimant
-        self._charge(sequence, PROMPT_COST * (sequence.terms.num_prompt - sequence.num_cached))
+        self._charge(sequence, PROMPT_COST * (sequence.terms.num_prompt - (sequence.num_cached or 0)))
 
     def generated(self, sequence: Sequence, num_tokens: int) -> None:
         self._charge(sequence, OUTPUT_COST * num_tokens)

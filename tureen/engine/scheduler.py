@@ -56,6 +56,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.is_held = False  # nobody begins; who has begun goes on
         self.num_preemptions = 0
+        self.num_guesses = 0  # in planned rows; of those ...
+        self.num_right_guesses = 0  # ... were drawn
         self.num_prompt_tokens = 0  # of admitted sequences; of those ...
         self.num_cached_tokens = 0  # ... found in the prefix cache
         self.rests: Callable[[Sequence], bool] | None = None  # who sits out a step, where others run
@@ -125,6 +127,7 @@ class Scheduler:
             if guesses and self.cache.grow(sequence.table, sequence.num_tokens + len(guesses)):
                 plan.rows[index] = sequence.row(len(row.token_ids), guesses)
                 budget -= len(guesses)
+                self.num_guesses += len(guesses)
 
     def release(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
         """Takes out a sequence that has ended, wherever it is. See CacheManager.close for `distrust_from`."""
@@ -262,7 +265,6 @@ class Scheduler:
             self.states.begin(sequence)
         sequence.num_computed = table.num_matched * self.cache.page_size
         if not sequence.has_begun:
-            sequence.has_begun = True
             # forced tokens may be cached, too
             sequence.num_cached = min(sequence.num_computed, sequence.terms.num_prompt)
             self.num_prompt_tokens += sequence.terms.num_prompt

@@ -10,12 +10,12 @@ from tureen.contract.runner import Row, RowOutput, SlotState
 from tureen.contract.types import Explanation, FinishReason, GenerateRequest, Usage
 from tureen.engine.constraint import Constraint
 from tureen.engine.embedded import Embedded, without_digests
+from tureen.engine.guesses import Guesses
 from tureen.engine.hidden import HiddenStateQueue
 from tureen.engine.scores import ScoreQueue
 from tureen.text.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
-    from tureen.engine.guessing import Guesses
     from tureen.engine.times import RequestTimes
 
 NO_PICTURES: tuple[tuple[int, int], ...] = ()
@@ -71,8 +71,8 @@ class Sequence:
         self.embedded = Embedded(request) if request.embeds or request.media else None
         self.token_ids = list(request.token_ids)  # prompt, then output
         self.num_computed = 0
-        self.has_begun = bool(request.resumed)  # it runs, or ran before, here or in another engine
-        self.num_cached = request.resumed_cached  # prompt tokens found in the prefix cache when it first ran
+        self.num_cached = request.resumed_cached if request.resumed else None
+        """The number of prompt tokens found in the prefix cache when it first ran; None: it has not run yet."""
         self.slot = -1
         self.table: PageTable | None = None
         self.leader: tuple[PageTable, int] | None = None  # waits until this table has published this number of pages
@@ -86,6 +86,11 @@ class Sequence:
     def namespace(self) -> Namespace:
         """The salt and the adapter: prefixes are shared only with sequences of the same."""
         return self.request.cache_salt, str(self.terms.adapter) if self.terms.adapter else ""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it runs, or ran before, here or in another engine."""
+        return self.num_cached is not None
 
     @property
     def num_tokens(self) -> int:
@@ -158,7 +163,9 @@ class Sequence:
             num_held = num_output - self.sent.num_tokens
         num_forced = 0 if self.constraint is None else max(0, self.constraint.num_forced - num_held)
         num_guessed, num_right = (0, 0) if self.guesses is None else (self.guesses.num_guessed, self.guesses.num_right)
-        return Usage(self.terms.num_prompt, num_output - num_held, self.num_cached, num_forced, num_guessed, num_right)
+        return Usage(
+            self.terms.num_prompt, num_output - num_held, self.num_cached or 0, num_forced, num_guessed, num_right
+        )
 
     def step_tokens(self, start: int, budget: int) -> int:
         """Returns the number of tokens that a step computes from position `start` on: at most `budget`, or a whole

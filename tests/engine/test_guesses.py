@@ -132,6 +132,15 @@ def test_a_sequence_that_repeats_nothing_gets_no_guesses():
     assert guesser.guess(sequence, 99, 1) == ()
 
 
+def test_tokens_of_a_picture_are_not_guessed():
+    guesser, _ = timed_guesser(lambda tokens: tokens)
+    sequence = Repeating()
+    sequence.token_ids = [1, 2, 3, 4, -(1 << 60), -(1 << 60), 5, 1, 2, 3]
+    assert guesser.guess(sequence, 99, 1) == (4,)
+    sequence.token_ids += [4]
+    assert guesser.guess(sequence, 99, 1) == ()
+
+
 def test_an_engine_reports_how_many_guesses_were_right():
     world = World(drafter=prophet(random.Random(5), 0.5))
     world.add(make_request(max_new_tokens=40, ignore_eos=True))

@@ -61,7 +61,7 @@ class Guesser:
             return ()
         chance = guesses.chance(next(first for length, first in FIRST_CHANCES if match >= length))
         count, all_right = 0, chance
-        while count < len(tokens) and all_right > worth:
+        while count < len(tokens) and tokens[count] >= 0 and all_right > worth:  # a picture's tokens are negative
             count, all_right = count + 1, all_right * chance
         return tuple(tokens[:count])
 

@@ -14,7 +14,7 @@ void bind_history(nb::module_& m) {
         .def("__len__", &History::size)
         .def(
             "append",
-            [](History& history, const std::vector<int32_t>& tokens) { history.append(tokens.data(), tokens.size()); },
+            [](History& history, const std::vector<int64_t>& tokens) { history.append(tokens.data(), tokens.size()); },
             nb::arg("tokens"), "Appends tokens.")
         .def(
             "look_up",
@@ -23,7 +23,8 @@ void bind_history(nb::module_& m) {
                 return std::pair(std::move(found.following), found.match);
             },
             nb::arg("most"),
-            "Returns what followed the last earlier occurrence of the last three tokens, or else of the last two: `most` "
+            "Returns what followed the last earlier occurrence of the last three tokens, or else of the last two: "
+            "`most` "
             "tokens, and the number of tokens, at most 32, that agree before them. Returns ([], 0) if there is none.");
 }
 

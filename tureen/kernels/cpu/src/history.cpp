@@ -11,7 +11,7 @@ constexpr uint64_t ODD = 0x9E3779B97F4A7C15;  // 2^64 divided by the golden rati
 
 }  // namespace
 
-void History::append(const int32_t* tokens, size_t count) {
+void History::append(const int64_t* tokens, size_t count) {
     size_t first = tokens_.size();
     tokens_.insert(tokens_.end(), tokens, tokens + count);
     grow();
@@ -38,7 +38,7 @@ History::Found History::look_up(size_t most) const {
 
 // Note that the token at `at` followed the run that ends there.
 void History::enter(Index& index, size_t at) {
-    if (at >= index.length) index.followers[slot_of(index, at)] = uint32_t(at);
+    if (at >= index.length) index.followers[slot_of(index, at)] = uint64_t(at);
 }
 
 // Make room for all tokens; the runs are entered again, in their order.
@@ -55,8 +55,8 @@ void History::grow() {
 // The slot of the run that ends before `end`: its own, or an empty one.
 size_t History::slot_of(const Index& index, size_t end) const {
     uint64_t hash = 0;
-    for (size_t i = end - index.length; i < end; i++) hash = (hash ^ uint32_t(tokens_[i])) * ODD;
-    const int32_t* run = tokens_.data() + end - index.length;
+    for (size_t i = end - index.length; i < end; i++) hash = (hash ^ uint64_t(tokens_[i])) * ODD;
+    const int64_t* run = tokens_.data() + end - index.length;
     for (size_t slot = hash >> 20;; slot++) {
         slot &= index.followers.size() - 1;
         size_t next = index.followers[slot];

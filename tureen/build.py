@@ -27,6 +27,7 @@ from tureen.devices.base import may_have_cuda
 from tureen.devices.threads import wait_politely
 from tureen.engine.embedding import EmbeddingEngine
 from tureen.engine.engine import Engine
+from tureen.engine.guessing import Guesser
 from tureen.engine.loop import SteppedEngine
 from tureen.engine.queue import Schedule
 from tureen.errors import StartupError, TureenError
@@ -304,6 +305,9 @@ def _text_engine(
         schedule=Schedule(config.schedule_policy, config.enable_priority_scheduling),
         prefix_cache=not config.disable_radix_cache,
     )
+    if config.speculative and generates and runner.capacity().takes_guesses:
+        engine.rows.guesser = guesser = Guesser(native.require())
+        engine.scheduler.drafter = guesser.guess
     if runner.processors is not None:
         engine.preparing.client_code.allow(runner.processors)
     engine.preparing.check = runner.check

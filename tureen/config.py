@@ -453,6 +453,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int,
         _meta("scheduling TOKENS", "Token budget of a step: long prompts are computed in pieces of this size.", ge=1),
     ] = 512
+    speculative: Annotated[bool, _meta("scheduling", "Guess tokens that repeat, where that is faster.")] = True
     schedule_policy: Annotated[
         Literal["fair", "fcfs", "lpm"],
         _meta(
@@ -481,8 +482,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         _meta(
             "logging URL",
-            "Where traces go: an OpenTelemetry collector that takes OTLP over HTTP, such as http://127.0.0.1:4318. "
-            "Without it the variables OTEL_* say.",
+            "URL of an OpenTelemetry collector, OTLP over HTTP: http://127.0.0.1:4318. Default: the OTEL_* variables.",
         ),
     ] = None
 

@@ -9,12 +9,18 @@ import pytest
 from samples import some
 from world import ADAPTERS, VOCAB_SIZE, World, expected, make_request, simulate
 
+from tureen.contract.runner import Row, RowOutput
+from tureen.engine.guessing import Guesser
+from tureen.engine.scheduler import StepPlan
+from tureen.engine.sequence import SequenceCounts
+from tureen.kernels.cpu import native
+
 
 def prophet(rng, right):
     """Guesses what will be drawn; each token with probability `right`, else something else."""
     known = {}
 
-    def guess(sequence, most):
+    def guess(sequence, most, num_rows):
         request = sequence.request
         if request.id not in known:
             known[request.id] = expected(request, 4096, ADAPTERS.index(request.adapter))[0]
@@ -58,8 +64,92 @@ def test_right_guesses_save_steps():
 
 
 def test_guesses_take_only_what_the_budget_of_a_step_leaves():
-    world = World(token_budget=3, drafter=lambda sequence, most: (0,) * 99)
+    world = World(token_budget=3, drafter=lambda sequence, most, num_rows: (0,) * 99)
     for index in range(2):
         world.add(make_request(f"r{index}", max_new_tokens=10))
     world.drain()  # the runner demands that no step has more than three tokens
     world.check_answers()
+
+
+class Repeating:
+    """A sequence whose tokens repeat, as the guesser sees it."""
+
+    def __init__(self):
+        self.token_ids = [1, 2, 3, 4, 5, 6, 7, 8] * 4
+        self.counts = SequenceCounts(0)
+
+
+def timed_guesser(seconds):
+    """A guesser on a clock on which a step over that number of tokens takes `seconds(tokens)`."""
+    now = [0.0]
+    guesser = Guesser(native.require(), clock=lambda: now[0])
+
+    def step(num_rows, num_guesses, num_right=0, sequence=None):
+        rows = [Row(0, (1,) * (1 + num_guesses), 0, (), True, num_drafts=num_guesses)]
+        rows += [Row(0, (1,), 0, (), True)] * (num_rows - 1)
+        sequences = [sequence or Repeating()] + [Repeating() for _ in rows[1:]]
+        guesser.guess(sequences[0], 1, 1)
+
+        def run(plan):
+            now[0] += seconds(num_rows + num_guesses)
+            return (RowOutput((1,) * (1 + num_right)), *[RowOutput((1,))] * (num_rows - 1))
+
+        guesser.run(StepPlan(sequences, rows, []), run)
+
+    return guesser, step
+
+
+@pytest.mark.parametrize(("cost", "least", "most"), [(0.02, 15, 16), (0.3, 2, 8), (1.0, 0, 0)])
+def test_as_many_tokens_are_guessed_as_their_measured_cost_allows(cost, least, most):
+    guesser, step = timed_guesser(lambda tokens: 1 + cost * (tokens - 1))
+    for _ in range(60):
+        step(1, 0)
+        step(1, 4)
+    assert least <= len(guesser.guess(Repeating(), 99, 1)) <= most
+
+
+def test_among_many_rows_fewer_tokens_are_guessed():
+    guesser, _ = timed_guesser(lambda tokens: tokens)
+    counts = [len(guesser.guess(Repeating(), 99, num_rows)) for num_rows in (1, 4, 64)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[2] == 0
+
+
+def test_wrong_guesses_end_the_guessing_and_right_ones_begin_it_again():
+    guesser, step = timed_guesser(lambda tokens: tokens)
+    sequence = Repeating()
+    assert len(guesser.guess(sequence, 99, 1)) > 2
+    for _ in range(20):
+        step(1, 3, 0, sequence)
+    assert guesser.guess(sequence, 99, 1) == ()
+    for _ in range(20):
+        step(1, 3, 3, sequence)
+    assert len(guesser.guess(sequence, 99, 1)) > 6
+    assert (sequence.counts.guessed, sequence.counts.guessed_right) == (120, 60)
+
+
+def test_a_sequence_that_repeats_nothing_gets_no_guesses():
+    guesser, _ = timed_guesser(lambda tokens: tokens)
+    sequence = Repeating()
+    sequence.token_ids = list(range(40))
+    assert guesser.guess(sequence, 99, 1) == ()
+    assert guesser.guess(sequence, 99, 1) == ()
+
+
+def test_tokens_of_a_picture_are_not_guessed():
+    guesser, _ = timed_guesser(lambda tokens: tokens)
+    sequence = Repeating()
+    sequence.token_ids = [1, 2, 3, 4, -(1 << 60), -(1 << 60), 5, 1, 2, 3]
+    assert guesser.guess(sequence, 99, 1) == (4,)
+    sequence.token_ids += [4]
+    assert guesser.guess(sequence, 99, 1) == ()
+
+
+def test_an_engine_reports_how_many_guesses_were_right():
+    world = World(drafter=prophet(random.Random(5), 0.5))
+    world.add(make_request(max_new_tokens=40, ignore_eos=True))
+    world.drain()
+    world.check_answers()
+    stats = world.engine.stats()
+    assert stats.total_guessed_tokens > stats.total_right_guesses > 0
+    assert stats.total_right_guesses == 40 - world.num_steps

@@ -265,7 +265,7 @@ class Simulation:
         if host.epoch == host.around.client._epoch:
             assert set(engine._sequences) <= host.wanted, "work for somebody who has left"
         slots = [one.slot for one in scheduler.running] + scheduler._free_slots
-        assert sorted(slots) == list(range(engine._rows._runner.capacity().max_rows))
+        assert sorted(slots) == list(range(engine.rows._runner.capacity().max_rows))
 
     async def _check_end(self) -> None:
         """Nobody is here any more: nothing is left of anybody, and the books agree with the clients'."""

@@ -143,6 +143,7 @@ class Capacity(msgspec.Struct, frozen=True):
     num_window_pages: int = 0  # pages of layers with a window; 0: all layers share one pool
     window: int = 0  # tokens that a token of these layers sees, itself included
     embedding_size: int = 1  # numbers that a picture's token is given as: hidden_size, or a multiple of it
+    takes_guesses: bool = False  # a token's logits do not depend on the number of tokens in its row, to the last bit
 
 
 KvPart = Literal["page", "window", "state"]

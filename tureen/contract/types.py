@@ -179,6 +179,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     forced_tokens: int = 0  # of the output tokens, those that the grammar left no choice about: they were not drawn
     loaded_tokens: int = 0  # of the cached tokens, those that were loaded from outside the KV cache for this request
     preemptions: int = 0
+    guessed_tokens: int = 0  # tokens that were guessed before they were drawn ...
+    right_guesses: int = 0  # ... and, of those, the ones that were drawn
 
 
 class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -301,6 +303,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     kv_disk: KvDiskStats | None = None  # where there is a --kv-disk
     num_used_window_pages: int = 0  # held by running requests
     num_window_pages: int = 0  # of layers with a window; 0: all layers share one pool
+    total_guessed_tokens: int = 0
+    total_right_guesses: int = 0
 
     @property
     def num_used_pages(self) -> int:

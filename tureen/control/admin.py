@@ -293,6 +293,11 @@ def update_gauges(state: ServerState) -> None:
     metrics.set("num_grammar_queue_reqs", stats.num_preparing)
     metrics.raise_to("num_retracted_requests", stats.total_preemptions)
     metrics.raise_to("forced_tokens", stats.total_forced_tokens)
+    metrics.raise_to("spec_draft_tokens", stats.total_guessed_tokens)
+    metrics.raise_to("spec_accept_tokens", stats.total_right_guesses)
+    if stats.total_guessed_tokens:
+        num_drawn = stats.total_output_tokens - stats.total_forced_tokens
+        metrics.set("spec_accept_length", num_drawn / max(1, num_drawn - stats.total_right_guesses))
     metrics.raise_to("num_grammar", stats.total_grammar_compiles + stats.total_grammar_hits)
     metrics.raise_to("num_grammar_cache_hit", stats.total_grammar_hits)
     metrics.raise_to("num_grammar_failed", stats.total_grammar_failures)

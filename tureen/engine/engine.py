@@ -80,6 +80,8 @@ class EngineTotals:
             step_ms=step_ms,
             is_paused=is_paused,
             total_forced_tokens=self.forced_tokens,
+            total_guessed_tokens=scheduler.num_guesses,
+            total_right_guesses=scheduler.num_right_guesses,
             **preparing.stats(),
         )
 
@@ -114,7 +116,7 @@ class Engine:
         context_len = min(capacity.context_len, capacity.num_pages * capacity.page_size)
         grammars = Grammars(compiler, MaskThread(capacity.max_rows, capacity.vocab_size), eos_token_ids, context_len)
         self.preparing = Preparing(grammars, ClientCode(self.scheduler), Encoders(runner, rank), context_len)
-        self._rows = RowRunner(runner, grammars, self.cache)
+        self.rows = RowRunner(runner, grammars, self.cache)
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
         self._limits = EngineLimits(context_len, max_queued, capacity)
@@ -204,7 +206,7 @@ class Engine:
         self._totals.steps += 1
         if self.preparing.encoders.waiting:
             self.preparing.encoders.begin_step()
-        for sequence, row, result in zip(plan.sequences, plan.rows, self._rows.run(plan), strict=True):
+        for sequence, row, result in zip(plan.sequences, plan.rows, self.rows.run(plan), strict=True):
             try:
                 delta = self._take_over(sequence, row, result)
             except TureenError as error:
@@ -231,7 +233,7 @@ class Engine:
 
     def close(self) -> None:
         """Gives back what the runner and the compiler hold; nothing may be called afterwards."""
-        self._rows.close()
+        self.rows.close()
 
     def stats(self, step_ms: float = 0.0) -> EngineStats:
         """Returns gauges and totals as of now. The caller measures `step_ms`: there is no clock here."""
@@ -293,6 +295,7 @@ class Engine:
             if sequence.ended is not None:
                 break
         if len(result.token_ids) > 1:  # the guesses that were right are computed
+            self.scheduler.num_right_guesses += len(result.token_ids) - 1
             sequence.num_computed = min(sequence.num_computed + len(result.token_ids) - 1, sequence.num_needed)
 
     def _force(self, sequence: Sequence) -> FinishReason | None:

@@ -9,6 +9,7 @@ from tureen.constraining.masks import PendingMasks
 from tureen.contract.runner import Batch, Row, RowError, RowOutput, Runner, SlotState
 from tureen.engine.constraint import too_complex
 from tureen.engine.grammars import Grammars
+from tureen.engine.guessing import Guesser
 from tureen.engine.scheduler import StepPlan
 from tureen.engine.sequence import Sequence
 from tureen.errors import RequestFailed
@@ -28,12 +29,13 @@ class RowRunner:
         self._grammars = grammars
         self._cache = cache
         self._num_failed_steps = 0  # in a row
+        self.guesser: Guesser | None = None  # hears of each step and of its guesses
 
     def run(self, plan: StepPlan) -> tuple[RowOutput, ...]:
         """Runs a step. Returns the output of each row. Raises RequestFailed when the runner seems to be broken for
         good."""
         try:
-            outputs = self._run(plan)
+            outputs = self._run(plan) if self.guesser is None else self.guesser.run(plan, self._run)
         except Exception as error:  # noqa: BLE001 - whatever the runner raises ends requests, not the engine
             log.warning(
                 "a step of %d rows failed (%s); running them one at a time", len(plan.rows), type(error).__name__

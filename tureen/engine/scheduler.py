@@ -18,8 +18,9 @@ RESUME_HEADROOM = 64
 """Tokens for which every running sequence must have room before a preempted one comes back."""
 
 
-Drafter = Callable[[Sequence, int], tuple[int, ...]]
-"""A function that guesses the next tokens of a sequence, up to a number. Guesses change no output, only the speed."""
+Drafter = Callable[[Sequence, int, int], tuple[int, ...]]
+"""A function that guesses the next tokens of a sequence: at most the first number, in a step in which the second number
+of rows draw. Guesses change no output, only the speed."""
 
 
 class StepPlan(NamedTuple):
@@ -55,6 +56,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.is_held = False  # nobody begins; who has begun goes on
         self.num_preemptions = 0
+        self.num_guesses = 0  # in planned rows; of those ...
+        self.num_right_guesses = 0  # ... were drawn
         self.num_prompt_tokens = 0  # of admitted sequences; of those ...
         self.num_cached_tokens = 0  # ... found in the prefix cache
         self.rests: Callable[[Sequence], bool] | None = None  # who sits out a step, where others run
@@ -115,14 +118,16 @@ class Scheduler:
     def _guess(self, plan: StepPlan, drafter: Drafter) -> None:
         """Spends what is left of the budget on guesses. Nobody is preempted for them."""
         budget = self._token_budget - sum(len(row.token_ids) for row in plan.rows)
+        num_rows = sum(row.sample for row in plan.rows)
         for index, (sequence, row) in enumerate(zip(plan.sequences, plan.rows, strict=True)):
             most = min(budget, sequence.terms.max_tokens - sequence.num_tokens - 1)
             if most <= 0 or sequence.table is None or not sequence.takes_guesses(row):
                 continue
-            guesses = _allowed(sequence, drafter(sequence, most)[:most])
+            guesses = _allowed(sequence, drafter(sequence, most, num_rows)[:most])
             if guesses and self.cache.grow(sequence.table, sequence.num_tokens + len(guesses)):
                 plan.rows[index] = sequence.row(len(row.token_ids), guesses)
                 budget -= len(guesses)
+                self.num_guesses += len(guesses)
 
     def release(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
         """Takes out a sequence that has ended, wherever it is. See CacheManager.close for `distrust_from`."""

@@ -59,6 +59,8 @@ class SequenceCounts:
         self.cached = cached  # prompt tokens found in the prefix cache when it first ran
         self.loaded = 0  # of these, loaded from outside the KV cache
         self.preemptions = 0
+        self.guessed = 0  # tokens that were guessed before they were drawn; of those ...
+        self.guessed_right = 0  # ... the ones that were then drawn
 
 
 class Sequence:
@@ -175,6 +177,8 @@ class Sequence:
             num_forced,
             min(self.counts.loaded, self.counts.cached),
             self.counts.preemptions,
+            self.counts.guessed,
+            self.counts.guessed_right,
         )
 
     def step_tokens(self, start: int, budget: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, count
 
 import msgspec
 
@@ -10,7 +11,7 @@ from tureen.contract.runner import Row, RowOutput
 from tureen.grammar import Mask
 from tureen.grammar.base import Ending
 from tureen.runner.forward import ForwardOutput
-from tureen.sampling.arithmetic import Logits
+from tureen.sampling.arithmetic import Logits, Peaks
 from tureen.sampling.sampler import FAILURES, Draw, Sampler
 
 Masks = Mapping[int, Sequence[Mask]]
@@ -20,9 +21,18 @@ Endings = Mapping[int, Sequence[Ending | None]]
 NO_ENDINGS: Endings = {}
 
 
-def best_outputs(token_ids: Sequence[int]) -> list[RowOutput]:
-    """Returns an output for each row with its best token; a negative number in place of a token becomes its error."""
-    return [RowOutput((token,)) if token >= 0 else RowOutput(error=FAILURES[token]) for token in token_ids]
+def best_outputs(rows: Sequence[Row], best: Sequence[int]) -> list[RowOutput]:
+    """Returns the output of each row that samples from the best token of each draw, negative for an error."""
+    if len(best) == len(rows):  # no row has guesses
+        return [RowOutput((token,)) if token >= 0 else RowOutput(error=FAILURES[token]) for token in best]
+    outputs, first = [], 0
+    for row in rows:
+        draws = [
+            Draw(token) if token >= 0 else Draw(error=FAILURES[token]) for token in best[first:][: 1 + row.num_drafts]
+        ]
+        outputs.append(_output(row, draws))
+        first += len(draws)
+    return outputs
 
 
 def draw(
@@ -32,56 +42,46 @@ def draw(
 
     A guess is verified by drawing as if it were not there (speculative decoding, arXiv:2211.17192, by equality of the
     draws). Random numbers belong to the token's position, so the tokens are those that steps without guesses would
-    draw, one a step.
+    draw, one a step. All places of a row are drawn together, or one after another if the sampler follows its tokens.
     """
-    if any(row.num_drafts for row in rows):
-        return _verify(sampler, rows, output, masks, endings)
-    first_masks = {slot: of_slot[0] for slot, of_slot in masks.items()}
-    if endings:
-        _end_words(sampler, output.logits, [row.slot for row in rows], first_masks, endings, 0)
-    positions = [row.start + len(row.token_ids) for row in rows]
-    slots = [row.slot for row in rows]
-    return [_output((drawn,)) for drawn in sampler.sample(output.logits, slots, positions, first_masks, output.peaks)]
-
-
-def _end_words(
-    sampler: Sampler, logits: Logits, slots: Sequence[int], masks: dict[int, Mask], endings: Endings, place: int
-) -> None:
-    """Ends outputs in which the model has come to the end of a word after which no other word may be begun."""
-    for row, slot in enumerate(slots):
-        ending = endings[slot][place] if slot in endings else None
-        if ending is None:
-            continue
-        best = sampler.best(logits, row, ending.open)
-        if best >= 0 and not masks[slot][best // 32] >> best % 32 & 1:
-            masks[slot] = ending.nearer
-
-
-def _verify(
-    sampler: Sampler, rows: Sequence[Row], output: ForwardOutput, masks: Masks, endings: Endings
-) -> list[RowOutput]:
-    """Draws with guesses: all rows draw their first token; those that drew what was guessed draw the next one; and so
-    on."""
     assert output.logits is not None
-    firsts, num_draws = [], 0
-    for row in rows:
-        firsts.append(num_draws)
-        num_draws += 1 + row.num_drafts
+    firsts = list(accumulate((1 + row.num_drafts for row in rows), initial=0))
+    following = sampler.following
+    places = [
+        (index, place)
+        for index, row in enumerate(rows)
+        for place in range(1 if row.slot in following else 1 + row.num_drafts)
+    ]
     draws: list[list[Draw]] = [[] for _ in rows]
-    going, place = list(range(len(rows))), 0
-    while going:
-        slots = [rows[index].slot for index in going]
-        positions = [rows[index].start + rows[index].num_known + place for index in going]
-        masks_here = {slot: masks[slot][place] for slot in slots if slot in masks}
-        logits = output.logits[[firsts[index] + place for index in going]]
-        _end_words(sampler, logits, slots, masks_here, endings, place)
-        for index, drawn in zip(going, sampler.sample(logits, slots, positions, masks_here), strict=True):
+    while places:
+        logits, peaks = output.logits, output.peaks
+        if len(places) != len(logits):
+            chosen = [firsts[index] + place for index, place in places]
+            logits = logits[chosen]
+            peaks = None if peaks is None else Peaks(peaks.values[chosen], peaks.token_ids[chosen])
+        slots = [rows[index].slot for index, _ in places]
+        positions = [rows[index].start + rows[index].num_known + place for index, place in places]
+        here = {at: masks[slot][places[at][1]] for at, slot in enumerate(slots) if slot in masks}
+        for at, slot in enumerate(slots):
+            if slot in endings:
+                _end_word(sampler, logits, at, here, endings[slot][places[at][1]])
+        for (index, _), drawn in zip(places, sampler.sample(logits, slots, positions, here, peaks), strict=True):
             draws[index].append(drawn)
-        going = [index for index in going if _is_right(rows[index], place, draws[index][place])]
-        for index in going:
-            draws[index][place] = _guessed(draws[index][place])
-        place += 1
-    return [_output(of_row) for of_row in draws]
+        places = [
+            (index, place + 1)
+            for index, place in places
+            if rows[index].slot in following and _is_right(rows[index], place, draws[index][place])
+        ]
+    return [_output(row, of_row) for row, of_row in zip(rows, draws, strict=True)]
+
+
+def _end_word(sampler: Sampler, logits: Logits, at: int, masks: dict[int, Mask], ending: Ending | None) -> None:
+    """Ends an output in which the model has come to the end of a word after which no other word may be begun."""
+    if ending is None:
+        return
+    best = sampler.best(logits, at, ending.open)
+    if best >= 0 and not masks[at][best // 32] >> best % 32 & 1:
+        masks[at] = ending.nearer
 
 
 def _is_right(row: Row, place: int, drawn: Draw) -> bool:
@@ -96,10 +96,16 @@ def _guessed(drawn: Draw) -> Draw:
     return drawn._replace(explanation=msgspec.structs.replace(drawn.explanation, guessed=True))
 
 
-def _output(draws: Sequence[Draw]) -> RowOutput:
-    """Returns a row's output. A failure after the first token is left to the next step, which meets it first."""
+def _output(row: Row, draws: Sequence[Draw]) -> RowOutput:
+    """Returns a row's output: its draws up to the first that no guess foresaw.
+
+    The next step meets a failure after the first token first, and reports it.
+    """
     if draws[0].error is not None:
         return RowOutput(error=draws[0].error)
+    if row.num_drafts:
+        num_right = next(place for place in count() if not _is_right(row, place, draws[place]))
+        draws = [*map(_guessed, draws[:num_right]), draws[num_right]]
     token_ids = tuple([drawn.token_id for drawn in draws if drawn.token_id is not None])
     return RowOutput(
         token_ids,

@@ -43,7 +43,7 @@ class Forward(Protocol):
     def run(self, batch: Batch, *, best_only: bool = False) -> ForwardOutput:
         """Computes and stores K/V of all rows, and computes what the rows ask for.
 
-        best_only: of the rows that sample only the best tokens are wanted, not the logits. No row has guesses then.
+        best_only: of the rows that sample only the best tokens are wanted, not the logits.
         """
 
     def load_adapter(self, number: int, adapter: Adapter) -> None:

@@ -23,7 +23,7 @@ from tureen.layers.rope import axes, frequencies
 from tureen.layers.routing import Experts
 from tureen.lora.adapter import Adapter
 from tureen.models.config import STREAM_MAPS, ModelConfig, qkv_names
-from tureen.runner.forward import ForwardOutput, as_wide, drawn_tokens, hidden_ranges, score_pieces
+from tureen.runner.forward import ForwardOutput, as_wide, hidden_ranges, score_pieces
 from tureen.runner.trace import StepTrace, TraceOptions
 from tureen.sampling.arithmetic import Peaks
 
@@ -65,15 +65,10 @@ class TapeForward:
         scored = (self._tape.score(list(piece)) for piece in pieces)
         if best_only:
             return ForwardOutput(best=self._tape.best(), scored=scored, hidden=hidden)
-        if any(row.num_drafts for row in batch.rows):
-            logits = self._tape.score(drawn_tokens(batch))
-            peaks = None
-        else:
-            logits, values, token_ids = self._tape.sampled()
-            peaks = Peaks(values, token_ids)
+        logits, values, token_ids = self._tape.sampled()
         if pieces:
             logits = logits.copy()  # the tape's memory is written again for each piece
-        return ForwardOutput((), logits, peaks, scored, hidden)
+        return ForwardOutput((), logits, Peaks(values, token_ids), scored, hidden)
 
     def load_adapter(self, number: int, adapter: Adapter) -> None:
         for module, factors in adapter.items():

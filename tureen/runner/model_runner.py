@@ -153,14 +153,14 @@ class ModelRunner:
 
     def _are_plain(self, rows: Sequence[Row]) -> bool:
         """Says whether these rows want their best token and nothing else of their logits."""
-        return self._sampler.plain.issuperset([row.slot for row in rows]) and not any(row.num_drafts for row in rows)
+        return self._sampler.plain.issuperset([row.slot for row in rows])
 
     def _draw(self, rows: Sequence[Row], output: ForwardOutput, masks: Masks | None) -> list[RowOutput]:
         """Draws the tokens of the rows that sample."""
         if not rows:
             return []
         if output.logits is None:
-            return drawing.best_outputs(output.best)
+            return drawing.best_outputs(rows, output.best)
         if masks is None:
             return drawing.draw(self._sampler, rows, output, {})
         return drawing.draw(self._sampler, rows, output, masks.wait(), masks.endings)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -185,6 +186,7 @@ def load_runner(
     plan = None if are_there else plan_weights(kernels, source, config, model, device)
     weight_bytes = plan[1] if plan else 0
     capacity = plan_capacity(config, model, kv_bytes=cache_bytes, weight_bytes=weight_bytes, device=device)
+    capacity = msgspec.structs.replace(capacity, takes_guesses=capacity.num_states == 0)
     factory = NativeForwardFactory(pool, device, model, capacity, kv_dtype, progress, plan, shared)
     parts = ForwardParts(factory, source, config)
     sampler = make_sampler(config, model.vocab_size, NativeArithmetic(pool))

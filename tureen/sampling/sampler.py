@@ -91,9 +91,9 @@ class Sampler:
     ) -> list[Draw]:
         """Draws one token per row of logits [rows, vocab] float32, which are overwritten.
 
-        positions[i] is the absolute index, in its sequence, of the token being drawn for slots[i]; masks has the tokens
-        that its grammar allows, by slot. peaks: those of the logits, where they are known. A failed row gets error
-        NAN_LOGITS, or NOTHING_TO_DRAW where its parameters and the mask leave no token.
+        positions[i] is the absolute index, in its sequence, of the token being drawn for slots[i]. A slot that follows
+        its tokens has one row; another may have several. masks: the tokens that a row's grammar allows, by row. peaks:
+        those of the logits, if they are known. A failed row gets error NAN_LOGITS, or NOTHING_TO_DRAW.
         """
         if tuple(logits.shape) != (len(slots), self._vocab_size):
             raise ValueError(f"logits {tuple(logits.shape)} for {len(slots)} rows and {self._vocab_size} tokens")
@@ -102,7 +102,7 @@ class Sampler:
         logits = self._arithmetic.prepare(logits)
         batch = [self._slot(slot) for slot in slots]
         if self.plain.issuperset(slots):
-            best = self._arithmetic.greedy(logits, [masks.get(slot) for slot in slots] if masks else [])
+            best = self._arithmetic.greedy(logits, [masks.get(row) for row in range(len(slots))] if masks else [])
             return [Draw(token) if token >= 0 else Draw(error=FAILURES[token]) for token in best]
         raw_rows = [row for row, slot in enumerate(batch) if _mode(slot) in OWN]
         raw = self._arithmetic.copy(logits, raw_rows) if raw_rows else None
@@ -205,11 +205,11 @@ class Sampler:
             if before is not None:
                 before(PROCESSOR, {row: None for row, state in enumerate(states) if state is not None})
             failures |= self._custom.apply(self._arithmetic, logits, peaks, states)
-        constrained = [row for row, slot in enumerate(slots) if slot in masks and row not in failures]
+        constrained = [row for row in masks if row not in failures]
         if constrained:
             if before is not None:
                 before(GRAMMAR, dict.fromkeys(constrained))
-            self._arithmetic.forbid(logits, peaks, constrained, [masks[slots[row]] for row in constrained])
+            self._arithmetic.forbid(logits, peaks, constrained, [masks[row] for row in constrained])
             failures |= {row: NOTHING_TO_DRAW for row in constrained if peaks.values[row] == -math.inf}
         return peaks, failures
 

@@ -125,15 +125,7 @@ def routes(state: ServerState) -> list[Entry]:
         )
 
     async def tokenizer_info(_: Request) -> ASGIApp:
-        templates, tokenizer = state.context.chat_templates, state.context.tokenizer
-        facts = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "vocab_size": tokenizer.vocab_size,
-            "model_max_length": state.context.capacity,
-            **tokenizer.named_tokens,
-            "chat_template": None if isinstance(templates, str) else templates.plain.source,
-        }
-        return Response(msgspec.json.encode(facts), media_type="application/json")
+        return Response(msgspec.json.encode(_tokenizer_facts(state)), media_type="application/json")
 
     about_tokens = Docs(
         "SGLang", "The tokens of a text or a chat.", bodies=(TokenizeBody,), example={"prompt": "The capital of France"}
@@ -223,6 +215,18 @@ async def _rendered(body: TokenizeBody, messages: Sequence[MessageField], state:
         add_generation_prompt=body.add_generation_prompt is not False,
         template_kwargs=openai_chat_fields.template_kwargs(body, tools, state),
     )
+
+
+def _tokenizer_facts(state: ServerState) -> dict[str, Any]:
+    """Returns facts about the tokenizer, by the names of its configuration file."""
+    templates, tokenizer = state.context.chat_templates, state.context.tokenizer
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "vocab_size": tokenizer.vocab_size,
+        "model_max_length": state.context.capacity,
+        **tokenizer.named_tokens,
+        "chat_template": None if isinstance(templates, str) else templates.plain.source,
+    }
 
 
 def _id_lists(tokens: Sequence[Any], state: ServerState) -> list[list[int]]:

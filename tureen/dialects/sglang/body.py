@@ -476,12 +476,9 @@ def _options(
 
 def _processors(body: GenerateBody, sent: list[str | None], context: Context) -> list[str]:
     """Returns the logit processor of each prompt, which sent it as `sent` has it. Raises InvalidRequest."""
-    checked = []
-    is_list = isinstance(body.custom_logit_processor, list)
-    for index, value in enumerate(sent):
-        field = f"custom_logit_processor[{index}]" if is_list else "custom_logit_processor"
-        checked.append("" if value is None else check_processor(value, context.config, field))
-    return checked
+    where = "custom_logit_processor" + "[{}]" * isinstance(body.custom_logit_processor, list)
+    check = [(value, where.format(index)) for index, value in enumerate(sent)]
+    return ["" if value is None else check_processor(value, context.config, field) for value, field in check]
 
 
 def _which_hidden(choice: HiddenStatesField, info: EngineInfo) -> HiddenStates:

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.contract.params import DRAWING
-from tureen.contract.types import FinishReason, LogprobSpec, TokenLogprob
+from tureen.contract.types import FinishReason, LogprobSpec, TokenLogprob, Usage
 from tureen.dialects.sglang import body as sglang_request
 from tureen.dialects.sglang.body import ENCODE_FIELDS, GenerateBody, GeneratePlan
 from tureen.dialects.sglang.logprob_fields import draw_facts
@@ -249,6 +249,21 @@ def _changes(output: Output, plan: GeneratePlan) -> Answer:
     return changes | {"hardware": output.remarks.hardware} if output.remarks.hardware else changes
 
 
+def _guesses(usage: Usage) -> Answer:
+    """Returns SGLang's figures of speculative decoding, in which each step that draws a token verifies."""
+    if not usage.guessed_tokens:
+        return {}
+    num_drawn = usage.output_tokens - usage.forced_tokens
+    num_steps = num_drawn - usage.right_guesses
+    return {
+        "spec_verify_ct": num_steps,
+        "spec_draft_token_num": usage.guessed_tokens,
+        "spec_accept_token_num": usage.right_guesses,
+        "spec_accept_rate": usage.right_guesses / usage.guessed_tokens,
+        "spec_accept_length": num_drawn / max(1, num_steps),
+    }
+
+
 def embedding_body(payload: dict[str, Any]) -> dict[str, Any]:
     """Converts a body of `/encode` to one of `/generate`. Raises InvalidRequest."""
     fields = offered(payload, ENCODE_FIELDS, ENCODE_TABLE)
@@ -343,7 +358,7 @@ def render(
     if len(output.weight_versions) > 1:
         meta["weight_versions"] = output.weight_versions
         meta["weight_version_ranges"] = output.origins.ranges
-    meta |= _changes(output, plan)
+    meta |= _changes(output, plan) | _guesses(output.usage)
     if output.request.grammar is not None:
         meta |= {"forced_tokens": output.usage.forced_tokens, **output.constraint_notes}
     if output.remarks.effective is not None:

@@ -37,4 +37,5 @@ NB_MODULE(_native, m) {
     tureen::bind_closing(m);
     tureen::bind_closing_tree(m);
     tureen::bind_guard(m);
+    tureen::bind_history(m);
 }

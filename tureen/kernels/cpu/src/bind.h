@@ -16,5 +16,6 @@ void bind_pool(nanobind::module_& m);   // for tests of the pool
 void bind_closing(nanobind::module_& m);
 void bind_closing_tree(nanobind::module_& m);
 void bind_guard(nanobind::module_& m);
+void bind_history(nanobind::module_& m);
 
 }  // namespace tureen

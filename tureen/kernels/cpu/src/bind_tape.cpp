@@ -73,7 +73,7 @@ struct RowNames {
     nb::object token_ids = name("token_ids"), start = name("start"), pages = name("pages"), sample = name("sample");
     nb::object adapter = name("adapter"), state_from = name("state_from"), state_to = name("state_to");
     nb::object state_saves = name("state_saves"), places = name("places"), pictures = name("pictures");
-    nb::object window_from = name("window_from"), window_pages = name("window_pages");
+    nb::object window_from = name("window_from"), window_pages = name("window_pages"), num_drafts = name("num_drafts");
 
     static nb::object name(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
 };
@@ -172,7 +172,9 @@ void add_row(Step& step, const Tape& tape, nb::handle row) {
     for (nb::handle page : pages)
         step.pages.push_back(checked(page, 0, cache.num_pages(), "a page is not in the KV cache"));
     step.spans.push_back(span);
-    if (nb::cast<bool>(nb::getattr(row, names.sample))) step.sampled.push_back(step.tokens() - 1);
+    if (!nb::cast<bool>(nb::getattr(row, names.sample))) return;
+    int drafts = checked(nb::getattr(row, names.num_drafts), 0, span.length, "a row has a token that is no guess");
+    for (int back = drafts; back >= 0; back--) step.sampled.push_back(step.tokens() - 1 - back);
 }
 
 // Throws std::invalid_argument for what does not fit.

@@ -1,0 +1,126 @@
+"""Guesses the tokens that come next where a sequence repeats itself, and where that pays.
+
+What followed the last earlier occurrence of its last tokens is the guess (prompt lookup decoding, Saxena 2023). Guesses
+change no token; they cost a step time and save steps: docs/decisions/0144-guesses-that-pay.md. The only clock here
+measures steps, and decides only how many tokens are guessed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from tureen.contract.runner import RowOutput
+from tureen.engine.scheduler import StepPlan
+from tureen.engine.sequence import Sequence
+
+MOST_GUESSES = 16  # of a sequence in a step
+MARGIN = 1.1
+"""The least gain of a guess over its cost, as a ratio: masks, draws and texts of wrong guesses cost a little too."""
+FIRST_CHANCES = ((16, 0.8), (6, 0.65), (3, 0.5), (2, 0.3))
+"""The chance that a guess is right before any was verified, by the number of tokens before it that agree."""
+TRUST = 4.0  # verified guesses that weigh as much as the first chance
+FADE = 0.97  # with each drawn token: an output may come to repeat what it did not
+RATE = 0.1  # of the moving averages of times
+DRIFT = 0.001
+"""The rate at which a cost returns to the first one in plain steps: guesses that cost too much are tried again."""
+FIRST_BASE, FIRST_COST = 0.75, 0.25
+"""A step over n rows takes FIRST_BASE + FIRST_COST * n, relative to one over one row, until steps were measured."""
+
+
+class Guesses:
+    """The repetitions of one sequence: an index of its tokens, and how often guesses from it were right."""
+
+    def __init__(self, history: Any) -> None:
+        """`history`: a native History."""
+        self.history = history
+        self._verified = self._right = 0.0  # recent ones
+
+    def chance(self, first: float) -> float:
+        """Returns the chance that the next guess is right, if it was `first` before any was verified."""
+        return (self._right + TRUST * first) / (self._verified + TRUST)
+
+    def verified(self, num_guessed: int, num_right: int) -> None:
+        """Takes in how many of a step's guesses were right. Those after the first wrong one were not verified."""
+        fade = FADE ** (num_right + 1)
+        self._verified = self._verified * fade + min(num_right + 1, num_guessed)
+        self._right = self._right * fade + num_right
+
+
+class GuessCost(NamedTuple):
+    """Measured times of steps over one number of rows that each draw."""
+
+    plain_s: float | None  # without guesses; None: not measured
+    cost: float  # of a guess, as a share of plain_s
+
+
+class Guesser:
+    """Makes guesses for an engine's sequences, and learns when they pay."""
+
+    def __init__(self, kernels: ModuleType, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._new_history: Callable[[], Any] = kernels.History
+        self._clock = clock
+        self._times: dict[int, GuessCost] = {}
+        self._guesses = WeakKeyDictionary[Sequence, Guesses]()
+
+    def guess(self, sequence: Sequence, most: int, num_rows: int) -> tuple[int, ...]:
+        """Returns guesses of the next tokens, at most `most`, in a step over `num_rows` rows that draw."""
+        worth = MARGIN * self._times_of(num_rows).cost * num_rows
+        if worth >= 1:
+            return ()
+        guesses = self._guesses.get(sequence)
+        if guesses is None:
+            guesses = self._guesses[sequence] = Guesses(self._new_history())
+        history = guesses.history
+        history.append(sequence.token_ids[len(history) :])
+        if guesses.chance(1.0) <= worth:  # no match is better
+            return ()
+        tokens, match = history.look_up(min(most, MOST_GUESSES))
+        if not match:
+            return ()
+        chance = guesses.chance(next(first for length, first in FIRST_CHANCES if match >= length))
+        count, all_right = 0, chance
+        while count < len(tokens) and tokens[count] >= 0 and all_right > worth:  # a picture's tokens are negative
+            count, all_right = count + 1, all_right * chance
+        return tuple(tokens[:count])
+
+    def run(self, plan: StepPlan, run: Callable[[StepPlan], tuple[RowOutput, ...]]) -> tuple[RowOutput, ...]:
+        """Runs a step. Learns how long it takes, if all its rows draw after one known token, and which guesses were
+        right."""
+        start_s = self._clock()
+        outputs = run(plan)
+        if all(row.sample and row.num_known == 1 for row in plan.rows):
+            self._learn(len(plan.rows), sum(row.num_drafts for row in plan.rows), self._clock() - start_s)
+        for sequence, row, output in zip(plan.sequences, plan.rows, outputs, strict=True):
+            if row.num_drafts and output.token_ids:
+                num_right = len(output.token_ids) - 1
+                self._guesses[sequence].verified(row.num_drafts, num_right)
+                sequence.counts.guessed += row.num_drafts
+                sequence.counts.guessed_right += num_right
+        return outputs
+
+    def _learn(self, num_rows: int, num_guesses: int, seconds: float) -> None:
+        plain_s, cost = self._times_of(num_rows)
+        if not num_guesses:
+            plain_s = seconds if plain_s is None else plain_s + RATE * (seconds - plain_s)
+            cost += DRIFT * (_first_cost(num_rows) - cost)
+        elif plain_s is not None:
+            seen = min(max(0.0, seconds / plain_s - 1) / num_guesses, 1.0)  # more: something else held the step up
+            cost += RATE * (seen - cost)
+        self._times[_bucket(num_rows)] = GuessCost(plain_s, cost)
+
+    def _times_of(self, num_rows: int) -> GuessCost:
+        known = self._times.get(_bucket(num_rows))
+        return known or GuessCost(None, _first_cost(num_rows))
+
+
+def _first_cost(num_rows: int) -> float:
+    return FIRST_COST / (FIRST_BASE + FIRST_COST * num_rows)
+
+
+def _bucket(num_rows: int) -> int:
+    """Returns the same number for numbers of rows whose steps take about the same time."""
+    return num_rows if num_rows <= 16 else 16 * num_rows.bit_length()

@@ -71,9 +71,7 @@ class Guesser:
         worth = MARGIN * self._times_of(num_rows).cost * num_rows
         if worth >= 1:
             return ()
-        guesses = self._guesses.get(sequence)
-        if guesses is None:
-            guesses = self._guesses[sequence] = Guesses(self._new_history())
+        guesses = self._of(sequence)
         history = guesses.history
         history.append(sequence.token_ids[len(history) :])
         if guesses.chance(1.0) <= worth:  # no match is better
@@ -97,10 +95,16 @@ class Guesser:
         for sequence, row, output in zip(plan.sequences, plan.rows, outputs, strict=True):
             if row.num_drafts and output.token_ids:
                 num_right = len(output.token_ids) - 1
-                self._guesses[sequence].verified(row.num_drafts, num_right)
+                self._of(sequence).verified(row.num_drafts, num_right)
                 sequence.counts.guessed += row.num_drafts
                 sequence.counts.guessed_right += num_right
         return outputs
+
+    def _of(self, sequence: Sequence) -> Guesses:
+        guesses = self._guesses.get(sequence)
+        if guesses is None:
+            guesses = self._guesses[sequence] = Guesses(self._new_history())
+        return guesses
 
     def _learn(self, num_rows: int, num_guesses: int, seconds: float) -> None:
         plain_s, cost = self._times_of(num_rows)

@@ -432,6 +432,17 @@ def test_a_conversation_becomes_messages_of_a_chat():
 
 
 @pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "search_result", "title": "", "source": "", "content": []},
+        {"type": "document", "source": {"type": "content", "content": []}},
+    ],
+)
+def test_a_block_without_text_is_an_empty_message(block):
+    assert _conversation(*user([block])).messages == [{"role": "user", "content": ""}]
+
+
+@pytest.mark.parametrize(
     ("messages", "named"),
     [
         (user([{"type": "film"}]), "messages[0].content[0].type"),

@@ -52,6 +52,7 @@ class AnthropicConversation:
         Raises InvalidRequest.
         """
         parts: list[dict[str, Any]] = []
+        num_before = len(self.messages)
         for path, block in blocks:
             if isinstance(block, AnthropicToolResultBlock):
                 self._add_parts(parts)
@@ -61,6 +62,8 @@ class AnthropicConversation:
                 parts += self._parts(path, block)
             else:
                 raise _misplaced(path, block, "user")
+        if len(self.messages) == num_before and not parts:  # such as a document without text
+            parts = [{"type": "text", "text": ""}]
         self._add_parts(parts)
 
     def add_assistant(self, blocks: Sequence[tuple[str, Block]]) -> None:

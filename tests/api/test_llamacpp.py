@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 from app_under_test import App, parse_events
 from byte_tokenizer import VOCAB_SIZE
+from fake_engine import CONTEXT_LEN
+
+from tureen.requests import tokenising
 
 FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 SEVERAL_FILES = (*FIM, "<|repo_name|>", "<|file_sep|>")
@@ -178,6 +181,9 @@ def test_a_grammar_and_a_schema_constrain_the_output(app):
         ({"mirostat": 2}, "mirostat"),
         ({"logit_bias": [[1.5, 1]]}, "logit_bias[0]"),
         ({"logit_bias": [[97, 101]]}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias[0] has a text of 5000 characters; at most 256"),
+        ({"logit_bias": [[97, 1], ["a" * 257, 1]]}, "logit_bias[1] has a text of 257 characters"),
+        ({"response_fields": ["/a" * 200]}, "response_fields[0] takes at most 256 characters, got 400"),
         ({"grammar": 'root ::= "a"', "json_schema": {}}, "json_schema"),
         ({"top_p": 0}, "top_p"),
     ],
@@ -189,6 +195,20 @@ def test_what_is_wrong_is_named(app, change, said):
 
 def test_a_prompt_that_is_too_long_has_an_error_of_its_own(app):
     assert refusal(app, prompt="a" * 5000)["type"] == "exceed_context_size_error"
+
+
+@pytest.mark.parametrize("prompt", [["a", 97, *["bc"] * 100_000], ["a", 97, "b" * (8 << 20), "c"]])
+def test_what_follows_a_prompt_that_is_too_long_already_is_not_tokenized(app, monkeypatch, prompt):
+    encoded = []
+    encode = tokenising.encode
+
+    async def counted(texts, *args, **options):
+        encoded.extend(texts)
+        return await encode(texts, *args, **options)
+
+    monkeypatch.setattr(tokenising, "encode", counted)
+    assert refusal(app, prompt=prompt)["type"] == "exceed_context_size_error"
+    assert sum(map(len, encoded)) < 2 * CONTEXT_LEN
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +241,14 @@ def test_other_files_come_first_each_after_its_name(filling, with_files):
     assert complete(with_files, "/infill", **body)["prompt"] == (
         "<|repo_name|>myproject\n<|file_sep|>f.py\nx = 1\n<|file_sep|>g.py\ny<|file_sep|>filename\n" + gap
     )
+
+
+def test_files_that_together_are_too_long_are_not_tokenized(filling, monkeypatch):
+    monkeypatch.setattr(tokenising, "encode", None)
+    limit = CONTEXT_LEN * filling.state.context.tokenizer.max_token_chars
+    for extra in ([{"filename": "f" * (limit + 1), "text": ""}], [{"text": "a" * (limit // 2 + 1)}] * 2):
+        error = refusal(filling, path="/infill", input_prefix="a", input_suffix="b", input_extra=extra)
+        assert error["type"] == "exceed_context_size_error"
 
 
 def test_a_model_without_tokens_for_it_fills_no_gaps(app):

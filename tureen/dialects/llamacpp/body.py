@@ -17,7 +17,7 @@ from tureen.contract.params import MAX_LOGIT_BIAS, JsonObject, Stops
 from tureen.errors import InvalidRequest, echo
 from tureen.requests import planning, telling, tokenising
 from tureen.requests.body import convert, offered
-from tureen.requests.prompts import Prompt, id_lists
+from tureen.requests.prompts import Prompt, id_lists, too_long
 from tureen.requests.shared_fields import MAX_TOKEN_IDS, MAX_TOP_LOGPROBS
 from tureen.requests.state import Context
 from tureen.requests.verdicts import read_tables
@@ -27,6 +27,9 @@ TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 RANDOM_SEEDS = (-1, 2**32 - 1)
 LEAST_BIAS = -100.0
 """The bias of a token that `false` forbids."""
+
+MAX_BIAS_CHARS, MAX_PATH_CHARS = 256, 256
+"""Most characters of a text that is biased, and of an entry of `response_fields`."""
 
 DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "max_new_tokens": None}
 PARAMETERS = {
@@ -127,7 +130,7 @@ class LlamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     return_tokens: Annotated[bool, Meta(description="Return the output's token ids.")] = False
     timings_per_token: Annotated[bool, Meta(description="Each event of a stream has timings.")] = False
     response_fields: Annotated[
-        Annotated[list[str], Meta(max_length=64)] | None,
+        Annotated[list[Annotated[str, Meta(max_length=MAX_PATH_CHARS)]], Meta(max_length=64)] | None,
         Meta(description="Return these fields alone; `a/b` is the field b of a."),
     ] = None
 
@@ -223,6 +226,11 @@ def _biases(body: LlamaOptions, tokenizer: Tokenizer) -> dict[int, float]:
                 f"logit_bias[{index}] must be a token id or a text, and a number or false; got {echo([key, value])}",
                 field="logit_bias",
             )
+        if isinstance(key, str) and len(key) > MAX_BIAS_CHARS:
+            raise InvalidRequest(
+                f"logit_bias[{index}] has a text of {len(key)} characters; at most {MAX_BIAS_CHARS} are taken",
+                field="logit_bias",
+            )
         bias = LEAST_BIAS if value is False else float(value)
         is_id = isinstance(key, int) or (isinstance(sent, dict) and key.isascii() and key.isdigit())
         ids = [int(key)] if is_id else tokenizer.encode(key, add_special_tokens=False)
@@ -262,11 +270,14 @@ async def _prompt(sent: Any, name: str, context: Context) -> Prompt:
         raise InvalidRequest(f"{name} is a number; send a text or a list of token ids", field=name)
     ids: list[int] = []
     for index, part in enumerate(parts):
+        if len(ids) > context.capacity:  # whatever follows
+            raise too_long(len(ids), name, context)
         if isinstance(part, int):
             ids.append(part)
         elif index == 0:
             ids += (await tokenising.tokenize([part], [name], context))[0]
-        else:
+        elif part:
+            tokenising.check_lengths([part], [name], context)
             ids += (await tokenising.encode([part], context.tokenizer, add_special_tokens=False))[0]
     [prompt] = id_lists(ids, context, may_be_empty=False, field=name)
     return prompt

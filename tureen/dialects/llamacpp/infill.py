@@ -30,6 +30,8 @@ async def infill_prompt(body: LlamaInfillBody, context: Context) -> Prompt:
     fields = ["input_prefix", "input_suffix", *(f"input_extra[{index}].text" for index in range(len(body.input_extra)))]
     texts = [before, body.input_suffix, *(extra.text for extra in body.input_extra)]
     tokenising.check_lengths(texts, fields, context)
+    whole = "".join([*texts, *(extra.filename for extra in body.input_extra)])
+    tokenising.check_lengths([whole], ["input_extra"], context)
     [start] = await tokenising.encode([""], tokenizer)
     prefix, suffix = await tokenising.encode([before, body.input_suffix], tokenizer, add_special_tokens=False)
     ids = [*await _others(body, tokenizer), *marks.prompt(start[:1], prefix, suffix)]

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import tracemalloc
 from typing import Any
 
 import pytest
 from app_under_test import App
 from kinds_of_servers import other_servers
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from tureen.front.shared_paths import share
+from tureen.http.dialect import Entry
 
 QUERY, DOCUMENTS = "ab", ["cd", "ab", "aab", "x"]
 ABOUT_THE_MODEL = "generates text"
@@ -120,6 +127,27 @@ def test_a_body_that_is_no_object_is_refused_by_the_route_that_has_the_path(app)
     for content in (b"", b"[]", b"{", b'"texts"'):
         response = app.request("POST", "/rerank", content=content, headers={"content-type": "application/json"})
         assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
+
+
+def test_fields_that_say_nothing_of_the_api_cost_no_memory_where_it_is_chosen():
+    async def answer(request: Request) -> Response:
+        return PlainTextResponse("ours")
+
+    host, guest = (Entry("/rerank", answer, access="user", methods=["POST"]) for _ in range(2))
+    guest.fields = ("texts",)
+    [joined] = share([host, guest])
+    body = ("{" + ",".join(f'"{number}": 1' for number in range(100_000)) + "}").encode()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    tracemalloc.start()
+    try:
+        asyncio.run(joined.endpoint(Request({"type": "http", "headers": []}, receive)))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 2 * len(body)
 
 
 def test_raw_scores_are_the_logits_behind_the_scores(servers):

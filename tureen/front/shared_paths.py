@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from starlette.requests import Request
-from starlette.types import ASGIApp
 
 from tureen.errors import TureenError
 from tureen.http.dialect import Entry
-
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def share(entries: list[Entry]) -> list[Entry]:
@@ -29,32 +28,31 @@ def share(entries: list[Entry]) -> list[Entry]:
 
 def _join(host: Entry, guests: list[Entry]) -> None:
     answer_others = host.endpoint
+    looked_at = sorted({name for guest in guests for name in guest.fields})
+    looked = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in looked_at]
+    decoder = msgspec.json.Decoder(msgspec.defstruct("Looked", looked))  # no objects of other fields, however many
 
-    async def answer(request: Request) -> ASGIApp:
-        sent = _fields_of(await request.body())
+    async def answer(request: Request) -> Any:
+        sent = _sent_of(await request.body(), decoder)
         for guest in guests:
             if not sent.isdisjoint(guest.fields):
                 try:
-                    chosen: ASGIApp = await guest.endpoint(request)
+                    return await guest.endpoint(request)
                 except TureenError as error:
                     return guest.render_error(error)
-                return chosen
-        others: ASGIApp = await answer_others(request)
-        return others
+        return await answer_others(request)
 
     host.reroute(answer)
     if host.docs is not None:
-        bodies = (
-            *host.docs.bodies,
-            *(body for guest in guests if guest.docs is not None for body in guest.docs.bodies),
-        )
-        host.docs = host.docs._replace(bodies=bodies)
+        bodies = [body for entry in (host, *guests) if entry.docs is not None for body in entry.docs.bodies]
+        host.docs = host.docs._replace(bodies=tuple(bodies))
 
 
-def _fields_of(body: bytes) -> frozenset[str]:
-    """Return the names of a JSON object's fields that are not null; none for anything else, which the host's route
-    refuses."""
+def _sent_of(body: bytes, decoder: msgspec.json.Decoder[Any]) -> set[str]:
+    """Return the names of those fields of a JSON object that the decoder looks at and that are not null; none for
+    anything else, which the host's route refuses."""
     try:
-        return frozenset(name for name, value in _members.decode(body).items() if bytes(value) != b"null")
+        fields = msgspec.structs.asdict(decoder.decode(body))
     except (msgspec.DecodeError, ValueError, RecursionError):
-        return frozenset()
+        return set()
+    return {name for name, value in fields.items() if value is not msgspec.UNSET and bytes(value) != b"null"}

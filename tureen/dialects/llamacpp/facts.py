@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -16,6 +17,7 @@ from tureen.errors import Unavailable
 from tureen.http.dialect import Docs, Entry, read_body_with
 from tureen.requests import tokenising
 from tureen.requests.body import convert, offered
+from tureen.requests.offload import offload
 from tureen.requests.state import ServerState
 from tureen.text.tokenizer import Tokenizer
 
@@ -54,7 +56,9 @@ def routes(state: ServerState) -> list[Entry]:
         body = await read_body_with(request, read)
         tokenizer = state.context.tokenizer
         [ids] = await tokenising.encode([body.content], tokenizer, add_special_tokens=body.add_special)
-        return JSONResponse({"tokens": [_piece(token_id, tokenizer) for token_id in ids] if body.with_pieces else ids})
+        if not body.with_pieces:
+            return _tokens(ids)
+        return _tokens(await offload.run(len(ids), lambda: [_piece(token_id, tokenizer) for token_id in ids]))
 
     about = Docs("llama.cpp", "The defaults, the template and the capabilities of the model.", error=LLAMA_ERROR)
     about_slots = about._replace(summary="Which of the server's places for requests are in use.", query=SlotsQuery)
@@ -110,6 +114,10 @@ def _slot(index: int, running: int, state: ServerState) -> dict[str, Any]:
         "speculative": False,
         "is_processing": index < running,
     }
+
+
+def _tokens(tokens: Sequence[Any]) -> Response:
+    return Response(msgspec.json.encode({"tokens": tokens}), media_type="application/json")
 
 
 def _text(token_id: int | None, tokenizer: Tokenizer) -> str:

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tureen.contract.params import INT64_MAX, INT64_MIN, SamplingParams
+from tureen.contract.params import EMPTY_IS_UNSET, INT64_MAX, INT64_MIN, SamplingParams
 from tureen.contract.types import LogprobSpec, PositionLogprobs
 from tureen.errors import InvalidRequest
 from tureen.http.dialect import Docs, Entry, client_name, prepared, read_body_with, streamed, unless_gone
@@ -120,11 +120,11 @@ def routes(state: ServerState) -> list[Entry]:
 
 def _read(payload: dict[str, Any]) -> VllmTokensBody:
     """Check a body's form. Raises InvalidRequest."""
-    fields = offered(payload, VllmTokensBody.__struct_fields__, TABLES["body"])
-    params = fields.get("sampling_params")
+    where, known = "sampling_params", VllmParams.__struct_fields__
+    fields = offered(payload, VllmTokensBody.__struct_fields__, TABLES["body"], inside=known, at=where)
+    params = fields.get(where)
     if isinstance(params, dict):
-        where = "sampling_params"
-        kept = offered(params, VllmParams.__struct_fields__, TABLES[where], where)
+        kept = offered(params, known, TABLES[where], where)
         fields[where] = {
             name: [value] if name in TEXT_LISTS and isinstance(value, str) else value for name, value in kept.items()
         }
@@ -143,6 +143,8 @@ def _sampling_fields(params: VllmParams, sent: dict[str, Any]) -> tuple[dict[str
         if name not in VllmParams.__struct_fields__ or name in OWN or (value is None and name != "max_tokens"):
             continue
         target = ALIASES.get(name, name)
+        if value == "" and target in EMPTY_IS_UNSET:
+            continue
         if target in fields:
             field = f"sampling_params.{name}"
             raise InvalidRequest(f"{field} and {renamed[target]} are the same field; send one", field=field)

@@ -316,6 +316,7 @@ def test_a_body_that_is_no_json_object_of_numbers_and_text_is_refused(app: App, 
         ({"text": "a", "sampling_params": {"max_tokens": 4}}, "did you mean 'max_new_tokens'?"),
         ({"text": "a", "sampling_parms": {}}, "did you mean 'sampling_params'?"),
         ({"text": "a", "strem": True}, "did you mean 'stream'?"),
+        ({"text": "a", "max_tokens": 4}, 'send "sampling_params": {"max_new_tokens": …}'),
     ],
 )
 def test_an_unknown_field_is_refused_with_the_nearest_known_one(app: App, body, hint):

@@ -113,6 +113,8 @@ def test_tensors_of_token_ids_go_in_and_out(app):
         ("/infer", {"inputs": "a", "parameters": {"temperature": 0}}, "parameters.temperature"),
         ("/infer", {"inputs": "a", "parameters": {"priority": 6}}, "parameters.priority"),
         ("/infer", {"inputs": "a", "parameters": {"zebra": 6}}, "zebra"),
+        ("/infer", {"inputs": "a", "max_new_tokens": 6}, "it belongs in parameters"),
+        (GENERATE, {"text_input": "a", "temperature": 0.5}, "it belongs in parameters"),
         (GENERATE, {"text_input": "a", "id": "é"}, "id"),
         (GENERATE, {"text_input": ""}, "text_input"),
         ("/v2/models/m/infer", {"inputs": [TENSOR | {"shape": [1, 4]}]}, "inputs[0].shape"),

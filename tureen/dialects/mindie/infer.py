@@ -19,13 +19,13 @@ from tureen.dialects.mindie.parameters import (
     PieceTimes,
     check_one,
     details_of,
-    offered_parameters,
+    offered_fields,
     plan,
 )
 from tureen.http.chat_answer import check_complete
 from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, prepared, read_body_with, streamed, unless_gone
 from tureen.http.sse import event
-from tureen.requests.body import convert, offered
+from tureen.requests.body import convert
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output, Run, Sent
 from tureen.requests.prompts import Prompt, id_lists
@@ -75,8 +75,7 @@ def routes(state: ServerState) -> list[Entry]:
 
 
 def _read(payload: dict[str, Any]) -> MindieInferBody:
-    table = TABLES["infer"]
-    fields = offered_parameters(offered(payload, MindieInferBody.__struct_fields__, table))
+    fields = offered_fields(payload, MindieInferBody.__struct_fields__, TABLES["infer"])
     body = convert(fields, MindieInferBody, table=TABLES["parameters"])
     check_one(body.inputs, body.input_id, ("inputs", "input_id"))
     return body

@@ -5,6 +5,7 @@ Source: https://www.hiascend.com/document/detail/zh/mindie/10RC3/mindieservice/s
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from tureen.requests.generation import Output
 from tureen.requests.planning import Names
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import ServerState
-from tureen.requests.verdicts import read_tables
+from tureen.requests.verdicts import FieldTable, read_tables
 
 DEFAULT_MAX_NEW_TOKENS = 20
 LEAST_URGENT = 5
@@ -70,12 +71,13 @@ class MindieParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = None
 
 
-def offered_parameters(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return a body's fields with those of `parameters` that are to be converted. Raises InvalidRequest."""
+def offered_fields(payload: dict[str, Any], known: Collection[str], table: FieldTable) -> dict[str, Any]:
+    """Return a body's fields, and those of `parameters`, that are to be converted. Raises InvalidRequest."""
+    names = MindieParameters.__struct_fields__
+    fields = offered(payload, known, table, inside=names, at="parameters")
     parameters = fields.get("parameters")
     if isinstance(parameters, dict):
-        known, table = MindieParameters.__struct_fields__, TABLES["parameters"]
-        fields["parameters"] = offered(parameters, known, table, "parameters")
+        fields["parameters"] = offered(parameters, names, TABLES["parameters"], "parameters")
     return fields
 
 

@@ -21,12 +21,12 @@ from starlette.types import ASGIApp
 from tureen import __version__
 from tureen.config import MAX_PROMPTS
 from tureen.dialects.mindie.generate import as_mindie, error_object
-from tureen.dialects.mindie.parameters import TABLES, MindieParameters, PieceTimes, details_of, offered_parameters, plan
+from tureen.dialects.mindie.parameters import TABLES, MindieParameters, PieceTimes, details_of, offered_fields, plan
 from tureen.errors import InvalidRequest
 from tureen.http.chat_answer import check_complete
 from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, prepared, read_body_with, streamed, unless_gone
 from tureen.http.sse import event
-from tureen.requests.body import convert, offered
+from tureen.requests.body import convert
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output, Run, Sent
 from tureen.requests.model_field import adapter_of
@@ -222,7 +222,7 @@ def _docs(summary: str, body: type[msgspec.Struct], example: dict[str, Any]) -> 
 
 
 def _read(payload: dict[str, Any], kind: type[A]) -> A:
-    fields = offered_parameters(offered(payload, kind.__struct_fields__, TABLES["triton"]))
+    fields = offered_fields(payload, kind.__struct_fields__, TABLES["triton"])
     return convert(fields, kind, table=TABLES["parameters"])
 
 

@@ -257,7 +257,8 @@ def parse(payload: dict[str, Any], context: Context) -> ParsedBody:
         )
     _refuse_misplaced(payload, MISPLACED, "in sampling_params", '"sampling_params": {%s}')
     placed = {name: value for name, value in payload.items() if name not in MISPLACED}
-    body = convert(offered(placed, FIELDS, TABLES["body"]), GenerateBody)
+    fields = offered(placed, FIELDS, TABLES["body"], inside=PARAM_FIELDS, at="sampling_params")
+    body = convert(fields, GenerateBody)
     planning.check_priority(body.priority, context)
     inputs = _inputs(body, context)
     is_batch, [field] = _is_batch(body), fields_sent

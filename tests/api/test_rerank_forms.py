@@ -12,6 +12,7 @@ from kinds_of_servers import other_servers
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from tureen.dialects.cohere.rerank import text_of
 from tureen.front.shared_paths import share
 from tureen.http.dialect import Entry
 
@@ -65,6 +66,25 @@ def test_cohere_s_answer_has_its_id_and_what_it_bills(app):
 def test_a_document_of_cohere_s_is_cut_to_its_first_tokens(app):
     answer = post(app, "/v2/rerank", query="ab", documents=["abcccc", "ab"], max_tokens_per_doc=2)
     assert results(answer) == [(0, pytest.approx(1)), (1, pytest.approx(1))]
+
+
+def test_no_more_of_a_document_is_tokenized_than_is_kept(app, monkeypatch):
+    seen = []
+    backend = app.state.context.tokenizer.backend
+
+    class Counting:
+        def encode(self, text: str, **options: Any) -> Any:
+            seen.append(len(text))
+            return backend.encode(text, **options)
+
+    monkeypatch.setattr(type(app.state.context.tokenizer), "backend", Counting())
+    answer = post(app, "/v2/rerank", query="ab", documents=["ab" + "c" * 100_000], max_tokens_per_doc=2)
+    assert results(answer) == [(0, pytest.approx(1))]
+    assert sum(seen) < 1000
+
+
+def test_a_field_that_is_named_twice_is_read_once():
+    assert text_of(0, {"a": "b"}, ["a"] * 64) == "a: b"
 
 
 def test_a_document_that_the_model_cannot_take_is_cut(app):

@@ -33,6 +33,7 @@ class RerankOptions(NamedTuple):
     truncate: int | None = None  # most tokens of a pair; WHOLE_CONTEXT = as many as the model takes
     priority: int = 0
     raw: bool = False  # a cross-encoder's logits instead of its scores
+    document_tokens: int | None = None  # most tokens of a document; None = as many as the pair takes
 
 
 class ScoredDocument(NamedTuple):
@@ -65,6 +66,8 @@ async def rank(
     if how.instruct is not None and info.judge is None:
         raise InvalidRequest("instruct: this model takes no instruction; leave it out", field="instruct")
     planning.check_priority(how.priority, state.context)
+    if how.document_tokens is not None:
+        documents = await _cut(documents, how.document_tokens, state.context)
     if info.kind == "embedder":
         scores = await _similarities(query, documents, names, how, requester, state)
     else:
@@ -95,12 +98,20 @@ async def score_pairs(
     )
 
 
-async def cut(texts: Sequence[str], most: int, context: Context) -> list[str]:
-    """Return the texts, each without what comes after its first `most` tokens."""
+async def _cut(texts: Sequence[str], most: int, context: Context) -> list[str]:
+    """Return the texts, each without what comes after its first `most` tokens. What the model cannot take is not
+    tokenized: a text is read as far as these tokens go."""
+    most = min(most, context.capacity)
 
     def kept(text: str) -> str:
-        offsets = context.tokenizer.backend.encode(text, add_special_tokens=False).offsets
-        return text if len(offsets) <= most else text[: offsets[most - 1][1]]
+        num_chars = most * context.tokenizer.max_token_chars
+        while True:
+            offsets = context.tokenizer.backend.encode(text[:num_chars], add_special_tokens=False).offsets
+            if len(offsets) > most:
+                return text[: offsets[most - 1][1]]
+            if num_chars >= len(text):
+                return text
+            num_chars *= 2
 
     return await offload.run_each(sum(map(len, texts)), kept, texts)
 

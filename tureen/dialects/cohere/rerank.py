@@ -23,7 +23,7 @@ from tureen.http.errors import error_answer
 from tureen.requests import waves
 from tureen.requests.body import convert, offered
 from tureen.requests.model_field import adapter_of
-from tureen.requests.reranking import WHOLE_CONTEXT, RerankOptions, ScoredDocument, cut, rank
+from tureen.requests.reranking import WHOLE_CONTEXT, RerankOptions, ScoredDocument, rank
 from tureen.requests.shared_fields import MAX_INPUTS
 from tureen.requests.state import ServerState
 from tureen.requests.verdicts import read_tables
@@ -90,10 +90,10 @@ def routes(state: ServerState) -> list[Entry]:
         state.check_accepting()
         body = await read_body_with(request, lambda payload: _read(payload, CohereRerankBody, "v2"))
         adapter_of(body.model, state)
-        documents = await cut(body.documents, body.max_tokens_per_doc, state.context)
-        how = RerankOptions(truncate=WHOLE_CONTEXT, priority=-body.priority)
-        ranked = await unless_gone(request, rank(body.query, documents, _names(documents), how, _asker(request), state))
-        return _response(ranked[: body.top_n], [{} for _ in documents], "2")
+        how = RerankOptions(None, WHOLE_CONTEXT, -body.priority, document_tokens=body.max_tokens_per_doc)
+        names, asker = _names(body.documents), _asker(request)
+        ranked = await unless_gone(request, rank(body.query, body.documents, names, how, asker, state))
+        return _response(ranked[: body.top_n], [{} for _ in names], "2")
 
     async def rerank_v1(request: Request) -> ASGIApp:
         state.check_accepting()
@@ -155,8 +155,8 @@ def text_of(index: int, document: str | JsonObject, rank_fields: Sequence[str] |
     elif rank_fields is None:
         text = document.get("text", "")
     else:
-        lines = [f"{name}: {document[name]}" for name in rank_fields if document.get(name) not in (None, "")]
-        text = "\n".join(lines)
+        sent = {name: document[name] for name in rank_fields if document.get(name) not in (None, "")}
+        text = "\n".join(f"{name}: {value}" for name, value in sent.items())
     if isinstance(text, str) and text:
         return text
     field = f"documents[{index}]"

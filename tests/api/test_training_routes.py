@@ -136,7 +136,8 @@ def test_adapters_come_and_go_with_vllm_s_answers(app):
     assert app.state.adapters == {"whisper": "/adapters/other"}
     gone = app.post("/v1/unload_lora_adapter", lora_name="whisper", lora_int_id=1)
     assert gone.text == "Success: LoRA adapter 'whisper' removed successfully."
-    assert app.post("/v1/unload_lora_adapter", lora_name="whisper").status_code == 404
+    missing = app.post("/v1/unload_lora_adapter", lora_name="whisper")
+    assert (missing.status_code, missing.json()["error"]["param"]) == (404, "lora_name")
     assert app.post("/v1/load_lora_adapter", **ADAPTER, is_3d_lora_weight=True).status_code == 400
 
 
@@ -190,6 +191,7 @@ def test_a_stream_of_token_ids_is_the_answer_in_pieces(app):
         ({"sampling_params": {"prompt_logprobs": 1}, "stream": True}, "sampling_params.prompt_logprobs"),
         ({"sampling_params": {"structured_outputs": {}}}, "structured_outputs"),
         ({"priority": 1}, "priority"),
+        ({"request_id": "a b\n"}, "request_id"),
     ],
 )
 def test_what_is_wrong_about_token_ids_is_named(app, body, field):

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from tureen.control.anthropic_models import anthropic_card, anthropic_page, is_from_anthropic_client
 from tureen.control.replica_routes import replica_report
-from tureen.errors import InvalidRequest, NotFound, TureenError, echo
+from tureen.errors import InvalidRequest, TureenError, echo
 from tureen.http.dialect import Docs, Entry, read_body
 from tureen.http.errors import error_answer, error_object
 from tureen.requests.body import convert, refuse_unknown
@@ -254,8 +254,6 @@ def _vllm_adapter_routes(state: ServerState) -> list[Entry]:
 
     async def unload(request: Request) -> Response:
         body = await read_body(request, VllmUnloadBody)
-        if body.lora_name not in state.adapters:
-            raise NotFound(f"lora_name {echo(body.lora_name)}: no adapter of that name is loaded")
         await state.change_adapters("unload_adapter", name=body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 

@@ -160,6 +160,8 @@ async def _plan(body: VllmTokensBody, payload: dict[str, Any], owner: str, state
     """Make the requests. Raises InvalidRequest, NotFound."""
     context, params = state.context, body.sampling_params
     planning.check_priority(body.priority, context)
+    if body.request_id is not None:
+        planning.check_rid(body.request_id, "request_id")
     fields, names = _sampling_fields(params, payload.get("sampling_params") or {})
     sampling = planning.make_sampling(fields, context, names, {"max_new_tokens": DEFAULT_MAX_TOKENS})
     [prompt] = id_lists(body.token_ids, context, may_be_empty=False, field="token_ids")

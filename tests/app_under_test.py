@@ -50,7 +50,7 @@ class EngineMaker:
 
     def hurry(self) -> None:
         """A slow engine's steps take no time from now on: a test has seen what had to last, and waits for the end."""
-        self._engine._rows._runner._step_s = 0.0
+        self._engine.rows._runner._step_s = 0.0
 
 
 class App:

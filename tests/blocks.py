@@ -212,6 +212,7 @@ BLOCKS = {
         '{"type": "structural_tag", "triggers": [': "tests/ledgers/pages/test_pages_of_servers.py",
         '{"type": "structural_tag", "format": {"t': "tests/ledgers/pages/test_pages_of_servers.py",
     },
+    "speculative-decoding.md": {"tureen serve": START},
     "terminal.md": {
         "n port 30000, or a model it loads itself": "not run: tests/servers/test_chat_command.py types it",
         "$ tureen chat": "not run: it shows chance; tests/servers/test_chat_command.py types it",

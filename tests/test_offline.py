@@ -76,7 +76,7 @@ def test_it_works_from_asynchronous_code(engine):
 
 @pytest.mark.parametrize(
     ("prompt", "params", "field"),
-    [("", {}, "text"), ("a", {"temprature": 0}, "sampling_params.temprature"), ("a", {"top_k": 0}, "top_k")],
+    [("", {}, "text"), ("a", {"temprature": 0}, "sampling_params.temprature"), ("a", {"top_k": -2}, "top_k")],
 )
 def test_bad_values_raise_the_error_that_names_the_field(engine, prompt, params, field):
     with pytest.raises(InvalidRequest) as refused:

@@ -315,6 +315,7 @@ OWN = {
     "tureen/files.py": "the function itself",
     "tureen/registry.py": "the package's own sources",
     "tureen/grammar/schema/meta_schemas.py": "the package's own meta-schemas",
+    "tureen/requests/known_options.py": "the package's own table",
     "tureen/front/page.py": "the package's own pages",
     "tureen/requests/verdicts.py": "the package's own tables",
     "tureen/cli/peer_tables.py": "the package's own tables",

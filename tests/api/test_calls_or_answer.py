@@ -313,7 +313,7 @@ def make_thinking_engine(config=None, *, progress=None):
         return (thought[len(outputs)] or EOS) if len(outputs) < len(thought) else ord("a") + token_id % 26
 
     engine, info = make_engine(config)
-    engine._rows._runner._choose = choose
+    engine.rows._runner._choose = choose
     return engine, info
 
 

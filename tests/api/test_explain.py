@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import runpy
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from app_under_test import App, parse_events
 from byte_tokenizer import EOS, VOCAB_SIZE
+from one_request import DIALECTS, lines_of
 from real_app import RealApp, write_model
 
 from tureen.kernels.cpu import native
@@ -136,19 +136,6 @@ def test_the_end_token_is_explained_too(fake):
     assert [why["token_id"] for why in answer["meta_info"]["explanations"]] == [*"hé".encode(), EOS]
 
 
-SEEDED = {"temperature": 0.9, "top_p": 0.9, "seed": 5}
-USER = [{"role": "user", "content": "abc"}]
-DIALECTS = {
-    "Anthropic": ("/v1/messages", {"messages": USER, "max_tokens": 12, "ignore_eos": True} | SEEDED),
-    "Ollama's chat": ("/api/chat", {"messages": USER, "options": {"num_predict": 12} | SEEDED}),
-    "Ollama's prompts": ("/api/generate", {"prompt": "abc", "options": {"num_predict": 12} | SEEDED}),
-    "Ollama, raw": ("/api/generate", {"prompt": "abc", "raw": True, "options": {"num_predict": 12} | SEEDED}),
-    "TGI": ("/generate", {"inputs": "abc", "parameters": {"max_new_tokens": 12} | SEEDED}),
-    "MindIE": ("/generate", {"prompt": "abc", "max_tokens": 12} | SEEDED),
-    "Responses": ("/v1/responses", {"input": "abc", "max_output_tokens": 12} | SEEDED),
-    "chat completions": (CHAT, {"messages": USER, "max_tokens": 12} | SEEDED),
-    "completions": (TEXT, {"prompt": "abc", "max_tokens": 12} | SEEDED),
-}
 UNSET = {"ignore_eos": False, "sampling_seed": 5, "temperature": 0.9, "top_p": 0.9, "max_new_tokens": 12}
 
 
@@ -170,14 +157,6 @@ def explanations_in(answer):
     told = answer.get("explanations", [])
     told = [each for item in told for each in item] if told and isinstance(told[0], list) else told
     return told + [each for key, item in answer.items() if key != "explanations" for each in explanations_in(item)]
-
-
-def lines_of(text):
-    """What a stream of any dialect carries: events, lines, or pieces that a NUL byte ends."""
-    if "\0" in text:
-        return [json.loads(piece) for piece in text.split("\0") if piece]
-    lines = [line.removeprefix("data:").strip() for line in text.splitlines() if line.startswith(("data:", "{"))]
-    return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from one_request import DIALECTS, lines_of
 from real_app import RealApp, write_model
-from test_explain import DIALECTS, lines_of
 
 NATIVE = {"text": "abc", "sampling_params": {"max_new_tokens": 12, "temperature": 0.9, "top_p": 0.9, "seed": 5}}
 ROUTES = DIALECTS | {"SGLang": ("/generate", NATIVE)}
@@ -42,9 +42,9 @@ FORBIDDING: dict[str, list[dict[str, Any]]] = {
 PARAMETERS: list[dict[str, Any]] = [{}, {"allowed_token_ids": [97, 98, 99]}, {"regex": "a[bc]+d"}, {"top_k": 1}]
 NO_NUMBERS = frozenset((
     "completed_at", "conversation", "effort", "error", "finish_reason", "incomplete_details", "instructions",
-    "logprobs", "matched_stop", "previous_response_id", "reasoning_content", "refusal", "safety_identifier",
-    "stop_reason", "stop_sequence", "summary", "text", "tool_calls", "usage", "user", "generated_text", "details",
-    "seed", "top_tokens", "normalized_prompt_logprob", "rank",
+    "logprobs", "matched_stop", "previous_response_id", "reasoning", "reasoning_content", "refusal",
+    "safety_identifier", "stop_reason", "stop_sequence", "summary", "text", "tool_calls", "usage", "user",
+    "generated_text", "details", "seed", "top_tokens", "normalized_prompt_logprob", "rank",
 ))  # fmt: skip
 """Fields that may be null: they are no numbers, or their API declares them as a number or null."""
 

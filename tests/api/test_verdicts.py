@@ -362,6 +362,10 @@ def test_null_is_not_sent_where_nobody_knows_the_field_either(app, name):
         assert (answer.status_code, answer.headers.get("x-tureen-ignored")) == (plain.status_code, None), answer.text
 
 
+OTHER_ROUTES = {"SGLang and vLLM /tokenize": {"content"}}
+"""Fields that make a body one of another API on the same path."""
+
+
 def acting_somewhere() -> set[str]:
     """Names of fields that change an answer in some API of this server, or of another one: those that a dialect
     honours or refuses, without those that hold an object of a session."""
@@ -372,15 +376,11 @@ def acting_somewhere() -> set[str]:
     return (names | {*known.absent, *known.names, *known.others.names}) - {*known.harmless.names}
 
 
-CHOOSES_ANOTHER = {"SGLang and vLLM /tokenize": {"content"}}
-"""Fields with which a body is for another dialect's route of the same path."""
-
-
 @pytest.mark.parametrize("name", SHORTEST)
 def test_a_field_that_changes_the_answer_in_some_api_is_nowhere_called_ignored(app, name):
     [route] = [one for one in compat_routes() if f"{one.api} {one.route}" == name]
     for part in route.parts:
-        own = {*part.struct.__struct_fields__, *part.aliases, *part.table.told, *CHOOSES_ANOTHER.get(name, ())}
+        own = {*part.struct.__struct_fields__, *part.aliases, *part.table.told, *OTHER_ROUTES.get(name, ())}
         for field in sorted(acting_somewhere() - own):
             for value in (17, {"a": 1}):
                 body = copy.deepcopy(SHORTEST[name])

@@ -264,8 +264,8 @@ def test_scores_alone_are_those_in_a_batch_and_on_every_route(tmp_path):
         expected = torch.sigmoid(_logits(model, tokenizer, ("b", "pets"))).item()
         assert turned[0][0] == pytest.approx(expected, abs=CLOSE)
         assert app.error(path="/v1/score", query="a", items=["b"], label_token_ids=[1])["param"] == "label_token_ids"
-        for path in ("/v1/embeddings", "/encode"):
-            error = app.error(path=path, input="a", text="a")
+        for path, name in (("/v1/embeddings", "input"), ("/encode", "text")):
+            error = app.error(path=path, **{name: "a"})
             assert (error["code"], "/v1/rerank" in error["message"]) == ("not_an_embedding_model", True)
         assert app.error(path="/v1/completions", prompt="a")["code"] == "not_a_generation_model"
         assert app.request("GET", "/health_generate").status_code == 200

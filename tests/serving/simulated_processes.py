@@ -150,7 +150,7 @@ class SimulatedProcess(process.ProcessHost):
             self._say(EngineFailed(f"the engine could not be built: {type(error).__name__}", startup=True))
             return
         self.engine = engine
-        engine._rows._runner._step_s = 0.0  # it is the virtual clock that a step takes time of
+        engine.rows._runner._step_s = 0.0  # it is the virtual clock that a step takes time of
         loop = Loop(engine, lambda _: [], self._say, time.monotonic)
         self._say(EngineReady(info))
         try:

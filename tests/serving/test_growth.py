@@ -165,7 +165,7 @@ def test_weights_are_exchanged_in_all_replicas_that_there_are_then(monkeypatch, 
         worlds.submit(*(request(f"late{i}", tokens=5) for i in range(6)))
         await worlds.finish()
         running = [place for place, state in zip(worlds.places, worlds.states, strict=True) if state == "healthy"]
-        weights = {place.host.engine._rows._runner._weights for place in running}
+        weights = {place.host.engine.rows._runner._weights for place in running}
         numbers = {replica.weights for replica in worlds.client.replicas if not replica.is_parked}
         await worlds.close()
         return weights, numbers

@@ -425,7 +425,7 @@ def test_a_replacement_is_in_the_state_that_operators_had_brought_the_engine_to(
         await world.settle()
         assert len(world.hosts) == 2
         engine = world.host.engine
-        assert engine._rows._runner._weights == 7
+        assert engine.rows._runner._weights == 7
         assert engine.adapters.paths() == {"kept": "/kept"}
         assert (engine.control.is_paused, engine.scheduler.is_held) == (True, False)
         assert engine.control.released == {"kv_cache"}
@@ -437,7 +437,7 @@ def test_a_replacement_is_in_the_state_that_operators_had_brought_the_engine_to(
         await world.settle()
         assert len(world.hosts) == 3
         engine = world.host.engine
-        assert (engine.control.is_paused, engine.control.released, engine._rows._runner._weights) == (False, set(), 7)
+        assert (engine.control.is_paused, engine.control.released, engine.rows._runner._weights) == (False, set(), 7)
         await world.close()
 
     asyncio.run(scenario())

@@ -91,7 +91,7 @@ async def rolled(num_replicas, *events):
     await worlds.until_rolled()
     await worlds.roll
     await worlds.finish()
-    weights = [place.host.engine._rows._runner._weights for place in worlds.places]
+    weights = [place.host.engine.rows._runner._weights for place in worlds.places]
     await worlds.close()
     return {name: worlds.answer(name) for name in worlds.tasks}, worlds.versions, weights
 
@@ -150,7 +150,7 @@ def test_weights_that_the_first_replica_cannot_have_change_nothing(answers):
         with pytest.raises(InvalidRequest, match="no such model"):
             await worlds.roll
         await worlds.finish()
-        weights = [place.host.engine._rows._runner._weights for place in worlds.places]
+        weights = [place.host.engine.rows._runner._weights for place in worlds.places]
         is_drained = [replica.is_drained for replica in worlds.client.replicas]
         await worlds.close()
         return {name: worlds.answer(name) for name in worlds.tasks}, weights, is_drained
@@ -169,7 +169,7 @@ def test_a_later_replica_that_cannot_have_them_gets_them_by_a_restart():
         await worlds.until_rolled()
         await worlds.roll
         await worlds.turns(3)
-        weights = [place.host.engine._rows._runner._weights for place in worlds.places]
+        weights = [place.host.engine.rows._runner._weights for place in worlds.places]
         hosts = [len(place.hosts) for place in worlds.places]
         await worlds.close()
         return weights, hosts

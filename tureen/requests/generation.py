@@ -28,7 +28,6 @@ from tureen.requests.drafts import EffectiveParams, Plan
 from tureen.requests.quotas import current_work
 from tureen.requests.reading import PLAIN, OutputReader, Reading
 from tureen.requests.state import ServerState
-from tureen.requests.version_spans import VersionSpans
 from tureen.text.messages import Part
 
 WHOLE_INTERVAL = 64
@@ -37,7 +36,7 @@ WHOLE_INTERVAL = 64
 EXPLANATION_SIZE = 64
 """Numbers in a token's explanation, about."""
 
-GROWING = ("token_ids", "output_logprobs", "prompt_logprobs", "hidden_states")
+GROWING = ("versions", "token_ids", "output_logprobs", "prompt_logprobs", "hidden_states")
 """Lists of an output that grow."""
 
 log = get_logger("api")
@@ -157,12 +156,13 @@ class Output:
         self.started_s = time.monotonic() if arrived_s is None else arrived_s
         self.elapsed_s = 0.0
         self.sent = Sent()
-        self.origins = VersionSpans()
+        self.versions: list[tuple[str, int]] = []  # of the weights that computed it, with the index of the first token
 
     def note_origin(self, weight_version: str, hardware: tuple[str, ...], num_new: int) -> None:
         """Records the version of the weights that computed a new piece of `num_new` tokens, and the `hardware` that
         computed all so far, where it changed."""
-        self.origins.add(weight_version, num_new)
+        if not self.versions or self.versions[-1][0] != weight_version:
+            self.versions.append((weight_version, len(self.token_ids) - num_new))
         if hardware:
             self.remarks = self.remarks._replace(hardware=hardware)
 
@@ -182,11 +182,6 @@ class Output:
         if delta.finish is not None and delta.finish.reason == "shutdown":
             raise Unavailable("the server was shut down before the request ended", code="draining")
         self.finish = delta.finish
-
-    @property
-    def weight_versions(self) -> list[str]:
-        """Versions of the weights that computed it; several if they changed while it was paused."""
-        return [version for version, _ in self.origins.starts]
 
     @property
     def constraint_notes(self) -> dict[str, Any]:
@@ -217,7 +212,6 @@ class Output:
         for name in GROWING:
             setattr(copied, name, list(getattr(self, name)))
         copied.remarks = self.remarks._replace(explanations=list(self.remarks.explanations))
-        copied.origins = VersionSpans(list(self.origins.starts), self.origins.num_tokens)
         return copied
 
     @property

@@ -85,7 +85,7 @@ sys.path[:0] = ["tests", "tests/models"]
 import test_layer_kinds as engines
 engines.write(folder := Path(tempfile.mkdtemp()), "mistral-sliding")
 own, native = engines.make_engine(folder, "torch", attention="float64"), engines.make_engine(folder, "native")
-assert type(own._rows._runner.forward._attention).__name__ == "Float64Attention"
+assert type(own.rows._runner.forward._attention).__name__ == "Float64Attention"
 assert own.cache.windows.pool.num_pages < own.cache.pool.num_pages
 for seed in range(6):  # until they are in pages whose numbers the window pages do not have
     request = engines.make_request(str(seed), engines.random_tokens(300, seed, 250), 8, logprobs=None)

@@ -293,7 +293,7 @@ class ChoiceTokens:
             "completion_tokens": len(output.token_ids),
             "cached_tokens": output.usage.cached_tokens,
             "sampling_seed": output.request.seed,
-            "weight_version": output.weight_versions[-1],
+            "weight_version": output.versions[-1][0],
             **timing(output),
         }
         if output.remarks.hardware:

@@ -41,6 +41,7 @@ from tureen.requests.sessions import Turn
 from tureen.requests.state import Context, ServerState
 from tureen.requests.thinking_budget import budgeted
 from tureen.requests.tokenising import resolve
+from tureen.requests.version_ranges import version_ranges
 
 EncodeBody = msgspec.defstruct(
     "EncodeBody",
@@ -353,11 +354,11 @@ def render(
         "completion_tokens": len(output.token_ids),
         "cached_tokens": output.usage.cached_tokens,
         "sampling_seed": output.request.seed,
-        "weight_version": output.weight_versions[-1],
+        "weight_version": output.versions[-1][0],
     }
-    if len(output.weight_versions) > 1:
-        meta["weight_versions"] = output.weight_versions
-        meta["weight_version_ranges"] = output.origins.ranges
+    if len(output.versions) > 1:
+        meta["weight_versions"] = [version for version, _ in output.versions]
+        meta["weight_version_ranges"] = version_ranges(output)
     meta |= _changes(output, plan) | _guesses(output.usage)
     if output.request.grammar is not None:
         meta |= {"forced_tokens": output.usage.forced_tokens, **output.constraint_notes}

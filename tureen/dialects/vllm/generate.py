@@ -35,6 +35,7 @@ from tureen.requests.prompts import id_lists
 from tureen.requests.shared_fields import MAX_TOP_LOGPROBS, CacheSalt, TokenIds
 from tureen.requests.state import Context, ServerState
 from tureen.requests.verdicts import read_tables
+from tureen.requests.version_ranges import version_ranges
 
 DEFAULT_MAX_TOKENS = 16
 ALIASES = {
@@ -206,7 +207,7 @@ def _choice(output: Output, first: int, top: int | None) -> Answer:
     }
     if output.finish is None:
         return choice
-    return choice | {"weight_version_ranges": output.origins.ranges} | output.constraint_notes
+    return choice | {"weight_version_ranges": version_ranges(output)} | output.constraint_notes
 
 
 def _of_token(position: PositionLogprobs, top: int) -> Answer:

@@ -156,13 +156,14 @@ class Output:
         self.started_s = time.monotonic() if arrived_s is None else arrived_s
         self.elapsed_s = 0.0
         self.sent = Sent()
-        self.versions: list[tuple[str, int]] = []  # of the weights that computed it, with the index of the first token
+        self.versions: list[tuple[str, int]] = []  # of the weights that computed it, with the number of tokens
 
     def note_origin(self, weight_version: str, hardware: tuple[str, ...], num_new: int) -> None:
         """Records the version of the weights that computed a new piece of `num_new` tokens, and the `hardware` that
         computed all so far, where it changed."""
         if not self.versions or self.versions[-1][0] != weight_version:
-            self.versions.append((weight_version, len(self.token_ids) - num_new))
+            self.versions.append((weight_version, 0))
+        self.versions[-1] = (weight_version, self.versions[-1][1] + num_new)
         if hardware:
             self.remarks = self.remarks._replace(hardware=hardware)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 from tureen.requests.generation import Output
@@ -9,6 +10,6 @@ from tureen.requests.generation import Output
 
 def version_ranges(output: Output) -> list[dict[str, Any]]:
     """Returns the range of tokens of each version, as answers show it."""
-    ends = [*(start for _, start in output.versions[1:]), len(output.token_ids)]
+    ends = accumulate(count for _, count in output.versions)
     spans = zip(output.versions, ends, strict=True)
-    return [{"version": version, "start": start, "end": end} for (version, start), end in spans if end > start]
+    return [{"version": version, "start": end - count, "end": end} for (version, count), end in spans if count]

@@ -128,6 +128,7 @@ class Scheduler:
                 plan.rows[index] = sequence.row(len(row.token_ids), guesses)
                 budget -= len(guesses)
                 self.num_guesses += len(guesses)
+                sequence.counts.guessed += len(guesses)
 
     def release(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
         """Takes out a sequence that has ended, wherever it is. See CacheManager.close for `distrust_from`."""

@@ -157,12 +157,14 @@ class Output:
         self.elapsed_s = 0.0
         self.sent = Sent()
         self.versions: list[tuple[str, int]] = []  # of the weights that computed it, with the index of the first token
+        self._num_arrived = 0  # tokens whose origin is noted; `add` takes them later
 
     def note_origin(self, weight_version: str, hardware: tuple[str, ...], num_new: int) -> None:
         """Records the version of the weights that computed a new piece of `num_new` tokens, and the `hardware` that
         computed all so far, where it changed."""
         if not self.versions or self.versions[-1][0] != weight_version:
-            self.versions.append((weight_version, len(self.token_ids) - num_new))
+            self.versions.append((weight_version, self._num_arrived))
+        self._num_arrived += num_new
         if hardware:
             self.remarks = self.remarks._replace(hardware=hardware)
 

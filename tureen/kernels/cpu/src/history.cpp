@@ -48,7 +48,7 @@ History::Found History::look_up(size_t most) const {
 
 // Note that the token at `at` followed the run that ends there.
 void History::enter(Index& index, size_t at) {
-    if (at >= index.length) index.followers[slot_of(index, at)] = uint64_t(at);
+    if (at >= index.length) index.followers[slot_of(index, at)] = uint32_t(at);
 }
 
 // Make room for all tokens; the runs are entered again, in their order.

@@ -50,7 +50,7 @@ def test_guesses_go_with_faults_aborts_and_lost_engines(seed):
 
 def test_right_guesses_save_steps():
     def steps(drafter):
-        world = World(drafter=drafter)
+        world = World(drafter=drafter, max_rows=14)
         world.add(make_request(max_new_tokens=30, ignore_eos=True))
         world.drain()
         world.check_answers()
@@ -68,6 +68,18 @@ def test_guesses_take_only_what_the_budget_of_a_step_leaves():
         world.add(make_request(f"r{index}", max_new_tokens=10))
     world.drain()  # the runner demands that no step has more than three tokens
     world.check_answers()
+
+
+@pytest.mark.parametrize(("max_rows", "num_requests", "most"), [(2, 1, 18), (2, 2, 18), (3, 2, 19)])
+def test_a_step_draws_few_more_tokens_than_rows_could_run_as_memory_is_planned_for_these(max_rows, num_requests, most):
+    world = World(max_rows=max_rows, token_budget=200, drafter=lambda sequence, most, num_rows: (0,) * 99)
+    for index in range(num_requests):
+        world.add(make_request(f"r{index}", max_new_tokens=60, ignore_eos=True))
+    counts = []
+    for _ in range(20):
+        world.step()
+        counts.append(sum(1 + row.num_drafts for row in world.runner.last.rows))
+    assert max(counts) == most
 
 
 class Repeating:

@@ -12,6 +12,7 @@ from openai_judge import judge
 
 from tureen.contract.types import FinishReason
 from tureen.errors import RequestFailed
+from tureen.requests.generation import Output
 from tureen.requests.reading import Reading
 from tureen.requests.thinking_budget import BudgetedRun
 from tureen.text.messages import Content, Reasoning
@@ -398,6 +399,7 @@ def test_generate_ends_reasoning_with_its_budget_as_chats_do(thinking, budget, h
         "text": "abc<think>",
         "max_thinking_tokens": budget,
         "return_logprob": True,
+        "return_entropy": True,
         **how,
         "sampling_params": params,
     }
@@ -406,12 +408,28 @@ def test_generate_ends_reasoning_with_its_budget_as_chats_do(thinking, budget, h
         thought, mark, rest = answer["text"].partition(MARK)
         assert (len(thought), mark, len(rest)) == (budget, MARK, 60 - budget - len(MARK))
         assert answer["meta_info"]["completion_tokens"] == len(answer["meta_info"]["output_token_logprobs"]) == 60
+        assert len(answer["meta_info"]["output_token_entropy"]) == 60
     found = choice(thinking, thinking_token_budget=budget)["message"]
     assert how or found["reasoning_content"] + MARK + found["content"] == answers["text"]
     events = parse_events(thinking.post(stream=True, **body).text)
     for index, answer in enumerate(answers if how else [answers]):
         assert [event for event in events if event.get("index", 0) == index][-1]["text"] == answer["text"]
     thinking.check_idle()
+
+
+def test_an_answer_names_the_weights_that_drew_it_if_they_were_exchanged_after_its_reasoning(thinking, monkeypatch):
+    note, num_prompt = Output.note_origin, len("abc<think>")
+
+    def noted(output, version, hardware, num_new):
+        note(output, "old" if len(output.request.token_ids) == num_prompt else "new", hardware, num_new)
+
+    monkeypatch.setattr(Output, "note_origin", noted)
+    body = {"text": "abc<think>", "max_thinking_tokens": 5, "sampling_params": {"max_new_tokens": 60, "seed": 1}}
+    whole, *_, streamed = thinking.generate(**body), *parse_events(thinking.post(stream=True, **body).text)
+    begin = 5 + len(MARK)
+    ranges = [{"version": "old", "start": 0, "end": begin}, {"version": "new", "start": begin, "end": 60}]
+    for meta in (whole["meta_info"], streamed["meta_info"]):
+        assert (meta["weight_version"], meta.get("weight_version_ranges")) == ("new", ranges)
 
 
 @pytest.mark.parametrize("more", [{}, {"max_thinking_tokens": 50}])

@@ -278,6 +278,7 @@ def test_many_threads_may_ask(checker):
         (r"\d+", "1\u0662", False, True),
         (r"\w\W\s", "a\xe9 ", True, False),
         (r"(?u)\d+", "1\u0662", True, True),
+        (r"(?u:\w)\W", "éé", True, False),
         (r"(?i)é\d", "É1", True, True),
         (r"(?i)[^\W]+", "ski", True, True),
     ],

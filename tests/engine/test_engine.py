@@ -1,5 +1,7 @@
 """One request at a time: what is refused, how it ends, what it is told."""
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -325,3 +327,30 @@ def test_an_output_that_repeats_itself_ends(text, shortest, more, count, least):
 def test_repetition_that_is_not_looked_for_ends_nothing(sent):
     request = make_request(max_new_tokens=9, repetition_detection=sent)
     assert _answer(World(choose=_say("a" * 9)), request).finish.type == "length"
+
+
+class CountedReads(list):
+    """A list that counts the entries that are read."""
+
+    num_read = 0
+
+    def __getitem__(self, where):
+        found = super().__getitem__(where)
+        self.num_read += len(found) if isinstance(where, slice) else 1
+        return found
+
+
+def test_each_token_is_compared_once_with_those_one_pattern_before_it():
+    text = "".join("aaa" + random.Random(at).choice("bcdefgh") for at in range(60))
+
+    def num_read(sent):
+        world = World(choose=_say(text), num_pages=100)
+        world.add(make_request(max_new_tokens=240, repetition_detection=sent))
+        world.step()
+        [sequence] = world.engine.scheduler.running
+        tokens = sequence.token_ids = CountedReads(sequence.token_ids)
+        world.drain()
+        assert world.answers["r"].finish.type == "length"
+        return tokens.num_read
+
+    assert num_read({"max_pattern_size": 60, "min_count": 4}) - num_read(None) <= 240 * (60 + 1)

@@ -7,12 +7,11 @@ from itertools import product
 
 import pytest
 from samples import some
-from world import ADAPTERS, VOCAB_SIZE, World, expected, make_request, simulate
+from world import ADAPTERS, EOS_IDS, VOCAB_SIZE, World, expected, make_request, simulate
 
 from tureen.contract.runner import Row, RowOutput
 from tureen.engine.guessing import Guesser
 from tureen.engine.scheduler import StepPlan
-from tureen.engine.sequence import SequenceCounts
 from tureen.kernels.cpu import native
 
 
@@ -51,7 +50,7 @@ def test_guesses_go_with_faults_aborts_and_lost_engines(seed):
 
 def test_right_guesses_save_steps():
     def steps(drafter):
-        world = World(drafter=drafter)
+        world = World(drafter=drafter, max_rows=14)
         world.add(make_request(max_new_tokens=30, ignore_eos=True))
         world.drain()
         world.check_answers()
@@ -71,12 +70,23 @@ def test_guesses_take_only_what_the_budget_of_a_step_leaves():
     world.check_answers()
 
 
+@pytest.mark.parametrize(("max_rows", "num_requests", "most"), [(2, 1, 18), (2, 2, 18), (3, 2, 19)])
+def test_a_step_draws_few_more_tokens_than_rows_could_run_as_memory_is_planned_for_these(max_rows, num_requests, most):
+    world = World(max_rows=max_rows, token_budget=200, drafter=lambda sequence, most, num_rows: (0,) * 99)
+    for index in range(num_requests):
+        world.add(make_request(f"r{index}", max_new_tokens=60, ignore_eos=True))
+    counts = []
+    for _ in range(20):
+        world.step()
+        counts.append(sum(1 + row.num_drafts for row in world.runner.last.rows))
+    assert max(counts) == most
+
+
 class Repeating:
     """A sequence whose tokens repeat, as the guesser sees it."""
 
     def __init__(self):
         self.token_ids = [1, 2, 3, 4, 5, 6, 7, 8] * 4
-        self.counts = SequenceCounts(0)
 
 
 def timed_guesser(seconds):
@@ -125,7 +135,6 @@ def test_wrong_guesses_end_the_guessing_and_right_ones_begin_it_again():
     for _ in range(20):
         step(1, 3, 3, sequence)
     assert len(guesser.guess(sequence, 99, 1)) > 6
-    assert (sequence.counts.guessed, sequence.counts.guessed_right) == (120, 60)
 
 
 def test_a_sequence_that_repeats_nothing_gets_no_guesses():
@@ -153,3 +162,19 @@ def test_an_engine_reports_how_many_guesses_were_right():
     stats = world.engine.stats()
     assert stats.total_guessed_tokens > stats.total_right_guesses > 0
     assert stats.total_right_guesses == 40 - world.num_steps
+    usage = world.answers["r"].usage
+    assert (usage.guessed_tokens, usage.right_guesses) == (stats.total_guessed_tokens, stats.total_right_guesses)
+
+
+def test_right_guesses_after_the_end_of_an_output_do_not_count():
+    coming = (11, 12, *EOS_IDS, 13, 14, 15, 16, 17, 18)
+    world = World(
+        choose=lambda token, state, outputs: coming[len(outputs)] if len(outputs) < len(coming) else 1,
+        drafter=lambda sequence, most, num_rows: coming[sequence.num_output :][:most],
+    )
+    world.add(make_request(max_new_tokens=30))
+    world.drain()
+    answer, stats = world.answers["r"], world.engine.stats()
+    assert answer.token_ids == [11, 12, *EOS_IDS]
+    assert stats.total_right_guesses == len(answer.token_ids) - world.num_steps
+    assert (answer.usage.guessed_tokens, answer.usage.right_guesses) == (len(coming), stats.total_right_guesses)

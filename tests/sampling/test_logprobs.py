@@ -27,7 +27,7 @@ def _sampled(logits, *states, vocab_size=VOCAB):
 def _scored(logits, targets, spec):
     sampler = make_sampler(1, logits.shape[1])
     sampler.set_slot(make_state(logprobs=spec, temperature=0.3, frequency_penalty=2.0, logit_bias={1: 50.0}))
-    return sampler.score(make_rows(logits), 0, targets)
+    return sampler.score(make_rows(logits), 0, targets, 1)
 
 
 @given(
@@ -40,7 +40,7 @@ def _scored(logits, targets, spec):
 )
 @settings(max_examples=100, deadline=None)
 def test_output_logprobs_equal_float64(seed, temperature, penalty, top, asked, mode):
-    spec = LogprobSpec(top=top, token_ids=tuple(asked), mode=mode, entropy=True, support=True)
+    spec = LogprobSpec(top=top, token_ids=tuple(asked), mode=mode, entropy_start=3, support=True)
     state = make_state(
         output=(5, 6, 6), temperature=temperature, frequency_penalty=penalty, top_p=0.8, top_k=40, logprobs=spec
     )
@@ -69,7 +69,7 @@ def test_output_logprobs_equal_float64(seed, temperature, penalty, top, asked, m
 
 def test_only_those_that_ask_get_the_entropy_and_the_tokens_that_could_be_drawn():
     asked = {"support": True}
-    specs = [LogprobSpec(), LogprobSpec(entropy=True), *(LogprobSpec(**asked) for _ in range(3))]
+    specs = [LogprobSpec(), LogprobSpec(entropy_start=3), *(LogprobSpec(**asked) for _ in range(3))]
     cuts = [{"top_k": 5}, {"top_k": 5}, {"top_k": 3}, {}, {"top_k": 9}]
     states = [make_state(slot, logprobs=spec, **cuts[slot]) for slot, spec in enumerate(specs)]
     logits = make_logits(0, VOCAB, rows=5)
@@ -175,9 +175,21 @@ def test_scoring_leaves_the_logits_and_the_slot_as_they_were():
     sampler.set_slot(state)
     logits = make_rows(make_logits(0, VOCAB, rows=2))
     before = make_array(logits)
-    sampler.score(logits, 0, [4, 5])
+    sampler.score(logits, 0, [4, 5], 1)
     assert np.array_equal(make_array(logits), before)
     assert sampler._slots[0].output.ids.tolist() == []
+
+
+@pytest.mark.parametrize(("position", "num_without"), [(1, 4), (4, 1), (5, 0), (9, 0), (0, 5), (-40, 40)])
+def test_tokens_have_an_entropy_from_the_position_that_is_asked_for(position, num_without):
+    sampler = make_sampler(1, VOCAB)
+    sampler.set_slot(make_state(logprobs=LogprobSpec(prompt_start=0, entropy_start=5)))
+    logits = make_logits(0, VOCAB, rows=40)
+    reports = sampler.score(make_rows(logits), 0, [5] * 40, position)
+    assert [report.entropy is None for report in reports] == [True] * num_without + [False] * (40 - num_without)
+    if num_without < 40:
+        expected = log_softmax(logits[-1])
+        assert reports[-1].entropy == pytest.approx(-math.fsum(np.exp(expected) * expected))
 
 
 def test_nothing_to_score_gives_nothing():

@@ -51,7 +51,7 @@ LIMITS = WorkerLimits(memory_bytes=512 << 20, cpu_s=30, is_sealed=True)
 MAX_VALIDATORS = 32
 MAX_ATTEMPTS = 3  # where the judge is ended from outside, or the process that forks it
 
-ASKS_UNICODE = re.compile(r"\(\?[a-z]*u")
+ASKS_UNICODE = re.compile(r"\(\?[a-z]*u[a-z]*\)")  # everywhere; a group may ask for itself
 IGNORES_CASE = re.compile(r"\(\?[a-z]*i")
 
 FAILED_JUDGES = (

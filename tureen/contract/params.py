@@ -27,7 +27,7 @@ MAX_KEYS = 4096  # of an object whose fields are a client's own
 MAX_CHOICES = 1 << 16  # what MAX_GRAMMAR_BYTES hold, at 4 bytes each
 MAX_MARKER_CHARS = 256
 MAX_PATTERN_TOKENS = 1024  # of repetition_detection
-MAX_REPETITION_WORK = 10 * MAX_PATTERN_TOKENS  # tokens that are compared after each token, about
+MAX_REPETITION_WORK = 10 * MAX_PATTERN_TOKENS  # sizes of patterns, times their count
 CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag", "choice", "dtype")
 EMPTY_IS_UNSET = ("json_schema", "regex", "ebnf", "structural_tag")
 """The constraints of which an empty string says nothing, as SGLang has it."""

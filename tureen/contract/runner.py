@@ -30,6 +30,11 @@ class SlotState(msgspec.Struct, frozen=True, array_like=True):
     explain: bool = False
 
 
+SPARE_DRAWS = 16
+"""A step draws at most this many tokens more than the rows that could run, where rows have guesses. Memory is planned
+for the logits of these."""
+
+
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """One sequence's share of a step: `token_ids` at positions start, start + 1, … are computed, and their K/V
     stored."""

@@ -54,7 +54,7 @@ class LogprobSpec(msgspec.Struct, frozen=True, array_like=True):
     top: int = 0  # number of best alternatives per position
     token_ids: tuple[int, ...] = ()  # these ids at every position
     mode: LogprobsMode = "processed"
-    entropy: bool = False  # of the distribution, too
+    entropy_start: int = -1  # first position of a token with the entropy of its distribution; -1 = none
     support: bool = False  # of drawn tokens: those that could be drawn, after the cuts
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tureen.contract.runner import RowError
 from tureen.contract.types import FinishReason
+from tureen.engine.repetition import Repetition
 from tureen.engine.sequence import Sequence
 from tureen.errors import TryLater, TureenError
 
@@ -27,23 +28,15 @@ def reached(
         if sequence.constraint is not None and sequence.constraint.is_whole:
             return FinishReason(type="stop", matched=sequence.token_ids[-1], closed_early=True)
         return FinishReason(type="length", length=sequence.num_output)
-    if sequence.terms.repetition is not None and _repeats(sequence, *sequence.terms.repetition):
+    if sequence.repetition is not None and _repeats(sequence, sequence.repetition):
         return FinishReason(type="stop", matched=REPETITION_DETECTED, reason="repetition")
     return None
 
 
-def _repeats(sequence: Sequence, shortest: int, longest: int, count: int) -> bool:
-    """Returns whether the output ends with `count` copies of a pattern of `shortest` to `longest` tokens."""
-    num_output, token_ids = sequence.num_output, sequence.token_ids
-    if num_output < sequence.request.params.min_new_tokens:
-        return False
-    for size in range(shortest, min(longest, num_output // count) + 1):
-        if token_ids[-1] != token_ids[-1 - size]:
-            continue
-        length = size * (count - 1)
-        if token_ids[-length:] == token_ids[-length - size : -size]:
-            return True
-    return False
+def _repeats(sequence: Sequence, repetition: Repetition) -> bool:
+    """Returns whether the output repeats itself as its request says, and may end."""
+    is_there = repetition.ends(sequence.token_ids, sequence.terms.num_prompt)
+    return is_there and sequence.num_output >= sequence.request.params.min_new_tokens
 
 
 def complete(sequence: Sequence) -> FinishReason:

@@ -94,10 +94,7 @@ class Guesser:
             self._learn(len(plan.rows), sum(row.num_drafts for row in plan.rows), self._clock() - start_s)
         for sequence, row, output in zip(plan.sequences, plan.rows, outputs, strict=True):
             if row.num_drafts and output.token_ids:
-                num_right = len(output.token_ids) - 1
-                self._of(sequence).verified(row.num_drafts, num_right)
-                sequence.counts.guessed += row.num_drafts
-                sequence.counts.guessed_right += num_right
+                self._of(sequence).verified(row.num_drafts, len(output.token_ids) - 1)
         return outputs
 
     def _of(self, sequence: Sequence) -> Guesses:

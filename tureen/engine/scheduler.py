@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tureen.cache.manager import CacheManager, PageTable
 from tureen.cache.radix import RadixNode
-from tureen.contract.runner import Row, SlotState
+from tureen.contract.runner import SPARE_DRAWS, Row, SlotState
 from tureen.engine.queue import WaitingQueue
 from tureen.engine.sequence import Sequence
 from tureen.engine.states import StateKeeper
@@ -119,6 +119,7 @@ class Scheduler:
         """Spends what is left of the budget on guesses. Nobody is preempted for them."""
         budget = self._token_budget - sum(len(row.token_ids) for row in plan.rows)
         num_rows = sum(row.sample for row in plan.rows)
+        budget = min(budget, len(self.running) + len(self._free_slots) + SPARE_DRAWS - num_rows)
         for index, (sequence, row) in enumerate(zip(plan.sequences, plan.rows, strict=True)):
             most = min(budget, sequence.terms.max_tokens - sequence.num_tokens - 1)
             if most <= 0 or sequence.table is None or not sequence.takes_guesses(row):
@@ -128,6 +129,7 @@ class Scheduler:
                 plan.rows[index] = sequence.row(len(row.token_ids), guesses)
                 budget -= len(guesses)
                 self.num_guesses += len(guesses)
+                sequence.counts.guessed += len(guesses)
 
     def release(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
         """Takes out a sequence that has ended, wherever it is. See CacheManager.close for `distrust_from`."""

@@ -12,6 +12,7 @@ from tureen.contract.types import Explanation, FinishReason, GenerateRequest, Us
 from tureen.engine.constraint import Constraint
 from tureen.engine.embedded import Embedded, without_digests
 from tureen.engine.hidden import HiddenStateQueue
+from tureen.engine.repetition import Repetition
 from tureen.engine.scores import ScoreQueue
 from tureen.text.detokenizer import Detokenizer
 
@@ -30,9 +31,6 @@ class SequenceTerms(NamedTuple):
     end_token_ids: frozenset[int]
     is_plain: bool  # nothing comes out but tokens and text
     adapter: int  # its number; 0 = none
-    repetition: (
-        tuple[int, int, int] | None
-    )  # the patterns that end it: shortest, longest, and how often they must occur
 
 
 class Asked(NamedTuple):
@@ -92,6 +90,8 @@ class Sequence:
         self.leader: tuple[PageTable, int] | None = None  # waits until this table has published this number of pages
         self.constraint: Constraint | None = None  # there once its grammar is compiled
         self.ended: FinishReason | None = None  # the output is complete, but maybe not all of it is computed
+        bounds = repetition_bounds(request.params) if request.params.repetition_detection else None
+        self.repetition = None if bounds is None else Repetition(*bounds)  # ends the output
         self.sent = SentOutput(len(request.resumed))
         self.asked = _asked(request)
 
@@ -321,5 +321,4 @@ def _terms(request: GenerateRequest, number: int, eos_token_ids: tuple[int, ...]
         and request.hidden_states == "none"
         and not (request.explain or request.timed),
         adapter=adapter,
-        repetition=repetition_bounds(request.params) if request.params.repetition_detection else None,
     )

@@ -154,6 +154,9 @@ def _extend(output: Output, whole: Output, update: Output) -> None:
     output.text, output.token_ids = whole.text + update.text, whole.token_ids + update.token_ids
     output.output_logprobs = [*whole.output_logprobs, *update.prompt_logprobs[1:], *update.output_logprobs]
     output.hidden_states = update.hidden_states
+    output.versions = list(whole.versions)
+    for version, num_tokens in update.versions:
+        output.note_origin(version, (), num_tokens)
     output.elapsed_s, output.finish = update.elapsed_s, update.finish
     explanations = whole.remarks.explanations + update.remarks.explanations
     first = whole.remarks.first or update.remarks.first

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from tureen.config import Config
 from tureen.config_facts import has_ranks
+from tureen.contract.runner import SPARE_DRAWS
 from tureen.devices import cpu
 from tureen.kernels.cpu import native as kernels_module
 from tureen.media.families import sees
@@ -92,7 +93,8 @@ def _workspace(config: Config, model: ModelConfig) -> int:
         width += model.num_layers * model.layer_inputs.size
     if model.streams is not None:
         width += 2 * model.streams.count * model.hidden_size + 2 * max(map(model.mlp_size, range(model.num_layers)))
-    logits = 2 * config.max_running_requests * model.vocab_size
+    num_draws = config.max_running_requests + SPARE_DRAWS * config.speculative
+    logits = 2 * num_draws * model.vocab_size
     return 4 * (model.longest_step(config.chunked_prefill_size) * width + logits) + STATES * state_bytes(model)
 
 

@@ -184,7 +184,8 @@ class ModelRunner:
         while num_taken < len(row.score_targets):
             logits = next(pieces)
             targets = row.score_targets[num_taken : num_taken + len(logits)]
-            piece = self._sampler.score(logits, row.slot, targets)
+            position = row.start + row.score_from + num_taken + 1
+            piece = self._sampler.score(logits, row.slot, targets, position)
             num_taken += len(targets)
             is_sound = is_sound and piece is not None
             scores += piece or ()

@@ -38,12 +38,12 @@ def report(
 def _entropies(arithmetic: Arithmetic, softmaxes: Softmaxes, specs: Sequence[LogprobSpec]) -> list[float | None]:
     """Returns the entropy of each row's distribution in nats, of the rows whose spec asks for it."""
     entropies: list[float | None] = [None] * len(specs)
-    everything = np.arange(softmaxes.logits.shape[1], dtype=np.int64)[None]
-    for place, spec in enumerate(specs):
-        if spec.entropy:  # row by row: the whole vocabulary is on the host
-            values = arithmetic.log_softmax(softmaxes.of([place]), everything)[0]
-            values = values[np.isfinite(values)]
-            entropies[place] = max(0.0, -float(np.dot(np.exp(values), values)))
+    asking = [place for place, spec in enumerate(specs) if spec.entropy_start >= 0]
+    everything = np.arange(softmaxes.logits.shape[1] if asking else 0, dtype=np.int64)[None]
+    for place in asking:  # row by row: the whole vocabulary is on the host
+        values = arithmetic.log_softmax(softmaxes.of([place]), everything)[0]
+        values = values[np.isfinite(values)]
+        entropies[place] = max(0.0, -float(np.dot(np.exp(values), values)))
     return entropies
 
 

@@ -145,20 +145,25 @@ class Sampler:
         """Ends the processes of custom logit processors."""
         self._custom.close()
 
-    def score(self, logits: Logits, slot: int, targets: Sequence[int]) -> tuple[PositionLogprobs, ...] | None:
-        """Returns prompt log-probabilities: log softmax, in nats, of the model's own logits [len(targets), vocab] at
-        each target.
+    def score(
+        self, logits: Logits, slot: int, targets: Sequence[int], position: int
+    ) -> tuple[PositionLogprobs, ...] | None:
+        """Returns the log-probabilities of known tokens: log softmax, in nats, of the model's own logits
+        [len(targets), vocab] at each target. `position`: that of the first target.
 
         Returns None where a row of logits holds NaN or +Inf, or -Inf alone.
         """
         spec = _spec(self._slot(slot))
+        num_without = min(max(0, spec.entropy_start - position), len(targets))  # the first ones have no entropy
+        without = msgspec.structs.replace(spec, entropy_start=-1)
+        specs = [without] * num_without + [spec] * (len(targets) - num_without)
         positions: list[PositionLogprobs] = []
         for start in range(0, len(targets), SCORED_TOGETHER):
-            part = targets[start : start + SCORED_TOGETHER]
-            rows = self._arithmetic.prepare(logits[start : start + len(part)])
+            part = slice(start, start + SCORED_TOGETHER)
+            rows = self._arithmetic.prepare(logits[part])
             if not np.isfinite(self._arithmetic.peaks(rows).values).all():
                 return None
-            positions += _own_logprobs(self._arithmetic, rows, part, [spec] * len(part))
+            positions += _own_logprobs(self._arithmetic, rows, targets[part], specs[part])
         return tuple(positions)
 
     def catch_up(self, slot: int, start: int, token_ids: Sequence[int]) -> None:

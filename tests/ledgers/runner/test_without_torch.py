@@ -141,7 +141,7 @@ sampler.set_slot(state(3, chosen, temperature=0.0, custom_params={"token_ids": [
 logits = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
 logits[3, 5] = 50.0
 outputs = sampler.sample(logits.copy(), range(4), [2] * 4, {0: np.array([6, 0], dtype=np.uint32)})
-sampler.score(logits, 2, [1, 2, 3, 4])
+sampler.score(logits, 2, [1, 2, 3, 4], 1)
 sampler.close()
 assert all(output.error is None for output in outputs), outputs
 print(outputs[3].token_id, "torch" in sys.modules)

@@ -453,11 +453,12 @@ def _options(
     body, fields = parsed.body, parsed.fields
     logprobs: list[LogprobSpec | None] = [None] * len(resolved)
     sent = {field: getattr(body, field) for field in LOGPROB_FIELDS}
+    token_ids = [prompt.token_ids for prompt in resolved]
     if body.return_logprob or sent != LOGPROB_FIELDS:
-        token_ids = [prompt.token_ids for prompt in resolved]
         logprobs = logprob_specs(sent | {"return_logprob": body.return_logprob}, token_ids, context.info.vocab_size)
     if body.return_entropy or body.return_sampling_mask:
-        logprobs = with_draws(logprobs, parsed.samplings, body.return_entropy, fields["return_sampling_mask"])
+        masks = fields["return_sampling_mask"]
+        logprobs = with_draws(logprobs, parsed.samplings, token_ids, body.return_entropy, masks)
     processors = _processors(body, fields["custom_logit_processor"], context)
     return [
         Options(

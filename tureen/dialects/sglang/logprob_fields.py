@@ -47,7 +47,11 @@ def logprob_specs(
 
 
 def with_draws(
-    specs: Sequence[LogprobSpec | None], samplings: Sequence[Sampling], entropy: bool, masks: Sequence[bool]
+    specs: Sequence[LogprobSpec | None],
+    samplings: Sequence[Sampling],
+    prompts: Sequence[Sequence[int]],
+    entropy: bool,
+    masks: Sequence[bool],
 ) -> list[LogprobSpec | None]:
     """Returns the log-probabilities of each prompt with what return_entropy and return_sampling_mask ask for.
 
@@ -63,10 +67,10 @@ def with_draws(
                 field="return_sampling_mask",
             )
     return [
-        msgspec.structs.replace(spec or LogprobSpec(), entropy=entropy, support=is_asked)
+        msgspec.structs.replace(spec or LogprobSpec(), entropy_start=len(prompt) if entropy else -1, support=is_asked)
         if entropy or is_asked
         else spec
-        for spec, is_asked in zip(specs, masks, strict=True)
+        for spec, prompt, is_asked in zip(specs, prompts, masks, strict=True)
     ]
 
 
@@ -74,7 +78,7 @@ def draw_facts(output: Output, spec: LogprobSpec, first_token: int) -> dict[str,
     """Returns what meta_info tells of the draws, from output token `first_token` on. A token that was not drawn, or is
     greedy, was the only one."""
     drawn, facts = output.output_logprobs[first_token:], dict[str, Any]()
-    if spec.entropy:
+    if spec.entropy_start >= 0:
         facts["output_token_entropy"] = [position.entropy for position in drawn]
     if spec.support:
         masks = [[position.token[1]] if position.support is None else position.support for position in drawn]

@@ -1,6 +1,7 @@
 #include "history.h"
 
 #include <algorithm>
+#include <random>
 
 namespace tureen {
 
@@ -8,6 +9,15 @@ namespace {
 
 constexpr size_t FEWEST_SLOTS = 1 << 10;
 constexpr uint64_t ODD = 0x9E3779B97F4A7C15;  // 2^64 divided by the golden ratio (Knuth, TAOCP 3, 6.4)
+
+// What hashes begin with. No client knows it, so none can choose tokens whose runs all have the same slot.
+uint64_t secret() {
+    static const uint64_t value = [] {
+        std::random_device source;
+        return uint64_t(source()) << 32 | source();
+    }();
+    return value;
+}
 
 }  // namespace
 
@@ -38,7 +48,7 @@ History::Found History::look_up(size_t most) const {
 
 // Note that the token at `at` followed the run that ends there.
 void History::enter(Index& index, size_t at) {
-    if (at >= index.length) index.followers[slot_of(index, at)] = uint64_t(at);
+    if (at >= index.length) index.followers[slot_of(index, at)] = uint32_t(at);
 }
 
 // Make room for all tokens; the runs are entered again, in their order.
@@ -54,7 +64,7 @@ void History::grow() {
 
 // The slot of the run that ends before `end`: its own, or an empty one.
 size_t History::slot_of(const Index& index, size_t end) const {
-    uint64_t hash = 0;
+    uint64_t hash = secret();
     for (size_t i = end - index.length; i < end; i++) hash = (hash ^ uint64_t(tokens_[i])) * ODD;
     const int64_t* run = tokens_.data() + end - index.length;
     for (size_t slot = hash >> 20;; slot++) {

@@ -27,7 +27,7 @@ private:
     // For runs of one length, by hash: the index of the token that followed its last one. 0: the slot is empty.
     struct Index {
         size_t length;
-        std::vector<uint64_t> followers;
+        std::vector<uint32_t> followers;
     };
 
     void enter(Index& index, size_t at);

@@ -31,7 +31,7 @@ from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output, Run, Sent
 from tureen.requests.model_field import adapter_of
 from tureen.requests.prompts import Prompt, id_lists
-from tureen.requests.shared_fields import TokenIds
+from tureen.requests.shared_fields import MAX_TOKEN_IDS, TokenIds
 from tureen.requests.state import ServerState
 from tureen.requests.tokenising import tokenize
 
@@ -61,7 +61,7 @@ class TritonTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A tensor of token ids."""
 
     name: str
-    shape: Annotated[list[int], Meta(max_length=2)]
+    shape: Annotated[list[Annotated[int, Meta(ge=0, le=MAX_TOKEN_IDS)]], Meta(max_length=2)]
     datatype: Literal["UINT32", "INT32", "INT64", "UINT64"]
     data: TokenIds
 

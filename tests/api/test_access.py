@@ -77,7 +77,7 @@ ADMIN = {
 BESIDE_NAMES = {
     "/models/load", "/models/pull", "/models/unload", "/v1/responses/input_tokens", "/responses/input_tokens",
 } | {
-    f"/v2/models/{{name:path}}/{verb}" for verb in ("generate", "generate_stream", "infer", "stopInfer")
+    f"/v2/models/{{model:path}}/{verb}" for verb in ("generate", "generate_stream", "infer", "stopInfer")
 }  # fmt: skip
 """Other methods than POST ask there for a model or a response of that name, as `/models/{name}` does."""
 
@@ -100,7 +100,7 @@ def key_file(
 
 
 def concrete(route: Route) -> str:
-    return re.sub(r"{\w+}", "some", route.path.replace("{name:path}", "fake-model"))
+    return re.sub(r"{\w+}", "some", re.sub(r"{\w+:path}", "fake-model", route.path))
 
 
 def stub_handlers(app: App) -> None:

@@ -118,6 +118,8 @@ def test_tensors_of_token_ids_go_in_and_out(app):
         (GENERATE, {"text_input": "a", "id": "é"}, "id"),
         (GENERATE, {"text_input": ""}, "text_input"),
         ("/v2/models/m/infer", {"inputs": [TENSOR | {"shape": [1, 4]}]}, "inputs[0].shape"),
+        ("/v2/models/m/infer", {"inputs": [TENSOR | {"shape": [-1, -3]}]}, "inputs[0].shape[0]"),
+        ("/v2/models/m/infer", {"inputs": [TENSOR | {"shape": [1, 10**4000]}]}, "inputs[0].shape[1]"),
         ("/v2/models/m/infer", {"inputs": [TENSOR, TENSOR]}, "inputs"),
     ],
 )

@@ -27,6 +27,9 @@ ROUTES = {
     "/generate (MindIE)": {"prompt": "say:a", "max_tokens": 4},
     "/generate (TGI)": {"inputs": "say:a", "parameters": {"max_new_tokens": 4}},
     "/encode": {"text": "a"},
+    "/completion": {"prompt": "say:a", "n_predict": 4},
+    "/inference/v1/generate": {"token_ids": [97], "sampling_params": {"max_tokens": 4}},
+    "/api/embed": {"input": "a"},
 }
 WITHOUT_ENGINE = {
     "/v1/messages/count_tokens": {"messages": CHAT},
@@ -49,6 +52,20 @@ def test_the_model_that_a_body_names_works_on_it_and_no_other(simulate, route):
         assert exchange.status == 200, exchange.text
         assert fleet.member("other").client.stats.total_prompt_tokens > 0
         assert fleet.member("Smol").client.stats.total_prompt_tokens == 0
+
+    simulate(body, SIZES, 1000, chat_template="chatml")
+
+
+def test_the_model_that_a_path_names_works_and_gets_the_body_once_it_is_loaded(simulate):
+    async def body(fleet):
+        asked = {"text_input": "say:a", "parameters": {"max_new_tokens": 4}}
+        exchange = await fleet.ask("POST", "/v2/models/other/generate", asked)
+        assert (exchange.status, json.loads(exchange.text)["model_name"]) == (200, "other"), exchange.text
+        assert fleet.member("other").client.stats.total_prompt_tokens > 0
+        missing = await fleet.ask("POST", "/v2/models/gpt-5/generate", asked)
+        assert (missing.status, "Smol, other" in missing.text) == (404, True)
+        facts = await fleet.ask("GET", "/v2/models/other/config")
+        assert json.loads(facts.text)["modelName"] == "other"
 
     simulate(body, SIZES, 1000, chat_template="chatml")
 

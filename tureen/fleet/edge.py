@@ -49,7 +49,7 @@ _decode = msgspec.json.Decoder(AskedFor).decode
 
 
 def spread(entries: Iterable[Entry], fleet: Fleet) -> None:
-    """Makes each route pass a request on to the route of the model that it names, in its body or in the query."""
+    """Makes each route pass a request on to the route of the model that its body, query or path names."""
     for index, entry in enumerate(entries):
         entry.reroute(_chooser(entry, index, fleet))
 
@@ -66,7 +66,7 @@ def _chooser(entry: Entry, index: int, fleet: Fleet) -> Callable[..., Any]:
     own, reads_body, needs_engine = entry.endpoint, _names_model(entry), entry.needs_engine
 
     async def choose(request: Request) -> ASGIApp:
-        asked = request.query_params.get("model")
+        asked = request.query_params.get("model") or request.path_params.get("model")
         choice = await _read(request) if reads_body else NOTHING_ASKED
         named = choice.named or asked
         if named is None and not reads_body:
@@ -112,6 +112,7 @@ async def _using(fleet: Fleet, member: Member, request: Request, limit_s: float 
         waiter = fleet.wait_for(member)
     try:
         if waiter is not None:
+            await request.body()  # kept; a wait for the client's leaving would take it
             await _wait(waiter.done, request, limit_s)
             if call.work is not None:
                 call.work.load_wait_s = asyncio.get_running_loop().time() - waiter.since_s

@@ -31,11 +31,11 @@ from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output, Run, Sent
 from tureen.requests.model_field import adapter_of
 from tureen.requests.prompts import Prompt, id_lists
-from tureen.requests.shared_fields import TokenIds
+from tureen.requests.shared_fields import MAX_TOKEN_IDS, TokenIds
 from tureen.requests.state import ServerState
 from tureen.requests.tokenising import tokenize
 
-MODEL = "/v2/models/{name:path}"
+MODEL = "/v2/models/{model:path}"
 DATATYPE = "UINT32"
 
 _json = msgspec.json.Encoder()
@@ -61,7 +61,7 @@ class TritonTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A tensor of token ids."""
 
     name: str
-    shape: Annotated[list[int], Meta(max_length=2)]
+    shape: Annotated[list[Annotated[int, Meta(ge=0, le=MAX_TOKEN_IDS)]], Meta(max_length=2)]
     datatype: Literal["UINT32", "INT32", "INT64", "UINT64"]
     data: TokenIds
 
@@ -160,13 +160,15 @@ def _fact_routes(state: ServerState) -> list[Entry]:
 def _model_routes(state: ServerState) -> list[Entry]:
     def entry(path: str, summary: str, fact: Callable[[str], Any]) -> Entry:
         async def endpoint(request: Request) -> Response:
-            name = request.path_params["name"]
+            name = request.path_params["model"]
             adapter_of(name, state)
             facts = fact(name)
             return Response() if facts is None else JSONResponse(facts)
 
         docs = Docs("MindIE", summary, error=PLAIN_ERROR)
-        return Entry(path, endpoint, access="user", docs=docs, render_error=as_mindie)
+        facts_entry = Entry(path, endpoint, access="user", docs=docs, render_error=as_mindie)
+        facts_entry.needs_engine = False
+        return facts_entry
 
     return [
         entry(f"{MODEL}/ready", "Whether the model takes requests.", lambda _: state.check_accepting()),
@@ -234,7 +236,7 @@ async def _begin(request: Request, kind: type[B], state: ServerState) -> tuple[B
 
 
 async def _plan(body: TritonGenerateBody | TritonInferBody, request: Request, state: ServerState) -> Plan:
-    adapter = adapter_of(request.path_params["name"], state)
+    adapter = adapter_of(request.path_params["model"], state)
     rid, owner = body.id or uuid.uuid4().hex, client_name(request)
     if isinstance(body, TritonGenerateBody):
         [ids] = await tokenize([body.text_input], ["text_input"], state.context)
@@ -251,7 +253,7 @@ async def _plan(body: TritonGenerateBody | TritonInferBody, request: Request, st
 def _answer(output: Output, request: Request) -> dict[str, Any]:
     return {
         "id": output.rid,
-        "model_name": request.path_params["name"],
+        "model_name": request.path_params["model"],
         "model_version": None,
         "text_output": output.text,
     }

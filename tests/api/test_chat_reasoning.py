@@ -420,8 +420,8 @@ def test_generate_ends_reasoning_with_its_budget_as_chats_do(thinking, budget, h
 def test_an_answer_names_the_weights_that_drew_it_if_they_were_exchanged_after_its_reasoning(thinking, monkeypatch):
     note, num_prompt = Output.note_origin, len("abc<think>")
 
-    def noted(output, version, hardware, num_new):
-        note(output, "old" if len(output.request.token_ids) == num_prompt else "new", hardware, num_new)
+    def noted(output, version, hardware, start):
+        note(output, "old" if len(output.request.token_ids) == num_prompt else "new", hardware, start)
 
     monkeypatch.setattr(Output, "note_origin", noted)
     body = {"text": "abc<think>", "max_thinking_tokens": 5, "sampling_params": {"max_new_tokens": 60, "seed": 1}}

@@ -157,14 +157,12 @@ class Output:
         self.elapsed_s = 0.0
         self.sent = Sent()
         self.versions: list[tuple[str, int]] = []  # of the weights that computed it, with the index of the first token
-        self._num_arrived = 0  # tokens whose origin is noted; `add` takes them later
 
-    def note_origin(self, weight_version: str, hardware: tuple[str, ...], num_new: int) -> None:
-        """Records the version of the weights that computed a new piece of `num_new` tokens, and the `hardware` that
-        computed all so far, where it changed."""
+    def note_origin(self, weight_version: str, hardware: tuple[str, ...], start: int) -> None:
+        """Records the version of the weights that computed the output from token `start` on, which `add` may take
+        later, and the `hardware` that computed all so far, where it changed."""
         if not self.versions or self.versions[-1][0] != weight_version:
-            self.versions.append((weight_version, self._num_arrived))
-        self._num_arrived += num_new
+            self.versions.append((weight_version, start))
         if hardware:
             self.remarks = self.remarks._replace(hardware=hardware)
 
@@ -402,13 +400,14 @@ class Run:
         if meter is not None:
             self.meters[output.index] = meter
         hold, num_prompt = self._holds[output.index], _prompt_tokens(output.request, output.index)
-        leaving = self._state.room.leaving
+        leaving, num_arrived = self._state.room.leaving, 0
 
         def watch(num_new: int, *, weight_version: str | None = None, hardware: tuple[str, ...] = ()) -> None:
-            nonlocal num_prompt
+            nonlocal num_prompt, num_arrived
             leaving.discard(output.request.id)
             self._note_tokens(output, num_new)
-            output.note_origin(weight_version or self._state.context.config.weight_version, hardware, num_new)
+            output.note_origin(weight_version or self._state.context.config.weight_version, hardware, num_arrived)
+            num_arrived += num_new
             if meter is not None:
                 meter.note(num_new)
             if num_new and self._displacement is None:
@@ -423,9 +422,7 @@ class Run:
             async with contextlib.aclosing(stream):
                 async for delta in stream:
                     self._check_place(delta)
-                    await check_grammar(
-                        output, delta, self._state, self._reading
-                    )  # before anybody sees that the output ended
+                    await check_grammar(output, delta, self._state, self._reading)  # before the end is seen
                     output.add(delta)
                     if output.finish is not None:
                         finish = output.finish.type

@@ -452,12 +452,12 @@ def _options(
     body, fields = parsed.body, parsed.fields
     logprobs: list[LogprobSpec | None] = [None] * len(resolved)
     sent = {field: getattr(body, field) for field in LOGPROB_FIELDS}
-    token_ids = [prompt.token_ids for prompt in resolved]
     if body.return_logprob or sent != LOGPROB_FIELDS:
+        token_ids = [prompt.token_ids for prompt in resolved]
         logprobs = logprob_specs(sent | {"return_logprob": body.return_logprob}, token_ids, context.info.vocab_size)
     if body.return_entropy or body.return_sampling_mask:
-        masks = fields["return_sampling_mask"]
-        logprobs = with_draws(logprobs, parsed.samplings, token_ids, body.return_entropy, masks)
+        starts = [len(prompt.token_ids) if body.return_entropy else -1 for prompt in resolved]
+        logprobs = with_draws(logprobs, parsed.samplings, starts, fields["return_sampling_mask"])
     processors = _processors(body, fields["custom_logit_processor"], context)
     return [
         Options(

@@ -294,10 +294,9 @@ class Engine:
                 sequence.ended = self._force(sequence)
             if sequence.ended is not None:
                 break
-        if len(result.token_ids) > 1:  # the guesses that were right are computed
-            self.scheduler.num_right_guesses += index  # those after the output's end do not count
-            sequence.counts.guessed_right += index
-            sequence.num_computed = min(sequence.num_computed + len(result.token_ids) - 1, sequence.num_needed)
+        if len(result.token_ids) > 1:
+            self.scheduler.num_right_guesses += index
+            sequence.take_right_guesses(len(result.token_ids) - 1, index)
 
     def _force(self, sequence: Sequence) -> FinishReason | None:
         """Appends what the grammar leaves no choice about. Returns why the output ends there; None = it goes on."""

@@ -28,7 +28,7 @@ def reached(
         if sequence.constraint is not None and sequence.constraint.is_whole:
             return FinishReason(type="stop", matched=sequence.token_ids[-1], closed_early=True)
         return FinishReason(type="length", length=sequence.num_output)
-    if sequence.repetition is not None and _repeats(sequence, sequence.repetition):
+    if sequence.asked.repetition is not None and _repeats(sequence, sequence.asked.repetition):
         return FinishReason(type="stop", matched=REPETITION_DETECTED, reason="repetition")
     return None
 

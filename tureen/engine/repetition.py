@@ -10,8 +10,7 @@ class Repetition:
 
     def __init__(self, shortest: int, longest: int, count: int) -> None:
         self._shortest, self._longest, self._count = shortest, longest, count
-        self._runs: dict[int, int] = {}
-        """By size, if not 0: how many of the last tokens in a row are the same as the tokens that far before them."""
+        self._runs: dict[int, int] = {}  # by size, if not 0: last tokens in a row that are as those that far before
         self._num_seen = 0  # output tokens
 
     def ends(self, token_ids: Sequence[int], num_prompt: int) -> bool:

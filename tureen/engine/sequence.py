@@ -34,12 +34,13 @@ class SequenceTerms(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Queues of the outputs that a request asked for besides tokens and text; None where it did not."""
+    """Queues of the outputs that a request asked for besides tokens and text, and an end; None where it did not."""
 
     scores: ScoreQueue | None
     hidden: HiddenStateQueue | None
     explanations: list[Explanation] | None  # of the output tokens that were not sent
     times: RequestTimes | None
+    repetition: Repetition | None  # ends the output
 
 
 class SentOutput:
@@ -90,8 +91,6 @@ class Sequence:
         self.leader: tuple[PageTable, int] | None = None  # waits until this table has published this number of pages
         self.constraint: Constraint | None = None  # there once its grammar is compiled
         self.ended: FinishReason | None = None  # the output is complete, but maybe not all of it is computed
-        bounds = repetition_bounds(request.params) if request.params.repetition_detection else None
-        self.repetition = None if bounds is None else Repetition(*bounds)  # ends the output
         self.sent = SentOutput(len(request.resumed))
         self.asked = _asked(request)
 
@@ -283,6 +282,11 @@ class Sequence:
         """
         return all(queue.start_again() for queue in (self.asked.scores, self.asked.hidden) if queue is not None)
 
+    def take_right_guesses(self, num_right: int, num_appended: int) -> None:
+        """Takes over the guesses that were drawn, which are computed; those after the output's end do not count."""
+        self.num_computed = min(self.num_computed + num_right, self.num_needed)
+        self.counts.guessed_right += num_appended
+
     def advance(self, row: Row, output: RowOutput) -> None:
         """Takes over what a step computed, except the drawn tokens."""
         self.num_computed += row.num_known
@@ -301,7 +305,9 @@ def _asked(request: GenerateRequest) -> Asked:
         scores = ScoreQueue(request.logprobs, request.token_ids, num_sent)
     if request.hidden_states != "none":
         hidden = HiddenStateQueue(request.hidden_states, num_prompt, request.resumed_states)
-    return Asked(scores, hidden, [] if request.explain else None, _times() if request.timed else None)
+    bounds = repetition_bounds(request.params) if request.params.repetition_detection else None
+    repetition = None if bounds is None else Repetition(*bounds)
+    return Asked(scores, hidden, [] if request.explain else None, _times() if request.timed else None, repetition)
 
 
 def _times() -> RequestTimes:

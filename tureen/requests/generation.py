@@ -422,9 +422,7 @@ class Run:
             async with contextlib.aclosing(stream):
                 async for delta in stream:
                     self._check_place(delta)
-                    await check_grammar(
-                        output, delta, self._state, self._reading
-                    )  # before anybody sees that the output ended
+                    await check_grammar(output, delta, self._state, self._reading)  # before the end is seen
                     output.add(delta)
                     if output.finish is not None:
                         finish = output.finish.type

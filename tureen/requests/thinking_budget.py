@@ -155,8 +155,9 @@ def _extend(output: Output, whole: Output, update: Output) -> None:
     output.output_logprobs = [*whole.output_logprobs, *update.prompt_logprobs[1:], *update.output_logprobs]
     output.hidden_states = update.hidden_states
     output.versions = list(whole.versions)
-    for version, num_tokens in update.versions:
-        output.note_origin(version, (), num_tokens)
+    for version, count in update.versions:
+        is_same = bool(output.versions) and output.versions[-1][0] == version
+        output.versions.append((version, count + (output.versions.pop()[1] if is_same else 0)))
     output.elapsed_s, output.finish = update.elapsed_s, update.finish
     explanations = whole.remarks.explanations + update.remarks.explanations
     first = whole.remarks.first or update.remarks.first

@@ -453,12 +453,12 @@ def _options(
     body, fields = parsed.body, parsed.fields
     logprobs: list[LogprobSpec | None] = [None] * len(resolved)
     sent = {field: getattr(body, field) for field in LOGPROB_FIELDS}
-    token_ids = [prompt.token_ids for prompt in resolved]
     if body.return_logprob or sent != LOGPROB_FIELDS:
+        token_ids = [prompt.token_ids for prompt in resolved]
         logprobs = logprob_specs(sent | {"return_logprob": body.return_logprob}, token_ids, context.info.vocab_size)
     if body.return_entropy or body.return_sampling_mask:
-        masks = fields["return_sampling_mask"]
-        logprobs = with_draws(logprobs, parsed.samplings, token_ids, body.return_entropy, masks)
+        starts = [len(prompt.token_ids) if body.return_entropy else -1 for prompt in resolved]
+        logprobs = with_draws(logprobs, parsed.samplings, starts, fields["return_sampling_mask"])
     processors = _processors(body, fields["custom_logit_processor"], context)
     return [
         Options(
@@ -484,18 +484,17 @@ def _processors(body: GenerateBody, sent: list[str | None], context: Context) ->
 
 
 def _which_hidden(choice: HiddenStatesField, info: EngineInfo) -> HiddenStates:
-    if choice == "last":
-        return states_for("last" if info.pooling is None else None, info)
-    return "all" if choice else "none"
+    if choice != "last":
+        return "all" if choice else "none"
+    return states_for("last" if info.pooling is None else None, info)
 
 
 def _check_hidden(requests: Sequence[GenerateRequest], hidden_size: int) -> None:
-    num_values = hidden_size * sum(
-        len(request.token_ids) + request.max_new_tokens for request in requests if request.hidden_states == "all"
-    )
+    asking = (request for request in requests if request.hidden_states == "all")
+    num_values = hidden_size * sum(len(request.token_ids) + request.max_new_tokens for request in asking)
     if num_values > MAX_HIDDEN_VALUES:
-        raise InvalidRequest(
+        message = (
             f"return_hidden_states: true could return {num_values} numbers; at most {MAX_HIDDEN_VALUES} fit an answer: "
-            'send fewer or shorter prompts, lower max_new_tokens, or ask for "last"',
-            field="return_hidden_states",
+            'send fewer or shorter prompts, lower max_new_tokens, or ask for "last"'
         )
+        raise InvalidRequest(message, field="return_hidden_states")

@@ -47,13 +47,10 @@ def logprob_specs(
 
 
 def with_draws(
-    specs: Sequence[LogprobSpec | None],
-    samplings: Sequence[Sampling],
-    prompts: Sequence[Sequence[int]],
-    entropy: bool,
-    masks: Sequence[bool],
+    specs: Sequence[LogprobSpec | None], samplings: Sequence[Sampling], starts: Sequence[int], masks: Sequence[bool]
 ) -> list[LogprobSpec | None]:
-    """Returns the log-probabilities of each prompt with what return_entropy and return_sampling_mask ask for.
+    """Returns the log-probabilities of each prompt with what return_entropy and return_sampling_mask ask for. `starts`:
+    the positions from which entropies are asked for, see LogprobSpec.
 
     Raises InvalidRequest for a sampling mask that could be the whole vocabulary.
     """
@@ -67,10 +64,10 @@ def with_draws(
                 field="return_sampling_mask",
             )
     return [
-        msgspec.structs.replace(spec or LogprobSpec(), entropy_start=len(prompt) if entropy else -1, support=is_asked)
-        if entropy or is_asked
+        msgspec.structs.replace(spec or LogprobSpec(), entropy_start=start, support=is_asked)
+        if start >= 0 or is_asked
         else spec
-        for spec, prompt, is_asked in zip(specs, prompts, masks, strict=True)
+        for spec, start, is_asked in zip(specs, starts, masks, strict=True)
     ]
 
 

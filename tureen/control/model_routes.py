@@ -41,13 +41,18 @@ class UsageQuery(msgspec.Struct, frozen=True):
     format: Annotated[Literal["json", "csv"], Meta(description="csv = a line for each client and day.")] = "json"
 
 
+AdapterFolder = Annotated[
+    str,
+    Meta(min_length=1, max_length=4096, description="Folder on the server, as peft's save_pretrained writes it."),
+]
+"""A path, no longer than Linux takes it (PATH_MAX)."""
+
+
 class LoadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /load_lora_adapter`."""
 
     lora_name: Annotated[str, Meta(description="Name that requests will use for the adapter.")]
-    lora_path: Annotated[
-        str, Meta(min_length=1, description="Folder on the server, as peft's save_pretrained writes it.")
-    ]
+    lora_path: AdapterFolder
     pinned: Annotated[bool, Meta(description="Never evicted; here no adapter is, pinned or not.")] = False
 
 
@@ -61,9 +66,7 @@ class VllmLoadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The fields of `POST /v1/load_lora_adapter`."""
 
     lora_name: Annotated[str, Meta(description="Name that requests will use for the adapter.")]
-    lora_path: Annotated[
-        str, Meta(min_length=1, description="Folder on the server, as peft's save_pretrained writes it.")
-    ]
+    lora_path: AdapterFolder
     load_inplace: Annotated[bool, Meta(description="Replace the adapter that has this name.")] = False
     is_3d_lora_weight: Annotated[bool, Meta(description="Must be false: factors of experts are read as peft's.")] = (
         False

@@ -154,8 +154,10 @@ def _extend(output: Output, whole: Output, update: Output) -> None:
     output.text, output.token_ids = whole.text + update.text, whole.token_ids + update.token_ids
     output.output_logprobs = [*whole.output_logprobs, *update.prompt_logprobs[1:], *update.output_logprobs]
     output.hidden_states = update.hidden_states
-    output.versions = list(whole.versions)
-    for version, count in update.versions:
+    output.versions = whole.versions[:-1]
+    num_uncounted = len(whole.token_ids) - sum(count for _, count in whole.versions)  # the mark, and what it cut off
+    last = [(version, count + num_uncounted) for version, count in whole.versions[-1:]]
+    for version, count in (*last, *update.versions):
         is_same = bool(output.versions) and output.versions[-1][0] == version
         output.versions.append((version, count + (output.versions.pop()[1] if is_same else 0)))
     output.elapsed_s, output.finish = update.elapsed_s, update.finish

@@ -253,7 +253,7 @@ ERRORS = (
     (message(text=""), 400),
     (head(length=3) + b"{{{", 400),
     (message("/nope", text="a"), 404),
-    (message("/generate/", text="x" * 100_000), 404),
+    (message("/generate/", text="x" * 100_000), 307),
     (head(method="DELETE"), 405),
     (head(length=2).replace(b"application/json", b"text/plain") + b"{}", 415),
 )

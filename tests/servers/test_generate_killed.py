@@ -66,7 +66,7 @@ def test_a_file_that_is_killed_and_gone_on_with_is_answered_line_by_line_once(te
             break
     done = generate(*arguments)
     assert done.returncode == 0, done.stderr
-    assert "are answered already" in done.stderr
+    assert "answered already: " in done.stderr
     by_line = {answer["line"]: answer["text"] for answer in answers(target)}
     assert len(answers(target)) == len(prompts)
     assert [by_line[number] for number in range(1, len(prompts) + 1)] == texts * repeats

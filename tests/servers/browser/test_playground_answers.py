@@ -225,11 +225,13 @@ def test_the_form_has_every_parameter_and_says_at_the_field_what_the_server_refu
     set_fields(page, top_p=3)
     assert "must be > 0, ≤ 1" in page.locator(".field:has(#field-top_p) .fault").inner_text()
     set_fields(page, top_p="")
-    set_fields(page, top_k=0)
+    set_fields(page, min_new_tokens=25)
     say(page, QUESTION)
     page.wait_for_selector("article.assistant .note.bad")
-    assert "must be -1" in page.locator(".field:has(#field-top_k) .fault").inner_text()
-    set_fields(page, top_k="")
+    assert (
+        "must be at most max_new_tokens (24)" in page.locator(".field:has(#field-min_new_tokens) .fault").inner_text()
+    )
+    set_fields(page, min_new_tokens="")
     page.click("text=Try again")
     page.wait_for_selector("article.assistant[data-state=done]")
 

@@ -93,12 +93,15 @@ def _pause_routes(state: ServerState) -> list[Entry]:
             )
         for each in chosen_states(request, state):
             await _reset(each, with_running=_is_true(query.reset_running_requests))
-        return Response()
+        return Response(media_type="text/plain")
 
+    resetting = _entry("/reset_prefix_cache", reset, "Forget cached prefixes.", "POST", ResetQuery)
+    assert resetting.docs is not None
+    resetting.docs = resetting.docs._replace(answer="text/plain")
     return [
         _entry("/pause", pause, "Hold generation up, as vLLM does.", "POST", PauseQuery),
         _entry("/resume", resume, "Let generation go on.", "POST"),
-        _entry("/reset_prefix_cache", reset, "Forget cached prefixes.", "POST", ResetQuery),
+        resetting,
     ]
 
 

@@ -45,7 +45,8 @@ def _join(host: Entry, guests: list[Entry]) -> None:
     host.reroute(answer)
     if host.docs is not None:
         bodies = [body for entry in (host, *guests) if entry.docs is not None for body in entry.docs.bodies]
-        host.docs = host.docs._replace(bodies=tuple(bodies))
+        errors = [entry.docs.error for entry in (host, *guests) if entry.docs is not None]
+        host.docs = host.docs._replace(bodies=tuple(bodies), error=next(filter(None, errors), None))
 
 
 def _sent_of(body: bytes, decoder: msgspec.json.Decoder[Any]) -> set[str]:

@@ -122,7 +122,7 @@ def test_the_parameter_cuts_what_is_less_probable(changed_server):
 def test_the_parameter_is_in_openapi_and_its_bounds_are_checked_in_all_apis_that_have_it(changed_server):
     schemas = httpx.get(f"{changed_server.url}/openapi.json").json()["components"]["schemas"]
     having = {name for name, schema in schemas.items() if "epsilon_cutoff" in schema.get("properties", {})}
-    assert having == {"SamplingParams", "CompletionBody", "ChatBody", "ResponsesBody", "AnthropicBody"}
+    assert having == {"SamplingParams", "CompletionBody", "ChatBody", "ResponsesBody", "AnthropicBody", "VllmParams"}
     answer = httpx.post(f"{changed_server.url}/v1/completions", json={"prompt": "a", "epsilon_cutoff": 1})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "epsilon_cutoff")
 

@@ -386,7 +386,7 @@ def parse(payload: dict[str, Any], kind: type[Body]) -> Body:
     fields |= {name: [fields[name]] for name in TEXT_LISTS if isinstance(fields.get(name), str)}
     if isinstance(fields.get("tools"), list) and len(fields["tools"]) <= MAX_TOOLS:
         fields["tools"] = [server_tool_of(tool) or tool for tool in fields["tools"]]
-    if isinstance(fields.get("messages"), list):
+    if isinstance(fields.get("messages"), list) and len(fields["messages"]) <= MAX_MESSAGES:
         fields["messages"] = [_with_server_blocks(message) for message in fields["messages"]]
     body = convert(fields, kind, table=table)
     check_citations(payload)  # once their number is within its limit
@@ -398,7 +398,7 @@ def parse(payload: dict[str, Any], kind: type[Body]) -> Body:
 def _with_server_blocks(message: Any) -> Any:
     """Returns a message of the assistant whose calls and results of tools that a server ran have one type each."""
     content = message.get("content") if isinstance(message, dict) and message.get("role") == "assistant" else None
-    if not isinstance(content, list):
+    if not isinstance(content, list) or len(content) > MAX_PARTS:
         return message
     return message | {"content": [_server_block(block) or block for block in content]}
 

@@ -74,8 +74,14 @@ class LlamaPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     multimodal_data: Annotated[list[Any], Meta(max_length=MAX_PROMPTS)] = []
 
 
-Mixed = Annotated[list[int | str], Meta(max_length=MAX_TOKEN_IDS)]
-Prompts = str | Annotated[list[int | str | Mixed | LlamaPrompt], Meta(max_length=MAX_TOKEN_IDS)] | LlamaPrompt
+MAX_PIECES = 4096
+"""Most pieces of a prompt that mixes texts and token ids."""
+Mixed = Annotated[list[int | str], Meta(max_length=MAX_TOKEN_IDS, extra={"batch": MAX_PIECES})]
+Prompts = (
+    str
+    | Annotated[list[int | str | Mixed | LlamaPrompt], Meta(max_length=MAX_TOKEN_IDS, extra={"batch": MAX_PROMPTS})]
+    | LlamaPrompt
+)
 Biases = Annotated[dict[str, float | Literal[False]], Meta(max_length=MAX_LOGIT_BIAS)]
 BiasPair = Annotated[list[int | str | float | bool], Meta(min_length=2, max_length=2)]
 
@@ -244,7 +250,7 @@ async def prompts_of(body: LlamaCompletionBody, context: Context) -> tuple[list[
     entries: list[Any] = sent if isinstance(sent, list) else [sent]
     is_one = (
         isinstance(sent, list)
-        and any(isinstance(entry, int) for entry in entries)
+        and any(isinstance(entry, int) for entry in entries[: MAX_PROMPTS + 1])  # more of others are no one prompt
         and not any(isinstance(entry, list | LlamaPrompt) for entry in entries)
     )
     if is_one or not isinstance(sent, list):
@@ -268,6 +274,10 @@ async def _prompt(sent: Any, name: str, context: Context) -> Prompt:
     parts = sent if isinstance(sent, list) else [sent]
     if isinstance(sent, int):
         raise InvalidRequest(f"{name} is a number; send a text or a list of token ids", field=name)
+    if len(parts) > MAX_PIECES and any(isinstance(part, str) for part in parts[: MAX_PIECES + 1]):
+        raise InvalidRequest(
+            f"{name} is a list of at most {MAX_PIECES} texts and token ids, got {len(parts)}", field=name
+        )
     ids: list[int] = []
     for index, part in enumerate(parts):
         if len(ids) > context.capacity:  # whatever follows

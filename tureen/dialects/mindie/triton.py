@@ -141,11 +141,11 @@ def _fact_routes(state: ServerState) -> list[Entry]:
         return JSONResponse({"name": "tureen", "version": __version__, "extensions": []})
 
     async def live(_: Request) -> Response:
-        return Response()
+        return Response(media_type="text/plain")
 
     async def ready(_: Request) -> Response:
         state.check_accepting()
-        return Response()
+        return Response(media_type="text/plain")
 
     about = Docs("MindIE", "Facts about the server.", error=PLAIN_ERROR)
     health = about._replace(summary="Whether the server answers.", answer="text/plain")
@@ -163,9 +163,10 @@ def _model_routes(state: ServerState) -> list[Entry]:
             name = request.path_params["model"]
             adapter_of(name, state)
             facts = fact(name)
-            return Response() if facts is None else JSONResponse(facts)
+            return Response(media_type="text/plain") if facts is None else JSONResponse(facts)
 
-        docs = Docs("MindIE", summary, error=PLAIN_ERROR)
+        answer = "text/plain" if path.endswith("/ready") else "application/json"
+        docs = Docs("MindIE", summary, error=PLAIN_ERROR, answer=answer)
         facts_entry = Entry(path, endpoint, access="user", docs=docs, render_error=as_mindie)
         facts_entry.needs_engine = False
         return facts_entry

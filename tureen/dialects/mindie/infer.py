@@ -16,10 +16,10 @@ from tureen.dialects.mindie.generate import as_mindie, error_object
 from tureen.dialects.mindie.parameters import (
     TABLES,
     MindieParameters,
-    PieceTimes,
     check_one,
     details_of,
     offered_fields,
+    pieces_of,
     plan,
 )
 from tureen.http.chat_answer import check_complete
@@ -27,7 +27,7 @@ from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, prepared,
 from tureen.http.sse import event
 from tureen.requests.body import convert
 from tureen.requests.drafts import Plan
-from tureen.requests.generation import Output, Run, Sent
+from tureen.requests.generation import Output, Run
 from tureen.requests.prompts import Prompt, id_lists
 from tureen.requests.shared_fields import TokenIds
 from tureen.requests.state import ServerState
@@ -97,17 +97,9 @@ def _details(output: Output, *, with_details: bool) -> dict[str, Any]:
 
 async def _events(run: Run, *, with_details: bool) -> AsyncGenerator[bytes, None]:
     """Yield an event for each update with new tokens; the last has the whole text."""
-    pace = PieceTimes()
-    async with contextlib.aclosing(run.events(interval=1)) as events:
-        async for update in events:
-            output = update.output
-            check_complete(output)
-            if len(output.token_ids) == output.sent.tokens and output.finish is None:
-                continue
-            piece = pace.next(output) | {
-                "token": {"id": output.token_ids[output.sent.tokens :], "text": output.text[output.sent.chars :]}
-            }
-            output.sent = Sent(len(output.token_ids), len(output.text))
+    async with contextlib.aclosing(pieces_of(run)) as pieces:
+        async for output, token_ids, text, times in pieces:
+            piece = times | {"token": {"id": token_ids, "text": text}}
             if output.finish is not None:
                 piece |= {"generated_text": output.text} | _details(output, with_details=with_details)
             yield event(_json.encode(piece))

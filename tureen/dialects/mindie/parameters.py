@@ -5,19 +5,21 @@ Source: https://www.hiascend.com/document/detail/zh/mindie/10RC3/mindieservice/s
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import AsyncGenerator, Collection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from tureen.contract.types import FinishReason
 from tureen.errors import InvalidRequest
+from tureen.http.chat_answer import check_complete
 from tureen.requests import planning, telling
 from tureen.requests.body import offered
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
-from tureen.requests.generation import Output
+from tureen.requests.generation import Output, Run, Sent
 from tureen.requests.planning import Names
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import ServerState
@@ -148,15 +150,31 @@ def details_of(output: Output) -> dict[str, Any]:
     }
 
 
-class PieceTimes:
-    """Measures the times that a stream of MindIE reports: of the first piece, and of each later one."""
+class Piece(NamedTuple):
+    """What an update of a stream adds to an output."""
 
-    def __init__(self) -> None:
-        self._last_s = 0.0
+    output: Output
+    token_ids: list[int]
+    text: str
+    times: dict[str, float | None]
+    """`prefill_time` of the first piece, `decode_time` of the others, in milliseconds."""
 
-    def next(self, output: Output) -> dict[str, Any]:
-        """Return `prefill_time` and `decode_time` of the piece that has just arrived, in milliseconds."""
-        is_first = not self._last_s
-        ms = round((output.elapsed_s - self._last_s) * 1000, 3)
-        self._last_s = output.elapsed_s
-        return {"prefill_time": ms if is_first else None, "decode_time": None if is_first else ms}
+
+def times_since(last_s: float, output: Output) -> dict[str, float | None]:
+    """Return the times of a piece; the one before it was ready `last_s` seconds after the request, 0 = there was none."""
+    ms = round((output.elapsed_s - last_s) * 1000, 3)
+    return {"prefill_time": None if last_s else ms, "decode_time": ms if last_s else None}
+
+
+async def pieces_of(run: Run) -> AsyncGenerator[Piece, None]:
+    """Yield a piece for each update with new tokens, and for the end."""
+    last_s = 0.0
+    async with contextlib.aclosing(run.events(interval=1)) as events:
+        async for update in events:
+            output, sent = update.output, update.output.sent
+            check_complete(output)
+            if len(output.token_ids) == sent.tokens and output.finish is None:
+                continue
+            times, last_s = times_since(last_s, output), output.elapsed_s
+            output.sent = Sent(len(output.token_ids), len(output.text))  # before others let the output grow
+            yield Piece(output, output.token_ids[sent.tokens :], output.text[sent.chars :], times)

@@ -21,14 +21,22 @@ from starlette.types import ASGIApp
 from tureen import __version__
 from tureen.config import MAX_PROMPTS
 from tureen.dialects.mindie.generate import as_mindie, error_object
-from tureen.dialects.mindie.parameters import TABLES, MindieParameters, PieceTimes, details_of, offered_fields, plan
+from tureen.dialects.mindie.parameters import (
+    TABLES,
+    MindieParameters,
+    details_of,
+    offered_fields,
+    pieces_of,
+    plan,
+    times_since,
+)
 from tureen.errors import InvalidRequest
 from tureen.http.chat_answer import check_complete
 from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, prepared, read_body_with, streamed, unless_gone
 from tureen.http.sse import event
 from tureen.requests.body import convert
 from tureen.requests.drafts import Plan
-from tureen.requests.generation import Output, Run, Sent
+from tureen.requests.generation import Output, Run
 from tureen.requests.model_field import adapter_of
 from tureen.requests.prompts import Prompt, id_lists
 from tureen.requests.shared_fields import MAX_TOKEN_IDS, TokenIds
@@ -99,7 +107,7 @@ def routes(state: ServerState) -> list[Entry]:
         [output] = await unless_gone(request, run.whole())
         check_complete(output)
         answer = _answer(output, request) | _details(output, body)
-        return Response(_json.encode(answer | PieceTimes().next(output)), media_type="application/json")
+        return Response(_json.encode(answer | times_since(0.0, output)), media_type="application/json")
 
     async def generate_stream(request: Request) -> ASGIApp:
         body, run = await _begin(request, TritonGenerateBody, state)
@@ -266,13 +274,7 @@ def _details(output: Output, body: TritonGenerateBody) -> dict[str, Any]:
 
 async def _events(run: Run, body: TritonGenerateBody, head: dict[str, Any]) -> AsyncGenerator[bytes, None]:
     """Yield an event with the new text for each update with new tokens."""
-    pace = PieceTimes()
-    async with contextlib.aclosing(run.events(interval=1)) as events:
-        async for update in events:
-            output = update.output
-            check_complete(output)
-            if len(output.token_ids) == output.sent.tokens and output.finish is None:
-                continue
-            piece = head | {"text_output": output.text[output.sent.chars :]} | pace.next(output)
-            output.sent = Sent(len(output.token_ids), len(output.text))
+    async with contextlib.aclosing(pieces_of(run)) as pieces:
+        async for output, _, text, times in pieces:
+            piece = head | {"text_output": text} | times
             yield event(_json.encode(piece if output.finish is None else piece | _details(output, body)))

@@ -11,14 +11,15 @@ from tureen.requests.state import Context
 from tureen.text.fill_in import FillIn, fill_in_of
 
 
-def fill_in_tokens(context: Context) -> FillIn:
-    """Returns the model's tokens for filling in a gap. Raises InvalidRequest where it has none."""
+def fill_in_tokens(context: Context, field: str = "suffix", fix: str = "leave it out") -> FillIn:
+    """Returns the model's tokens for filling in a gap. Raises InvalidRequest if it has none, with the client's name of
+    the suffix and the way out."""
     tokens = fill_in_of(context.tokenizer)
     if tokens is None:
         raise InvalidRequest(
-            f"suffix: the model {context.info.model_name} has no tokens for filling in a gap, such as <|fim_middle|>; "
-            "leave it out",
-            field="suffix",
+            f"{field}: the model {context.info.model_name} has no tokens for filling in a gap, such as <|fim_middle|>; "
+            f"{fix}",
+            field=field,
             code="not_available",
         )
     return tokens

@@ -6,11 +6,11 @@ Source: https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md
 from __future__ import annotations
 
 from tureen.dialects.llamacpp.body import LlamaInfillBody
-from tureen.errors import InvalidRequest
 from tureen.requests import tokenising
+from tureen.requests.fill_in import fill_in_tokens
 from tureen.requests.prompts import Prompt, id_lists
 from tureen.requests.state import Context
-from tureen.text.fill_in import FillIn, fill_in_of
+from tureen.text.fill_in import FillIn
 from tureen.text.tokenizer import Tokenizer
 
 REPOSITORY_MARKS = ("<|repo_name|>", "<repo_name>", "<reponame>")
@@ -19,7 +19,7 @@ SNIPPET = "\n\n--- snippet ---\n\n"
 
 
 def end_ids(context: Context) -> tuple[int, ...]:
-    """Return the tokens that end what is filled in. Raises InvalidRequest for a model that fills no gaps."""
+    """Return the tokens that end the filled-in text. Raises InvalidRequest if the model cannot fill in a gap."""
     return _marks(context).end_ids
 
 
@@ -61,12 +61,4 @@ def _first_id(names: tuple[str, ...], tokenizer: Tokenizer) -> int | None:
 
 
 def _marks(context: Context) -> FillIn:
-    marks = fill_in_of(context.tokenizer)
-    if marks is None:
-        raise InvalidRequest(
-            f"input_suffix: the model {context.info.model_name} has no tokens for filling in a gap, such as "
-            "<|fim_middle|>; send the text to /completion",
-            field="input_suffix",
-            code="not_available",
-        )
-    return marks
+    return fill_in_tokens(context, "input_suffix", "send the text to /completion")

@@ -161,7 +161,7 @@ class Piece(NamedTuple):
 
 
 def times_since(last_s: float, output: Output) -> dict[str, float | None]:
-    """Return the times of a piece; the one before it was ready `last_s` seconds after the request, 0 = there was none."""
+    """Return the times of a piece. `last_s`: when the one before was ready, after the request; 0 for the first."""
     ms = round((output.elapsed_s - last_s) * 1000, 3)
     return {"prefill_time": None if last_s else ms, "decode_time": ms if last_s else None}
 

@@ -19,6 +19,24 @@ DIALECTS = {
 }
 
 
+SHORTEST_WITHOUT_OUTPUT = {
+    "OpenAI /v1/embeddings": {"input": "a"},
+    "SGLang and vLLM /tokenize": {"prompt": "a"},
+    "SGLang and vLLM /detokenize": {"tokens": [97]},
+    "SGLang /encode": {"text": "a"},
+    "SGLang /v1/score": {"query": "a", "items": ["b"], "label_token_ids": [5]},
+    "SGLang /v1/rerank": {"query": "a", "documents": ["b"]},
+    "llama.cpp /tokenize": {"content": "a"},
+    "Cohere /v2/rerank": {"query": "a", "documents": ["b"]},
+    "Cohere /cohere/v1/rerank": {"query": "a", "documents": ["b"]},
+    "Jina /v1/reranking": {"query": "a", "documents": ["b"]},
+    "TEI /embed": {"inputs": "a"},
+    "TEI /rerank": {"query": "a", "texts": ["b"]},
+    "TEI /predict": {"inputs": "a"},
+}
+"""For routes that write no text, the shortest body that is taken."""
+
+
 def lines_of(text):
     """What a stream of any dialect carries: events, lines, or pieces that a NUL byte ends."""
     if "\0" in text:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from app_under_test import App
 from kinds_of_servers import Servers, other_servers
+from one_request import SHORTEST_WITHOUT_OUTPUT
 
 from tureen.front.compat import compat_routes, rows_of
 
@@ -28,7 +29,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "OpenAI /v1/completions": {"prompt": "a", "max_tokens": 2},
     "OpenAI /v1/chat/completions": CHAT,
     "OpenAI /v1/responses": {"input": "a", "max_output_tokens": 2},
-    "OpenAI /v1/embeddings": {"input": "a"},
     "Anthropic /v1/messages": CHAT | {"model": "default"},
     "Anthropic /v1/messages/count_tokens": {"messages": CHAT["messages"], "model": "default"},
     "Ollama /api/chat": {"messages": CHAT["messages"], "model": "default"} | OLLAMA,
@@ -36,25 +36,14 @@ BODIES: dict[str, dict[str, Any]] = {
     "Ollama /api/embed": {"input": "a", "model": "default"},
     "Ollama /api/embeddings": {"prompt": "a", "model": "default"},
     "OpenAI /v1/batches": {"endpoint": "/v1/completions", "completion_window": "24h"},  # and the id of a file
-    "SGLang and vLLM /tokenize": {"prompt": "a"},
-    "SGLang and vLLM /detokenize": {"tokens": [97]},
-    "SGLang /encode": {"text": "a"},
-    "SGLang /v1/score": {"query": "a", "items": ["b"], "label_token_ids": [5]},
-    "SGLang /v1/rerank": {"query": "a", "documents": ["b"]},
     "MindIE /infer": {"inputs": "a", "parameters": {"max_new_tokens": 2}},
     "MindIE /v2/models/default/generate": {"text_input": "a", "parameters": {"max_new_tokens": 2}},
     "MindIE /v2/models/default/infer": {"inputs": [TENSOR], "parameters": {"max_new_tokens": 2}},
     "vLLM /inference/v1/generate": {"token_ids": [97], "sampling_params": {"max_tokens": 2}},
     "llama.cpp /completion": {"prompt": "a", "n_predict": 2},
     "llama.cpp /infill": {"input_prefix": "a", "input_suffix": "b", "n_predict": 2},
-    "llama.cpp /tokenize": {"content": "a"},
-    "Cohere /v2/rerank": {"query": "a", "documents": ["b"]},
-    "Cohere /cohere/v1/rerank": {"query": "a", "documents": ["b"]},
-    "Jina /v1/reranking": {"query": "a", "documents": ["b"]},
-    "TEI /embed": {"inputs": "a"},
-    "TEI /rerank": {"query": "a", "texts": ["b"]},
-    "TEI /predict": {"inputs": "a"},
 }
+BODIES |= SHORTEST_WITHOUT_OUTPUT
 """For each route the shortest body that is taken."""
 
 

@@ -11,6 +11,7 @@ import pytest
 from app_under_test import App
 from kinds_of_servers import Servers, other_servers
 from msgspec import inspect
+from one_request import SHORTEST_WITHOUT_OUTPUT
 
 from tureen.front.compat import compat_routes
 from tureen.http.dialect import BodyPart
@@ -38,7 +39,6 @@ SHORTEST: dict[str, dict[str, Any]] = {
     "OpenAI /v1/completions": {"prompt": "say:a"},
     "OpenAI /v1/chat/completions": {"messages": CHAT},
     "OpenAI /v1/responses": {"input": "say:a"},
-    "OpenAI /v1/embeddings": {"input": "a"},
     "Anthropic /v1/messages": {"model": "default", "messages": CHAT, "max_tokens": 50},
     "Anthropic /v1/messages/count_tokens": {"model": "default", "messages": CHAT},
     "Ollama /api/chat": {"model": "default", "messages": CHAT, "stream": False},
@@ -46,25 +46,14 @@ SHORTEST: dict[str, dict[str, Any]] = {
     "Ollama /api/embed": {"model": "default", "input": "a"},
     "Ollama /api/embeddings": {"model": "default", "prompt": "a"},
     "OpenAI /v1/batches": {"endpoint": "/v1/completions", "completion_window": "24h"},  # and the id of a file
-    "SGLang and vLLM /tokenize": {"prompt": "a"},
-    "SGLang and vLLM /detokenize": {"tokens": [97]},
-    "SGLang /encode": {"text": "a"},
-    "SGLang /v1/score": {"query": "a", "items": ["b"], "label_token_ids": [5]},
-    "SGLang /v1/rerank": {"query": "a", "documents": ["b"]},
     "MindIE /infer": {"inputs": "say:a"},
     "MindIE /v2/models/default/generate": {"text_input": "say:a"},
     "MindIE /v2/models/default/infer": {"inputs": [TENSOR]},
     "vLLM /inference/v1/generate": {"token_ids": [97]},
     "llama.cpp /completion": {"prompt": "say:a"},
     "llama.cpp /infill": {"input_prefix": "a", "input_suffix": "b"},
-    "llama.cpp /tokenize": {"content": "a"},
-    "Cohere /v2/rerank": {"query": "a", "documents": ["b"]},
-    "Cohere /cohere/v1/rerank": {"query": "a", "documents": ["b"]},
-    "Jina /v1/reranking": {"query": "a", "documents": ["b"]},
-    "TEI /embed": {"inputs": "a"},
-    "TEI /rerank": {"query": "a", "texts": ["b"]},
-    "TEI /predict": {"inputs": "a"},
 }
+SHORTEST |= SHORTEST_WITHOUT_OUTPUT
 LIMITS: dict[str, tuple[str, Any]] = {
     "SGLang /generate": ("sampling_params", {"max_new_tokens": 16}),
     "MindIE": ("parameters", {"max_new_tokens": 16}),

@@ -98,7 +98,6 @@ def timed_guesser(seconds):
         rows = [Row(0, (1,) * (1 + num_guesses), 0, (), True, num_drafts=num_guesses)]
         rows += [Row(0, (1,), 0, (), True)] * (num_rows - 1)
         sequences = [sequence or Repeating()] + [Repeating() for _ in rows[1:]]
-        guesser.guess(sequences[0], 1, 1)
 
         def run(plan):
             now[0] += seconds(num_rows + num_guesses)
@@ -118,16 +117,28 @@ def test_as_many_tokens_are_guessed_as_their_measured_cost_allows(cost, least, m
     assert least <= len(guesser.guess(Repeating(), 99, 1)) <= most
 
 
+def test_no_token_is_guessed_before_a_step_without_guesses_was_measured():
+    guesser, step = timed_guesser(lambda tokens: tokens)
+    assert guesser.guess(Repeating(), 99, 2) == ()
+    step(1, 0)
+    assert guesser.guess(Repeating(), 99, 2) == ()
+    step(2, 0)
+    assert guesser.guess(Repeating(), 99, 2)
+
+
 def test_among_many_rows_fewer_tokens_are_guessed():
-    guesser, _ = timed_guesser(lambda tokens: tokens)
+    guesser, step = timed_guesser(lambda tokens: tokens)
+    for num_rows in (1, 4, 64):
+        step(num_rows, 0)
     counts = [len(guesser.guess(Repeating(), 99, num_rows)) for num_rows in (1, 4, 64)]
     assert counts == sorted(counts, reverse=True)
     assert counts[0] > counts[2] == 0
 
 
 def test_wrong_guesses_end_the_guessing_and_right_ones_begin_it_again():
-    guesser, step = timed_guesser(lambda tokens: tokens)
+    guesser, step = timed_guesser(lambda tokens: 1 + 0.3 * tokens)
     sequence = Repeating()
+    step(1, 0)
     assert len(guesser.guess(sequence, 99, 1)) > 2
     for _ in range(20):
         step(1, 3, 0, sequence)
@@ -138,7 +149,8 @@ def test_wrong_guesses_end_the_guessing_and_right_ones_begin_it_again():
 
 
 def test_a_sequence_that_repeats_nothing_gets_no_guesses():
-    guesser, _ = timed_guesser(lambda tokens: tokens)
+    guesser, step = timed_guesser(lambda tokens: tokens)
+    step(1, 0)
     sequence = Repeating()
     sequence.token_ids = list(range(40))
     assert guesser.guess(sequence, 99, 1) == ()
@@ -146,7 +158,8 @@ def test_a_sequence_that_repeats_nothing_gets_no_guesses():
 
 
 def test_tokens_of_a_picture_are_not_guessed():
-    guesser, _ = timed_guesser(lambda tokens: tokens)
+    guesser, step = timed_guesser(lambda tokens: tokens)
+    step(1, 0)
     sequence = Repeating()
     sequence.token_ids = [1, 2, 3, 4, -(1 << 60), -(1 << 60), 5, 1, 2, 3]
     assert guesser.guess(sequence, 99, 1) == (4,)

@@ -28,7 +28,7 @@ RATE = 0.1  # of the moving averages of times
 DRIFT = 0.001
 """The rate at which a cost returns to the first one in plain steps: guesses that cost too much are tried again."""
 FIRST_BASE, FIRST_COST = 0.75, 0.25
-"""A step over n rows takes FIRST_BASE + FIRST_COST * n, relative to one over one row, until steps were measured."""
+"""A step over n rows takes FIRST_BASE + FIRST_COST * n, relative to one over one row, until guesses were measured."""
 
 
 class Guesses:
@@ -53,7 +53,7 @@ class Guesses:
 class GuessCost(NamedTuple):
     """Measured times of steps over one number of rows that each draw."""
 
-    plain_s: float | None  # without guesses; None: not measured
+    plain_s: float  # without guesses
     cost: float  # of a guess, as a share of plain_s
 
 
@@ -68,7 +68,8 @@ class Guesser:
 
     def guess(self, sequence: Sequence, most: int, num_rows: int) -> tuple[int, ...]:
         """Returns guesses of the next tokens, at most `most`, in a step over `num_rows` rows that draw."""
-        worth = MARGIN * self._times_of(num_rows).cost * num_rows
+        times = self._times.get(_bucket(num_rows))
+        worth = 1.0 if times is None else MARGIN * times.cost * num_rows  # a step without guesses is measured first
         if worth >= 1:
             return ()
         guesses = self._of(sequence)
@@ -104,22 +105,15 @@ class Guesser:
         return guesses
 
     def _learn(self, num_rows: int, num_guesses: int, seconds: float) -> None:
-        plain_s, cost = self._times_of(num_rows)
-        if not num_guesses:
-            plain_s = seconds if plain_s is None else plain_s + RATE * (seconds - plain_s)
-            cost += DRIFT * (_first_cost(num_rows) - cost)
-        elif plain_s is not None:
+        bucket, first_cost = _bucket(num_rows), FIRST_COST / (FIRST_BASE + FIRST_COST * num_rows)
+        plain_s, cost = self._times.get(bucket, (seconds, first_cost))
+        if num_guesses:
             seen = min(max(0.0, seconds / plain_s - 1) / num_guesses, 1.0)  # more: something else held the step up
             cost += RATE * (seen - cost)
-        self._times[_bucket(num_rows)] = GuessCost(plain_s, cost)
-
-    def _times_of(self, num_rows: int) -> GuessCost:
-        known = self._times.get(_bucket(num_rows))
-        return known or GuessCost(None, _first_cost(num_rows))
-
-
-def _first_cost(num_rows: int) -> float:
-    return FIRST_COST / (FIRST_BASE + FIRST_COST * num_rows)
+        else:
+            plain_s += RATE * (seconds - plain_s)
+            cost += DRIFT * (first_cost - cost)
+        self._times[bucket] = GuessCost(plain_s, cost)
 
 
 def _bucket(num_rows: int) -> int:

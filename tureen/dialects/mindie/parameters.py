@@ -150,8 +150,8 @@ def details_of(output: Output) -> dict[str, Any]:
     }
 
 
-class Piece(NamedTuple):
-    """What an update of a stream adds to an output."""
+class MindiePiece(NamedTuple):
+    """New tokens of one output in a stream."""
 
     output: Output
     token_ids: list[int]
@@ -166,7 +166,7 @@ def times_since(last_s: float, output: Output) -> dict[str, float | None]:
     return {"prefill_time": None if last_s else ms, "decode_time": ms if last_s else None}
 
 
-async def pieces_of(run: Run) -> AsyncGenerator[Piece, None]:
+async def pieces_of(run: Run) -> AsyncGenerator[MindiePiece, None]:
     """Yield a piece for each update with new tokens, and for the end."""
     last_s = 0.0
     async with contextlib.aclosing(run.events(interval=1)) as events:
@@ -177,4 +177,4 @@ async def pieces_of(run: Run) -> AsyncGenerator[Piece, None]:
                 continue
             times, last_s = times_since(last_s, output), output.elapsed_s
             output.sent = Sent(len(output.token_ids), len(output.text))  # before others let the output grow
-            yield Piece(output, output.token_ids[sent.tokens :], output.text[sent.chars :], times)
+            yield MindiePiece(output, output.token_ids[sent.tokens :], output.text[sent.chars :], times)

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
-from tureen.contract.types import PositionLogprobs, TokenLogprob
+from tureen.contract.types import LEAST_LOGPROB, PositionLogprobs, TokenLogprob
 from tureen.dialects.ollama.body import (
     TABLES,
     OllamaBody,
@@ -52,10 +52,7 @@ API_VERSION = "0.12.6"
 """Version of Ollama whose API this is; clients read it to know which fields they may send."""
 
 FAR = "9999-12-31T23:59:59Z"
-"""A time that does not come: a model stays until others need its room."""
-
-FORBIDDEN = -9999.0
-"""Log-probability of a token that cannot be drawn: JSON has no minus infinity."""
+"""A time in the far future: a model stays until other models need its room."""
 
 NDJSON = "application/x-ndjson"
 NS = 1_000_000_000
@@ -382,7 +379,7 @@ def _of_token(logprob: TokenLogprob, context: Context) -> dict[str, Any]:
     value, token_id = logprob
     token = context.tokenizer.token_bytes(token_id)
     text = context.tokenizer.token_text(token_id)
-    return {"token": text, "logprob": FORBIDDEN if value is None else value, "bytes": list(token)}
+    return {"token": text, "logprob": LEAST_LOGPROB if value is None else value, "bytes": list(token)}
 
 
 def _loaded(body: OllamaBody, kind: str) -> dict[str, Any]:

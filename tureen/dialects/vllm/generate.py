@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.contract.params import EMPTY_IS_UNSET, INT64_MAX, INT64_MIN, SamplingParams
-from tureen.contract.types import LogprobSpec, PositionLogprobs
+from tureen.contract.types import LEAST_LOGPROB, LogprobSpec, PositionLogprobs
 from tureen.errors import InvalidRequest
 from tureen.http.dialect import Docs, Entry, client_name, prepared, read_body_with, streamed, unless_gone
 from tureen.http.errors import error_object
@@ -217,8 +217,8 @@ def _of_token(position: PositionLogprobs, top: int) -> Answer:
 
 
 def _named(token_id: int, logprob: float | None) -> Answer:
-    """Return a token by its id, as vLLM names it; -9999 stands for a token that cannot be drawn."""
-    return {"token": f"token_id:{token_id}", "logprob": -9999.0 if logprob is None else logprob, "bytes": None}
+    """Return a token by its id, as vLLM names it."""
+    return {"token": f"token_id:{token_id}", "logprob": LEAST_LOGPROB if logprob is None else logprob, "bytes": None}
 
 
 def _of_prompt(position: PositionLogprobs, top: int, context: Context) -> dict[str, Answer] | None:

@@ -29,7 +29,7 @@ class RowRunner:
         self._grammars = grammars
         self._cache = cache
         self._num_failed_steps = 0  # in a row
-        self.guesser: Guesser | None = None  # hears of each step and of its guesses
+        self.guesser: Guesser | None = None  # runs each step, to measure it
 
     def run(self, plan: StepPlan) -> tuple[RowOutput, ...]:
         """Runs a step. Returns the output of each row. Raises RequestFailed when the runner seems to be broken for

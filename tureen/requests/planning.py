@@ -87,7 +87,7 @@ def make_sampling(
 
 
 def _with_known_ends(params: SamplingParams, vocab_size: int, names: Names) -> SamplingParams:
-    """Returns the parameters without the stop token ids beyond the vocabulary, which no output has; they are told."""
+    """Returns the parameters without stop token ids beyond the vocabulary, and reports these as ignored."""
     known = tuple(token_id for token_id in params.stop_token_ids if token_id < vocab_size)
     if len(known) == len(params.stop_token_ids):
         return params

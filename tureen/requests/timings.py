@@ -1,4 +1,4 @@
-"""Tells how long the prompt and the output of a request took, in the form of llama.cpp's server.
+"""Computes how long the prompt and the output of a request took, in the form of llama.cpp's server.
 
 Source: https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md
 """

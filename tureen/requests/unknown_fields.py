@@ -88,8 +88,8 @@ def settle(
 
 
 def settle_inner(name: str, known: Collection[str], table: FieldTable, where: str = "") -> None:
-    """Tells an unknown field, or raises InvalidRequest for it: as the server's settings say, else as the table does. A
-    name close to a known one is refused."""
+    """Reports an unknown field as ignored, or raises InvalidRequest, by the server's settings or else the table.
+    Refuses a name close to a known one."""
     current = telling.current.get()
     policy = current.unknown_fields if current is not None and current.unknown_fields else None
     is_told = table.tells_unknown if policy is None else policy == "tell"

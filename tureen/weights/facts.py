@@ -1,4 +1,4 @@
-"""Tells how many parameters a model's files hold and how they are quantised, from the headers of the files."""
+"""Counts a model's parameters and finds their quantisation, from the headers of its files."""
 
 from __future__ import annotations
 

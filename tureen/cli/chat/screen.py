@@ -75,8 +75,8 @@ def _take(line: str, conversation: Conversation) -> slash.Done:
 
 
 def show(pieces: Iterator[AnswerPiece]) -> None:
-    """Prints an answer as it comes, on a terminal with dim reasoning and lines that end between words. Ctrl+C ends it;
-    what came stays."""
+    """Prints an answer as it arrives, on a terminal with dim reasoning and lines that end between words. Ctrl+C ends it
+    and keeps the text so far."""
     is_terminal, was_thought = sys.stdout.isatty(), False
     lines = Lines(shutil.get_terminal_size().columns if is_terminal else None)
     with _unseen_typing():
@@ -94,7 +94,7 @@ def show(pieces: Iterator[AnswerPiece]) -> None:
 
 
 class Lines:
-    """Breaks a text that comes in pieces between words. A word is held back until it is whole."""
+    """Breaks streamed text into lines between words. Holds a word back until it is complete."""
 
     def __init__(self, width: int | None) -> None:
         """`width`: columns of a line; None = the text is left as it is."""
@@ -138,7 +138,7 @@ class Lines:
 
 @contextmanager
 def _unseen_typing() -> Iterator[None]:
-    """Keeps a terminal from showing what is typed now in the middle of the answer: the next prompt gets it."""
+    """Turns the terminal's echo off, so that typing does not appear in the answer; the next prompt reads it."""
     termios = importlib.import_module("termios") if importlib.util.find_spec("termios") and sys.stdin.isatty() else None
     if termios is None:
         yield

@@ -352,7 +352,7 @@ def _has_new(outputs: Sequence[Output]) -> bool:
 
 
 class TokenEnds:
-    """Tells where the text of an output's next token ends, however many have arrived."""
+    """Finds where the text of an output's next token ends, so that each piece of a stream holds one token."""
 
     def __init__(self, output: Output, context: Context) -> None:
         params = output.request.params

@@ -202,8 +202,8 @@ def _check(body: OllamaBody, context: Context) -> None:
 
 
 def _check_window(window: int, requested: Mapping[str, Any], context: Context) -> None:
-    """Raises InvalidRequest for penalties that are to look at some of the tokens only. Tells such a window where there
-    is no penalty."""
+    """Raises InvalidRequest for penalties with a window of fewer tokens than the context. Reports such a window as
+    ignored if no penalty is set."""
     if window < 1 or window >= context.capacity:
         return
     server, model = context.defaults
@@ -215,11 +215,11 @@ def _check_window(window: int, requested: Mapping[str, Any], context: Context) -
             field="options.repeat_last_n",
             code="not_available",
         )
-    telling.tell("options.repeat_last_n", "there is no penalty that it could be about")
+    telling.tell("options.repeat_last_n", "no penalty is set")
 
 
 def check_context(needed: int | None, context: Context) -> None:
-    """Tells that the server's context is smaller than `needed`."""
+    """Reports num_ctx as ignored if the server's context is smaller than `needed`."""
     if needed is not None and needed > context.capacity:
         telling.tell(
             "options.num_ctx", f"the server's context has {context.capacity} tokens; what does not fit is refused"

@@ -49,12 +49,12 @@ class OllamaEmbeddingBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """The fields that both routes have."""
 
     model: Annotated[str, Meta(description="The served model or one of its adapters; `:latest` may follow.")]
-    options: Annotated[JsonObject, Meta(description="Only num_ctx is looked at; those about generating are told.")] = (
-        msgspec.field(default_factory=dict)
+    options: Annotated[
+        JsonObject, Meta(description="Only num_ctx is read; options for generation are reported as ignored.")
+    ] = msgspec.field(default_factory=dict)
+    keep_alive: Annotated[float | str | None, Meta(description="0 unloads one of several models after the answer.")] = (
+        None
     )
-    keep_alive: Annotated[
-        float | str | None, Meta(description="0 unloads the model after the answer where there are several.")
-    ] = None
 
 
 class OllamaEmbedBody(OllamaEmbeddingBody, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""Tells in Ollama's form what a model is: its size, format, number of parameters, capabilities."""
+"""Describes models in Ollama's form: size, format, number of parameters, capabilities."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ NO_PICTURES = "prompt_logprobs: a picture has no tokens to take log-probabilitie
 
 
 ALL = -1
-"""The number of alternatives that stands for the whole vocabulary, as in vLLM."""
+"""The number of alternatives that means the whole vocabulary, as in vLLM."""
 MAX_LOGPROBS = 1 << 20
 """Most log-probabilities of an answer that asks for the whole vocabulary; as JSON they take some 50 MB."""
 
@@ -223,7 +223,7 @@ def extension(output: Output, body: TokenBody) -> Answer:
 
 
 def timings_of(output: Output, body: TokenBody) -> Answer:
-    """Returns llama.cpp's field of an answer or a chunk that tells how long the output took so far."""
+    """Returns llama.cpp's `timings` of the output so far, for an answer or a chunk."""
     return {"timings": timings(output)} if body.timings_per_token else {}
 
 

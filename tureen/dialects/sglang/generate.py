@@ -382,7 +382,7 @@ def render(
 
 
 def _end_facts(output: Output) -> dict[str, Any]:
-    """Returns what meta_info tells of an output that has ended, by SGLang's names."""
+    """Returns the facts about a finished output in meta_info, by SGLang's names."""
     usage = output.usage
     loaded = {"storage": usage.loaded_tokens} if usage.loaded_tokens else {}
     return {

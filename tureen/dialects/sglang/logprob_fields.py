@@ -72,8 +72,8 @@ def with_draws(
 
 
 def draw_facts(output: Output, spec: LogprobSpec, first_token: int) -> dict[str, Any]:
-    """Returns what meta_info tells of the draws, from output token `first_token` on. A token that was not drawn, or is
-    greedy, was the only one."""
+    """Returns the facts of meta_info about the draws, from output token `first_token` on. The mask of a forced or
+    greedy token has only that token."""
     drawn, facts = output.output_logprobs[first_token:], dict[str, Any]()
     if spec.entropy_start >= 0:
         facts["output_token_entropy"] = [position.entropy for position in drawn]

@@ -95,13 +95,11 @@ def _pause_routes(state: ServerState) -> list[Entry]:
             await _reset(each, with_running=_is_true(query.reset_running_requests))
         return Response(media_type="text/plain")
 
-    resetting = _entry("/reset_prefix_cache", reset, "Forget cached prefixes.", "POST", ResetQuery)
-    assert resetting.docs is not None
-    resetting.docs = resetting.docs._replace(answer="text/plain")
+    forget = Docs("Control", "Forget cached prefixes.", query=ResetQuery, answer="text/plain")
     return [
         _entry("/pause", pause, "Hold generation up, as vLLM does.", "POST", PauseQuery),
         _entry("/resume", resume, "Let generation go on.", "POST"),
-        resetting,
+        Entry("/reset_prefix_cache", reset, access="admin", methods=["POST"], docs=forget),
     ]
 
 

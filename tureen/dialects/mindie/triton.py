@@ -166,21 +166,20 @@ def _fact_routes(state: ServerState) -> list[Entry]:
 
 
 def _model_routes(state: ServerState) -> list[Entry]:
-    def entry(path: str, summary: str, fact: Callable[[str], Any]) -> Entry:
+    def entry(path: str, summary: str, fact: Callable[[str], Any], answer: str = "application/json") -> Entry:
         async def endpoint(request: Request) -> Response:
             name = request.path_params["model"]
             adapter_of(name, state)
             facts = fact(name)
             return Response(media_type="text/plain") if facts is None else JSONResponse(facts)
 
-        answer = "text/plain" if path.endswith("/ready") else "application/json"
         docs = Docs("MindIE", summary, error=PLAIN_ERROR, answer=answer)
         facts_entry = Entry(path, endpoint, access="user", docs=docs, render_error=as_mindie)
         facts_entry.needs_engine = False
         return facts_entry
 
     return [
-        entry(f"{MODEL}/ready", "Whether the model takes requests.", lambda _: state.check_accepting()),
+        entry(f"{MODEL}/ready", "Whether the model takes requests.", lambda _: state.check_accepting(), "text/plain"),
         entry(f"{MODEL}/config", "The model's limits.", lambda _: _limits(state)),
         entry(f"{MODEL}/getSlotCount", "How many requests and tokens there is room for.", lambda _: _room(state)),
         entry(MODEL, "What the model takes and returns.", _tensors),

@@ -143,6 +143,15 @@ def test_a_field_of_the_body_says_whose_rerank_it_is(app):
     assert [(entry["index"], entry["score"]) for entry in ours] == ranking(app)
 
 
+@pytest.mark.parametrize(
+    ("path", "shapes"), [("/rerank", {"Error", "PlainError"}), ("/tokenize", {"Error", "LlamaError"})]
+)
+def test_a_path_that_apis_share_describes_the_errors_of_each(app, path, shapes):
+    responses = app.request("GET", "/openapi.json").json()["paths"][path]["post"]["responses"]
+    schema = responses["400"]["content"]["application/json"]["schema"]
+    assert {shape["$ref"].rpartition("/")[2] for shape in schema["anyOf"]} == shapes
+
+
 def test_a_body_that_is_no_object_is_refused_by_the_route_that_has_the_path(app):
     for content in (b"", b"[]", b"{", b'"texts"'):
         response = app.request("POST", "/rerank", content=content, headers={"content-type": "application/json"})

@@ -85,6 +85,10 @@ TEMPLATES = {
         "{{ v | tojson }}{% if not loop.last %}, {% endif %}{% endfor %}){% if not loop.last %}\n{% endif %}"
         "{% endfor %}</function_calls>"
     ),
+    "cohere_command3": (
+        '<|START_ACTION|>[{% for c in calls %}{"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ c.name }}", '
+        '"parameters": {{ c.arguments | tojson }}}{% if not loop.last %},{% endif %}\n{% endfor %}]<|END_ACTION|>'
+    ),
     "hunyuan": (
         '<tool_calls>[{% for c in calls %}{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}'
         "{% if not loop.last %}, {% endif %}{% endfor %}]</tool_calls>"
@@ -259,6 +263,13 @@ SAMPLES = {
         "I look.",
         [("f", '{"a": 1}')],
     ),
+    "cohere_command3: lines, and a name after its parameters": (
+        "cohere_command3",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}},\n'
+        '    {"parameters": {"b": [2]}, "tool_name": "f"}\n]<|END_ACTION|>',
+        "",
+        [("f", '{"a": 1}'), ("f", '{"b": [2]}')],
+    ),
     "gemma4: keys and texts as in JSON, and quotes in texts": (
         "gemma4",
         '<|tool_call>call:f{"a": "x\\"}", b:<|"|>say "hi" } \\<|"|>, c: [1.5,{d:None}]}<tool_call|>\n'
@@ -348,6 +359,11 @@ NO_CALLS = {
     ),
     "lfm2": ("[f()]", "<|tool_call_start|>", "<|tool_call_start|>[g()]", "<|tool_call_start|>[f(x)]", "<|tool_call_"),
     "olmo3": ("f()", "<function_calls>", "<function_calls>g()</function_calls>", "<function_calls>\nf(open('x'))"),
+    "cohere_command3": (
+        "<|START_ACTION|>",
+        '<|START_ACTION|>[{"tool_name": "g", "parameters": {}}]',
+        '<|START_ACTION|>[{"name": "f", "parameters": {}}]<|END_ACTION|>',
+    ),
     "hunyuan": ("<tool_calls>", '<tool_calls>[{"name": "g", "arguments": {}}]', "<tool_calls>[]</tool_calls>"),
     "gemma4": (
         "call:f{}",
@@ -502,6 +518,7 @@ def test_work_grows_with_the_text_and_not_with_its_square(name, unit):
         ('{{- "<|tool_call_start|>[" + calls + "]<|tool_call_end|>" -}}', "lfm2"),
         ("{{ '<function_calls>' }}", "olmo3"),
         ("{{ '<tool_calls>[' }}", "hunyuan"),
+        ("{{ '<|START_ACTION|>[' }}", "cohere_command3"),
         ("{{ '<|tools_prefix|>[' }}", "apertus"),
         ("{{- '<|tool_call>call:' + function['name'] + '{' -}}", "gemma4"),
     ],

@@ -42,6 +42,7 @@ HELD_BY_STRICT = (
     "granite",
     "gpt-oss",
     "hunyuan",
+    "cohere_command3",
     "apertus",
     "gemma4",
     *PYTHON,
@@ -186,6 +187,13 @@ BEGINNINGS = {
     "lfm2": ("", "<", "So <b>. <|tool_call_start|>", "<|tool_call_start|>[weather(", "["),
     "olmo3": ("", "<", "So <b>. <function_calls>", "<function_calls>\nweather(", "["),
     "hunyuan": ("", "<", "So <b>. <tool_calls>", '<tool_calls>[{"name": "weather", ', "{"),
+    "cohere_command3": (
+        "",
+        "<",
+        "So <b>. <|START_ACTION|>",
+        '<|START_ACTION|>[\n    {"tool_name": "weather", ',
+        "{",
+    ),
     "gemma4": ("", "<", "So <b>. <|tool_call>", "<|tool_call>call:weather", "{"),
     "apertus": ("", "<", "So <b>. <|tools_prefix|>", '<|tools_prefix|>[{"weather": ', "{"),
 }
@@ -340,6 +348,11 @@ TEXTS = {
         "It is <b>warm</b>, {not} [cold].",
         '<tool_calls>[{"name": "weather", "arguments": {"city": "Rome"}}]</tool_calls>',
         '<tool_calls>\n[\n{"name": "weather", "arguments": {"city": "Rome"}}\n]\n</tool_calls>',
+    ),
+    "cohere_command3": (
+        "It is <b>warm</b>, {not} [cold].",
+        '<|START_ACTION|>[\n    {"tool_name": "weather", "parameters": {"city": "Rome"}}\n]<|END_ACTION|>',
+        '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "weather", "parameters": {"city": "Rome"}}]<|END_ACTION|>',
     ),
     "gemma4": (
         "It is <b>warm</b>, {not} [cold].",

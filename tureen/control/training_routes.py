@@ -65,15 +65,15 @@ def routes(state: ServerState) -> list[Entry]:
 
 def _pause_routes(state: ServerState) -> list[Entry]:
     async def pause(request: Request) -> Response:
-        query = _query(request, PauseQuery)
-        mode = "wait" if _is_true(query.wait_for_inflight_requests) else query.mode
+        query = read_query(request, PauseQuery)
+        mode = "wait" if is_true(query.wait_for_inflight_requests) else query.mode
         tell_unloaded(request, state, is_paused=True)
         for each in chosen_states(request, state):
             if mode == "wait":
                 await unless_gone(request, _pause_when_idle(each))
             else:
                 await each.client.call("pause", mode=MODES[mode])
-            if mode != "keep" and _is_true(query.clear_cache):
+            if mode != "keep" and is_true(query.clear_cache):
                 await each.client.call("flush_cache")
         return JSONResponse({"status": "paused"})
 
@@ -84,15 +84,15 @@ def _pause_routes(state: ServerState) -> list[Entry]:
         return JSONResponse({"status": "resumed"})
 
     async def reset(request: Request) -> Response:
-        query = _query(request, ResetQuery)
-        if _is_true(query.reset_external):
+        query = read_query(request, ResetQuery)
+        if is_true(query.reset_external):
             raise InvalidRequest(
                 "reset_external is not available: pages on the disk belong to the weights they were computed with; "
                 "leave it out",
                 field="reset_external",
             )
         for each in chosen_states(request, state):
-            await _reset(each, with_running=_is_true(query.reset_running_requests))
+            await _reset(each, with_running=is_true(query.reset_running_requests))
         return Response(media_type="text/plain")
 
     forget = Docs("Control", "Forget cached prefixes.", query=ResetQuery, answer="text/plain")
@@ -110,7 +110,7 @@ def _fact_routes(state: ServerState) -> list[Entry]:
     async def world_size(request: Request) -> Response:
         config = state.context.config
         ranks = config.tensor_parallel_size * config.pipeline_parallel_size
-        replicas = max(1, len(state.client.replicas)) if _is_true(_query(request, WorldQuery).include_dp) else 1
+        replicas = max(1, len(state.client.replicas)) if is_true(read_query(request, WorldQuery).include_dp) else 1
         return JSONResponse({"world_size": ranks * replicas})
 
     return [
@@ -123,14 +123,15 @@ def _entry(path: str, endpoint: Any, summary: str, method: str, query: type[msgs
     return Entry(path, endpoint, access="admin", methods=[method], docs=Docs("Control", summary, query=query))
 
 
-def _query(request: Request, kind: type[Q]) -> Q:
+def read_query(request: Request, kind: type[Q]) -> Q:
     """Read the query of a URL as `kind`. Raises InvalidRequest."""
     sent = dict(request.query_params)
     refuse_unknown(sent, kind.__struct_fields__)
     return convert(sent, kind)
 
 
-def _is_true(flag: Flag) -> bool:
+def is_true(flag: Flag) -> bool:
+    """Return whether a flag of a query is set."""
     return flag.lower() in ("true", "1")
 
 

@@ -10,6 +10,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from tureen.control.admin import num_ranks
 from tureen.control.received_routes import Cached, admin_entry
 from tureen.control.weight_exchange import ExchangeOptions
 from tureen.control.weight_group import Membership, WeightGroups
@@ -116,28 +117,27 @@ def routes(state: ServerState, updates: WeightUpdates, groups: WeightGroups) -> 
 
 
 def _group_routes(state: ServerState, updates: WeightUpdates, groups: WeightGroups) -> list[Entry]:
-    async def join(info: GroupBody | InitInfo, name: str, num_engines: int) -> None:
+    async def join(info: GroupBody | InitInfo, name: str, *, with_replicas: bool) -> None:
         updates.check_possible()
-        config = state.context.config
         membership = Membership(
             name=name,
             backend=info.backend,
             address=info.master_address,
             port=_port(info.master_port),
             first_rank=info.rank_offset,
-            num_ranks=config.tensor_parallel_size * config.pipeline_parallel_size * num_engines,
+            num_ranks=num_ranks(state, with_replicas=with_replicas),
             world_size=info.world_size,
         )
         await groups.join(membership)
 
     async def init(request: Request) -> Response:
         body = await read_body(request, GroupBody)
-        await join(body, body.group_name, 1)
+        await join(body, body.group_name, with_replicas=False)
         return JSONResponse({"success": True, "message": "Succeeded to initialize custom process group."})
 
     async def init_transfer(request: Request) -> Response:
         body = await read_body(request, InitBody)
-        await join(body.init_info, GROUP, max(1, len(state.client.replicas)))
+        await join(body.init_info, GROUP, with_replicas=True)
         return JSONResponse({"message": "Weight transfer initialized"})
 
     async def destroy(request: Request) -> Response:

@@ -135,9 +135,9 @@ def is_not_needed(stored: Stored, config: ModelConfig) -> bool:
     return stored.name.endswith(".bias") and not to_float32(stored).any()  # AutoGPTQ gives one to every matrix
 
 
-def is_same_shape(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+def is_same_shape(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
     """Returns whether two shapes are equal but for dimensions of one."""
-    return [size for size in one if size != 1] == [size for size in other if size != 1]
+    return [size for size in shape if size != 1] == [size for size in other if size != 1]
 
 
 def renamed(tensors: Iterable[Stored], hf: Mapping[str, Any], config: ModelConfig) -> Iterator[Stored]:

@@ -125,6 +125,11 @@ BLOCKS = {
         "tureen serve --log-format json": "tests/ledgers/pages/test_pages_of_servers.py",
         "1:30000/start_expert_distribution_record": "tests/ledgers/pages/test_pages_of_weights.py",
     },
+    "training-loops.md": {
+        "update_weights_from_safetensors?weight_v": "tests/api/test_received_weights.py",
+        "from safetensors.torch import save": "tests/api/test_received_weights.py",
+        "127.0.0.1:30000/init_weights_update_grou": "not run: it needs a trainer; tests/servers/test_weight_group.py",
+    },
     "performance.md": {
         "tureen check": LONG,
         "make gpu-check": LONG,

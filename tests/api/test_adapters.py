@@ -498,7 +498,7 @@ def test_an_adapter_without_a_name_is_called_by_its_path(written, make_app):
 def test_adapters_do_not_go_with_transformers_models(written):
     folder, _ = written
     settings = SETTINGS | {"model_impl": "transformers", "lora_paths": (f"red={folder / 'red'}",)}
-    with pytest.raises(StartupError, match="adapters do not go with --model-impl transformers"):
+    with pytest.raises(StartupError, match="adapters are not supported with --model-impl transformers"):
         real_engine(folder, Config(**settings), progress=lambda *_: None)
 
 

@@ -162,7 +162,7 @@ def _change_config(folder, **changes):
 
 
 FAULTS = [
-    (_make_other_shape, "another intermediate_size than the model that is served, 80 and not 96"),
+    (_make_other_shape, "intermediate_size differs from the served model's, 80 and not 96"),
     (_make_other_architecture, "another architecture"),
     (_make_other_ends, "other special tokens"),
     (_make_truncated, "corrupt"),

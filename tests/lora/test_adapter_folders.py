@@ -143,7 +143,7 @@ def test_experts_are_not_adapted_but_what_every_token_passes_is(tmp_path):
         lambda tensors: tensors | {expert.format("A"): torch.ones(4, 64), expert.format("B"): torch.ones(48, 4)},
     )
     for folder, what in (("b", "shared_expert_gate"), ("c", r"experts\.0\.up_proj")):
-        with pytest.raises(InvalidRequest, match=f"{what}.*where adapters are not supported"):
+        with pytest.raises(InvalidRequest, match=f"{what}.*for which adapters are not supported"):
             read_adapter(str(tmp_path / folder), config)
 
 
@@ -250,7 +250,7 @@ def test_a_config_that_is_no_adapter_s_is_refused(bad, content, fault):
         (
             "rank_pattern",
             {"(?=q)q_proj": 4},
-            "a lookaround or a backreference, which are not available; write modules'",
+            "a lookaround or a backreference, which are not supported; write modules'",
         ),
         ("rank_pattern", {f"q*{number}": 4 for number in range(65)}, "65 of them patterns; at most"),
         ("rank_pattern", {f"q{number}": 4 for number in range(1 << 14 | 1)}, "has 16385 entries in its rank_pattern"),

@@ -291,7 +291,7 @@ def test_every_way_to_end_a_body_is_understood(remote, answer):
         (b"HTTP/1.1 206 Partial\r\nContent-Length: 0\r\n\r\n", "HTTP 206"),
         (b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", "HTTP"),
         (b"HTTP/1.1 103 Early Hints\r\n\r\n" + GOOD, "its host answers with"),
-        (GOOD + GOOD, "more than the picture"),
+        (GOOD + GOOD, "sends data after the picture"),
         (HEAD + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(bytes(1 << 20)), "compresses"),
         (HEAD + b"Content-Length: 500\r\n\r\nshort", "too early"),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nshort", "too early"),

@@ -46,22 +46,24 @@ class UpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Literal["auto", "dummy"] | None, Meta(description="As for --load-format. Default: the server's.")
     ] = None
     abort_all_requests: Annotated[
-        bool, Meta(description="End all requests; otherwise those that have begun are waited for.")
+        bool, Meta(description="Abort all requests; otherwise the server waits for the running ones.")
     ] = False
     rolling: Annotated[
-        bool, Meta(description="Exchange the weights of one replica after the other; requests go on meanwhile.")
+        bool, Meta(description="Replace the weights of one replica after the other, while the others serve requests.")
     ] = False
     weight_version: Annotated[
         Annotated[str, Meta(max_length=256)] | None,
         Meta(description="Version that answers report from then on. Default: unchanged."),
     ] = None
     keep_pause: Annotated[bool, Meta(description="Pause generation afterwards, until /continue_generation.")] = False
-    torch_empty_cache: Annotated[
-        bool, Meta(description="Give the old weights' memory back to the system; it always is.")
-    ] = False
-    flush_cache: Annotated[bool, Meta(description="Must be true: what the old weights computed is forgotten.")] = True
-    is_async: Annotated[bool, Meta(description="Must be false: the answer comes when the weights are there.")] = False
-    recapture_cuda_graph: Annotated[bool, Meta(description="Must be false: there are no graphs.")] = False
+    torch_empty_cache: Annotated[bool, Meta(description="Release the old weights' memory; the server always does.")] = (
+        False
+    )
+    flush_cache: Annotated[bool, Meta(description="Must be true: the cache of the old weights is dropped.")] = True
+    is_async: Annotated[bool, Meta(description="Must be false: the answer is sent when the weights are loaded.")] = (
+        False
+    )
+    recapture_cuda_graph: Annotated[bool, Meta(description="Must be false: there are no CUDA graphs.")] = False
     token_step: Annotated[int, Meta(description="Must be 0: use weight_version.")] = 0
     manifest: Annotated[JsonObject | None, Meta(description="Must be null.")] = None
 
@@ -70,7 +72,7 @@ class VersionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The fields of `POST /update_weight_version`."""
 
     new_version: Annotated[str, Meta(max_length=256, description="Version that answers report from then on.")]
-    abort_all_requests: Annotated[bool, Meta(description="End all requests first.")] = True
+    abort_all_requests: Annotated[bool, Meta(description="Abort all requests first.")] = True
 
 
 class WeightBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,8 +124,8 @@ def _load_routes(state: ServerState) -> list[Entry]:
         )
 
     return [
-        Entry("/v1/loads", loads, access="user", docs=Docs("SGLang", "How much each replica has to do.")),
-        Entry("/get_load", load, access="user", docs=Docs("SGLang", "The same in the form of older routers.")),
+        Entry("/v1/loads", loads, access="user", docs=Docs("SGLang", "The load of each replica.")),
+        Entry("/get_load", load, access="user", docs=Docs("SGLang", "The load in the form of older routers.")),
     ]
 
 
@@ -134,9 +136,7 @@ def _update_routes(state: ServerState) -> list[Entry]:
         body = await read_body(request, UpdateBody)
         _refuse(body, state)
         if state.context.info.kind != "generator":
-            raise NotFound(
-                "a model that makes embeddings or scores keeps its weights; start the server again with the others"
-            )
+            raise NotFound("embedding and scoring models keep their weights; restart the server with the new ones")
         source = await asyncio.to_thread(_find, body.model_path, state)
         await dry_run("update_weights", _place(source, body), state.context.config)
         await asyncio.to_thread(_check_tokenizer, source, body.model_path, state)
@@ -146,11 +146,11 @@ def _update_routes(state: ServerState) -> list[Entry]:
         if body.weight_version is not None:
             message += f" Weight version updated to {body.weight_version}."
         if num_paused:
-            message += f" {num_paused} paused requests go on with them, computed again from their first token."
+            message += f" {num_paused} paused requests continue with them, recomputed from their first token."
         answer = {"success": True, "message": message, "num_paused_requests": num_paused}
         return JSONResponse(answer | _restarted(state, message))
 
-    updating = Docs("Control", "Compute with other weights.", (UpdateBody,), {"model_path": "checkpoints/step-200"})
+    updating = Docs("Control", "Replace the weights.", (UpdateBody,), {"model_path": "checkpoints/step-200"})
     return [
         Entry(path, update, access="admin", methods=["POST"], docs=updating, render_error=_not_updated)
         for path in ("/update_weights_from_disk", "/update_weights")
@@ -172,7 +172,7 @@ def _weight_routes(state: ServerState) -> list[Entry]:
         return Response(await asyncio.to_thread(msgspec.json.encode, values), media_type="application/json")
 
     naming = Docs("Control", "Name the weights.", (VersionBody,), {"new_version": "step-200"})
-    looking = Docs("Control", "Look at a weight.", (WeightBody,), {"name": "model.norm.weight", "truncate_size": 4})
+    looking = Docs("Control", "Read a weight.", (WeightBody,), {"name": "model.norm.weight", "truncate_size": 4})
     return [
         Entry(
             "/update_weight_version",
@@ -223,19 +223,19 @@ def _memory_routes(state: ServerState) -> list[Entry]:
         return Entry(path, endpoint, access="admin", methods=["GET", "POST"], docs=docs)
 
     return [
-        entry("/release_memory_occupation", release, "Give memory back to the system."),
-        entry("/resume_memory_occupation", resume, "Take it again."),
+        entry("/release_memory_occupation", release, "Release memory."),
+        entry("/resume_memory_occupation", resume, "Take the memory again."),
     ]
 
 
 def _refuse(body: UpdateBody, state: ServerState) -> None:
     """Raises InvalidRequest for fields of SGLang that are not available, and for `rolling` where it is not."""
     wrong = {
-        "flush_cache": (not body.flush_cache, "K and V of the old weights would be used with the new ones"),
-        "is_async": (body.is_async, "the answer comes when the weights are there"),
-        "recapture_cuda_graph": (body.recapture_cuda_graph, "there are no graphs"),
+        "flush_cache": (not body.flush_cache, "the KV cache of the old weights would be used with the new ones"),
+        "is_async": (body.is_async, "the answer is sent when the weights are loaded"),
+        "recapture_cuda_graph": (body.recapture_cuda_graph, "there are no CUDA graphs"),
         "token_step": (body.token_step != 0, "name the weights by weight_version"),
-        "manifest": (body.manifest is not None, "all of the model's weights are read"),
+        "manifest": (body.manifest is not None, "all of the model's weights are always read"),
     }
     for name, (is_wrong, reason) in wrong.items():
         if is_wrong:
@@ -243,7 +243,7 @@ def _refuse(body: UpdateBody, state: ServerState) -> None:
     for name in ("abort_all_requests", "keep_pause"):
         if body.rolling and getattr(body, name):
             raise InvalidRequest(
-                f"{name} and rolling exclude each other: rolling ends no request and pauses nothing; leave one out",
+                f"{name} and rolling exclude each other: rolling neither aborts nor pauses requests; leave one out",
                 field=name,
             )
     if body.rolling and not state.client.replicas:
@@ -257,7 +257,7 @@ def _find(model_path: str, state: ServerState) -> ModelSource:
     try:
         return resolve_model(model_path, cache_dir=cache_dir(state.context.config))
     except (StartupError, OSError, ValueError) as error:  # ValueError: for a path that no file can have
-        log.warning("no other weights: %s", error)
+        log.warning("the weights were not replaced: %s", error)
         raise NoSuchModel(model_path) from None
 
 
@@ -269,15 +269,15 @@ def _check_tokenizer(source: ModelSource, model_path: str, state: ServerState) -
     try:
         other = load_tokenizer(source)
     except StartupError as error:
-        log.warning("no other weights: %s", error.message)
+        log.warning("the weights were not replaced: %s", error.message)
         raise InvalidRequest(
             f"model_path {echo(model_path)}: its tokenizer cannot be read; the server's log says why",
             field="model_path",
         ) from None
     if not _are_alike(state.context.tokenizer, other):
         raise InvalidRequest(
-            f"model_path {echo(model_path)}: it has another vocabulary, or other special tokens, than the model that "
-            "is served; start the server again with it",
+            f"model_path {echo(model_path)}: its vocabulary or special tokens differ from the served model's; restart "
+            "the server with it",
             field="model_path",
         )
 
@@ -355,7 +355,7 @@ def _restarted(state: ServerState, message: str) -> dict[str, Any]:
         return {}
     told = "; ".join(f"replica {number}: {fault}" for number, fault in faults.items())
     return {
-        "message": f"{message} Some replicas could not have them, and are restarted with them: {told}",
+        "message": f"{message} Some replicas could not load them, and are restarted with them: {told}",
         "restarted_replicas": list(faults),
     }
 

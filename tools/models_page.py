@@ -82,7 +82,8 @@ server does not know and that may change the result. Files of Bamba, of PhiMoE w
 **Weights** are safetensors in F32, F16 and BF16, [quantised checkpoints](quantised-checkpoints.md) (GPTQ, AWQ, FP8,
 compressed-tensors), and GGUF where the table says so. `--quantization int8` or `int4` quantises any of them.
 
-**Tokenizers of GGUF files** are SentencePiece's and byte-level BPE, by any of llama.cpp's names for a pre-tokenizer except
+**Tokenizers of GGUF files** are SentencePiece's and byte-level BPE, by any of '
+'llama.cpp's names for a pre-tokenizer except
 `granite-embed-multi-311m`, `sarvam-moe` and `whitespace`. Words are those of the models' own tokenizer.json.
 llama.cpp differs from it in marks, in capitals and in wide spaces of some models.
 

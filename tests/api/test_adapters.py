@@ -469,11 +469,11 @@ def test_only_who_may_administer_changes_adapters(make_app, written):
 @pytest.mark.parametrize(
     ("paths", "fault"),
     [
-        (("red",), r"has no adapter_config\.json"),
+        (("red",), r"has no readable adapter_config\.json"),
         (("=x",), "must be NAME=PATH"),
         (("red=",), "must be NAME=PATH"),
         (('{"lora_name": "red"}',), "must be NAME=PATH, PATH, or a JSON object"),
-        (("red=/nowhere",), r"has no adapter_config\.json"),
+        (("red=/nowhere",), r"has no readable adapter_config\.json"),
         (("a\nb=FOLDER/red",), "printable"),
         (("red=FOLDER/red", "red=FOLDER/blue"), "is already loaded"),
     ],

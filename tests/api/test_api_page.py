@@ -35,7 +35,7 @@ def test_the_commands_on_the_page_work_one_after_the_other(tmp_path):
         for command in COMMANDS:
             response = run(app, command)
             if re.search("/rerank(ing)?", command):
-                assert "this model generates text" in response.text
+                assert "this is a generative model" in response.text
             elif "/predict" in command:
                 assert response.status_code == 424
             elif "/infill" in command:

@@ -106,8 +106,8 @@ def test_a_base_url_without_a_version_works(template):
 @pytest.mark.parametrize(
     ("method", "path", "status", "says"),
     [
-        ("POST", "/v1/responses/compact", 404, "compacts no conversation"),
-        ("POST", "/responses/compact", 404, "compacts no conversation"),
+        ("POST", "/v1/responses/compact", 404, "does not compact conversations"),
+        ("POST", "/responses/compact", 404, "does not compact conversations"),
         ("POST", "/v1/responses/other", 404, "there is no route '/v1/responses/other'"),
         ("POST", "/v1/chat/completion", 404, "did you mean /v1/chat/completions?"),
         ("POST", "/v1/audio/speech", 404, "audio is not supported"),

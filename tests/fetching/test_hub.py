@@ -308,7 +308,7 @@ def test_the_token_of_a_log_in_is_used(hub, config, tmp_path):
     ("prepare", "words"),
     [
         (lambda hub: hub.gated.add("org/name"), ["gated", "accept its terms at", "HF_TOKEN"]),
-        (lambda hub: hub.files.clear(), ["no such repository", "check the name", "HF_TOKEN"]),
+        (lambda hub: hub.files.clear(), ["no such public repository", "check the name", "HF_TOKEN"]),
         (lambda hub: hub.status.update({"/api/models/org/name/revision/main": 503}), ["503", "try again later"]),
         (lambda hub: hub.status.update({"/api/models/org/name/revision/main": 429}), ["429", "try again later"]),
         (lambda hub: hub.close(), ["refuses connections", "--model-path", "HF_ENDPOINT"]),
@@ -386,7 +386,7 @@ def test_a_disk_that_fills_up_meanwhile_is_said(hub, config, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    assert "the disk is full; free some space" in _fault("org/name", config)
+    assert "the disk is full; make room" in _fault("org/name", config)
 
 
 def test_a_cache_that_cannot_be_written_is_said(hub, tmp_path):
@@ -480,7 +480,7 @@ def test_threads_that_want_a_model_at_once_all_get_it_and_it_is_sent_once(hub, c
 def test_the_index_of_a_folder_in_parts_names_what_is_missing(hub, config):
     index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode()
     hub.files["org/name"] = {"config.json": b"{}", "model.safetensors.index.json": index, "model-1.safetensors": b"x"}
-    assert "no whole model" in _fault("org/name", config)
+    assert "no complete model" in _fault("org/name", config)
 
 
 def test_the_command_shows_a_bar_on_a_terminal_and_ends_with_the_path(hub, config):
@@ -570,7 +570,7 @@ def test_show_asks_only_for_the_head_of_a_gguf_file(hub, config, capsys, monkeyp
 
 
 def test_show_says_why_a_model_on_the_hub_is_not_known(hub, config, capsys, monkeypatch):
-    assert "runs         not known: model org/none: the hub has no such repository" in _shown(
+    assert "runs         not known: model org/none: the hub has no such public repository" in _shown(
         "org/none", config, capsys
     )
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -181,7 +181,7 @@ def test_a_config_that_the_weights_do_not_fit_or_that_is_not_supported_names_its
     ],
 )
 def test_settings_that_could_do_nothing_are_refused(tiny, setting, value):
-    with pytest.raises(StartupError, match=f"--{setting.replace('_', '-')} .*embeddings"):
+    with pytest.raises(StartupError, match=f"--{setting.replace('_', '-')} .*embedding"):
         _load(tiny[0], **{setting: value})
 
 

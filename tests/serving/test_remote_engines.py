@@ -442,7 +442,7 @@ def test_certificates_of_one_authority_let_in_and_others_are_refused_on_either_s
     assert "may not accept this server's certificate" in over_tls(ours, engine, ours, theirs.issue("stranger"))
     assert "its certificate is not accepted" in over_tls(ours, engine, theirs, front)
     assert "its certificate is not accepted" in over_tls(ours, front, ours, front), "a server's is asked for"
-    assert "may want certificates" in over_tls(ours, engine, None, None)
+    assert "may need certificates" in over_tls(ours, engine, None, None)
 
 
 def test_outside_this_machine_certificates_must_be_there(authorities, tmp_path):

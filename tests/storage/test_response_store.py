@@ -181,7 +181,7 @@ def test_what_was_deleted_is_not_continued(run):
     error, again = run(scenario)
     assert isinstance(error, NotFound)
     assert error.code == "previous_response_not_found"
-    assert "begin again" in error.message
+    assert "start again" in error.message
     assert again.message == error.message, "a new response of the old name is another one"
 
 

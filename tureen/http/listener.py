@@ -56,7 +56,7 @@ def _bind_unix(path: str) -> socket.socket:
     try:
         _remove_stale(path)
         listener.bind(path)
-    except (OSError, ValueError) as error:  # ValueError: no file can have this name
+    except (OSError, ValueError) as error:  # ValueError: this is not a valid file name
         listener.close()
         raise StartupError(f"cannot listen on --uds {echo(path)}: {error.args[-1]}") from None
     except StartupError:

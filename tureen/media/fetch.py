@@ -221,7 +221,7 @@ async def _body(reader: asyncio.StreamReader) -> bytes:
         if len(answer.body) > MAX_BYTES:
             raise FetchFailed(f"it has more than {MAX_BYTES >> 20} MiB")
         if received > MAX_HEAD_BYTES + 2 * len(answer.body):
-            raise FetchFailed("its host sends headers that are too long")
+            raise FetchFailed("its host sends too much in addition to the picture")
     return bytes(answer.body)
 
 

@@ -44,7 +44,7 @@ def check_takes(item: PromptMedia, state: ServerState) -> None:
     context = state.context
     if (item.pictures or item.videos) and (context.family is None or state.media is None):
         raise InvalidRequest(
-            f"{item.field}: {context.info.model_name} takes text only on this server{_why_blind(context)}",
+            f"{item.field}: {context.info.model_name} takes only text on this server{_why_blind(context)}",
             field=item.field,
         )
 

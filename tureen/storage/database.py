@@ -144,7 +144,7 @@ def _open(path: str, schema: Schema) -> sqlite3.Connection:
         is_new = _make_or_check(path, where)
         connection = sqlite3.connect(path, timeout=LOCK_WAIT_S, isolation_level=None)
     except ValueError:
-        raise StartupError(f"{schema.flag} {echo(path)}: no file can have this name") from None
+        raise StartupError(f"{schema.flag} {echo(path)}: this is not a valid file name") from None
     except OSError as error:
         raise StartupError(f"{where}: cannot open it: {error.strerror}") from None
     except sqlite3.Error as error:
@@ -219,7 +219,7 @@ def _why(error: sqlite3.Error) -> str:
     if code in DAMAGED:
         return "it is damaged; restore it from a backup, or move it away, and a new one is created"
     if code == sqlite3.SQLITE_FULL:
-        return "the disk is full; free some space"
+        return "the disk is full; make room"
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
         return "it or its folder is not writable; the server needs to write both"
     return f"cannot open it: {error}"

@@ -84,7 +84,7 @@ def _check_access(config: Config) -> None:
     needs_certificate = context is not None and context.verify_mode is ssl.CERT_REQUIRED
     if config.host not in LOOPBACK and not needs_key and not needs_certificate and not _is_in_container():
         log.warning(
-            "--host %s without keys: everybody who reaches this machine may use this server; give --api-key, "
+            "--host %s without keys: everyone who reaches this machine can use this server; give --api-key, "
             "--api-key-file or --tls-ca, or leave --host out to serve this machine only",
             config.host,
         )

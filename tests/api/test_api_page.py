@@ -49,11 +49,11 @@ def test_the_commands_on_the_page_work_one_after_the_other(tmp_path):
         for command in COMMANDS:
             response = run(app, command)
             if re.search("/rerank(ing)?", command):
-                assert "this model generates text" in response.text
+                assert "this is a generative model" in response.text
             elif "/predict" in command:
                 assert response.status_code == 424
             elif "/infill" in command:
-                assert "no tokens for filling in a gap" in response.text
+                assert "no fill-in-the-middle tokens" in response.text
             elif "/classify" in command:
                 assert response.json()["error"]["code"] == "not_a_classification_model"
             elif "_expert_distribution_record" in command:

@@ -275,7 +275,7 @@ def warned(capsys, monkeypatch):
 def test_a_server_that_everybody_reaches_without_a_key_says_so_in_one_line_with_what_mends_it(outside, warned, host):
     (line,) = warned("--host", host)
     assert f"--host {host} " in line
-    assert "everybody who reaches this machine" in line
+    assert "everyone who reaches this machine" in line
     for flag in ("--api-key", "--api-key-file", "--tls-ca"):
         assert flag in line
 

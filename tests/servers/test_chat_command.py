@@ -111,7 +111,7 @@ MISTAKES = {
     "/schema nowhere.json": "cannot read nowhere.json",
     "/load nowhere.json": "cannot read nowhere.json",
     "/edit 7": "you have sent no messages yet",
-    "/edit x": "the number of a message",
+    "/edit x": "the number of one of your messages",
     "/regen": "you have sent no messages yet",
     "/save": "needs the name of a file",
 }
@@ -151,7 +151,7 @@ def test_what_cannot_be_is_one_line(server, tmp_path):
     told = {
         ("--url", "ftp://here"): "must be http://HOST:PORT",
         ("--url", "http://127.0.0.1:9"): "no server answers at http://127.0.0.1:9",
-        (*url, "--quantization", "int8"): "--quantization is for a server that starts",
+        (*url, "--quantization", "int8"): "--quantization is for a new server",
         (*url, "--temperature", "warm"): "--temperature 'warm'",
         (str(tmp_path / "nowhere.gguf"),): "nowhere.gguf",
     }

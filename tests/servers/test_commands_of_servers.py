@@ -41,7 +41,7 @@ def test_list_and_doctor_load_nothing_heavy_and_doctor_says_how_to_get_a_model(p
     )
     shown, num_modules = run_python(own, "-c", code)
     assert int(num_modules) < 250  # each is a file that is read
-    assert "is not here, so nothing was measured; tureen pull" in shown
+    assert "is not on this machine: nothing was measured; run tureen pull" in shown
 
 
 def test_a_server_is_seen_while_it_runs_and_stopped_by_name(places):
@@ -53,7 +53,7 @@ def test_a_server_is_seen_while_it_runs_and_stopped_by_name(places):
         assert (seen["pid"], seen["url"], seen["model"]) == (server.process.pid, server.url, str(path))
         assert "no server 99" in run(own, "stop", "99", status=1)
         said = run(own, "stop", server.url.rpartition(":")[2])
-        assert "may finish those that run for 30 s" in said
+        assert "running ones may finish within 30 s" in said
         assert said.endswith("stopped\n")
         assert server.process.wait() == 0
     assert "no server runs here" in run(own, "ps")

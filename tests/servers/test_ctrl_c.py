@@ -56,9 +56,9 @@ def test_once_says_how_long_it_waits_and_twice_leaves(tmp_path):
             reader = threading.Thread(target=drain, args=(client,))
             reader.start()
             terminal.keys(CTRL_C)
-            terminal.wait_for("finishing 1 requests, at most 600 s; taking no new ones; Ctrl-C again ends them now")
+            terminal.wait_for("finishing 1 requests within 600 s; accepting no new ones; Ctrl-C again ends them now")
             terminal.keys(CTRL_C)
-            terminal.wait_for("second signal: ending now")
+            terminal.wait_for("second signal: stopping now")
             terminal.wait_ended()
             reader.join(PATIENCE_S)
         assert "Traceback" not in terminal.shown

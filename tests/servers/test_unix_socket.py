@@ -76,7 +76,7 @@ def test_a_socket_in_use_is_left_alone(tmp_path):
     path = str(tmp_path / "s")
     with bind(Config(uds=path)) as listener:
         listener.listen()
-        with pytest.raises(StartupError, match="in use by a server that runs"):
+        with pytest.raises(StartupError, match="in use by a running server"):
             bind(Config(uds=path))
         remove_socket(Config(uds=path))
         assert os.path.exists(path)

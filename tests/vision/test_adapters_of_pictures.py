@@ -52,5 +52,5 @@ def test_tokens_after_pictures_equal_those_of_peft_s_adapted_model(tmp_path, nam
 
 def test_an_adapter_that_changes_the_vision_encoder_is_refused(tmp_path):
     checks, model, folder = adapted(tmp_path, "gemma3", target_modules=["q_proj"])
-    with pytest.raises(InvalidRequest, match=r"vision_tower.*where adapters are not supported"):
+    with pytest.raises(InvalidRequest, match=r"vision_tower.*for which adapters are not supported"):
         check(checks, model, adapter=folder)

@@ -44,7 +44,7 @@ class AbortBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def routes(state: ServerState) -> list[Entry]:
     """Returns the routes."""
-    freezing = Docs("Control", "Let collections skip the objects that live now.", answer="text/plain")
+    freezing = Docs("Control", "Exclude all current objects from garbage collection.", answer="text/plain")
     freeze = Entry("/freeze_gc", _freeze_gc, access="admin", methods=["GET", "POST"], docs=freezing)
     return [*_health_routes(state), *_fact_routes(state), *_control_routes(state), freeze]
 
@@ -79,7 +79,7 @@ def _health_routes(state: ServerState) -> list[Entry]:
         return PlainTextResponse("")
 
     return [
-        Entry("/health", health, access="open", docs=Docs("Server", "Whether it answers.", answer="text/plain")),
+        Entry("/health", health, access="open", docs=Docs("Server", "Whether it is up.", answer="text/plain")),
         Entry("/ready", health, access="open", docs=Docs("Server", "The same as /health.", answer="text/plain")),
         Entry(
             "/health_scheduler",
@@ -92,7 +92,7 @@ def _health_routes(state: ServerState) -> list[Entry]:
             "/health_generate",
             health_generate,
             access="open",
-            docs=Docs("Server", "Whether it generates a token.", answer="text/plain"),
+            docs=Docs("Server", "Whether the server can generate a token.", answer="text/plain"),
         ),
     ]
 
@@ -205,7 +205,7 @@ def _control_routes(state: ServerState) -> list[Entry]:
             methods=["POST"],
             any_model=True,
             is_limited=False,
-            docs=Docs("Control", "End running requests.", bodies=(AbortBody,), example={"rid": "mine"}),
+            docs=Docs("Control", "Abort running requests.", bodies=(AbortBody,), example={"rid": "mine"}),
         ),
     ]
 

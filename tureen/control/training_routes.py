@@ -37,7 +37,7 @@ class PauseQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     mode: Annotated[
         Literal["abort", "wait", "keep"],
-        Meta(description="Running requests end (abort), are waited for (wait), or go on after /resume (keep)."),
+        Meta(description="Running requests are aborted (abort), finish first (wait), or resume later (keep)."),
     ] = "abort"
     wait_for_inflight_requests: Annotated[Flag, Meta(description="true: as mode=wait, vLLM's older name.")] = "false"
     clear_cache: Annotated[Flag, Meta(description="Forget cached prefixes, unless mode is keep.")] = "true"
@@ -48,7 +48,7 @@ class ResetQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The query of `POST /reset_prefix_cache`."""
 
     reset_running_requests: Annotated[
-        Flag, Meta(description="true: running requests are computed again; else they must have ended.")
+        Flag, Meta(description="true: running requests are recomputed; otherwise they must have finished.")
     ] = "false"
     reset_external: Annotated[Flag, Meta(description="Must be false: pages on the disk are kept.")] = "false"
     model: Annotated[str | None, Meta(description="One of several models. Default: all.")] = None
@@ -100,8 +100,8 @@ def _pause_routes(state: ServerState) -> list[Entry]:
 
     forget = Docs("Control", "Forget cached prefixes.", query=ResetQuery, answer="text/plain")
     return [
-        _entry("/pause", pause, "Hold generation up, as vLLM does.", "POST", PauseQuery),
-        _entry("/resume", resume, "Let generation go on.", "POST"),
+        _entry("/pause", pause, "Pause generation, as vLLM does.", "POST", PauseQuery),
+        _entry("/resume", resume, "Resume generation.", "POST"),
         Entry("/reset_prefix_cache", reset, access="admin", methods=["POST"], docs=forget),
     ]
 
@@ -115,7 +115,7 @@ def _fact_routes(state: ServerState) -> list[Entry]:
         return JSONResponse({"world_size": num_ranks(state, with_replicas=with_replicas)})
 
     return [
-        _entry("/is_paused", is_paused, "Whether generation is held up.", "GET"),
+        _entry("/is_paused", is_paused, "Whether generation is paused.", "GET"),
         _entry("/get_world_size", world_size, "How many ranks compute the model.", "GET", WorldQuery),
     ]
 

@@ -31,15 +31,15 @@ class ExchangeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The fields that every route that exchanges weights has."""
 
     abort_all_requests: Annotated[
-        bool, Meta(description="End all requests; otherwise those that have begun are waited for.")
+        bool, Meta(description="Abort all requests; otherwise the server waits for the running ones.")
     ] = False
     rolling: Annotated[
-        bool, Meta(description="Exchange the weights of one replica after the other; requests go on meanwhile.")
+        bool, Meta(description="Replace the weights of one replica after the other, while the others serve requests.")
     ] = False
     weight_version: Version = None
     keep_pause: Annotated[bool, Meta(description="Pause generation afterwards, until /continue_generation.")] = False
     torch_empty_cache: Annotated[
-        bool, Meta(description="Give the old weights' memory back to the system; it always is.")
+        bool, Meta(description="Release the old weights' memory; the server always does.")
     ] = False
 
     def check(self, state: ServerState) -> None:
@@ -47,7 +47,7 @@ class ExchangeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         for name in ("abort_all_requests", "keep_pause"):
             if self.rolling and getattr(self, name):
                 raise InvalidRequest(
-                    f"{name} and rolling exclude each other: rolling ends no request and pauses nothing; leave one out",
+                    f"{name} and rolling exclude each other: rolling neither aborts nor pauses requests; leave one out",
                     field=name,
                 )
         if self.rolling and not state.client.replicas:

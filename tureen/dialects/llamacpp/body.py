@@ -125,7 +125,7 @@ class LlamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     logit_bias: Annotated[
         Biases | Annotated[list[BiasPair], Meta(max_length=MAX_LOGIT_BIAS)],
-        Meta(description="Pairs of a token id or a text and a bias, or an object; false forbids the token."),
+        Meta(description="A list of [token id or text, bias], or an object of them; false forbids the token."),
     ] = msgspec.field(default_factory=dict)
     n_cmpl: Annotated[int, Meta(ge=1, le=MAX_N, description="Outputs of each prompt, at most --max-n.")] = 1
     n: Annotated[int, Meta(ge=1, le=MAX_N, description="Another name of n_cmpl.")] = 1
@@ -137,7 +137,7 @@ class LlamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     timings_per_token: Annotated[bool, Meta(description="Each event of a stream has timings.")] = False
     response_fields: Annotated[
         Annotated[list[Annotated[str, Meta(max_length=MAX_PATH_CHARS)]], Meta(max_length=64)] | None,
-        Meta(description="Return these fields alone; `a/b` is the field b of a."),
+        Meta(description="Return only these fields; `a/b` is the field b of a."),
     ] = None
 
 
@@ -216,7 +216,7 @@ def _apply_window(body: LlamaOptions, fields: dict[str, Any]) -> None:
         for name in active:
             del fields[name]
     elif body.repeat_last_n > 0:
-        telling.tell("repeat_last_n", "penalties look at the whole prompt and output, which is -1")
+        telling.tell("repeat_last_n", "penalties cover the whole prompt and output, which is -1")
 
 
 def _biases(body: LlamaOptions, tokenizer: Tokenizer) -> dict[int, float]:

@@ -26,7 +26,7 @@ class LlamaTokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """The fields of `POST /tokenize` with `content`."""
 
     content: Annotated[str, Meta(description="The text.")]
-    add_special: Annotated[bool, Meta(description="Add the tokens that the tokenizer puts around a text.")] = False
+    add_special: Annotated[bool, Meta(description="Add the tokens that the tokenizer adds around a text.")] = False
     with_pieces: Annotated[bool, Meta(description="Return each token's text too.")] = False
 
 
@@ -61,9 +61,9 @@ def routes(state: ServerState) -> list[Entry]:
         return _tokens(await offload.run(len(ids), lambda: [_piece(token_id, tokenizer) for token_id in ids]))
 
     about = Docs("llama.cpp", "The defaults, the template and the capabilities of the model.", error=LLAMA_ERROR)
-    about_slots = about._replace(summary="Which of the server's places for requests are in use.", query=SlotsQuery)
+    about_slots = about._replace(summary="The slots that requests use.", query=SlotsQuery)
     about_tokens = about._replace(
-        summary="The tokens of a text.", bodies=(LlamaTokenizeBody,), example={"content": "The capital of France"}
+        summary="Tokenize a text.", bodies=(LlamaTokenizeBody,), example={"content": "The capital of France"}
     )
     tokenizing = Entry(
         "/tokenize",

@@ -54,7 +54,7 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = -1
     num_ctx: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="The context that is needed; told where the server's is smaller."),
+        Meta(description="The context that the client needs; reported if the server's is smaller."),
     ] = None
     temperature: Annotated[float, Meta(ge=0, description="0 = greedy; higher = more varied.")] = 0.8
     top_k: Annotated[int, Meta(ge=-1, description="Keep the k most probable tokens; 0 and -1 = all.")] = 40
@@ -77,7 +77,7 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 1.0
     repeat_last_n: Annotated[
         int,
-        Meta(ge=-1, description="Tokens that penalties look at: 0 = no penalties, -1 = all, the only other choice."),
+        Meta(ge=-1, description="Tokens that penalties cover: 0 = no penalties, -1 = all. No other value acts."),
     ] = -1
     presence_penalty: Annotated[
         float, Meta(ge=-2, le=2, description="Subtracted from the logit of a token that is in the output.")
@@ -128,15 +128,15 @@ class OllamaBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = None
     think: Annotated[
         bool | Literal["low", "medium", "high"] | None,
-        Meta(description="Whether the model thinks first, for models that can be told; levels are refused."),
+        Meta(description="Whether the model thinks first, for models that can switch it; levels are refused."),
     ] = None
     keep_alive: Annotated[
         float | str | None,
-        Meta(description="0 unloads the model after the answer where there are several; one model stays: told."),
+        Meta(description="0 unloads one of several models after the answer; an only model stays, and 0 is reported."),
     ] = None
-    logprobs: Annotated[bool, Meta(description="Return the log-probability of each token, as the model has it.")] = (
-        False
-    )
+    logprobs: Annotated[
+        bool, Meta(description="Return the log-probability of each token, before sampling parameters.")
+    ] = False
     top_logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None,
         Meta(description="Most likely tokens at each position; needs logprobs: true."),
@@ -154,7 +154,7 @@ class OllamaChatBody(OllamaBody, frozen=True, kw_only=True, forbid_unknown_field
 
     messages: Annotated[
         list[OllamaMessage],
-        Meta(max_length=MAX_MESSAGES, description="The conversation. None: an answer that says the model is loaded."),
+        Meta(max_length=MAX_MESSAGES, description="The conversation. Empty: the answer says that the model is loaded."),
     ] = []
     tools: Annotated[
         list[Any], Meta(max_length=MAX_TOOLS, description="Functions that the model may call, as OpenAI writes them.")
@@ -164,10 +164,10 @@ class OllamaChatBody(OllamaBody, frozen=True, kw_only=True, forbid_unknown_field
 class OllamaGenerateBody(OllamaBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /api/generate`."""
 
-    prompt: Annotated[str, Meta(description="The prompt. Empty: an answer that says the model is loaded.")] = ""
+    prompt: Annotated[str, Meta(description="The prompt. Empty: the answer says that the model is loaded.")] = ""
     system: Annotated[str | None, Meta(description="System message.")] = None
     images: Annotated[Images, Meta(description="Pictures of the prompt, in base64.")] = []
-    raw: Annotated[bool, Meta(description="The prompt goes to the model as it is, without a template.")] = False
+    raw: Annotated[bool, Meta(description="Send the prompt to the model without a template.")] = False
 
 
 class OllamaShowBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -175,7 +175,7 @@ class OllamaShowBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     model: Annotated[str | None, Meta(description="The served model or one of its adapters.")] = None
     name: Annotated[str | None, Meta(description="Another name of model.")] = None
-    verbose: Annotated[bool, Meta(description="There is nothing more to show.")] = False
+    verbose: Annotated[bool, Meta(description="The server has no more to show.")] = False
 
 
 def parse(payload: Mapping[str, Any], kind: type[Body], context: Context) -> Body:
@@ -195,7 +195,7 @@ def _check(body: OllamaBody, context: Context) -> None:
     if isinstance(body.format, str) and body.format not in ("", "json"):
         raise InvalidRequest(f'format must be "json" or a JSON schema, got {echo(body.format)}', field="format")
     if isinstance(body.think, str):
-        raise InvalidRequest(f"think can be true or false here; there is no level {echo(body.think)}", field="think")
+        raise InvalidRequest(f"think must be true or false here, got {echo(body.think)}", field="think")
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
     check_keep_alive(body.keep_alive)
@@ -210,7 +210,7 @@ def _check_window(window: int, requested: Mapping[str, Any], context: Context) -
     merged = {**NO_PENALTIES, **model, **server, **requested}
     if any(merged[name] not in (off, 0) for name, off in NO_PENALTIES.items()):
         raise InvalidRequest(
-            f"options.repeat_last_n is {window}, but penalties look at the whole prompt and output here; send -1, or "
+            f"options.repeat_last_n is {window}, but penalties cover the whole prompt and output here; send -1, or "
             "leave it out",
             field="options.repeat_last_n",
             code="not_available",
@@ -222,7 +222,7 @@ def check_context(needed: int | None, context: Context) -> None:
     """Reports num_ctx as ignored if the server's context is smaller than `needed`."""
     if needed is not None and needed > context.capacity:
         telling.tell(
-            "options.num_ctx", f"the server's context has {context.capacity} tokens; what does not fit is refused"
+            "options.num_ctx", f"the server's context has {context.capacity} tokens; a longer prompt is refused"
         )
 
 

@@ -95,11 +95,9 @@ def table_of(route: str) -> FieldTable:
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `stream_options`."""
 
-    include_usage: Annotated[bool | None, Meta(description="The last chunk tells the usage, and has no choices.")] = (
-        None
-    )
-    continuous_usage_stats: Annotated[bool | None, Meta(description="Every chunk tells the usage so far.")] = None
-    include_obfuscation: Annotated[bool | None, Meta(description="Chunks are not padded; true is told.")] = None
+    include_usage: Annotated[bool | None, Meta(description="Add a last chunk with the usage and no choices.")] = None
+    continuous_usage_stats: Annotated[bool | None, Meta(description="Put the usage so far into every chunk.")] = None
+    include_obfuscation: Annotated[bool | None, Meta(description="Chunks are not padded; true is reported.")] = None
 
 
 class OpenAIBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -147,12 +145,14 @@ class OpenAIBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_field
     safety_identifier: Annotated[Label | None, Meta(description="The newer name of user.")] = None
     metadata: Annotated[
         Annotated[dict[Annotated[str, Meta(max_length=64)], Label], Meta(max_length=16)] | None,
-        Meta(description="Your own notes, returned in the answer's metadata."),
+        Meta(description="Your own entries, returned in the answer's metadata."),
     ] = None
     service_tier: Annotated[
-        Label | None, Meta(description="There is one tier; the answer names it if the field is sent.")
+        Label | None, Meta(description="There is only one tier; the answer names it if the field is sent.")
     ] = None
-    rid: Annotated[str | None, Meta(description="Id of the answer, to abort the request by. Default: random.")] = None
+    rid: Annotated[
+        str | None, Meta(description="Id of the answer, by which the request can be aborted. Default: random.")
+    ] = None
     request_id: Annotated[str | None, Meta(description="Another name of rid.")] = None
     lora_path: Annotated[
         str | None, Meta(description="Name of a loaded adapter, or the path it was loaded from; or put it in model.")
@@ -190,7 +190,7 @@ def read(payload: Mapping[str, Any], kind: type[T], table: FieldTable) -> T:
     if options is not None and options.include_obfuscation:
         telling.tell("stream_options.include_obfuscation", "chunks are not padded")
     if body.service_tier not in (None, "auto", "default"):
-        telling.tell("service_tier", "there is one tier, default")
+        telling.tell("service_tier", "the server has one tier, default")
     if body.rid is not None and body.request_id is not None:
         raise InvalidRequest("request_id and rid are the same field; send one", field="request_id")
     return body if body.n_cmpl in (None, 1) else msgspec.structs.replace(body, n=body.n_cmpl)
@@ -280,4 +280,4 @@ def processor(body: OpenAIBody, state: ServerState) -> str:
 def tell_detail(detail: str | None, field: str) -> None:
     """Tells that a picture is shown more finely than `detail` asks for."""
     if detail not in (None, "auto", "high"):
-        telling.tell(field, "pictures are always shown as finely as the model takes them")
+        telling.tell(field, "pictures always have the model's full resolution")

@@ -139,7 +139,7 @@ def parse(payload: dict[str, Any]) -> CompletionBody:
     if body.best_of is not None and body.best_of < body.n:
         raise InvalidRequest(f"best_of must be at least n ({body.n}), got {body.best_of}", field="best_of")
     if body.stream and body.num_generated > body.n:
-        raise InvalidRequest("best_of cannot go with stream: the best are known at the end alone", field="best_of")
+        raise InvalidRequest("best_of cannot go with stream: the best are known only at the end", field="best_of")
     if body.echo and body.logprobs is not None and body.prompt_logprob_start:
         field = "prompt_logprob_start"
         raise InvalidRequest(f"{field} cannot go with echo, which shows all of the prompt; leave one out", field=field)

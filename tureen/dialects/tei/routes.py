@@ -35,7 +35,7 @@ TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 ERROR_TYPES = {422: "validation", 413: "validation", 424: "backend", 429: "overloaded", 503: "overloaded"}
 WRONG_MODEL = ("not_an_embedding_model", "not_a_classification_model", "not_a_reranker")
 
-Truncate = Annotated[bool, Meta(description="Cut what is longer than the model takes; false refuses it.")]
+Truncate = Annotated[bool, Meta(description="Truncate a text that is longer than the context; false refuses it.")]
 Direction = Annotated[
     Literal["Right", "right", "Left", "left"],
     Meta(description="Right keeps the first tokens. Left is refused with truncate: true."),
@@ -187,9 +187,7 @@ async def _embed(body: TeiEmbedBody, requester: Requester, state: ServerState) -
 
 async def _rerank(body: TeiRerankBody, requester: Requester, state: ServerState) -> list[dict[str, Any]]:
     if body.raw_scores and state.context.info.classifier is None:
-        raise InvalidRequest(
-            "raw_scores: this model is no cross-encoder and has no logits; leave it out", field="raw_scores"
-        )
+        raise InvalidRequest("raw_scores: only cross-encoders have raw scores; leave it out", field="raw_scores")
     waves.check_count(len(body.texts), "texts")
     names = [f"texts[{index}]" for index in range(len(body.texts))]
     how = RerankOptions(truncate=_limit(truncate=body.truncate), raw=body.raw_scores)

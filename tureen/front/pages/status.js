@@ -17,8 +17,8 @@ const PLOTS = [
 ];
 const FACTS = [
   ["Running", "sglang:num_running_reqs"], ["Waiting", "sglang:num_queue_reqs"], ["Waiting for a grammar", "sglang:num_grammar_queue_reqs"],
-  ["Prompt tokens, ended", "sglang:prompt_tokens_total"], ["Of these, cached", "sglang:cached_tokens_total"], ["Output tokens, ended", "sglang:generation_tokens_total"],
-  ["Ended by a stop", 'sglang:num_requests_total{finish_reason="stop"}'], ["Ended at their length", 'sglang:num_requests_total{finish_reason="length"}'],
+  ["Prompt tokens (finished requests)", "sglang:prompt_tokens_total"], ["Prompt tokens from cache", "sglang:cached_tokens_total"], ["Output tokens (finished requests)", "sglang:generation_tokens_total"],
+  ["Stopped by a stop token or string", 'sglang:num_requests_total{finish_reason="stop"}'], ["Stopped by max tokens", 'sglang:num_requests_total{finish_reason="length"}'],
   ["Aborted", 'sglang:num_requests_total{finish_reason="abort"}'], ["Failed", 'sglang:num_requests_total{finish_reason="error"}'],
   ["Preempted", "sglang:num_retracted_requests_total"], ["Engines replaced", "sglang:engine_replacements_total"],
 ];
@@ -108,7 +108,7 @@ function laidOut(branches) {
 
 function treeOf(engine, isOpen) {
   const title = make("h3", { textContent: "Prefix cache" });
-  if (engine.branches === null) return [title, make("p", { textContent: "The engine has not told of it: it is busy, or is being replaced." })];
+  if (engine.branches === null) return [title, make("p", { textContent: "The engine did not answer: it is busy, or is being replaced." })];
   if (!engine.branches.length) return [title, make("p", { textContent: "Nothing is cached yet." })];
   const { placed, numRows, width } = laidOut(engine.branches);
   const shared = placed.filter((branch) => branch.holders > 1 || branch.children > 1).length;
@@ -191,8 +191,8 @@ function show(answer) {
     replaced(view.parts.errors, errorsOf(model.figures));
     if (view.all.open) replaced(view.parts.figures, [table("All figures", ["name", "value"], Object.entries(model.figures).map(([name, value]) => line([name, String(value)])))]);
   }
-  const helpers = answer.helpers_down.length ? `Helper processes that are being replaced: ${answer.helpers_down.join(", ")}.` : "Helper processes: well.";
-  const more = answer.is_admin ? "" : " The admin key shows everybody's requests and the prefix cache.";
+  const helpers = answer.helpers_down.length ? `Helper processes that are being replaced: ${answer.helpers_down.join(", ")}.` : "Helper processes are running.";
+  const more = answer.is_admin ? "" : " The admin key shows all clients' requests and the prefix cache.";
   tell(`tureen ${answer.version}, up ${time(answer.uptime_s)}. ${helpers}${more}`);
 }
 

@@ -111,7 +111,12 @@ def test_nothing_that_a_schema_names_is_fetched(tmp_path):
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_checker_that_was_killed_is_replaced():
+def test_a_checker_that_was_killed_is_replaced_and_close_leaves_no_process():
+    a_checker_that_was_killed_is_replaced()
+    close_leaves_no_process_and_later_checks_tell_nothing()
+
+
+def a_checker_that_was_killed_is_replaced():
     checker = Checker()
     try:
         assert judged(checker, schema({"type": "null"}), "1") is not None
@@ -123,8 +128,7 @@ def test_a_checker_that_was_killed_is_replaced():
         checker.close()
 
 
-@pytest.mark.usefixtures("patient")
-def test_close_leaves_no_process_and_later_checks_tell_nothing():
+def close_leaves_no_process_and_later_checks_tell_nothing():
     checker = Checker()
     assert judged(checker, schema(PERSON), "1") is not None
     pids = checker.supervisor.pid, checker._worker.pid

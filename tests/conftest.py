@@ -67,7 +67,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--sim-seed", type=int, metavar="SEED", help="of tests/sim, this one simulation only")
     parser.addoption("--every-case", action="store_true", help="tests of the gate that take a sample take all cases")
-    parser.addoption("--write-costs", action="store_true", help="put the seconds of whole lanes into tests/costs.json")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -61,6 +61,7 @@ def who_opens_the_socket_for_himself_may_use_control_routes_and_a_proxy_may_not(
 
 def test_only_a_socket_that_no_server_uses_is_replaced(tmp_path):
     the_umask_is_as_it_was(tmp_path)
+    a_path_that_cannot_be_is_one_line_that_names_the_flag()
     checks = (
         a_socket_that_a_server_left_behind_is_taken_over,
         a_socket_in_use_is_left_alone,
@@ -116,7 +117,7 @@ def what_is_no_socket_is_never_removed(tmp_path):
         path.rmdir() if kind == "folder" else path.unlink()
 
 
-def test_a_path_that_cannot_be_is_one_line_that_names_the_flag():
+def a_path_that_cannot_be_is_one_line_that_names_the_flag():
     for path in ("/" + 200 * "x", "/nowhere/at/all/s", "a\0b"):
         with pytest.raises(StartupError, match="--uds ") as refused:
             bind(Config(uds=path))

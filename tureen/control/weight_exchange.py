@@ -65,7 +65,7 @@ class NewSource(msgspec.Struct, frozen=True, kw_only=True):
     folder: TemporaryFolder | None = None  # of files that this server wrote
 
     def place(self) -> dict[str, Any]:
-        """Return where the weights are, as the engine's operation `update_weights` takes it."""
+        """Returns where the weights are, as the engine's operation `update_weights` takes it."""
         source = self.source
         return {
             "name": source.name,
@@ -85,7 +85,7 @@ class WeightExchange:
         self.source: ModelSource | None = None  # of the last update; None = there was none
 
     async def run(self, new: NewSource, options: ExchangeOptions) -> int:
-        """Serve other weights. Return the number of paused requests that go on with them. Raise InvalidRequest; then
+        """Serve other weights. Return the number of paused requests that continue with them. Raises InvalidRequest; then
         nothing has changed.
 
         Cancelling ends the wait for running requests, but not an update that has begun.
@@ -152,18 +152,18 @@ class WeightExchange:
 
 
 def success(num_paused: int, options: ExchangeOptions, state: ServerState) -> dict[str, Any]:
-    """Return the answer to a client whose weights are served now."""
+    """Returns the answer to a client whose weights are served now."""
     message = "Succeeded to update model weights."
     if options.weight_version is not None:
         message += f" Weight version updated to {options.weight_version}."
     if num_paused:
-        message += f" {num_paused} paused requests go on with them, computed again from their first token."
+        message += f" {num_paused} paused requests continue with them, recomputed from their first token."
     answer = {"success": True, "message": message, "num_paused_requests": num_paused}
     return answer | _restarted(state, message)
 
 
 def not_updated(error: TureenError) -> Response:
-    """Return an error with the fields that SGLang's clients read beside our own."""
+    """Returns an error with the fields that SGLang's clients read beside our own."""
     message = getattr(error, "summary", f"Failed to update weights: {error.message}")
     return error_answer(error, {"success": False, "message": message, "num_paused_requests": 0} | error_object(error))
 
@@ -176,13 +176,13 @@ def abort_all(state: ServerState) -> None:
 
 
 def _restarted(state: ServerState, message: str) -> dict[str, Any]:
-    """Return what an answer says of replicas that were restarted with the weights; nothing if there are none."""
+    """Returns what an answer says of replicas that were restarted with the weights; nothing if there are none."""
     faults = {replica.number: replica.weights_fault for replica in state.client.replicas if replica.weights_fault}
     if not faults:
         return {}
     told = "; ".join(f"replica {number}: {fault}" for number, fault in faults.items())
     return {
-        "message": f"{message} Some replicas could not have them, and are restarted with them: {told}",
+        "message": f"{message} Some replicas could not load them, and are restarted with them: {told}",
         "restarted_replicas": list(faults),
     }
 

@@ -114,7 +114,7 @@ class WeightUpdates:
         return await self._serve(received, options, is_partial=is_partial)
 
     def arrived(self, part: ArrivingPart, options: ExchangeOptions) -> dict[str, Any]:
-        """Return the answer to the client of a part."""
+        """Returns the answer to the client of a part."""
         if part.num_paused is not None:
             return success(part.num_paused, options, self._state)
         num_missing = len(part.received.missing)
@@ -124,7 +124,7 @@ class WeightUpdates:
         return {"success": True, "message": message, "num_missing": num_missing}
 
     def success(self, message: str, num_paused: int, options: ExchangeOptions) -> dict[str, Any]:
-        """Return the answer to a client that ended an update."""
+        """Returns the answer to a client that ended an update."""
         answer = success(num_paused, options, self._state)
         return answer | {"message": f"{message}. {answer['message']}"}
 
@@ -149,7 +149,7 @@ class WeightUpdates:
             )
 
     async def receiver(self) -> ReceivedWeights:
-        """Return a place for new weights. Raise Unavailable."""
+        """Returns a place for new weights. Raise Unavailable."""
         info, config = self._state.context.info, self._state.context.config
 
         def make() -> ReceivedWeights:
@@ -297,7 +297,7 @@ class ArrivingPart:
 
 
 def _no_room(error: OSError | None) -> Unavailable:
-    """Return the error for a part that cannot be written."""
+    """Returns the error for a part that cannot be written."""
     log.warning("weights cannot be written: %s", error or "the disk is full")
     return Unavailable(
         "the disk has no room for these weights; free some, or start the server with TMPDIR set to a folder that has",

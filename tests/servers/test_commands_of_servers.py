@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 
+import httpx
 import own_home
 import pytest
 from server_process import ServerProcess
@@ -44,13 +46,25 @@ def test_list_and_doctor_load_nothing_heavy_and_doctor_says_how_to_get_a_model(p
     assert "is not here, so nothing was measured; tureen pull" in shown
 
 
-def test_a_server_is_seen_while_it_runs_and_stopped_by_name(places):
+def test_a_server_is_seen_under_one_name_everywhere_and_stopped(places):
     own, path = places
     assert json.loads(run(own, "ps", "--json")) == []
     with ServerProcess("--model-path", str(path), env=own) as server:
         server.wait_ready()
         (seen,) = json.loads(run(own, "ps", "--json"))
-        assert (seen["pid"], seen["url"], seen["model"]) == (server.process.pid, server.url, str(path))
+        assert (seen["pid"], seen["url"], seen["path"]) == (server.process.pid, server.url, str(path))
+        (listed,) = json.loads(run(own, "list", "--json"))["models"]
+        answers = {path: httpx.get(server.url + path).json() for path in ("/v1/models", "/api/tags", "/api/ps")}
+        names = {
+            "ps": seen["model"],
+            "list": listed["name"],
+            "show": re.search("^name +(.*)$", run(own, "show", str(path)), re.MULTILINE)[1],
+            "banner": re.search("^  model +(.*?)  ", server.output, re.MULTILINE)[1],
+            "/v1/models": answers["/v1/models"]["data"][0]["id"],
+            "/api/tags": answers["/api/tags"]["models"][0]["name"],
+            "/api/ps": answers["/api/ps"]["models"][0]["name"],
+        }
+        assert names == dict.fromkeys(names, "tiny")
         assert "no server 99" in run(own, "stop", "99", status=1)
         said = run(own, "stop", server.url.rpartition(":")[2])
         assert "may finish those that run for 30 s" in said

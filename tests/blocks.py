@@ -74,7 +74,7 @@ BLOCKS = {
         "prometheus --config.file=deploy/monitori": CLUSTER,
     },
     "embeddings.md": {
-        "tureen serve --model-path pypi:gt-all-mi": "tests/api/test_embeddings_page.py",
+        "tureen serve --model-path minilm    # an ": "tests/api/test_embeddings_page.py",
         "curl http://127.0.0.1:30000/v1/rerank -H": "tests/api/test_embeddings_page.py",
         "curl http://127.0.0.1:30000/v2/rerank -H": "tests/api/test_embeddings_page.py",
         "curl http://127.0.0.1:30000/embed -H 'Co": "tests/api/test_embeddings_page.py",
@@ -94,6 +94,9 @@ BLOCKS = {
         "tureen serve --model-path ggml-org/Qwen2": PEER,
         "tureen models build shapes-vlm": "tests/servers/test_shapes_vlm_server.py",
         "python3 -c 'import base64, json; print(j": "tests/servers/test_shapes_vlm_server.py",
+    },
+    "migrate-from-ollama.md": {
+        "ollama create pirate -f Modelfile": "tests/test_ollama_migration.py",
     },
     "migrate-from-llamacpp.md": {
         "llama-server -m model.gguf -c 4096 --por": PEER,
@@ -196,7 +199,7 @@ BLOCKS = {
         "tureen serve --context-length 4096": "tests/ledgers/pages/test_pages_of_servers.py",
     },
     "several-models.md": {
-        "make serve ARGS='--model pypi:llm-smollm": "tests/ledgers/pages/test_pages_of_commands.py",
+        "make serve ARGS='--model smollm2:135m --": "tests/ledgers/pages/test_pages_of_commands.py",
         "models_memory = 8_000_000_000": "tests/ledgers/pages/test_pages_of_commands.py",
         "curl -s http://127.0.0.1:30000/status |": "tests/ledgers/pages/test_pages_of_commands.py",
         "curl http://127.0.0.1:30000/v1/embedding": "tests/ledgers/pages/test_pages_of_commands.py",

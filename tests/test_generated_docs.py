@@ -26,7 +26,7 @@ def _pages():
     return module.pages()
 
 
-MIGRATION = [f"migrate-from-{name}.md" for name in ("sglang", "vllm", "llamacpp", "tgi")]
+MIGRATION = [f"migrate-from-{name}.md" for name in ("sglang", "vllm", "llamacpp", "tgi", "ollama")]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,15 @@ BLOCKS = {
     "api.md": {
         '  "text": " Paris.",': "tests/api/test_api_page.py",
         '{"error": {"message": "unknown field \'te': "tests/api/test_api_page.py",
-        "curl http://127.0.0.1:30000/health": "tests/api/test_api_page.py",
+        "30000/health\n": "tests/api/test_api_page.py",
+        "30000/v1/chat/completions": "tests/api/test_api_page.py",
+        "30000/v1/tokenize": "tests/api/test_api_page.py",
+        "30000/encode": "tests/api/test_api_page.py",
+        "30000/v1/conversations": "tests/api/test_api_page.py",
+        "30000/v1/files": "tests/api/test_api_page.py",
+        "30000/v1/models": "tests/api/test_api_page.py",
+        "30000/model_info": "tests/api/test_api_page.py",
+        "30000/abort_request": "tests/api/test_api_page.py",
     },
     "architecture.md": {
         ".venv/bin/python -m pytest -n0 -s tests/": "not run: it runs a test, which the suite has",

@@ -52,3 +52,22 @@ def test_each_message_on_the_page_of_symptoms_is_one_of_the_server_s():
     assert len(rows) > 12
     parts = [part.strip() for row in rows for part in row.split("…") if len(part.strip()) > 2]
     assert [part for part in parts if not any(part in text for text in texts)] == []
+
+
+FOR_CONTRIBUTORS = ("adding-", "architecture", "clients", "native-kernels", "performance", "releases")
+"""What the names of pages begin with that are about measurements, tests or the code."""
+
+
+def test_guides_have_measurements_and_links_to_tests_in_an_appendix_at_the_end():
+    pages = [page for page in (ROOT / "docs").glob("*.md") if not page.stem.startswith(FOR_CONTRIBUTORS)]
+    assert len(pages) > 40
+    early, guides_after = {}, {}
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        guide, appendix, rest = text.partition("\n## Appendix")
+        early |= (
+            {page.name: found} if (found := re.findall(r"\.\./(?:tests|bench)/|\b(?:tests|bench)/\w+", guide)) else {}
+        )
+        headings = re.findall(r"^## (.*)", appendix + rest, re.MULTILINE)
+        guides_after |= {page.name: late} if (late := [h for h in headings if not h.startswith("Appendix")]) else {}
+    assert (early, guides_after) == ({}, {})

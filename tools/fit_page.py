@@ -7,13 +7,16 @@ import math
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from tureen.bench.limits import CONTEXT
 from tureen.config import Config
+from tureen.devices.base import DeviceInfo
 from tureen.kernels.cpu import native as kernels_module
 from tureen.models.config import ModelConfig
 from tureen.runner import fit, loading, native
+from tureen.runner.packed_copy import Planned
 from tureen.weights.source import ModelSource, model_config
 
 SHAPES: Final = Path(__file__).with_name("model_shapes.json")
@@ -80,10 +83,8 @@ class Sized(NamedTuple):
         return REACHED * gb_s * 1e9 / self.read
 
 
-class _Boundless:
-    """A device on which everything fits."""
-
-    name = "cpu"
+class _Boundless(DeviceInfo, frozen=True):
+    """A CPU on which everything fits."""
 
     def free_bytes(self) -> int:
         return 1 << 60
@@ -122,7 +123,7 @@ def size_of(name: str, shape: dict[str, Any]) -> Sized:
         config = Config(load_format="dummy", quantization="int4", context_length=CONTEXT_LENGTH)
         model = loading.describe(model_config(source))
         need = fit.memory_need(source, config)
-        planned, _ = native.plan_weights(kernels_module.load(), source, config, model, _Boundless())
+        planned, _ = native.plan_weights(_kernels(), source, config, model, _Boundless("cpu", "cpu", 1))
         read = sum(_share(weight.name, model) * _bytes_of(weight) for weight in planned)
     num_weights = sum(math.prod(weight.shape) for weight in planned)
     return Sized(name, num_weights, need.needed, round(read + CONTEXT * need.kv_per_token))
@@ -131,14 +132,22 @@ def size_of(name: str, shape: dict[str, Any]) -> Sized:
 def _share(name: str, model: ModelConfig) -> float:
     """Returns the share of a weight that a token reads: of experts those that act, of the embedding a row."""
     if ".experts." in name:
-        [experts] = {model.experts_of(layer) for layer in range(model.num_layers)} - {None}
-        return float(experts.num_chosen / experts.count)
+        experts = next(filter(None, map(model.experts_of, range(model.num_layers))))
+        return experts.num_chosen / experts.count
     return 0.0 if "embed_tokens" in name and not model.tie_embeddings else 1.0
 
 
-def _bytes_of(planned: native.Planned) -> int:
+def _bytes_of(planned: Planned) -> int:
+    if not planned.format:
+        return 4 * math.prod(planned.shape)
+    return int(_kernels().packed_bytes(planned.format, *planned.shape))
+
+
+def _kernels() -> ModuleType:
     kernels = kernels_module.load()
-    return kernels.packed_bytes(planned.format, *planned.shape) if planned.format else 4 * math.prod(planned.shape)
+    if kernels is None:
+        raise RuntimeError(kernels_module.MISSING)
+    return kernels
 
 
 def _row(model: Sized) -> Iterator[str]:

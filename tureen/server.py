@@ -137,7 +137,7 @@ async def _serve(config: Config) -> int:
             access = Access(url, _credentials(config), config.uds)
             text = banner(client.info, access, seconds, others=loaded.others)
             place = url if config.uds is None else f"unix:{config.uds}"
-            note.write(place, loaded.model_path, loaded.source_path)
+            note.write(place, client.info.model_name, loaded.source_path)
             print(text, file=sys.stderr, flush=True)  # noqa: T201
             preparing = importlib.import_module("tureen.requests.preparing")
             helpers.append(asyncio.create_task(preparing.probe_when_idle(serving.state.server)))
@@ -158,7 +158,6 @@ class FirstModel(NamedTuple):
 
     client: EngineClient
     app: ServedApp
-    model_path: str
     source_path: Path
     others: tuple[str, ...] = ()  # names of the models that can be loaded besides
 
@@ -177,7 +176,7 @@ async def _load(config: Config, display: PhaseDisplay, start: Callable[..., Any]
     finally:
         app = await shell
     serving = app.build_app(client, model.tokenizer, config, media=media)
-    return FirstModel(client, serving, config.model_path, model.source.path)
+    return FirstModel(client, serving, model.source.path)
 
 
 async def _load_for_fronts(
@@ -217,7 +216,7 @@ async def _load_several(config: Config, display: PhaseDisplay) -> FirstModel:
     start = importlib.import_module("tureen.fleet.start")
     launcher = await start.start(config, display)
     first = launcher.fleet.default
-    return FirstModel(first.client, launcher.app, first.config.model_path, launcher.path_of(first), launcher.others)
+    return FirstModel(first.client, launcher.app, launcher.path_of(first), launcher.others)
 
 
 def _url(config: Config, listener: socket.socket) -> str:

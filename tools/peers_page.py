@@ -31,7 +31,8 @@ def _lines(peer: Peer, is_for_serve: bool) -> Iterator[str]:
     verdicts = list(rows(written))
     if is_for_serve:
         yield f"Flags of {peer.title} {written.version}. `tureen migrate -- {written.command} …` translates a whole"
-        yield "command, with a reason on each line; `tureen serve` accepts them, too: [the command line](command-line.md)."
+        yield "command, with a reason on each line. `tureen serve` accepts them, too: [the command"
+        yield "line](command-line.md)."
     else:
         yield f"Variables, instructions and parameters of a Modelfile, and flags of {peer.title} {written.version}:"
     yield from _table(f"{written.command}", "here", ((v, _ours(v)) for v in verdicts if v.kind in ("same", "becomes")))

@@ -38,9 +38,9 @@ class ExchangeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = False
     weight_version: Version = None
     keep_pause: Annotated[bool, Meta(description="Pause generation afterwards, until /continue_generation.")] = False
-    torch_empty_cache: Annotated[
-        bool, Meta(description="Release the old weights' memory; the server always does.")
-    ] = False
+    torch_empty_cache: Annotated[bool, Meta(description="Release the old weights' memory; the server always does.")] = (
+        False
+    )
 
     def check(self, state: ServerState) -> None:
         """Raise InvalidRequest for options that exclude each other, and for `rolling` without replicas."""
@@ -85,8 +85,8 @@ class WeightExchange:
         self.source: ModelSource | None = None  # of the last update; None = there was none
 
     async def run(self, new: NewSource, options: ExchangeOptions) -> int:
-        """Serve other weights. Return the number of paused requests that continue with them. Raises InvalidRequest; then
-        nothing has changed.
+        """Serves other weights. Returns the number of paused requests that continue with them. Raises InvalidRequest;
+        then nothing has changed.
 
         Cancelling ends the wait for running requests, but not an update that has begun.
         """

@@ -47,7 +47,9 @@ class UpdateBody(ExchangeOptions, frozen=True, kw_only=True, forbid_unknown_fiel
         Literal["auto", "dummy"] | None, Meta(description="As for --load-format. Default: the server's.")
     ] = None
     flush_cache: Annotated[bool, Meta(description="Must be true: the cache of the old weights is dropped.")] = True
-    is_async: Annotated[bool, Meta(description="Must be false: the answer is sent when the weights are loaded.")] = False
+    is_async: Annotated[bool, Meta(description="Must be false: the answer is sent when the weights are loaded.")] = (
+        False
+    )
     recapture_cuda_graph: Annotated[bool, Meta(description="Must be false: there are no CUDA graphs.")] = False
     token_step: Annotated[int, Meta(description="Must be 0: use weight_version.")] = 0
     manifest: Annotated[JsonObject | None, Meta(description="Must be null.")] = None

@@ -99,12 +99,12 @@ def test_tokens_are_those_of_the_api_and_another_one_branches_with_the_same_pref
     before = tokens(page)
     page.locator(".token[role=option]").nth(5).click()
     page.wait_for_selector(".explanation .stage")
-    stages = [text.split("\n")[0] for text in page.locator(".explanation h3").all_inner_texts()]
-    assert stages[:2] == ["Take another", "The model"]
-    assert page.locator(".stage tr").count() >= 8
-    assert page.locator(".stage tr.chosen").count() >= 1
-    whole, drawn = (float(text.split()[0]) for text in page.locator(".explanation .facts dd").all_inner_texts()[2:])
-    assert whole == drawn == pytest.approx(100 * math.exp(told["logprobs"]["content"][5]["logprob"]), abs=0.06)
+    assert page.locator(".candidates thead th").all_inner_texts()[:2] == ["token", "1 model"]
+    assert page.locator(".candidates tbody tr").count() >= 8
+    (chosen,) = page.locator(".candidates tbody tr.chosen").all()
+    whole = float(chosen.locator("td").first.inner_text().split()[0])
+    assert whole == pytest.approx(100 * math.exp(told["logprobs"]["content"][5]["logprob"]), abs=0.06)
+    assert page.locator(".stage").all_inner_texts()[-1].startswith("The temperature is 0")
     page.locator(".take:not(:disabled)").first.click()
     page.wait_for_selector("article.assistant .switcher >> text=2 / 2")
     page.wait_for_selector("#stop", state="hidden")
@@ -132,7 +132,7 @@ def test_an_answer_without_explanations_is_explained_by_asking_again_with_its_se
     say(page, LIST)
     page.click("#view-tokens")
     page.locator(".token[role=option]").nth(8).click()
-    page.wait_for_selector(".explanation .shares")
+    page.wait_for_selector(".explanation .draw-line")
     assert page.locator(".note.bad").count() == 0
     chosen = page.locator(".chosen-token").inner_text()
     assert chosen.replace("·", " ").strip("↵ ") == tokens(page)[8].strip("↵\n ")

@@ -24,8 +24,8 @@ const explain = { get: () => lasting.getItem("tureen.explain") !== "off", set: (
 const stage = byId("stage");
 const composer = composerOf({ canSee: () => state.canSee, onChange: () => { save(); showMeter(); } });
 const server = connection(state, {
-  onLearnt() { if (state.current && !byId("panel-settings").contains(document.activeElement)) { showPanel(); showMeter(); turns.show(state.current, shown(state.current)); } },
-  onModels() { if (state.current) turns.show(state.current, shown(state.current)); },
+  onLearnt() { if (state.current && !byId("panel-settings").contains(document.activeElement)) { showPanel(); showMeter(); } },
+  onModels() { for (const { node } of state.running.values()) turns.changed(node); },
   isWaiting: () => [...state.running.values()].some(({ node }) => node.state === "waiting"),
 });
 let saving = 0;

@@ -163,7 +163,6 @@ def settings_of(output: Output, body: LlamaOptions, context: Context) -> Answer:
         "n_ctx": context.capacity,
         "seed": output.request.seed,
         **{name: getattr(params, PARAMETERS[name]) for name in SHOWN_PARAMETERS},
-        "repeat_last_n": -1,
         "stop": list(params.stop),
         "stream": body.stream,
         "n_probs": body.n_probs,

@@ -13,9 +13,9 @@ import msgspec
 from msgspec import Meta
 
 from tureen.config import MAX_N, MAX_PROMPTS
-from tureen.contract.params import MAX_LOGIT_BIAS, JsonObject, Stops
+from tureen.contract.params import INT64_MAX, MAX_LOGIT_BIAS, JsonObject, Stops
 from tureen.errors import InvalidRequest, echo
-from tureen.requests import planning, telling, tokenising
+from tureen.requests import planning, tokenising
 from tureen.requests.body import convert, offered
 from tureen.requests.prompts import Prompt, id_lists, too_long
 from tureen.requests.shared_fields import MAX_TOKEN_IDS, MAX_TOP_LOGPROBS
@@ -31,7 +31,9 @@ LEAST_BIAS = -100.0
 MAX_BIAS_CHARS, MAX_PATH_CHARS = 256, 256
 """Most characters of a text that is biased, and of an entry of `response_fields`."""
 
-DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "max_new_tokens": None}
+DEFAULTS: dict[str, Any] = {
+    "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_last_n": 64, "max_new_tokens": None,
+}  # fmt: skip
 PARAMETERS = {
     "n_predict": "max_new_tokens",
     "max_tokens": "max_new_tokens",
@@ -42,6 +44,7 @@ PARAMETERS = {
     "typical_p": "typical_p",
     "typ_p": "typical_p",
     "repeat_penalty": "repetition_penalty",
+    "repeat_last_n": "repeat_last_n",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
     "stop": "stop",
@@ -56,13 +59,10 @@ PARAMETERS = {
 """llama.cpp's names of sampling parameters -> those of SamplingParams. Some have two; a body has one of them."""
 
 SHOWN_PARAMETERS = (
-    "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty",
-    "ignore_eos",
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n", "presence_penalty",
+    "frequency_penalty", "ignore_eos",
 )  # fmt: skip
 """The parameters that an answer shows in its generation_settings, as they acted."""
-
-PENALTIES = {"repetition_penalty": (1, 0), "presence_penalty": (0,), "frequency_penalty": (0,)}
-"""The penalties that look at `repeat_last_n` tokens, each with the values that turn it off."""
 
 B = TypeVar("B", bound="LlamaOptions")
 
@@ -105,7 +105,9 @@ class LlamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     repeat_penalty: Annotated[
         float, Meta(gt=0, le=2, description="Tokens of prompt and output: above 1 less likely, below 1 more.")
     ] = 1.0
-    repeat_last_n: Annotated[int, Meta(ge=-1, description="0 turns the three penalties off.")] = -1
+    repeat_last_n: Annotated[
+        int, Meta(ge=-1, le=INT64_MAX, description="Last tokens that penalties look at; 0 = no penalties, -1 = all.")
+    ] = 64
     presence_penalty: Annotated[
         float, Meta(ge=-2, le=2, description="Subtracted from the logit of a token that is in the output.")
     ] = 0.0
@@ -196,7 +198,6 @@ def sampling_fields(body: LlamaOptions, payload: Mapping[str, Any], tokenizer: T
         fields["stop"] = [fields["stop"]]
     if "logit_bias" in fields:
         fields["logit_bias"] = _biases(body, tokenizer)
-    _apply_window(body, fields)
     return fields
 
 
@@ -205,18 +206,6 @@ def names_of(payload: Mapping[str, Any]) -> planning.Names:
     first = {parameter: name for name, parameter in reversed(PARAMETERS.items())}
     sent = {PARAMETERS[name]: name for name, value in payload.items() if name in PARAMETERS and value is not None}
     return planning.Names("", first | sent)
-
-
-def _apply_window(body: LlamaOptions, fields: dict[str, Any]) -> None:
-    """Turn penalties off that look at no token, and report a window that is not honoured."""
-    active = [name for name, off in PENALTIES.items() if fields.get(name, off[0]) not in off]
-    if not active:
-        return
-    if body.repeat_last_n == 0:
-        for name in active:
-            del fields[name]
-    elif body.repeat_last_n > 0:
-        telling.tell("repeat_last_n", "penalties look at the whole prompt and output, which is -1")
 
 
 def _biases(body: LlamaOptions, tokenizer: Tokenizer) -> dict[int, float]:

@@ -15,7 +15,7 @@ from msgspec import Meta
 from tureen.config import MAX_N, MAX_PROMPTS
 from tureen.contract.params import INT64_MAX, MAX_LOGIT_BIAS, JsonObject, Stops
 from tureen.errors import InvalidRequest, echo
-from tureen.requests import planning, tokenising
+from tureen.requests import planning, telling, tokenising
 from tureen.requests.body import convert, offered
 from tureen.requests.prompts import Prompt, id_lists, too_long
 from tureen.requests.shared_fields import MAX_TOKEN_IDS, MAX_TOP_LOGPROBS
@@ -34,6 +34,20 @@ MAX_BIAS_CHARS, MAX_PATH_CHARS = 256, 256
 DEFAULTS: dict[str, Any] = {
     "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_last_n": 64, "max_new_tokens": None,
 }  # fmt: skip
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "penalties": {"repeat_last_n": 0},
+    "top_k": {"top_k": -1},
+    "typ_p": {"typical_p": 1.0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "temperature": {"temperature": 1.0},
+    "dry": {}, "top_n_sigma": {}, "xtc": {}, "infill": {},
+}  # fmt: skip
+"""llama.cpp's samplers, each with the parameters that switch it off. Those without parameters are not here."""
+
+SAMPLER_LETTERS = dict(zip("ekypmtdsxi", SAMPLERS, strict=True))
+MAX_INDENT = 1024
+
 PARAMETERS = {
     "n_predict": "max_new_tokens",
     "max_tokens": "max_new_tokens",
@@ -134,12 +148,29 @@ class LlamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     n_probs: Annotated[
         int, Meta(ge=0, le=MAX_TOP_LOGPROBS, description="Return the log-probabilities of this many best tokens.")
     ] = 0
+    samplers: Annotated[
+        str | Annotated[list[str], Meta(max_length=64)],
+        Meta(description="Samplers that act, by their names or as a text of their letters; none = all."),
+    ] = ""
+    n_indent: Annotated[
+        int,
+        Meta(ge=0, le=MAX_INDENT, description="End the output before a line that is indented by less; 0 = no bound."),
+    ] = 0
+    t_max_predict_ms: Annotated[
+        int,
+        Meta(
+            ge=-(2**63),
+            le=INT64_MAX,
+            description="End the output at the first line break after this many milliseconds from its first token; 0 "
+            "and less = no limit.",
+        ),
+    ] = -1
     stream: Annotated[bool, Meta(description="Answer with server-sent events, one a token.")] = False
     return_tokens: Annotated[bool, Meta(description="Return the output's token ids.")] = False
     timings_per_token: Annotated[bool, Meta(description="Each event of a stream has timings.")] = False
     response_fields: Annotated[
         Annotated[list[Annotated[str, Meta(max_length=MAX_PATH_CHARS)]], Meta(max_length=64)] | None,
-        Meta(description="Return these fields alone; `a/b` is the field b of a."),
+        Meta(description="Return these fields alone; `a/b` is the field b of a, by that name."),
     ] = None
 
 
@@ -198,6 +229,12 @@ def sampling_fields(body: LlamaOptions, payload: Mapping[str, Any], tokenizer: T
         fields["stop"] = [fields["stop"]]
     if "logit_bias" in fields:
         fields["logit_bias"] = _biases(body, tokenizer)
+    if body.n_indent:
+        fields["stop_regex"] = (rf"\n[ \t]{{0,{body.n_indent - 1}}}[^ \t]",)
+    if body.samplers:
+        active = _samplers(body.samplers)
+        for name, off in SAMPLERS.items():
+            fields |= {} if name in active else off
     return fields
 
 
@@ -206,6 +243,19 @@ def names_of(payload: Mapping[str, Any]) -> planning.Names:
     first = {parameter: name for name, parameter in reversed(PARAMETERS.items())}
     sent = {PARAMETERS[name]: name for name, value in payload.items() if name in PARAMETERS and value is not None}
     return planning.Names("", first | sent)
+
+
+def _samplers(sent: str | list[str]) -> set[str]:
+    """Return the names of the samplers that a body lists. Raises InvalidRequest."""
+    listed = sent if isinstance(sent, str) else ["typ_p" if name == "typical_p" else name for name in sent]
+    known = SAMPLER_LETTERS if isinstance(sent, str) else dict(zip(SAMPLERS, SAMPLERS, strict=True))
+    for name in listed:
+        if name not in known:
+            raise InvalidRequest(f"samplers may have {', '.join(known)}; got {echo(name)}", field="samplers")
+    names = {known[name] for name in listed}
+    if "infill" in names:
+        telling.tell("samplers", "there is no infill sampler here; the others act")
+    return names
 
 
 def _biases(body: LlamaOptions, tokenizer: Tokenizer) -> dict[int, float]:

@@ -53,7 +53,7 @@ def routes(state: ServerState) -> list[Entry]:
             table = TABLES["tokenize"]
             return convert(offered(payload, LlamaTokenizeBody.__struct_fields__, table), LlamaTokenizeBody, table=table)
 
-        body = await read_body_with(request, read)
+        body = await read_body_with(request, read, of_any_type=True)
         tokenizer = state.context.tokenizer
         [ids] = await tokenising.encode([body.content], tokenizer, add_special_tokens=body.add_special)
         if not body.with_pieces:

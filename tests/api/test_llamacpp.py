@@ -342,6 +342,12 @@ def test_texts_become_tokens_and_pieces(app):
     assert complete(app, "/detokenize", tokens=[97, 98])["content"] == "ab"
 
 
+@pytest.mark.parametrize("other", [{"prompt": "b"}, {"text": "b"}, {"messages": [{"role": "user", "content": "b"}]}])
+def test_a_body_with_two_things_to_tokenize_is_refused(app, other):
+    error = refusal(app, path="/tokenize", content="a", **other)
+    assert error["message"] == f"content and {next(iter(other))} are both what to tokenize; send one"
+
+
 def test_null_is_not_sent_on_a_path_that_dialects_share(app):
     assert complete(app, "/tokenize", content=None, prompt="ab")["count"] == 2
 

@@ -148,6 +148,7 @@ EXAMPLES_OF_ROUTES = {
     },
     "MindIE /v2/models/default/infer": {"inputs": [TENSOR], "outputs": [{"name": "out"}]},
     "TEI": {"texts": ["b"]},
+    "TEI /similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": {}},
     "SGLang and vLLM /tokenize": {"add_generation_prompt": True, "reasoning": {}},
 }
 BESIDE: dict[str, dict[str, Any]] = {

@@ -140,9 +140,16 @@ EXAMPLES_OF_ROUTES = {
     "OpenAI /v1/batches": {"endpoint": "/v1/completions", "completion_window": "24h"},
     "SGLang": {"text": "a"},
     "SGLang /generate": {"modalities": ["image"], "structural_tag": TAG},
-    "llama.cpp": {"input_extra": [{"text": "a"}], "stop": ["x"], "json_schema": SCHEMA, "prompt": "say:a"},
+    "llama.cpp": {
+        "input_extra": [{"text": "a"}],
+        "stop": ["x"],
+        "json_schema": SCHEMA,
+        "prompt": "say:a",
+        "samplers": "k",
+    },
     "MindIE /v2/models/default/infer": {"inputs": [TENSOR], "outputs": [{"name": "out"}]},
     "TEI": {"texts": ["b"]},
+    "TEI /similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": {}},
     "SGLang and vLLM /tokenize": {"add_generation_prompt": True, "reasoning": {}},
 }
 BESIDE: dict[str, dict[str, Any]] = {

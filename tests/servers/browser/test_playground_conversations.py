@@ -8,15 +8,10 @@ from typing import Any
 import httpx
 import pytest
 from app_under_test import LiveServer
-from driving import answers, chat_turns, constrain, say, set_fields, tokens, wait_state
+from driving import ATTACH, answers, chat_turns, constrain, say, set_fields, tokens, wait_state
 from patience import PATIENCE_S
 
 LIST = "Name three rivers of Europe."
-ATTACH = """([name, bytes]) => {
-    const data = new DataTransfer();
-    data.items.add(new File([new Uint8Array(bytes)], name));
-    document.getElementById("main").dispatchEvent(new DragEvent("drop", {dataTransfer: data, bubbles: true}));
-}"""
 TEXT = 'Rivers: "```" is a fence.\nThe Rhine is one.\n'
 
 

@@ -199,7 +199,13 @@ PURE = """async (samples) => {
         contextUse(nodes, ""), contextUse(nodes, "", "x".repeat(40)), contextUse(nodes, "c"), contextUse([], ""),
         contextUse(nodes.slice(0, 3), "nowhere")];
     const dropped = [[800, 400], [400, 400], [8, 1]].map(([used, length]) => dropPoint(nodes, "", used, length)?.id);
-    return {coloured, use, dropped: [...dropped, dropPoint(nodes, "c", 400, 1), dropPoint([], "", 0, 1)]};
+    const holder = document.createElement("div");
+    (await import("./playground/markdown.js")).showMarkdown(holder, "```python\\nx = 1 # <b>\\n```");
+    const copied = [];
+    Object.defineProperty(navigator, "clipboard", {value: {writeText: async (text) => copied.push(text)}});
+    holder.querySelector(".code button").click();
+    copied.push(holder.querySelector(".code-comment").textContent);
+    return {copied, coloured, use, dropped: [...dropped, dropPoint(nodes, "c", 400, 1), dropPoint([], "", 0, 1)]};
 }"""
 
 
@@ -219,4 +225,5 @@ def test_code_is_coloured_and_the_context_is_counted_in_tokens(show, live):
         (0, False),
         (300, True),
     ]
+    assert found["copied"] == ["x = 1 # <b>\n", "# <b>"]
     assert found["dropped"] == ["c", "c", "c", None, None]

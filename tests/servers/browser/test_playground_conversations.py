@@ -126,9 +126,10 @@ def test_a_cut_answer_goes_on_and_a_full_context_is_shown_and_emptied(show, real
     body = {"messages": chat_turns(LIST), "temperature": 0, "max_tokens": 24, "return_token_ids": True}
     told = httpx.post(f"{real_server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).json()
     say(page, LIST)
-    page.get_by_role("button", name="Continue this answer").click()
+    page.get_by_role("button", name="Continue this answer").press("Enter")
     page.wait_for_selector("article.assistant .switcher:has-text('2 / 2')")
     page.wait_for_selector("#stop", state="hidden")
+    assert page.evaluate("() => document.activeElement.id") == "stage"
     page.click("#view-tokens")
     assert "".join(tokens(page)).replace("↵", "") == told["choices"][0]["message"]["content"]
     page.click("#view-text")

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from server_process import ServerProcess
 
-GUARDS = ("docs/*.md", "README.md", "dialects", "contract", "requests")
+GUARDS = ("docs/*.md", "README.md", "dialects", "contract", "requests", "front")
 
 pytestmark = pytest.mark.model
 
@@ -108,3 +108,23 @@ def test_a_command_sets_a_limit_and_is_answered_as_expected(open_server, command
     assert response.status_code == 200, response.text
     pieces = [text_of(json.loads(line)) for line in response.text.splitlines() if line]
     assert re.search(pattern or r"\w", "".join(pieces)), pieces
+
+
+SUGGESTION = re.compile(r'class="suggestion">([^<]+)<')
+SUGGESTED = {
+    "What is the capital of Japan?": r"^[^.]*\bTokyo\b[^.]*\.$",
+    "Write one sentence about a cat who finds a hat.": r"^[^.]*\bcat\b[^.]*\bhat\b[^.]*\.$",
+    "Write a Python function that reverses a string, and nothing else.": (
+        r"```python\ndef \w+\((\w+).*\n    return \1\[::-1\]\n```"
+    ),
+}
+
+
+def test_the_default_model_answers_the_suggestions_of_the_playground(open_server):
+    page = httpx.get(open_server.url, headers={"accept": "text/html"}).text
+    assert set(SUGGESTION.findall(page)) == set(SUGGESTED)
+    for question, pattern in SUGGESTED.items():
+        for seed in range(5):
+            body = {"messages": [{"role": "user", "content": question}], "max_tokens": 200, "sampling_seed": seed}
+            answer = httpx.post(f"{open_server.url}/v1/chat/completions", json=body, timeout=120).json()
+            assert re.search(pattern, text_of(answer)), (question, seed, text_of(answer))

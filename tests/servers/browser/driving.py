@@ -10,6 +10,12 @@ import pytest
 from patience import PATIENCE_S
 
 DONE = "article.assistant[data-state={state}]"
+ATTACH = """([name, bytes]) => {
+    const data = new DataTransfer();
+    data.items.add(new File([new Uint8Array(bytes)], name));
+    document.getElementById("main").dispatchEvent(new DragEvent("drop", {dataTransfer: data, bubbles: true}));
+}"""
+"""Drops a file of a name and bytes on the page."""
 
 
 def say(page, text: str, *, wait: bool = True) -> None:

@@ -130,16 +130,25 @@ def test_an_answer_without_explanations_is_explained_by_asking_again_with_its_se
     fields = {"temperature": 1.2, "top_p": 0.8, "max_new_tokens": 12, "sampling_seed": 7}
     page.uncheck("#explain")
     set_fields(page, **fields)
+    body = {"messages": chat_turns(LIST), "explain": True} | fields
+    told = httpx.post(f"{real_server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).json()
+    explained = told["choices"][0]["explanations"]
+    index = max(range(len(explained)), key=lambda place: len(order_of_draw(explained[place])))
     say(page, LIST)
     page.click("#view-tokens")
-    page.locator(".token[role=option]").nth(8).click()
+    page.locator(".token[role=option]").nth(index).click()
     page.wait_for_selector(".explanation .draw-line")
     assert page.locator(".note.bad").count() == 0
     chosen = page.locator(".chosen-token").inner_text()
-    assert chosen.replace("·", " ").strip("↵ ") == tokens(page)[8].strip("↵\n ")
-    body = {"messages": chat_turns(LIST), "explain": True} | fields
-    told = httpx.post(f"{real_server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).json()
-    is_the_table_of(page, told["choices"][0]["explanations"][8])
+    assert chosen.replace("·", " ").strip("↵ ") == tokens(page)[index].strip("↵\n ")
+    assert order_of_draw(explained[index]) != sorted(order_of_draw(explained[index]))  # it is not the order of chances
+    is_the_table_of(page, explained[index])
+
+
+def order_of_draw(told: dict) -> list[int]:
+    """Returns the places of the candidates that were drawn from, in the order of their shares. The best has place 0."""
+    starts = told["stages"][-1]["starts"]
+    return sorted((place for place, start in enumerate(starts) if start is not None), key=starts.__getitem__)
 
 
 def is_the_table_of(page, told: dict) -> None:

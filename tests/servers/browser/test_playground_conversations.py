@@ -8,15 +8,10 @@ from typing import Any
 import httpx
 import pytest
 from app_under_test import LiveServer
-from driving import answers, chat_turns, constrain, say, set_fields, tokens, wait_state
+from driving import ATTACH, answers, chat_turns, constrain, say, set_fields, tokens, wait_state
 from patience import PATIENCE_S
 
 LIST = "Name three rivers of Europe."
-ATTACH = """([name, bytes]) => {
-    const data = new DataTransfer();
-    data.items.add(new File([new Uint8Array(bytes)], name));
-    document.getElementById("main").dispatchEvent(new DragEvent("drop", {dataTransfer: data, bubbles: true}));
-}"""
 TEXT = 'Rivers: "```" is a fence.\nThe Rhine is one.\n'
 
 
@@ -131,9 +126,10 @@ def test_a_cut_answer_goes_on_and_a_full_context_is_shown_and_emptied(show, real
     body = {"messages": chat_turns(LIST), "temperature": 0, "max_tokens": 24, "return_token_ids": True}
     told = httpx.post(f"{real_server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).json()
     say(page, LIST)
-    page.get_by_role("button", name="Continue this answer").click()
+    page.get_by_role("button", name="Continue this answer").press("Enter")
     page.wait_for_selector("article.assistant .switcher:has-text('2 / 2')")
     page.wait_for_selector("#stop", state="hidden")
+    assert page.evaluate("() => document.activeElement.id") == "stage"
     page.click("#view-tokens")
     assert "".join(tokens(page)).replace("↵", "") == told["choices"][0]["message"]["content"]
     page.click("#view-text")
@@ -204,7 +200,13 @@ PURE = """async (samples) => {
         contextUse(nodes, ""), contextUse(nodes, "", "x".repeat(40)), contextUse(nodes, "c"), contextUse([], ""),
         contextUse(nodes.slice(0, 3), "nowhere")];
     const dropped = [[800, 400], [400, 400], [8, 1]].map(([used, length]) => dropPoint(nodes, "", used, length)?.id);
-    return {coloured, use, dropped: [...dropped, dropPoint(nodes, "c", 400, 1), dropPoint([], "", 0, 1)]};
+    const holder = document.createElement("div");
+    (await import("./playground/markdown.js")).showMarkdown(holder, "```python\\nx = 1 # <b>\\n```");
+    const copied = [];
+    Object.defineProperty(navigator, "clipboard", {value: {writeText: async (text) => copied.push(text)}});
+    holder.querySelector(".code button").click();
+    copied.push(holder.querySelector(".code-comment").textContent);
+    return {copied, coloured, use, dropped: [...dropped, dropPoint(nodes, "c", 400, 1), dropPoint([], "", 0, 1)]};
 }"""
 
 
@@ -224,4 +226,5 @@ def test_code_is_coloured_and_the_context_is_counted_in_tokens(show, live):
         (0, False),
         (300, True),
     ]
+    assert found["copied"] == ["x = 1 # <b>\n", "# <b>"]
     assert found["dropped"] == ["c", "c", "c", None, None]

@@ -196,17 +196,20 @@ async function send() {
 
 const stop = () => { for (const { stopping } of runningHere()) stopping.abort(); state.compare?.stop(); };
 
+/** Returns `act`, after which the focus is on the conversation: the button that did it is gone. */
+const leaving = (act) => (node) => { act(node); byId("stage").focus({ preventScroll: true }); };
+
 const actions = {
   view: () => state.view,
   modelName: () => byId("model").value || "Model",
   select(node) { select(state.current, node); save(); turns.show(state.current, shown(state.current)); },
-  regenerate: (node) => requestAnswer(parentOf(state.current, node)),
-  retry(node) { if (!node.made.kept.length) node.made = making(state.current, explain.get()); answer(state.current, node); },
-  retryLater: (node) => answer(state.current, node, { isPatient: true }),
-  goOn: (node) => goOn(state.current, node),
+  regenerate: leaving((node) => requestAnswer(parentOf(state.current, node))),
+  retry: leaving((node) => { if (!node.made.kept.length) node.made = making(state.current, explain.get()); answer(state.current, node); }),
+  retryLater: leaving((node) => answer(state.current, node, { isPatient: true })),
+  goOn: leaving((node) => goOn(state.current, node)),
   roomAfter: ({ figures }) => (state.contextLength && figures.prompt !== undefined ? state.contextLength - figures.prompt - figures.completion : Infinity),
   isLoading: ({ state: at, made }) => at === "waiting" && ["loading", "unloaded"].includes(state.models.find((one) => one.id === made.model)?.status),
-  beginAt(node) { state.current.from = node?.id ?? ""; save(); turns.show(state.current, shown(state.current)); showMeter(); },
+  beginAt: leaving((node) => { state.current.from = node?.id ?? ""; save(); turns.show(state.current, shown(state.current)); showMeter(); }),
   code: (node) => showPrograms(state.current, node),
   edit(node, text) {
     const { id: _, parent: __, ...rest } = node;
@@ -284,10 +287,10 @@ async function branch(conversation, node, index, candidate) {
  * request is sent again with more room: its seed brings the same tokens.
  */
 function goOn(conversation, node) {
-  const { made, figures } = node, count = node.tokens.length - made.kept.length;
+  const { made } = node, count = node.tokens.length - made.kept.length;
   const isWhole = constraintsOf(state.parameters).some((one) => made.settings[one.name] !== undefined) || node.reasoning || node.calls.length;
   const room = isWhole ? Math.min(2 * count, count + actions.roomAfter(node)) : Math.min(count, actions.roomAfter(node));
-  const settings = { ...made.settings, max_new_tokens: room };
+  const settings = { ...made.settings, n: 1, max_new_tokens: room };
   if (isWhole) return requestAnswer(parentOf(conversation, node), { conversation, made: { ...made, settings } });
   return branch(conversation, { ...node, made: { ...made, settings } }, node.tokens.length, null);
 }

@@ -24,7 +24,7 @@ export function figuresText({ ttft, rate, completion, prompt, cached }) {
 
 export function showFigures(element, figures) {
   const parts = figuresText(figures);
-  element.replaceChildren(...parts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
+  element.replaceChildren(...parts.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
   element.hidden = !parts.length;
 }
 

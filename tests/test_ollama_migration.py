@@ -202,6 +202,12 @@ def test_what_cannot_be_carried_over_is_named(capsys, line, fault):
     assert any(fault in text for text in [*reasons, last])
 
 
+def test_variables_of_a_server_are_reported_for_other_commands(capsys):
+    _, reasons, command = migrated(capsys, "OLLAMA_HOST=10.0.0.1", "ollama", "run", "smollm2")
+    assert command == "tureen run smollm2:135m"
+    assert any("# OLLAMA_HOST=10.0.0.1 is left out" in reason and "--url" in reason for reason in reasons)
+
+
 def test_a_prompt_is_given_on_standard_input(capsys):
     _, reasons, _ = migrated(capsys, "ollama", "run", "smollm2", "Why is the sky blue?")
     assert any("echo 'Why is the sky blue?' | tureen run smollm2:135m" in reason for reason in reasons)

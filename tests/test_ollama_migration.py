@@ -147,6 +147,20 @@ def test_a_modelfile_and_variables_become_settings(capsys, tmp_path):
     assert any(reason.startswith("# OLLAMA_KEEP_ALIVE=5m is left out") for reason in reasons)
 
 
+def test_the_context_of_a_modelfile_goes_before_that_of_the_environment(capsys, tmp_path):
+    status, reasons, command = described(
+        capsys, tmp_path, "FROM smollm2\nPARAMETER num_ctx 64\n", "OLLAMA_CONTEXT_LENGTH=9"
+    )
+    assert (status, "--context-length 64" in command, "--context-length 9" in command) == (0, True, False)
+    assert any("OLLAMA_CONTEXT_LENGTH=9 is left out: num_ctx" in reason for reason in reasons)
+
+
+def test_a_system_message_for_a_model_that_is_not_here_says_what_to_do(capsys, tmp_path):
+    status, reasons, command = described(capsys, tmp_path, "FROM hf.co/org/not-here\nSYSTEM Be kind.\n")
+    assert (status, "--chat-template" in command) == (1, False)
+    assert any("run tureen pull org/not-here, then this command again" in reason for reason in reasons)
+
+
 @pytest.mark.parametrize(
     ("value", "listens"),
     [

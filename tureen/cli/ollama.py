@@ -119,6 +119,10 @@ def _created(
     arguments, notes, faults, model = _models(instructions, path.parent, config)
     if not has_adapter:  # else the adapter has the name
         arguments += ["--served-model-name", name]
+    if any(each.key == "num_ctx" for each in instructions):
+        why = "num_ctx of the Modelfile goes before it"
+        notes += [Note("told", each.line, (), why) for each in settings if each.name == "OLLAMA_CONTEXT_LENGTH"]
+        settings = [each for each in settings if each.name != "OLLAMA_CONTEXT_LENGTH"]
     settings = [*_settings_of(instructions, name, path.parent), *settings]
     result = _with_address(translate_settings(settings, own, peer), variables, peer, [])
     faults += [f"ADAPTER {each.value}: adapters are read from folders of peft, not from GGUF files"
@@ -132,7 +136,7 @@ def _created(
             base = _built_in(built_in) if built_in else own_template
             if base is None:
                 faults.append(
-                    "SYSTEM, MESSAGE: they become a copy of the model's own chat template, and the model is not here: "
+                    "SYSTEM, MESSAGE: they become a copy of the model's own chat template, and none is on this disk: "
                     f"run tureen pull {model}, then this command again"
                 )
             else:

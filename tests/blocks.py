@@ -152,6 +152,11 @@ BLOCKS = {
         "tureen serve --log-format json": "tests/ledgers/pages/test_pages_of_servers.py",
         "1:30000/start_expert_distribution_record": "tests/ledgers/pages/test_pages_of_weights.py",
     },
+    "training-loops.md": {
+        "update_weights_from_safetensors?weight_v": "tests/api/test_received_weights.py",
+        "from safetensors.torch import save": "tests/api/test_received_weights.py",
+        "127.0.0.1:30000/init_weights_update_grou": "not run: it needs a trainer; tests/servers/test_weight_group.py",
+    },
     "performance.md": {
         "tureen check": LONG,
         "make gpu-check": LONG,
@@ -173,7 +178,7 @@ BLOCKS = {
         "tureen serve --api-key-file keys --usage": "tests/ledgers/pages/test_pages_of_servers.py",
     },
     "releases.md": {
-        "pip install 'tureen==0.1.*'          # t": LONG,
+        "pip install 'tureen==0.1.*'          # o": LONG,
         "pip install --require-hashes -r tureen-0": LONG,
     },
     "reliability.md": {
@@ -241,7 +246,7 @@ BLOCKS = {
     },
     "speculative-decoding.md": {"tureen serve": START},
     "terminal.md": {
-        "n port 30000, or a model it loads itself": "not run: tests/servers/test_chat_command.py types it",
+        "uses the server on port 30000": "not run: tests/servers/test_chat_command.py types it",
         "$ tureen chat": "not run: it shows chance; tests/servers/test_chat_command.py types it",
         'echo "What is the capital of Japan?" |': "tests/ledgers/pages/test_pages_of_commands.py",
         "cat > prompts.jsonl <<'END'": "tests/ledgers/pages/test_pages_of_commands.py",

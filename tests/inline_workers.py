@@ -22,8 +22,8 @@ from tureen.sandbox.worker import Lost
 FIRST_PID = 1 << 23
 """Above every process id that Linux gives: no signal can reach a process by mistake."""
 
-ENDED = "it ended its process, or took more memory or time than it may"
-OUTSIDE = "its process was ended from outside"
+ENDED = "it ended its process, or exceeded its memory or time"
+OUTSIDE = "its process was killed"
 
 Handle = Callable[[bytes], bytes | None]
 Open = Callable[[Sequence[int]], Handle]

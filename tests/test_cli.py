@@ -159,7 +159,7 @@ def test_an_abbreviated_flag_is_not_taken_for_the_whole_one():
 
 @pytest.mark.parametrize(("name", "words"), [("quantization", ("int4", "int8")), ("dtype", ("auto", "float32"))])
 def test_a_word_that_a_setting_does_not_know_is_answered_with_those_it_does(name, words):
-    with pytest.raises(StartupError, match=f"--{name} 'nonsense': it may be ") as refused:
+    with pytest.raises(StartupError, match=f"--{name} 'nonsense': it must be ") as refused:
         load({}, environment={f"TUREEN_{name.upper()}": "nonsense"})
     assert all(word in str(refused.value) for word in words)
 
@@ -185,7 +185,7 @@ def test_a_setting_out_of_range_is_one_line_and_status_1(capsys):
 def test_a_value_that_a_setting_cannot_have_is_named_with_what_it_may_be(flag, value, allowed):
     with pytest.raises(StartupError) as refused:
         load({}, environment={f"TUREEN_{flag.upper().replace('-', '_')}": value})
-    assert str(refused.value) == f"setting in the environment: --{flag} '{value}': it may be {allowed}"
+    assert str(refused.value) == f"setting in the environment: --{flag} '{value}': it must be {allowed}"
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:30000", "https://models.example", "unix:/run/tureen.sock"])
@@ -228,7 +228,7 @@ def test_help_of_a_word_shows_the_flags_that_have_it_and_no_others(capsys, word)
     assert "--kv-cache-dtype" in shown
     assert "--max-total-tokens" in shown  # its text has the word
     assert "--port" not in shown
-    assert "no flag has a word that begins with 'zebra'" in help_of(capsys, "serve", "--help=zebra")
+    assert "no flag has a word starting with 'zebra'" in help_of(capsys, "serve", "--help=zebra")
 
 
 @pytest.mark.parametrize(("command", "same"), [("help", "--help"), ("help serve", "serve --help")])

@@ -86,7 +86,7 @@ def test_a_fault_names_the_file_and_the_value_as_they_are_written(tmp_path):
     with pytest.raises(StartupError) as fault:
         load({}, file=str(file), environment={})
     assert str(file) in fault.value.message
-    assert "--log-level 'very_loud': it may be debug, " in fault.value.message
+    assert "--log-level 'very_loud': it must be debug, " in fault.value.message
 
 
 def test_flags_of_peers_are_shown_as_what_they_are_here(capsys):

@@ -119,9 +119,9 @@ def test_a_wrong_line_is_answered_with_its_error_and_harms_no_other(texts, tmp_p
         (["--input", "nowhere.jsonl", "--output", "out.jsonl"], "nowhere.jsonl: No such file"),
         (["--input", "/dev/zero", "--output", "out.jsonl"], "/dev/zero"),
         (["--input", "in.jsonl", "--output", "/dev/null"], "must be a file"),
-        (["--input", "in.jsonl", "--output", "in.jsonl"], "was not made by this command"),
+        (["--input", "in.jsonl", "--output", "in.jsonl"], "was not written by this command"),
         (["--input", "in.jsonl", "--output", "out.jsonl", "--concurrency", "0"], "--concurrency 0"),
-        (["Hello", "--input", "in.jsonl", "--output", "out.jsonl"], "give one of them"),
+        (["Hello", "--input", "in.jsonl", "--output", "out.jsonl"], "give only one"),
         (["Hello", "--temperature", "-1"], "--temperature '-1'"),
     ],
 )
@@ -158,5 +158,5 @@ def test_a_file_is_written_by_one_process(tmp_path):
         fcntl.flock(kept, fcntl.LOCK_EX)
         done = generate("--input", str(source), "--output", str(target))
     assert done.returncode == 1
-    assert "another process writes it" in done.stderr
+    assert "another process is writing it" in done.stderr
     assert os.path.getsize(target) == 0

@@ -42,7 +42,7 @@ def test_serve_with_a_model_named_takes_it_and_not_those_of_the_file(flags, tmp_
 @pytest.mark.parametrize("command", [generate, chat])
 def test_a_command_that_takes_one_model_refuses_two_by_name(command):
     config = config_of(command, "--model", "A", "--model", "B")
-    with pytest.raises(StartupError, match="models: 2 models are named, and one can be loaded here"):
+    with pytest.raises(StartupError, match="models: 2 models are named, but only one can be loaded here"):
         find_model(config)
 
 

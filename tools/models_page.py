@@ -16,7 +16,7 @@ tureen serve --model-path smollm2:135m                     # or a folder, a .ggu
 ```
 
 Each family in the table runs on the native CPU kernels and in torch, with chunked prefill, the prefix cache, structured
-outputs, log-probabilities, sessions and [adapters](adapters.md) (but on experts and output layers).
+outputs, log-probabilities, sessions and [adapters](adapters.md) (except on expert and output layers).
 
 {families}
 
@@ -82,7 +82,8 @@ server does not know and that may change the result. Files of Bamba, of PhiMoE w
 **Weights** are safetensors in F32, F16 and BF16, [quantised checkpoints](quantised-checkpoints.md) (GPTQ, AWQ, FP8,
 compressed-tensors), and GGUF where the table says so. `--quantization int8` or `int4` quantises any of them.
 
-**Tokenizers of GGUF files** are SentencePiece's and byte-level BPE, by any of llama.cpp's names for a pre-tokenizer but
+**Tokenizers of GGUF files** are SentencePiece's and byte-level BPE, by any of '
+'llama.cpp's names for a pre-tokenizer except
 `granite-embed-multi-311m`, `sarvam-moe` and `whitespace`. Words are those of the models' own tokenizer.json.
 llama.cpp differs from it in marks, in capitals and in wide spaces of some models.
 

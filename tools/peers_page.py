@@ -31,16 +31,20 @@ def _lines(peer: Peer, is_for_serve: bool) -> Iterator[str]:
     verdicts = list(rows(written))
     if is_for_serve:
         yield f"Flags of {peer.title} {written.version}. `tureen migrate -- {written.command} …` translates a whole"
-        yield "command, with a reason a line; `tureen serve` takes them too: [the command line](command-line.md)."
+        yield "command, with a reason on each line. `tureen serve` accepts them, too: [the command"
+        yield "line](command-line.md)."
     else:
         yield f"Variables, instructions and parameters of a Modelfile, and flags of {peer.title} {written.version}:"
     yield from _table(f"{written.command}", "here", ((v, _ours(v)) for v in verdicts if v.kind in ("same", "becomes")))
     yield from ("", "Accepted, without effect:")
     yield from _table("flag", "why", ((v, _told(v)) for v in verdicts if v.kind == "told"))
-    yield from ("", "Refused, with the nearest thing:")
+    yield from ("", "Refused, with the nearest alternative:")
     yield from _table("flag", "why", ((v, v.row.why) for v in verdicts if v.kind == "refused"))
     if written.left_out:
-        yield from ("", f"Left out on purpose, {sum(len(names.split()) for names in written.left_out.values())} more:")
+        yield from (
+            "",
+            f"Left out deliberately, {sum(len(names.split()) for names in written.left_out.values())} more:",
+        )
         yield from ("", "| flags | why |", "|---|---|")
         for why, names in written.left_out.items():
             yield f"| {_code(names.split())} | {why} |"
@@ -63,7 +67,7 @@ def _ours(verdict: Verdict) -> str:
     if dropped:
         renamed.append(f"{', '.join(dropped)} left out")
     texts = [row.why, "; ".join(renamed), *([f"others refused: {row.otherwise}"] if row.otherwise else [])]
-    return "; ".join([*(parts or ["the same"]), *filter(None, texts)])
+    return "; ".join([*(parts or ["unchanged"]), *filter(None, texts)])
 
 
 def _told(verdict: Verdict) -> str:

@@ -109,7 +109,7 @@ def fetch_model(config: Config, *, progress: Progress = no_progress) -> Path:
     StartupError."""
     if config.models:
         raise StartupError(
-            f"models: {len(config.models)} models are named, and one can be loaded here; name one with model_path "
+            f"models: {len(config.models)} models are named, but only one can be loaded here; name one with model_path "
             "(--model), or serve them all with: tureen serve",
             field="models",
         )
@@ -335,7 +335,7 @@ def _load_adapters(engine: Engine, settings: tuple[str, ...], *, model_name: str
         name, path = adapter_of(setting)
         if not (name and path):
             raise StartupError(
-                f"--lora-paths {setting}: must be NAME=PATH, PATH, or a JSON object as SGLang has it",
+                f"--lora-paths {setting}: must be NAME=PATH, PATH, or a JSON object in SGLang's form",
                 field="lora_paths",
             )
         if name == model_name:
@@ -350,11 +350,9 @@ def _compiler(config: Config, tokenizer: Tokenizer, eos_token_ids: tuple[int, ..
     if config.grammar_backend == "none":
         return None
     if config.grammar_backend != "tureen":
-        log.warning(
-            "--grammar-backend %s makes no difference: tureen's own engine does the work", config.grammar_backend
-        )
+        log.warning("--grammar-backend %s has no effect: tureen's own grammar engine is used", config.grammar_backend)
     if why := why_unconstrained():
-        log.warning("constraints of outputs are refused: %s", why)
+        log.warning("constrained outputs are refused: %s", why)
         return None
     return Compiler(
         partial(vocabulary_of, tokenizer, eos_token_ids, vocab_size, config.tool_call_parser),

@@ -97,7 +97,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None, _meta("model PATH", "GGUF vision encoder of the model. Default: the only mmproj file next to it.")
     ] = None
     weight_version: Annotated[str, _meta("model TEXT", "Reported in meta_info.weight_version.")] = "default"
-    device: Annotated[Literal["auto", "cpu", "cuda"], _meta("model", "auto = cuda where there is one.")] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], _meta("model", "auto = cuda if present.")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         _meta(
@@ -125,7 +125,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Literal["auto", "native", "torch", "tree"],
         _meta(
             "model",
-            "What computes on a CPU: native = tureen's own kernels. auto = native where they were built. tree = torch, "
+            "What computes on a CPU: native = tureen's own kernels. auto = native if they were built. tree = torch, "
             "in the order of --tensor-parallel-size: the same tokens with one rank as with several.",
         ),
     ] = "auto"
@@ -133,14 +133,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, _meta("model RANKS", "Processes that compute every layer together, by torch: 1, 2, 4 or 8.", ge=1, le=8)
     ] = 1
     pipeline_parallel_size: Annotated[
-        int, _meta("model RANKS", "Processes that compute some of the layers each, by torch: room, no speed.", ge=1)
+        int, _meta("model RANKS", "Processes that compute some layers each, by torch: memory, not speed.", ge=1)
     ] = 1
     attention_backend: Annotated[
         str,
         _meta(
             "model auto|native|reference",
-            "What attends, where torch computes: reference. native = the native kernels' own. auto = the fastest that "
-            "goes with the model and the device.",
+            "Attention kernels if torch computes: reference. native = the native kernels' own. auto = the fastest "
+            "that supports the model and the device.",
         ),
     ] = "auto"
     lora_paths: Annotated[
@@ -174,13 +174,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = None
     admin_api_key: Annotated[
         str | None,
-        _meta("access KEY", "Asked for by control routes such as /flush_cache; opens the others too.", secret=True),
+        _meta("access KEY", "Needed for control routes such as /flush_cache; valid for all others too.", secret=True),
     ] = None
     api_key_file: Annotated[
         str | None,
         _meta(
             "access FILE",
-            "File with one `NAME KEY` a line: keys of several clients; # starts a comment. Behind the key may stand "
+            "File with one `NAME KEY` a line: keys of several clients; # starts a comment. After the key may follow "
             "tokens_per_minute=N, max_requests=N, weight=X.",
         ),
     ] = None
@@ -198,8 +198,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         _meta(
             "access FILE",
-            "SQLite file in which the use of each client and its quota are kept across restarts; made where there is "
-            "none. Default: both begin anew.",
+            "SQLite file in which the use of each client and its quota are kept across restarts; created if absent. "
+            "Default: a restart resets both.",
         ),
     ] = None
     tls_cert: Annotated[
@@ -214,15 +214,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tls_crl: Annotated[str | None, _meta("access FILE", "PEM file with certificates that --tls-ca has revoked.")] = None
     tls_client_auth: Annotated[
         Literal["none", "optional", "required"] | None,
-        _meta("access", "Ask clients for a certificate. Default: required with --tls-ca, else none."),
+        _meta("access", "Whether clients need a certificate. Default: required with --tls-ca, else none."),
     ] = None
-    tls_min_version: Annotated[Literal["1.2", "1.3"], _meta("access", "Least TLS version that is spoken.")] = "1.2"
+    tls_min_version: Annotated[Literal["1.2", "1.3"], _meta("access", "Lowest TLS version that is accepted.")] = "1.2"
     media_path: Annotated[
         str | None,
         _meta(
             "access PATH",
-            "Folder below which requests may name pictures by file name; '' = none. Default: the current directory "
-            "where --host is a loopback address, else none.",
+            "Folder below which requests may name pictures by file name; '' = none. Default: the current directory if "
+            "--host is a loopback address, else none.",
         ),
     ] = None
     max_picture_pixels: Annotated[Positive | None, _meta("server N", "Reduce larger pictures to N pixels.")] = None
@@ -245,12 +245,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         _meta(
             "access PATH",
-            "Folder below which /start_profile writes traces; '' = none. Default: the current directory where --host "
-            "is a loopback address, else none.",
+            "Folder below which /start_profile writes traces; '' = none. Default: the current directory if --host is "
+            "a loopback address, else none.",
         ),
     ] = None
     max_body_bytes: Annotated[int, _meta("server", "Largest request body; a larger one gets 413.", ge=1024)] = 32 << 20
-    drain_timeout_s: Annotated[float, _meta("server", "Running requests may go on so long after SIGTERM.", ge=0)] = 30.0
+    drain_timeout_s: Annotated[float, _meta("server", "Time for running requests to end after SIGTERM.", ge=0)] = 30.0
     engine: Annotated[
         Literal["auto", "thread", "process"],
         _meta(
@@ -276,14 +276,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Positive | None, _meta("server", "Most engines; above --replicas, more are started under load.")
     ] = None
     replica_target_tokens: Annotated[
-        int, _meta("server TOKENS", "Tokens to compute of each engine above which one more is started.", ge=1)
+        int, _meta("server TOKENS", "Start one more engine above this number of queued tokens an engine.", ge=1)
     ] = 16384
     prefill_replicas: Annotated[
-        int, _meta("server", "So many of --replicas compute long prompts for the others: docs/scaling.md.", ge=0)
+        int, _meta("server", "Number of --replicas that compute long prompts for the others: docs/scaling.md.", ge=0)
     ] = 0
     prefill_min_tokens: Annotated[
         int,
-        _meta("server TOKENS", "Tokens of a prompt, not cached, from which it is long: see --prefill-replicas.", ge=1),
+        _meta("server TOKENS", "Uncached tokens from which a prompt is long: see --prefill-replicas.", ge=1),
     ] = 256
     replica_tls_cert: Annotated[
         str | None, _meta("access FILE", "PEM file with the certificate that engines on other machines are shown.")
@@ -296,41 +296,41 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = None
     watchdog_timeout_s: Annotated[
         float,
-        _meta("server", "The engine is hung, and replaced, after so long without a step, where it could run.", gt=0),
+        _meta("server", "An engine that could run but completes no step for this time is replaced.", gt=0),
     ] = 300.0
     freeze_grace_s: Annotated[
         float,
-        _meta("server", "An engine or front that is stopped or does not get to run is replaced after so long.", ge=0),
+        _meta("server", "An engine or front that is stopped or gets no CPU for this time is replaced.", ge=0),
     ] = 30.0
     max_sessions: Annotated[int, _meta("server", "Most sessions open at once; one client may have half.", ge=1)] = 1024
-    session_timeout_s: Annotated[float, _meta("server", "A session that is unused so long is closed.", gt=0)] = 3600.0
+    session_timeout_s: Annotated[float, _meta("server", "Idle time after which a session is closed.", gt=0)] = 3600.0
     sessions_db: Annotated[
         str | None,
         _meta(
             "server FILE",
-            "SQLite file in which sessions opened with durable: true are kept; made where there is none. Default: a "
+            "SQLite file in which sessions opened with durable: true are kept; created if absent. Default: a "
             "restart forgets all.",
         ),
     ] = None
     sessions_ttl_s: Annotated[
         float,
-        _meta("server", "A durable session that is unused so long is deleted.", alias="--sessions-ttl", gt=0),
+        _meta("server", "Idle time after which a durable session is deleted.", alias="--sessions-ttl", gt=0),
     ] = 30 * 86400.0
     sessions_max_tokens: Annotated[
         int, _meta("server TOKENS", "Most tokens that the durable sessions of one client hold.", ge=1)
     ] = 1 << 22
     resume_grace_s: Annotated[
-        float, _meta("server", "So long a stream without its client goes on.", alias="--resume-grace", ge=0)
+        float, _meta("server", "Time that a stream goes on without its client.", alias="--resume-grace", ge=0)
     ] = 0.0
     idempotency_retention_s: Annotated[
         float,
-        _meta("server", "An answer is kept so long for its Idempotency-Key.", alias="--idempotency-retention", ge=0),
+        _meta("server", "Time to keep an answer for its Idempotency-Key.", alias="--idempotency-retention", ge=0),
     ] = 60.0
     batch_path: Annotated[
         str | None,
         _meta(
             "server PATH",
-            "Folder in which files and batches are kept, of one server; made where there is none. Default: none.",
+            "Folder in which files and batches are kept, of one server; created if absent. Default: none.",
         ),
     ] = None
     max_batch_bytes: Annotated[
@@ -340,13 +340,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         _meta(
             "server FILE",
-            "SQLite file in which /v1/responses keeps responses and conversations; made where there is none. Default: "
+            "SQLite file in which /v1/responses keeps responses and conversations; created if absent. Default: "
             "nothing is kept.",
         ),
     ] = None
     responses_ttl_s: Annotated[
         float,
-        _meta("server", "A response is kept so long after it was made or continued.", alias="--responses-ttl", gt=0),
+        _meta("server", "Time to keep a response after its last use.", alias="--responses-ttl", gt=0),
     ] = 30 * 86400.0
     responses_max_mib: Annotated[
         int, _meta("server", "Most MiB of --responses-store; beyond it the oldest are dropped.", ge=1)
@@ -360,7 +360,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _meta(
             "server",
             "Refuse requests that name a model this server does not have. Default: only with adapters; one model "
-            "answers to any name, and tells it.",
+            "answers to any name, and reports it.",
         ),
     ] = False
     unknown_fields: Annotated[
@@ -368,7 +368,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _meta(
             "server",
             "Fields that an API does not have: refused by name, or accepted and listed in the header x-tureen-ignored. "
-            "Default: told in the APIs of OpenAI, Anthropic, Ollama and TGI, refused on /generate.",
+            "Default: reported in the APIs of OpenAI, Anthropic, Ollama and TGI, refused on /generate.",
         ),
     ] = None
     incremental_streaming_output: Annotated[
@@ -387,20 +387,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = ()
     grammar_backend: Annotated[
         Literal["tureen", "none", "llguidance", "xgrammar", "outlines"],
-        _meta("sampling", "none refuses constraints of outputs. The libraries' names make no difference."),
+        _meta("sampling", "none refuses constrained outputs. Names of grammar libraries are accepted without effect."),
     ] = "tureen"
     grammar_cache: Annotated[
         bool, _meta("sampling", "Keep grammars that took long to compile in --download-dir, for later.")
     ] = True
     grammar_compile_timeout_s: Annotated[
-        float, _meta("sampling", "A grammar that takes more processor time to compile is refused.", gt=0)
+        float, _meta("sampling", "CPU seconds that compiling a grammar may take; a slower one is refused.", gt=0)
     ] = 10.0
     regex_unicode: Annotated[
         bool, _meta("sampling", r"\d, \w, \s, \b of regexes and grammars know all scripts. Default: ASCII only.")
     ] = False
     sampling_defaults: Annotated[
         Literal["model", "openai"],
-        _meta("sampling", "What is not sent on chats' routes: as the model's makers recommend, or as documented."),
+        _meta("sampling", "What is not sent on chats' routes: as the model's authors recommend, or as documented."),
     ] = "model"
     preferred_sampling_params: Annotated[
         str | None, _meta("sampling JSON", "JSON object: sampling parameters of requests that do not set them.")
@@ -409,7 +409,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int | None,
         _meta(
             "sampling SEED",
-            "Draws the seeds of requests that bring none, so that the same requests in the same order get the same "
+            "Seed of the seeds of requests without one, so that the same requests in the same order get the same "
             "answers. Default: others at each start.",
         ),
     ] = None
@@ -453,26 +453,26 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int,
         _meta("scheduling TOKENS", "Token budget of a step: long prompts are computed in pieces of this size.", ge=1),
     ] = 512
-    speculative: Annotated[bool, _meta("scheduling", "Guess tokens that repeat, where that is faster.")] = True
+    speculative: Annotated[bool, _meta("scheduling", "Guess tokens that repeat, when that is faster.")] = True
     schedule_policy: Annotated[
         Literal["fair", "fcfs", "lpm"],
         _meta(
             "scheduling",
-            "Least served client first, which without named clients is fcfs; first come first served; or longest "
-            "cached prefix first.",
+            "Least served client first (without named clients: fcfs); first come, first served; or longest cached "
+            "prefix first.",
         ),
     ] = "fair"
     enable_priority_scheduling: Annotated[
         bool, _meta("scheduling", "Honour the requests' priority: higher first; lower is preempted first.")
     ] = False
     kv_disk: Annotated[
-        str | None, _meta("scheduling PATH", "Folder that keeps pages of the KV cache; made where there is none.")
+        str | None, _meta("scheduling PATH", "Folder that keeps pages of the KV cache; created if absent.")
     ] = None
     kv_disk_size: Annotated[int, _meta("scheduling BYTES", "Most bytes of KV pages in --kv-disk.", ge=1)] = 10 << 30
     disable_radix_cache: Annotated[bool, _meta("scheduling", "Do not reuse the KV cache of equal prefixes.")] = False
 
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], _meta("logging", "Least level that is logged.")
+        Literal["debug", "info", "warning", "error"], _meta("logging", "Lowest level that is logged.")
     ] = "info"
     log_format: Annotated[Literal["text", "json"], _meta("logging", "Lines for people, or one JSON object a line.")] = (
         "text"

@@ -67,7 +67,7 @@ def _from_file(file: str | None) -> dict[str, Any]:
     except OSError as error:
         raise StartupError(f"--config {file}: cannot read it: {error.strerror}") from None
     except ValueError:
-        raise StartupError(f"--config {echo(file)}: is not UTF-8, or no file can have this name") from None
+        raise StartupError(f"--config {echo(file)}: is not UTF-8, or is not a valid file name") from None
     try:
         return {key.replace("-", "_"): value for key, value in tomllib.loads(text).items()}
     except tomllib.TOMLDecodeError as error:
@@ -103,14 +103,14 @@ def fault_of(name: str, value: Any) -> str:
         converted(name, value)
     except msgspec.ValidationError as error:
         allowed = _allowed(name)
-        return f"it may be {allowed}" if allowed else str(error).replace(f" - at `$.{name}`", "")
+        return f"it must be {allowed}" if allowed else str(error).replace(f" - at `$.{name}`", "")
     return ""
 
 
 def _told(name: str, value: Any, error: msgspec.ValidationError) -> str:
     flag, allowed = f"--{name.replace('_', '-')}", _allowed(name)
     if allowed:
-        return f"{flag} {echo(value)}: it may be {allowed}"
+        return f"{flag} {echo(value)}: it must be {allowed}"
     return f"{str(error).replace(f'`$.{name}', f'`{flag}')}{_meant(name)}"
 
 

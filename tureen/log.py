@@ -62,7 +62,7 @@ def warn_of_root() -> None:
     """Log a warning if the process runs as root. Servers and engines call it once at their start."""
     if os.geteuid() == 0:
         get_logger("start").warning(
-            "running as root: a fault in this program would open the whole machine; run it as a user of its own, as "
+            "running as root: a fault in this program would expose the whole machine; run it as its own user, as in "
             "deploy/systemd/tureen.service and deploy/docker/Dockerfile do"
         )
 

@@ -25,64 +25,64 @@ SAMPLE_S, NUM_SAMPLES = 2.0, 300
 FINISHES = ("stop", "length", "abort", "error")
 
 GAUGES = {
-    "num_running_reqs": "Requests that run.",
-    "num_queue_reqs": "Requests that wait.",
-    "num_grammar_queue_reqs": "Requests that wait for their grammar.",
+    "num_running_reqs": "Running requests.",
+    "num_queue_reqs": "Waiting requests.",
+    "num_grammar_queue_reqs": "Requests waiting for their grammar.",
     "num_used_tokens": "Tokens of KV cache held by running requests.",
     "token_usage": "Share of the KV cache held by running requests.",
     "swa_token_usage": "Share of the KV cache's window pages held by running requests; 0 without such pages.",
     "max_total_num_tokens": "Size of the KV cache in tokens.",
     "cache_hit_rate": "Share of prompt tokens found in the prefix cache, over the last interval.",
     "gen_throughput": "Output tokens per second, over the last interval.",
-    "spec_accept_length": "Output tokens of a request per step that draws; 0 before the first guess.",
-    "num_batches": "Batches that have not ended.",
+    "spec_accept_length": "Output tokens of a request per decode step; 0 before the first guess.",
+    "num_batches": "Unfinished batches.",
     "utilization": "Running requests as a share of --max-running-requests.",
     "kv_disk_bytes": "Bytes of KV pages in --kv-disk.",
-    "engine_suspect": "1 while the engine does not answer, or is being replaced; else 0.",
+    "engine_suspect": "1 while the engine is unresponsive or being replaced; otherwise 0.",
 }
 COUNTERS = {
-    "prompt_tokens": "Prompt tokens of ended requests.",
-    "generation_tokens": "Output tokens of ended requests.",
-    "cached_tokens": "Prompt tokens of ended requests that came from the prefix cache.",
-    "num_aborted_requests": "Requests that were aborted.",
+    "prompt_tokens": "Prompt tokens of finished requests.",
+    "generation_tokens": "Output tokens of finished requests.",
+    "cached_tokens": "Prompt tokens of finished requests that came from the prefix cache.",
+    "num_aborted_requests": "Aborted requests.",
     "num_retracted_requests": "Preemptions.",
-    "engine_replacements": "Engines that took the place of one that was lost.",
-    "num_resumed_requests": "Requests that went on in another engine.",
-    "num_poison_requests": "Requests that were ended because engines died of them.",
-    "forced_tokens": "Output tokens that the grammar left no choice about.",
-    "spec_draft_tokens": "Tokens that were guessed before they were drawn.",
-    "spec_accept_tokens": "Of those, the ones that were then drawn.",
+    "engine_replacements": "Engines that replaced a lost one.",
+    "num_resumed_requests": "Requests that continued in another engine.",
+    "num_poison_requests": "Requests that were ended because they killed engines.",
+    "forced_tokens": "Output tokens that the grammar forced.",
+    "spec_draft_tokens": "Draft tokens proposed by speculative decoding.",
+    "spec_accept_tokens": "Draft tokens that were accepted.",
     "num_grammar": "Requests for a grammar.",
-    "num_grammar_cache_hit": "Of those, found compiled or being compiled.",
-    "num_grammar_failed": "Grammars that were refused, time-outs included.",
+    "num_grammar_cache_hit": "Requests for a grammar that was compiled or being compiled.",
+    "num_grammar_failed": "Refused grammars, including timeouts.",
     "num_grammar_timeout": "Grammars that took too long to compile.",
-    "num_grammar_mismatch": "Outputs that did not match their grammar after all.",
-    "num_grammar_unverified": "Constrained outputs whose second check came to no result in time.",
-    "num_neutralised_tokens": "Control tokens written in messages of chats: they were taken as plain text.",
-    "num_batch_lines": "Lines of batches that were answered.",
-    "num_batch_lines_failed": "Of those, with an error.",
+    "num_grammar_mismatch": "Outputs that failed the final check against their grammar.",
+    "num_grammar_unverified": "Constrained outputs whose final check timed out.",
+    "num_neutralised_tokens": "Control tokens in chat messages that were treated as plain text.",
+    "num_batch_lines": "Answered lines of batches.",
+    "num_batch_lines_failed": "Lines of batches that were answered with an error.",
     "num_pictures": "Pictures and videos in prompts.",
-    "num_pictures_encoded": "Of those, encoded; for the others that had been done.",
-    "kv_disk_saved_pages": "KV pages that were written to --kv-disk.",
-    "kv_disk_loaded_pages": "KV pages that were read from there in place of being computed.",
-    "kv_disk_evicted_pages": "KV pages that were removed from there to keep --kv-disk-size.",
-    "kv_disk_lost_pages": "KV pages that left the KV cache before they were saved.",
-    "kv_disk_damaged_pages": "KV pages that were not as they had been written, and were computed again.",
-    "kv_disk_failures": "Attempts to read or write KV pages that the disk refused.",
+    "num_pictures_encoded": "Pictures and videos that were encoded; the others were cached.",
+    "kv_disk_saved_pages": "KV pages written to --kv-disk.",
+    "kv_disk_loaded_pages": "KV pages read from --kv-disk instead of being computed.",
+    "kv_disk_evicted_pages": "KV pages removed from --kv-disk to keep --kv-disk-size.",
+    "kv_disk_lost_pages": "KV pages evicted from the KV cache before they were saved.",
+    "kv_disk_damaged_pages": "Damaged KV pages on the disk, which were recomputed.",
+    "kv_disk_failures": "Failed reads and writes of KV pages.",
     "grammar_compile_seconds": "Time from the request for a compilation to its end.",
 }
 REPLICA_GAUGES = {
     "replica_up": "1 while the replica's engine is healthy; else 0.",
-    "replica_running_reqs": "Requests that run in the replica.",
-    "replica_queue_reqs": "Requests that wait in the replica.",
-    "replica_queued_tokens": "Tokens that the replica is to compute.",
-    "replica_replacements": "Engines of the replica that took the place of one that was lost.",
+    "replica_running_reqs": "Running requests of the replica.",
+    "replica_queue_reqs": "Waiting requests of the replica.",
+    "replica_queued_tokens": "Tokens queued for computation in the replica.",
+    "replica_replacements": "Engines of the replica that replaced a lost one.",
 }
 """Gauges with the label `replica` beside `model_name`, where there are several engines."""
 HISTOGRAMS = {
-    "time_to_first_token_seconds": (LATENCY_BUCKETS_S, "From arrival to the first token."),
-    "inter_token_latency_seconds": (LATENCY_BUCKETS_S, "Between two tokens of a request."),
-    "e2e_request_latency_seconds": (LATENCY_BUCKETS_S, "From arrival to the last token."),
+    "time_to_first_token_seconds": (LATENCY_BUCKETS_S, "Time from arrival to the first token."),
+    "inter_token_latency_seconds": (LATENCY_BUCKETS_S, "Time between two tokens of a request."),
+    "e2e_request_latency_seconds": (LATENCY_BUCKETS_S, "Time from arrival to the last token."),
     "prompt_tokens_histogram": (TOKEN_BUCKETS, "Prompt tokens per request."),
     "generation_tokens_histogram": (TOKEN_BUCKETS, "Output tokens per request."),
 }
@@ -228,14 +228,14 @@ class Metrics:
             self._histograms["time_to_first_token_seconds"], self._histograms["inter_token_latency_seconds"]
         )
         self._requests = Counter(
-            "sglang:num_requests", "Requests that ended.", [*labels, "finish_reason"], registry=self._registry
+            "sglang:num_requests", "Finished requests.", [*labels, "finish_reason"], registry=self._registry
         )
         self._responses = Counter(
             "sglang:http_responses", "HTTP responses.", [*labels, "status"], registry=self._registry
         )
         self._ignored = Counter(
             "sglang:num_ignored_fields",
-            "Requests with a field that was accepted and had no effect; `unknown`: with fields that no API has.",
+            "Requests with a field that was accepted without effect; `unknown`: fields that no API has.",
             [*labels, "field"],
             registry=self._registry,
         )

@@ -187,7 +187,7 @@ class OfflineEngine:
 
     def _check_running(self) -> None:
         if self._is_shut_down:
-            raise Unavailable("the engine was shut down; make a new one", code="shut_down")
+            raise Unavailable("the engine was shut down; create a new one", code="shut_down")
 
     def _stop_loop(self) -> None:
         self._wait(self._loop.shutdown_default_executor())

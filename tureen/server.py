@@ -1,6 +1,6 @@
 """Runs `tureen serve`: binds, loads, answers, drains.
 
-Imports: build, config, config_facts, errors, http, log, requests, run_files, serving,
+Imports: build, config, config_facts, devices, errors, http, log, requests, run_files, serving,
 terminal; asyncio.
 Imported by: bench, fronts.
 """
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tureen.build import Model, connect, find_model, may_load_torch, media_loader
 from tureen.config import Config
 from tureen.config_facts import asks_for_traces, is_alone
+from tureen.devices import cpu
 from tureen.errors import StartupError
 from tureen.http.listener import LOOPBACK, bind, remove_socket
 from tureen.http.origins import check_hosts, check_origins
@@ -83,7 +84,7 @@ def _check_access(config: Config) -> None:
     needs_certificate = context is not None and context.verify_mode is ssl.CERT_REQUIRED
     if config.host not in LOOPBACK and not needs_key and not needs_certificate and not _is_in_container():
         log.warning(
-            "--host %s without keys: everybody who reaches this machine may use this server; give --api-key, "
+            "--host %s without keys: everyone who reaches this machine can use this server; give --api-key, "
             "--api-key-file or --tls-ca, or leave --host out to serve this machine only",
             config.host,
         )
@@ -127,6 +128,7 @@ async def _serve(config: Config) -> int:
         server = importlib.import_module("tureen.http.server")
         gc.freeze()  # what start-up made lives as long as the server; collections need not look at it
         gc.enable()
+        cpu.trim()  # start-up read the tokenizer and the metadata of the files
         helpers: list[asyncio.Task[None]] = []
         note = RunNote(config)
 

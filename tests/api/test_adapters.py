@@ -469,11 +469,11 @@ def test_only_who_may_administer_changes_adapters(make_app, written):
 @pytest.mark.parametrize(
     ("paths", "fault"),
     [
-        (("red",), r"has no adapter_config\.json"),
+        (("red",), r"has no readable adapter_config\.json"),
         (("=x",), "must be NAME=PATH"),
         (("red=",), "must be NAME=PATH"),
         (('{"lora_name": "red"}',), "must be NAME=PATH, PATH, or a JSON object"),
-        (("red=/nowhere",), r"has no adapter_config\.json"),
+        (("red=/nowhere",), r"has no readable adapter_config\.json"),
         (("a\nb=FOLDER/red",), "printable"),
         (("red=FOLDER/red", "red=FOLDER/blue"), "is already loaded"),
     ],
@@ -498,7 +498,7 @@ def test_an_adapter_without_a_name_is_called_by_its_path(written, make_app):
 def test_adapters_do_not_go_with_transformers_models(written):
     folder, _ = written
     settings = SETTINGS | {"model_impl": "transformers", "lora_paths": (f"red={folder / 'red'}",)}
-    with pytest.raises(StartupError, match="adapters do not go with --model-impl transformers"):
+    with pytest.raises(StartupError, match="adapters are not supported with --model-impl transformers"):
         real_engine(folder, Config(**settings), progress=lambda *_: None)
 
 

@@ -185,7 +185,7 @@ def test_tools_that_another_server_runs_are_left_out_alone_too_and_refused_where
     assert _told(app, tools=[tool]) == "tools[0]"
     assert _count(app, tools=[tool]) == _count(app)
     demanded = _refusal(app, tools=[WEATHER, tool], tool_choice={"type": "tool", "name": name})
-    assert demanded.startswith(f"tool_choice.name '{name}' demands a tool that only Anthropic's servers run")
+    assert demanded.startswith(f"tool_choice.name '{name}' names a tool that only Anthropic's servers run")
     assert "tool" in _refusal(app, tools=[tool], tool_choice={"type": "any"})
 
 

@@ -194,7 +194,7 @@ def test_no_picture_may_be_missing_or_left_over(seeing_app):
 def test_a_model_of_text_says_that_it_takes_no_pictures(app):
     error = _error(app, [{"role": "user", "content": [{"type": "image"}]}], pictures=[_png("red")])
     assert error.field == "messages"
-    assert "takes text only on this server" in error.message
+    assert "takes only text on this server" in error.message
 
 
 def test_tokens_alone_need_no_picture(seeing_app):

@@ -194,7 +194,7 @@ def test_min_new_tokens_keeps_an_output_going_but_not_beyond_its_grammar(app: Ap
         ({"structural_tag": {"type": "structural_tag"}}, "invalid_structural_tag", "structural_tag"),
         ({"regex": "a", "ebnf": 'root ::= "a"'}, "invalid_ebnf", "cannot go with"),
         ({"choice": ["a"], "dtype": "int"}, "invalid_dtype", "cannot go with"),
-        ({"grammar_after": "</think>"}, "invalid_grammar_after", "needs what comes after it"),
+        ({"grammar_after": "</think>"}, "invalid_grammar_after", "needs a constraint for the text after it"),
         ({"json_schema": "{nonsense"}, "invalid_json_schema", "json_schema"),
         ({"json_schema": {"type": "objct"}}, "invalid_json_schema", "objct"),
         ({"json_schema": {"$ref": "https://a.b/c"}}, "invalid_json_schema", "https://a.b/c"),

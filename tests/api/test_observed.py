@@ -320,8 +320,8 @@ def test_a_refusal_before_a_request_is_read_is_logged_and_counted_like_any_other
         assert app.metrics()["http_responses_total[431]"] == 1
         assert app.metrics()["http_responses_total[400]"] == 30
     messages = [json.loads(line)["message"] for line in written.getvalue().splitlines()]
-    lines = [message for message in messages if "refused before it was read" in message]
-    assert lines[0] == f"{ids[0]} refused before it was read: 400 invalid_http"
+    lines = [message for message in messages if "refused before it was parsed" in message]
+    assert lines[0] == f"{ids[0]} refused before it was parsed: 400 invalid_http"
     assert 20 <= len(lines) < 31
     assert SECRET not in written.getvalue()
 

@@ -106,13 +106,13 @@ def test_a_base_url_without_a_version_works(template):
 @pytest.mark.parametrize(
     ("method", "path", "status", "says"),
     [
-        ("POST", "/v1/responses/compact", 404, "compacts no conversation"),
-        ("POST", "/responses/compact", 404, "compacts no conversation"),
-        ("POST", "/v1/responses/other", 404, "there is nothing at '/v1/responses/other'"),
+        ("POST", "/v1/responses/compact", 404, "does not compact conversations"),
+        ("POST", "/responses/compact", 404, "does not compact conversations"),
+        ("POST", "/v1/responses/other", 404, "there is no route '/v1/responses/other'"),
         ("POST", "/v1/chat/completion", 404, "did you mean /v1/chat/completions?"),
-        ("POST", "/v1/audio/speech", 404, "no model here listens or speaks"),
+        ("POST", "/v1/audio/speech", 404, "audio is not supported"),
         ("GET", "/v1/assistants", 404, "use /v1/responses"),
-        ("POST", "/nowhere", 404, "there is nothing at '/nowhere'"),
+        ("POST", "/nowhere", 404, "there is no route '/nowhere'"),
         ("GET", "/v1/chat/completions", 405, "use POST"),
         ("PUT", "/v1/responses/r", 405, "use DELETE, GET"),
     ],

@@ -133,7 +133,7 @@ def _refusal(path, **settings):
 
 def test_without_the_mmproj_file_a_picture_is_refused_and_the_answer_names_the_setting(oracle, tmp_path):
     path = _pair(tmp_path / "m", oracle, TEMPLATE)
-    assert "takes text only on this server (--language-model-only)" in _refusal(path, language_model_only=True)
+    assert "takes only text on this server (--language-model-only)" in _refusal(path, language_model_only=True)
     path.with_name("mmproj-tiny-f32.gguf").unlink()
     assert "only with the mmproj file that was made for it (--mmproj FILE)" in _refusal(path)
 

@@ -65,7 +65,7 @@ def test_whoever_listens_when_the_server_ends_is_told():
             await asyncio.sleep(0)
         assert len(kept) == 2
         await kept.close()
-        with pytest.raises(Conflict, match="ended before its answer began") as caught:
+        with pytest.raises(Conflict, match="aborted before its answer began") as caught:
             await waiting
         assert caught.value.code == "request_ended"
         assert await reading == b"some"

@@ -69,9 +69,9 @@ def test_the_server_s_own_sampling_parameters_change_no_score(app):
     [
         ({"query": None}, "query", "missing"),
         ({"items": []}, "items", "empty"),
-        ({"items": ["a", [1]]}, "items", "texts where query is one"),
-        ({"items": [[1]]}, "items", "texts where query is one"),
-        ({"query": [1]}, "items", "texts where query is one"),
+        ({"items": ["a", [1]]}, "items", "texts if query is a text"),
+        ({"items": [[1]]}, "items", "texts if query is a text"),
+        ({"query": [1]}, "items", "texts if query is a text"),
         ({"query": "", "items": [""]}, "items[0]", "empty"),
         ({"query": [1], "items": [[9999]]}, "items[0]", "got 9999"),
         ({"items": ["a"] * 2049}, "items", "2048"),

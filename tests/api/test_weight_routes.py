@@ -162,8 +162,8 @@ def _change_config(folder, **changes):
 
 
 FAULTS = [
-    (_make_other_shape, "another intermediate_size than the model that is served, 80 and not 96"),
-    (_make_other_architecture, "another architecture"),
+    (_make_other_shape, "intermediate_size differs from the served model's, 80 and not 96"),
+    (_make_other_architecture, "architecture differs"),
     (_make_other_ends, "other special tokens"),
     (_make_truncated, "corrupt"),
     (_make_without_weights, "has no *.safetensors"),
@@ -386,7 +386,7 @@ def test_a_model_that_makes_embeddings_ends_nothing_for_an_update_it_cannot_do()
 
         refused, answer = app.run(scenario())
     assert (refused.status_code, answer.status_code) == (404, 200)
-    assert "embeddings" in refused.json()["error"]["message"]
+    assert "embedding" in refused.json()["error"]["message"]
 
 
 def test_adapters_stay_and_act_on_the_new_weights(app, models):

@@ -125,8 +125,8 @@ WRONG = [
     (schema(PERSON), '{"name": "Ada"}', "the value does not fit 'required'"),
     (schema(PERSON), '{"name": "Ada", "age": 36', "not JSON"),
     (schema({"type": "string", "format": "date"}), '"2023-02-29"', "'format'"),
-    (schema({"type": "integer"}), "NaN", "NaN is no JSON number"),
-    (schema({}), "-Infinity", "-Infinity is no JSON number"),
+    (schema({"type": "integer"}), "NaN", "NaN is not a JSON number"),
+    (schema({}), "-Infinity", "-Infinity is not a JSON number"),
     (schema({"maximum": 0.1}), "0.1000000000000000000001", "'maximum'"),
     (schema({"type": "string"}), '"\\ud800"', "surrogate"),
     (schema({"properties": {"a": {"type": "null"}}}), '{"a": 1, "a": null}', "['a'] does not fit 'type'"),
@@ -155,7 +155,7 @@ WRONG = [
     (GrammarSpec("json_schema", "$$ANY$$"), "{a: 1}", "not JSON"),
     (GrammarSpec("regex", "[a-c]{2}"), "abc", "does not match"),
     (GrammarSpec("regex", "a$"), "a\n", "does not match"),
-    (GrammarSpec("choice", '["yes", "no"]'), "yes ", "none of the choices"),
+    (GrammarSpec("choice", '["yes", "no"]'), "yes ", "not one of the choices"),
 ]
 
 

@@ -206,7 +206,7 @@ def test_the_file_that_sees_is_not_fetched_where_no_picture_can_be_read_and_the_
     [message] = [record.getMessage() for record in caplog.records if record.name.endswith("hub")]
     assert message.startswith("org/m takes text only here: ")
     assert "vision" in message
-    assert message.endswith("mmproj-F16.gguf is not fetched: run tureen pull org/m after a fix")
+    assert message.endswith("mmproj-F16.gguf is not fetched; after a fix, run tureen pull org/m")
     pull("org/m", config, renewed=True)
     assert path.with_name("mmproj-F16.gguf").is_file()
 
@@ -242,7 +242,7 @@ def test_the_token_goes_to_the_hub_and_opens_what_is_private(hub, config, monkey
     hub.files["org/name"], hub.token = FOLDER, "secret"
     assert "set HF_TOKEN" in _fault("org/name", config)
     monkeypatch.setenv("HF_TOKEN", "wrong")
-    assert "takes your token (HF_TOKEN) for wrong" in _fault("org/name", config)
+    assert "rejects your token (HF_TOKEN)" in _fault("org/name", config)
     monkeypatch.setenv("HF_TOKEN", "secret")
     assert (pull("org/name", config) / "model.safetensors").read_bytes() == WEIGHTS
 
@@ -308,7 +308,7 @@ def test_the_token_of_a_log_in_is_used(hub, config, tmp_path):
     ("prepare", "words"),
     [
         (lambda hub: hub.gated.add("org/name"), ["gated", "accept its terms at", "HF_TOKEN"]),
-        (lambda hub: hub.files.clear(), ["no such repository", "check the name", "HF_TOKEN"]),
+        (lambda hub: hub.files.clear(), ["no such public repository", "check the name", "HF_TOKEN"]),
         (lambda hub: hub.status.update({"/api/models/org/name/revision/main": 503}), ["503", "try again later"]),
         (lambda hub: hub.status.update({"/api/models/org/name/revision/main": 429}), ["429", "try again later"]),
         (lambda hub: hub.close(), ["refuses connections", "--model-path", "HF_ENDPOINT"]),
@@ -372,7 +372,7 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched(hub, config
     hub.files["org/name"] = FOLDER
     monkeypatch.setattr("shutil.disk_usage", lambda folder: type("", (), {"free": 1_000_000}))
     message = _fault("org/name", config)
-    assert "10 MiB are needed and 977 KiB are free" in message
+    assert "it needs 10 MiB, but only 977 KiB are free" in message
     assert "tureen rm" in message
     assert [path for path, _ in _content_requests(hub) if path.endswith("safetensors")] == []
 
@@ -410,7 +410,7 @@ def test_a_proxy_is_used_and_its_fault_named_without_its_password(hub, config, m
 def test_a_name_that_no_server_has_says_that_there_is_no_network(hub, config, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
     message = _fault("org/name", config)
-    assert "hub.invalid is not found: no network" in message
+    assert "hub.invalid does not resolve: no network" in message
     assert "hf download org/name" in message
 
 
@@ -480,7 +480,7 @@ def test_threads_that_want_a_model_at_once_all_get_it_and_it_is_sent_once(hub, c
 def test_the_index_of_a_folder_in_parts_names_what_is_missing(hub, config):
     index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode()
     hub.files["org/name"] = {"config.json": b"{}", "model.safetensors.index.json": index, "model-1.safetensors": b"x"}
-    assert "no whole model" in _fault("org/name", config)
+    assert "no complete model" in _fault("org/name", config)
 
 
 def test_the_command_shows_a_bar_on_a_terminal_and_ends_with_the_path(hub, config):
@@ -570,8 +570,8 @@ def test_show_asks_only_for_the_head_of_a_gguf_file(hub, config, capsys, monkeyp
 
 
 def test_show_says_why_a_model_on_the_hub_is_not_known(hub, config, capsys, monkeypatch):
-    assert "runs         not known: model org/none: the hub has no such repository" in _shown(
+    assert "runs         not known: model org/none: the hub has no such public repository" in _shown(
         "org/none", config, capsys
     )
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "HF_HUB_OFFLINE forbids to ask the hub" in _shown("org/none", config, capsys)
+    assert "HF_HUB_OFFLINE forbids access to the hub" in _shown("org/none", config, capsys)

@@ -54,16 +54,16 @@ def test_a_name_near_one_on_the_shelf_is_answered_with_it(name, meant):
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("llama3.2", "its size 3b is bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M"),
-        ("Llama3.2:1b", "its size 1b is bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"),
-        ("llama3.2:latest", "its size 3b is bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M"),
-        ("gemma3:27b", "its size 4b is ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"),
+        ("llama3.2", "size 3b on the hub is bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M"),
+        ("Llama3.2:1b", "size 1b on the hub is bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"),
+        ("llama3.2:latest", "size 3b on the hub is bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M"),
+        ("gemma3:27b", "size 4b on the hub is ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"),
     ],
 )
 def test_a_name_of_ollama_is_answered_with_that_of_the_hub(name, meant):
     with pytest.raises(StartupError) as refused:
         parse(name)
-    assert refused.value.message == f"model {name}: this is Ollama's name; on the hub, {meant}"
+    assert refused.value.message == f"model {name}: this is Ollama's name; {meant}"
 
 
 def test_each_model_of_the_hub_is_named_as_pull_takes_it():

@@ -161,7 +161,7 @@ def test_models_in_the_cache_of_the_hubs_own_library_are_listed_and_left_alone(h
         path = pull("org/whole", Config())
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
     assert [(model.name, model.path) for model in kept_models(config)] == [("org/whole", path)]
-    with pytest.raises(StartupError, match="which other programs use, too"):
+    with pytest.raises(StartupError, match="which other programs also use"):
         remove("org/whole", config)
     assert path.exists()
 

@@ -125,7 +125,7 @@ def test_rules_stay_with_a_marker():
         (GrammarSpec("choice", "[]"), "choice must be a list that is not empty, got a list of 0"),
         (GrammarSpec("choice", '["a", ""]'), r"choice\[1\] is empty"),
         (GrammarSpec("choice", '["a", 1]'), r"choice\[1\] must be a string, got 1"),
-        (GrammarSpec("choice", '["a", "b", "a"]'), r"choice\[2\] is there twice: 'a'"),
+        (GrammarSpec("choice", '["a", "b", "a"]'), r"choice\[2\] is a duplicate: 'a'"),
         (GrammarSpec("choice", r'["\ud800"]'), r"choice\[0\] holds half of a surrogate pair"),
         (GrammarSpec("choice", "[" * 30_000), "choice is nested too deep"),
         (GrammarSpec("choice", json.dumps([str(at) for at in range(MAX_CHOICES + 1)])), "choice has too many texts"),

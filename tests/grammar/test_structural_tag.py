@@ -398,7 +398,7 @@ TAG = tag("<f>", const("x"), "</f>")
         (whole(tag(3, ANY_TEXT, "x")), "format.begin must be a string, got 3"),
         (whole(tag({"type": "token", "token": 3}, ANY_TEXT, "x")), "format.begin.token 3 is a number"),
         (whole(tag("x", ANY_TEXT, [])), "format.end must be a list that is not empty"),
-        (whole(tag("x", ANY_TEXT, ["a", "a"])), r"format.end\[1\] is there twice: 'a'"),
+        (whole(tag("x", ANY_TEXT, ["a", "a"])), r"format.end\[1\] is a duplicate: 'a'"),
         (whole(triggered([], [TAG])), "format.triggers must be a list that is not empty"),
         (whole(triggered(["<f"], [])), "format.tags must be a list that is not empty"),
         (whole(triggered(["<f"], [const("x")])), r"format.tags\[0\] has an unknown key 'value'"),
@@ -407,8 +407,8 @@ TAG = tag("<f>", const("x"), "</f>")
             r"tags\[0\].type must be 'tag'",
         ),
         (whole(triggered([""], [TAG])), r"format.triggers\[0\] is empty"),
-        (whole(triggered(["<g"], [TAG])), r"format.triggers\[0\] '<g' begins no tag"),
-        (whole(triggered(["<f>x"], [TAG])), r"format.triggers\[0\] '<f>x' begins no tag"),
+        (whole(triggered(["<g"], [TAG])), r"format.triggers\[0\] '<g' is not the beginning of a tag"),
+        (whole(triggered(["<f>x"], [TAG])), r"format.triggers\[0\] '<f>x' is not the beginning of a tag"),
         (
             whole(triggered(["<f"], [TAG, tag("<g", ANY_TEXT, ">")])),
             r"format.tags\[1\].begin '<g' starts with none of structural_tag.format.triggers",
@@ -427,7 +427,7 @@ TAG = tag("<f>", const("x"), "</f>")
         ({"structures": [{"begin": "<f"}], "triggers": ["<"]}, r"structural_tag.structures\[0\] lacks 'schema'"),
         (
             {"structures": [{"begin": "f", "schema": {}, "end": ""}], "triggers": ["<"]},
-            r"structural_tag.triggers\[0\] '<' begins no tag",
+            r"structural_tag.triggers\[0\] '<' is not the beginning of a tag",
         ),
         (
             {"structures": [{"begin": "f", "schema": {"type": 3}, "end": ""}], "triggers": ["f"]},

@@ -202,7 +202,7 @@ def test_adapters_of_heads_that_a_gguf_file_has_in_another_order_are_refused(key
     runner = load_runner(open_model(path), config)
     if is_refused:
         with pytest.raises(
-            InvalidRequest, match=r"linear_attn\.out_proj', whose heads a GGUF file has in another order"
+            InvalidRequest, match=r"linear_attn\.out_proj', whose heads a GGUF file stores in another order"
         ):
             load_adapter(runner, 1, tmp_path / "adapter")
         return

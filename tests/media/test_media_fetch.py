@@ -290,15 +290,15 @@ def test_every_way_to_end_a_body_is_understood(remote, answer):
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "HTTP 404"),
         (b"HTTP/1.1 206 Partial\r\nContent-Length: 0\r\n\r\n", "HTTP 206"),
         (b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", "HTTP"),
-        (b"HTTP/1.1 103 Early Hints\r\n\r\n" + GOOD, "its host answers with"),
-        (GOOD + GOOD, "more than the picture"),
+        (b"HTTP/1.1 103 Early Hints\r\n\r\n" + GOOD, "its host sends data after"),
+        (GOOD + GOOD, "sends data after the picture"),
         (HEAD + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(bytes(1 << 20)), "compresses"),
         (HEAD + b"Content-Length: 500\r\n\r\nshort", "too early"),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nshort", "too early"),
         (HEAD, "too early"),
         (b"", "too early"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "no HTTP"),
-        (b"\0" * 100, "no HTTP"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "not answer with HTTP"),
+        (b"\0" * 100, "not answer with HTTP"),
     ],
 )
 def test_another_answer_than_a_picture_is_a_failure_with_its_reason(remote, answer, why):
@@ -324,9 +324,9 @@ def endless(head, piece):
         (HEAD + b"\r\n", bytes(1 << 20), "20 MiB"),
         (HEAD + b"Content-Length: 99999999999\r\n\r\n", bytes(1 << 20), "20 MiB"),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"100000\r\n" + bytes(1 << 20) + b"\r\n", "20 MiB"),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 10000, "besides"),
-        (HEAD, b"X-More: and more\r\n" * 1000, "besides"),
-        (b"HTTP/1.1 200 OK\r\nX: ", b"a" * 10000, "besides"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 10000, "in addition"),
+        (HEAD, b"X-More: and more\r\n" * 1000, "in addition"),
+        (b"HTTP/1.1 200 OK\r\nX: ", b"a" * 10000, "in addition"),
     ],
 )
 def test_an_answer_without_end_is_cut_off(remote, head, piece, why):

@@ -158,7 +158,7 @@ def test_the_length_is_the_trained_one_unless_the_operator_says_another(tiny):
         ({"vocab_size": "many"}, "vocab_size: must be a positive integer, got 'many'"),
         ({"intermediate_size": 81}, r"has shape \[80\], config.json says \[81\]"),
         ({"num_hidden_layers": 4}, "lacks 16 weights"),
-        ({"num_hidden_layers": 2}, "config.json says that there is none"),
+        ({"num_hidden_layers": 2}, "config.json says it is absent"),
     ],
 )
 def test_a_config_that_the_weights_do_not_fit_or_that_is_not_supported_names_its_fault(tmp_path, change, fault):
@@ -181,7 +181,7 @@ def test_a_config_that_the_weights_do_not_fit_or_that_is_not_supported_names_its
     ],
 )
 def test_settings_that_could_do_nothing_are_refused(tiny, setting, value):
-    with pytest.raises(StartupError, match=f"--{setting.replace('_', '-')} .*embeddings"):
+    with pytest.raises(StartupError, match=f"--{setting.replace('_', '-')} .*embedding"):
         _load(tiny[0], **{setting: value})
 
 

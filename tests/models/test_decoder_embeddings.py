@@ -248,7 +248,7 @@ def test_a_long_document_is_cut_and_the_prompt_around_it_is_not(tmp_path):
 def test_a_reranker_with_another_prompt_is_refused_by_name(tmp_path_factory):
     folder = tmp_path_factory.mktemp("other")
     _write_reranker(folder)
-    check_refused(folder, "LogitScore is supported for Qwen3-Reranker")
+    check_refused(folder, "LogitScore is supported only for Qwen3-Reranker")
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])

@@ -95,7 +95,7 @@ def test_its_rows_do_not_mix(model):
         ("Mamba", {}, "layer 0 has no attention"),
         ("GptOss", {"num_local_experts": 4}, "s_aux"),
         ("Lfm2", {"layer_types": ["conv", "full_attention"]}, "layer 0 has no attention"),
-        ("Phimoe", {"num_local_experts": 4, "sliding_window": 16}, "window is in the model's mask"),
+        ("Phimoe", {"num_local_experts": 4, "sliding_window": 16}, "window is only in the model's mask"),
         ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "scaling dynamic"),
     ],
 )

@@ -99,7 +99,7 @@ def test_a_model_that_was_changed_is_packed_again(server, name):
     status = (server.model / name).stat()
     os.utime(server.model / name, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     (warning,) = server.start()
-    assert "it was made of other files, or by another version" in warning
+    assert "it was made from other files, or by another version" in warning
     assert server.phases == {FRESH}
     assert server.start() == []
     assert server.phases == {COPY}
@@ -151,8 +151,8 @@ def _end_not_written(data):
         (_zeros, "not of this version"),
         (_header_flipped, "header is damaged"),
         (_endless_header, "header is damaged"),
-        (_last_weight_flipped, "not those that were written"),
-        (_end_not_written, "not those that were written"),
+        (_last_weight_flipped, "bytes changed after they were written"),
+        (_end_not_written, "bytes changed after they were written"),
     ],
 )
 def test_a_damaged_copy_is_told_and_replaced(server, damage, reason):

@@ -90,7 +90,7 @@ def killed_and_stopped(folder: Path, num_lines: int) -> tuple[str, list[bytes]]:
     with start(folder) as server:
         wait_answered(server, batch_id, min(len(written[0].splitlines()) + 10, num_lines))
         assert server.stop() == 0
-        assert "did not end in time" not in server.output
+        assert "did not finish in time" not in server.output
     return batch_id, [*written, whole_lines(folder)]
 
 

@@ -33,7 +33,12 @@ def run_python(own, *arguments, status=0):
     return done.stdout, done.stderr
 
 
-def test_list_and_doctor_load_nothing_heavy_and_doctor_says_how_to_get_a_model(places):
+def test_doctor_list_and_bench_say_what_is_here_and_how_to_get_what_is_not(places):
+    list_and_doctor_load_nothing_heavy_and_doctor_says_how_to_get_a_model(places)
+    doctor_measures_a_model_and_names_no_path_or_value_and_bench_says_how_to_start_a_server(places)
+
+
+def list_and_doctor_load_nothing_heavy_and_doctor_says_how_to_get_a_model(places):
     own, _ = places
     code = (
         "import sys\nfrom tureen.cli import command_line as cli\nassert cli.main(['list']) == 0\n"
@@ -43,10 +48,15 @@ def test_list_and_doctor_load_nothing_heavy_and_doctor_says_how_to_get_a_model(p
     )
     shown, num_modules = run_python(own, "-c", code)
     assert int(num_modules) < 250  # each is a file that is read
-    assert "is not here, so nothing was measured; tureen pull" in shown
+    assert "is not on this machine: nothing was measured; run tureen pull" in shown
 
 
-def test_a_server_is_seen_under_one_name_everywhere_and_stopped(places):
+def test_a_server_is_seen_under_one_name_while_it_runs_and_stopped_by_name(places):
+    a_server_is_seen_while_it_runs_and_stopped_by_name(places)
+    a_server_that_was_killed_is_not_seen_and_its_note_is_gone(places)
+
+
+def a_server_is_seen_while_it_runs_and_stopped_by_name(places):
     own, path = places
     assert json.loads(run(own, "ps", "--json")) == []
     with ServerProcess("--model-path", str(path), env=own) as server:
@@ -67,14 +77,14 @@ def test_a_server_is_seen_under_one_name_everywhere_and_stopped(places):
         assert names == dict.fromkeys(names, "tiny")
         assert "no server 99" in run(own, "stop", "99", status=1)
         said = run(own, "stop", server.url.rpartition(":")[2])
-        assert "may finish those that run for 30 s" in said
+        assert "running ones may finish within 30 s" in said
         assert said.endswith("stopped\n")
         assert server.process.wait() == 0
     assert "no server runs here" in run(own, "ps")
     assert "no server runs here" in run(own, "stop", status=1)
 
 
-def test_a_server_that_was_killed_is_not_seen_and_its_note_is_gone(places):
+def a_server_that_was_killed_is_not_seen_and_its_note_is_gone(places):
     own, path = places
     with ServerProcess("--model-path", str(path), env=own) as server:
         server.wait_ready()
@@ -86,7 +96,7 @@ def test_a_server_that_was_killed_is_not_seen_and_its_note_is_gone(places):
         assert not note.exists()
 
 
-def test_doctor_measures_a_model_and_names_no_path_or_value_and_bench_says_how_to_start_a_server(places):
+def doctor_measures_a_model_and_names_no_path_or_value_and_bench_says_how_to_start_a_server(places):
     own, path = places
     report = run({**own, "HF_TOKEN": "hf_secret"}, "doctor", "--model", str(path))
     lines = {line[:13].strip(): line[13:] for line in report.splitlines() if line[:13].strip()}

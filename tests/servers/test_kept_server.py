@@ -93,7 +93,7 @@ def responses(server: ServerProcess) -> Part:
         assert get(server, f"{RESPONSES}/{kept['id']}") == kept
     lost = get(server, running)
     assert lost["status"] == "failed"
-    assert "the server ended while this response was being made" in lost["error"]["message"]
+    assert "the server ended while it generated this response" in lost["error"]["message"]
     again = response(server, "And of Italy?", previous_response_id=first["id"])
     assert again["output"][0]["content"] == second["output"][0]["content"]
     items = get(server, f"{RESPONSES}/{second['id']}/input_items")["data"]

@@ -33,7 +33,7 @@ class EngineProcess(ServerProcess):
         return re.search(r"tcp://127\.0\.0\.1:\d+", self.output).group()
 
     def wait_listening(self) -> EngineProcess:
-        wait_until(lambda: "takes requests of servers at" in self.output or self.process.poll() is not None, "a start")
+        wait_until(lambda: "servers reach it at" in self.output or self.process.poll() is not None, "a start")
         assert self.process.poll() is None, self.output
         return self
 

@@ -60,10 +60,10 @@ def test_text_is_generated_and_what_needs_helpers_is_refused_with_the_reason(els
         assert "Paris" in generate().json()["text"]
         refused = generate(regex="[a-z]+")
         assert refused.status_code == 400
-        assert "regex: it needs helper processes, which this system cannot have (memfd_create" in refused.text
+        assert "regex: it needs helper processes, which this system lacks (memfd_create" in refused.text
         assert running.stop() == 0
         assert "Traceback" not in running.output
-        assert "constraints of outputs are refused" in running.output
+        assert "constrained outputs are refused" in running.output
 
 
 def test_code_of_clients_is_refused_at_the_start(elsewhere, default_model_source):

@@ -469,7 +469,7 @@ def test_a_replacement_that_cannot_have_the_weights_ends_the_streams():
             await world.settle()
         error = world.answer("r")["error"]
         assert error.code == "engine_dead"
-        assert "cannot be what it was" in error.message
+        assert "cannot be restored to its state" in error.message
         await world.close()
 
     asyncio.run(scenario())

@@ -337,7 +337,7 @@ def test_a_server_of_another_user_is_refused_unless_it_has_a_certificate(monkeyp
         return server, place_of(server.address)
 
     said = connected(place)
-    assert "this one is another user's" in said
+    assert "this server belongs to another" in said
     assert "--replica-tls-cert" in said
 
 
@@ -366,7 +366,7 @@ def test_what_is_no_engine_is_told_apart(answer):
             writer.close()
 
         other = await asyncio.start_server(reply, "127.0.0.1", 0)
-        with pytest.raises(StartupError, match=r"no engine of tureen|closed the connection"):
+        with pytest.raises(StartupError, match=r"not a tureen engine|closed the connection"):
             await Router().start([make_client(place_of(EngineAddress(*other.sockets[0].getsockname())))])
         other.close()
 
@@ -406,7 +406,7 @@ def test_more_fronts_than_there_is_room_for_are_told_so(monkeypatch):
         server = await start_engine()
         return server, place_of(server.address)
 
-    assert "0 servers use this engine already" in connected(place)
+    assert "0 servers already use this engine" in connected(place)
 
 
 # ---- certificates
@@ -442,7 +442,7 @@ def test_certificates_of_one_authority_let_in_and_others_are_refused_on_either_s
     assert "may not accept this server's certificate" in over_tls(ours, engine, ours, theirs.issue("stranger"))
     assert "its certificate is not accepted" in over_tls(ours, engine, theirs, front)
     assert "its certificate is not accepted" in over_tls(ours, front, ours, front), "a server's is asked for"
-    assert "may want certificates" in over_tls(ours, engine, None, None)
+    assert "may need certificates" in over_tls(ours, engine, None, None)
 
 
 def test_outside_this_machine_certificates_must_be_there(authorities, tmp_path):
@@ -455,14 +455,14 @@ def test_outside_this_machine_certificates_must_be_there(authorities, tmp_path):
     assert engine_context(Config(), EngineAddress("::1", 7000)) is None
     with pytest.raises(StartupError, match=r"tcp://10.0.0.1:7000: outside this machine.*--replica-tls-cert"):
         remote_engines(Config(), "tcp://10.0.0.1:7000", None)
-    with pytest.raises(StartupError, match="tcp://localhost:7000 is there twice"):
+    with pytest.raises(StartupError, match="tcp://localhost:7000 is a duplicate"):
         remote_engines(Config(), "tcp://localhost:7000,tcp://localhost:7000", None)
     with pytest.raises(StartupError, match="--replica-tls-key is missing"):
         front_context(Config(replica_tls_cert=pair.cert, replica_tls_ca=ours.cert))
     open_key = tmp_path / "open.pem"
     open_key.write_bytes(Path(pair.key).read_bytes())
     open_key.chmod(0o644)
-    with pytest.raises(StartupError, match="everybody on this machine may read"):
+    with pytest.raises(StartupError, match="every user of this machine may read"):
         front_context(Config(replica_tls_cert=pair.cert, replica_tls_key=str(open_key), replica_tls_ca=ours.cert))
 
 

@@ -182,7 +182,7 @@ def test_without_a_replica_that_answers_meanwhile_nothing_is_begun():
         worlds = await Rolling().start()
         worlds.client.replicas[1].drain(is_drained=True)
         worlds.begin()
-        with pytest.raises(Conflict, match="two replicas that take requests"):
+        with pytest.raises(Conflict, match="two active replicas"):
             await worlds.roll
         await worlds.close()
 

@@ -87,7 +87,7 @@ def test_a_stopped_process_is_frozen_after_its_grace_and_never_hung():
 def test_a_process_that_gets_no_processor_is_suspect_then_frozen():
     world = World()
     assert world.ticks(ANSWER_S - TICK_S, answers=False).state == "well"
-    assert world.tick(answers=False) == ("suspect", "its process does not get to run")
+    assert world.tick(answers=False) == ("suspect", "its process gets no CPU")
     assert world.ticks(GRACE_S, answers=False).state == "frozen"
 
 

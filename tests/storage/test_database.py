@@ -15,6 +15,7 @@ import pytest
 from patience import PATIENCE_S
 
 from tureen.errors import RequestFailed, StartupError, TureenError, Unavailable
+from tureen.storage import database
 from tureen.storage.database import APPLICATION_ID, Damaged, Database, Schema
 from tureen.storage.packing import pack, unpack
 
@@ -100,18 +101,20 @@ def refusal(path: str, schema: Schema = SCHEMA) -> str:
     return refused.value.message
 
 
-def test_a_file_is_for_one_server(path):
+def test_a_file_is_for_one_server(path, monkeypatch):
+    monkeypatch.setattr(database, "LOCK_WAIT_S", 0.0)
+
     async def scenario() -> str:
-        database = Database(path, SCHEMA)
+        first = Database(path, SCHEMA)
         try:
             with pytest.raises(StartupError) as refused:
                 await asyncio.to_thread(Database, path, SCHEMA)
         finally:
-            database.close()
+            first.close()
         return refused.value.message
 
     assert asyncio.run(scenario()).endswith(
-        "another process has it open, such as a server that still runs; a file is for one server"
+        "another process has it open, such as a running server; each server needs its own file"
     )
 
 
@@ -150,9 +153,9 @@ def test_paths_that_cannot_be_used_are_refused_with_the_reason(tmp_path):
         tmp_path / "nowhere" / "x.db": "No such file or directory",
         tmp_path: "it is a folder, not a regular file",
         tmp_path / "pipe": "a named pipe",
-        text: "it is no SQLite file",
+        text: "it is not an SQLite file",
         shared: "run chmod 600 on it",
-        Path("a\0b"): "no file can have this name",
+        Path("a\0b"): "this is not a valid file name",
     }
     assert {path: reason in refusal(str(path)) for path, reason in reasons.items()} == dict.fromkeys(reasons, True)
 

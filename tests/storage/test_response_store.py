@@ -181,7 +181,7 @@ def test_what_was_deleted_is_not_continued(run):
     error, again = run(scenario)
     assert isinstance(error, NotFound)
     assert error.code == "previous_response_not_found"
-    assert "begin again" in error.message
+    assert "start again" in error.message
     assert again.message == error.message, "a new response of the old name is another one"
 
 
@@ -207,7 +207,7 @@ def test_a_response_that_was_cut_is_continued_unless_it_was_cut_in_a_call(run):
 
     items, error = run(scenario)
     assert items == ["x"]
-    assert "in the middle of a call" in error.message
+    assert "in the middle of a tool call" in error.message
 
 
 def test_a_response_of_a_conversation_reads_it_as_it_was(run):
@@ -262,7 +262,7 @@ def test_what_ran_when_the_server_ended_has_failed_at_the_next_start(run):
     for lost in (queued, running):
         assert lost["status"] == "failed"
         assert lost["error"]["code"] == "server_error"
-        assert "the server ended while this response was being made" in lost["error"]["message"]
+        assert "the server ended while it generated this response" in lost["error"]["message"]
     assert done["status"] == "completed"
 
 

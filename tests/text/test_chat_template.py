@@ -130,7 +130,7 @@ def test_what_a_template_complains_about_is_told_with_the_field():
     "source", ["{{ messages[0].content + 1 }}", "{{ 1 // 0 }}", "{{ nothing.at.all }}", "{{ 1|length }}"]
 )
 def test_a_template_that_fails_is_an_error_of_the_request(source):
-    with pytest.raises(InvalidRequest, match="messages: the model's chat template does not take these: "):
+    with pytest.raises(InvalidRequest, match="messages: the model's chat template rejects these messages: "):
         _make_template(source).render([{"role": "user", "content": "x"}])
 
 
@@ -318,7 +318,7 @@ def test_tokens_made_of_roles_are_the_template_s():
 def test_a_template_that_makes_tokens_of_other_pieces_is_told_of(caplog):
     with caplog.at_level(logging.WARNING):
         _make_template("{{ '<|im' }}{{ '_end|>' }}{{ messages[0].content }}").probe()
-    assert "control tokens out of pieces" in caplog.text
+    assert "joins pieces to control tokens" in caplog.text
 
 
 def test_the_first_test_chat_that_takes_a_template_to_its_limit_is_the_last():
@@ -329,7 +329,7 @@ def test_the_first_test_chat_that_takes_a_template_to_its_limit_is_the_last():
         return do_job(job)
 
     template = ChatTemplate("{{ 'x' * 1000000000 }}", CONTROLS, tokens=NAMED, placeholders={}, do=do)
-    with pytest.raises(InvalidRequest, match="the chat template cannot write these: it makes") as refused:
+    with pytest.raises(InvalidRequest, match="the chat template cannot render these: it makes") as refused:
         template.render([{"role": "user", "content": "x"}])
     assert (refused.value.code, len(jobs)) == ("chat_template_limit", 1)
 

@@ -96,7 +96,7 @@ def test_what_clients_write_is_no_control_token(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        (PAGE | {"sep_style": "LLAMA2"}, "sep_style 'LLAMA2' is not available: use ADD_COLON_SINGLE, "),
+        (PAGE | {"sep_style": "LLAMA2"}, "sep_style 'LLAMA2' is not supported: use ADD_COLON_SINGLE, "),
         (PAGE | {"sepp": "x"}, "sepp"),
         ({name: PAGE[name] for name in PAGE if name != "user"}, "user"),
         (PAGE | {"stop_str": 5}, "stop_str"),

@@ -80,7 +80,7 @@ def test_a_text_model_has_no_encoder(tmp_path):
             lambda weights: weights.update(
                 {"vision_tower.embeddings.patch_embedding.bias": weights["image_newline"].clone()}
             ),
-            "tower.patches.bias has shape .*, config.json says that there is none",
+            "tower.patches.bias has shape .*, config.json says it is absent",
         ),
     ],
 )

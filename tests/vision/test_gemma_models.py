@@ -231,7 +231,7 @@ def test_a_normalisation_of_the_file_comes_before_the_model_s_own(gemma4):
         (
             "preprocessor",
             {"size": {"height": 20, "width": 24}},
-            "size: must make pictures as the tower takes them: 24 x",
+            "size: must make pictures of the encoder's size: 24 x",
         ),
         ("preprocessor", {"image_processor_type": "SiglipImageProcessor"}, "'SiglipImageProcessor' is not supported"),
     ],

@@ -52,7 +52,7 @@ def test_a_size_of_mamba_layers_that_is_missing_or_no_count_is_refused_by_its_ke
     [
         ({"ssm__inner_size": 192, "ssm__time_step_rank": 128}, "ssm.inner_size 192 is not a multiple of ssm.time_step"),
         ({"ssm__group_count": 3}, "ssm.time_step_rank 8 is not a multiple of ssm.group_count, 3"),
-        ({"ssm__dt_b_c_rms": True}, "ssm.dt_b_c_rms is not known, and it may change what the model computes"),
+        ({"ssm__dt_b_c_rms": True}, "ssm.dt_b_c_rms is unknown and may change what the model computes"),
         ({"block_count": 1 << 30}, "block_count must be at most 4096, got 1073741824"),
     ],
 )

@@ -91,14 +91,14 @@ def test_the_mmproj_file_of_a_hubs_snapshot_goes_with_models_in_its_folders(mode
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"general.architecture": "llama"}, "its general.architecture is 'llama', not clip: it is no mmproj file"),
+        ({"general.architecture": "llama"}, "its general.architecture is 'llama', not clip: it is not an mmproj file"),
         ({"clip.projector_type": "resampler"}, "clip.projector_type 'resampler' is not supported; these are: qwen2vl_"),
         ({"clip.projector_type": None}, "clip.projector_type null is not supported"),
         ({"clip.projector_type": [1.0, 2.0]}, "differs from layer to layer"),
         ({"clip.projector_type": 7}, "clip.projector_type 7 is not supported"),
         (
             {"clip.projector_type": "idefics3"},
-            "clip.projector_type idefics3 goes with models of the architecture llama, and the model's is qwen2vl",
+            "clip.projector_type idefics3 is for models of the architecture llama, and the model's is qwen2vl",
         ),
         ({"clip.vision.projection_dim": 96}, "clip.vision.projection_dim 96 is not the model's qwen2vl.embedding_le"),
     ],
@@ -139,7 +139,7 @@ def test_a_file_that_is_not_there_is_named(model):
 
 def test_a_folder_of_safetensors_takes_no_mmproj_file(tmp_path):
     tiny_qwen_vl.write(tmp_path, "qwen2.5")
-    with pytest.raises(StartupError, match=r"--mmproj x\.gguf: goes with a GGUF model only"):
+    with pytest.raises(StartupError, match=r"--mmproj x\.gguf: is for GGUF models only"):
         open_model(tmp_path, Config(mmproj="x.gguf"))
 
 
@@ -176,7 +176,7 @@ def test_a_neighbour_with_a_key_that_is_refused_does_not_stop_a_text_model(model
     source = open_model(model, Config())
     assert not is_family(model_config(source))
     assert (source.mmproj.path, source.mmproj.is_warning) == (None, True)
-    assert "clip.tomorrow is not known" in source.mmproj.note
+    assert "clip.tomorrow is unknown" in source.mmproj.note
 
 
 def test_a_model_that_takes_no_mmproj_file_does_not_look_into_one(model):
@@ -231,9 +231,9 @@ def test_files_that_name_different_models_are_told_of_in_the_log(qwen, tmp_path,
         ("vision.image_std", [0.5, 0.0, 0.5], "clip.vision.image_std must be numbers above 0"),
         ("vision.image_std", [0.5, float("nan"), 0.5], "clip.vision.image_std must be finite numbers"),
         ("vision.image_max_pixels", 9, "clip.vision.image_max_pixels must be at least image_min_pixels, 256, got 9"),
-        ("vision.wa_layer_indexes", [1, 2], "clip.vision.wa_layer_indexes is not known, and it may change what"),
-        ("vision.feature_layer", [1], "clip.vision.feature_layer is not known"),
-        ("tomorrow", 1, "clip.tomorrow is not known, and it may change what the model computes; got 1"),
+        ("vision.wa_layer_indexes", [1, 2], "clip.vision.wa_layer_indexes is unknown and may change what"),
+        ("vision.feature_layer", [1], "clip.vision.feature_layer is unknown"),
+        ("tomorrow", 1, "clip.tomorrow is unknown and may change what the model computes; got 1"),
     ],
 )
 def test_metadata_that_would_run_wrong_are_refused_by_the_key(model, qwen, key, value, fault):

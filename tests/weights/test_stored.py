@@ -252,7 +252,7 @@ def test_one_line_names_the_types_that_are_rewritten(tmp_path):
     }
     path = tiny_gguf.write_gguf(tmp_path / "m.gguf", tiny_gguf.architecture_metadata("llama"), tensors)
     told = note(GgufFile(path).tensors.values())
-    assert told == "tensors of these types take 4.56 bits a weight in memory, without loss: IQ2_S (2), IQ3_S (1)"
+    assert told == "tensors of these types use 4.56 bits per weight in memory, without loss: IQ2_S (2), IQ3_S (1)"
     assert not note([])
 
 

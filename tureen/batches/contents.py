@@ -75,7 +75,7 @@ def make_folder(path: str, flag: str) -> Path:
     except OSError as error:
         raise StartupError(f"{flag} {path}: cannot make it: {error.strerror}") from None
     except ValueError:
-        raise StartupError(f"{flag} {echo(path)}: no folder can have this name") from None
+        raise StartupError(f"{flag} {echo(path)}: this is not a valid folder name") from None
     if mode & (stat.S_IROTH | stat.S_IWOTH):
-        raise StartupError(f"{flag} {path}: everybody on this machine may read or change it; run chmod 700 on it")
+        raise StartupError(f"{flag} {path}: every user of this machine may read or change it; run chmod 700 on it")
     return folder

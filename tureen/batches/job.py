@@ -31,11 +31,11 @@ MAX_PIECES = 32
 MAX_PIECES_OF_CLIENT = 4
 """Most that the batches of one client hold of them: the others of it wait, and not those of other clients."""
 
-SERVER_FAULT = LineFailure("server_error", "The server failed at this request; its log says why.")
-GIVEN_UP = InputFault("server_error", "the server failed at this batch again and again; its log says why")
+SERVER_FAULT = LineFailure("server_error", "The server failed on this request; its log says why.")
+GIVEN_UP = InputFault("server_error", "the server failed on this batch repeatedly; its log says why")
 EXPIRED = LineFailure("batch_expired", "This request could not be executed before the completion window expired.")
 CANCELLED = LineFailure("batch_cancelled", "This request was not executed: its batch was cancelled.")
-NO_ROOM = LineFailure(FULL, "The answer was not kept: this client keeps as many bytes of files as it may.")
+NO_ROOM = LineFailure(FULL, "The answer was not kept: this client's files have reached --max-batch-bytes.")
 
 MISSING = (FileNotFoundError, NotRegular)
 NO_INPUT = InputFault("input_file_missing", "the input file is no longer there")

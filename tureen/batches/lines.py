@@ -163,7 +163,7 @@ class InputCheck:
             raise BadLine("invalid_body", "body must be an object", "body")
         digest = blake2b(written.custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         if digest in self._seen:
-            told = f"custom_id {echo(written.custom_id)} stands in a line before; each line needs its own"
+            told = f"custom_id {echo(written.custom_id)} is used by an earlier line; each line needs its own"
             raise BadLine("duplicate_custom_id", told, "custom_id")
         self._seen.add(digest)
 

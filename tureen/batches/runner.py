@@ -112,10 +112,10 @@ class BatchRunner:
             try:
                 await (job.run() if num_faults < MAX_FAULTS else job.give_up())
             except Exception as error:  # other batches go on
-                log.exception("batch %s rests; it goes on in %.0f s", batch_id, RETRY_S)
+                log.exception("batch %s is paused; it resumes in %.0f s", batch_id, RETRY_S)
                 num_faults += not _is_of_the_disk(error)
                 if num_faults > MAX_FAULTS:
-                    log.error("batch %s is left as it is until the server starts again", batch_id)
+                    log.error("batch %s stays as it is until the server restarts", batch_id)
                     self._forget(batch_id)
                     return
             else:
@@ -134,7 +134,7 @@ class BatchRunner:
             try:
                 await self._store.sweep(int(time.time()))
             except Exception:  # the disk, again
-                log.exception("files whose time is over could not be removed")
+                log.exception("expired files could not be removed")
             await asyncio.sleep(SWEEP_S)
 
 

@@ -134,7 +134,7 @@ def _measured(measured: list[Measured]) -> list[tuple[str, str]]:
         products += f" with {most.threads} threads, {limits.scaling(single.int8_gops, most.int8_gops)} as with one"
     rows = [("reads", reads), ("int8", products)]
     if limits.is_like_one_core(measured):
-        rows.append(("", "more threads bring little: these CPUs share a core, or others keep them busy"))
+        rows.append(("", "more threads help little: these CPUs share a core, or other programs use them"))
     return rows
 
 

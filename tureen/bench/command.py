@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start the server with this command, measure its cold start, stop it at the end",
     )
     server.add_argument(
-        "--pid", type=_positive, help="the server's process [who listens on the port, where that is here]"
+        "--pid", type=_positive, help="the server's process [the local process that listens on the port]"
     )
     server.add_argument("--api-key", help="sent as `Authorization: Bearer KEY`")
     server.add_argument("--vocab", type=_positive, metavar="N", help="size of the vocabulary [what the server says]")
@@ -67,8 +67,8 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--cold",
         choices=("evict", "drop"),
-        help="of --workload start: before each start, what the servers read goes out of the page cache; "
-        "drop: all that is in it, which takes root",
+        help="of --workload start: before each start, evict what the servers read from the page cache; drop: empty "
+        "it, which needs root",
     )
     load.add_argument("--concurrency", type=_positive, metavar="N", help="N requests at a time [the workload's own]")
     load.add_argument("--rate", type=_positive_float, metavar="R", help="open loop: R Poisson arrivals a second")
@@ -81,7 +81,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--goal-ttft-ms", type=_positive_float, default=2000.0, help="goodput: time to first token [2000]"
     )
-    load.add_argument("--goal-itl-ms", type=_positive_float, default=200.0, help="goodput: mean time a token [200]")
+    load.add_argument("--goal-itl-ms", type=_positive_float, default=200.0, help="goodput: mean time per token [200]")
     load.add_argument(
         "--model-path", help="of --workload offline and --step-shares; else its tokenizer [the default model]"
     )

@@ -51,7 +51,7 @@ def examine(model: str, config: Config) -> Lines:
     pairs = [*check.rows_of(report), *_memory(), _disk(config), *_extras(), _settings(), _servers(config)]
     path = find_here(names.parse(model), config)
     if path is None:
-        return [*pairs, ("model", f"{model} is not here, so nothing was measured; tureen pull {model}, then again")]
+        return [*pairs, ("model", f"{model} is not on this machine: nothing was measured; run tureen pull {model}")]
     config = msgspec.structs.replace(config, model_path=str(path))
     try:
         source = open_model(path, config)

@@ -111,7 +111,7 @@ async def ask(
             )
         raise BenchError(f"{url}: {error}") from None
     except TimeoutError:
-        raise BenchError(f"{url}: no end of the answer after {REQUEST_TIMEOUT_S:.0f} s") from None
+        raise BenchError(f"{url}: the answer did not end within {REQUEST_TIMEOUT_S:.0f} s") from None
     except OSError as error:
         raise BenchError(f"{url}: {error}") from None
     except msgspec.DecodeError as error:

@@ -78,7 +78,7 @@ def run_masks(corpus: Path, tokenizer: Tokenizer, every: int, say: Callable[[str
     languages = LanguageCompiler(vocabulary, partial(tokenizer.encode, add_special_tokens=False), native.require())
     texts = sorted(_texts(corpus))[::every]
     if not texts:
-        raise InvalidRequest(f"--masks {corpus}: it holds no file whose name ends in .json")
+        raise InvalidRequest(f"--masks {corpus}: it has no file whose name ends in .json")
     practise()  # as before the server's workers are forked, which collect no garbage while they compile
     gc.disable()
     times, num_refused, num_cut = _Times(), 0, 0
@@ -151,7 +151,7 @@ def _texts(corpus: Path) -> Iterator[tuple[str, str]]:
                 if file is not None:
                     yield member.name, file.read().decode()
     except (OSError, tarfile.TarError) as error:
-        raise InvalidRequest(f"--masks {corpus}: it is no folder and no archive of JSON schemas ({error})") from None
+        raise InvalidRequest(f"--masks {corpus}: it is not a folder or an archive of JSON schemas ({error})") from None
 
 
 def table(figures: MaskFigures) -> str:

@@ -70,10 +70,10 @@ def _why_not(name: str, isa: Isa | None) -> str:
             "know it: make native with a newer one (GCC 11, Clang 12)"
         )
     if not isa.runs:
-        return f"{name} is there, but the system does not let programs use it: it wants a newer kernel or hypervisor"
+        return f"{name} is present, but the system disables it: that needs a newer kernel or hypervisor"
     if not isa.by_default:
-        return f"{name} is there, but never ran on such a processor: TUREEN_CPU_ISA={name} tries it"
-    return f"{name} is there: TUREEN_CPU_ISA chose otherwise"
+        return f"{name} is present, but was never tested on such a processor: TUREEN_CPU_ISA={name} tries it"
+    return f"{name} is present: TUREEN_CPU_ISA chose another"
 
 
 def count_cores(cpus: Sequence[int], siblings: str = SIBLINGS) -> int | None:

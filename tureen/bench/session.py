@@ -129,7 +129,7 @@ class _Session:
             vocab_size = await backend.prepare(connection)
             vocab_size = self.plan.vocab_size or vocab_size
             if vocab_size is None:
-                raise BenchError(f"{spec.url} does not tell its vocabulary's size: give --vocab N")
+                raise BenchError(f"{spec.url} does not report its vocabulary size: give --vocab N")
             dice = Dice(vocab_size, self.outcome.seed, "warm-up", spec.name)
             if server:
                 cold_start = await _first_request(server, ready_s, connection, backend, dice)

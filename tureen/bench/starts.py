@@ -117,7 +117,7 @@ class _Starts:
             vocab_size = await backend.prepare(connection)
             vocab_size = self._plan.vocab_size or vocab_size
             if vocab_size is None:
-                raise BenchError(f"{spec.url} does not tell its vocabulary's size: give --vocab N")
+                raise BenchError(f"{spec.url} does not report its vocabulary size: give --vocab N")
             dice = Dice(vocab_size, self._seed, "start", spec.name, number)
             return ttft(await ask(connection, backend, BenchRequest(dice.token_ids(WARM_UP.prompt_len), 1)))
         finally:

@@ -103,7 +103,7 @@ class CommandParser(argparse.ArgumentParser):
         def fault(value: str) -> str:
             words = action.choices if field is None else action.choices or get_args(field.type)[1].extra["words"]
             if words:
-                return "" if value in words else f"it may be {', '.join(map(str, words))}"
+                return "" if value in words else f"it must be {', '.join(map(str, words))}"
             if field is None:
                 return ""
             return fault_of(field.name, (value,) if _is_list(get_args(field.type)[0]) else value)

@@ -18,7 +18,7 @@ tureen serves language models over HTTP.
   tureen serve MODEL               with a folder, a .gguf file or a name of the Hugging Face hub
   tureen chat                      a chat in the terminal, with a server that runs or a model of its own
   tureen generate "Once upon"      continues a text without a server
-  tureen migrate -- vllm serve …   says how a command of another server is written here
+  tureen migrate -- vllm serve …   translates a command of another server
 
 commands:
 """
@@ -40,7 +40,7 @@ def text(parser: CommandParser, word: str) -> str:
     parts = [usage, *([parser.description] if parser.description else [])]
     parts += ["\n".join([f"{title}:", *map(_lines, actions)]) for title, actions in groups if actions]
     if word not in ("", "all") and not shown:
-        parts.append(f"no flag has a word that begins with {word!r} in its name or its help")
+        parts.append(f"no flag has a word starting with {word!r} in its name or its help")
     if shown < total:
         parts.append(f"{total - shown} more: {parser.prog} --help=all shows every flag, --help=WORD those with a word.")
     return "\n\n".join(parts) + "\n"

@@ -37,12 +37,12 @@ def open_job(source: Path, target: Path, params: dict[str, Any]) -> Iterator[Pro
     a line's own go. Raises StartupError."""
     try:
         if target.exists() and not target.is_file():
-            raise StartupError(f"--output {target}: must be a file, where a run that ended early can go on")
+            raise StartupError(f"--output {target}: must be a file, so that an interrupted run can be resumed")
         with open_regular(source) as lines, target.open("a+b") as answers:
             try:
                 fcntl.flock(answers, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise StartupError(f"--output {target}: another process writes it") from None
+                raise StartupError(f"--output {target}: another process is writing it") from None
             yield PromptFile(lines, answers, params, _answered(answers, target))
     except OSError as error:
         raise StartupError(f"{error.filename or target}: {error.strerror}") from None
@@ -59,7 +59,7 @@ def _answered(answers: BinaryIO, target: Path) -> dict[int, str]:
             answer = msgspec.json.decode(line)
             digests[int(answer["line"])] = str(answer["digest"])
         except (ValueError, TypeError, KeyError, msgspec.DecodeError):
-            raise StartupError(f"--output {target}: is a file that was not made by this command") from None
+            raise StartupError(f"--output {target}: was not written by this command") from None
         end += len(line)
     answers.truncate(end)
     return digests

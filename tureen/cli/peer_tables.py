@@ -88,7 +88,7 @@ class Peer(NamedTuple):
         for negation, plain in (("--no-", "--"), ("--disable-", "--enable-"), ("--enable-", "--disable-")):
             positive = self.verdicts.get(plain + name.removeprefix(negation)) if name.startswith(negation) else None
             if positive is not None and positive.takes in ("nothing", "maybe"):
-                why = positive.row.why if positive.kind == "told" else "it is so anyway"
+                why = positive.row.why if positive.kind == "told" else "it is always so"
                 return Verdict((name,), "nothing", "", "told", FlagRow(why=why))
         return None
 

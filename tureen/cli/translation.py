@@ -143,7 +143,7 @@ class _Translator:
         told = [(peer, note) for peer, note in notes.values() if note.kind == "told"]
         if len(notes) > 1 and (is_short or not told or any(note.ours for _, note in notes.values())):
             meanings = " and ".join(f"{_long(verdict, flag)} of {peer.title}" for peer, verdict in candidates)
-            raise NotHere(f"{flag.text} may be {meanings}: write which")
+            raise NotHere(f"{flag.text} is ambiguous: {meanings}; write which one")
         self._follow(flag, *(told or list(notes.values()))[0])
 
     def _take_own(self, flag: Given, arguments: list[str]) -> None:
@@ -188,7 +188,7 @@ class _Translator:
         except NotHere as refusal:
             return Note("refused", theirs, (), str(refusal))
         if verdict.kind == "told" or (values and not kept):
-            return Note("told", theirs, (), row.why or "it is so anyway")
+            return Note("told", theirs, (), row.why or "it is always so")
         template = row.to or (flag.name if not values else f"{flag.name} {{}}")
         ours = _filled(template, kept)
         kind = "becomes" if verdict.kind == "same" and ours != (flag.name, *values) else verdict.kind
@@ -260,7 +260,7 @@ def _kept(row: FlagRow, values: Sequence[str]) -> Iterator[str]:
         elif row.only is None or value in row.only:
             mapped = value
         else:
-            raise NotHere(row.otherwise or f"it may be {', '.join([*row.only, *row.values])}")
+            raise NotHere(row.otherwise or f"it must be {', '.join([*row.only, *row.values])}")
         if mapped:
             yield mapped
 
@@ -315,7 +315,7 @@ def _list(_: Given, __: FlagRow, values: list[str]) -> list[str]:
     try:
         return [str(part) for value in values for part in (json.loads(value) if "[" in value else value.split(","))]
     except ValueError:
-        raise NotHere("its value is no JSON list") from None
+        raise NotHere("its value is not a JSON list") from None
 
 
 def _single(_: Given, row: FlagRow, values: list[str]) -> list[str]:
@@ -333,7 +333,7 @@ def _json_member(flag: Given, row: FlagRow, values: list[str]) -> list[str]:
         members = json.loads(values[0])
         return [str(members[member])] if member in members else []
     except (ValueError, TypeError):
-        raise NotHere("its value is no JSON object") from None
+        raise NotHere("its value is not a JSON object") from None
 
 
 def _adapters(_: Given, __: FlagRow, values: list[str]) -> list[str]:

@@ -102,7 +102,7 @@ def check(spec: GrammarSpec, text: str) -> str | None:
         return _check_json(spec.text, rest)
     if spec.kind == "regex":
         return _check_regex(spec, rest)
-    return None if rest in json.loads(spec.text) else f"{echo(rest)} is none of the choices"
+    return None if rest in json.loads(spec.text) else f"{echo(rest)} is not one of the choices"
 
 
 def _check_regex(spec: GrammarSpec, text: str) -> str | None:
@@ -169,7 +169,7 @@ def _read(text: str) -> list[Any]:
 
 
 def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 @functools.lru_cache(MAX_VALIDATORS)

@@ -57,7 +57,7 @@ def compile_with(setup: CompilerSetup) -> Compile:
         grammar = load_guarded(source, language.guard, compiler).start()  # a trial of the first step
         grammar.fill_mask(mask)
         if not mask.any():
-            raise GrammarError(f"no text at all fits this {spec.kind}: its parts contradict each other")
+            raise GrammarError(f"no text matches this {spec.kind}: its parts contradict each other")
         grammar.forced()
         return CompileReply(source, None, language.guard, language.unenforced, has_specials)
 

@@ -28,9 +28,9 @@ MAX_WAIT_S = 30.0  # in the queue, behind others
 MAX_RUNNING_S = 60.0
 """For how long a compile goes on whose deadline, which counts its own processor time, does not come: the processor is
 busy with others."""
-HALF_A_PAIR = "it holds half of a surrogate pair, which is no text"
-NOT_BEGUN = f"others came first, and this one was not begun in {MAX_WAIT_S:g} s"
-STARVED = f"the processor had too little time for it in {MAX_RUNNING_S:g} s"
+HALF_A_PAIR = "it holds half of a surrogate pair, which is not text"
+NOT_BEGUN = f"other constraints came first, and this one did not start within {MAX_WAIT_S:g} s"
+STARVED = f"it got too little CPU time within {MAX_RUNNING_S:g} s"
 MAX_ATTEMPTS = 2  # a fork server that dies is none of the client's doing, nor is one end from outside
 MAX_SLOW = 4
 """The number of compiles of lowered priority that may run beside the others: a slow one holds up no quick one."""
@@ -239,7 +239,7 @@ class Compiler:
         if task.reply is not None:
             self._take(job, task.reply)
         elif not (task.is_blameless or task.is_outside):
-            self._fail(job, messages.too_complex(job.spec, "the process that compiled it died of it"), KEEP_S)
+            self._fail(job, messages.too_complex(job.spec, "the process that compiled it crashed"), KEEP_S)
         else:
             job.attempts += task.has_begun
             self._end_task(job)
@@ -416,8 +416,8 @@ def _ended_from_outside(spec: GrammarSpec) -> Failure:
     return Failure(
         503,
         "grammar_compiler_lost",
-        f"the process that compiled this {spec.kind} was ended from outside, {MAX_ATTEMPTS} times; the system does so "
-        f"where memory is short: make the constraint smaller, or try again in {KEEP_S:.0f} s",
+        f"the process that compiled this {spec.kind} was killed {MAX_ATTEMPTS} times; the system does so when memory "
+        f"is short: make the constraint smaller, or try again in {KEEP_S:.0f} s",
         math.ceil(KEEP_S),
     )
 

@@ -112,7 +112,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             max_length=MAX_STOPS,
             description="Patterns that end the output, trimmed and held back as `stop` is, in the syntax of Python's "
-            "regex package: its \\w and \\b take combining marks for letters. At most --max-stop-strings, of 1..1024 "
+            "regex package, whose \\w and \\b count combining marks as letters. At most --max-stop-strings, of 1..1024 "
             "characters.",
             extra_json_schema=LENGTH,
         ),
@@ -146,8 +146,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             gt=0,
             le=1,
-            description="Of what the other cuts keep: the fewest tokens that reach this probability, those whose "
-            "surprise is nearest the expected one (locally typical sampling).",
+            description="Of the tokens that the other filters keep, keep the fewest that reach this probability, "
+            "nearest to the expected one (locally typical sampling).",
             extra_json_schema=SAMPLING,
         ),
     ] = 1.0
@@ -171,6 +171,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             extra_json_schema=PENALTIES,
         ),
     ] = 1.0
+    repeat_last_n: Annotated[
+        int,
+        Meta(
+            ge=-1,
+            le=INT64_MAX,
+            description="The three penalties look at this many of the last tokens; -1 = all, 0 = the penalties are "
+            "off.",
+            extra_json_schema=PENALTIES,
+        ),
+    ] = -1
     ignore_eos: Annotated[
         bool,
         Meta(
@@ -235,14 +245,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     dtype: Annotated[
         Literal["int", "float", "bool", "str"] | None,
         Meta(
-            description="The output is a literal of this Python type; int and float end at a space or newline too.",
+            description="The output is a literal of this Python type; int and float also end at a space or newline.",
             extra_json_schema=CONSTRAINING,
         ),
     ] = None
     strict_schema: Annotated[
         bool,
         Meta(
-            description="What of a JSON schema cannot be enforced is refused. Otherwise the rest is enforced, and the "
+            description="Refuse a JSON schema that cannot be enforced fully. Otherwise the rest is enforced, and the "
             "answer says what is not.",
             extra_json_schema=CONSTRAINING,
         ),
@@ -270,7 +280,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     allowed_token_ids: Annotated[
         AllowedTokenIds | None,
         Meta(
-            description="No other tokens are drawn; the output ends by itself only if an EOS is among them.",
+            description="Only these tokens are sampled; the output ends by itself only if they include an EOS.",
             extra_json_schema=WORDS,
         ),
     ] = None
@@ -286,7 +296,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     repetition_detection: Annotated[
         RepetitionDetection | None,
         Meta(
-            description="The output ends where its last tokens are one pattern, of min_pattern_size (1) to "
+            description="End the output when its last tokens repeat a pattern of min_pattern_size (1) to "
             "max_pattern_size tokens, min_count times in a row.",
             extra_json_schema=LENGTH,
         ),
@@ -294,7 +304,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     custom_params: Annotated[
         JsonObject | Annotated[tuple[JsonObject | None, ...], Meta(max_length=MAX_PROMPTS)] | None,
         Meta(
-            description="Given to the custom logit processor as this request's entry of custom_param_list. A list has "
+            description="Passed to the custom logit processor as this request's entry of custom_param_list. A list has "
             "one for each prompt of a batch, or for each output.",
             extra_json_schema=FORM,
         ),
@@ -320,8 +330,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.custom_params if isinstance(self.custom_params, dict) else {}
 
     @property
+    def has_output_penalty(self) -> bool:
+        """Whether a penalty looks at the output alone."""
+        return self.repeat_last_n != 0 and (self.frequency_penalty != 0.0 or self.presence_penalty != 0.0)
+
+    @property
     def has_repetition_penalty(self) -> bool:
-        return self.repetition_penalty not in (0.0, 1.0)
+        return self.repeat_last_n != 0 and self.repetition_penalty not in (0.0, 1.0)
 
 
 DRAWING = ("temperature", "top_k", "top_p", "min_p")
@@ -378,7 +393,7 @@ def _stop_faults(name: str, stops: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _bad_word_faults(params: SamplingParams) -> Iterator[tuple[str, str]]:
     if not all(word.strip() for word in params.bad_words):
-        yield "bad_words", "has an entry without a character that could be written; leave it out"
+        yield "bad_words", "has an entry without a visible character; leave it out"
     num_chars = sum(map(len, params.bad_words))
     if num_chars > MAX_BAD_WORD_CHARS:
         yield "bad_words", f"may have {MAX_BAD_WORD_CHARS} characters in all its entries, got {num_chars}"
@@ -434,7 +449,7 @@ def _pattern_faults(patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
             if compiled.flags & regex.REVERSE:
                 yield "stop_regex", f"{echo(pattern)} searches backwards (flag r), which is not supported"
             elif compiled.match("") is not None:
-                yield "stop_regex", f"{echo(pattern)} matches the empty string; it would end every output at once"
+                yield "stop_regex", f"{echo(pattern)} matches the empty string; it would end every output immediately"
 
 
 def _constraint_faults(params: SamplingParams) -> Iterator[tuple[str, str]]:
@@ -442,9 +457,9 @@ def _constraint_faults(params: SamplingParams) -> Iterator[tuple[str, str]]:
     if len(constraints) > 1:
         yield constraints[1], f"cannot go with {constraints[0]}: at most one of {', '.join(CONSTRAINTS)}"
     if constraints and params.allowed_token_ids is not None:
-        yield "allowed_token_ids", "cannot go with a constraint, which forces tokens; say in it which texts are allowed"
+        yield "allowed_token_ids", "cannot go with a constraint; let the constraint say which texts are allowed"
     if params.grammar_after and not constraints:
-        yield "grammar_after", f"needs what comes after it: one of {', '.join(CONSTRAINTS)}"
+        yield "grammar_after", f"needs a constraint for the text after it: one of {', '.join(CONSTRAINTS)}"
     if params.strict_schema and not SCHEMAS.intersection(constraints):
         yield "strict_schema", f"needs a schema: one of {', '.join(sorted(SCHEMAS))}"
     for name in constraints:

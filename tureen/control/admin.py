@@ -44,7 +44,7 @@ class AbortBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def routes(state: ServerState) -> list[Entry]:
     """Returns the routes."""
-    freezing = Docs("Control", "Let collections skip the objects that live now.", answer="text/plain")
+    freezing = Docs("Control", "Exclude all current objects from garbage collection.", answer="text/plain")
     freeze = Entry("/freeze_gc", _freeze_gc, access="admin", methods=["GET", "POST"], docs=freezing)
     return [*_health_routes(state), *_fact_routes(state), *_control_routes(state), freeze]
 
@@ -79,7 +79,7 @@ def _health_routes(state: ServerState) -> list[Entry]:
         return PlainTextResponse("")
 
     return [
-        Entry("/health", health, access="open", docs=Docs("Server", "Whether it answers.", answer="text/plain")),
+        Entry("/health", health, access="open", docs=Docs("Server", "Whether it is up.", answer="text/plain")),
         Entry("/ready", health, access="open", docs=Docs("Server", "The same as /health.", answer="text/plain")),
         Entry(
             "/health_scheduler",
@@ -92,7 +92,7 @@ def _health_routes(state: ServerState) -> list[Entry]:
             "/health_generate",
             health_generate,
             access="open",
-            docs=Docs("Server", "Whether it generates a token.", answer="text/plain"),
+            docs=Docs("Server", "Whether the server can generate a token.", answer="text/plain"),
         ),
     ]
 
@@ -205,7 +205,7 @@ def _control_routes(state: ServerState) -> list[Entry]:
             methods=["POST"],
             any_model=True,
             is_limited=False,
-            docs=Docs("Control", "End running requests.", bodies=(AbortBody,), example={"rid": "mine"}),
+            docs=Docs("Control", "Abort running requests.", bodies=(AbortBody,), example={"rid": "mine"}),
         ),
     ]
 
@@ -225,6 +225,13 @@ def _models_down(state: ServerState) -> list[str]:
     if state.common.models is None:
         return []
     return [each.context.info.model_name for each in state.common.states if each.client.health.state not in WELL]
+
+
+def num_ranks(state: ServerState, *, with_replicas: bool = True) -> int:
+    """Return how many ranks compute the model."""
+    config = state.context.config
+    replicas = max(1, len(state.client.replicas)) if with_replicas else 1
+    return config.tensor_parallel_size * config.pipeline_parallel_size * replicas
 
 
 def model_facts(state: ServerState) -> dict[str, Any]:
@@ -268,6 +275,7 @@ def server_facts(state: ServerState) -> dict[str, Any]:
             "served_model_name": info.model_name,
             "max_total_num_tokens": info.max_total_tokens,
             "load_seconds": round(info.load_seconds, 3),
+            "world_size": num_ranks(state),
             "internal_states": [stats],
         }
     )

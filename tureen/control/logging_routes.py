@@ -21,7 +21,7 @@ class LoggingBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,
-        Meta(description="Least level that is logged from now on. An engine in a process of its own keeps its level."),
+        Meta(description="Lowest level that is logged from now on. An engine in its own process keeps its level."),
     ] = None
     log_requests: Annotated[
         bool | None, Meta(description="Not available: contents of requests are never logged; true is refused.")

@@ -32,13 +32,13 @@ class ModelNameBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class LiveQuery(msgspec.Struct, frozen=True):
     """The query of `GET /status/live`."""
 
-    after: Annotated[int, Meta(ge=0, description="Number of the newest sample that is known already.")] = 0
+    after: Annotated[int, Meta(ge=0, description="Number of the newest sample that the client already has.")] = 0
 
 
 class UsageQuery(msgspec.Struct, frozen=True):
     """The query of `GET /usage`."""
 
-    format: Annotated[Literal["json", "csv"], Meta(description="csv = a line for each client and day.")] = "json"
+    format: Annotated[Literal["json", "csv"], Meta(description="csv = one line for each client and day.")] = "json"
 
 
 AdapterFolder = Annotated[
@@ -53,7 +53,7 @@ class LoadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     lora_name: Annotated[str, Meta(description="Name that requests will use for the adapter.")]
     lora_path: AdapterFolder
-    pinned: Annotated[bool, Meta(description="Never evicted; here no adapter is, pinned or not.")] = False
+    pinned: Annotated[bool, Meta(description="Never evict the adapter; this server evicts none anyway.")] = False
 
 
 class UnloadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,7 +77,7 @@ class VllmUnloadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The fields of `POST /v1/unload_lora_adapter`."""
 
     lora_name: Annotated[str, Meta(description="Name of the loaded adapter.")]
-    lora_int_id: Annotated[int | None, Meta(description="vLLM's number of it; the name decides.")] = None
+    lora_int_id: Annotated[int | None, Meta(description="vLLM's number; ignored, the name decides.")] = None
 
 
 def routes(state: ServerState) -> list[Entry]:
@@ -126,7 +126,7 @@ def _list_routes(state: ServerState) -> list[Entry]:
 
     headers = {"anthropic-version": "With it, the answer has the form of Anthropic's API."}
     about = Docs("OpenAI", "The models and their adapters.", headers=headers)
-    about_one = about._replace(summary="One of them.")
+    about_one = about._replace(summary="One model.")
     return [
         *(Entry(f"{version}/models", models, access="user", docs=about) for version in ("/v1", "")),
         *(Entry(f"{version}/models/{{name:path}}", model, access="user", docs=about_one) for version in ("/v1", "")),
@@ -153,10 +153,10 @@ def _look_routes(state: ServerState) -> list[Entry]:
             return Response(await usage_csv(state.common), media_type="text/csv", headers=headers)
         return JSONResponse(await usage_report(state.common))
 
-    about_usage = Docs("Server", "Use of each client.", query=UsageQuery, other_answer="text/csv")
-    about_live = Docs("Server", "What the page of /status shows.", query=LiveQuery)
+    about_usage = Docs("Server", "The usage of each client.", query=UsageQuery, other_answer="text/csv")
+    about_live = Docs("Server", "The data of the /status page.", query=LiveQuery)
     return [
-        Entry("/status", status, access="user", docs=Docs("Server", "Which models there are, and what they do.")),
+        Entry("/status", status, access="user", docs=Docs("Server", "The models and their states.")),
         Entry("/status/live", live, access="user", docs=about_live),
         Entry("/usage", usage, access="admin", docs=about_usage),
     ]

@@ -20,7 +20,7 @@ class PauseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     mode: Annotated[
         PauseMode,
-        Meta(description="Running requests end (abort), are computed again later (retract), or wait (in_place)."),
+        Meta(description="Running requests are aborted (abort), recomputed later (retract), or paused (in_place)."),
     ] = "abort"
 
 
@@ -33,14 +33,14 @@ def routes(state: ServerState) -> list[Entry]:
         tell_unloaded(request, state, is_paused=True)
         for each in chosen_states(request, state):
             num_requests += cast(int, await each.client.call("pause", mode=body.mode))
-        done = {"abort": "aborted", "retract": "waiting to be computed again", "in_place": "held where they are"}
+        done = {"abort": "aborted", "retract": "waiting to be computed again", "in_place": "paused in place"}
         return JSONResponse({"message": f"paused; {num_requests} requests {done[body.mode]}", "status": "ok"})
 
     async def continue_generation(request: Request) -> Response:
         tell_unloaded(request, state, is_paused=False)
         for each in chosen_states(request, state):
             await each.client.call("resume")
-        return JSONResponse({"message": "generation goes on", "status": "ok"})
+        return JSONResponse({"message": "generation resumed", "status": "ok"})
 
     return [
         Entry(
@@ -48,14 +48,14 @@ def routes(state: ServerState) -> list[Entry]:
             pause_generation,
             access="admin",
             methods=["POST"],
-            docs=Docs("Control", "Hold generation up.", bodies=(PauseBody,), example={"mode": "in_place"}),
+            docs=Docs("Control", "Pause generation.", bodies=(PauseBody,), example={"mode": "in_place"}),
         ),
         Entry(
             "/continue_generation",
             continue_generation,
             access="admin",
             methods=["POST"],
-            docs=Docs("Control", "Let generation go on."),
+            docs=Docs("Control", "Resume generation."),
         ),
     ]
 

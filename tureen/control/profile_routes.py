@@ -20,16 +20,14 @@ from tureen.requests.state import ServerState
 class ProfileBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /start_profile`."""
 
-    output_dir: Annotated[
-        str, Meta(max_length=1024, description="Folder below --profile-dir; made where there is none.")
-    ] = ""
+    output_dir: Annotated[str, Meta(max_length=1024, description="Folder below --profile-dir; created if absent.")] = ""
     num_steps: Annotated[
         NumSteps | None,
         Meta(description=f"End after this many steps. Default: at /stop_profile, or after {MAX_STEPS}."),
     ] = None
     activities: Annotated[
         Annotated[list[Activity], Meta(min_length=1, max_length=16)] | None,
-        Meta(description="GPU: on a GPU only. Default: all there are."),
+        Meta(description="GPU only exists on a GPU. Default: all that exist."),
     ] = None
     with_stack: Annotated[bool | None, Meta(description="Lines of Python that call operations; torch only.")] = None
     record_shapes: Annotated[bool | None, Meta(description="Shapes of the operations' inputs; torch only.")] = None
@@ -38,7 +36,7 @@ class ProfileBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = ""
     start_step: Annotated[int | None, Meta(description="Must be null: the profile begins now.")] = None
     profile_by_stage: Annotated[bool, Meta(description="Must be false: a step has no stages.")] = False
-    merge_profiles: Annotated[bool, Meta(description="Must be false: there is one process to record.")] = False
+    merge_profiles: Annotated[bool, Meta(description="Must be false: there is only one process to record.")] = False
 
 
 def routes(state: ServerState) -> list[Entry]:
@@ -49,9 +47,7 @@ def routes(state: ServerState) -> list[Entry]:
         body = await read_body(request, ProfileBody)
         _refuse(body)
         if root is None:
-            raise Forbidden(
-                "profiles are written to no folder; start the server with --profile-dir", code="no_profile_dir"
-            )
+            raise Forbidden("profiles have no folder; start the server with --profile-dir", code="no_profile_dir")
         options = {
             "activities": body.activities or (),
             "with_stack": bool(body.with_stack),
@@ -106,7 +102,7 @@ def _refuse(body: ProfileBody) -> None:
     wrong = {
         "start_step": (body.start_step is not None, "the profile begins now"),
         "profile_by_stage": (body.profile_by_stage, "a step computes prompts and outputs together"),
-        "merge_profiles": (body.merge_profiles, "there is one process to record"),
+        "merge_profiles": (body.merge_profiles, "there is only one process to record"),
     }
     for name, (is_wrong, reason) in wrong.items():
         if is_wrong:

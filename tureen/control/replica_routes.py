@@ -50,9 +50,9 @@ def routes(state: ServerState) -> list[Entry]:
         return JSONResponse(replica_report(replica))
 
     handlers = {
-        "drain": (drain, "Give a replica no requests; those that it has go on in others."),
-        "undrain": (undrain, "Give it requests again."),
-        "restart": (restart, "Restart a replica, and answer when it is there."),
+        "drain": (drain, "Drain a replica: it gets no new requests, and its own continue in other replicas."),
+        "undrain": (undrain, "Undrain a replica: it gets requests again."),
+        "restart": (restart, "Restart a replica, and answer when it is ready."),
     }
     return [
         Entry(

@@ -25,7 +25,7 @@ Name = Annotated[
     str | None, Meta(description="Name of the session, 1 to 256 printable ASCII characters. Default: random.")
 ]
 Timeout = Annotated[
-    Annotated[float, Meta(gt=0)] | None, Meta(description="Seconds without use after which it is closed.")
+    Annotated[float, Meta(gt=0)] | None, Meta(description="Idle seconds after which the session is closed.")
 ]
 
 
@@ -34,11 +34,11 @@ class OpenBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     capacity_of_str_len: Annotated[
         int,
-        Meta(ge=1, le=2**53, description="Most characters that a prompt may have, with all that it continues."),
+        Meta(ge=1, le=2**53, description="Most characters of a prompt, including everything that it continues."),
     ]
     session_id: Name = None
     timeout: Timeout = None
-    durable: Annotated[bool, Meta(description="Keep it across restarts, in --sessions-db.")] = False
+    durable: Annotated[bool, Meta(description="Keep the session across restarts, in --sessions-db.")] = False
     streaming: Annotated[bool, Meta(description="Not available: true is refused.")] = False
 
 
@@ -59,10 +59,10 @@ class ForkBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The fields of `POST /fork_session`."""
 
     session_id: Annotated[str, Meta(description="Name of the session.")]
-    rid: Annotated[str | None, Meta(description="Copy this request and what it continues only.")] = None
+    rid: Annotated[str | None, Meta(description="Copy only this request and what it continues.")] = None
     new_session_id: Name = None
     timeout: Timeout = None
-    durable: Annotated[bool | None, Meta(description="Keep the copy. Default: if the session is kept.")] = None
+    durable: Annotated[bool | None, Meta(description="Keep the copy, too. Default: if the session is kept.")] = None
 
 
 class SessionCalls:
@@ -81,7 +81,7 @@ class SessionCalls:
         if body.streaming:
             raise InvalidRequest(
                 "streaming: true is not available in this version of tureen; leave it out, "
-                "the prefix cache spares the same work",
+                "the prefix cache saves the same work",
                 field="streaming",
                 code="not_available",
             )
@@ -199,10 +199,10 @@ def routes(state: ServerState) -> list[Entry]:
     both = ["GET", "POST"]
     opening = Docs("Sessions", "Open one.", bodies=(OpenBody,), example={"capacity_of_str_len": 4000})
     closing = Docs("Sessions", "Close one.", bodies=(CloseBody,), example=name, answer=plain)
-    saving = Docs("Sessions", "Keep one across restarts.", bodies=(SaveBody,), example=name, answer=plain)
-    forking = Docs("Sessions", "Copy one, or one branch of it.", bodies=(ForkBody,), example=name)
-    listing = Docs("Sessions", "List your own.")
-    showing = Docs("Sessions", "Show one, with its requests; DELETE closes it.")
+    saving = Docs("Sessions", "Keep a session across restarts.", bodies=(SaveBody,), example=name, answer=plain)
+    forking = Docs("Sessions", "Copy a session, or one branch of it.", bodies=(ForkBody,), example=name)
+    listing = Docs("Sessions", "List your own sessions.")
+    showing = Docs("Sessions", "Show a session with its requests; DELETE closes it.")
     return [
         Entry("/open_session", calls.open, access="user", methods=both, docs=opening),
         Entry("/close_session", calls.close, access="user", methods=both, is_limited=False, docs=closing),

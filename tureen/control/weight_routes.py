@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -15,11 +14,14 @@ from starlette.responses import JSONResponse, Response
 from tureen import __version__
 from tureen.config import cache_dir
 from tureen.contract.params import INT64_MAX, JsonObject
+from tureen.control import group_routes, received_routes
+from tureen.control.weight_exchange import ExchangeOptions, NewSource, WeightExchange, abort_all, not_updated, success
+from tureen.control.weight_group import WeightGroups
+from tureen.control.weight_updates import WeightUpdates
 from tureen.devices.cpu import trim
-from tureen.errors import ECHO_LIMIT, InvalidRequest, NotFound, StartupError, TureenError, echo
+from tureen.errors import ECHO_LIMIT, InvalidRequest, NotFound, StartupError, echo
 from tureen.fetching.names import WHAT_IS_TAKEN
 from tureen.http.dialect import Docs, Entry, read_body, unless_gone
-from tureen.http.errors import error_answer, error_object
 from tureen.log import get_logger
 from tureen.requests.body import refuse_unknown
 from tureen.requests.state import ServerState
@@ -32,36 +34,23 @@ SECTIONS = ("core", "memory", "queues")
 ABSENT_SECTIONS = ("disagg", "lora", "spec")
 """Sections of SGLang's `/v1/loads` that gateways ask for and that there is nothing to say about."""
 
-POLL_S = 0.02
 GIB = 1 << 30
 
 log = get_logger("api")
 
 
-class UpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class UpdateBody(ExchangeOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /update_weights_from_disk`."""
 
     model_path: Annotated[str, Meta(min_length=1, description="The model with the new weights, as for --model-path.")]
     load_format: Annotated[
         Literal["auto", "dummy"] | None, Meta(description="As for --load-format. Default: the server's.")
     ] = None
-    abort_all_requests: Annotated[
-        bool, Meta(description="End all requests; otherwise those that have begun are waited for.")
-    ] = False
-    rolling: Annotated[
-        bool, Meta(description="Exchange the weights of one replica after the other; requests go on meanwhile.")
-    ] = False
-    weight_version: Annotated[
-        Annotated[str, Meta(max_length=256)] | None,
-        Meta(description="Version that answers report from then on. Default: unchanged."),
-    ] = None
-    keep_pause: Annotated[bool, Meta(description="Pause generation afterwards, until /continue_generation.")] = False
-    torch_empty_cache: Annotated[
-        bool, Meta(description="Give the old weights' memory back to the system; it always is.")
-    ] = False
-    flush_cache: Annotated[bool, Meta(description="Must be true: what the old weights computed is forgotten.")] = True
-    is_async: Annotated[bool, Meta(description="Must be false: the answer comes when the weights are there.")] = False
-    recapture_cuda_graph: Annotated[bool, Meta(description="Must be false: there are no graphs.")] = False
+    flush_cache: Annotated[bool, Meta(description="Must be true: the cache of the old weights is dropped.")] = True
+    is_async: Annotated[bool, Meta(description="Must be false: the answer is sent when the weights are loaded.")] = (
+        False
+    )
+    recapture_cuda_graph: Annotated[bool, Meta(description="Must be false: there are no CUDA graphs.")] = False
     token_step: Annotated[int, Meta(description="Must be 0: use weight_version.")] = 0
     manifest: Annotated[JsonObject | None, Meta(description="Must be null.")] = None
 
@@ -70,7 +59,7 @@ class VersionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The fields of `POST /update_weight_version`."""
 
     new_version: Annotated[str, Meta(max_length=256, description="Version that answers report from then on.")]
-    abort_all_requests: Annotated[bool, Meta(description="End all requests first.")] = True
+    abort_all_requests: Annotated[bool, Meta(description="Abort all requests first.")] = True
 
 
 class WeightBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,7 +82,18 @@ class MemoryBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def routes(state: ServerState) -> list[Entry]:
     """Returns the routes."""
-    return [*_load_routes(state), *_update_routes(state), *_weight_routes(state), *_memory_routes(state)]
+    exchange = WeightExchange(state)
+    updates = WeightUpdates(state, exchange)
+    groups = WeightGroups()
+    state.lifecycle.services += [updates, groups]
+    return [
+        *_load_routes(state),
+        *_update_routes(state, exchange),
+        *received_routes.routes(updates),
+        *group_routes.routes(state, updates, groups),
+        *_weight_routes(state),
+        *_memory_routes(state),
+    ]
 
 
 def _load_routes(state: ServerState) -> list[Entry]:
@@ -122,37 +122,27 @@ def _load_routes(state: ServerState) -> list[Entry]:
         )
 
     return [
-        Entry("/v1/loads", loads, access="user", docs=Docs("SGLang", "How much each replica has to do.")),
-        Entry("/get_load", load, access="user", docs=Docs("SGLang", "The same in the form of older routers.")),
+        Entry("/v1/loads", loads, access="user", docs=Docs("SGLang", "The load of each replica.")),
+        Entry("/get_load", load, access="user", docs=Docs("SGLang", "The load in the form of older routers.")),
     ]
 
 
-def _update_routes(state: ServerState) -> list[Entry]:
-    turn = asyncio.Lock()
-
+def _update_routes(state: ServerState, exchange: WeightExchange) -> list[Entry]:
     async def update(request: Request) -> Response:
         body = await read_body(request, UpdateBody)
         _refuse(body, state)
         if state.context.info.kind != "generator":
-            raise NotFound(
-                "a model that makes embeddings or scores keeps its weights; start the server again with the others"
-            )
+            raise NotFound("embedding and scoring models keep their weights; restart the server with the new ones")
         source = await asyncio.to_thread(_find, body.model_path, state)
-        await dry_run("update_weights", _place(source, body), state.context.config)
+        new = NewSource(source=source, load_format=body.load_format, model_path=body.model_path)
+        await dry_run("update_weights", new.place(), state.context.config)
         await asyncio.to_thread(_check_tokenizer, source, body.model_path, state)
-        change = _roll if body.rolling else _update
-        num_paused = await unless_gone(request, change(source, body, state, turn))
-        message = "Succeeded to update model weights."
-        if body.weight_version is not None:
-            message += f" Weight version updated to {body.weight_version}."
-        if num_paused:
-            message += f" {num_paused} paused requests go on with them, computed again from their first token."
-        answer = {"success": True, "message": message, "num_paused_requests": num_paused}
-        return JSONResponse(answer | _restarted(state, message))
+        num_paused = await unless_gone(request, exchange.run(new, body))
+        return JSONResponse(success(num_paused, body, state))
 
-    updating = Docs("Control", "Compute with other weights.", (UpdateBody,), {"model_path": "checkpoints/step-200"})
+    updating = Docs("Control", "Replace the weights.", (UpdateBody,), {"model_path": "checkpoints/step-200"})
     return [
-        Entry(path, update, access="admin", methods=["POST"], docs=updating, render_error=_not_updated)
+        Entry(path, update, access="admin", methods=["POST"], docs=updating, render_error=not_updated)
         for path in ("/update_weights_from_disk", "/update_weights")
     ]
 
@@ -161,7 +151,7 @@ def _weight_routes(state: ServerState) -> list[Entry]:
     async def update_version(request: Request) -> Response:
         body = await read_body(request, VersionBody)
         if body.abort_all_requests:
-            _abort_all(state)
+            abort_all(state)
         state.serve_weights(version=body.new_version)
         message = f"Weight version updated to {body.new_version}"
         return JSONResponse({"success": True, "message": message, "new_version": body.new_version})
@@ -172,7 +162,7 @@ def _weight_routes(state: ServerState) -> list[Entry]:
         return Response(await asyncio.to_thread(msgspec.json.encode, values), media_type="application/json")
 
     naming = Docs("Control", "Name the weights.", (VersionBody,), {"new_version": "step-200"})
-    looking = Docs("Control", "Look at a weight.", (WeightBody,), {"name": "model.norm.weight", "truncate_size": 4})
+    looking = Docs("Control", "Read a weight.", (WeightBody,), {"name": "model.norm.weight", "truncate_size": 4})
     return [
         Entry(
             "/update_weight_version",
@@ -180,7 +170,7 @@ def _weight_routes(state: ServerState) -> list[Entry]:
             access="admin",
             methods=["POST"],
             docs=naming,
-            render_error=_not_updated,
+            render_error=not_updated,
         ),
         Entry("/get_weights_by_name", weight, access="admin", methods=["GET", "POST"], docs=looking),
     ]
@@ -196,12 +186,6 @@ class NoSuchModel(InvalidRequest):
             field="model_path",
         )
         self.summary = f"Failed to get weights iterator: {model_path[:ECHO_LIMIT]} (repository not found)."
-
-
-def _not_updated(error: TureenError) -> Response:
-    """Returns an error with the fields that SGLang's clients read beside our own."""
-    message = error.summary if isinstance(error, NoSuchModel) else f"Failed to update weights: {error.message}"
-    return error_answer(error, {"success": False, "message": message, "num_paused_requests": 0} | error_object(error))
 
 
 def _memory_routes(state: ServerState) -> list[Entry]:
@@ -223,33 +207,24 @@ def _memory_routes(state: ServerState) -> list[Entry]:
         return Entry(path, endpoint, access="admin", methods=["GET", "POST"], docs=docs)
 
     return [
-        entry("/release_memory_occupation", release, "Give memory back to the system."),
-        entry("/resume_memory_occupation", resume, "Take it again."),
+        entry("/release_memory_occupation", release, "Release memory."),
+        entry("/resume_memory_occupation", resume, "Take the memory again."),
     ]
 
 
 def _refuse(body: UpdateBody, state: ServerState) -> None:
-    """Raises InvalidRequest for fields of SGLang that are not available, and for `rolling` where it is not."""
+    """Raises InvalidRequest for options that are not available here."""
     wrong = {
-        "flush_cache": (not body.flush_cache, "K and V of the old weights would be used with the new ones"),
-        "is_async": (body.is_async, "the answer comes when the weights are there"),
-        "recapture_cuda_graph": (body.recapture_cuda_graph, "there are no graphs"),
+        "flush_cache": (not body.flush_cache, "the KV cache of the old weights would be used with the new ones"),
+        "is_async": (body.is_async, "the answer is sent when the weights are loaded"),
+        "recapture_cuda_graph": (body.recapture_cuda_graph, "there are no CUDA graphs"),
         "token_step": (body.token_step != 0, "name the weights by weight_version"),
-        "manifest": (body.manifest is not None, "all of the model's weights are read"),
+        "manifest": (body.manifest is not None, "all of the model's weights are always read"),
     }
     for name, (is_wrong, reason) in wrong.items():
         if is_wrong:
             raise InvalidRequest(f"{name} is not available: {reason}; leave it out", field=name)
-    for name in ("abort_all_requests", "keep_pause"):
-        if body.rolling and getattr(body, name):
-            raise InvalidRequest(
-                f"{name} and rolling exclude each other: rolling ends no request and pauses nothing; leave one out",
-                field=name,
-            )
-    if body.rolling and not state.client.replicas:
-        raise InvalidRequest(
-            "rolling needs several engines: start the server with --replicas 2, or leave it out", field="rolling"
-        )
+    body.check(state)
 
 
 def _find(model_path: str, state: ServerState) -> ModelSource:
@@ -257,7 +232,7 @@ def _find(model_path: str, state: ServerState) -> ModelSource:
     try:
         return resolve_model(model_path, cache_dir=cache_dir(state.context.config))
     except (StartupError, OSError, ValueError) as error:  # ValueError: for a path that no file can have
-        log.warning("no other weights: %s", error)
+        log.warning("the weights were not replaced: %s", error)
         raise NoSuchModel(model_path) from None
 
 
@@ -269,15 +244,15 @@ def _check_tokenizer(source: ModelSource, model_path: str, state: ServerState) -
     try:
         other = load_tokenizer(source)
     except StartupError as error:
-        log.warning("no other weights: %s", error.message)
+        log.warning("the weights were not replaced: %s", error.message)
         raise InvalidRequest(
             f"model_path {echo(model_path)}: its tokenizer cannot be read; the server's log says why",
             field="model_path",
         ) from None
     if not _are_alike(state.context.tokenizer, other):
         raise InvalidRequest(
-            f"model_path {echo(model_path)}: it has another vocabulary, or other special tokens, than the model that "
-            "is served; start the server again with it",
+            f"model_path {echo(model_path)}: its vocabulary or special tokens differ from the served model's; restart "
+            "the server with it",
             field="model_path",
         )
 
@@ -288,93 +263,6 @@ def _are_alike(served: Tokenizer, loaded: Tokenizer) -> bool:
     return facts[0] == facts[1] and all(
         served.token_bytes(token_id) == loaded.token_bytes(token_id) for token_id in range(served.vocab_size)
     )
-
-
-async def _update(source: ModelSource, body: UpdateBody, state: ServerState, turn: asyncio.Lock) -> object:
-    """Loads the weights of `source` into the engine. Returns how many paused requests go on with them. Raises
-    InvalidRequest; then nothing has changed.
-
-    Waits until running requests have ended, unless they are paused; no request begins meanwhile. Cancelling ends the
-    waiting, but not an update that has begun: that then keeps `turn`, the lock of updates, and the hold on requests.
-    """
-    async with contextlib.AsyncExitStack() as held:
-        await held.enter_async_context(turn)
-        if body.abort_all_requests:
-            _abort_all(state)
-        held.push_async_callback(_let_go, state)
-        while await state.client.call("hold"):
-            await asyncio.sleep(POLL_S)
-        installing = asyncio.ensure_future(_install(source, body, state, held.pop_all()))
-        installing.add_done_callback(_note_failure)
-        return await asyncio.shield(installing)
-
-
-async def _let_go(state: ServerState) -> None:
-    with contextlib.suppress(TureenError):  # an engine that has ended holds nothing
-        await state.client.call("let_go")
-
-
-def _note_failure(installing: asyncio.Future[object]) -> None:
-    """Log why an update failed: its client may have left."""
-    if not installing.cancelled() and (error := installing.exception()) is not None:
-        log.info("the weights were not updated: %s", error)
-
-
-async def _install(
-    source: ModelSource, body: UpdateBody, state: ServerState, held: contextlib.AsyncExitStack
-) -> object:
-    """Does the update itself, and releases `held`, the lock and the hold, at its end."""
-    async with held:
-        num_paused = await state.client.call("update_weights", **_place(source, body))
-        if body.keep_pause:
-            await state.client.call("pause", mode="retract")
-        state.serve_weights(path=body.model_path, version=body.weight_version)
-        if state.common.fronts is not None:
-            await state.common.fronts.tell()  # before requests go on, and answers say what computed them
-    return num_paused
-
-
-async def _roll(source: ModelSource, body: UpdateBody, state: ServerState, turn: asyncio.Lock) -> object:
-    """Loads the weights of `source` into one replica after the other. What has begun goes on when this is cancelled,
-    so that all replicas have the same weights in the end. Returns and raises what `_update` does."""
-
-    async def exchange() -> object:
-        async with turn:
-            num_paused = await state.client.call("roll_weights", version=body.weight_version, **_place(source, body))
-            state.serve_weights(path=body.model_path, version=body.weight_version)
-            return num_paused
-
-    return await asyncio.shield(exchange())
-
-
-def _restarted(state: ServerState, message: str) -> dict[str, Any]:
-    """Returns what an answer says of replicas that could not have the weights like the others; nothing where there are
-    none."""
-    faults = {replica.number: replica.weights_fault for replica in state.client.replicas if replica.weights_fault}
-    if not faults:
-        return {}
-    told = "; ".join(f"replica {number}: {fault}" for number, fault in faults.items())
-    return {
-        "message": f"{message} Some replicas could not have them, and are restarted with them: {told}",
-        "restarted_replicas": list(faults),
-    }
-
-
-def _abort_all(state: ServerState) -> None:
-    """Ends all requests that use the weights, of all fronts."""
-    state.abort(None, "weights")
-    if state.common.fronts is not None:
-        state.common.fronts.abort_all("weights")
-
-
-def _place(source: ModelSource, body: UpdateBody) -> dict[str, Any]:
-    """Returns where the weights are, as the engine's operation `update_weights` takes it."""
-    return {
-        "name": source.name,
-        "path": str(source.path),
-        "format": source.format,
-        "load_format": body.load_format,
-    }
 
 
 def _sections(query: dict[str, str]) -> set[str]:

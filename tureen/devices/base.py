@@ -49,7 +49,7 @@ def resolve_device(device: str, num_threads: int | None = None) -> DeviceInfo:
     threads = num_threads or cpu.num_threads()
     if device == "auto":
         if _has_gpu_traces() and not is_installed("torch"):
-            log.warning("there is a driver of a GPU, which nothing here can use: pip install 'tureen[torch]'")
+            log.warning("this machine has a GPU driver, but no package that can use it: pip install 'tureen[torch]'")
         device = "cuda" if may_have_cuda() and _cuda().is_available() else "cpu"
     if device == "cpu":
         return DeviceInfo("cpu", "cpu", threads)

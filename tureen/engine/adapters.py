@@ -50,7 +50,7 @@ class Adapters:
             )
         if name == NO_NAME:
             raise InvalidRequest(
-                f"lora_name {echo(name)} means none to some clients; choose another", field="lora_name"
+                f"lora_name {echo(name)} means 'no adapter' to some clients; choose another", field="lora_name"
             )
         if name in self._loaded:
             raise InvalidRequest(
@@ -74,7 +74,7 @@ class Adapters:
         num_users = sum(user.terms.adapter == number for user in self._users)
         if num_users:
             raise Conflict(
-                f"lora_name {echo(name)}: {num_users} requests use it; try again when they have ended, or abort them",
+                f"lora_name {echo(name)}: {num_users} requests use it; wait for them, or abort them",
                 field="lora_name",
                 code="lora_in_use",
             )

@@ -178,9 +178,9 @@ def following(field: str) -> Iterator[None]:
     except GrammarError as error:
         raise too_complex(field, str(error)) from None
     except Exception:
-        log.exception("a grammar could not be followed")
+        log.exception("an output could not be matched against its grammar")
         raise RequestFailed(
-            f"{field}: the output could not be followed in its grammar; this is a fault of the server",
+            f"{field}: the output does not match its grammar; this is a fault of the server",
             code="grammar_failed",
         ) from None
 

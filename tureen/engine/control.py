@@ -67,8 +67,7 @@ class Control:
         missing = self.released.intersection(parts)
         if missing:
             raise Unavailable(
-                f"the server has given memory back ({', '.join(sorted(missing))}); it answers again after "
-                "/resume_memory_occupation",
+                f"the server has released memory ({', '.join(sorted(missing))}); call /resume_memory_occupation first",
                 code="memory_released",
                 retry_after_s=RELEASED_RETRY_S,
             )
@@ -133,7 +132,7 @@ class Control:
         """
         num_begun = self._scheduler.num_begun
         if num_begun and not self.is_paused:
-            raise Conflict(f"{num_begun} requests run; pause generation, or wait until they end", code="busy")
+            raise Conflict(f"{num_begun} requests are running; pause generation, or wait until they end", code="busy")
         self._runner.call("update_weights", **source)
         self.released.discard("weights")
         self._scheduler.preempt_all()
@@ -150,7 +149,7 @@ class Control:
         """
         if self._sequences:
             raise Conflict(
-                f"{len(self._sequences)} requests have not ended; memory can be given back when they have, or are "
+                f"{len(self._sequences)} requests are running; memory can be released when they have finished or are "
                 "aborted",
                 code="busy",
             )

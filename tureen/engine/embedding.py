@@ -24,7 +24,7 @@ from tureen.text.detokenizer import Detokenizer
 from tureen.text.tokenizer import Tokenizer
 
 DONE = FinishReason(type="length", length=0)
-NO_TEXT = "this model makes embeddings or scores and generates no text; use /v1/embeddings or /v1/rerank"
+NO_TEXT = "this is an embedding or scoring model, which generates no text; use /v1/embeddings or /v1/rerank"
 
 MAX_FAILED = 8
 """Number of texts in a row whose computation may fail. After that the device is at fault, and the engine ends."""
@@ -91,7 +91,7 @@ class EmbeddingEngine:
             raise InvalidRequest("input_embeds: this model takes text or token ids", field="input_embeds")
         if not 1 <= len(request.token_ids) <= self._max_tokens:
             raise ContextExceeded(
-                f"the text has {len(request.token_ids)} tokens; the model takes 1 to {self._max_tokens}",
+                f"the text has {len(request.token_ids)} tokens; the model accepts 1 to {self._max_tokens}",
                 field=None,
                 num_tokens=len(request.token_ids),
                 capacity=self._max_tokens,
@@ -99,7 +99,7 @@ class EmbeddingEngine:
         num_waiting = sum(not sequence.request.when_idle for sequence in self._waiting.values())
         if num_waiting > self._max_queued and not request.when_idle:  # one of them runs
             raise Unavailable(
-                f"{self._max_queued} requests are waiting already; try again later, or start the server with a "
+                f"{self._max_queued} requests are already waiting; try again later, or start the server with a "
                 "larger --max-queued-requests",
                 code="queue_full",
             )
@@ -141,7 +141,7 @@ class EmbeddingEngine:
             "resume": self.resume,
         }
         if op not in operations:
-            raise NotFound(f"a model that makes embeddings has no operation {echo(op)}")
+            raise NotFound(f"an embedding model has no operation {echo(op)}")
         return operations[op](**args)
 
     def pause(self, mode: PauseMode) -> int:

@@ -347,7 +347,7 @@ def _check_room(num_waiting: int, limit: int) -> None:
     """Raises Unavailable when the queue is full."""
     if num_waiting >= limit:
         raise Unavailable(
-            f"{limit} requests are waiting already; try again later, or start the server with a larger "
+            f"{limit} requests are already waiting; try again later, or start the server with a larger "
             "--max-queued-requests",
             code="queue_full",
         )

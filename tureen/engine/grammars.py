@@ -154,8 +154,8 @@ class Grammars:
             return RowError.of(error)
         if least > most:
             message = (
-                f"{later.limits} leaves {most} tokens for the answer behind a thought and the mark that ends it, but "
-                f"the shortest output that {field} allows takes {least} tokens; allow more"
+                f"{later.limits} leaves {most} tokens for the answer after the reasoning and its end mark, but the "
+                f"shortest output that {field} allows takes {least} tokens; allow more"
             )
             return RowError("max_new_tokens_too_small", message, 400, later.field)
         most_thought = max(1, later.room - least - compiled.reserve)
@@ -180,9 +180,7 @@ def _fit(sequence: Sequence, least: int, context_len: int) -> RowError | None:
     needed = f"the shortest output that {request.grammar_field} allows takes {least} tokens"
     if least > most:
         num_prompt = sequence.terms.num_prompt
-        message = (
-            f"{needed}, but only {most} fit behind the prompt's {num_prompt}; shorten the prompt or the constraint"
-        )
+        message = f"{needed}, but only {most} fit after the prompt's {num_prompt}; shorten the prompt or the constraint"
         return RowError("context_exceeded", message, 400, request.grammar_field)
     if sequence.num_left >= least:
         return None

@@ -313,7 +313,7 @@ class Pace:
 def _unreachable(request: GenerateRequest, wait_s: float) -> Unavailable:
     field = "deadline_ms" if request.ttft_deadline_ms is None else "ttft_deadline_ms"
     return Unavailable(
-        f"{field} cannot be met: the prompts that wait already take about {wait_s:.1f} s; try again later",
+        f"{field} cannot be met: the prompts already waiting take about {wait_s:.1f} s; try again later",
         field=field,
         code="deadline_unreachable",
         retry_after_s=max(1, math.ceil(wait_s)),

@@ -9,7 +9,7 @@ from tureen.engine.constraint import Constraint
 from tureen.engine.sequence import Sequence
 from tureen.errors import InvalidRequest
 
-NOT_CLOSED = "close_early: it is not known how to end this constraint's outputs with the tokens of this model"
+NOT_CLOSED = "close_early: this constraint's outputs cannot be completed with the tokens of this model"
 """Listed among what an output was not held to, where its limit cut it and nothing could end it before."""
 
 
@@ -68,7 +68,7 @@ def _check_not_banned(sequence: Sequence, token_id: int) -> None:
 
 def _nothing_left(field: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{field} forbids every token that may come next by the rest of the request; leave out the words that it needs",
+        f"{field} forbids every token that the rest of the request allows next; remove the words that the output needs",
         field=field,
         code="bad_words",
     )

@@ -94,5 +94,5 @@ def _replay(sequence: Sequence, context_len: int) -> Iterator[None]:
 
 def _not_resumable(why: str) -> RequestFailed:
     return RequestFailed(
-        f"the output that was sent already cannot go on: {why}; this is a fault of the server", code="not_resumable"
+        f"the output sent so far cannot be continued: {why}; this is a fault of the server", code="not_resumable"
     )

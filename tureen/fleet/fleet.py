@@ -188,7 +188,7 @@ class Fleet:
         async with self._turn:
             if member.is_busy:
                 raise Conflict(
-                    f"the model {member.name} works on requests; wait until they have ended, or abort them",
+                    f"the model {member.name} has running requests; wait until they finish, or abort them",
                     field="model",
                     code="model_busy",
                 )
@@ -266,8 +266,8 @@ def _draining() -> Unavailable:
 
 def _full(member: Member) -> Unavailable:
     return Unavailable(
-        f"{member.config.max_queued_requests} requests wait until the model {member.name} is loaded, and this client "
-        "has its share of them; try again later, or start the server with a larger --max-queued-requests",
+        f"{member.config.max_queued_requests} requests already wait for the model {member.name} to load, and this "
+        "client has its share of them; try again later, or start the server with a larger --max-queued-requests",
         code="queue_full",
         retry_after_s=max(1, math.ceil(member.loads.seconds)),
     )

@@ -73,7 +73,7 @@ class Register:
             return known
         if self.find(member.name) is not None:
             raise Conflict(
-                f"another model is called {member.name}; give this one a name in a [[models]] table of --config",
+                f"another model has the name {member.name}; give this one a name in a [[models]] table of --config",
                 field="model",
                 code="name_in_use",
             )

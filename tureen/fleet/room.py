@@ -46,7 +46,7 @@ class Room:
         need = await self._measure(member, self.limit_bytes // len(self._members))
         if need > self.limit_bytes:
             raise InvalidRequest(
-                f"the model {member.name} needs {need / GIB:.2f} GiB of memory, and all models together may have "
+                f"the model {member.name} needs {need / GIB:.2f} GiB of memory, but all models together may use "
                 f"{self.limit_bytes / GIB:.2f} GiB; start the server with a larger --models-memory, or the model with "
                 "a smaller max_total_tokens",
                 field="model",

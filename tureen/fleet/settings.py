@@ -41,8 +41,8 @@ def each_model(config: Config) -> list[Config]:
     """
     if config.replicas != 1 or config.prefill_replicas:
         raise StartupError(
-            f"{len(config.models)} models with --replicas or --prefill-replicas: replicas are of one model; serve the "
-            "one that needs them by a server of its own",
+            f"{len(config.models)} models with --replicas or --prefill-replicas: replicas serve one model; run a "
+            "separate server for the model that needs them",
             field="replicas",
         )
     return [one_model(config, table, f"models[{index}]") for index, table in enumerate(config.models)]
@@ -54,8 +54,8 @@ def one_model(config: Config, table: Mapping[str, Any], where: str) -> Config:
     allowed, own = set(own_settings()), own_names(table)
     for name in own:
         if name not in allowed:
-            known = "it is the server's" if name in Config.__struct_fields__ else "there is no such setting"
-            raise StartupError(f"{where}: {echo(name)} cannot stand there: {known}; see docs/several-models.md")
+            known = "it is a setting of the server" if name in Config.__struct_fields__ else "there is no such setting"
+            raise StartupError(f"{where}: {echo(name)} is not allowed there: {known}; see docs/several-models.md")
     if not isinstance(own.get("model_path"), str):
         raise StartupError(f"{where}: model_path is missing; it says which model")
     base: dict[str, Any] = msgspec.structs.asdict(config) | {
@@ -87,7 +87,7 @@ def for_embeddings(config: Config, own: Container[str]) -> Config:
     }
     if foreign:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in foreign)
-        log.info("model %s makes embeddings: %s of the server is not for it", name_of(config), flags)
+        log.info("model %s is an embedding model: %s of the server does not apply to it", name_of(config), flags)
     return msgspec.structs.replace(config, **foreign)
 
 

@@ -38,7 +38,7 @@ async def start(config: Config, progress: Progress) -> Launcher:
     """Loads the default model of `config.models`; the others can be loaded then. Raises StartupError."""
     if config.sessions_db is not None:
         raise StartupError(
-            "--sessions-db with several models: durable sessions are those of one; leave one of them out",
+            "--sessions-db with several models: durable sessions belong to one model; leave one of them out",
             field="sessions_db",
         )
     configs = each_model(config)

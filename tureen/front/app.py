@@ -198,4 +198,4 @@ async def _client_gone(_: Request, __: Exception) -> Response:
 async def _unexpected(request: Request, error: Exception) -> Response:
     """Answers an unexpected exception. The traceback is logged by uvicorn, because Starlette raises it again."""
     log.error("%s failed: %s", call_of(request.scope).request_id, type(error).__name__)
-    return error_response_for(RequestFailed("an internal error ended this request; the server goes on"), request.scope)
+    return error_response_for(RequestFailed("an internal error ended this request; the server runs on"), request.scope)

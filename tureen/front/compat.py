@@ -15,7 +15,7 @@ from tureen.front.page import asset, page
 from tureen.http.dialect import CompatRoute, Docs, Entry, dialects
 from tureen.requests.state import ServerState
 
-Standing = Literal["honoured", "differs", "told", "refused"]
+Standing = Literal["honoured", "differs", "reported", "refused"]
 
 
 class FieldVerdict(NamedTuple):
@@ -29,9 +29,9 @@ class FieldVerdict(NamedTuple):
 CODE = re.compile(r"`([^`]+)`")
 
 LEAD = """\
-<header><h1>What of each API is honoured</h1><a href="docs">routes and fields</a> <a href="compat.json">as JSON</a>
-<p>Every field is acted on, refused by name, or told: it is accepted, has no effect, and is listed in the answer's
-header <code>x-tureen-ignored</code>.</p>
+<h1>API compatibility</h1> <a href="compat.json">as JSON</a>
+<p>A field takes effect, is refused with an error that names it, or is accepted without effect and reported in the
+answer's header <code>x-tureen-ignored</code>.</p>
 <input id="find" type="search" placeholder="find a field" aria-label="find a field">
 <span id="found" role="status"></span>
 </header>
@@ -47,12 +47,12 @@ def routes(_: ServerState) -> list[Entry]:
         if "application/json" in kinds and "text/html" not in kinds:
             return _as_json()
         sections = "".join(_section(route) for route in compat_routes())
-        return page("tureen: compatibility", LEAD.format(sections), script=asset("compat.js"))
+        return page("compat", LEAD.format(sections), script=asset("compat.js"))
 
     async def compat_json(_: Request) -> Response:
         return _as_json()
 
-    docs = Docs("Server", "Of each API: which fields are honoured, which refused.", answer="text/html")
+    docs = Docs("Server", "Which fields of each API are honoured, refused, or reported as ignored.", answer="text/html")
     return [
         Entry("/compat", compat, access="open", docs=docs),
         Entry("/compat.json", compat_json, access="open", docs=docs._replace(answer="application/json")),
@@ -80,7 +80,7 @@ def rows_of(route: CompatRoute) -> Iterator[FieldVerdict]:
     for part in route.parts:
         front = f"{part.name}." if part.name else ""
         for name, verdict in sorted(part.table.told.items()):
-            yield FieldVerdict(front + name, "told", verdict.why)
+            yield FieldVerdict(front + name, "reported", verdict.why)
     for part in route.parts:
         front = f"{part.name}." if part.name else ""
         for name, (_, why) in sorted(part.table.refused.items()):
@@ -108,7 +108,7 @@ def _as_json() -> Response:
 
 def _other_fields(route: CompatRoute) -> Standing:
     """Returns what becomes of fields that no list has."""
-    return "told" if route.parts[0].table.tells_unknown else "refused"
+    return "reported" if route.parts[0].table.tells_unknown else "refused"
 
 
 def _prose(text: str) -> str:
@@ -125,6 +125,6 @@ def _section(route: CompatRoute) -> str:
     name = f"{html.escape(route.api)} <code>{route.route}</code>"
     heading = f"<summary><h2>{name}</h2><span>{len(lines)} {'field' if len(lines) == 1 else 'fields'}</span></summary>"
     others = f"<p>Fields that are not listed are {_other_fields(route)}.</p>"
-    head = "<thead><tr><th scope=col>field</th><th scope=col>what becomes of it</th><th scope=col>how</th></tr></thead>"
+    head = "<thead><tr><th scope=col>field</th><th scope=col>what happens</th><th scope=col>details</th></tr></thead>"
     table = f"<table>{head}<tbody>{''.join(lines)}</tbody></table>"
     return f"<details>{heading}<div class=wide>{others}{table}</div></details>\n"

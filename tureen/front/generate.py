@@ -38,7 +38,7 @@ def routes(state: ServerState) -> list[Entry]:
 
     docs = Docs(
         "Generate",
-        "Generate text. The field that holds the prompt says whose dialect a body speaks.",
+        "Generate text. The field that holds the prompt selects the API: SGLang, MindIE and vLLM, or TGI.",
         bodies=tuple(dict.fromkeys(form.body for form in forms.values())),
         example={"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 8}},
         stream="text/event-stream",

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute
 
 from tureen.contract.params import ALIASES, GROUP, SamplingParams, Stops
 from tureen.front.compat import compat_routes
-from tureen.front.page import asset, page
+from tureen.front.page import asset, compressed, page
 from tureen.http.dialect import Docs, Entry, dialects
 from tureen.http.replay import MAX_KEY_CHARS
 from tureen.requests.state import ServerState
@@ -43,7 +43,7 @@ ERROR = {
             "type": "object",
             "required": ["message", "type", "param", "code"],
             "properties": {
-                "message": {"type": "string", "description": "What is wrong, and the fix."},
+                "message": {"type": "string", "description": "What is wrong, and how to fix it."},
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"], "description": "The field."},
                 "code": {"type": "string"},
@@ -51,30 +51,30 @@ ERROR = {
         }
     },
 }
-ALWAYS = {400: "The request is wrong.", 500: "The request failed; others go on."}
-WITH_KEY = {401: "The key is missing or wrong.", 403: "The key does not open this."}
+ALWAYS = {400: "The request is wrong.", 500: "The request failed; other requests continue."}
+WITH_KEY = {401: "The key is missing or wrong.", 403: "The key does not grant access to this route."}
 WITH_ENGINE = {503: "Busy, shutting down, or the engine is dead; Retry-After says when to try again."}
-WITH_NAME = {404: "There is no model, adapter, session or request of that name."}
+WITH_NAME = {404: "No model, adapter, session or request has that name."}
 WITH_BODY = WITH_NAME | {
     408: "The body did not arrive in time.",
     409: "In use.",
     413: "The body is too large.",
     415: "The body is not application/json.",
-    422: "The request is wrong, as MindIE and TGI say it; or its Idempotency-Key belongs to another.",
-    424: "The model failed on this request, as TGI says it.",
-    429: "This client has enough running, or has used its tokens; Retry-After says when to try again.",
+    422: "The request is wrong (MindIE and TGI), or its Idempotency-Key belongs to another request.",
+    424: "The model failed on this request (TGI).",
+    429: "This client has reached its limit of requests or tokens; Retry-After says when to try again.",
     504: "A deadline passed.",
 }
 IDEMPOTENCY_KEY: Schema = {
     "name": "Idempotency-Key",
     "in": "header",
-    "description": "Sent again with the same body, the request is not run again: its answer comes again.",
+    "description": "A repeated request with the same key and body is not run again; the server repeats its answer.",
     "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARS, "pattern": "^[!-~]+$"},
 }
 ABOUT = """\
-A field acts, or is refused by name, or has no effect and is listed in the answer's header x-tureen-ignored.
+A field takes effect, is refused with an error that names it, or is ignored and reported in the header x-tureen-ignored.
 `null` is a field's default.
-Keys are sent as `Authorization: Bearer KEY`; a server that was started without one needs none.
+Keys are sent as `Authorization: Bearer KEY`; a server that was started without a key needs none.
 """
 
 
@@ -94,14 +94,14 @@ def routes(_: ServerState) -> list[Entry]:
     async def openapi(request: Request) -> Response:
         if not encoded:
             encoded.append(msgspec.json.encode(document(request.app.routes, field_types)))
-        return Response(encoded[0], media_type="application/json")
+        return compressed(request, encoded[0], "application/json", {"vary": "accept-encoding"})
 
     async def docs(_: Request) -> Response:
-        return page("tureen API", asset("docs.html"), script=asset("docs.js"))
+        return page("docs", asset("docs.html"), script=asset("docs.js"))
 
     return [
         Entry("/openapi.json", openapi, access="open", docs=Docs("Server", "This document.")),
-        Entry("/docs", docs, access="open", docs=Docs("Server", "The page that shows it.", answer="text/html")),
+        Entry("/docs", docs, access="open", docs=Docs("Server", "The compatibility page.", answer="text/html")),
     ]
 
 

@@ -12,18 +12,18 @@ from tureen.errors import MethodNotAllowed, NotFound, TureenError, UpgradeRefuse
 
 VERSION = "/v1"
 NOT_HERE = {
-    "/responses/compact": "the server compacts no conversation; send truncation: auto, or ask for a summary",
-    "/realtime": "the server has no WebSockets and no sound; send a request to /v1/responses",
-    "/audio": "no model here listens or speaks",
-    "/images": "no model here makes pictures",
-    "/videos": "no model here makes videos",
-    "/moderations": "nothing is moderated here",
+    "/responses/compact": "the server does not compact conversations; send truncation: auto, or ask for a summary",
+    "/realtime": "the server has no WebSockets or audio; send a request to /v1/responses",
+    "/audio": "audio is not supported",
+    "/images": "generating pictures is not supported",
+    "/videos": "generating videos is not supported",
+    "/moderations": "the server does not moderate",
     "/assistants": "use /v1/responses",
     "/threads": "use /v1/conversations and /v1/responses",
-    "/vector_stores": "the server searches no files; put their text into a message",
+    "/vector_stores": "the server does not search files; put their text into a message",
     "/uploads": "send the file to /v1/files in one piece",
-    "/fine_tuning": "the server trains no models",
-    "/containers": "no tool runs on this server",
+    "/fine_tuning": "the server does not train models",
+    "/containers": "the server runs no tools",
 }
 """Routes of OpenAI's API that the server does not have, and all below them -> why, and what to use."""
 
@@ -41,7 +41,7 @@ def unknown_route(method: str, path: str, routes: Iterable[BaseRoute]) -> NotFou
         known = sorted({route.path for route in routes if isinstance(route, Route) and method in (route.methods or ())})
         near = difflib.get_close_matches(shown, known, n=1, cutoff=NEAR)
         why = f"did you mean {near[0]}?" if near else ""
-    return NotFound(f"there is nothing at {echo(path)}" + (f"; {why}" if why else ""), code="unknown_route")
+    return NotFound(f"there is no route {echo(path)}" + (f"; {why}" if why else ""), code="unknown_route")
 
 
 def error_for(scope: Scope, routes: list[BaseRoute], status: int) -> TureenError:
@@ -58,5 +58,5 @@ def error_for(scope: Scope, routes: list[BaseRoute], status: int) -> TureenError
     matching = [route for route in routes if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE]
     if status == 405 and (method != "POST" or not all(route.path.endswith("}") for route in matching)):
         allowed = ", ".join(sorted({name for route in matching for name in route.methods or ()}))
-        return MethodNotAllowed(f"{method} is not for this path; use {allowed}", allowed=allowed)
+        return MethodNotAllowed(f"this path does not take {method}; use {allowed}", allowed=allowed)
     return unknown_route(method, path, routes)

@@ -71,8 +71,8 @@ class JoinedHost:
         except (asyncio.IncompleteReadError, ConnectionError):
             self._lose("the engine process has closed its connection")
         except Exception as error:  # an edge: an engine that nobody listens to is lost
-            log.exception("the engine process was not understood")
-            self._lose(f"the engine process was not understood: {type(error).__name__}")
+            log.exception("the engine process sent an invalid message")
+            self._lose(f"the engine process sent an invalid message: {type(error).__name__}")
 
 
 class JoinedStreams(UnblamedStreams):

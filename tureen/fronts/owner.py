@@ -382,7 +382,7 @@ class Fronts:
         for front in self._all:
             front.silent_s = front.silent_s + seconds if front.is_up and front.is_away else 0.0
             if front.silent_s > self._state.context.config.freeze_grace_s:
-                log.error("front %d is stopped, or does not get to run: another one starts", front.order.number)
+                log.error("front %d is stopped or gets no CPU: another one starts", front.order.number)
                 front.kill()
 
     async def _look_at_replicas(self, router: Router) -> None:
@@ -431,7 +431,7 @@ class Fronts:
             await asyncio.wait(futures.values(), timeout=ASK_TIMEOUT_S)
         for front, future in futures.items():
             if not future.done():
-                log.error("front %d does not answer: it is ended, and another one starts", front.order.number)
+                log.error("front %d does not answer: it is killed, and another one starts", front.order.number)
                 front.kill()
         self._told = facts
 

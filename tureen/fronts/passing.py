@@ -71,7 +71,7 @@ async def pass_on(path: str, scope: Scope, receive: Receive, send: Send, seen: S
 
 
 async def _say_gone(scope: Scope, receive: Receive, send: Send) -> None:
-    error = Unavailable("the front that has this is not there; try again", code="front_gone", retry_after_s=1)
+    error = Unavailable("the front that holds this is gone; try again", code="front_gone", retry_after_s=1)
     await error_response_for(error, scope)(scope, receive, send)
 
 
@@ -129,7 +129,7 @@ async def answer_passed(app: ASGIApp, reader: asyncio.StreamReader, writer: asyn
     except ConnectionError:
         pass  # its client has left
     except Exception:  # an edge: this call fails, others go on
-        log.exception("a call that was passed on has failed")
+        log.exception("a forwarded call failed")
     finally:
         writer.close()
 

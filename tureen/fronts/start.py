@@ -32,7 +32,7 @@ def check(config: Config) -> None:
     if config.engine == "thread":
         why, field = "--engine thread: the fronts share an engine in a process of its own; leave --engine out", "engine"
     elif config.models:
-        why, field = "several models: only one front knows which are loaded; leave --api-workers out", "models"
+        why, field = "several models: only one front can manage loaded models; leave --api-workers out", "models"
     if why:
         raise StartupError(f"--api-workers {config.api_workers} with {why}", field=field)
 

@@ -94,7 +94,7 @@ def strings(value: Any, path: str, *, may_be_none: bool = False) -> tuple[str, .
         if string(item, f"{path}[{at}]") == "":
             raise GrammarError(f"{path}[{at}] is empty; remove it or write a text")
         if item in texts:
-            raise GrammarError(f"{path}[{at}] is there twice: {echo(item)}; remove one")
+            raise GrammarError(f"{path}[{at}] is a duplicate: {echo(item)}; remove one")
         texts[item] = None
     return tuple(texts)
 

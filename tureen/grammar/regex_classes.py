@@ -160,7 +160,7 @@ def _python_escape(source: PatternSource, in_class: bool, flags: int) -> int | R
         source.at += 1
         return 7
     if letter in "123456789":
-        source.refuse("backreferences make a language that is not regular")
+        source.refuse("backreferences are not supported")
     return _identity(source)
 
 
@@ -178,7 +178,7 @@ def _ecma_escape(source: PatternSource) -> int | Ranges:
     if source.peek() in ("p", "P") and (ranges := _ecma_property(source)) is not None:
         return ranges
     if source.peek() in "123456789k":
-        source.refuse("backreferences make a language that is not regular")
+        source.refuse("backreferences are not supported")
     if source.take("0"):
         return source.refuse("octal escapes are none of ECMA-262's") if source.peek() in tuple("0123456789") else 0
     return _identity(source)

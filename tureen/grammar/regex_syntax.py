@@ -75,7 +75,7 @@ OPEN_FLAGS = re.compile(r"\?([a-zA-Z]*)(-[a-zA-Z]*)?([:)])")
 COMMENT = re.compile(r"\(\?#[^)]*\)")
 NEVER = re.compile(r"(?!)")
 NOT_REGULAR = {
-    "?P=": "backreferences make a language that is not regular",
+    "?P=": "backreferences are not supported",
     "?(": "conditional groups are not supported",
 }
 LOOKAROUNDS: dict[str, tuple[type[Look | Behind], bool]] = {

@@ -338,8 +338,8 @@ def _check_triggers(tags: Sequence[Tag], triggers: Sequence[str], excludes: Sequ
         _check_trigger(f"{place.path}.triggers[{at}] {echo(trigger)}", trigger, triggers, excludes, place)
         if not any(tag.begin.startswith(trigger) for tag in tags):
             raise GrammarError(
-                f"{place.path}.triggers[{at}] {echo(trigger)} begins no tag; remove it, or add a tag whose begin "
-                f"starts with it"
+                f"{place.path}.triggers[{at}] {echo(trigger)} is not the beginning of a tag; remove it, or add a tag "
+                f"whose begin starts with it"
             )
     for tag in tags:
         if not tag.begin.startswith(tuple(triggers)):

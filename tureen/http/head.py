@@ -28,9 +28,9 @@ def body_length(method: bytes, version: str, headers: Headers) -> int | None:
     """Returns the length of the body in bytes; None = it is chunked. Raises InvalidRequest for headers that are
     ambiguous or not allowed. Source: RFC 9112, 3.2 and 6."""
     if version not in ("1.0", "1.1"):
-        raise InvalidRequest(f"HTTP/{version} is not spoken here; use HTTP/1.1", code="invalid_http")
+        raise InvalidRequest(f"HTTP/{version} is not supported; use HTTP/1.1", code="invalid_http")
     if method == b"CONNECT":
-        raise InvalidRequest("this server is no proxy: it knows no CONNECT", code="invalid_http")
+        raise InvalidRequest("this server is not a proxy: CONNECT is not supported", code="invalid_http")
     values: dict[bytes, str] = {}
     for name, value in headers:
         if name in values and name in ONCE:
@@ -38,7 +38,7 @@ def body_length(method: bytes, version: str, headers: Headers) -> int | None:
         values[name] = value.decode("latin-1").strip(" \t")
     host = values.get(b"host")
     if host is None and version == "1.1":
-        raise _wrong(b"host", "is missing; send the name that the server is called by")
+        raise _wrong(b"host", "is missing; send the host name of the server")
     if host is not None and host_name(host) is None:
         raise _wrong(b"host", f"must be NAME or NAME:PORT, got {echo(host)}")
     coding = values.get(b"transfer-encoding")

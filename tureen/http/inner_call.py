@@ -62,7 +62,7 @@ async def call_route(entry: Entry, body: bytes, call: ClientCall, work: ClientWo
             response = error_response_for(InvalidRequest("the body is nested too deeply", code="invalid_json"), scope)
         except Exception:  # this request fails, others go on
             log.exception("%s failed", call.request_id)
-            failure = RequestFailed("an internal error ended this request; the server goes on")
+            failure = RequestFailed("an internal error ended this request; the server runs on")
             response = error_response_for(failure, scope)
         finally:
             telling.current.reset(token)

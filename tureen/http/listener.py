@@ -56,7 +56,7 @@ def _bind_unix(path: str) -> socket.socket:
     try:
         _remove_stale(path)
         listener.bind(path)
-    except (OSError, ValueError) as error:  # ValueError: no file can have this name
+    except (OSError, ValueError) as error:  # ValueError: this is not a valid file name
         listener.close()
         raise StartupError(f"cannot listen on --uds {echo(path)}: {error.args[-1]}") from None
     except StartupError:
@@ -75,16 +75,16 @@ def _remove_stale(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(facts.st_mode):
-        raise StartupError(f"--uds {path}: there is a file of this name, which is no socket; choose another name")
+        raise StartupError(f"--uds {path}: a file of this name exists and is not a socket; choose another name")
     if facts.st_uid != os.geteuid():
-        raise StartupError(f"--uds {path}: there is a socket of another user; choose another name")
+        raise StartupError(f"--uds {path}: another user's socket has this name; choose another name")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
             os.unlink(path)
         else:
-            raise StartupError(f"--uds {path} is in use by a server that runs; choose another name")
+            raise StartupError(f"--uds {path} is in use by a running server; choose another name")
 
 
 def max_connections() -> int:

@@ -190,7 +190,7 @@ def is_strict(scope: Scope) -> bool:
     value = _header(scope, STRICT_HEADER)
     if value not in ("", "0", "1"):
         raise InvalidRequest(
-            f"x-tureen-strict must be 1, which refuses fields that would have no effect, or 0, got {echo(value)}",
+            f"x-tureen-strict must be 1, which refuses fields without effect, or 0, got {echo(value)}",
             field="x-tureen-strict",
         )
     return value == "1"
@@ -241,7 +241,7 @@ def check_access(
     elif access == "admin":
         refusal = call.admin_refusal or other_name or _page_refusal(scope, route, key, origins)
     else:
-        refusal = Forbidden("this path is closed: it does not say who may call it", code="closed_route")
+        refusal = Forbidden("this path is closed: its access level is not declared", code="closed_route")
     if refusal is not None:
         raise refusal
 
@@ -273,11 +273,11 @@ def _page_refusal(scope: Scope, route: BaseRoute | None, key: Key | None, origin
     if scope["method"] in ("GET", "HEAD"):
         acts = "POST" in (getattr(route, "methods", None) or ())
         if acts and (is_other or _header(scope, b"sec-fetch-mode") == "navigate"):
-            return Forbidden("a browser may not do this by a link or an address: send it as a POST", code="link")
+            return Forbidden("a browser may not do this by following a link: send a POST", code="link")
         return None
     if not is_other or _header(scope, b"content-type").lower().startswith("application/json"):
         return None
-    return Forbidden("a page of another site must send the header 'Content-Type: application/json'", code="other_site")
+    return Forbidden("pages of other origins must send the header 'Content-Type: application/json'", code="other_site")
 
 
 def _is_local(scope: Scope) -> bool:

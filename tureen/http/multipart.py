@@ -77,7 +77,7 @@ class FormReader:
         self._field = options.get(b"name", b"").decode("utf-8", "replace")
         self._value = None if self._field == self._file_field else bytearray()
         if self._field in self.fields or (self._value is None and self.filename is not None):
-            raise InvalidRequest(f"{echo(self._field)[1:-1]} is in the form twice", field=echo(self._field)[1:-1])
+            raise InvalidRequest(f"{echo(self._field)[1:-1]} occurs twice in the form", field=echo(self._field)[1:-1])
         if self._value is None:
             name = options.get(b"filename", b"").decode("utf-8", "replace")
             self.filename = name.replace("\\", "/").rpartition("/")[2]

@@ -103,8 +103,8 @@ class Hosts:
         if self._takes_any or name in self._names or (not self.is_for_this_machine and not _may_be_rebound(name)):
             return None
         return Forbidden(
-            f"the Host header says {echo(host)}, a name that this server is not known by, and the request has no API "
-            "key; start the server with --allowed-hosts NAME to be called by this name without a key",
+            f"the Host header says {echo(host)}, which is not a name of this server, and the request has no API key; "
+            "start the server with --allowed-hosts NAME to allow this name without a key",
             field="Host",
             code="invalid_host",
         )

@@ -39,9 +39,9 @@ def routes(state: ServerState) -> list[Entry]:
 
     docs = Docs(
         "Generate",
-        "Go on with an event stream whose connection was lost, from the event after Last-Event-ID.",
+        "Resume an event stream whose connection was lost, from the event after Last-Event-ID.",
         stream="text/event-stream",
-        headers={"Last-Event-ID": "The id of the last event that arrived. Default: from the first event on."},
+        headers={"Last-Event-ID": "The id of the last event received. Default: resume from the first event."},
     )
     return [Entry("/generate/{name:path}/events", events, access="user", docs=docs)]
 
@@ -89,7 +89,7 @@ class Replay:
         work = call_of(scope).work if may_be_kept else None
         if key is not None and work is None:
             raise InvalidRequest(
-                "Idempotency-Key does nothing here: it is for what users POST to be worked on; leave it out",
+                "Idempotency-Key has no effect here: it is for requests that generate or compute; leave it out",
                 field="Idempotency-Key",
                 code="not_available",
             )
@@ -140,7 +140,7 @@ def idempotency_key(scope: Scope) -> str | None:
     key: str = values[0].strip(" \t")
     if len(values) > 1 or KEY.fullmatch(key) is None:
         raise InvalidRequest(
-            f"Idempotency-Key must be there once, with 1 to {MAX_KEY_CHARS} printable ASCII characters, no spaces",
+            f"Idempotency-Key must be sent once, with 1 to {MAX_KEY_CHARS} printable ASCII characters, no spaces",
             field="Idempotency-Key",
             code="invalid_idempotency_key",
         )

@@ -160,7 +160,7 @@ class Server(uvicorn.Server):
         left_out = self._refusals.admit()
         if left_out is not None:
             suffix = f" ({left_out} like it left out)" if left_out else ""
-            log.info("%s refused before it was read: %d %s%s", request_id, error.status, error.code, suffix)
+            log.info("%s refused before it was parsed: %d %s%s", request_id, error.status, error.code, suffix)
 
     def _handle_hang_up(self, _: int, __: FrameType | None) -> None:
         if self._event_loop is not None:
@@ -174,7 +174,7 @@ class Server(uvicorn.Server):
         try:
             keys, context = load_keys(self._settings), load_context(self._settings)
         except StartupError as error:
-            log.error("reload: %s; keys and certificates stay as they were", error.message)
+            log.error("reload: %s; keys and certificates stay unchanged", error.message)
             return
         self._state.common.keys = keys
         if self._state.common.fronts is not None:
@@ -186,9 +186,9 @@ class Server(uvicorn.Server):
             if context is not None:
                 await self._listen(context)
         except OSError as error:
-            log.error("reload: cannot listen anew: %s; the certificates stay as they were", error.strerror)
+            log.error("reload: cannot listen again: %s; the certificates stay unchanged", error.strerror)
             return
-        log.info("reload: keys and certificates were read again")
+        log.info("reload: keys and certificates were reloaded")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handles SIGTERM and SIGINT; uvicorn installs it."""
@@ -197,7 +197,7 @@ class Server(uvicorn.Server):
 
     def _stop(self, sig: int) -> None:
         if self._drain is not None:
-            log.warning("second signal: ending now")
+            log.warning("second signal: stopping now")
             self._drain.cancel()
             self.should_exit = self.force_exit = True
             return
@@ -206,7 +206,7 @@ class Server(uvicorn.Server):
         if count:
             most_s = self._settings.drain_timeout_s
             log.info(
-                "%s: finishing %d requests, at most %g s; taking no new ones; %s them now", name, count, most_s, again
+                "%s: finishing %d requests within %g s; accepting no new ones; %s them now", name, count, most_s, again
             )
         else:
             log.info("%s: ending; no request was running", name)
@@ -219,7 +219,7 @@ class Server(uvicorn.Server):
                 while self._state.common.num_running:
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            log.warning("%d requests did not end in time: aborted", self._state.common.abort_all("shutdown"))
+            log.warning("%d requests did not finish in time: aborted", self._state.common.abort_all("shutdown"))
             await asyncio.sleep(LAST_EVENTS_S)
         self.should_exit = True
 

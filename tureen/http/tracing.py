@@ -28,7 +28,7 @@ def check_tracing(config: Config) -> None:
     all programs of a machine, are a warning."""
     if config.otlp_endpoint is None:
         if reason := _hindrance("OTEL_EXPORTER_OTLP_ENDPOINT"):
-            log.warning("no traces are sent: %s", reason)
+            log.warning("traces are not sent: %s", reason)
         return
     address = urlsplit(config.otlp_endpoint)
     if address.scheme not in ("http", "https") or not address.hostname:
@@ -56,7 +56,7 @@ def _hindrance(asked_by: str) -> str:
     """Returns why traces cannot be sent; "" where they can."""
     variable = next((name for name in PROTOCOLS if os.environ.get(name)), "")
     if variable and os.environ[variable] != PROTOCOL:
-        return f"{variable} is {echo(os.environ[variable])}, and traces are sent by {PROTOCOL} only; change or unset it"
+        return f"{variable} is {echo(os.environ[variable])}, but traces are sent only as {PROTOCOL}; change or unset it"
     try:
         require(asked_by, *MODULES)
     except StartupError as error:

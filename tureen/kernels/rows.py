@@ -67,8 +67,8 @@ def by_pieces(function: Callable[[Tensor], Tensor], x: Tensor, sizes: tuple[int,
 def say_that_nothing_is_promised() -> None:
     """Tells the operator, once, that results may depend on what they are batched with."""
     log.warning(
-        "the same request may give other tokens beside other requests: no way of computing has been found for which "
-        "torch gives the same bits on this machine; --kernels native, where it can run, promises them"
+        "a request may give other tokens when it runs with other requests: torch has no method on this machine that "
+        "gives the same bits; --kernels native, if available, guarantees them"
     )
 
 

@@ -112,7 +112,7 @@ def read_adapter(folder: str, model: ModelConfig) -> Adapter:
         raise _fault(f"changes {echo(twice)} twice, under different names")
     moved = next((name for name in counts if ".linear_attn." in name), None)
     if moved is not None and any(_has_moved_heads(mixer) for mixer in model.mixers):
-        raise _fault(f"changes {echo(moved)}, whose heads a GGUF file has in another order; take the safetensors")
+        raise _fault(f"changes {echo(moved)}, whose heads a GGUF file stores in another order; use the safetensors")
     adapter: dict[str, Factors] = {}
     for part in parts:
         adapter |= _factors(file, part)
@@ -132,7 +132,7 @@ def _existing(folder: str) -> Path:
         except (OSError, RuntimeError):  # a name too long, a folder that is closed, a home that nobody has
             is_there = False
         if not is_there:
-            raise _fault(f"has no {name} to be read; give a folder that peft's save_pretrained wrote, with safetensors")
+            raise _fault(f"has no readable {name}; give a folder that peft's save_pretrained wrote, with safetensors")
     return path
 
 
@@ -161,8 +161,8 @@ def _check_config(config: Mapping[str, Any]) -> None:
             raise _fault(f"has {key} {echo(value)} in its {CONFIG}, which is not supported")
         if key not in KNOWN and key not in READ and key not in HARMLESS and value:
             raise _fault(
-                f"has {echo(key)} in its {CONFIG}, which this version does not know; remove it if it changes nothing "
-                "but the training"
+                f"has {echo(key)} in its {CONFIG}, which this version does not know; remove it if it only affects "
+                "training"
             )
 
 
@@ -183,7 +183,7 @@ def _pairs(file: SafetensorsFile) -> dict[str, dict[str, TensorInfo]]:
                 f"has the tensor {echo(info.name)}, which is not supported; adapters change linear layers only"
             )
         if info.encoding.name not in BY_NAME or len(info.shape) != 2 or 0 in info.shape:
-            raise _fault(f"has the tensor {echo(info.name)}, which is no matrix of F32, F16 or BF16 numbers")
+            raise _fault(f"has the tensor {echo(info.name)}, which is not a matrix of F32, F16 or BF16 numbers")
         pair = pairs.setdefault(match["module"], {})
         if match["factor"] in pair:
             raise _fault(f"has lora_{match['factor']} of {echo(match['module'])} twice")
@@ -272,7 +272,7 @@ def _places(module: str, model: ModelConfig, shapes: Mapping[str, tuple[int, ...
     if f"{names[0]}.weight" not in shapes:
         names = [".".join((*before, part)) for part in STACKED.get(last, ())]
     if not names or not all(_may_change(name, shapes) for name in names):
-        raise _fault(f"changes {echo(module)}, which this model has not, or where adapters are not supported")
+        raise _fault(f"changes {echo(module)}, which this model does not have, or for which adapters are not supported")
     if model.has_gate and len(names) == 1:  # queries and gates of each head in turn
         stored = Stored(f"{names[0]}.weight", (0, 0), "F32", np.empty(0, np.uint8))
         pieces = {piece.name.removesuffix(".weight"): piece.row_order for piece in family.apart(stored, model)}
@@ -297,7 +297,7 @@ def _factors(file: SafetensorsFile, part: ModuleTensors) -> Adapter:
         up *= np.float32(part.scale)
     for info, values in ((part.down, down), (part.up, up)):
         if not np.isfinite(values).all():
-            raise _fault(f"has the tensor {echo(info.name)}, which has numbers that are not finite")
+            raise _fault(f"has the tensor {echo(info.name)}, which has non-finite numbers")
     return {name: Factors(down, up[rows]) for name, rows in part.places.items()}
 
 

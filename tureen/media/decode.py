@@ -64,7 +64,7 @@ def open_picture(data: bytes) -> ImageFile.ImageFile:
     """Opens a picture: reads its header, and checks its size. Raises Refused, MemoryError."""
     kind = kind_of(data)
     if kind is None:
-        raise Refused("is none of PNG, JPEG, WEBP and GIF")
+        raise Refused("is not a PNG, JPEG, WEBP or GIF file")
     with pillow_may_fail():
         image = Image.open(io.BytesIO(data), formats=[kind])
     check_size(*image.size)

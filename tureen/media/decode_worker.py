@@ -90,7 +90,7 @@ def decode_all(family: Family, job: DecodeJob, sources: Sequence[bytes], max_pix
             pictures = [reduced(picture, max_pixels) for picture in pictures]
         prepared = family.prepare(pictures, modality)
         if sum(item.pixels.nbytes for item in prepared) > MAX_REPLY_BYTES:
-            most = f"the pictures of a prompt may have {MAX_REPLY_BYTES >> 20} MiB as the model takes them"
+            most = f"the pictures of a prompt may have {MAX_REPLY_BYTES >> 20} MiB after preprocessing"
             return DecodeReply(refusal=Refusal(f"is too much: {most}; send fewer"))
         return DecodeReply(tuple(map(_item, prepared)))
     except PictureRefused as fault:
@@ -133,7 +133,7 @@ def _unwrapped(source: bytes) -> bytes:
     try:
         data = binascii.a2b_base64(source.translate(None, b" \t\r\n"), strict_mode=True)
     except binascii.Error:
-        raise Refused("is no valid base64: A-Z, a-z, 0-9, + and /, filled up with = to groups of four") from None
+        raise Refused("is not valid base64: A-Z, a-z, 0-9, + and /, padded with = to groups of four") from None
     if len(data) > MAX_BYTES:
         raise Refused(f"has {len(data)} bytes; it may have {MAX_BYTES >> 20} MiB")
     return data

@@ -42,7 +42,7 @@ def find_family(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Famil
     model_type = str(hf.get("model_type", ""))
     if model_type not in known:
         raise StartupError(
-            f"config.json: model_type {model_type or '(none)'} takes no pictures here; {', '.join(sorted(known))} do"
+            f"config.json: model_type {model_type or '(none)'} takes no pictures; these do: {', '.join(sorted(known))}"
         )
     family: Family = importlib.import_module(known[model_type]).parse(hf, preprocessor)
     return family

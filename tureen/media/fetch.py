@@ -88,7 +88,7 @@ def check_domains(names: tuple[str, ...]) -> frozenset[str]:
         if not HOST_NAME.fullmatch(name.lower()):
             raise StartupError(
                 f"--allowed-media-domain {echo(name)}: give the name of one host, such as images.example.com, without "
-                "scheme, port, path or *; addresses are not taken"
+                "scheme, port, path or *; IP addresses are not allowed"
             )
     return frozenset(name.lower() for name in names)
 
@@ -164,7 +164,7 @@ class Fetcher:
         except FetchFailed as error:
             fault = str(error)
         except ssl.SSLError:
-            fault = "TLS with its host fails: its certificate is not valid for this name, or it speaks something else"
+            fault = "TLS with its host fails: its certificate is not valid for this name, or it does not speak TLS"
         except OSError:
             fault = "its host cannot be reached"
         raise InvalidRequest(f"{field} could not be fetched: {fault}", field=field, code="media_fetch_failed")
@@ -215,13 +215,13 @@ async def _body(reader: asyncio.StreamReader) -> bytes:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             if not answer.is_complete:
-                raise FetchFailed("its host answers with what is no HTTP") from None
+                raise FetchFailed("its host does not answer with HTTP") from None
         if answer.num_heads:
             _check_head(parser.get_status_code(), answer)
         if len(answer.body) > MAX_BYTES:
             raise FetchFailed(f"it has more than {MAX_BYTES >> 20} MiB")
         if received > MAX_HEAD_BYTES + 2 * len(answer.body):
-            raise FetchFailed("its host sends too much besides the picture")
+            raise FetchFailed("its host sends too much in addition to the picture")
     return bytes(answer.body)
 
 
@@ -231,7 +231,7 @@ def _check_head(status: int, answer: HttpAnswer) -> None:
     if status != 200:
         raise FetchFailed(f"its host answers with HTTP {status}")
     if answer.num_heads > 1:
-        raise FetchFailed("its host answers with more than the picture")
+        raise FetchFailed("its host sends data after the picture")
     if answer.is_compressed:
         raise FetchFailed("its host compresses it, although it was asked not to")
 

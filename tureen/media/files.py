@@ -75,7 +75,7 @@ def _parts(root: Path, name: str) -> tuple[str, ...]:
         base = root if path.is_relative_to(root) else root.resolve()
         path = path.relative_to(base)
     if ".." in path.parts:
-        raise ValueError("the name leads upwards")
+        raise ValueError("the name leaves the folder")
     return path.parts
 
 

@@ -92,7 +92,7 @@ def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Gemma3:
         raise file.fault("do_pan_and_scan", "is not supported: set it to false, so that a picture is shown once")
     size = vision.tower.image_size
     if settings.output_size != (size, size):
-        raise file.fault("size", f"must make pictures as the tower takes them: {size} x {size}")
+        raise file.fault("size", f"must make pictures of the encoder's size: {size} x {size}")
     return Gemma3(config, vision, settings)
 
 

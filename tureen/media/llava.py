@@ -49,7 +49,7 @@ def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Family:
     settings = picture_settings(preprocessor, *PROCESSORS)
     size = vision.tower.image_size
     if not vision.tower.stretches and settings.output_size != (size, size):
-        raise Settings(FILE, preprocessor).fault("size", f"must make pictures as the tower takes them: {size} x {size}")
+        raise Settings(FILE, preprocessor).fault("size", f"must make pictures of the encoder's size: {size} x {size}")
     return Llava(config.token_id("image_token_index", 32000), vision, settings)
 
 

@@ -70,7 +70,7 @@ class MediaLoader:
         """hf, preprocessor: config.json and preprocessor_config.json of the model. media_path: see files.media_root.
         max_pixels: pictures with more are reduced to at most this number. Raises StartupError."""
         if why := why_no_helpers():
-            raise StartupError(f"a model that sees cannot be served here: {why}; run tureen on Linux")
+            raise StartupError(f"a vision model cannot be served here: {why}; run tureen on Linux")
         self.family = find_family(hf, preprocessor)
         setup = DecoderSetup(msgspec.json.encode(hf), msgspec.json.encode(preprocessor), max_pixels)
         self.supervisor = Supervisor(
@@ -145,7 +145,7 @@ class MediaLoader:
                     sources.append(source)
         except TimeoutError:
             raise InvalidRequest(
-                f"{field} could not be fetched: the pictures were not all there within {MAX_GATHER_S:g} s",
+                f"{field} could not be fetched: not all pictures arrived within {MAX_GATHER_S:g} s",
                 field=field,
                 code="media_fetch_failed",
             ) from None
@@ -178,15 +178,15 @@ class MediaLoader:
                 raise Unavailable("the server is closing") from None
             if lost.is_outside:
                 raise Unavailable(
-                    f"{field} could not be decoded: the process that did so was ended from outside, more than once; "
-                    "the system does so where memory is short: make it smaller, or try again later",
+                    f"{field} could not be decoded: the decoding process was killed more than once; the system does "
+                    "so when memory is short: make the picture smaller, or try again later",
                     field=field,
                     code="media_worker_lost",
                 ) from None
             if lost.is_blameless or not lost.has_begun:
                 raise RequestFailed(f"{field} could not be decoded: no process could be started for it") from None
             raise InvalidRequest(
-                f"{field} took too much time or memory, or broke its decoder; make it smaller, or save it anew",
+                f"{field} took too much time or memory, or crashed its decoder; make it smaller, or save it again",
                 field=field,
                 code="invalid_image",
             ) from None
@@ -250,7 +250,7 @@ def _checked(data: bytes, modality: Modality, field: str, num_sources: int) -> l
     if reply.refusal is not None:
         raise _refused(reply.refusal, field, num_sources)
     if len(reply.items) != (1 if modality == "video" else num_sources) or not all(map(_is_sound, reply.items)):
-        raise RequestFailed(f"{field} could not be decoded: its process answered nonsense", field=field)
+        raise RequestFailed(f"{field} could not be decoded: its process sent an invalid answer", field=field)
     return [
         Prepared(np.frombuffer(item.pixels, np.uint8).reshape(item.shape), item.num_tokens, item.layout)
         for item in reply.items

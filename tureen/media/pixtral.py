@@ -57,7 +57,7 @@ class Pixtral:
         rows, columns = height // self._vision.unit, width // self._vision.unit
         fits = count == 1 and not prepared.layout and self._vision.takes(height, width)
         if not fits or prepared.num_tokens != rows * columns:
-            raise RequestFailed("a picture could not be decoded: its process answered nonsense")
+            raise RequestFailed("a picture could not be decoded: its process sent an invalid answer")
         row = PicturePart(columns, ROW_END)
         return (PicturePart(columns), *[row] * (rows - 1), PicturePart(0, END))
 

@@ -46,8 +46,8 @@ def frames(data: bytes) -> Iterator[Image.Image]:
             yield from _of_container(data, container)
     else:
         raise Refused(
-            "is a film in MP4 or WebM, which this server does not read: its operator would have to install tureen with "
-            "the extra 'video'; send an animated GIF or WEBP, or the frames as a list of pictures"
+            "is a film in MP4 or WebM, which needs the extra 'video' of tureen on the server; send an animated GIF or "
+            "WEBP, or the frames as a list of pictures"
         )
 
 
@@ -73,7 +73,7 @@ def _container(data: bytes) -> str | None:
 def _of_animation(data: bytes) -> Iterator[Image.Image]:
     kind = kind_of(data)
     if kind is None:
-        raise Refused("is none of MP4, WebM, GIF, WEBP, PNG and JPEG")
+        raise Refused("is not an MP4, WebM, GIF, WEBP, PNG or JPEG file")
     image = open_picture(data)
     with pillow_may_fail():
         count = getattr(image, "n_frames", 1) if kind != "JPEG" else 1

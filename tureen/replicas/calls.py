@@ -81,7 +81,7 @@ class Operations:
             for replica, fault in failed.items():
                 if op == "update_weights":
                     replica.weights_fault = fault.message
-                replica.client.restart_like(done[0].client, f"it could not do what the others did: {op}")
+                replica.client.restart_like(done[0].client, f"it failed at what the others completed: {op}")
             return
         error = copy.copy(next(iter(failed.values())))
         error.message = told

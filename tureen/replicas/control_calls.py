@@ -102,7 +102,7 @@ def checked(op: str, args: dict[str, Any], profile_dir: str | None) -> dict[str,
     """
     kind = CALLS.get(op)
     if kind is None:
-        raise NotFound(f"{echo(op)} is no operation of an engine; {', '.join(sorted(CALLS))} are")
+        raise NotFound(f"{echo(op)} is not an engine operation; these are: {', '.join(sorted(CALLS))}")
     try:
         msgspec.convert(args, kind)
     except msgspec.ValidationError as error:
@@ -110,5 +110,5 @@ def checked(op: str, args: dict[str, Any], profile_dir: str | None) -> dict[str,
     if op != "start_profile":
         return args
     if not profile_dir:
-        raise Forbidden("this engine writes no profiles; start it with --profile-dir", code="no_profile_dir")
+        raise Forbidden("this engine has no folder for profiles; start it with --profile-dir", code="no_profile_dir")
     return args | {"root": str(Path(profile_dir).expanduser().absolute())}

@@ -28,7 +28,7 @@ def serve_engine(config: Config, listen: str, role: EngineRole) -> int:
     """Serves fronts until a signal. Raises StartupError."""
     if role != "both" and config.kv_disk is None:
         raise StartupError(
-            f"--role {role} without --kv-disk, the folder in which prompts are handed over; give all engines the same",
+            f"--role {role} needs --kv-disk, the folder of handed-over prompts; give all engines the same",
             field="kv_disk",
         )
     set_up_logging(config.log_level, config.log_format)
@@ -44,12 +44,12 @@ def engine_context(config: Config, address: EngineAddress) -> ssl.SSLContext | N
     context = load_context(config)
     if context is None and not address.is_loopback:
         raise StartupError(
-            f"--listen {address}: whoever reaches an engine may do anything with it, so outside this machine it wants "
-            "certificates: give --tls-cert, --tls-key and --tls-ca, or listen on 127.0.0.1"
+            f"--listen {address}: any client that reaches an engine controls it, so outside this machine an engine "
+            "needs certificates: give --tls-cert, --tls-key and --tls-ca, or listen on 127.0.0.1"
         )
     if context is not None and context.verify_mode is not ssl.CERT_REQUIRED:
         raise StartupError(
-            "--tls-cert without --tls-ca: an engine must know whose certificates it takes; give --tls-ca"
+            "--tls-cert without --tls-ca: an engine needs to know which certificates to accept; give --tls-ca"
         )
     return context
 
@@ -61,7 +61,7 @@ async def _serve(config: Config, address: EngineAddress, context: ssl.SSLContext
         await server.engine.start(display)
     for number in (signal.SIGINT, signal.SIGTERM):  # until now, a signal ends the process
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    log.info("the engine is ready; it takes requests of servers at %s", server.address)
+    log.info("the engine is ready; servers reach it at %s", server.address)
     await stopped.wait()
     await server.close()
     return 0

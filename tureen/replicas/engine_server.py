@@ -56,8 +56,8 @@ from tureen.struct_warm_up import warm_up_structs
 from tureen.weights.source import open_model, weights_digest
 
 OTHER_USER = (
-    "without TLS, an engine takes servers of its own user and of root only, and this one is another user's, or the "
-    "system does not say whose it is; give certificates to both (--replica-tls-cert)"
+    "without TLS, an engine accepts servers of its own user and root only, and this server belongs to another or an "
+    "unknown user; give certificates to both (--replica-tls-cert)"
 )
 MAX_FRONTS = 64
 MAX_UNSENT_BYTES = 64 << 20
@@ -197,7 +197,7 @@ class EngineServer:
         except (asyncio.IncompleteReadError, TimeoutError, OSError):
             pass  # it has left, or never said who it is
         except msgspec.DecodeError as error:
-            log.warning("front %s was not understood, and is sent away: %s", peer, error)
+            log.warning("front %s sent an invalid message and is refused: %s", peer, error)
         finally:
             writer.close()
 
@@ -205,10 +205,10 @@ class EngineServer:
         """Says why a front may not stay; "" where it may."""
         if hello.contract != contract_digest():
             return (
-                f"this engine is of tureen {__version__}, that server of {hello.version}, and they do not understand "
-                "each other; install the same version on both"
+                f"this engine is of tureen {__version__}, that server of {hello.version}, and their protocols differ; "
+                "install the same version on both"
             )
-        return f"{MAX_FRONTS} servers use this engine already" if len(self._fronts) >= MAX_FRONTS else ""
+        return f"{MAX_FRONTS} servers already use this engine" if len(self._fronts) >= MAX_FRONTS else ""
 
     async def _serve_front(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str) -> None:
         self._num_fronts += 1
@@ -279,7 +279,7 @@ class EngineServer:
         self._digests, self.config = self._digests_at_start, self._config_at_start
         self._engine_id, self._adapters, self._is_asked = secrets.token_hex(8), None, True
         self.engine.forget_calls()
-        self.engine.restart("an operator restarts it")
+        self.engine.restart("an operator is restarting it")
 
 
 class Front:

@@ -91,8 +91,8 @@ def fault_of(replicas: Sequence[Replica]) -> str:
     for replica in there:
         if replica.role != "both" and not replica.client.info.kv_folder:
             return (
-                f"replica {replica.label} has the role {replica.role} and no --kv-disk, in which prompts are handed "
-                "over; give all the same"
+                f"replica {replica.label} has the role {replica.role} but no --kv-disk, through which prompts are "
+                "handed over; give all replicas the same"
             )
     for replica in there:
         others = [each for each in there if replica.role == "prefill" and each.role != "prefill"]

@@ -103,7 +103,7 @@ class Pool:
         """Starts a replica in the state of one that runs."""
         replica = next(each for each in self._replicas if each.is_parked)
         like = min(running, key=lambda each: each.health.state != "healthy")
-        log.info("replica %s is started: the others have too much to compute", replica.label)
+        log.info("replica %s is started: the others are overloaded", replica.label)
         replica.weights = like.weights
         replica.client.take_state(like.client)
         try:
@@ -113,12 +113,12 @@ class Pool:
             await replica.client.release()
             return
         if not replica.client.has_state_of(like.client):
-            replica.client.restart_like(like.client, "operators did something to the others while it was started")
+            replica.client.restart_like(like.client, "an operator changed the others while it was starting")
 
     async def _shrink(self, running: Sequence[Replica]) -> None:
         """Has the requests of a replica go on in others, waits for those that cannot, and ends it."""
         replica = min(running, key=lambda each: (each.health.state == "healthy", each.total_load, -each.number))
-        log.info("replica %s is ended: the others can do what it does", replica.label)
+        log.info("replica %s is stopped: the others can take its load", replica.label)
         async with replica.away():
             while await self._company.ask("holds", replica):
                 await asyncio.sleep(TICK_S)

@@ -108,7 +108,7 @@ class RayClient(RemoteClient):
         except TimeoutError:
             raise OSError(await _why_head() or f"Ray has found no place for the actor within {PLACE_S:g} s") from None
         except RayError as error:
-            reason = f"the Ray actor is not there: {str(error).strip().splitlines()[-1]}"
+            reason = f"the Ray actor is gone: {str(error).strip().splitlines()[-1]}"
             raise OSError(await _why_head() or reason) from None
         address = EngineAddress(host, port, ENGINE_NAME)
         self._place.address = str(address)
@@ -166,7 +166,7 @@ def ray_clients(config: Config, text: str, model: Model, folder: Path | None = N
 
     def make_client(on_turn: OnTurn) -> RayClient:
         async def nowhere() -> EngineAddress:
-            raise OSError("it has no actor yet")
+            raise OSError("its actor has not started yet")
 
         return RayClient(make, RemoteEngine(nowhere, digests, context), on_turn, config)
 
@@ -183,6 +183,4 @@ def _join(cluster: RayCluster, text: str) -> None:
         else:
             ray.init(address=cluster.where, job_config=job, logging_level=logging.WARNING)
     except (RayError, OSError, RuntimeError, ValueError) as error:
-        raise StartupError(
-            f"--replicas {text}: Ray does not start, or is not there: {error}", field="replicas"
-        ) from None
+        raise StartupError(f"--replicas {text}: Ray cannot be started or reached: {error}", field="replicas") from None

@@ -146,7 +146,7 @@ class RemoteHost:
         """Gives the connection up where the owner says that the engine is elsewhere now."""
         if self._reading is not None and self._is_elsewhere:
             self._reading.cancel()
-            self._lose(f"the engine is not at {self._address} any more", is_suspicious=False)
+            self._lose(f"the engine is no longer at {self._address}", is_suspicious=False)
 
     async def _read_welcome(self, reader: asyncio.StreamReader) -> Welcome:
         """Raises StartupError where the engine is another one than the front needs."""
@@ -157,12 +157,12 @@ class RemoteHost:
         except (msgspec.DecodeError, OSError) as error:
             if isinstance(error, ssl.SSLError | ConnectionError | TimeoutError):
                 raise
-            raise errors.StartupError(f"{self._address}: what answers is no engine of tureen") from None
+            raise errors.StartupError(f"{self._address}: the peer is not a tureen engine") from None
         except asyncio.IncompleteReadError:
-            hint = "; it may want certificates: --replica-tls-cert"
+            hint = "; it may need certificates: --replica-tls-cert"
             if self._place.context is not None:
                 hint = "; it may not accept this server's certificate (--replica-tls-cert)"
-            raise errors.StartupError(f"{self._address}: it has closed the connection at once{hint}") from None
+            raise errors.StartupError(f"{self._address}: it closed the connection immediately{hint}") from None
         if isinstance(answer, GreetingRefusal):
             raise errors.StartupError(f"{self._address} refuses this server: {answer.message}")
         if answer.engine_id == self._place.engine_id:
@@ -305,4 +305,4 @@ def _tls_fault(address: EngineAddress, error: ssl.SSLError) -> str:
     reason = (error.reason or str(error)).replace("_", " ").lower()
     if "alert" in reason:
         return f"{address} may not accept this server's certificate (--replica-tls-cert): {reason}"
-    return f"{address} does not speak TLS as it should: {reason}; its flags --tls-cert, --tls-key, --tls-ca turn it on"
+    return f"{address} does not speak TLS correctly: {reason}; its flags --tls-cert, --tls-key, --tls-ca turn it on"

@@ -234,7 +234,7 @@ class Replica:
         """Ends the engine and starts it again, in the state that it had. Returns when it is there, or could not be
         started. Its requests go on in others, or wait where there are none."""
         async with self.away():
-            self.client.restart("an operator restarts it")
+            self.client.restart("an operator is restarting it")
             while self.client.is_replacing:
                 await asyncio.sleep(TICK_S)
             await self._company.tell()

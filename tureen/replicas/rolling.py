@@ -35,9 +35,9 @@ async def roll(
     later replica that cannot is restarted in the state of the first.
     """
     if sum(not replica.is_drained for replica in replicas) < 2:
-        raise Conflict("rolling needs two replicas that take requests: undrain one, or leave rolling out", code="busy")
+        raise Conflict("rolling needs two active replicas: undrain one, or leave rolling out", code="busy")
     if any(replica.stats.is_paused for replica in replicas):
-        raise Conflict("generation is paused, so no request would end: continue it, or leave rolling out", code="busy")
+        raise Conflict("generation is paused, so no request would finish: resume it, or leave rolling out", code="busy")
     for replica in replicas:
         replica.weights_fault = ""
     new = max(replica.weights for replica in replicas) + 1
@@ -49,9 +49,9 @@ async def roll(
             except TureenError as fault:
                 if first is None:
                     raise
-                log.error("replica %s gets the weights by a restart: %s", replica.label, fault.message)
+                log.error("replica %s is restarted with the new weights: %s", replica.label, fault.message)
                 replica.weights_fault = fault.message
-                replica.client.restart_like(first.client, "it could not have the weights that the others have")
+                replica.client.restart_like(first.client, "it could not load the weights of the others")
             index.forget(replica.number)
             replica.weights, replica.weight_version = new, version
             first = first or replica
@@ -73,4 +73,4 @@ async def _exchange(replica: Replica, replicas: Sequence[Replica], company: Comp
         except Conflict as fault:
             if fault.code != "busy":
                 raise
-            log.info("replica %s was given a request meanwhile, and is waited for", replica.label)
+            log.info("replica %s got a request meanwhile; waiting for it", replica.label)

@@ -87,7 +87,7 @@ def check_roles(config: Config) -> None:
     elif config.prefill_replicas >= config.replicas:
         why = f"--replicas {config.replicas}: one at least must answer; raise --replicas"
     elif config.kv_disk is None:
-        why = "no --kv-disk, the folder in which prompts are handed over; give one"
+        why = "no --kv-disk, the folder through which prompts are handed over; give one"
     if config.prefill_replicas and why:
         raise StartupError(f"--prefill-replicas {config.prefill_replicas} with {why}", field="prefill_replicas")
 
@@ -98,7 +98,7 @@ def first_of(config: Config) -> int | None:
     if count is None:
         if config.min_replicas or config.max_replicas:
             raise StartupError(
-                "--min-replicas and --max-replicas with addresses: what is there is used; leave them out",
+                "--min-replicas and --max-replicas with addresses: all available engines are used; leave them out",
                 field="replicas",
             )
         return None
@@ -132,10 +132,10 @@ def remote_engines(config: Config, addresses: str, digests: ModelDigests | None)
     context = front_context(config)
     for number, place in enumerate(places):
         if place in places[:number]:
-            raise StartupError(f"--replicas: {place} is there twice", field="replicas")
+            raise StartupError(f"--replicas: {place} is a duplicate", field="replicas")
         if context is None and not place.is_loopback:
             raise StartupError(
-                f"--replicas {place}: outside this machine an engine wants certificates: give --replica-tls-cert, "
+                f"--replicas {place}: outside this machine an engine needs certificates: give --replica-tls-cert, "
                 "--replica-tls-key and --replica-tls-ca",
                 field="replicas",
             )
@@ -153,9 +153,9 @@ async def _look_for(places: Sequence[RemoteEngine]) -> None:
     """Raises StartupError where one of the engines is a wrong one, or none is there."""
     faults = [fault for fault in await asyncio.gather(*map(why_absent, places)) if fault]
     if len(faults) == len(places):
-        raise StartupError(f"--replicas: no engine is there: {'; '.join(faults)}", field="replicas")
+        raise StartupError(f"--replicas: no engine is available: {'; '.join(faults)}", field="replicas")
     for fault in faults:
-        log.warning("an engine is not there, and is used when it comes: %s", fault)
+        log.warning("an engine is not available yet, and is used when it appears: %s", fault)
 
 
 def remote_clients(config: Config, places: Sequence[RemoteEngine]) -> list[MakeClient]:

@@ -103,7 +103,7 @@ async def prepare(chat: Chat, state: ServerState, *, owner: str = "") -> Plan:
             sampling = await planning.sampling_of(later, context, setup.names, chat.defaults)
     if prompt.num_neutralised:
         state.metrics.add("num_neutralised_tokens", prompt.num_neutralised)
-        log.info("%d control tokens in messages of a client were taken as text", prompt.num_neutralised)
+        log.info("%d control tokens in a client's messages were treated as text", prompt.num_neutralised)
     reading = Reading(
         tools=setup.tools,
         tool_format=setup.format,
@@ -169,7 +169,7 @@ def _calls(chat: Chat, form: ToolFormat, sampling: dict[str, Any]) -> ToolSetup:
         field = chat.names.path("structural_tag")
         raise InvalidRequest(
             f"{field} cannot go with tools that must be called a certain way (tool_choice, strict, or "
-            "parallel_tool_calls: false): both say what the output is; send one",
+            "parallel_tool_calls: false): both define the output; send one",
             field=field,
         )
     called = [tool for tool in chat.tools if chat.tool_choice.name in (None, tool.name)]
@@ -178,7 +178,7 @@ def _calls(chat: Chat, form: ToolFormat, sampling: dict[str, Any]) -> ToolSetup:
         strict = strict or bool(sampling.get("strict_schema"))
     for name in CONSTRAINTS:  # what an answer must be says nothing of calls
         if sampling.pop(name, None) is not None:
-            telling.tell(chat.names.path(name), "tool_choice demands calls, so there is no answer to constrain")
+            telling.tell(chat.names.path(name), "tool_choice requires calls, so there is no answer to constrain")
     names = chat.names._replace(renamed={**chat.names.renamed, "structural_tag": "tools"})
     error_fields = _error_fields(tag, chat)
     return ToolSetup(chat.tools, form, sampling | {"structural_tag": tag, "strict_schema": strict}, names, error_fields)

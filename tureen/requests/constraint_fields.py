@@ -42,11 +42,11 @@ GuidedGrammar = Annotated[Pattern | None, Meta(description="The older name of st
 GuidedTag = Annotated[str | JsonObject | None, Meta(description="The older name of structured_outputs.structural_tag.")]
 GuidedBackend = Annotated[
     Annotated[str, Meta(pattern=r"^(auto|guidance|lm-format-enforcer|outlines|xgrammar)(:[a-z,-]*)?$")] | None,
-    Meta(description="One of vLLM's backends: taken, and the server's --grammar-backend does the work."),
+    Meta(description="One of vLLM's backends; accepted, and the server's own grammar engine is used."),
 ]
 GuidedSpace = Annotated[
     Annotated[str, Meta(max_length=1024)] | None,
-    Meta(description="White space in JSON: a pattern that allows none and one space, as the layout here has it."),
+    Meta(description="White space in JSON: a pattern that allows no space and one space, as this server writes it."),
 ]
 
 
@@ -62,12 +62,12 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     structural_tag: Annotated[str | JsonObject | None, Meta(description="Free text with constrained parts.")] = None
     json_object: Annotated[bool | None, Meta(description="true: the output is a JSON object.")] = None
     disable_any_whitespace: Annotated[
-        bool | None, Meta(description="JSON is written as json.dumps does, with true and with false.")
+        bool | None, Meta(description="Has no effect: JSON is written as json.dumps writes it.")
     ] = None
-    disable_fallback: Annotated[bool | None, Meta(description="Taken: there is no fallback here.")] = None
+    disable_fallback: Annotated[bool | None, Meta(description="Accepted: this server has no fallback.")] = None
     whitespace_pattern: GuidedSpace = None
     disable_additional_properties: Annotated[
-        bool | None, Meta(description="true: objects have no keys but those that json names.")
+        bool | None, Meta(description="true: objects have only the keys that json names.")
     ] = None
 
 
@@ -120,10 +120,10 @@ def add_constraints(
 def check_space(pattern: str, field: str, *, is_json: bool) -> None:
     """Raises InvalidRequest for white space that the server's JSON never has, and when the output is no JSON."""
     if not is_json:
-        raise InvalidRequest(f"{field} is about JSON, and no JSON is asked for; leave it out", field=field)
+        raise InvalidRequest(f"{field} applies only to JSON outputs; leave it out", field=field)
     if not SPACE.fullmatch(pattern):
         raise InvalidRequest(
-            f"{field} must allow none and one space, such as '[ ]?' or '[\\n ]*', got {echo(pattern)}: JSON is written "
+            f"{field} must allow no and one space, such as '[ ]?' or '[\\n ]*', got {echo(pattern)}: JSON is written "
             'as {"a": 1, "b": [2, 3]}; leave it out',
             field=field,
         )

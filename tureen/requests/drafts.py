@@ -165,10 +165,10 @@ def _resolved(draft: Draft, index: int, context: Context) -> Resolved:
     custom_params = _custom_params(draft, index)
     if any(custom_params) and not draft.options[index].processor:
         field = sampling.names.path("custom_params")
-        raise InvalidRequest(f"{field} needs custom_logit_processor, which it is given to", field=field)
+        raise InvalidRequest(f"{field} needs custom_logit_processor, which reads it", field=field)
     constraint = constrained(sampling.params, sampling.names.path, context.config)
     if constraint.grammar is None and not sampling.params.close_early and sampling.origins["close_early"] == "request":
-        telling.tell(sampling.names.path("close_early"), "it is about constrained outputs, and this one is free")
+        telling.tell(sampling.names.path("close_early"), "it applies only to constrained outputs")
     num_prompt = len(draft.prompts[index].token_ids)
     limit_field = sampling.names.path("max_new_tokens") if _sends_limit(sampling) else ""
     most = _max_new_tokens(sampling, draft.names[index], num_prompt, context)
@@ -181,7 +181,7 @@ def _check_may_begin(sampling: Sampling, context: Context) -> None:
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else context.info.eos_token_ids)}
     if params.min_new_tokens and params.allowed_token_ids is not None and ends.issuperset(params.allowed_token_ids):
         field, least = sampling.names.path("allowed_token_ids"), sampling.names.path("min_new_tokens")
-        raise InvalidRequest(f"{field} has only tokens that end the output, which {least} forbids", field=field)
+        raise InvalidRequest(f"{field} has only tokens that end the output, which {least} does not allow", field=field)
     if sampling.banned is not None and params.allowed_token_ids is not None:
         banned = {sequence[0] for sequence in sampling.banned.sequences if len(sequence) == 1}
         if banned.issuperset(params.allowed_token_ids):
@@ -344,8 +344,8 @@ def constrained(params: SamplingParams, path: Callable[[str], str], config: Conf
         if len(stops) > most:
             more = len(stops) - len(params.stop)
             raise InvalidRequest(
-                f"{path('stop')} takes at most {most - more} entries beside dtype {params.dtype}, which has "
-                f"{more} of its own, got {len(params.stop)}",
+                f"{path('stop')} takes at most {most - more} entries beside dtype {params.dtype}, which adds {more} "
+                f"of its own, got {len(params.stop)}",
                 field=path("stop"),
             )
         params = msgspec.structs.replace(params, stop=stops)

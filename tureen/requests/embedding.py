@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ def states_for(pooling: PoolingField | None, info: EngineInfo) -> HiddenStates:
         return "pooled" if pooling == "mean" else "last"
     if own is not None and pooling in (None, own):
         return "last" if own == "last" else "pooled"
-    allowed = "mean or last, as this model reads from left to right" if own is None else f"{own}, or left out"
+    allowed = "mean or last, as this model reads from left to right" if own is None else f"{own}, or omitted"
     raise InvalidRequest(f"pooling must be {allowed}; got {pooling}", field="pooling")
 
 
@@ -55,7 +56,7 @@ def prompt_text(name: str | None, info: EngineInfo) -> str:
         return ""
     if chosen not in info.prompts:
         names = ", ".join(sorted(info.prompts))
-        allowed = f"one of {names}, or left out" if names else "left out: this model has no prompts"
+        allowed = f"one of {names}, or omitted" if names else "omitted: this model has no prompts"
         raise InvalidRequest(f"prompt_name must be {allowed}; got {echo(chosen)}", field="prompt_name")
     return info.prompts[chosen]
 
@@ -66,7 +67,7 @@ def check_dimensions(dimensions: int | None, info: EngineInfo) -> None:
     if dimensions is None or dimensions in sizes:
         return
     listed = ", ".join(map(str, sorted(sizes))) if len(sizes) <= 16 else f"1 to {info.hidden_size}"
-    reason = "" if info.embedding_sizes else ": this model was not trained to have its embeddings cut"
+    reason = "" if info.embedding_sizes else ": this model was not trained for shorter embeddings"
     raise InvalidRequest(f"dimensions must be {listed}{reason}; got {echo(dimensions)}", field="dimensions")
 
 
@@ -120,8 +121,10 @@ async def _cut(inputs: Texts | list[Prompt], limit: int, tokenizer: Tokenizer) -
     """Returns the prompts, each cut to its first `limit` tokens."""
     if not isinstance(inputs, Texts):
         return [Prompt(prompt.token_ids[:limit]) for prompt in inputs]
-    whole = await tokenising.encode(inputs.texts, tokenizer)
-    plain = await tokenising.encode(inputs.texts, tokenizer, add_special_tokens=False)
+    read = partial(tokenising.beginning, most=limit, tokenizer=tokenizer)
+    texts = await offload.run_each(sum(map(len, inputs.texts)), read, inputs.texts)
+    whole = await tokenising.encode(texts, tokenizer)
+    plain = await tokenising.encode(texts, tokenizer, add_special_tokens=False)
     size = sum(map(len, plain))
     return await offload.run_each(size, lambda pair: Prompt(first_tokens(*pair, limit)), zip(whole, plain, strict=True))
 

@@ -17,7 +17,7 @@ def fill_in_tokens(context: Context, field: str = "suffix", fix: str = "leave it
     tokens = fill_in_of(context.tokenizer)
     if tokens is None:
         raise InvalidRequest(
-            f"{field}: the model {context.info.model_name} has no tokens for filling in a gap, such as <|fim_middle|>; "
+            f"{field}: the model {context.info.model_name} has no fill-in-the-middle tokens, such as <|fim_middle|>; "
             f"{fix}",
             field=field,
             code="not_available",

@@ -70,7 +70,7 @@ async def check_grammar(output: Output, last: OutputDelta, state: ServerState, r
         log.error("request %s: its output does not match its %s", output.rid, spec.kind)
         field = output.request.grammar_field
         raise RequestFailed(
-            f"{field}: the output does not match after all: {complaint}; this is a fault of the server",
+            f"{field}: the output failed its final check: {complaint}; this is a fault of the server",
             field=field,
             code="grammar_mismatch",
         )

@@ -41,7 +41,7 @@ class Helpers:
         try:
             checker = self.checker
         except OSError as error:
-            log.error("constrained outputs are not checked a second time: %s", error.strerror)
+            log.error("constrained outputs get no second check: %s", error.strerror)
             self._num_unchecked += 1
             return None
         return await checker.check_in_turn(spec, text)

@@ -80,7 +80,7 @@ class Keys(msgspec.Struct, frozen=True):
         if is_local:
             return None
         return Forbidden(
-            "without keys this is only for callers on the server's own machine, and for no page of another site; "
+            "without keys this is only for callers on the server's own machine, and not for pages of other origins; "
             "start the server with --admin-api-key",
             code="admin_key_needed",
         )
@@ -92,7 +92,7 @@ def _why_refused(authorization: bytes, needed: str) -> str:
         return f"{needed}; send the header 'Authorization: Bearer KEY'"
     if authorization[: len(SCHEME)].lower() != SCHEME.lower():
         return f"{needed}, but the header Authorization is not of the form 'Bearer KEY'"
-    return f"{needed}, and the key in the header Authorization is not one of its keys; check it for a typing error"
+    return f"{needed}, and the key in the header Authorization is wrong; check it for a typing error"
 
 
 def load_keys(config: Config) -> Keys:
@@ -120,7 +120,7 @@ def _add(
         raise StartupError(f"{where}: the key must have at least one character, all printable, without spaces")
     digest = hashlib.sha256(key.encode()).digest()
     if digest in keys:
-        raise StartupError(f"{where}: this key was given before; every key must be another")
+        raise StartupError(f"{where}: this key occurs twice; every key must be unique")
     keys[digest] = Key(digest, name, is_admin, limits)
 
 
@@ -142,7 +142,7 @@ def _add_file(keys: dict[bytes, Key], path: str) -> None:
         if len(name) > MAX_NAME_CHARS or not name.isprintable():
             raise StartupError(f"{where}: a name has at most {MAX_NAME_CHARS} printable characters")
         if name in names:
-            raise StartupError(f"{where}: the name {echo(name)} was given before")
+            raise StartupError(f"{where}: the name {echo(name)} occurs twice")
         names.add(name)
         _add(keys, where, key, name=name, limits=_limits(settings, where))
     if not names:
@@ -156,9 +156,9 @@ def _limits(settings: list[str], where: str) -> Limits:
         name, _, value = setting.partition("=")
         if name not in Limits.__struct_fields__:
             allowed = ", ".join(f"{field}=NUMBER" for field in Limits.__struct_fields__)
-            raise StartupError(f"{where}: behind the key may stand {allowed}; got something else")
+            raise StartupError(f"{where}: after the key may follow {allowed}; got something else")
         if name in values:
-            raise StartupError(f"{where}: {name} was given before")
+            raise StartupError(f"{where}: {name} occurs twice")
         values[name] = value
     try:
         return msgspec.convert(values, Limits, strict=False)
@@ -176,7 +176,7 @@ def read_secret(flag: str, path: str) -> bytes:
     it."""
     content, status = _read(flag, path)
     if status.st_mode & (stat.S_IROTH | stat.S_IWOTH):
-        raise StartupError(f"{flag} {path}: everybody on this machine may read or change it; run chmod 600 on it")
+        raise StartupError(f"{flag} {path}: every user of this machine may read or change it; run chmod 600 on it")
     return content
 
 
@@ -190,7 +190,7 @@ def _read(flag: str, path: str) -> tuple[bytes, os.stat_result]:
     except OSError as error:
         raise StartupError(f"{flag} {path}: cannot read it: {error.strerror}") from None
     except ValueError:
-        raise StartupError(f"{flag} {echo(path)}: no file can have this name") from None
+        raise StartupError(f"{flag} {echo(path)}: this is not a valid file name") from None
     if not content or len(content) > MAX_FILE_BYTES:
         raise StartupError(f"{flag} {path}: it is {'larger than 1 MiB' if content else 'empty'}")
     return content, status

@@ -10,8 +10,8 @@ from tureen.errors import InvalidRequest
 ABOUT: Final[dict[ModelKind, str]] = {
     "generator": "this model generates text; use /v1/chat/completions, /v1/completions or /generate, or /v1/score for "
     "probabilities of tokens",
-    "embedder": "this model makes embeddings and generates no text; use /v1/embeddings, /v1/rerank or /encode",
-    "classifier": "this model scores texts and generates none; use /v1/rerank, /v1/score or /classify",
+    "embedder": "this is an embedding model, which generates no text; use /v1/embeddings, /v1/rerank or /encode",
+    "classifier": "this is a scoring model, which generates no text; use /v1/rerank, /v1/score or /classify",
 }
 CODES: Final[dict[ModelKind, str]] = {
     "generator": "not_a_generation_model",

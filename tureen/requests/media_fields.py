@@ -162,8 +162,8 @@ def check_count(token_ids: Sequence[int], sent_media: PromptMedia, name: str, fa
     num_sent = sent_media.num_pictures + sent_media.num_videos
     if num_sent and family.inner_id in token_ids:
         raise InvalidRequest(
-            f"{name} has token {family.inner_id}, which stands for one of a picture's embeddings; give the prompt "
-            f"without them, with one {family.placeholder} for each picture",
+            f"{name} has token {family.inner_id}, which stands for one of a picture's embeddings; leave those tokens "
+            f"out, and write one {family.placeholder} for each picture",
             field=name,
             code="image_placeholder_mismatch",
         )
@@ -189,7 +189,7 @@ def check_count(token_ids: Sequence[int], sent_media: PromptMedia, name: str, fa
         placeholders += f" and {num_videos} {family.video_placeholder}"
         sent += f" and {sent_media.num_videos} videos"
     raise InvalidRequest(
-        f"{name} has {placeholders}, but {sent} came with it; there must be one placeholder for each",
+        f"{name} has {placeholders}, but {sent} were sent; there must be one placeholder for each",
         field=sent_media.field,
         code="image_placeholder_mismatch",
     )

@@ -76,7 +76,7 @@ def adapter_of(model: str | None, state: ServerState) -> str:
         return ""
     if is_strict:
         raise unknown_model(model, [served, *state.adapters] if models is None else models.names())
-    telling.tell("model", f"this server has one model, {served}, which answers to any name")
+    telling.tell("model", f"this server has one model, {served}, which accepts any name")
     return ""
 
 

@@ -52,7 +52,7 @@ class Offload:
         if _fits(size):
             return [work(entry) for entry in entries]
         if self._num_waiting >= MAX_WAITING:
-            raise Unavailable("too many large requests are waiting to be read; try again later", code="queue_full")
+            raise Unavailable("too many large requests are waiting to be parsed; try again later", code="queue_full")
         has_left = Event()
 
         def each() -> list[T]:
@@ -69,7 +69,7 @@ class Offload:
         except RuntimeError:  # the pool keeps work whose thread did not start; has_left makes it end at once
             self._num_waiting -= 1
             has_left.set()
-            raise Unavailable("the system starts no thread to read a large request; try again") from None
+            raise Unavailable("the system could not start a thread to parse a large request; try again") from None
         try:
             return await asyncio.wrap_future(turn)
         finally:

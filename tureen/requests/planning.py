@@ -92,7 +92,7 @@ def _with_known_ends(params: SamplingParams, vocab_size: int, names: Names) -> S
     if len(known) == len(params.stop_token_ids):
         return params
     telling.tell(
-        names.path("stop_token_ids"), f"the vocabulary has {vocab_size} tokens, so no output has all of these ids"
+        names.path("stop_token_ids"), f"the vocabulary has {vocab_size} tokens, so no output has all these ids"
     )
     return msgspec.structs.replace(params, stop_token_ids=known)
 
@@ -222,7 +222,7 @@ def name_requests(
     if isinstance(rid, str):
         names[rid] = tuple(range(len(own_names)))
     elif num_samples > 1 and len(names) < len(rids) + len(own_names):
-        raise InvalidRequest("rid has an id that is also that of another's sample, such as x and x_0", field="rid")
+        raise InvalidRequest("rid has an id that equals the id of another sample, such as x and x_0", field="rid")
     return names, tuple(own_names)
 
 

@@ -42,7 +42,7 @@ def check_processor(value: str, config: Config, field: str) -> str:
         return shipped
     if not config.enable_custom_logit_processor:
         raise InvalidRequest(
-            f"{field}: this server runs no code of clients; send the name of a processor, or start the server with "
+            f"{field}: this server does not run clients' code; send the name of a processor, or start the server with "
             "--enable-custom-logit-processor",
             field=field,
             code="custom_logit_processor_disabled",

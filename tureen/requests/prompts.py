@@ -115,7 +115,7 @@ def last_tokens(prompt: Prompt, most: int | None, field: str) -> Prompt:
     if most is None or len(prompt.token_ids) <= most:
         return prompt
     if prompt.media:
-        raise InvalidRequest(f"{field}: a prompt with pictures is not cut; leave it out", field=field)
+        raise InvalidRequest(f"{field}: a prompt with pictures cannot be truncated; leave it out", field=field)
     return prompt._replace(token_ids=prompt.token_ids[-most:])
 
 

@@ -70,7 +70,7 @@ class QueueRoom:
         if not when_idle and num_requests > self.num_free:
             for run in self._find_displaced(num_requests):
                 self.leaving.update(output.request.id for output in run.outputs)
-                run.displace(self.refusal("and this client has more than its share of them"))
+                run.displace(self.refusal("and this client has more than its share"))
         num_left = num_requests
         self._num_coming += num_requests
         self._count(num_requests, when_idle)

@@ -83,11 +83,11 @@ class Account:
         if self._num_held:
             wait_s = max(wait_s, self._turn_s())
         reason = (
-            f"has {max(0, math.floor(remaining))} of its {per_minute} tokens a minute left beside what its running "
-            f"requests may use, and this one may use {num_tokens}; ask for fewer, or send it again when one has ended, "
+            f"has {max(0, math.floor(remaining))} of its {per_minute} tokens a minute left, after what its running "
+            f"requests may use; this one may use {num_tokens}; ask for fewer, or retry when a request has finished, "
             "in about"
             if self._num_held
-            else f"has used its {per_minute} tokens a minute and {debt} more; send the request again in"
+            else f"has used its {per_minute} tokens a minute and {debt} more; retry in"
         )
         raise TooManyRequests(f"this client {reason} {wait_s} s", code="tokens_per_minute", retry_after_s=wait_s)
 
@@ -143,7 +143,7 @@ class Account:
         max_requests = self._limits.max_requests
         if max_requests is not None and self._num_running - beside >= max_requests:
             raise TooManyRequests(
-                f"this client has {max_requests} requests running, the most it may; wait until one has ended",
+                f"this client has {max_requests} requests running, the most that it may have; wait until one finishes",
                 retry_after_s=self._turn_s(),
             )
         self._num_running += 1

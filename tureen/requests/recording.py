@@ -126,7 +126,7 @@ class Recording:
             await self._news.wait()
         if self.head is None:
             self._check()
-            raise Conflict("the request was ended before its answer began; send it again", code="request_ended")
+            raise Conflict("the request was aborted before its answer began; send it again", code="request_ended")
         return self.head
 
     async def follow(self, number: int) -> AsyncGenerator[bytes, None]:
@@ -137,7 +137,7 @@ class Recording:
             while not reader.is_at_end:
                 if reader.is_late:
                     raise RequestTimeout(
-                        "the answer was read too slowly: what comes next is no longer kept", code="client_too_slow"
+                        "the answer was read too slowly: the next events are no longer kept", code="client_too_slow"
                     )
                 yield reader.next()
             if self.is_ended:
@@ -153,14 +153,14 @@ class Recording:
             match = EVENT_ID.fullmatch(event_id)
             if match is None or match[1] != self.request_id or int(match[2]) >= self.track.end:
                 raise InvalidRequest(
-                    f"Last-Event-ID {echo(event_id)} is the id of no event of this stream",
+                    f"Last-Event-ID {echo(event_id)} is not an event of this stream",
                     field="Last-Event-ID",
                     code="invalid_last_event_id",
                 )
             number = int(match[2]) + 1
         if number < self.track.start:
             raise InvalidRequest(
-                f"the stream is kept from event {self.track.start} on only; event {number} is gone",
+                f"only events from {self.track.start} on are kept; event {number} is gone",
                 field="Last-Event-ID",
                 code="event_gone",
             )
@@ -256,7 +256,7 @@ class Recordings:
             return None
         if recording.key[1] != fingerprint:
             raise Unprocessable(
-                f"Idempotency-Key {echo(key)} belongs to another request, that was sent before; send a new key",
+                f"Idempotency-Key {echo(key)} belongs to an earlier, different request; send a new key",
                 field="Idempotency-Key",
                 code="idempotency_key_reused",
             )
@@ -287,9 +287,9 @@ class Recordings:
         why = (
             f"it ended, or lost its client, more than {self._grace_s:g} s ago, or never was"
             if self._grace_s
-            else "this server keeps none; it was started without --resume-grace"
+            else "this server keeps no streams; it was started without --resume-grace"
         )
-        raise NotFound(f"there is no stream {echo(name)} to go on with: {why}", field="rid", code="stream_not_found")
+        raise NotFound(f"there is no stream {echo(name)} to resume: {why}", field="rid", code="stream_not_found")
 
     def ended(self, recording: Recording) -> None:
         """Moves a recording from the running to the ended ones, or forgets it when nobody may come back to it."""

@@ -173,7 +173,7 @@ class SessionKeeper:
         if held + num_more > most:
             ends = [session.used_s + session.timeout_s - self._state.sessions.now_s for session in mine]
             raise TooManyRequests(
-                f"this client's durable sessions hold {held} tokens and would hold {num_more} more; the most is "
+                f"this client's durable sessions hold {held} tokens and this request adds {num_more}; the limit is "
                 f"{most} (--sessions-max-tokens); close one of them",
                 code="session_quota_exceeded",
                 retry_after_s=max(1, round(min(ends, default=1))),
@@ -184,8 +184,8 @@ class SessionKeeper:
         if self._sessions[session].tokenizer != self._tokenizer:
             raise Conflict(
                 f"session {echo(session.name)} was opened with the model {echo(self._sessions[session].model)}, whose "
-                "tokenizer is another than this server's: its token ids stand for other text here. Start the server "
-                "with a model that has that tokenizer, or open another session",
+                "tokenizer differs from this server's: its token ids mean other text here. Start the server with a "
+                "model that has that tokenizer, or open another session",
                 code="session_of_another_tokenizer",
             )
 
@@ -276,7 +276,7 @@ class SessionKeeper:
         is_lost = parent is None and row.parent is not None
         if is_lost or not 0 <= row.base <= most or (parent is not None and session.nodes.get(parent.rid) is not parent):
             where = f"{FLAG} {self._state.context.config.sessions_db}"
-            message = f"{where}: it is damaged; restore it from a copy, or move it away and a new one is made"
+            message = f"{where}: it is damaged; restore it from a backup, or move it away, and a new one is created"
             raise StartupError(message, field="sessions_db")
         return SessionRequest(row.rid, parent, row.base, row.new_ids, row.output_ids, row.chars_before)
 

@@ -15,7 +15,7 @@ from tureen.errors import InvalidRequest, echo
 class SessionParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The session that a prompt continues, and where in it."""
 
-    id: Annotated[str, Meta(description="The session, as /open_session answered it.")]
+    id: Annotated[str, Meta(description="The session id that /open_session returned.")]
     rid: Annotated[
         str | None,
         Meta(description="The request to continue: its prompt and output come first. Without it: a new root."),
@@ -25,7 +25,7 @@ class SessionParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Meta(description="How many tokens of the text to keep; negative counts from the end, 0 = all."),
     ] = None
     replace: Annotated[
-        bool, Meta(description="End and forget what continues rid already; without rid, the whole tree.")
+        bool, Meta(description="End and remove earlier continuations of rid; without rid, the whole tree.")
     ] = False
     drop_previous_output: Annotated[bool, Meta(description="Continue the prompt of rid without its output.")] = False
 
@@ -136,13 +136,13 @@ class Session:
         if node is None:
             raise InvalidRequest(
                 f"Invalid request session id: session {echo(self.name)} has no request {echo(params.rid)}; "
-                "it was never there, it failed, or another one replaced it",
+                "it never existed, it failed, or another request replaced it",
                 field="session_params.rid",
             )
         if node.is_running and not params.replace:
             raise InvalidRequest(
                 "Session request is appending to a request that hasn't finished. "
-                f"Wait for {echo(params.rid)} to end, or end it with replace: true",
+                f"Wait for {echo(params.rid)} to end, or replace it with replace: true",
                 field="session_params.rid",
                 code="session_request_running",
             )

@@ -226,7 +226,7 @@ class Sessions:
             raise _no_session(session.name, "session_params.id")
         if session.parent(params) is not turn.parent:
             raise InvalidRequest(
-                f"session_params.rid: request {echo(params.rid)} was replaced by another of that name",
+                f"session_params.rid: request {echo(params.rid)} was replaced by another request of that name",
                 field="session_params.rid",
             )
         replaced = below(session, turn.parent) if params.replace else {}
@@ -299,7 +299,7 @@ class Sessions:
         for rid in rids:
             if rid in session.nodes and rid not in replaced:
                 raise InvalidRequest(
-                    f"rid {echo(rid)} is the name of another request of session {echo(session.name)}; "
+                    f"rid {echo(rid)} is another request of session {echo(session.name)}; "
                     "choose another or leave it out",
                     field="rid",
                     code="duplicate_rid",
@@ -307,7 +307,7 @@ class Sessions:
         num_held = len(session.nodes) - len(replaced)
         if num_held + len(rids) > MAX_REQUESTS:
             raise InvalidRequest(
-                f"session {echo(session.name)} has {num_held} requests, and remembers {MAX_REQUESTS} at most; "
+                f"session {echo(session.name)} has {num_held} requests, the limit is {MAX_REQUESTS}; "
                 "send session_params with replace: true, or open another session",
                 field="session_params",
                 code="session_full",
@@ -415,8 +415,7 @@ def _added_bos(tokenizer: Tokenizer) -> int | None:
 
 def _no_session(name: str, field: str) -> NotFound:
     return NotFound(
-        f"Invalid request: session id {echo(name)} does not exist; it was never opened, or was closed, "
-        "or was not used for its timeout",
+        f"Invalid request: session id {echo(name)} does not exist; it was never opened, was closed, or timed out",
         field=field,
         code="session_not_found",
     )

@@ -25,7 +25,7 @@ Inputs = Annotated[list[str | int | TokenIds], Meta(max_length=MAX_TOKEN_IDS, ex
 
 Milliseconds = Annotated[int, Meta(ge=1, le=2**53)]
 ReturnEffective = Annotated[
-    bool, Meta(description="Return every sampling parameter as it acted, and where its value came from.")
+    bool, Meta(description="Return every sampling parameter in effect, and the source of its value.")
 ]
 Explain = Annotated[
     bool,
@@ -47,6 +47,6 @@ LogprobsModeField = Annotated[
 ]
 KeptTokens = Annotated[
     Annotated[int, Meta(ge=-1)] | None,
-    Meta(description="Keep at most this number of tokens of each text; -1 = as many as the model takes."),
+    Meta(description="Keep at most this number of tokens of each text; -1 = up to the context."),
 ]
-AbortName = Annotated[str | None, Meta(description="A name to abort the request by.")]
+AbortName = Annotated[str | None, Meta(description="A name by which the request can be aborted.")]

@@ -127,7 +127,7 @@ def _require_tokens(texts: tuple[str, ...], tokenizer: Tokenizer, info: EngineIn
         token_id = tokenizer.token_id(text)
         if token_id is None or token_id >= info.vocab_size:
             raise StartupError(
-                f"the tokenizer has no token {text}, which pictures of this model need; give the model's own tokenizer",
+                f"the tokenizer has no token {text}, which pictures of this model need; use the model's own tokenizer",
                 field="tokenizer_path",
             )
 

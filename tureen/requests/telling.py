@@ -77,7 +77,7 @@ def tell(path: str, why: str, *, is_declared: bool = True) -> None:
         return
     if telling.is_strict:
         raise InvalidRequest(
-            f"{path} would have no effect, and the header x-tureen-strict asks for an error then: {why}",
+            f"{path} would have no effect, which the header x-tureen-strict makes an error: {why}",
             field=path,
             code="no_effect",
         )

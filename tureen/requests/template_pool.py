@@ -269,15 +269,15 @@ def _answer_for(lost: Lost) -> bytes:
 
 
 def _late() -> Unavailable:
-    return Unavailable("the process that renders the chat template did not get to run; try again later")
+    return Unavailable("the process that renders the chat template got no CPU time; try again later")
 
 
 def _not_started() -> Unavailable:
-    return Unavailable("no process could be started to render the chat template; try again later")
+    return Unavailable("the process that renders chat templates could not be started; try again later")
 
 
 def _closed() -> Unavailable:
-    return Unavailable("the server is shutting down; no chat template is rendered any more")
+    return Unavailable("the server is shutting down and renders no more chat templates")
 
 
 _pools: list[TemplatePool] = []  # the pool of this process, if it has one
@@ -287,7 +287,7 @@ _pools_lock = threading.Lock()
 @functools.cache
 def _can_have_pool() -> bool:
     if why := why_no_helpers():
-        log.warning("chat templates run in this process, where a hostile one can hold it up: %s", why)
+        log.warning("chat templates run in this process, which a hostile template can block: %s", why)
     return not why
 
 

@@ -21,8 +21,7 @@ def file_text(data: str, name: str | None, field: str) -> str:
         text = base64.b64decode(encoded, validate=True).decode()
     except (binascii.Error, ValueError):
         raise InvalidRequest(
-            f"{field} is not a text in UTF-8, in base64. The server reads no other files, such as PDFs: send the text "
-            "that is in them",
+            f"{field} is not base64 of UTF-8 text. The server does not read other files, such as PDFs: send their text",
             field=field,
             code="not_available",
         ) from None

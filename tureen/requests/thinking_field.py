@@ -39,7 +39,7 @@ def thinking_kwargs(enable: bool, field: str, tools: Sequence[Tool], context: Co
         telling.tell(field, "this model does not think before it answers")
     if thinks and not enable:
         raise InvalidRequest(
-            f"{field}: this model's chat template cannot tell it not to think; leave it out", field=field
+            f"{field}: this model's chat template cannot turn reasoning off; leave it out", field=field
         )
     return {}
 
@@ -60,7 +60,7 @@ def effort_kwargs(effort: str, field: str, tools: Sequence[Tool], context: Conte
         return {EFFORT: effort}
     if effort == "none":
         return dict(thinking_kwargs(False, field, tools, context))
-    telling.tell(field, "this model's chat template knows no levels of reasoning")
+    telling.tell(field, "this model's chat template has no reasoning levels")
     return {}
 
 
@@ -75,5 +75,5 @@ def known_kwargs(kwargs: Mapping[str, Any], field: str, tools: Sequence[Tool], c
         if name in known or name == "chat_template" or difflib.get_close_matches(name[:64], known, n=1, cutoff=NEAR):
             kept[name] = value
         elif value is not None:
-            telling.tell(f"{field}.{name}", "this model's chat template has no such variable", is_declared=False)
+            telling.tell(f"{field}.{name}", "this model's chat template does not have this variable", is_declared=False)
     return kept

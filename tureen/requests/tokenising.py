@@ -16,6 +16,9 @@ from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.state import Context, ServerState
 from tureen.text.tokenizer import Tokenizer
 
+SPARE = 16
+"""Tokens after which a cut of a text no longer changes the tokens before it."""
+
 
 async def resolve(
     inputs: Texts | list[Prompt], names: Sequence[str], state: ServerState, media: Sequence[PromptMedia] | None = None
@@ -44,7 +47,7 @@ def check_takes(item: PromptMedia, state: ServerState) -> None:
     context = state.context
     if (item.pictures or item.videos) and (context.family is None or state.media is None):
         raise InvalidRequest(
-            f"{item.field}: {context.info.model_name} takes text only on this server{_why_blind(context)}",
+            f"{item.field}: {context.info.model_name} takes only text on this server{_why_blind(context)}",
             field=item.field,
         )
 
@@ -128,7 +131,7 @@ async def tokenize(texts: Sequence[str], names: Sequence[str], context: Context)
         has_mark = any(mark in text for mark in context.placeholders)
         if has_mark or not context.placeholder_ids.isdisjoint(token_ids):
             raise InvalidRequest(
-                f"{name} has a placeholder for a picture, but no picture came with it; leave it out, or send a picture "
+                f"{name} has a placeholder for a picture, but no picture was sent; leave it out, or send a picture "
                 "for each in image_data, with text or input_ids",
                 field=name,
                 code="image_placeholder_mismatch",
@@ -157,6 +160,15 @@ async def encode(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_toke
     return await offload.run_each(sum(map(len, texts)), encoded, texts)
 
 
+def beginning(text: str, most: int, tokenizer: Tokenizer) -> str:
+    """Returns as much of the text as its first `most` tokens need, and more, so that the rest is not tokenized: a body
+    may have megabytes of it."""
+    num_chars = (most + SPARE) * tokenizer.max_token_chars
+    while num_chars < len(text) and len(tokenizer.encode(text[:num_chars], add_special_tokens=False)) < most + SPARE:
+        num_chars *= 2
+    return text[:num_chars]
+
+
 def check_tokens(token_ids: Sequence[int], name: str, context: Context) -> None:
     """Raises InvalidRequest for a text without tokens, and for a token of the tokenizer that the model does not
     have."""
@@ -166,8 +178,8 @@ def check_tokens(token_ids: Sequence[int], name: str, context: Context) -> None:
     if unknown >= context.info.vocab_size:
         text = context.tokenizer.token_text(unknown)
         raise InvalidRequest(
-            f"{name} has {echo(text)}, token {unknown}, which the model with its {context.info.vocab_size} tokens does "
-            "not know; leave it out",
+            f"{name} has {echo(text)}, token {unknown}, which is outside the model's vocabulary of "
+            "{context.info.vocab_size} tokens; leave it out",
             field=name,
             code="token_id_out_of_range",
         )

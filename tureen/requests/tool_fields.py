@@ -33,7 +33,7 @@ Tools = Annotated[list[JsonObject], Meta(max_length=MAX_TOOLS)]
 class FunctionField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The function that a tool describes."""
 
-    name: Annotated[str, Meta(pattern=f"^{NAME.pattern}$", description="Its name; no two tools have the same.")]
+    name: Annotated[str, Meta(pattern=f"^{NAME.pattern}$", description="Its name; names of tools are unique.")]
     description: Annotated[str, Meta(description="What it does and when to call it; the model reads it.")] = ""
     parameters: Annotated[JsonObject, Meta(description="JSON schema of its arguments, an object.")] = {}
     strict: Annotated[bool, Meta(description="Arguments are always valid against the schema.")] = False
@@ -56,7 +56,7 @@ class CustomFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class CustomField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of a tool of type custom, which takes a text."""
 
-    name: Annotated[str, Meta(pattern=f"^{NAME.pattern}$", description="Its name; no two tools have the same.")]
+    name: Annotated[str, Meta(pattern=f"^{NAME.pattern}$", description="Its name; names of tools are unique.")]
     description: Annotated[str, Meta(description="What it does and when to call it; the model reads it.")] = ""
     format: Annotated[CustomFormat | None, Meta(description="Form of its input. Default: any text.")] = None
 
@@ -150,7 +150,7 @@ def custom_tool(name: str, description: str, free_input: FreeInput) -> Tool:
     """Returns a custom tool as models call it: a function with one string, whose description has the grammar."""
     schema: dict[str, Any] = {"type": "string"}
     if free_input.syntax != "text":
-        schema["description"] = f"A text that this {free_input.syntax} grammar allows:\n{free_input.definition}"
+        schema["description"] = f"Text that matches this {free_input.syntax} grammar:\n{free_input.definition}"
     return Tool(
         name=name,
         description=description,
@@ -184,7 +184,7 @@ def check_tools(
                 field=f"{path}name",
             )
         if tool.name in seen:
-            raise InvalidRequest(f"{path}name {echo(tool.name)} is there twice; rename one", field=f"{path}name")
+            raise InvalidRequest(f"{path}name {echo(tool.name)} is a duplicate; rename one", field=f"{path}name")
         seen.add(tool.name)
         if tool.parameters.get("type", "object") != "object":
             raise InvalidRequest(
@@ -223,7 +223,7 @@ def read_tool_choice(value: Any, tools: Sequence[Tool], field: str = "tool_choic
     name, name_field = getattr(named, named.type).name, f"{field}.{named.type}.name"
     chosen = choose(ToolChoice("required", name), tools, field, name_field)
     if any(tool.name == name and (tool.free_input is not None) is not (named.type == "custom") for tool in tools):
-        raise InvalidRequest(f"{name_field} {echo(name)} is a tool of the other type", field=name_field)
+        raise InvalidRequest(f"{name_field} {echo(name)} is a tool of another type", field=name_field)
     return chosen
 
 
@@ -256,7 +256,7 @@ def choose(choice: ToolChoice, tools: Sequence[Tool], field: str, name_field: st
     if choice.name is not None and choice.name not in [tool.name for tool in tools]:
         names = ", ".join(tool.name for tool in tools[:8])
         raise InvalidRequest(
-            f"{name_field or field} {echo(choice.name)} is none of the tools ({names}{', …' * (len(tools) > 8)})",
+            f"{name_field or field} {echo(choice.name)} is not one of the tools ({names}{', …' * (len(tools) > 8)})",
             field=name_field or field,
         )
     return choice if tools else ToolChoice("none")

@@ -111,7 +111,7 @@ def _told(table: WrittenTable) -> dict[str, FieldWithoutEffect]:
 
 def beside_reason(absent: str) -> str:
     """Returns why an option has no effect that acts only together with the `absent` one."""
-    return f"it acts only with {absent}, which is not here"
+    return f"it acts only with {absent}, which is not supported"
 
 
 def _refused(table: WrittenTable) -> dict[str, tuple[Any, str]]:

@@ -68,7 +68,7 @@ async def run_all(draft: Draft, requester: Requester, state: ServerState) -> lis
         for run in runs:
             outputs += await run.whole()
             if is_aborted or any(output.finish is None or output.finish.type == "abort" for output in run.outputs):
-                raise DeadlineExceeded("the request was aborted before all of it was computed", code="aborted")
+                raise DeadlineExceeded("the request was aborted before it was complete", code="aborted")
     return outputs
 
 

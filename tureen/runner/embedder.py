@@ -97,7 +97,7 @@ class ModelEmbedder:
         pooled: NDArray[np.float32] = states.mean(axis=0) if self.pooling == "mean" else states[PLACES[self.pooling]]
         vector = head_layers.apply(self._layers, pooled)
         if not np.isfinite(vector).all():
-            raise RequestFailed("the model made something of this text that is not a number", code="nan_logits")
+            raise RequestFailed("the model returned non-finite numbers for this text", code="nan_logits")
         return vector.tobytes()
 
 
@@ -192,7 +192,7 @@ def refuse_settings(config: Config) -> None:
         value = getattr(config, name)
         if value != getattr(at_default, name):
             flag = name.replace("_", "-")
-            raise StartupError(f"--{flag} {value}: not for a model that makes embeddings; leave it out", field=name)
+            raise StartupError(f"--{flag} {value}: not for an embedding model; leave it out", field=name)
 
 
 def _stored(source: ModelSource, renames: Iterable[tuple[str, str]], unused: tuple[str, ...]) -> Iterator[Stored]:
@@ -224,7 +224,7 @@ def weights(source: ModelSource, described: DescribedEncoder, progress: Progress
         if expected != stored.shape:
             raise StartupError(
                 f"the model's weight {stored.name} has shape {list(stored.shape)}, config.json says "
-                f"{'that there is none' if expected is None else list(expected)}; the files do not belong together"
+                f"{'it is absent' if expected is None else list(expected)}; the files do not belong together"
             )
         is_less_one = shape.unit_offset_norm and source.gguf is None and stored.name.endswith("norm.weight")
         yield stored._replace(offset=stored.offset + 1) if is_less_one else stored

@@ -167,7 +167,7 @@ def weights(source: ModelSource, described: DescribedVision, load_format: str, p
         if shape is None or stored.shape[-len(shape) :] != shape or math.prod(stored.shape) != math.prod(shape):
             raise StartupError(
                 f"the model's weight {stored.name} has shape {list(stored.shape)}, config.json says "
-                f"{'that there is none' if shape is None else list(shape)}; the files do not belong together"
+                f"{'it is absent' if shape is None else list(shape)}; the files do not belong together"
             )
         yield stored._replace(shape=shape)
         progress("load vision weights", len(shapes) - len(missing), len(shapes))

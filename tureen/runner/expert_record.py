@@ -30,7 +30,7 @@ class ExpertRecord:
         self._check(forward)
         if not self.is_on:
             raise Conflict(
-                "no experts are being counted; begin by /start_expert_distribution_record", code="no_expert_record"
+                "no experts are being counted; start with /start_expert_distribution_record", code="no_expert_record"
             )
         self._counts = _sum(self._counts, forward.take_expert_counts())
         forward.count_experts(is_on=False)

@@ -41,7 +41,7 @@ def model_kind(source: ModelSource) -> ModelKind:
         raise StartupError("config.json: is_causal: false is not supported for a decoder", field="is_causal")
     if pooling == "cls":
         raise StartupError(
-            "the model pools its first token, which sees no other token in a decoder", field="model_path"
+            "the model pools its first token, which attends to no other token in a decoder", field="model_path"
         )
     return "embedder"
 
@@ -57,8 +57,8 @@ def judge_of(source: ModelSource, template: str | None, token_id: Callable[[str]
     if not (is_qwen3 and is_named):
         if answers is not None:
             raise StartupError(
-                f"model {source.path / 'modules.json'}: LogitScore is supported for Qwen3-Reranker, whose prompt is "
-                f"known; this is {echo(source.name)}"
+                f"model {source.path / 'modules.json'}: LogitScore is supported only for Qwen3-Reranker; this is "
+                f"{echo(source.name)}"
             )
         return None
     yes, no = answers or (token_id("yes"), token_id("no"))

@@ -149,7 +149,7 @@ def _fit_states(config: Config, model: ModelConfig, free: int) -> tuple[int, int
     rows = min(config.max_running_requests, max(1, most // 4))
     if rows < config.max_running_requests:
         log.warning(
-            "%d requests run together, not --max-running-requests %d: the state of each takes %d MiB",
+            "at most %d requests run together, not --max-running-requests %d: the state of each takes %d MiB",
             rows, config.max_running_requests, each >> 20,
         )  # fmt: skip
     saved = 0 if config.disable_radix_cache else min(most - 2 * rows - 1, MOST_SAVED)
@@ -178,7 +178,7 @@ def _log_rope_factors(model: ModelConfig, context_len: int) -> None:
     elif factors == "long":
         log.warning(
             "LongRoPE uses its long factors, for a context of %d tokens; texts of up to %d tokens get other answers "
-            "than with the short ones; start with --context-length %d to use those",
+            "than with short factors; start with --context-length %d to use those",
             context_len, original, original,
         )  # fmt: skip
 

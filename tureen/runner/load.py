@@ -83,9 +83,9 @@ def _refuse_beside_ranks(config: Config) -> None:
         ("kernels", has_stages and config.kernels == "tree", "that is the order of --tensor-parallel-size"),
         ("kernels", config.kernels == "native", "the native kernels compute in one process"),
         ("attention_backend", config.attention_backend == NATIVE, "it belongs to the native kernels"),
-        ("model_impl", config.model_impl == "transformers", "the model's own code in transformers is not split"),
+        ("model_impl", config.model_impl == "transformers", "--model-impl transformers cannot be split"),
         ("kv_disk", config.kv_disk is not None, "each rank has a part of every page"),
-        ("engine", has_ranks(config) and config.engine == "thread", "the engine ends with a rank, a thread cannot"),
+        ("engine", has_ranks(config) and config.engine == "thread", "the engine ends with a rank; a thread cannot"),
     ):
         if is_there:
             flag = f"--{field.replace('_', '-')} {getattr(config, field)}"

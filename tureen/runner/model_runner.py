@@ -138,7 +138,7 @@ class ModelRunner:
     def encode(self, item: MediaItem) -> Iterator[bytes | None]:
         """Encodes a picture; see Runner.encode. Raises RequestFailed."""
         if self.encoder is None:
-            raise RequestFailed("the model does not see")
+            raise RequestFailed("the model takes no pictures")
         return self.encoder.encode(item)
 
     def call(self, op: str, **args: object) -> object:
@@ -257,9 +257,9 @@ class ModelRunner:
         """Raises InvalidRequest for a model of which these cannot be exchanged, Conflict while a profile is taken of
         them."""
         if self._profiler.trace is not None:
-            raise Conflict("a profile is being taken; end it by /stop_profile first", code="profile_running")
+            raise Conflict("a profile is being recorded; call /stop_profile first", code="profile_running")
         if self._experts.is_on:
-            message = "experts are being counted; end that by /stop_expert_distribution_record first"
+            message = "experts are being counted; call /stop_expert_distribution_record first"
             raise Conflict(message, code="expert_record_running")
         if self._parts is None or (self.encoder is not None and "weights" in tags):
             raise _cannot("take weights away or exchange them")
@@ -296,8 +296,8 @@ def make_sampler(config: Config, vocab_size: int, arithmetic: Arithmetic) -> Sam
 
 def _cannot(what: str) -> InvalidRequest:
     return InvalidRequest(
-        f"this server cannot {what} while it runs: --model-impl transformers cannot, nor can models that see; start it "
-        "again with the other model",
+        f"this server cannot {what} while it runs: --model-impl transformers and vision models cannot; restart it "
+        "with the other model",
         code="not_supported",
     )
 

@@ -236,7 +236,7 @@ def _pool(kernels: ModuleType, num_threads: int, *, adapts: bool) -> Any:
         return kernels.Pool(num_threads, adapts)
     except RuntimeError:
         raise StartupError(
-            f"--num-threads {num_threads}: the system starts fewer threads; lower it", field="num_threads"
+            f"--num-threads {num_threads}: the system allows fewer threads; lower it", field="num_threads"
         ) from None
 
 

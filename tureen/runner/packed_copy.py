@@ -100,7 +100,7 @@ class PackedCopy:
     def _read(self, file: BinaryIO, num_threads: int, progress: Progress) -> dict[str, Any]:
         header, start = _read_header(file)
         if header.origin != self._origin or header.weights != self._weights:
-            raise _Unusable("it was made of other files, or by another version")
+            raise _Unusable("it was made from other files, or by another version")
         blanks = [self._blank(weight_plan) for weight_plan in self._weights]
         targets = [bytes_of(weight) for weight in blanks]
         *offsets, end = offsets_of(start, targets)
@@ -114,7 +114,7 @@ class PackedCopy:
         with ThreadPoolExecutor(num_threads) as threads:
             for done, is_whole in enumerate(threads.map(fill, targets, offsets, header.checksums), 1):
                 if not is_whole:
-                    raise _Unusable("its bytes are not those that were written")
+                    raise _Unusable("its bytes changed after they were written")
                 progress("load weights (packed copy)", done, len(blanks))
         return {weight_plan.name: weight for weight_plan, weight in zip(self._weights, blanks, strict=True)}
 

@@ -108,13 +108,13 @@ class ForwardParts:
             hf = model_config(source)
             _check_same(self._factory.model, loading.describe(hf))
             if hf["eos_token_id"] != self._hf["eos_token_id"]:
-                raise StartupError("it ends its outputs with other tokens than the model that is served")
+                raise StartupError("its end tokens differ from the served model's")
             self._weights = self._factory.load(source, config)
         except StartupError as error:
             raise _refused(source, error) from None
         except MemoryError:
             raise Unavailable(
-                "model_path: there is no memory for these weights beside those that are served; release those first "
+                "model_path: there is no memory for these weights in addition to the served ones; release those first "
                 "(/release_memory_occupation)",
                 field="model_path",
                 code="out_of_memory",
@@ -233,7 +233,7 @@ class ForwardParts:
         num_numbers = rows * (shapes[names[0]][1] if len(shapes[names[0]]) > 1 else 1)
         if num_numbers > MAX_NUMBERS:
             raise InvalidRequest(
-                f"truncate_size {truncate_size}: {num_numbers} numbers, but at most {MAX_NUMBERS} are given out at "
+                f"truncate_size {truncate_size}: {num_numbers} numbers, but at most {MAX_NUMBERS} are returned at "
                 "once; lower it",
                 field="truncate_size",
             )
@@ -281,7 +281,7 @@ def _check_same(served: ModelConfig, other: ModelConfig) -> None:
         if mine == its or (isinstance(mine, float) and isinstance(its, float) and np.float32(mine) == np.float32(its)):
             continue
         facts = f", {echo(its)} and not {echo(mine)}" if isinstance(mine, (int, float, str)) else ""
-        raise StartupError(f"it has another {name} than the model that is served{facts}")
+        raise StartupError(f"its {name} differs from the served model's{facts}")
 
 
 def _refused(source: ModelSource, error: StartupError) -> InvalidRequest:

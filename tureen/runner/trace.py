@@ -54,7 +54,7 @@ class StepTrace:
         for name, is_set in (("with_stack", options.with_stack), ("record_shapes", options.record_shapes)):
             if is_set:
                 raise InvalidRequest(
-                    f"{name} true: the native kernels have no operations of torch to tell of; leave it out, or start "
+                    f"{name} true: the native kernels have no torch operations to record; leave it out, or start "
                     "the server with --kernels torch",
                     field=name,
                 )
@@ -107,7 +107,7 @@ class Profiler:
         num_steps: it ends by itself after these. Raises Conflict, InvalidRequest, Forbidden.
         """
         if self.trace is not None:
-            raise Conflict("a profile is being taken already; end it by /stop_profile", code="profile_running")
+            raise Conflict("a profile is already being recorded; end it with /stop_profile", code="profile_running")
         name = f"{prefix}{'-' if prefix else ''}{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09}.trace.json"
         path = _relative(Path(root), folder) / name
         with ExitStack() as undo:
@@ -137,7 +137,7 @@ class Profiler:
         written."""
         if self.trace is None or self._file is None:
             raise Conflict(
-                "no profile is being taken; start one by /start_profile, and mind that num_steps ends it by itself",
+                "no profile is being recorded; start one with /start_profile, note that num_steps ends it by itself",
                 code="no_profile",
             )
         trace, file = self.trace, self._file
@@ -187,7 +187,7 @@ def open_below(root: Path, folder: str, name: str) -> BinaryIO:
     except OSError as error:
         log.warning("no profile in %s: %s", root, error)
         raise Forbidden(
-            f"output_dir {echo(folder)}: nothing can be written there; the server's log says why", field="output_dir"
+            f"output_dir {echo(folder)}: it is not writable; the server's log says why", field="output_dir"
         ) from None
     finally:
         for descriptor in opened:
@@ -201,7 +201,7 @@ def _relative(root: Path, folder: str) -> PurePosixPath:
         path = path.relative_to(root)
     if path.is_absolute() or ".." in path.parts or len(folder) > MAX_NAME_CHARS or "\0" in folder:
         raise InvalidRequest(
-            f"output_dir {echo(folder)}: must be a folder below the server's --profile-dir, named from there",
+            f"output_dir {echo(folder)}: must be a path relative to the server's --profile-dir",
             field="output_dir",
         )
     return path

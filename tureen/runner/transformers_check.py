@@ -75,7 +75,7 @@ def own_samples(model: Any) -> list[OwnLogits]:
         logits = model(torch.tensor([token_ids], device=model.device), use_cache=False).logits[0].float()
         if logits.isnan().any():
             raise StartupError(
-                f"--model-impl transformers: transformers' own logits are not numbers in {_name(model.dtype)}; use "
+                f"--model-impl transformers: transformers' own logits are not finite in {_name(model.dtype)}; use "
                 "another --dtype, such as float32",
                 field="dtype",
             )

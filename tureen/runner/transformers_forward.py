@@ -121,7 +121,7 @@ class TransformersForward:
 
     def load_adapter(self, number: int, adapter: Adapter) -> None:
         raise InvalidRequest(
-            "adapters do not go with --model-impl transformers", field="lora_path", code="invalid_adapter"
+            "adapters are not supported with --model-impl transformers", field="lora_path", code="invalid_adapter"
         )
 
     def unload_adapter(self, number: int) -> None:
@@ -322,7 +322,7 @@ def _look_at(forward: TransformersForward, model: Any, device: DeviceInfo) -> li
     shapes = [forward.seen[layer].shape for layer in range(layers)]
     if _has_window(text) and not any(shape.window for shape in shapes):
         raise StartupError(
-            "--model-impl transformers: the sliding window is in the model's mask alone; such models are not supported",
+            "--model-impl transformers: the sliding window is only in the model's mask; such models are not supported",
             field="model_impl",
         )
     if len({(shape.num_kv_heads, shape.head_dim) for shape in shapes}) > 1:

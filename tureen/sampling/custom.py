@@ -164,7 +164,7 @@ class CustomProcessors:
 
     def _run_in_workers(self, batches: list[ProcessorBatch]) -> Sequence[Changed | Fault]:
         if self.pool is None:
-            return [Fault(RowError(REJECTED, "the server runs no code of clients", 400, FIELD))] * len(batches)
+            return [Fault(RowError(REJECTED, "the server does not run clients' code", 400, FIELD))] * len(batches)
         return [
             _fault(str(result), is_rejected=result.is_rejected, may_be_one_row=isinstance(result, Raised))
             if isinstance(result, ProcessorError)
@@ -199,7 +199,7 @@ def _called(processor: CustomLogitProcessor, rows: Any, group: Group) -> Changed
         return _fault(f"{type(error).__name__}: {echo(str(error))[1:-1]}", may_be_one_row=True)
     kind = np.ndarray if isinstance(rows, np.ndarray) else type(rows)
     if not isinstance(result, kind) or result.shape != rows.shape:
-        return _fault("it did not return a tensor of the shape it was given")
+        return _fault("it did not return a tensor of its input's shape")
     changed: Changed = result if isinstance(result, np.ndarray) else result.to(rows)
     return changed
 
@@ -228,7 +228,7 @@ def _take_over(
             arithmetic.replace(logits, row, changed, place)
             peaks.values[row], peaks.token_ids[row] = values[place], token_ids[place]
         else:
-            failures[row] = _fault("it left no token that can be drawn, or a logit that is NaN or +infinity").error
+            failures[row] = _fault("it left no token to sample, or a logit that is NaN or +infinity").error
     return failures
 
 
@@ -257,6 +257,6 @@ def _load(flag: str, where: str) -> CustomLogitProcessor:
             require(flag, "torch")
         raise StartupError(f"{flag}: cannot make it: {type(error).__name__}: {error}") from None
     if not callable(processor):
-        raise StartupError(f"{flag}: its objects cannot be called")
+        raise StartupError(f"{flag}: its objects are not callable")
     loaded: CustomLogitProcessor = processor
     return loaded

@@ -65,7 +65,7 @@ class Charges:
         account = self._account(client, now_s)
         account.ends_s = [end_s for end_s in account.ends_s if end_s > now_s - SUSPENDED_S] + [now_s]
         if len(account.ends_s) >= MAX_ENDS:
-            self._suspend(account, now_s + SUSPENDED_S, f"{MAX_ENDS} of its processes were ended from outside lately")
+            self._suspend(account, now_s + SUSPENDED_S, f"{MAX_ENDS} of its processes were recently killed")
 
     def is_resting(self, client: str) -> bool:
         """Says whether the client's requests that use code sit out this step."""
@@ -79,8 +79,7 @@ class Charges:
         if account is not None and left_s > 0:
             retry_after_s = math.ceil(left_s)
             raise TooManyRequests(
-                f"custom_logit_processor: code of this client is refused for {retry_after_s} s, whatever it is: "
-                f"{account.why}",
+                f"custom_logit_processor: code of this client is refused for {retry_after_s} s: {account.why}",
                 field="custom_logit_processor",
                 code="custom_logit_processor_suspended",
                 retry_after_s=retry_after_s,

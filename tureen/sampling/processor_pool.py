@@ -147,7 +147,7 @@ class RemoteProcessor:
         statuses = (messages.DONE, messages.FAILED, messages.REJECTED)
         number, status, length, text = messages.REPLY.unpack(data.ljust(messages.REPLY.size, b"\xff"))
         if len(data) != messages.REPLY.size or number != self._number or status not in statuses:
-            raise Lost("it answered out of turn", has_begun=True)
+            raise Lost("it answered out of order", has_begun=True)
         if status != messages.DONE:
             shown = echo(text[:length].decode(errors="replace"))[1:-1]
             raise Raised(shown) if status == messages.FAILED else ProcessorError(shown, is_rejected=True)
@@ -256,7 +256,7 @@ class ProcessorPool:
                         results[batch.key] = processor.finish(len(batch.logits), until_s)
         except BaseException:  # replies that nobody has read must not be taken for later ones
             for batch in batches:
-                self._fail(batch.key, ProcessorError("a step broke off"))
+                self._fail(batch.key, ProcessorError("a step was interrupted"))
             raise
         return [results[batch.key] for batch in batches]
 
@@ -334,7 +334,7 @@ class ProcessorPool:
         except RuntimeError:  # what the pool could not begin it keeps: `_load` sees that the place is gone
             del self._leases[lease.key]
             raise Unavailable(
-                "custom_logit_processor cannot be loaded: the system starts no thread; try again",
+                "custom_logit_processor cannot be loaded: the system could not start a thread; try again",
                 field="custom_logit_processor",
                 code="custom_logit_processor_queue_full",
             ) from None
@@ -410,7 +410,7 @@ class ProcessorPool:
         idle = [lease for lease in held if lease.num_users == 0]
         if not idle:
             raise Unavailable(
-                f"{MAX_WORKERS} other processors run at this moment, the most there may be; try again",
+                f"{MAX_WORKERS} other processors are running, the limit; try again",
                 field="custom_logit_processor",
                 code="custom_logit_processor_queue_full",
             )

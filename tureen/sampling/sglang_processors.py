@@ -57,7 +57,7 @@ class ThinkingBudgetLogitProcessor(CustomLogitProcessor):
     def _force(self, logits: Tensor, row: int, token_id: int) -> None:
         if token_id >= logits.shape[1]:
             raise InvalidRequest(
-                f"custom_logit_processor: this model has no token {token_id}; {type(self).__name__} is for another one",
+                f"custom_logit_processor: this model has no token {token_id}; {type(self).__name__} needs another",
                 field="custom_logit_processor",
             )
         logits[row] = FORBIDDEN

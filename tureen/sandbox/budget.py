@@ -111,7 +111,7 @@ class MemoryBudget:
             if total <= self.limit_bytes:
                 return
             if worker.idle_since_s is None:
-                log.warning("helper processes take %d MiB of %d; one is ended", total >> 20, self.limit_bytes >> 20)
+                log.warning("helper processes use %d MiB of %d; one is killed", total >> 20, self.limit_bytes >> 20)
             worker.kill()
             total -= sizes[worker]
 

@@ -51,7 +51,7 @@ _numbers = itertools.count(1)
 def why_no_helpers() -> str:
     """Says why this system can have no helper processes; empty where it can."""
     missing = [name for module, name in NEEDED if not hasattr(module, name)]
-    return f"it needs helper processes, which this system cannot have ({', '.join(missing)} missing)" if missing else ""
+    return f"it needs helper processes, which this system lacks ({', '.join(missing)} missing)" if missing else ""
 
 
 class Supervisor:
@@ -73,8 +73,8 @@ class Supervisor:
         gets. tick: called often, by the watching thread."""
         if limits.is_sealed and not seccomp.is_supported():
             log.warning(
-                "%s run without a seccomp filter, which needs Linux on %s. Their other limits hold, but an input that "
-                "takes over a worker can act as this user. Serve only clients that you trust",
+                "%s run without a seccomp filter, which needs Linux on %s. Their other limits hold, but an exploited "
+                "worker could act as this user. Serve only clients that you trust",
                 name,
                 " or ".join(seccomp.ARCHITECTURES),
             )
@@ -153,7 +153,7 @@ class Supervisor:
             return self._fork(descriptors)
         reservation = budget.reserve(int(RESERVED_SHARE * self._limits.memory_bytes))
         if reservation is None:
-            raise Lost(f"there is no memory for one more of {self.name}; try again", is_blameless=True)
+            raise Lost(f"there is no memory for another of {self.name}; try again", is_blameless=True)
         try:
             reservation.worker = worker = self._fork(descriptors)
             return worker

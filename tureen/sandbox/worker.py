@@ -126,7 +126,7 @@ class Worker:
         with self._losing(until_s):
             reply = framing.receive(self._connection, max_bytes, until_s=until_s)
         if reply is None:
-            raise self._ended("it ended its process, or took more memory or time than it may", until_s)
+            raise self._ended("it ended its process, or exceeded its memory or time", until_s)
         return reply
 
     def note_end(self, status: int) -> None:
@@ -199,7 +199,7 @@ class Worker:
     def _ended(self, why: str, until_s: float) -> Lost:
         """Returns the error for a worker whose end of the connection is closed."""
         if self._was_ended_by_others(until_s):
-            return Lost("its process was ended from outside", has_begun=self.has_begun, is_outside=True)
+            return Lost("its process was killed", has_begun=self.has_begun, is_outside=True)
         return Lost(why, has_begun=self.has_begun, is_blameless=self._is_orphan())
 
     def _was_ended_by_others(self, until_s: float) -> bool:

@@ -90,7 +90,7 @@ class Guest:
         self._unread.append(data)
         self._num_unread += len(data)
         if self._num_unread > MOST_UNREAD:
-            log.error("a front does not read what the engine says: it is cut off")
+            log.error("a front does not read the engine's messages: its connection is closed")
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
         if not self._has_writer:
@@ -180,7 +180,7 @@ class Door:
         try:
             self._listen_to(guest)
         except Exception:  # an edge: a front that is not understood has left
-            log.exception("a front was not understood: it is cut off")
+            log.exception("a front sent an invalid message: its connection is closed")
         del self._guests[str(guest.number)]
         for request_id in tuple(guest.request_ids):
             self._put(Abort(guest.id_of(request_id)))

@@ -68,8 +68,8 @@ async def dry_run(op: str, args: Mapping[str, Any], config: Config) -> None:
     if fault:
         log.warning("%s: nothing was loaded: reading %s %s", op, args["path"], fault)
         raise InvalidRequest(
-            f"{field}: reading these files {fault}, in a process of its own; nothing was loaded. Give files whose "
-            "maker you trust",
+            f"{field}: reading these files {fault}, in a process of its own; nothing was loaded. Use files from a "
+            "source that you trust",
             field=field,
             code=code,
         )
@@ -139,8 +139,8 @@ async def _await_begin(child: subprocess.Popen[bytes]) -> None:
     if said.endswith(BEGUN):
         return
     told = said.decode(errors="replace")[-MAX_SAID:].strip()
-    log.error("python -m %s does not begin to read files: %s", PROGRAM, told or "it printed nothing")
-    raise Unavailable("the program that reads these files first cannot run here; the server's log says why")
+    log.error("python -m %s does not start reading files: %s", PROGRAM, told or "it printed nothing")
+    raise Unavailable("the process that checks these files cannot run here; the server's log says why")
 
 
 async def _outcome(child: subprocess.Popen[bytes]) -> str:

@@ -283,7 +283,7 @@ class HealingClient:
         except errors.StartupError:
             raise
         except errors.TureenError as error:
-            raise errors.StartupError(f"the engine cannot be what it was: {error.message}") from None
+            raise errors.StartupError(f"the engine cannot be restored to its state: {error.message}") from None
         self._starts.took_s = self._loop.time() - began_s
         return info
 
@@ -409,7 +409,7 @@ class HealingClient:
         elif host.can_be_killed:
             self._replace(verdict.reason, is_suspicious=verdict.state == "hung")
         else:
-            self._give_up(f"{verdict.reason}; one in a thread cannot be replaced: the server must be restarted")
+            self._give_up(f"{verdict.reason}; an engine in a thread cannot be replaced: restart the server")
 
     def _turn(self, state: State, reason: str = "") -> None:
         """Notes the state of the engine, and logs it where that is news."""

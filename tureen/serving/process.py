@@ -103,8 +103,8 @@ class ProcessHost:
                 await asyncio.to_thread(self._child.wait, END_TIMEOUT_S)
             self._lose(_how_ended(self._child.returncode))
         except Exception as error:  # an edge: an engine that nobody listens to is lost
-            log.exception("the engine process was not understood")
-            self._lose(f"the engine process was not understood: {type(error).__name__}")
+            log.exception("the engine process sent an invalid message")
+            self._lose(f"the engine process sent an invalid message: {type(error).__name__}")
 
 
 class ProcessClient(HealingClient):

@@ -29,8 +29,8 @@ class RepeatedOutput:
         has_less = self._num_seen < len(self._token_ids) and delta.finish is not None and delta.finish.type != "error"
         if has_less or delta.token_ids[:num_old] != expected:
             raise errors.RequestFailed(
-                "the engine was replaced, and the output came out otherwise the second time: the logit processor does "
-                "not do the same for the same tokens, or the weights were exchanged; send the request again",
+                "the engine was replaced, and the recomputed output differs: the logit processor is not "
+                "deterministic, or the weights were replaced; send the request again",
                 code="cannot_resume",
             )
         num_chars, num_states = min(self._num_chars, len(delta.text)), min(self._num_states, len(delta.hidden_states))

@@ -348,7 +348,7 @@ class Streams:
         poison = self._trials.died(suspects)
         if poison is not None:
             self.num_poison += 1
-            log.error("request %s is ended: the engine died of it %d times or more", poison, POISON_AFTER)
+            log.error("request %s is ended: it killed the engine %d times or more", poison, POISON_AFTER)
             self._streams[poison].fail(
                 errors.RequestFailed(
                     f"the engine died {POISON_AFTER} times or more while it worked on this request, at last on nothing "

@@ -73,7 +73,7 @@ class Watchdog:
             return EngineVerdict("hung", f"no step ended within {self._timeout_s:g} s")
         if is_answering or not (sign.is_stopped or self._silent_s > ANSWER_S):
             return WELL
-        reason = "its process is stopped" if sign.is_stopped else "its process does not get to run"
+        reason = "its process is stopped" if sign.is_stopped else "its process gets no CPU"
         if self._silent_s > self._grace_s:
             return EngineVerdict("frozen", f"{reason}, for more than {self._grace_s:g} s")
         return EngineVerdict("suspect", reason)

@@ -90,7 +90,7 @@ class ConversationStore:
             if num_bytes > self._max_bytes:
                 raise PayloadTooLarge(
                     f"items: the conversation would have {num_bytes} bytes, more than the {self._max_bytes} that a "
-                    "request may continue (--max-body-bytes); begin another",
+                    "request may continue (--max-body-bytes); create another",
                     field="items",
                 )
             renew = "UPDATE conversations SET expires_s = ? WHERE number = ?"
@@ -149,7 +149,7 @@ def number_of(connection: sqlite3.Connection, owner: str, name: str, now_s: floa
     row = connection.execute(query, (owner, name, now_s)).fetchone()
     if row is None:
         raise NotFound(
-            f"there is no conversation {echo(name)}: it never was, or it was deleted or dropped since",
+            f"there is no conversation {echo(name)}: it never existed, or was deleted or dropped",
             field="conversation",
             code="conversation_not_found",
         )

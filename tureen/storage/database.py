@@ -115,14 +115,14 @@ class Database:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the lower byte is the kind of error
         if code == sqlite3.SQLITE_FULL:
             return Unavailable(
-                f"the disk of {self._flag} is full, so nothing can be stored until its operator has made "
-                "room; a request that stores nothing, such as one with store: false, needs none",
+                f"the disk of {self._flag} is full, so nothing can be stored until the operator frees space; requests "
+                "that store nothing, such as with store: false, still work",
                 code="storage_full",
             )
         if code in DAMAGED or isinstance(error, Damaged):
             return RequestFailed(
-                f"the file of {self._flag} is damaged, so what is stored in it cannot be trusted; its operator must "
-                "restore it, or start with a new one",
+                f"the file of {self._flag} is damaged, so its contents cannot be trusted; the operator must restore "
+                "it, or start with a new file",
                 code="storage_damaged",
             )
         return RequestFailed(
@@ -144,7 +144,7 @@ def _open(path: str, schema: Schema) -> sqlite3.Connection:
         is_new = _make_or_check(path, where)
         connection = sqlite3.connect(path, timeout=LOCK_WAIT_S, isolation_level=None)
     except ValueError:
-        raise StartupError(f"{schema.flag} {echo(path)}: no file can have this name") from None
+        raise StartupError(f"{schema.flag} {echo(path)}: this is not a valid file name") from None
     except OSError as error:
         raise StartupError(f"{where}: cannot open it: {error.strerror}") from None
     except sqlite3.Error as error:
@@ -173,9 +173,9 @@ def _make_or_check(path: str, where: str) -> bool:
     except NotRegular as error:
         raise StartupError(f"{where}: {error.strerror}; name a file") from None
     if head not in (b"", HEADER):
-        raise StartupError(f"{where}: it is no SQLite file; name another, or move it away")
+        raise StartupError(f"{where}: it is not an SQLite file; name another, or move it away")
     if mode & (stat.S_IROTH | stat.S_IWOTH):
-        raise StartupError(f"{where}: everybody on this machine may read or change it; run chmod 600 on it")
+        raise StartupError(f"{where}: every user of this machine may read or change it; run chmod 600 on it")
     return not head
 
 
@@ -207,19 +207,19 @@ def _check_version(connection: sqlite3.Connection, schema: Schema, where: str) -
         raise StartupError(f"{where}: it is another program's database; name another file")
     if version != schema.version:
         raise StartupError(
-            f"{where}: it is of version {version}, and this tureen reads version {schema.version}; name a new file, or "
-            "start the tureen that made it"
+            f"{where}: it has version {version}, but this tureen reads version {schema.version}; name a new file, or "
+            "use the tureen that wrote it"
         )
 
 
 def _why(error: sqlite3.Error) -> str:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return "another process has it open, such as a server that still runs; a file is for one server"
+        return "another process has it open, such as a running server; each server needs its own file"
     if code in DAMAGED:
-        return "it is damaged; restore it from a copy, or move it away and a new one is made"
+        return "it is damaged; restore it from a backup, or move it away, and a new one is created"
     if code == sqlite3.SQLITE_FULL:
         return "the disk is full; make room"
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
-        return "it, or the folder it is in, cannot be written; the server needs to write both"
+        return "it or its folder is not writable; the server needs to write both"
     return f"cannot open it: {error}"

@@ -28,7 +28,7 @@ RUNNING, ANSWERS = ("queued", "in_progress"), ("completed", "incomplete")
 """States of responses that are being made; of those that gave an answer, which may be continued."""
 LOST = {
     "code": "server_error",
-    "message": "the server ended while this response was being made; send the request again",
+    "message": "the server ended while it generated this response; send the request again",
 }
 """Error of a response that nobody works on any more."""
 
@@ -277,7 +277,7 @@ class ResponseStore:
         row = connection.execute(query, (owner, name, self._clock())).fetchone()
         if row is None:
             raise NotFound(
-                f"there is no response {echo(name)}: it was not stored, or it was deleted or dropped since",
+                f"there is no response {echo(name)}: it was not stored, or was deleted or dropped",
                 field=field,
                 code="previous_response_not_found" if field == PREVIOUS else "response_not_found",
             )
@@ -295,8 +295,8 @@ class ResponseStore:
             conversation is not None and connection.execute(is_there, (conversation,)).fetchone() is None
         ):
             raise NotFound(
-                "what this response continues was deleted, or dropped because its time or the room was over; begin "
-                "again, with all that is to be read in input",
+                "what this response continues was deleted, expired, or dropped to free space; start again with the "
+                "whole conversation in input",
                 field=field,
                 code="previous_response_not_found",
             )
@@ -307,8 +307,8 @@ class ResponseStore:
     def _check_bytes(self, num_bytes: int | None, field: str) -> None:
         if (num_bytes or 0) > self._max_context_bytes:
             raise PayloadTooLarge(
-                f"{field}: what it continues or names has {num_bytes} bytes, and a request may have "
-                f"{self._max_context_bytes} (--max-body-bytes); begin again with less",
+                f"{field}: what it continues or names has {num_bytes} bytes, but a request may have "
+                f"{self._max_context_bytes} (--max-body-bytes); start again with less",
                 field=field,
             )
 
@@ -387,7 +387,7 @@ def _items(
 
 def _taken(name: str) -> InvalidRequest:
     return InvalidRequest(
-        f"rid {echo(name)} is the id of a response that is stored; choose another, or leave it out",
+        f"rid {echo(name)} is the id of a stored response; choose another, or leave it out",
         field="rid",
         code="duplicate_rid",
     )
@@ -403,11 +403,11 @@ def _check_ended(connection: sqlite3.Connection, number: int, name: str) -> None
     status, packed = connection.execute("SELECT status, response FROM responses WHERE number = ?", (number,)).fetchone()
     why = None
     if status in RUNNING:
-        why = "has not ended yet; ask for it until it has"
+        why = "has not finished yet; poll it until it has"
     elif status not in ANSWERS:
-        why = f"ended as {status}; continue the one before it"
+        why = f"ended as {status}; continue the response before it"
     elif status == "incomplete" and any(map(is_cut_call, unpack(packed)["output"])):
-        why = "was cut in the middle of a call of a tool; continue the one before it"
+        why = "was cut in the middle of a tool call; continue the response before it"
     if why is not None:
         raise InvalidRequest(f"previous_response_id: the response {echo(name)} {why}", field=PREVIOUS)
 

@@ -180,7 +180,7 @@ class ChatTemplate:
         for name in variables:
             if name == "chat_template":
                 raise InvalidRequest(
-                    "a chat template in a request is not taken; the operator sets --chat-template",
+                    "requests cannot set a chat template; the operator sets --chat-template",
                     field="chat_template_kwargs",
                     code="chat_template_not_allowed",
                 )
@@ -206,7 +206,7 @@ class ChatTemplate:
         try:
             return read_answer(do())
         except OverLimit as error:
-            message = f"{field}: the chat template cannot write these: {error.message}; send less, or use another one"
+            message = f"{field}: the chat template cannot render these: {error.message}; send less, or use another one"
             raise InvalidRequest(message, field=field, code=AT_LIMIT) from None
         except Failed as error:
             raise self._refusal(error.kind, str(error), field) from None
@@ -214,7 +214,7 @@ class ChatTemplate:
     def _refusal(self, kind: str, said: str, field: str) -> InvalidRequest:
         said = "too deeply nested" if kind == "RecursionError" else self.controls.plain(said)
         shown = "".join(ch if ch.isprintable() else " " for ch in said[:MAX_TOLD])
-        message = f"{field}: the model's chat template does not take these: {shown or kind}"
+        message = f"{field}: the model's chat template rejects these messages: {shown or kind}"
         return InvalidRequest(message, field=field)
 
     # abilities of the template, found out by rendering test chats
@@ -291,7 +291,7 @@ class ChatTemplate:
             return False
         left = controls.count_spelled(controls.join_roles(self._tried(*chat, marks_roles=True)))
         if left:
-            log.warning("the chat template makes control tokens out of pieces; they reach the model as plain text")
+            log.warning("the chat template joins pieces to control tokens; they reach the model as plain text")
         return left < spelled
 
 
@@ -363,7 +363,7 @@ def load_chat_templates(
     """
     sources = _sources(setting, tokenizer)
     if sources is None:
-        return "this model has no chat template; the operator can give one by --chat-template, such as chatml"
+        return "this model has no chat template; the operator can set one with --chat-template, such as chatml"
     controls = ControlTokens(tokenizer, dict(pictures.values()), allow_spelled=allow_spelled)
     placeholders = {kind: text for kind, (text, _) in pictures.items()}
     plain, with_tools, stops = sources
@@ -377,8 +377,8 @@ def load_chat_templates(
         ]
     except FAILURES as error:
         message = f"the model's chat template does not compile: {_line(error)}"
-        log.warning("%s; chats get an error: give another one by --chat-template", message)
-        return f"{message}; the operator can give another one by --chat-template, such as chatml"
+        log.warning("%s; chats get an error: set another template with --chat-template", message)
+        return f"{message}; the operator can set another with --chat-template, such as chatml"
     unspelled = () if plain.endswith(CHATML) else tuple(stop for stop in stops if stop not in ids)
     return ChatTemplates(templates[0], templates[-1], controls, tuple(ids.values()), unspelled)
 
@@ -438,9 +438,9 @@ def _open_ended(messages: Sequence[Message], mark: str, field: str) -> list[Mess
     last = messages[-1]
     content = last.get("content")
     if last["role"] != "assistant" or last.get("tool_calls"):
-        got = f"is of the role {last['role']}" if last["role"] != "assistant" else "has tool_calls"
+        got = f"has the role {last['role']}" if last["role"] != "assistant" else "has tool_calls"
         raise InvalidRequest(
-            f"{field}: only a message of the assistant without tool_calls can be continued; the last one {got}",
+            f"{field}: only an assistant message without tool_calls can be continued; the last message {got}",
             field=field,
         )
     mark += " "  # a space behind it shows whether the template trims the text
@@ -449,7 +449,7 @@ def _open_ended(messages: Sequence[Message], mark: str, field: str) -> list[Mess
     elif isinstance(content, list) and content and content[-1]["type"] == "text":
         content = [*content[:-1], {**content[-1], "text": content[-1]["text"] + mark}]
     else:
-        raise InvalidRequest(f"{field}: the last message has no text at its end to be continued", field=field)
+        raise InvalidRequest(f"{field}: the last message has no text at its end to continue", field=field)
     return [*messages[:-1], {**last, "content": content}]
 
 
@@ -466,6 +466,6 @@ def _cut(rendering: str, mark: str, field: str, *, is_blank: bool) -> str:
     """
     before, separator, after = rendering.rpartition(mark)
     if not separator:
-        message = f"{field}: the model's chat template does not write the last message's text, to be continued"
+        message = f"{field}: the model's chat template does not end with the last message's text"
         raise InvalidRequest(message, field=field)
     return before if is_blank or after.startswith(" ") else before.rstrip()

@@ -72,7 +72,7 @@ def read_json_template(text: str, file: str) -> JsonTemplate:
     if style is None:
         known = ", ".join(STYLES)
         raise StartupError(
-            f"--chat-template {file}: sep_style {fields.sep_style!r} is not available: use {known}, or a .jinja file",
+            f"--chat-template {file}: sep_style {fields.sep_style!r} is not supported: use {known}, or a .jinja file",
             field="chat_template",
         )
     stops = (fields.stop_str,) if isinstance(fields.stop_str, str) else tuple(fields.stop_str)

@@ -103,7 +103,7 @@ class ControlTokens:
         for token_id in raw:
             if token_id in self._refused and token_id not in self._ids:
                 text = echo(self._encoder.id_to_token(token_id))
-                raise InvalidRequest(f"this model's tokenizer cannot take {text} as text; leave it out")
+                raise InvalidRequest(f"this model's tokenizer cannot encode {text} as plain text; leave it out")
         return Encoded([self._ids.get(token_id, token_id) for token_id in raw], count)
 
     def mark_literals(self, tree: nodes.Template) -> nodes.Node:

@@ -56,7 +56,7 @@ class _Reader:
         while self._next() != END:
             argument = self._argument()
             if values.keys() & argument.keys():
-                raise ValueError("an argument is there twice")
+                raise ValueError("an argument is a duplicate")
             values |= argument
             if self._next() != END:
                 self._expect(",")

@@ -151,7 +151,7 @@ class StopPatterns:
 
 def _too_slow() -> RequestFailed:
     return RequestFailed(
-        "sampling_params.stop_regex takes too long to search the output; make it simpler",
+        "sampling_params.stop_regex takes too long to match; make it simpler",
         field="sampling_params.stop_regex",
         code="stop_regex_timeout",
     )

@@ -338,7 +338,7 @@ def _check(content: bytes) -> None:
     try:
         parts = msgspec.json.decode(content, type=_TokenizerFile)
     except (ValueError, RecursionError):
-        raise ValueError("it is no valid tokenizer.json") from None
+        raise ValueError("it is not a valid tokenizer.json") from None
     num_chars = sum(len(token.content) for token in parts.added_tokens)
     if num_chars > gguf_vocab.MAX_ADDED_CHARS:
         raise ValueError(

@@ -133,7 +133,7 @@ class GgufFacts:
                 continue
             if np.any(value) if isinstance(value, np.ndarray) else value:
                 raise self.fault(
-                    f"{name} is not known, and it may change what the model computes; got {echo(value)}; take a file "
+                    f"{name} is unknown and may change what the model computes; got {echo(value)}; take a file "
                     "that llama.cpp's convert_hf_to_gguf.py made, or the model's safetensors"
                 )
 

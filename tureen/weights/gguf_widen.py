@@ -194,7 +194,7 @@ def note(tensors: Iterable[TensorInfo]) -> str:
     """Returns a sentence about the tensors that are rewritten, empty if there are none."""
     counts = Counter(tensor.encoding.name for tensor in tensors if tensor.encoding.name in WIDENED)
     types = ", ".join(f"{name} ({count})" for name, count in counts.most_common())
-    return types and f"tensors of these types take 4.56 bits a weight in memory, without loss: {types}"
+    return types and f"tensors of these types use 4.56 bits per weight in memory, without loss: {types}"
 
 
 def widen(name: str, raw: Bytes, num_bytes: int) -> Bytes:

@@ -137,7 +137,7 @@ def _refuse_other(config: Mapping[str, Any], key: str, known: tuple[Any, ...]) -
         shown = " or ".join("none" if value is None else str(value) for value in known)
         architecture = config["architectures"][0]
         raise StartupError(
-            f"config.json: {key}: {echo(config.get(key))} is not supported of {architecture}, only {shown}; {FIX}",
+            f"config.json: {key}: {echo(config.get(key))} is not supported for {architecture}, only {shown}; {FIX}",
             field=key,
         )
 

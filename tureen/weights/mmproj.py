@@ -104,14 +104,14 @@ def _opened(path: Path) -> GgufFacts:
 def why_foreign(text: GgufFacts, facts: GgufFacts) -> str:
     """Returns why an mmproj file does not go with a model; "" if it does, as far as their metadata tell."""
     if facts.architecture != ARCHITECTURE:
-        return f"its general.architecture is {echo(facts.architecture)}, not {ARCHITECTURE}: it is no mmproj file"
+        return f"its general.architecture is {echo(facts.architecture)}, not {ARCHITECTURE}: it is not an mmproj file"
     name = _type_of(facts)
     projector = PROJECTORS.get(name) if isinstance(name, str) else None
     if projector is None:
         return f"clip.projector_type {echo(name)} is not supported; these are: {', '.join(PROJECTORS)}"
     if text.architecture not in projector.architectures:
         return (
-            f"clip.projector_type {name} goes with models of the architecture "
+            f"clip.projector_type {name} is for models of the architecture "
             f"{' or '.join(projector.architectures)}, and the model's is {text.architecture}"
         )
     width, expected = _width(facts, projector), text.get("embedding_length")

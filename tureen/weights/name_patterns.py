@@ -28,5 +28,5 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
         return jsonschema_rs.Draft202012Validator({"pattern": pattern}, pattern_options=limits).is_valid
     except ValueError:  # a ValidationError is one
         raise PatternFault(
-            "is no valid pattern, or is too large, or has a lookaround or a backreference, which are not available"
+            "is not a valid pattern, is too large, or has a lookaround or a backreference, which are not supported"
         ) from None

@@ -132,7 +132,7 @@ class OnnxFile(MappedFile):
             else:
                 raise self._corrupt(f"the field before byte {at} has the unknown wire type {wire}")
             if length > end - at:
-                raise self._corrupt(f"the field at byte {at} ends behind the message that it is in")
+                raise self._corrupt(f"the field at byte {at} ends after its message")
             yield _Field(number, 0, at, at + length)
             at += length
 

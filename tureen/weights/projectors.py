@@ -212,7 +212,7 @@ def _gemma3(facts: GgufFacts, text: GgufFacts, config: Mapping[str, Any]) -> Par
 
 def _gemma4(facts: GgufFacts, text: GgufFacts, config: Mapping[str, Any]) -> Parts:
     if (padding := text.file.metadata.get(PADDING, 0)) != 0:
-        raise text.unsupported(f"{PADDING} must be 0 in a Gemma 4 that sees, got {echo(padding)}")
+        raise text.unsupported(f"{PADDING} must be 0 in a Gemma 4 with pictures, got {echo(padding)}")
     if (activation := _activation(facts, "gelu_pytorch_tanh")) == "silu":
         raise facts.unsupported(f"clip.use_silu must be false with gemma4v, got {activation}")
     heads, hidden = _heads(facts, 4), facts.count("vision.embedding_length")
@@ -345,7 +345,7 @@ def inner_size(facts: GgufFacts) -> tuple[int, bool]:
     if len(shape) != 2 or hidden not in shape:
         raise facts.fault(f"tensor '{name}' must be a matrix with a side of {hidden} (clip.vision.embedding_length)")
     if shape[0] == shape[1]:
-        raise facts.unsupported(f"tensor '{name}' is square, so it cannot be told apart from 'ffn_down'")
+        raise facts.unsupported(f"tensor '{name}' is square, so it cannot be distinguished from 'ffn_down'")
     is_swapped = shape[0] == hidden
     return (shape[1] if is_swapped else shape[0]), is_swapped
 

@@ -124,7 +124,7 @@ def _scheme_of(name: str, schemes: list[Scheme]) -> Scheme:
     of_kind = (scheme for scheme in schemes if kind in scheme.targets)
     for scheme in chain(named, matched, of_kind):
         return scheme
-    raise quantised.unsupported("config_groups", f"none is for {echo(name)}, which is stored quantised")
+    raise quantised.unsupported("config_groups", f"no group covers {echo(name)}, which is stored quantised")
 
 
 def _compiled(target: str) -> Callable[[str], bool]:

@@ -40,7 +40,7 @@ def reader(settings: Mapping[str, Any]) -> Callable[[Module], Stored | None]:
     quantised.setting(settings, "is_marlin_format", False, default=False)
     for rule in quantised.table(settings, "dynamic"):
         if not rule.startswith("-:"):  # those name what is not quantised
-            raise quantised.unsupported("dynamic", f"the rule {echo(rule)} is not supported; one scheme for all is")
+            raise quantised.unsupported("dynamic", f"the rule {echo(rule)} is not supported; use one scheme for all")
     return lambda module: _weight(module, bits, size, ONE_IN_EACH[bits] if is_v1 else 0)
 
 

@@ -129,7 +129,7 @@ def _labels(hf: Mapping[str, Any]) -> tuple[str, ...]:
         names = {str(index): f"LABEL_{index}" for index in range(count if isinstance(count, int) else 0)}
     if not isinstance(names, dict) or not names or sorted(names, key=str) != sorted(map(str, range(len(names)))):
         raise StartupError(
-            f"config.json: id2label: must name the labels 0 to their number less 1, got {echo(names)}", field="id2label"
+            f"config.json: id2label: must name labels numbered from 0 without gaps, got {echo(names)}", field="id2label"
         )
     return tuple(str(names[str(index)]) for index in range(len(names)))
 
@@ -142,8 +142,7 @@ def _pooling(file: Path) -> Pooling:
         modes = [f"pooling_mode_{newer}" + {"cls": "_token", "lasttoken": ""}.get(str(newer), "_tokens")]
     if len(modes) != 1 or modes[0] not in POOLINGS:
         raise StartupError(
-            f"model {file}: it asks for {echo(', '.join(modes) or 'no pooling')}; one of {', '.join(POOLINGS)} can be "
-            "served"
+            f"model {file}: it asks for {echo(', '.join(modes) or 'no pooling')}; supported are {', '.join(POOLINGS)}"
         )
     if settings.get("include_prompt") is False:
         raise _fault(file, "include_prompt", "false is not supported: prompts count in the pooling here")
@@ -155,7 +154,7 @@ def _dense(folder: Path) -> Dense:
     settings = _object(file, DENSE_KEYS)
     for key in ("in_features", "out_features"):
         if not isinstance(settings.get(key), int) or settings[key] < 1:
-            raise _fault(file, key, f"must be a number from 1 on, got {echo(settings.get(key))}")
+            raise _fault(file, key, f"must be at least 1, got {echo(settings.get(key))}")
     if settings.get("module_input_name") not in (None, "sentence_embedding"):
         raise _fault(file, "module_input_name", f"{echo(settings['module_input_name'])} is not supported")
     name = settings.get("activation_function") or "Tanh"
@@ -177,7 +176,7 @@ def _answers(file: Path) -> tuple[int, int]:
 def _max_tokens(file: Path) -> int | None:
     settings = _object(file, LENGTH_KEYS)
     if settings.get("do_lower_case") is True:
-        raise _fault(file, "do_lower_case", "true is not supported: letters are made small by the tokenizer alone")
+        raise _fault(file, "do_lower_case", "true is not supported: only the tokenizer converts to lower case")
     value = settings.get("max_seq_length")
     return value if isinstance(value, int) and value > 0 else None
 
@@ -218,7 +217,7 @@ def _object(file: Path, known: Collection[str]) -> dict[str, Any]:
     beginnings = tuple(name for name in known if name.endswith("_"))
     for key, value in settings.items():
         if key not in known and not (beginnings and key.startswith(beginnings)) and value not in (None, "", {}, []):
-            raise _fault(file, key, f"is not known, and it may change the result; got {echo(value)}")
+            raise _fault(file, key, f"is unknown and may change the result; got {echo(value)}")
     return settings
 
 

@@ -143,8 +143,8 @@ def open_model(path: Path, config: Config | None = None) -> ModelSource:
     if source.format != "gguf":
         if config.mmproj is not None:
             raise StartupError(
-                f"--mmproj {config.mmproj}: goes with a GGUF model only, and {path} has safetensors, which have "
-                "the vision encoder, too; leave it out",
+                f"--mmproj {config.mmproj}: is for GGUF models only, and {path} has safetensors, which include the "
+                "vision encoder; leave it out",
                 field="mmproj",
             )
         return source

@@ -127,7 +127,7 @@ def test_a_search_is_left_out_and_refused_where_it_is_demanded(client, model):
     asked = {"model": model, "messages": ASK, "max_tokens": 8}
     alone = client.messages.with_raw_response.create(**asked, tools=[SEARCH])
     assert alone.headers["x-tureen-ignored"] == "tools[0]"
-    with pytest.raises(anthropic.BadRequestError, match="demands a tool"):
+    with pytest.raises(anthropic.BadRequestError, match="names a tool"):
         client.messages.create(**asked, tools=[WEATHER, SEARCH], tool_choice={"type": "tool", "name": "web_search"})
 
 

@@ -126,6 +126,6 @@ def test_encode_gives_the_same_vectors(server):
 def test_who_asks_for_text_hears_what_the_model_is(server):
     response = httpx.post(f"{server.url}/generate", json={"text": "a"})
     assert response.status_code == 400
-    assert "this model makes embeddings" in response.json()["error"]["message"]
+    assert "this is an embedding model" in response.json()["error"]["message"]
     wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 200, "it is well")
     assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"] == "minilm"

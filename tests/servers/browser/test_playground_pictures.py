@@ -1,4 +1,4 @@
-"""Pictures in the playground: dropped and pasted, they reach a model that sees, and it says what is on them."""
+"""Pictures in the playground: dropped and pasted, they reach a vision model, and it says what is on them."""
 
 from __future__ import annotations
 

@@ -45,4 +45,4 @@ def own_server(flags: Sequence[str], *, api_key: str | None) -> Iterator[ServerA
 
 def _last_line(said: bytes) -> str:
     lines = said.decode("utf-8", "replace").strip().splitlines()
-    return lines[-1].removeprefix("tureen: ") if lines else "the server ended without a word"
+    return lines[-1].removeprefix("tureen: ") if lines else "the server ended without a message"

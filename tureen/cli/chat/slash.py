@@ -103,7 +103,7 @@ def do_regen(conversation: Conversation, rest: str) -> Done:
 def do_edit(conversation: Conversation, rest: str) -> Done:
     """Takes a message back. Raises ChatError."""
     if rest and not rest.isdecimal():
-        raise ChatError(f"/edit {rest}: the number of a message of yours, from 1")
+        raise ChatError(f"/edit {rest}: the number of one of your messages, from 1")
     return Done(draft=conversation.take_back(int(rest) if rest else None))
 
 
@@ -146,9 +146,7 @@ def do_exit(conversation: Conversation, rest: str) -> Done:
 
 COMMANDS = {
     "help": Command("", "shows these lines", do_help),
-    "system": Command(
-        "TEXT", "what the model is told before everything; without TEXT shows it, off takes it away", do_system
-    ),
+    "system": Command("TEXT", "the system prompt; without TEXT shows it, off takes it away", do_system),
     "set": Command(
         "NAME VALUE",
         "a sampling parameter, such as temperature 0.2; VALUE off = the server's; alone shows them",
@@ -162,7 +160,7 @@ COMMANDS = {
     "save": Command("FILE", "writes the conversation as JSON", do_save),
     "load": Command("FILE", "goes on with a saved conversation", do_load),
     "clear": Command("", "forgets the messages; system prompt and settings stay", do_clear),
-    "stats": Command("", "shows what the answers took", do_stats),
+    "stats": Command("", "shows tokens, times and speeds of the answers", do_stats),
     "exit": Command("", "ends the chat", do_exit),
 }
 

@@ -38,7 +38,7 @@ def add_flags(parser: CommandParser) -> None:
     once: dict[str, Any] = {"action": OneOfModels, "nargs": "?", "default": argparse.SUPPRESS, "metavar": "MODEL"}
     parser.add_argument("model_path", help=text, **once)
     parser.add_argument("--url", help="a running server: http://HOST:PORT or unix:PATH")
-    parser.add_argument("--system", default="", metavar="TEXT", help="what the model is told before everything")
+    parser.add_argument("--system", default="", metavar="TEXT", help="the system prompt")
     parser.add_argument("--schema", metavar="FILE", help="JSON schema that the answers follow")
     add_params(parser)
     add_config(parser)
@@ -83,7 +83,7 @@ def _server(options: argparse.Namespace, config: Config) -> Iterator[ServerAddre
     if vain := [name for name in settings if name not in OURS]:
         flag = vain[0].replace("_", "-")
         raise StartupError(
-            f"--{flag} is for a server that starts; the one at {running.url} runs already: leave it out, or name "
+            f"--{flag} is for a new server, but one already runs at {running.url}: leave it out, or name "
             "a MODEL to load"
         )
     if not running.answers():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 
-HELP = "print what makes a shell complete commands and flags"
+HELP = "print the shell completion of commands and flags"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

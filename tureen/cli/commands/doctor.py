@@ -10,7 +10,7 @@ from tureen.cli.flags import load_config
 from tureen.cli.places import add_places
 from tureen.config import DEFAULT_MODEL
 
-HELP = "what works here: kernels, memory, disk, extras, measured speed; a report to paste"
+HELP = "report what works here: kernels, memory, disk, extras, measured speed"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

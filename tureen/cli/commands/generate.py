@@ -22,7 +22,7 @@ def add_flags(parser: CommandParser) -> None:
     """Adds the prompt, the files, a flag for each sampling parameter, and for each setting that acts here."""
     parser.add_argument("prompt", nargs="?", help="text to continue; read from standard input when absent")
     parser.add_argument("--input", metavar="FILE.jsonl", help="a prompt a line: a JSON string, or a body of /generate")
-    parser.add_argument("--output", metavar="FILE.jsonl", help="where the answers go; a run that ended early goes on")
+    parser.add_argument("--output", metavar="FILE.jsonl", help="file of answers; an interrupted run is resumed")
     parser.add_argument("--concurrency", type=int, metavar="N", help="most lines at a time [32]")
     add_params(parser)
     add_config(parser, groups=GROUPS)
@@ -72,7 +72,7 @@ def _run_file(options: argparse.Namespace, config: Any, params: dict[str, Any]) 
         if getattr(options, flag) is None:
             raise InvalidRequest(f"--{flag} is missing: --input and --output go together", field=flag)
     if options.prompt is not None:
-        raise InvalidRequest("a prompt and --input: give one of them", field="prompt")
+        raise InvalidRequest("a prompt and --input: give only one", field="prompt")
     concurrency = 32 if options.concurrency is None else options.concurrency
     if concurrency < 1:
         raise InvalidRequest(f"--concurrency {concurrency}: must be at least 1", field="concurrency")

@@ -21,7 +21,7 @@ from tureen.files import read_text
 if TYPE_CHECKING:
     from tureen.cli.ollama import Migrated
 
-HELP = "say how a command of another server is written here"
+HELP = "translate a command of another server"
 ASSIGNMENT = re.compile(r"\w+=.*", re.DOTALL)
 CONTAINERS = ("docker", "podman", "nerdctl")
 
@@ -97,12 +97,12 @@ def _outside(result: Translation, command: PeerCommand) -> Translation:
     """Returns a translation with what a container's options say."""
     arguments, notes = list(result.arguments), list(result.notes)
     if command.is_container:
-        why = "its variables are kept, its other options left out: give paths as they are outside"
+        why = "its variables are kept, its other options are dropped: give paths as on the host"
         notes.append(Note("told", "the container", (), why))
     if command.port:
         arguments = [*_without(arguments, "--port"), "--port", command.port]
         notes.append(
-            Note("becomes", f"-p {command.port}", ("--port", command.port), "the port that the container has outside")
+            Note("becomes", f"-p {command.port}", ("--port", command.port), "the container's port on the host")
         )
     return Translation(arguments, notes, result.faults)
 
@@ -137,7 +137,7 @@ def read_command(words: list[str], peers: list[Peer]) -> PeerCommand:
         if rest is not None:
             return PeerCommand(peer, rest + words[8:], variables)
     known = ", ".join(peer.written.command for peer in peers)
-    raise InvalidRequest(f"{shlex.join(words[:3])!r} starts no server that is known here; these are: {known}")
+    raise InvalidRequest(f"{shlex.join(words[:3])!r} starts no server that tureen knows; it knows: {known}")
 
 
 def _behind_program(words: list[str], peer: Peer) -> list[str] | None:

@@ -18,8 +18,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds where models are, and the subcommand `build`."""
     _add_places(parser)
     actions = parser.add_subparsers(dest="action", metavar="build", parser_class=CommandParser)
-    build = actions.add_parser("build", help="put a model together from published weights")
-    build.add_argument("name", choices=["shapes-vlm"], help="shapes-vlm: says what is drawn in a picture")
+    build = actions.add_parser("build", help="build a model from published weights")
+    build.add_argument("name", choices=["shapes-vlm"], help="shapes-vlm: describes drawn shapes")
     _add_places(build)
     build.set_defaults(run=_build)
 
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _build(options: argparse.Namespace) -> int:
     terminal = importlib.import_module("tureen.terminal")
-    require(f"{options.name}, a model that sees,", "PIL")
+    require(f"{options.name}, a vision model,", "PIL")
     shapes_vlm = importlib.import_module("tureen.recipes.shapes_vlm")
     with terminal.PhaseDisplay() as display:
         folder = shapes_vlm.build(cache_dir(load_config(options)), display)

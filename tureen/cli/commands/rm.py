@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     for name in options.names:
         for server in run_files.running(config):
             if server.path == str(pull.find_here(names.parse(name), config)):
-                raise Conflict(f"{name}: the server at {server.url} uses it; tureen stop {server.pid} ends that")
+                raise Conflict(f"{name}: the server at {server.url} uses it; run tureen stop {server.pid} first")
         folder, num_bytes = on_disk.remove(name, config)
         print(f"removed {name} ({size(num_bytes)} in {folder})")
     return 0

@@ -20,8 +20,8 @@ HELP = "what a model is, and whether it runs and fits here"
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the model's name, and the settings that decide about memory."""
     parser.add_argument("name", metavar="NAME", help="as tureen pull takes it")
-    parser.add_argument("--context-length", type=int, default=argparse.SUPPRESS, help="reckon with this context")
-    parser.add_argument("--quantization", choices=("int8", "int4"), default=argparse.SUPPRESS, help="reckon with it")
+    parser.add_argument("--context-length", type=int, default=argparse.SUPPRESS, help="assume this context")
+    parser.add_argument("--quantization", choices=("int8", "int4"), default=argparse.SUPPRESS, help="assume it")
     parser.add_argument("--revision", default=argparse.SUPPRESS, help="branch, tag or commit of a model of the hub")
     add_places(parser)
 

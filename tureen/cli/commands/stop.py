@@ -26,17 +26,17 @@ def run(options: argparse.Namespace) -> int:
     run_files = importlib.import_module("tureen.run_files")
     server = _chosen(run_files.running(load_config(options)), options.which)
     print(
-        f"stopping {server.url} (process {server.pid}): it takes no new requests, and may finish those that run for "
+        f"stopping {server.url} (process {server.pid}): it takes no new requests, and running ones may finish within "
         f"{server.drain_timeout_s:g} s",
         flush=True,
     )
     try:
         run_files.stop(server)
     except PermissionError:
-        raise Forbidden(f"process {server.pid} belongs to somebody else; they can stop it, or root") from None
+        raise Forbidden(f"process {server.pid} belongs to another user; only that user or root can stop it") from None
     if not run_files.wait(server, server.drain_timeout_s + GRACE_S):
         raise RequestTimeout(
-            f"it still runs after {server.drain_timeout_s + GRACE_S:g} s; kill -9 {server.pid} ends it at once"
+            f"it still runs after {server.drain_timeout_s + GRACE_S:g} s; kill -9 {server.pid} ends it immediately"
         )
     print("stopped")
     return 0

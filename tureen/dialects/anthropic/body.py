@@ -254,7 +254,7 @@ class AnthropicOutputConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     format: AnthropicJsonFormat | None = None
     effort: Annotated[
         Literal["low", "medium", "high", "xhigh", "max"] | None,
-        Meta(description="How much the model thinks; told where its chat template has no such variable."),
+        Meta(description="How much the model thinks; reported if its chat template has no such variable."),
     ] = None
 
 
@@ -264,20 +264,20 @@ Messages = Annotated[
     Meta(
         min_length=1,
         max_length=MAX_MESSAGES,
-        description="The conversation. Neighbours of one role are taken as one message; where the last is the "
-        "assistant's, the answer goes on from it.",
+        description="The conversation. Adjacent messages of one role are joined; if the last is the assistant's, the "
+        "answer continues it.",
     ),
 ]
 System = Annotated[str | BlockList[AnthropicTextBlock] | None, Meta(description="System message.")]
 Tools = Annotated[
     Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)] | None,
-    Meta(description="Functions that the client runs. Those that only Anthropic's servers run are left out and told."),
+    Meta(description="Functions that the client runs. Those that only Anthropic runs are left out and reported."),
 ]
 Choice = Annotated[
     AnthropicToolChoice | None, Meta(description="Whether tools are called: `auto`, `any`, `tool` with a name, `none`.")
 ]
 Thinking = Annotated[
-    AnthropicThinkingConfig | None, Meta(description="Whether the model thinks first; for models that can be told.")
+    AnthropicThinkingConfig | None, Meta(description="Whether the model thinks first, for models that can switch it.")
 ]
 Config = Annotated[
     AnthropicOutputConfig | None,
@@ -286,11 +286,11 @@ Config = Annotated[
 OldFormat = Annotated[AnthropicJsonFormat | None, Meta(description="Another name of `output_config.format`.")]
 ContextManagement = Annotated[
     AnthropicContextManagement | None,
-    Meta(description="Edits of the conversation; refused where they would come into effect, else told."),
+    Meta(description="Edits of the conversation; refused if they would take effect, otherwise reported."),
 ]
 McpServers = Annotated[
     Annotated[list[JsonObject], Meta(max_length=MAX_MCP_SERVERS)] | None,
-    Meta(description="Servers whose tools only Anthropic's servers call; told beside tools of the client's own."),
+    Meta(description="Servers whose tools only Anthropic calls; reported if the client also sends its own tools."),
 ]
 
 
@@ -315,7 +315,7 @@ class AnthropicBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fi
     model: Model
     messages: Messages
     max_tokens: Annotated[
-        int, Meta(ge=1, description="Most tokens to generate. Where the context holds fewer, it ends the answer.")
+        int, Meta(ge=1, description="Most tokens to generate. The context may end the answer earlier.")
     ]
     system: System = None
     tools: Tools = None
@@ -334,10 +334,10 @@ class AnthropicBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fi
     ] = None
     stream: Annotated[bool, Meta(description="Answer with server-sent events.")] = False
     metadata: Annotated[
-        AnthropicMetadata | None, Meta(description="`user_id`: whose request it is, for the log at level debug.")
+        AnthropicMetadata | None, Meta(description="`user_id`: the end user, logged at level debug.")
     ] = None
     service_tier: Annotated[
-        Literal["auto", "standard_only"] | None, Meta(description="There is one tier, `standard`.")
+        Literal["auto", "standard_only"] | None, Meta(description="The server has one tier, `standard`.")
     ] = None
     return_effective: ReturnEffective = False
     explain: Explain = False
@@ -371,7 +371,7 @@ def _check_citations(blocks: Any, path: str, *, is_result: bool = False) -> None
         cites = block.get("citations") if kind == "document" else None
         if isinstance(cites, dict) and cites.get("enabled"):
             field = f"{path}[{number}].citations.enabled"
-            raise InvalidRequest(f"{field} is not available: no citations are made here; leave it out", field=field)
+            raise InvalidRequest(f"{field} is not available: citations are not supported; leave it out", field=field)
 
 
 def parse(payload: dict[str, Any], kind: type[Body]) -> Body:

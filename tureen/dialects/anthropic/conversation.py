@@ -98,7 +98,7 @@ class AnthropicConversation:
             elif isinstance(block, AnthropicThinkingBlock):
                 thoughts.append(block.thinking)
             elif isinstance(block, AnthropicRedactedThinkingBlock):
-                telling.tell(path, "what another server has encrypted cannot be read here")
+                telling.tell(path, "another server encrypted it, so it cannot be read here")
             elif isinstance(block, AnthropicToolUseBlock | AnthropicServerToolUseBlock):
                 self._names[block.id] = block.name
                 function = {"name": block.name, "arguments": block.input}
@@ -132,7 +132,7 @@ class AnthropicConversation:
         """Returns the name of the tool that a result is of. Raises InvalidRequest."""
         if call not in self._names:
             raise InvalidRequest(
-                f"{path}.tool_use_id {echo(call)} is the id of no tool_use block before it", field=f"{path}.tool_use_id"
+                f"{path}.tool_use_id {echo(call)} does not match an earlier tool_use block", field=f"{path}.tool_use_id"
             )
         return self._names[call]
 
@@ -146,8 +146,8 @@ class AnthropicConversation:
         source = block.source
         if isinstance(source, AnthropicEncodedSource | AnthropicFetchedSource):
             raise InvalidRequest(
-                f"{path}.source: this server has no reader of PDFs, and fetches no documents; send the text as a "
-                "source of the type text",
+                f"{path}.source: this server does not read PDFs or fetch documents; send the text as a source of type "
+                "text",
                 field=f"{path}.source",
                 code="not_available",
             )
@@ -186,7 +186,7 @@ def conversation_of(
     conversation.continues_last = conversation.messages[-1]["role"] == "assistant"
     if conversation.continues_last and conversation.messages[-1].get("tool_calls"):
         raise InvalidRequest(
-            "messages ends with a tool_use block; what comes next is its tool_result in a user's message",
+            "messages ends with a tool_use block; add a user message with its tool_result",
             field="messages",
         )
     return conversation

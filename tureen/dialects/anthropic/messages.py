@@ -84,7 +84,7 @@ ABOUT = Docs(
     "Anthropic",
     "The next message.",
     example=EXAMPLE,
-    headers={"anthropic-version": "Any is taken.", "x-api-key": "The API key, instead of `Authorization`."},
+    headers={"anthropic-version": "Any version is accepted.", "x-api-key": "The API key, instead of `Authorization`."},
     error=ERROR_SHAPE,
 )
 
@@ -123,7 +123,7 @@ def routes(state: ServerState) -> list[Entry]:
         access="user",
         methods=["POST"],
         render_error=error_response,
-        docs=ABOUT._replace(summary="How many tokens a prompt has.", bodies=(AnthropicCountBody,), example=counted),
+        docs=ABOUT._replace(summary="Count the tokens of a prompt.", bodies=(AnthropicCountBody,), example=counted),
     )
     counting.needs_engine = False
     return [
@@ -240,7 +240,7 @@ def _thinking(body: AnthropicBody | AnthropicCountBody, tools: Sequence[Tool], c
     if effort is not None and knows_effort(tools, context):
         variables |= effort_kwargs(EFFORTS.get(effort, effort), field, tools, context)
     elif effort is not None:
-        telling.tell(field, "this model's chat template knows no levels")
+        telling.tell(field, "this model's chat template has no reasoning levels")
     return variables
 
 

@@ -37,7 +37,7 @@ def tools_of(body: AnthropicBody | AnthropicCountBody) -> ClientTools:
     )
     left_out = [f"tools[{index}]" for index, tool in enumerate(sent) if _is_of_server(tool)]
     for path in (*left_out, *(["mcp_servers"] if body.mcp_servers else [])):
-        telling.tell(path, "only Anthropic's servers run it; send a tool of your own, and run it yourself")
+        telling.tell(path, "only Anthropic's servers run it; send your own tool and run it in the client")
     return ClientTools(tools, tuple(places), _choice(body, tools))
 
 
@@ -49,8 +49,8 @@ def _tool(tool: AnthropicTool, path: str) -> Tool:
     """Converts a tool of the client's. Raises InvalidRequest."""
     if tool.type not in (None, "custom"):
         raise InvalidRequest(
-            f"{path}.type {echo(tool.type)} is none that this server knows: what its input is, Anthropic's models "
-            "alone know; send a tool of type custom, with an input_schema",
+            f"{path}.type {echo(tool.type)} is not supported: only Anthropic's models know its input; send a tool of "
+            "type custom, with an input_schema",
             field=f"{path}.type",
         )
     if tool.input_schema is None:
@@ -78,12 +78,12 @@ def _choice(body: AnthropicBody | AnthropicCountBody, tools: tuple[Tool, ...]) -
         return choose(ToolChoice(), tools, "tool_choice")
     if (choice.name is not None) != (choice.type == "tool"):
         raise InvalidRequest(
-            f"tool_choice.name goes with tool_choice.type tool, and only with it; got type {choice.type}",
+            f"tool_choice.name is for tool_choice.type tool only; got type {choice.type}",
             field="tool_choice.name",
         )
     if choice.name in [tool.name for tool in body.tools or () if _is_of_server(tool)]:
         raise InvalidRequest(
-            f"tool_choice.name {echo(choice.name)} demands a tool that only Anthropic's servers run; name one of your "
+            f"tool_choice.name {echo(choice.name)} names a tool that only Anthropic's servers run; name one of your "
             "own",
             field="tool_choice.name",
         )
@@ -107,8 +107,8 @@ def check_edits(body: AnthropicBody | AnthropicCountBody, capacity: int) -> None
         tokens = trigger.get("value") if isinstance(trigger, dict) and trigger.get("type") == "input_tokens" else None
         if not isinstance(tokens, int) or tokens < capacity:
             raise InvalidRequest(
-                f"{path} could come into effect, in prompts of at most {capacity} tokens, and this server edits no "
-                "conversation; leave it out, and send what is to be read",
+                f"{path} could take effect in prompts of up to {capacity} tokens, but this server does not edit "
+                "conversations; leave it out, and send only what the model is to read",
                 field=path,
             )
-        telling.tell(path, f"it comes into effect from {tokens} tokens on, which no prompt has here")
+        telling.tell(path, f"it takes effect from {tokens} tokens on, more than the context holds")

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from tureen import __version__
 from tureen.dialects.llamacpp.answer import LLAMA_ERROR, error_response
 from tureen.dialects.llamacpp.body import DEFAULTS, TABLES
-from tureen.errors import Unavailable
+from tureen.errors import InvalidRequest, Unavailable
 from tureen.http.dialect import Docs, Entry, read_body_with
 from tureen.requests import tokenising
 from tureen.requests.body import convert, offered
@@ -26,7 +26,7 @@ class LlamaTokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """The fields of `POST /tokenize` with `content`."""
 
     content: Annotated[str, Meta(description="The text.")]
-    add_special: Annotated[bool, Meta(description="Add the tokens that the tokenizer puts around a text.")] = False
+    add_special: Annotated[bool, Meta(description="Add the tokens that the tokenizer adds around a text.")] = False
     with_pieces: Annotated[bool, Meta(description="Return each token's text too.")] = False
 
 
@@ -51,9 +51,12 @@ def routes(state: ServerState) -> list[Entry]:
     async def tokenize(request: Request) -> Response:
         def read(payload: dict[str, Any]) -> LlamaTokenizeBody:
             table = TABLES["tokenize"]
+            for other in ("prompt", "text", "messages"):
+                if payload.get(other) is not None:
+                    raise InvalidRequest(f"content and {other} are both what to tokenize; send one", field=other)
             return convert(offered(payload, LlamaTokenizeBody.__struct_fields__, table), LlamaTokenizeBody, table=table)
 
-        body = await read_body_with(request, read)
+        body = await read_body_with(request, read, of_any_type=True)
         tokenizer = state.context.tokenizer
         [ids] = await tokenising.encode([body.content], tokenizer, add_special_tokens=body.add_special)
         if not body.with_pieces:
@@ -61,9 +64,9 @@ def routes(state: ServerState) -> list[Entry]:
         return _tokens(await offload.run(len(ids), lambda: [_piece(token_id, tokenizer) for token_id in ids]))
 
     about = Docs("llama.cpp", "The defaults, the template and the capabilities of the model.", error=LLAMA_ERROR)
-    about_slots = about._replace(summary="Which of the server's places for requests are in use.", query=SlotsQuery)
+    about_slots = about._replace(summary="The slots that requests use.", query=SlotsQuery)
     about_tokens = about._replace(
-        summary="The tokens of a text.", bodies=(LlamaTokenizeBody,), example={"content": "The capital of France"}
+        summary="Tokenize a text.", bodies=(LlamaTokenizeBody,), example={"content": "The capital of France"}
     )
     tokenizing = Entry(
         "/tokenize",

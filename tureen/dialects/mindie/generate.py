@@ -136,9 +136,9 @@ class MindieBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = None
     bad_words: Annotated[
         Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)] | None,
-        Meta(description="Words that are not written, with a space before them and without."),
+        Meta(description="Words that the output never contains, with or without a space before them."),
     ] = None
-    allowed_token_ids: Annotated[AllowedTokenIds | None, Meta(description="No other tokens are drawn.")] = None
+    allowed_token_ids: Annotated[AllowedTokenIds | None, Meta(description="Only these tokens are sampled.")] = None
     repetition_detection: Annotated[
         RepetitionDetection | None,
         Meta(description="The output ends where a pattern of max_pattern_size tokens or fewer occurs min_count times."),
@@ -276,7 +276,7 @@ async def _plan(body: MindieBody, payload: dict[str, Any], state: ServerState, *
     defaults = {"max_new_tokens": min(DEFAULT_MAX_TOKENS, context.config.max_iter_times or DEFAULT_MAX_TOKENS)}
     sampling = await planning.sampling_of(fields | {"n": count}, context, names, defaults)
     if (body.best_of or 1) > 1 and sampling.params.is_greedy:
-        raise InvalidRequest("best_of needs a temperature above 0: greedy texts are all the same", field="best_of")
+        raise InvalidRequest("best_of needs a temperature above 0: greedy outputs are all equal", field="best_of")
     [ids] = await tokenize([body.prompt], ["prompt"], context)
     _check_prompt_length(len(ids), context)
     logprobs = LogprobSpec() if body.best_of is not None else None

@@ -51,7 +51,7 @@ class MindieParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = None
     do_sample: Annotated[
         bool | None,
-        Meta(description="Draw; false takes the best token. Default: draw if a parameter of sampling is set."),
+        Meta(description="Sample; false takes the best token. Default: sample if a sampling parameter is set."),
     ] = None
     seed: Annotated[
         Annotated[int, Meta(ge=0, le=2**63 - 1)] | None,
@@ -64,7 +64,7 @@ class MindieParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     max_new_tokens: Annotated[
         int, Meta(ge=1, le=2**31 - 1, description="Most tokens to generate, at most --max-iter-times.")
     ] = DEFAULT_MAX_NEW_TOKENS
-    details: Annotated[bool, Meta(description="Return why the output ended, its length and the seed.")] = False
+    details: Annotated[bool, Meta(description="Return the output's finish reason, its length and the seed.")] = False
     priority: Annotated[int, Meta(ge=1, le=5, description="1 runs first; needs --enable-priority-scheduling.")] = (
         LEAST_URGENT
     )

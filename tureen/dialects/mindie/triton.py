@@ -50,7 +50,7 @@ _json = msgspec.json.Encoder()
 
 RequestId = Annotated[
     Annotated[str, Meta(min_length=1, max_length=256, pattern="^[0-9A-Za-z_-]+$")] | None,
-    Meta(description="A name for the request, by which stopInfer ends it."),
+    Meta(description="A name for the request, by which stopInfer aborts it."),
 ]
 Parameters = Annotated[MindieParameters, Meta(description="Sampling parameters.")]
 A = TypeVar("A", "TritonGenerateBody", "TritonInferBody", "TritonStopBody")
@@ -96,7 +96,7 @@ class TritonInferBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class TritonStopBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /v2/models/NAME/stopInfer`."""
 
-    id: Annotated[str, Meta(min_length=1, max_length=256, description="The request to end.")]
+    id: Annotated[str, Meta(min_length=1, max_length=256, description="The request to abort.")]
 
 
 def routes(state: ServerState) -> list[Entry]:
@@ -139,7 +139,7 @@ def routes(state: ServerState) -> list[Entry]:
         _entry(f"{MODEL}/generate", generate, _docs("Continue a text.", TritonGenerateBody, text)),
         _entry(f"{MODEL}/generate_stream", generate_stream, streams),
         _entry(f"{MODEL}/infer", infer, _docs("Continue token ids.", TritonInferBody, ids)),
-        _entry(f"{MODEL}/stopInfer", stop, _docs("End a request.", TritonStopBody, {"id": "a"}), is_limited=False),
+        _entry(f"{MODEL}/stopInfer", stop, _docs("Abort a request.", TritonStopBody, {"id": "a"}), is_limited=False),
         *_fact_routes(state),
     ]
 
@@ -181,8 +181,8 @@ def _model_routes(state: ServerState) -> list[Entry]:
     return [
         entry(f"{MODEL}/ready", "Whether the model takes requests.", lambda _: state.check_accepting(), "text/plain"),
         entry(f"{MODEL}/config", "The model's limits.", lambda _: _limits(state)),
-        entry(f"{MODEL}/getSlotCount", "How many requests and tokens there is room for.", lambda _: _room(state)),
-        entry(MODEL, "What the model takes and returns.", _tensors),
+        entry(f"{MODEL}/getSlotCount", "Free request and token capacity.", lambda _: _room(state)),
+        entry(MODEL, "The model's inputs and outputs.", _tensors),
     ]
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from tureen.contract.params import JsonObject, Stops
+from tureen.contract.params import INT64_MAX, JsonObject, Stops
 from tureen.contract.types import LogprobSpec
 from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
@@ -38,8 +38,7 @@ PARAMETERS = {
 }
 """Ollama's names of sampling parameters -> those of SamplingParams."""
 
-NOT_PARAMETERS = ("num_ctx", "repeat_last_n", "explain")
-NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+NOT_PARAMETERS = ("num_ctx", "explain")
 
 Body = TypeVar("Body", bound="OllamaBody")
 
@@ -54,7 +53,7 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = -1
     num_ctx: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="The context that is needed; told where the server's is smaller."),
+        Meta(description="The context that the client needs; reported if the server's is smaller."),
     ] = None
     temperature: Annotated[float, Meta(ge=0, description="0 = greedy; higher = more varied.")] = 0.8
     top_k: Annotated[int, Meta(ge=-1, description="Keep the k most probable tokens; 0 and -1 = all.")] = 40
@@ -77,8 +76,8 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 1.0
     repeat_last_n: Annotated[
         int,
-        Meta(ge=-1, description="Tokens that penalties look at: 0 = no penalties, -1 = all, the only other choice."),
-    ] = -1
+        Meta(ge=-1, le=INT64_MAX, description="Last tokens that penalties cover; 0 = no penalties, -1 = all."),
+    ] = 64
     presence_penalty: Annotated[
         float, Meta(ge=-2, le=2, description="Subtracted from the logit of a token that is in the output.")
     ] = 0.0
@@ -128,15 +127,15 @@ class OllamaBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = None
     think: Annotated[
         bool | Literal["low", "medium", "high"] | None,
-        Meta(description="Whether the model thinks first, for models that can be told; levels are refused."),
+        Meta(description="Whether the model thinks first, for models that can switch it; levels are refused."),
     ] = None
     keep_alive: Annotated[
         float | str | None,
-        Meta(description="0 unloads the model after the answer where there are several; one model stays: told."),
+        Meta(description="0 unloads one of several models after the answer; an only model stays, and 0 is reported."),
     ] = None
-    logprobs: Annotated[bool, Meta(description="Return the log-probability of each token, as the model has it.")] = (
-        False
-    )
+    logprobs: Annotated[
+        bool, Meta(description="Return the log-probability of each token, before sampling parameters.")
+    ] = False
     top_logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None,
         Meta(description="Most likely tokens at each position; needs logprobs: true."),
@@ -154,7 +153,7 @@ class OllamaChatBody(OllamaBody, frozen=True, kw_only=True, forbid_unknown_field
 
     messages: Annotated[
         list[OllamaMessage],
-        Meta(max_length=MAX_MESSAGES, description="The conversation. None: an answer that says the model is loaded."),
+        Meta(max_length=MAX_MESSAGES, description="The conversation. Empty: the answer says that the model is loaded."),
     ] = []
     tools: Annotated[
         list[Any], Meta(max_length=MAX_TOOLS, description="Functions that the model may call, as OpenAI writes them.")
@@ -164,10 +163,10 @@ class OllamaChatBody(OllamaBody, frozen=True, kw_only=True, forbid_unknown_field
 class OllamaGenerateBody(OllamaBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /api/generate`."""
 
-    prompt: Annotated[str, Meta(description="The prompt. Empty: an answer that says the model is loaded.")] = ""
+    prompt: Annotated[str, Meta(description="The prompt. Empty: the answer says that the model is loaded.")] = ""
     system: Annotated[str | None, Meta(description="System message.")] = None
     images: Annotated[Images, Meta(description="Pictures of the prompt, in base64.")] = []
-    raw: Annotated[bool, Meta(description="The prompt goes to the model as it is, without a template.")] = False
+    raw: Annotated[bool, Meta(description="Send the prompt to the model without a template.")] = False
 
 
 class OllamaShowBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -175,7 +174,7 @@ class OllamaShowBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     model: Annotated[str | None, Meta(description="The served model or one of its adapters.")] = None
     name: Annotated[str | None, Meta(description="Another name of model.")] = None
-    verbose: Annotated[bool, Meta(description="There is nothing more to show.")] = False
+    verbose: Annotated[bool, Meta(description="The server has no more to show.")] = False
 
 
 def parse(payload: Mapping[str, Any], kind: type[Body], context: Context) -> Body:
@@ -186,7 +185,6 @@ def parse(payload: Mapping[str, Any], kind: type[Body], context: Context) -> Bod
         fields["options"] = offered(fields["options"], known, TABLES["options"], "options")
     body = convert(fields, kind, table=TABLES["body"])
     _check(body, context)
-    _check_window(body.options.repeat_last_n, sampling_of(body, payload), context)
     return body
 
 
@@ -195,34 +193,17 @@ def _check(body: OllamaBody, context: Context) -> None:
     if isinstance(body.format, str) and body.format not in ("", "json"):
         raise InvalidRequest(f'format must be "json" or a JSON schema, got {echo(body.format)}', field="format")
     if isinstance(body.think, str):
-        raise InvalidRequest(f"think can be true or false here; there is no level {echo(body.think)}", field="think")
+        raise InvalidRequest(f"think must be true or false here, got {echo(body.think)}", field="think")
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
     check_keep_alive(body.keep_alive)
-
-
-def _check_window(window: int, requested: Mapping[str, Any], context: Context) -> None:
-    """Raises InvalidRequest for penalties with a window of fewer tokens than the context. Reports such a window as
-    ignored if no penalty is set."""
-    if window < 1 or window >= context.capacity:
-        return
-    server, model = context.defaults
-    merged = {**NO_PENALTIES, **model, **server, **requested}
-    if any(merged[name] not in (off, 0) for name, off in NO_PENALTIES.items()):
-        raise InvalidRequest(
-            f"options.repeat_last_n is {window}, but penalties look at the whole prompt and output here; send -1, or "
-            "leave it out",
-            field="options.repeat_last_n",
-            code="not_available",
-        )
-    telling.tell("options.repeat_last_n", "no penalty is set")
 
 
 def check_context(needed: int | None, context: Context) -> None:
     """Reports num_ctx as ignored if the server's context is smaller than `needed`."""
     if needed is not None and needed > context.capacity:
         telling.tell(
-            "options.num_ctx", f"the server's context has {context.capacity} tokens; what does not fit is refused"
+            "options.num_ctx", f"the server's context has {context.capacity} tokens; a longer prompt is refused"
         )
 
 
@@ -252,8 +233,6 @@ def sampling_of(body: OllamaBody, payload: Mapping[str, Any]) -> dict[str, Any]:
         del fields["sampling_seed"]
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]
-    if body.options.repeat_last_n == 0:
-        fields |= NO_PENALTIES
     if body.format:
         fields["json_schema"] = {"type": "object"} if body.format == "json" else body.format
     return fields

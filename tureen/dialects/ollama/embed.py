@@ -36,7 +36,7 @@ OPTIONS_TABLE = TABLES["options"].joined(
     FieldTable(
         told=dict.fromkeys(
             sorted({*OllamaOptions.__struct_fields__, *TABLES["options"].refused} - {"num_ctx"}),
-            FieldWithoutEffect("no token is drawn for an embedding"),
+            FieldWithoutEffect("embeddings sample no tokens"),
         )
     )
 )
@@ -62,10 +62,10 @@ class OllamaEmbedBody(OllamaEmbeddingBody, frozen=True, kw_only=True, forbid_unk
 
     input: Annotated[
         str | Annotated[list[str], Meta(max_length=MAX_INPUTS)],
-        Meta(description="A text, or a list of texts. Empty: an answer that says the model is loaded."),
+        Meta(description="A text, or a list of texts. Empty: the answer says that the model is loaded."),
     ] = ""
     truncate: Annotated[
-        bool, Meta(description="A text that is longer than the context loses its end; false: it is refused.")
+        bool, Meta(description="Cut a text that is longer than the context at its end; false refuses it.")
     ] = True
     dimensions: Annotated[
         Annotated[int, Meta(ge=1)] | None,
@@ -76,7 +76,7 @@ class OllamaEmbedBody(OllamaEmbeddingBody, frozen=True, kw_only=True, forbid_unk
 class OllamaEmbeddingsBody(OllamaEmbeddingBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /api/embeddings`, the older route."""
 
-    prompt: Annotated[str, Meta(description="The text. Empty: an answer that says the model is loaded.")] = ""
+    prompt: Annotated[str, Meta(description="The text. Empty: the answer says that the model is loaded.")] = ""
 
 
 def parse(payload: Mapping[str, Any], kind: type[Body], context: Context) -> Body:

@@ -167,10 +167,10 @@ def _fact_routes(state: ServerState) -> list[Entry]:
         return PlainTextResponse("Ollama is running")
 
     about = Docs("Ollama", "The models.", error=PLAIN_ERROR)
-    of_show = about._replace(summary="What a model is and can.", bodies=(OllamaShowBody,), example={"model": "default"})
+    of_show = about._replace(summary="Describe a model.", bodies=(OllamaShowBody,), example={"model": "default"})
     show_entry = _entry("/api/show", show, of_show, any_model=True)
     show_entry.needs_engine = False
-    there = about._replace(summary="Whether the server is there.", answer="text/plain")
+    there = about._replace(summary="Whether the server is running.", answer="text/plain")
 
     return [
         _entry("/", root, there, "GET"),
@@ -196,7 +196,7 @@ def _note_keep_alive(duration: float | str | None, state: ServerState) -> None:
     if not asks_to_unload(duration):
         return
     if state.common.models is None:
-        telling.tell("keep_alive", "0 asks to unload the model, which always stays")
+        telling.tell("keep_alive", "0 asks to unload the model, but the server's only model always stays")
     else:
         state.common.models.retire(state)
 

@@ -29,12 +29,12 @@ class BatchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fields of `POST /v1/batches`."""
 
     input_file_id: Annotated[str, Meta(description="File of requests, one JSON object a line.")]
-    endpoint: Annotated[Endpoint, Meta(description="The route that all its lines ask.")]
+    endpoint: Annotated[Endpoint, Meta(description="The route of all its lines.")]
     completion_window: Annotated[
-        str, Meta(description="Time after which lines that have not run never will: 24h, 90m, 7d; at most 30d.")
+        str, Meta(description="Lines that have not run after this time are cancelled: 24h, 90m, 7d; at most 30d.")
     ]
     metadata: Annotated[
-        Annotated[dict[str, str], Meta(max_length=16)] | None, Meta(description="Up to 16 notes of the client's own.")
+        Annotated[dict[str, str], Meta(max_length=16)] | None, Meta(description="Up to 16 of the client's own entries.")
     ] = None
     output_expires_after: Annotated[
         ExpiresAfter | None, Meta(description="When the files of answers are removed. Default: never.")

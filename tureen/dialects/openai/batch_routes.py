@@ -40,7 +40,7 @@ def routes(state: ServerState, service: BatchService | None) -> list[Entry]:
     path = "/v1/batches/{batch_id}"
     docs = Docs(
         "OpenAI",
-        "Run a file of requests when nobody else asks for anything.",
+        "Run a file of requests while the server is otherwise idle.",
         bodies=(BatchBody,),
         example={"input_file_id": "file-abc", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
     )
@@ -49,14 +49,14 @@ def routes(state: ServerState, service: BatchService | None) -> list[Entry]:
         Entry(
             "/v1/batches", answers.batches, access="user", docs=Docs("OpenAI", "List the batches.", query=BatchesQuery)
         ),
-        Entry(path, answers.batch, access="user", docs=Docs("OpenAI", "Describe a batch: how far it is.")),
+        Entry(path, answers.batch, access="user", docs=Docs("OpenAI", "Describe a batch and its progress.")),
         Entry(
             f"{path}/cancel",
             answers.cancel,
             access="user",
             methods=["POST"],
             any_model=True,
-            docs=Docs("OpenAI", "Cancel a batch; what is answered stays."),
+            docs=Docs("OpenAI", "Cancel a batch; finished answers are kept."),
         ),
     ]
 

@@ -137,7 +137,7 @@ def _fields(form: UploadedForm) -> UploadFields:
     purpose = form.fields.get("purpose")
     if purpose != "batch":
         got = "none" if purpose is None else echo(purpose)
-        raise InvalidRequest(f"purpose must be batch, as files are for nothing else here; got {got}", field="purpose")
+        raise InvalidRequest(f"purpose must be batch, the only use of files here; got {got}", field="purpose")
     if len(form.filename) > MAX_NAME_CHARS or not form.filename.isprintable():
         raise InvalidRequest(f"file: its name may have {MAX_NAME_CHARS} printable characters", field="file")
     anchor, seconds = (form.fields.get(name) for name in UPLOAD_FIELDS[1:])
@@ -191,7 +191,7 @@ def _refusal(body: bytes) -> InvalidRequest | None:
         return None  # the route says what is wrong
     for field in NotInBatches.__struct_fields__:
         if bytes(getattr(sent, field)).strip() == b"true":
-            return InvalidRequest(f"{field}: the answers of a batch are in a file; leave it out", field=field)
+            return InvalidRequest(f"{field}: answers of a batch are written to a file; leave it out", field=field)
     return None
 
 

@@ -60,6 +60,8 @@ TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 TopOrAll = Annotated[int, Meta(ge=-1, le=MAX_TOP_LOGPROBS)]
 """A number of alternatives; -1 = the whole vocabulary, as in vLLM."""
 Tokens = Annotated[int, Meta(ge=0, le=INT64_MAX)]
+TokenLimit = Annotated[int, Meta(ge=-2, le=INT64_MAX)]
+"""A value of max_new_tokens; -1 and -2 = up to the context end, as llama.cpp and LM Studio have it."""
 ThinkingBudget = Annotated[
     Annotated[int, Meta(ge=1, le=INT64_MAX)] | None,
     Meta(description="Most tokens of reasoning of each choice; the answer follows. For models that think."),
@@ -95,11 +97,9 @@ def table_of(route: str) -> FieldTable:
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `stream_options`."""
 
-    include_usage: Annotated[bool | None, Meta(description="The last chunk tells the usage, and has no choices.")] = (
-        None
-    )
-    continuous_usage_stats: Annotated[bool | None, Meta(description="Every chunk tells the usage so far.")] = None
-    include_obfuscation: Annotated[bool | None, Meta(description="Chunks are not padded; true is told.")] = None
+    include_usage: Annotated[bool | None, Meta(description="Add a last chunk with the usage and no choices.")] = None
+    continuous_usage_stats: Annotated[bool | None, Meta(description="Put the usage so far into every chunk.")] = None
+    include_obfuscation: Annotated[bool | None, Meta(description="Chunks are not padded; true is reported.")] = None
 
 
 class OpenAIBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,7 +114,7 @@ class OpenAIBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_field
         Meta(description="Same request, same seed, same tokens. Default: random, reported."),
     ] = None
     n_predict: Annotated[
-        Annotated[int, Meta(ge=-2, le=INT64_MAX)] | None,
+        TokenLimit | None,
         Meta(description="llama.cpp's name of max_new_tokens; -1 and -2 = up to the context end."),
     ] = None
     n_cmpl: Annotated[Annotated[int, Meta(ge=1, le=MAX_N)] | None, Meta(description="llama.cpp's name of n.")] = None
@@ -147,12 +147,14 @@ class OpenAIBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_field
     safety_identifier: Annotated[Label | None, Meta(description="The newer name of user.")] = None
     metadata: Annotated[
         Annotated[dict[Annotated[str, Meta(max_length=64)], Label], Meta(max_length=16)] | None,
-        Meta(description="Your own notes, returned in the answer's metadata."),
+        Meta(description="Your own entries, returned in the answer's metadata."),
     ] = None
     service_tier: Annotated[
-        Label | None, Meta(description="There is one tier; the answer names it if the field is sent.")
+        Label | None, Meta(description="There is only one tier; the answer names it if the field is sent.")
     ] = None
-    rid: Annotated[str | None, Meta(description="Id of the answer, to abort the request by. Default: random.")] = None
+    rid: Annotated[
+        str | None, Meta(description="Id of the answer, by which the request can be aborted. Default: random.")
+    ] = None
     request_id: Annotated[str | None, Meta(description="Another name of rid.")] = None
     lora_path: Annotated[
         str | None, Meta(description="Name of a loaded adapter, or the path it was loaded from; or put it in model.")
@@ -190,7 +192,7 @@ def read(payload: Mapping[str, Any], kind: type[T], table: FieldTable) -> T:
     if options is not None and options.include_obfuscation:
         telling.tell("stream_options.include_obfuscation", "chunks are not padded")
     if body.service_tier not in (None, "auto", "default"):
-        telling.tell("service_tier", "there is one tier, default")
+        telling.tell("service_tier", "the server has one tier, default")
     if body.rid is not None and body.request_id is not None:
         raise InvalidRequest("request_id and rid are the same field; send one", field="request_id")
     return body if body.n_cmpl in (None, 1) else msgspec.structs.replace(body, n=body.n_cmpl)
@@ -218,7 +220,7 @@ def requested_sampling(payload: Mapping[str, Any], body: OpenAIBody, limit_name:
             other = renamed.get(target, target)
             raise InvalidRequest(f"{name} and {other} are the same field; send one", field=name)
         fields[target], renamed[target] = (None if payload[name] is None else getattr(body, name)), name
-    if renamed.get("max_new_tokens") == "n_predict" and fields["max_new_tokens"] < 0:
+    if (fields.get("max_new_tokens") or 0) < 0:
         fields["max_new_tokens"] = None
     add_constraints(_constraints(body), fields, renamed, body.guided_whitespace_pattern)
     return RequestedSampling(fields, Names("", renamed))
@@ -280,4 +282,4 @@ def processor(body: OpenAIBody, state: ServerState) -> str:
 def tell_detail(detail: str | None, field: str) -> None:
     """Tells that a picture is shown more finely than `detail` asks for."""
     if detail not in (None, "auto", "high"):
-        telling.tell(field, "pictures are always shown as finely as the model takes them")
+        telling.tell(field, "pictures always have the model's full resolution")

@@ -14,7 +14,7 @@ from msgspec import Meta
 from tureen.contract.params import JsonObject
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai import token_fields
-from tureen.dialects.openai.body import IncludeReasoning, ThinkingBudget, Tokens, TopOrAll
+from tureen.dialects.openai.body import IncludeReasoning, ThinkingBudget, TokenLimit, TopOrAll
 from tureen.dialects.openai.token_fields import TokenBody
 from tureen.errors import InvalidRequest
 from tureen.media.base import Modality
@@ -36,7 +36,7 @@ class MediaUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     url: Annotated[str, Meta(min_length=1, description="URL, `data:` URL, base64 or file name; see the media page.")]
     detail: Annotated[
-        str | None, Meta(description="Pictures are always shown as finely as the model takes them; low is told.")
+        str | None, Meta(description="Pictures always have the model's full resolution; low is reported.")
     ] = None
 
 
@@ -106,7 +106,7 @@ class MessageField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         None
     )
     annotations: Annotated[
-        Annotated[list[Any], Meta(max_length=0)] | None, Meta(description="There are none in answers of this server.")
+        Annotated[list[Any], Meta(max_length=0)] | None, Meta(description="Always absent in answers of this server.")
     ] = None
     audio: Annotated[None, Meta(description="Is null in answers of this server.")] = None
     function_call: Annotated[None, Meta(description="Replaced by tool_calls.")] = None
@@ -118,7 +118,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 class ReasoningField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `reasoning`."""
 
-    effort: Annotated[Effort | None, Meta(description="Another place of reasoning_effort.")] = None
+    effort: Annotated[Effort | None, Meta(description="Another name of reasoning_effort.")] = None
 
 
 class TemplateBody(Protocol):
@@ -145,11 +145,12 @@ class ChatBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = None
     prompt_token_ids: Annotated[TokenIds | None, Meta(description="Another name of input_ids.")] = None
     max_completion_tokens: Annotated[
-        Tokens | None, Meta(description="Most tokens to generate. Default: up to the context end.")
+        TokenLimit | None,
+        Meta(description="Most tokens to generate; -1 = up to the context end, which is the default."),
     ] = None
-    max_tokens: Annotated[Tokens | None, Meta(description="Another name of max_completion_tokens.")] = None
-    max_output_tokens: Annotated[Tokens | None, Meta(description="Another name of max_completion_tokens.")] = None
-    max_new_tokens: Annotated[Tokens | None, Meta(description="Another name of max_completion_tokens.")] = None
+    max_tokens: Annotated[TokenLimit | None, Meta(description="Another name of max_completion_tokens.")] = None
+    max_output_tokens: Annotated[TokenLimit | None, Meta(description="Another name of max_completion_tokens.")] = None
+    max_new_tokens: Annotated[TokenLimit | None, Meta(description="Another name of max_completion_tokens.")] = None
     logprobs: Annotated[bool, Meta(description="Return log-probabilities of the output's tokens.")] = False
     top_logprobs: Annotated[
         TopOrAll | None,
@@ -216,14 +217,14 @@ def parse(payload: dict[str, Any]) -> ChatBody:
     if body.add_generation_prompt is body.continue_final_message:
         word = "true" if body.continue_final_message else "false"
         raise InvalidRequest(
-            f"add_generation_prompt cannot be {word} where continue_final_message is {word}; leave it out",
+            f"add_generation_prompt cannot be {word} if continue_final_message is {word}; leave it out",
             field="add_generation_prompt",
         )
     _check_prompt(body)
     if not (body.include_reasoning or body.separate_reasoning):
         raise InvalidRequest(
-            "include_reasoning: false cannot go with separate_reasoning: false, which makes it a part of the content; "
-            "leave one out",
+            "include_reasoning: false cannot go with separate_reasoning: false, which keeps the reasoning in the "
+            "content; leave one out",
             field="include_reasoning",
         )
     return body

@@ -16,13 +16,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.config import MAX_N, MAX_PROMPTS
-from tureen.contract.params import INT64_MAX
 from tureen.contract.types import LogprobSpec, PositionLogprobs
 from tureen.dialects.openai import answer as openai_answer
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai import token_fields
 from tureen.dialects.openai.answer import Answer, StreamUsage
-from tureen.dialects.openai.body import Tokens, TopOrAll
+from tureen.dialects.openai.body import TokenLimit, TopOrAll
 from tureen.dialects.openai.token_fields import ChoiceTokens, TokenBody, TokenNames
 from tureen.errors import InvalidRequest
 from tureen.http.dialect import Docs, Entry, client_name, prepared, unless_gone
@@ -50,16 +49,15 @@ class CompletionBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields
         Meta(description="The prompt: a text, token ids, or a list of texts or of lists of ids."),
     ]
     max_tokens: Annotated[
-        int,
+        TokenLimit,
         Meta(
-            ge=0,
-            le=INT64_MAX,
-            description="Most tokens to generate; 0 = compute the prompt only, to echo its logprobs.",
+            description="Most tokens to generate; -1 = up to the context end, 0 = compute the prompt only, to echo its "
+            "logprobs.",
         ),
     ] = DEFAULT_MAX_TOKENS
-    max_output_tokens: Annotated[Tokens | None, Meta(description="Another name of max_tokens.")] = None
+    max_output_tokens: Annotated[TokenLimit | None, Meta(description="Another name of max_tokens.")] = None
     max_new_tokens: Annotated[
-        Tokens | None, Meta(description="Another name of max_tokens; null = up to the context end.")
+        TokenLimit | None, Meta(description="Another name of max_tokens; null = up to the context end.")
     ] = DEFAULT_MAX_TOKENS
     best_of: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_N)] | None,
@@ -139,7 +137,7 @@ def parse(payload: dict[str, Any]) -> CompletionBody:
     if body.best_of is not None and body.best_of < body.n:
         raise InvalidRequest(f"best_of must be at least n ({body.n}), got {body.best_of}", field="best_of")
     if body.stream and body.num_generated > body.n:
-        raise InvalidRequest("best_of cannot go with stream: the best are known at the end alone", field="best_of")
+        raise InvalidRequest("best_of cannot go with stream: the best are known only at the end", field="best_of")
     if body.echo and body.logprobs is not None and body.prompt_logprob_start:
         field = "prompt_logprob_start"
         raise InvalidRequest(f"{field} cannot go with echo, which shows all of the prompt; leave one out", field=field)

@@ -33,7 +33,7 @@ PATH = "/v1/conversations"
 ONE, ITEMS = f"{PATH}/{{conversation_id}}", f"{PATH}/{{conversation_id}}/items"
 
 Items = Annotated[list[ResponsesItem], Meta(max_length=MAX_ITEMS, description="Items as /v1/responses takes them.")]
-Notes = Annotated[dict[Annotated[str, Meta(max_length=64)], Label], Meta(max_length=16, description="Your own notes.")]
+Notes = Annotated[dict[Annotated[str, Meta(max_length=64)], Label], Meta(max_length=16, description="Your metadata.")]
 
 TABLE = FieldTable(tells_unknown=True)
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -101,14 +101,14 @@ def routes(state: ServerState) -> list[Entry]:
 
     example = {"items": [{"type": "message", "role": "user", "content": "Hello."}]}
     return [
-        _entry("POST", PATH, create, "Begin a conversation.", ConversationBody, example),
+        _entry("POST", PATH, create, "Create a conversation.", ConversationBody, example),
         _entry("GET", ONE, get, "Get a conversation."),
         _entry("POST", ONE, describe, "Replace its metadata.", ConversationNotesBody, {"metadata": {"topic": "x"}}),
         _entry("DELETE", ONE, delete, "Delete a conversation."),
         _entry("POST", ITEMS, add_items, "Append items.", ConversationItemsBody, example),
-        _entry("GET", ITEMS, list_items, "List its items."),
-        _entry("GET", f"{ITEMS}/{{item_id}}", get_item, "Get an item."),
-        _entry("DELETE", f"{ITEMS}/{{item_id}}", delete_item, "Delete an item."),
+        _entry("GET", ITEMS, list_items, "List a conversation's items."),
+        _entry("GET", f"{ITEMS}/{{item_id}}", get_item, "Get an item of a conversation."),
+        _entry("DELETE", f"{ITEMS}/{{item_id}}", delete_item, "Delete an item of a conversation."),
     ]
 
 
@@ -137,7 +137,7 @@ def _own(items: Items) -> list[dict[str, Any]]:
     for index, item in enumerate(items):
         if isinstance(item, ResponsesReference):
             raise InvalidRequest(
-                f"items[{index}].type item_reference: a conversation keeps items, not names of others; send the item",
+                f"items[{index}].type item_reference: a conversation keeps items, not references; send the item",
                 field=f"items[{index}].type",
             )
     return kept_items(items)

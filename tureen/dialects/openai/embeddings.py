@@ -63,7 +63,7 @@ class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_name: Annotated[
         str | None,
         Meta(
-            description="The prompt of the model's makers that is put before each text, such as query or document. "
+            description="The prompt of the model's authors that is put before each text, such as query or document. "
             "Default: as the model's files say, else none."
         ),
     ] = None

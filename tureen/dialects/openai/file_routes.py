@@ -66,7 +66,7 @@ def routes(service: BatchService | None) -> list[Entry]:
     """Returns the routes. `service`: None where nothing is kept; then they say so."""
     answers = FileAnswers(service)
     path = "/v1/files/{file_id}"
-    docs = Docs("OpenAI", "Read a file.", answer="application/octet-stream")
+    docs = Docs("OpenAI", "Download a file.", answer="application/octet-stream")
     return [
         UploadEntry(
             "/v1/files",
@@ -75,7 +75,7 @@ def routes(service: BatchService | None) -> list[Entry]:
             methods=["POST"],
             any_model=True,
             is_limited=False,  # nothing runs; how much a client may keep has a limit of its own
-            docs=Docs("OpenAI", "Keep a file of requests.", form=UploadForm, example={"file": "", "purpose": "batch"}),
+            docs=Docs("OpenAI", "Upload requests.", form=UploadForm, example={"file": "", "purpose": "batch"}),
         ),
         Entry("/v1/files", answers.files, access="user", docs=Docs("OpenAI", "List the files.", query=FilesQuery)),
         Entry(path, answers.file, access="user", docs=Docs("OpenAI", "Describe a file.")),
@@ -113,7 +113,7 @@ class FileAnswers:
         try:
             opened = await asyncio.to_thread(present(self._service).store.contents.read, file.id)
         except (FileNotFoundError, NotRegular):
-            raise NotFound("the file's bytes are no longer there", field="file_id", code="file_not_found") from None
+            raise NotFound("the file's content is gone", field="file_id", code="file_not_found") from None
         return _content(opened, file.num_bytes)
 
     async def _file(self, request: Request) -> StoredFile:

@@ -34,7 +34,7 @@ class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     name: Annotated[str | None, Meta(description="A name; the server does not use it.")] = None
     description: Annotated[str | None, Meta(description="A description; the server does not use it.")] = None
     schema: Annotated[JsonObject | None, Meta(description="The schema.")] = None
-    strict: Annotated[bool | None, Meta(description="true: what cannot be enforced is refused.")] = None
+    strict: Annotated[bool | None, Meta(description="true: refuse a schema that cannot be enforced completely.")] = None
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -63,7 +63,7 @@ def routes(state: ServerState) -> list[Entry]:
         return _answer({"object": "response.input_tokens", "input_tokens": num_tokens})
 
     docs = Docs("OpenAI", "Answer a conversation of items.", (ResponsesBody,), EXAMPLE, stream="text/event-stream")
-    counting = Docs("OpenAI", "How many tokens a response's prompt has.", (ResponsesBody,), EXAMPLE)
+    counting = Docs("OpenAI", "Count the tokens of a response's prompt.", (ResponsesBody,), EXAMPLE)
     return [
         Entry("/v1/responses", responses, access="user", methods=["POST"], docs=docs),
         Entry("/v1/responses/input_tokens", input_tokens, access="user", methods=["POST"], docs=counting),

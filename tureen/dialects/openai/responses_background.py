@@ -90,13 +90,13 @@ class BackgroundResponse:
         """Raises InvalidRequest unless event `number` is kept, or may still come."""
         if number < self._parts.start:
             raise InvalidRequest(
-                f"the stream is kept from event {self._parts.start} on only; event {number} is gone",
+                f"only events from {self._parts.start} on are kept; event {number} is gone",
                 field="starting_after",
                 code="event_gone",
             )
         if number > self._parts.end:
             raise InvalidRequest(
-                f"starting_after is the number of no event: there are {self._parts.end} so far", field="starting_after"
+                f"starting_after is beyond the {self._parts.end} events so far", field="starting_after"
             )
 
     async def follow(self, number: int) -> AsyncGenerator[bytes, None]:
@@ -107,7 +107,7 @@ class BackgroundResponse:
             while not reader.is_at_end:
                 if reader.is_late:
                     raise RequestTimeout(
-                        "the stream was read too slowly: what comes next is no longer kept", code="client_too_slow"
+                        "the stream was read too slowly: the next events are no longer kept", code="client_too_slow"
                     )
                 yield reader.next()
             if self._has_ended:
@@ -123,7 +123,7 @@ class BackgroundResponse:
                         return LastEvent(event["type"], event["response"])
                     self.response = event.get("response", self.response)
                     self._show(self._writer.write(event))
-        raise RequestFailed("the response had no end; this is a fault of the server")
+        raise RequestFailed("the response did not finish; this is a fault of the server")
 
     async def _end(self, held: contextlib.ExitStack, generating: asyncio.Task[LastEvent]) -> None:
         """Waits for the end, keeps it, then shows it."""
@@ -155,7 +155,7 @@ class BackgroundResponse:
             return generating.result()
         if not isinstance(error, TureenError):
             log.error("a response in the background failed: %s", type(error).__name__, exc_info=error)
-            error = RequestFailed("an internal error ended this response; the server goes on")
+            error = RequestFailed("an internal error ended this response; the server runs on")
         return LastEvent("response.failed", failed_response(head, error))
 
     def _read_all(self) -> Iterator[bytes]:

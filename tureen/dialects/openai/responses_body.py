@@ -14,7 +14,7 @@ from msgspec import Meta
 from tureen.contract.params import JsonObject
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai import token_fields
-from tureen.dialects.openai.body import IncludeReasoning, Label, ThinkingBudget, Tokens, TopLogprobs
+from tureen.dialects.openai.body import IncludeReasoning, Label, ThinkingBudget, TokenLimit, TopLogprobs
 from tureen.dialects.openai.responses_input import ResponsesItem, conversation_of, read_items
 from tureen.dialects.openai.responses_tools import ResponsesTool, chosen_tools, namespaces_of, read_tool_types, tools_of
 from tureen.dialects.openai.token_fields import TokenBody
@@ -84,12 +84,13 @@ class ResponsesBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=
     ]
     instructions: Annotated[str | None, Meta(description="System message.")] = None
     max_output_tokens: Annotated[
-        Tokens | None, Meta(description="Most tokens to generate. Default: up to the context end.")
+        TokenLimit | None,
+        Meta(description="Most tokens to generate; -1 = up to the context end, which is the default."),
     ] = None
     tools: Annotated[
         Annotated[list[ResponsesTool], Meta(max_length=MAX_TOOLS)] | None,
         Meta(
-            description="Functions and custom tools that the client runs, alone or in namespaces; others are left out."
+            description="Functions and custom tools that the client runs, single or in namespaces; others are left out."
         ),
     ] = None
     tool_choice: Annotated[
@@ -102,29 +103,27 @@ class ResponsesBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=
         ResponsesReasoning | None,
         Meta(description="`effort`: for chat templates that know it; none also turns enable_thinking off."),
     ] = None
-    store: Annotated[
-        bool | None, Meta(description="Keep the response. Default: true where the server runs with --responses-store.")
-    ] = None
+    store: Annotated[bool | None, Meta(description="Keep the response. Default: true with --responses-store.")] = None
     previous_response_id: Annotated[
-        str | None, Meta(description="A kept response that this one continues, with all that it continues.")
+        str | None, Meta(description="The kept response to continue, with everything before it.")
     ] = None
     conversation: Annotated[
         str | ConversationReference | None,
         Meta(description="A conversation to continue; input and output are appended to it."),
     ] = None
     background: Annotated[
-        bool, Meta(description="Answer at once, and make the response without a connection; GET it later.")
+        bool, Meta(description="Answer immediately and generate in the background; GET the response later.")
     ] = False
     truncation: Annotated[
         Literal["auto", "disabled"],
-        Meta(description="auto: a conversation that does not fit loses its oldest turns, which are told."),
+        Meta(description="auto: a conversation that does not fit loses its oldest turns, which are reported."),
     ] = "disabled"
     top_logprobs: Annotated[
-        TopLogprobs | None, Meta(description="Most likely tokens at each place of the text, with log-probabilities.")
+        TopLogprobs | None, Meta(description="Most likely tokens at each position of the text, with log-probabilities.")
     ] = None
     include: Annotated[
         Annotated[list[Included], Meta(max_length=MAX_INCLUDED)] | None,
-        Meta(description="message.output_text.logprobs, reasoning.encrypted_content; what else there is, is there."),
+        Meta(description="message.output_text.logprobs, reasoning.encrypted_content; the rest is always included."),
     ] = None
     thinking_token_budget: ThinkingBudget = None
     include_reasoning: IncludeReasoning = True
@@ -139,7 +138,7 @@ def parse(payload: dict[str, Any]) -> ResponsesBody:
         payload = payload | {"tools": read_tool_types(payload["tools"])}
     body = token_fields.with_probs(openai_fields.read(payload, ResponsesBody, TABLE), "top_logprobs")
     if body.stream_options is not None and body.stream_options.continuous_usage_stats:
-        telling.tell("stream_options.continuous_usage_stats", "the last event tells the usage")
+        telling.tell("stream_options.continuous_usage_stats", "the last event has the usage")
     if body.logprobs_mode != "processed" and not wants_logprobs(body):
         raise InvalidRequest(f"logprobs_mode needs top_logprobs, or include: [{LOGPROBS!r}]", field="logprobs_mode")
     token_fields.check(body, has_logprobs=wants_logprobs(body))
@@ -166,8 +165,6 @@ def chat_of(
     openai_fields.budget_of(body.thinking_token_budget, state)
     taken = {name: value for name, value in payload.items() if name not in TABLE.refused}
     fields, names = openai_fields.requested_sampling(taken, body, "max_output_tokens")
-    if body.max_output_tokens is not None:
-        fields["max_new_tokens"] = body.max_output_tokens
     if body.text is not None and body.text.format is not None:
         names = _add_schema(body.text.format, fields, names)
     tools, choice = chosen_tools(body.tool_choice, tools_of(body.tools), namespaces_of(body.tools))
@@ -190,7 +187,7 @@ def chat_of(
         adapter=openai_fields.adapter(body, state),
         priority=body.priority,
         cache_salt=salt_of(body.cache_salt, body.extra_key),
-        max_prompt_tokens=token_fields.most_prompt_tokens(body, body.max_output_tokens, state.context),
+        max_prompt_tokens=token_fields.most_prompt_tokens(body, fields.get("max_new_tokens"), state.context),
         hidden_states="last" if body.return_hidden_states else "none",
         processor=openai_fields.processor(body, state),
         return_effective=body.return_effective,

@@ -54,7 +54,7 @@ class ResponsesInputText(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class ResponsesInputImage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="input_image"):
-    """`detail`: pictures are always shown as finely as the model takes them."""
+    """`detail`: pictures always have the model's full resolution."""
 
     image_url: Annotated[str, Meta(min_length=1)]
     detail: str | None = None
@@ -235,7 +235,7 @@ class ResponsesConversation:
 
     def _add(self, item: ResponsesItem, where: str) -> None:
         if isinstance(item, ResponsesReference):
-            raise InvalidRequest(f"{where} names an item, which is not known here; send it", field=where)
+            raise InvalidRequest(f"{where} refers to an unknown item; send the item itself", field=where)
         if isinstance(item, ResponsesCallOutput | ResponsesCustomOutput):
             self._add_output(item, where)
         elif isinstance(item, ResponsesFunctionCall | ResponsesCustomCall):
@@ -288,7 +288,7 @@ class ResponsesConversation:
         name = self._names.get(item.call_id)
         if name is None:
             raise InvalidRequest(
-                f"{where}.call_id {echo(item.call_id)} is that of no call before it", field=f"{where}.call_id"
+                f"{where}.call_id {echo(item.call_id)} does not match an earlier call", field=f"{where}.call_id"
             )
         content = item.output if isinstance(item.output, str) else self._joined(item.output, f"{where}.output")
         self._begin({"role": "tool", "tool_call_id": item.call_id, "name": name, "content": content})
@@ -352,7 +352,7 @@ def conversation_of(
             conversation.add(item, f"input[{index}]")
     conversation.close()
     if not conversation.messages:
-        raise InvalidRequest("input is empty; send what the model is to answer", field="input", code="empty_prompt")
+        raise InvalidRequest("input is empty; send a text or items", field="input", code="empty_prompt")
     return conversation
 
 

@@ -80,7 +80,7 @@ async def keeping_of(body: ResponsesBody, num_bytes: int, request: Request, stat
                 raise InvalidRequest(f"{name} needs store: true, because it keeps the response", field=name)
     if body.previous_response_id is not None and body.conversation is not None:
         raise InvalidRequest(
-            "previous_response_id and conversation cannot go together: a response continues one thing",
+            "previous_response_id and conversation cannot go together: a response continues only one of them",
             field="conversation",
         )
     if not is_kept and body.previous_response_id is None:

@@ -79,7 +79,7 @@ def routes(state: ServerState, running: Running) -> list[Entry]:
             PATH, get, access="user", docs=Docs("OpenAI", "Get a response that is kept.", stream="text/event-stream")
         ),
         _entry("DELETE", PATH, delete, "Delete a response."),
-        _entry("POST", f"{PATH}/cancel", cancel, "Cancel a response that is made in the background."),
+        _entry("POST", f"{PATH}/cancel", cancel, "Cancel a response that runs in the background."),
         _entry("GET", f"{PATH}/input_items", input_items, "List a response's input."),
     ]
 
@@ -133,7 +133,7 @@ async def _follow(request: Request, store: ResponseStore, running: BackgroundRes
     parts = kept.events.removesuffix(BLANK_LINE).split(BLANK_LINE)
     if first >= len(parts):
         raise InvalidRequest(
-            f"starting_after is at most {len(parts) - 2} for this stream: nothing comes after its last event",
+            f"starting_after is at most {len(parts) - 2} for this stream: its last event has no successor",
             field="starting_after",
         )
     return await streamed(request, _again(parts[first:]), lambda error: event(_encode(error_object(error))))

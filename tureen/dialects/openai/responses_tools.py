@@ -129,7 +129,7 @@ def tools_of(tools: Sequence[ResponsesTool] | None) -> tuple[Tool, ...]:
     """Converts and checks the tools that the client runs, and tells the others. Raises InvalidRequest."""
     for index, tool in enumerate(tools or ()):
         if tool.type not in OWN:
-            why = "only OpenAI's models were taught it" if tool.type in TAUGHT else "only another server runs it"
+            why = "only OpenAI's models are trained for it" if tool.type in TAUGHT else "only another server runs it"
             telling.tell(f"tools[{index}]", f"{tool.type}: {why}; send a function")
     sent = sent_tools(tools)
     try:

@@ -15,7 +15,7 @@ from tureen.requests.drafts import Plan
 from tureen.requests.state import ServerState
 from tureen.text.messages import Message
 
-WHY = "truncation: auto dropped it, because the conversation does not fit the context"
+WHY = "truncation: auto dropped it, because the conversation exceeds the context"
 
 
 async def prepare_truncated(

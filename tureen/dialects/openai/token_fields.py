@@ -28,7 +28,7 @@ from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_TOKEN_IDS, MAX_TO
 from tureen.requests.state import Context
 from tureen.requests.timings import timings
 
-NO_PICTURES = "prompt_logprobs: a picture has no tokens to take log-probabilities of; leave it out"
+NO_PICTURES = "prompt_logprobs: pictures have no log-probabilities; leave it out"
 
 
 ALL = -1
@@ -78,9 +78,9 @@ class TokenBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     timings_per_token: Annotated[
         bool, Meta(description="Return llama.cpp's timings, in streams with every chunk of a choice.")
     ] = False
-    return_meta_info: Annotated[
-        bool, Meta(description="Each choice has `meta_info`, what /generate tells of an output.")
-    ] = False
+    return_meta_info: Annotated[bool, Meta(description="Each choice has `meta_info`, as in answers of /generate.")] = (
+        False
+    )
     truncate_prompt_tokens: Annotated[
         Annotated[int, Meta(ge=-1, le=INT64_MAX)] | None,
         Meta(description="Keep only this many tokens of the prompt, the last ones; -1 = as many as fit the context."),
@@ -97,7 +97,7 @@ B = TypeVar("B", bound=TokenBody)
 def check(body: TokenBody, *, has_logprobs: bool) -> None:
     """Raises InvalidRequest for fields that cannot go together. `has_logprobs`: log-probabilities are asked for."""
     if body.return_tokens_as_token_ids and not has_logprobs and body.prompt_logprobs is None:
-        telling.tell("return_tokens_as_token_ids", "it is about log-probabilities, which the body does not ask for")
+        telling.tell("return_tokens_as_token_ids", "it needs log-probabilities, which the request does not ask for")
     if body.prompt_logprob_start and body.prompt_logprobs is None:
         raise InvalidRequest("prompt_logprob_start needs prompt_logprobs", field="prompt_logprob_start")
     if body.prompt_logprobs is not None and body.stream:

@@ -46,7 +46,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     add_special_tokens: Annotated[
         bool | None,
-        Meta(description="Add the tokens that the tokenizer puts around a text. Default: true. Not for a chat."),
+        Meta(description="Add the tokens that the tokenizer adds around a text. Default: true. Not for a chat."),
     ] = None
     tools: Annotated[Tools | None, Meta(description="For a chat: functions to call.")] = None
     continue_final_message: Annotated[bool, Meta(description="For a chat: its last message is continued.")] = False
@@ -57,10 +57,10 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     chat_template_kwargs: Annotated[JsonObject | None, Meta(description="For a chat: template variables.")] = None
     tool_choice: Annotated[
         Literal["auto", "none", "required"] | JsonObject | None,
-        Meta(description="For a chat: none leaves the tools out, as it does there."),
+        Meta(description="For a chat: none leaves the tools out, as in /v1/chat/completions."),
     ] = None
-    reasoning_effort: Annotated[Effort | None, Meta(description="For a chat, as there.")] = None
-    reasoning: Annotated[ReasoningField | None, Meta(description="For a chat, as there.")] = None
+    reasoning_effort: Annotated[Effort | None, Meta(description="For a chat, as in /v1/chat/completions.")] = None
+    reasoning: Annotated[ReasoningField | None, Meta(description="For a chat, as in /v1/chat/completions.")] = None
     return_token_strs: Annotated[bool, Meta(description="Return the text of each token too, as vLLM does.")] = False
     model: Annotated[str | None, Meta(description="The served model.")] = None
 
@@ -128,9 +128,9 @@ def routes(state: ServerState) -> list[Entry]:
         return Response(msgspec.json.encode(_tokenizer_facts(state)), media_type="application/json")
 
     about_tokens = Docs(
-        "SGLang", "The tokens of a text or a chat.", bodies=(TokenizeBody,), example={"prompt": "The capital of France"}
+        "SGLang", "Tokenize a text or a chat.", bodies=(TokenizeBody,), example={"prompt": "The capital of France"}
     )
-    about_text = Docs("SGLang", "The text of tokens.", bodies=(DetokenizeBody,), example={"tokens": [1, 2, 3]})
+    about_text = Docs("SGLang", "Detokenize token ids.", bodies=(DetokenizeBody,), example={"tokens": [1, 2, 3]})
     entries = [
         Entry(f"/v1{path}", endpoint, access="user", methods=["POST"], any_model=True, docs=docs)
         for path, endpoint, docs in (("/tokenize", tokenize, about_tokens), ("/detokenize", detokenize, about_text))
@@ -192,11 +192,11 @@ async def _rendered(body: TokenizeBody, messages: Sequence[MessageField], state:
     """Return the prompt of a chat. Raises InvalidRequest."""
     if body.add_special_tokens:
         raise InvalidRequest(
-            "add_special_tokens is for prompt: the chat template writes what messages need", field="add_special_tokens"
+            "add_special_tokens is for prompt: the chat template adds them to messages", field="add_special_tokens"
         )
     if body.add_generation_prompt and body.continue_final_message:
         raise InvalidRequest(
-            "add_generation_prompt cannot be true where continue_final_message is true; leave it out",
+            "add_generation_prompt cannot be true if continue_final_message is true; leave it out",
             field="add_generation_prompt",
         )
     chat_messages = await offload.run(

@@ -123,7 +123,7 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = False
     return_sampling_mask: Annotated[
         bool | PerPrompt[bool],
-        Meta(description="Return which tokens could be drawn at each place; needs a top_k of 1 to 4096, or greedy."),
+        Meta(description="Return which tokens could be sampled at each place; needs top_k of 1 to 4096, or greedy."),
     ] = False
     return_hidden_states: Annotated[
         HiddenStatesField | PerPrompt[HiddenStatesField],
@@ -157,9 +157,9 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | PerPrompt[str | None] | None,
         Meta(description="Name of a loaded adapter, or the path it was loaded from; see the adapters page."),
     ] = None
-    model: Annotated[str | None, Meta(description="The served model, or an adapter; of one model any name: told.")] = (
-        None
-    )
+    model: Annotated[
+        str | None, Meta(description="The served model, or an adapter; other names are reported, or refused.")
+    ] = None
     session_params: Annotated[
         JsonObject | PerPrompt[JsonObject] | None,
         Meta(description="Continue a session: id, rid, offset, replace, drop_previous_output; see the sessions page."),
@@ -174,7 +174,7 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = False
     max_thinking_tokens: Annotated[
         Annotated[int, Meta(ge=1, le=INT64_MAX)] | None,
-        Meta(description="Most tokens of reasoning of each output, which begins with it; the answer follows."),
+        Meta(description="Most tokens of reasoning at the start of each output; the answer follows."),
     ] = None
     log_metrics: LogMetrics = True
     priority: Priority = 0
@@ -292,7 +292,7 @@ def _inputs(body: GenerateBody, context: Context) -> Texts | list[Prompt]:
             raise InvalidRequest(f"{field} needs a prompt of text or input_ids, not input_embeds", field=field)
     if body.session_params is not None:
         raise InvalidRequest(
-            "input_embeds cannot continue a session, which is made of tokens; send text or input_ids",
+            "input_embeds cannot continue a session, which holds tokens; send text or input_ids",
             field="input_embeds",
         )
     return prompts.embeddings(body.input_embeds or [], context)
@@ -365,8 +365,7 @@ def _media(body: GenerateBody, batch: int, *, is_batch: bool) -> list[PromptMedi
     media = media_fields.read_media(body.image_data, body.video_data, body.modalities, batch, is_batch=is_batch)
     if body.session_params is not None and any(item.pictures or item.videos for item in media):
         raise InvalidRequest(
-            "session_params cannot go with image_data or video_data: a session is made of tokens; send the whole "
-            "prompt",
+            "session_params cannot go with image_data or video_data: a session holds tokens; send the whole prompt",
             field="session_params",
         )
     return media

@@ -59,7 +59,7 @@ def routes(state: ServerState) -> list[Entry]:
 
     docs = Docs(
         "SGLang",
-        "Tell how probable a classifier's labels are for texts, in vLLM's form.",
+        "Return the probabilities of a classifier's labels, in vLLM's form.",
         bodies=(ClassifyBody,),
         example={"input": ["A cat sleeps on the sofa."]},
     )

@@ -31,7 +31,7 @@ UPLOAD_PARAMS = {"temperature": 0.0, "max_new_tokens": 512}
 class GenerateFromFileBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /generate_from_file`."""
 
-    file: Annotated[str, Meta(description="A JSON file below --media-path: what input_embeds of /generate would be.")]
+    file: Annotated[str, Meta(description="A JSON file below --media-path with the input_embeds of /generate.")]
     parameters: Annotated[
         JsonObject, Meta(description="The other fields of /generate, such as sampling_params; no stream.")
     ] = msgspec.field(default_factory=dict)
@@ -66,7 +66,7 @@ def routes(state: ServerState) -> list[Entry]:
 
     docs = Docs(
         "SGLang",
-        "Generate from embeddings in a file of the server's.",
+        "Generate from embeddings in a file on the server.",
         bodies=(GenerateFromFileBody,),
         example={"file": "prompt.json", "parameters": {"sampling_params": {"max_new_tokens": 4}}},
     )
@@ -87,7 +87,7 @@ async def _upload(request: Request) -> bytes:
     if form.fields:
         name = next(iter(form.fields))
         raise InvalidRequest(
-            f"{echo(name)} is no field of this form, which has file only; send JSON to set parameters", field=name
+            f"{echo(name)} is not a field of this form, which has only file; send JSON to set parameters", field=name
         )
     return bytes(data)
 
@@ -96,7 +96,7 @@ def check_parameters(parameters: dict[str, Any]) -> None:
     """Raises InvalidRequest for fields of `/generate` that stand elsewhere, or have no place in the answer."""
     for name in (*PROMPT_FIELDS, "image_data"):
         if parameters.get(name) is not None:
-            raise InvalidRequest(f"parameters.{name} cannot stand there: it is the prompt", field=f"parameters.{name}")
+            raise InvalidRequest(f"parameters.{name} is not allowed: file is the prompt", field=f"parameters.{name}")
     if parameters.get("stream"):
         raise InvalidRequest("parameters.stream cannot be true here; use /generate", field="parameters.stream")
 
@@ -106,4 +106,4 @@ def _decoded(data: bytes) -> list[Any]:
     try:
         return msgspec.json.decode(data, type=list[Any])
     except (msgspec.DecodeError, ValueError, RecursionError):
-        raise InvalidRequest("file holds no JSON list of embeddings", field="file") from None
+        raise InvalidRequest("file does not hold a JSON list of embeddings", field="file") from None

@@ -81,7 +81,7 @@ def routes(state: ServerState) -> list[Entry]:
         answers = await unless_gone(request, embed(plan, state))
         return Response(_json.encode(answers), media_type="application/json")
 
-    docs = Docs("SGLang", "Embed prompts by the model's own pooling.", bodies=(EncodeBody,), example={"text": "Paris"})
+    docs = Docs("SGLang", "Embed prompts with the model's pooling.", bodies=(EncodeBody,), example={"text": "Paris"})
     return [Entry("/encode", encode, access="user", methods=["POST", "PUT"], any_model=True, docs=docs)]
 
 

@@ -59,8 +59,8 @@ def with_draws(
         if is_asked and not params.is_greedy and not 1 <= params.top_k <= MAX_SUPPORT:
             field = sampling.names.path("top_k")
             raise InvalidRequest(
-                f"return_sampling_mask needs {field} of 1 to {MAX_SUPPORT}, which bounds the tokens that could be "
-                f"drawn, got {params.top_k}",
+                f"return_sampling_mask needs {field} of 1 to {MAX_SUPPORT}, which limits the tokens that could be "
+                f"sampled, got {params.top_k}",
                 field="return_sampling_mask",
             )
     return [
@@ -115,8 +115,8 @@ def _starts(logprob_start_len: int | list[int], prompts: Sequence[Sequence[int]]
             )
         if 0 <= start < len(token_ids) and min(token_ids[start:]) <= NO_TOKEN:
             raise InvalidRequest(
-                "logprob_start_len needs text or token ids from there on: there are no tokens in input_embeds and in "
-                "pictures to take log-probabilities of; leave it out",
+                "logprob_start_len needs text or token ids from there on: input_embeds and pictures have no "
+                "log-probabilities; leave it out",
                 field="logprob_start_len",
             )
     return starts

@@ -100,7 +100,7 @@ def routes(state: ServerState) -> list[Entry]:
 
     about_score = Docs(
         "SGLang",
-        "Tell how probable tokens are after each text, or score pairs of texts.",
+        "Return the probabilities of tokens after each text, or score pairs of texts.",
         bodies=(ScoreBody,),
         example={"query": "The capital of France is", "items": [" Paris", " Rome"], "label_token_ids": [28, 30]},
     )
@@ -202,12 +202,12 @@ def _joined(body: ScoreBody, context: Context) -> tuple[Texts | list[Prompt], li
     items: list[Any] = [body.items] if isinstance(body.items, str) else list(body.items)
     is_text = isinstance(body.query, str)
     if any(isinstance(item, str) != is_text for item in items):
-        raise InvalidRequest("items must be texts where query is one, else lists of token ids", field="items")
+        raise InvalidRequest("items must be texts if query is a text, otherwise lists of token ids", field="items")
     query: Any = body.query
     joined = sum(map(len, items)) + len(items) * len(query)
     if joined > MAX_JOINED:
         raise InvalidRequest(
-            f"query stands in {len(items)} prompts: together they may have {MAX_JOINED} characters or token ids, got "
+            f"query is part of {len(items)} prompts: together they may have {MAX_JOINED} characters or token ids, got "
             f"{joined}; send fewer items at a time",
             field="query",
         )

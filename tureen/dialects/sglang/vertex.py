@@ -66,7 +66,7 @@ def routes(state: ServerState) -> list[Entry]:
 
     about_vertex = Docs(
         "SGLang",
-        "Generate, as Vertex AI asks for it.",
+        "Generate text, in Vertex AI's form.",
         bodies=(VertexBody,),
         example={"instances": [{"text": "Paris is"}], "parameters": {"sampling_params": {"max_new_tokens": 4}}},
     )

@@ -63,7 +63,7 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_new_tokens: Annotated[int, Meta(ge=1, description="Most tokens to generate.")] = DEFAULT_MAX_NEW_TOKENS
     do_sample: Annotated[
         bool,
-        Meta(description="Draw; false, without temperature, top_k, top_p and typical_p, takes the best token."),
+        Meta(description="Sample; false, without temperature, top_k, top_p and typical_p, takes the best token."),
     ] = False
     temperature: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="Higher = more varied.")] = None
     top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Keep the k most probable tokens.")] = None
@@ -91,11 +91,11 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Stops,
         Meta(description="Strings that end the output; they stay in the text. Up to --max-stop-strings, of 1..1024."),
     ] = msgspec.field(default_factory=list)
-    return_full_text: Annotated[bool, Meta(description="The prompt stands in front of generated_text.")] = False
+    return_full_text: Annotated[bool, Meta(description="Put the prompt in front of generated_text.")] = False
     truncate: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="Keep only this many tokens of the prompt, the last ones.")
     ] = None
-    details: Annotated[bool, Meta(description="Tell each token, the seed and why the output ended.")] = False
+    details: Annotated[bool, Meta(description="Return each token, the seed and the finish reason.")] = False
     decoder_input_details: Annotated[
         bool, Meta(description="The prompt's tokens with log-probabilities, in details.prefill; not in a stream.")
     ] = False
@@ -125,7 +125,7 @@ class TgiBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     )
     stream: Annotated[bool, Meta(description="Answer with server-sent events, one a token.")] = False
     model: Annotated[
-        str | None, Meta(description="The served model, or an adapter. Where there is one model, any name: told.")
+        str | None, Meta(description="The served model, or an adapter; other names are reported, or refused.")
     ] = None
 
 
@@ -137,7 +137,7 @@ def routes(state: ServerState) -> list[Entry]:
         try:
             payload = read_json(request.headers.get("content-type"), body)
             if payload.get("stream") is not None and payload["stream"] is not True:
-                raise InvalidRequest("stream can only be true here; use /generate", field="stream")
+                raise InvalidRequest("stream must be true here; use /generate", field="stream")
         except TureenError as error:
             return _error_response(error)
         return await _respond(payload | {"stream": True}, request, state)
@@ -216,7 +216,7 @@ def parse(payload: dict[str, Any]) -> TgiBody:
     body = convert(fields, TgiBody, table=TABLES["parameters"])
     checked = body.parameters
     refusals = {
-        "grammar": (_is_no_pattern(checked.grammar), "of type regex needs a string as its value"),
+        "grammar": (_is_no_pattern(checked.grammar), "of type regex needs a string value"),
         "decoder_input_details": (checked.decoder_input_details and not checked.details, "needs details: true"),
         "top_n_tokens": (checked.top_n_tokens is not None and not checked.details, "needs details: true"),
     }

@@ -69,11 +69,9 @@ class VllmParams(SamplingParams, frozen=True, kw_only=True, forbid_unknown_field
     include_stop_str_in_output: Annotated[bool, Meta(description="Keep the tokens of a stop string.")] = False
     structured_outputs: Annotated[StructuredOutputs | None, Meta(description="vLLM's constraints.")] = None
     logprobs: Annotated[
-        Top | None, Meta(description="Return log-probabilities: of each token, and of this many best ones.")
+        Top | None, Meta(description="Return log-probabilities of each token, and of this many best alternatives.")
     ] = None
-    prompt_logprobs: Annotated[
-        Top | None, Meta(description="Return those of the prompt's tokens, and of this many best ones.")
-    ] = None
+    prompt_logprobs: Annotated[Top | None, Meta(description="The same for the prompt's tokens.")] = None
 
 
 class VllmTokensBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -34,7 +34,8 @@ def check(schema: dict[str, Any], document: Document) -> None:
         if rule is None:
             near = "" if is_annotation(keyword) else nearest(keyword, MISTAKABLE)
             if near and near not in schema and KEYWORDS[near][0](value):
-                raise SchemaError(f'{echo(keyword)} at {document.where(schema)} is no keyword: did you mean "{near}"?')
+                where = document.where(schema)
+                raise SchemaError(f'{echo(keyword)} at {where} is not a JSON Schema keyword: did you mean "{near}"?')
         elif not rule[0](value):
             got = echo(json.dumps(value, default=str))
             raise SchemaError(f'"{keyword}" at {document.where(schema)} must be {rule[1]}, got {got}')

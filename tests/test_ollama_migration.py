@@ -147,6 +147,20 @@ def test_a_modelfile_and_variables_become_settings(capsys, tmp_path):
     assert any(reason.startswith("# OLLAMA_KEEP_ALIVE=5m is left out") for reason in reasons)
 
 
+def test_the_context_of_a_modelfile_goes_before_that_of_the_environment(capsys, tmp_path):
+    status, reasons, command = described(
+        capsys, tmp_path, "FROM smollm2\nPARAMETER num_ctx 64\n", "OLLAMA_CONTEXT_LENGTH=9"
+    )
+    assert (status, "--context-length 64" in command, "--context-length 9" in command) == (0, True, False)
+    assert any("OLLAMA_CONTEXT_LENGTH=9 is left out: num_ctx" in reason for reason in reasons)
+
+
+def test_a_system_message_for_a_model_that_is_not_here_says_what_to_do(capsys, tmp_path):
+    status, reasons, command = described(capsys, tmp_path, "FROM hf.co/org/not-here\nSYSTEM Be kind.\n")
+    assert (status, "--chat-template" in command) == (1, False)
+    assert any("run tureen pull org/not-here, then this command again" in reason for reason in reasons)
+
+
 @pytest.mark.parametrize(
     ("value", "listens"),
     [
@@ -200,6 +214,12 @@ def test_what_cannot_be_carried_over_is_named(capsys, line, fault):
     status, reasons, last = migrated(capsys, *line.split())
     assert status == 1
     assert any(fault in text for text in [*reasons, last])
+
+
+def test_variables_of_a_server_are_reported_for_other_commands(capsys):
+    _, reasons, command = migrated(capsys, "OLLAMA_HOST=10.0.0.1", "ollama", "run", "smollm2")
+    assert command == "tureen run smollm2:135m"
+    assert any("# OLLAMA_HOST=10.0.0.1 is left out" in reason and "--url" in reason for reason in reasons)
 
 
 def test_a_prompt_is_given_on_standard_input(capsys):

@@ -157,7 +157,7 @@ def test_parts_that_do_not_make_the_pinned_file_are_refused(hub, in_parts, confi
     known = msgspec.structs.replace(in_parts, models={"halves:1b": wrong})
     for module in ("shelf", "names", "pull", "kept", "pypi"):
         monkeypatch.setattr(f"tureen.fetching.{module}.shelf", lambda: known)
-    with pytest.raises(StartupError, match="not the expected one"):
+    with pytest.raises(StartupError, match="another digest than expected"):
         pull("halves", config)
 
 

@@ -67,7 +67,7 @@ def migrate_ollama(
     """Translates the words after `ollama`, and the OLLAMA_ variables before it. Raises InvalidRequest."""
     command, arguments = (words[0], list(words[1:])) if words else ("serve", [])
     if command in SAME_NAMED:
-        return _same_named("list" if command == "ls" else command, arguments, peer, config)
+        return _same_named("list" if command == "ls" else command, arguments, variables, peer, config)
     if command not in ("serve", "create"):
         known = ", ".join(("serve", "create", *SAME_NAMED))
         raise InvalidRequest(f"ollama {command}: there is no such command here; these are translated: {known}")
@@ -82,11 +82,14 @@ def migrate_ollama(
     return _created(name, file, settings, variables, own, peer, config)
 
 
-def _same_named(command: str, arguments: list[str], peer: Peer, config: Config) -> Migrated:
+def _same_named(command: str, arguments: list[str], variables: Sequence[str], peer: Peer, config: Config) -> Migrated:
     """Translates a command that has the same name here."""
     positional, settings = _split(arguments, peer)
     result = translate_settings(settings, {}, peer)
     notes, faults, ours = list(result.notes), list(result.faults), list(positional)
+    about_servers = [variable for variable in variables if variable.startswith("OLLAMA_")]
+    why = "it is about a server: tureen chat --url URL talks to one that runs"
+    notes += [Note("told", variable, (), why) for variable in about_servers]
     if positional and command != "stop":
         model, note, fault = _model_of(positional[0], Path(), config)
         ours = [model]
@@ -116,6 +119,10 @@ def _created(
     arguments, notes, faults, model = _models(instructions, path.parent, config)
     if not has_adapter:  # else the adapter has the name
         arguments += ["--served-model-name", name]
+    if any(each.key == "num_ctx" for each in instructions):
+        why = "num_ctx of the Modelfile goes before it"
+        notes += [Note("told", each.line, (), why) for each in settings if each.name == "OLLAMA_CONTEXT_LENGTH"]
+        settings = [each for each in settings if each.name != "OLLAMA_CONTEXT_LENGTH"]
     settings = [*_settings_of(instructions, name, path.parent), *settings]
     result = _with_address(translate_settings(settings, own, peer), variables, peer, [])
     faults += [f"ADAPTER {each.value}: adapters are read from folders of peft, not from GGUF files"
@@ -129,7 +136,7 @@ def _created(
             base = _built_in(built_in) if built_in else own_template
             if base is None:
                 faults.append(
-                    "SYSTEM, MESSAGE: they become a copy of the model's own chat template, and the model is not here: "
+                    "SYSTEM, MESSAGE: they become a copy of the model's own chat template, and none is on this disk: "
                     f"run tureen pull {model}, then this command again"
                 )
             else:

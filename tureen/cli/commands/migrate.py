@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,9 @@ from tureen.cli.peer_tables import Peer, load_peer, load_peers
 from tureen.cli.translation import Note, OwnFlag, Translation, translate
 from tureen.errors import InvalidRequest
 from tureen.files import read_text
+
+if TYPE_CHECKING:
+    from tureen.cli.ollama import Migrated
 
 HELP = "translate a command of another server"
 ASSIGNMENT = re.compile(r"\w+=.*", re.DOTALL)
@@ -73,13 +76,13 @@ def migrate(command: PeerCommand) -> Translation:
     return Translation(arguments, notes, result.faults)
 
 
-def _of_ollama(command: PeerCommand) -> Any:
+def _of_ollama(command: PeerCommand) -> Migrated:
     """Returns a command of Ollama in this program's words. Raises InvalidRequest, StartupError."""
     ollama = importlib.import_module("tureen.cli.ollama")
     config = importlib.import_module("tureen.config_sources").load({})
     inside = ["OLLAMA_HOST=0.0.0.0"] if command.is_container else []  # as the image has it
     variables = [*inside, *command.variables]
-    migrated = ollama.migrate_ollama(command.arguments, variables, _own_flags(), command.peer, config)
+    migrated: Migrated = ollama.migrate_ollama(command.arguments, variables, _own_flags(), command.peer, config)
     return migrated._replace(result=_outside(migrated.result, command))
 
 

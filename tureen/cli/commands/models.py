@@ -34,8 +34,8 @@ def run(options: argparse.Namespace) -> int:
     build = importlib.import_module("tureen.build")
     config = load_config(options)
     print("on disk:")
-    for path, size_bytes in importlib.import_module("tureen.fetching.on_disk").downloaded(config):
-        print(f"  {path}  {size(size_bytes)}")
+    for model in importlib.import_module("tureen.fetching.on_disk").kept_models(config):
+        print(f"  {model.name}  {size(model.num_bytes)}")
     print("architectures that run:")
     for name in build.architectures():
         print(f"  {name}")

@@ -127,7 +127,9 @@ def complaint(acts: dict[str, str]) -> str:
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     is_gate = lane(item.path) == GATE
     template_pool._can_have_pool = (lambda: False) if is_gate else CAN_HAVE_POOL  # chat templates in this process
-    loader.Supervisor = inline_pictures.supervisor if is_gate else DECODERS  # and pictures
+    before, after = (DECODERS, inline_pictures.supervisor)[:: 1 if is_gate else -1]
+    if loader.Supervisor is before:  # a fixture may have taken another one
+        loader.Supervisor = after
     if is_gate:
         WATCH.begin()
     return (yield)

@@ -3,18 +3,11 @@
 By file, or by file and function: the reason.
 """
 
-PICTURES = "pictures are decoded in worker processes"
 HUB = "a hub on a local port plays the network"
 SERVED = "a server on a local port is measured"
 
 EXCEPTIONS: dict[str, str] = {
-    "api/test_anthropic_fields.py": PICTURES,
-    "api/test_chat_prompt.py": PICTURES,
     "api/test_dialect_folders.py": "git applies the diffs of a page",
-    "api/test_media_fields.py": PICTURES,
-    "api/test_openai_chat.py": PICTURES,
-    "api/test_picture_tokens.py": PICTURES,
-    "api/test_pictures_in_chats.py": PICTURES,
     "api/test_tls_files.py": "openssl makes the keys",
     "api/test_traces.py": "a collector on a local port takes the spans",
     "bench/test_bench_command.py": SERVED,
@@ -22,8 +15,7 @@ EXCEPTIONS: dict[str, str] = {
     "bench/test_bench_structured.py": SERVED,
     "bench/test_check.py": "it measures without torch, in a process of its own",
     "devices/test_devices.py": "only a new process shows the imports of a module",
-    "engine/test_resumed_models.py": PICTURES,
-    "faults/test_failing_files.py": PICTURES,
+    "engine/test_resumed_models.py": "constraints are compiled in worker processes",
     "fetching/test_hub.py": HUB,
     "fetching/test_on_disk.py": HUB,
     "fetching/test_package_index.py": HUB,

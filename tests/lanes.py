@@ -15,9 +15,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import inline_pictures
 import pytest
 from gate_exceptions import EXCEPTIONS
 
+from tureen.media import loader
 from tureen.requests import template_pool
 
 TESTS = Path(__file__).parent
@@ -107,6 +109,7 @@ def _place() -> str:
 
 WATCH = Watch()
 CAN_HAVE_POOL = template_pool._can_have_pool
+DECODERS = loader.Supervisor
 
 
 def is_exception(test: str) -> bool:
@@ -124,6 +127,9 @@ def complaint(acts: dict[str, str]) -> str:
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     is_gate = lane(item.path) == GATE
     template_pool._can_have_pool = (lambda: False) if is_gate else CAN_HAVE_POOL  # chat templates in this process
+    before, after = (DECODERS, inline_pictures.supervisor)[:: 1 if is_gate else -1]
+    if loader.Supervisor is before:  # a fixture may have taken another one
+        loader.Supervisor = after
     if is_gate:
         WATCH.begin()
     return (yield)

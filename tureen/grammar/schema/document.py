@@ -23,6 +23,9 @@ from tureen.grammar.schema.subschemas import INSIDE, NAMED_INSIDE, ONE_INSIDE, S
 MAX_DEPTH = 128
 """The deepest nesting of the schema's JSON text, a property inside a property being two levels."""
 
+PLACING = MODERNIZED | {"$dynamicRef", "$anchor", "$dynamicAnchor", "$recursiveAnchor"}
+"""A schema with none of these only needs to know the resource that it is in; see also MODERNIZED."""
+
 Schema: TypeAlias = dict[str, Any] | bool
 
 
@@ -225,15 +228,20 @@ class Document:
             schema, resource, path = waiting.pop()
             if not isinstance(schema, dict) or id(schema) in self._home:
                 continue
-            written = dict(schema)
             self._schemas.append(schema)
             self._path[id(schema)] = path
-            resource = self._enter(schema, resource)
-            if schema.keys() != written.keys():
-                self._written[id(schema)] = written
+            if PLACING.isdisjoint(schema) and schema.get("type") != "any":  # as of most
+                self._home[id(schema)], written = resource, schema
+            else:
+                written = dict(schema)
+                resource = self._enter(schema, resource)
+                if schema.keys() != written.keys():
+                    self._written[id(schema)] = written
             if INSIDE.isdisjoint(written):  # as of most
                 continue
             for key, inside in written.items():
+                if key not in INSIDE:
+                    continue
                 if isinstance(inside, dict) and key in NAMED_INSIDE:
                     waiting += [(item, resource, (*path, key, name)) for name, item in inside.items()]
                 elif isinstance(inside, dict) and key in ONE_INSIDE:

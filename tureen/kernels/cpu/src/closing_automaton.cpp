@@ -20,11 +20,7 @@ class Determination {
 public:
     Determination(const Program& program, const std::vector<int32_t>& leaves, const BoolTree& condition,
                   int32_t counted)
-        : program_(program),
-          leaves_(leaves),
-          condition_(condition),
-          counted_(counted),
-          is_countable_(counted >= 0) {}
+        : program_(program), leaves_(leaves), condition_(condition), counted_(counted), is_countable_(counted >= 0) {}
 
     Automaton made() {
         read_code();
@@ -351,7 +347,7 @@ private:
     std::vector<int32_t> seen_, waiting_, parts_, renamed_, targets_, here_;
     std::vector<std::vector<int32_t>> parts_of_, reached_;  // of a set of bytes; by part
     std::vector<Key> next_;                                 // by part
-    std::vector<int32_t> seen_set_;  // by set: the state of which it was last looked at
+    std::vector<int32_t> seen_set_;                         // by set: the state of which it was last looked at
     int32_t round_ = 0, set_round_ = 0;
     int64_t work_ = 0;
 };

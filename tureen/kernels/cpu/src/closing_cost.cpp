@@ -87,10 +87,12 @@ public:
         // By instruction: the ways and the edges from it.
         std::vector<int32_t> from, uses(terms_.size()), edges_from;
         std::vector<std::pair<int32_t, int32_t>> leads_to(edges_.size());
-        sort(from, terms_.size(), [&](size_t term) { return terms_[term].first; },
-             [&](size_t place, size_t term) { uses[place] = int32_t(term); });
-        sort(edges_from, edges_.size(), [&](size_t edge) { return edges_[edge].from; },
-             [&](size_t place, size_t edge) { leads_to[place] = {edges_[edge].target, edges_[edge].cost}; });
+        sort(
+            from, terms_.size(), [&](size_t term) { return terms_[term].first; },
+            [&](size_t place, size_t term) { uses[place] = int32_t(term); });
+        sort(
+            edges_from, edges_.size(), [&](size_t edge) { return edges_[edge].from; },
+            [&](size_t place, size_t edge) { leads_to[place] = {edges_[edge].target, edges_[edge].cost}; });
         std::vector<int32_t> way_of(terms_.size());
         for (size_t way = 0; way < ways_.size(); way++) {
             std::fill_n(way_of.begin() + ways_[way].from, ways_[way].num_terms, int32_t(way));

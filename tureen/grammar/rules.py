@@ -182,8 +182,6 @@ def can_end(expression: Expression, ending: set[str]) -> bool:
             if kind is RuleCall:  # as most
                 if item.name not in ending:  # type: ignore[union-attr]  # mypy does not narrow by `kind`
                     return False
-            elif kind is Terminal and item.is_live:  # type: ignore[union-attr]  # the same
-                continue
             elif kind is not Text and not can_end(item, ending):
                 return False
         return True

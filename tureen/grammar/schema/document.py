@@ -230,24 +230,16 @@ class Document:
                 continue
             self._schemas.append(schema)
             self._path[id(schema)] = path
+            written = schema
             if PLACING.isdisjoint(schema) and schema.get("type") != "any":  # as of most
-                self._home[id(schema)], written = resource, schema
+                self._home[id(schema)] = resource
             else:
                 written = dict(schema)
                 resource = self._enter(schema, resource)
                 if schema.keys() != written.keys():
                     self._written[id(schema)] = written
-            if INSIDE.isdisjoint(written):  # as of most
-                continue
-            for key, inside in written.items():
-                if key not in INSIDE:
-                    continue
-                if isinstance(inside, dict) and key in NAMED_INSIDE:
-                    waiting += [(item, resource, (*path, key, name)) for name, item in inside.items()]
-                elif isinstance(inside, dict) and key in ONE_INSIDE:
-                    waiting.append((inside, resource, (*path, key)))
-                elif isinstance(inside, list) and key in SEVERAL_INSIDE:
-                    waiting += [(item, resource, (*path, key, str(i))) for i, item in enumerate(inside)]
+            for key, value in () if INSIDE.isdisjoint(written) else written.items():
+                waiting += [(item, resource, (*path, *more)) for item, more in _inside(key, value)]
 
     def _enter(self, schema: dict[str, Any], resource: Resource) -> Resource:
         """Returns the resource that a schema is in, once its keywords are those of 2020-12."""
@@ -297,6 +289,19 @@ class Document:
         if schema is self.root:
             self._resources[""] = resource
         return resource
+
+
+def _inside(keyword: str, value: Any) -> list[tuple[Any, tuple[str, ...]]]:
+    """Returns the schemas in the value of a keyword, each with the way to it."""
+    if keyword not in INSIDE:
+        return []
+    if isinstance(value, dict) and keyword in NAMED_INSIDE:
+        return [(item, (keyword, name)) for name, item in value.items()]
+    if isinstance(value, dict) and keyword in ONE_INSIDE:
+        return [(value, (keyword,))]
+    if isinstance(value, list) and keyword in SEVERAL_INSIDE:
+        return [(item, (keyword, str(index))) for index, item in enumerate(value)]
+    return []
 
 
 def _joined(base: str, name: str) -> str | None:

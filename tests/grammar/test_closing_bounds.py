@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 import pytest
-from closing_places import ENGINE, FAR, closing_of, follow_both, letters, place_behind, restrict
+from closing_places import ENGINE, FAR, closing_of, compiler_of, follow_both, letters, place_behind, restrict
 
 from tureen.grammar import GrammarSpec, language_of
 from tureen.grammar.expression import Both, Chain, Chars, Choice, Language, Repeat, Text
@@ -135,6 +135,18 @@ def test_a_pattern_with_a_large_length_takes_no_more_room_than_with_a_small_one(
         return native.require().Follower(program, ENGINE._trie).num_instructions
 
     assert size_of(300) == size_of(20_000)
+
+
+def test_a_mask_far_from_the_largest_length_needs_no_state_for_each_character_of_a_token():
+    schema = json.dumps({"type": "string", "pattern": "^arn:[a-z-]+:[^:]*$", "maxLength": 2000})
+
+    def num_kept(longest):
+        compiler = compiler_of([*(bytes([byte]) for byte in range(256)), b"a" * longest])
+        compiled = compiler.load(compiler.translate(language_of(GrammarSpec("json_schema", schema))))
+        place_behind(compiled, b'"arn:a').fill_mask(np.zeros(9, dtype=np.uint32))
+        return compiled.follower.num_kept
+
+    assert num_kept(200) < 1.5 * num_kept(2)
 
 
 def test_parts_that_cannot_be_told_apart_are_counted_all_the_same():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 from real_schemas import corpus
 
-from tureen.grammar.schema import objects, unions
+from tureen.grammar.schema import objects, strings, unions
 from tureen.grammar.schema.language import json_schema
 
 
@@ -41,3 +42,19 @@ def test_the_same_unions_are_intersected_once(monkeypatch):
     monkeypatch.setattr(objects, "meet", counted)
     json_schema(corpus()["asyncapi-specs/package_schemas_3.1.0-without-_id.json"])
     assert calls.total() < 1.2 * len(calls)
+
+
+def test_a_format_beside_several_patterns_is_encoded_once(monkeypatch):
+    num_parts = 0
+    encoded = strings._encoded
+
+    def counted(node, depth):
+        nonlocal num_parts
+        num_parts += 1
+        return encoded(node, depth)
+
+    monkeypatch.setattr(strings, "_encoded", counted)
+    for pattern in ("^a", "^b", "^c"):
+        before = num_parts
+        json_schema(json.dumps({"type": "string", "format": "regex", "pattern": pattern}))
+    assert num_parts - before < 100

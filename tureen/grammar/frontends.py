@@ -15,6 +15,7 @@ from tureen.grammar.json_text import check_characters, decoded, strings
 from tureen.grammar.notations import grammar
 from tureen.grammar.regex_classes import PythonFlavour
 from tureen.grammar.regular import is_empty
+from tureen.grammar.remembered import forget_all, keep_all
 from tureen.grammar.rules import calls
 from tureen.grammar.schema.formats import FORMATS, format_strings
 from tureen.grammar.schema.language import json_schema
@@ -47,6 +48,7 @@ def practise() -> None:
         strings = format_strings(name)
         if strings is not None and not strings.is_empty():
             strings.encoded()
+    keep_all()
 
 
 def language_of(spec: GrammarSpec, vocabulary: Vocabulary | None = None) -> Language:
@@ -55,6 +57,7 @@ def language_of(spec: GrammarSpec, vocabulary: Vocabulary | None = None) -> Lang
 
     Raises GrammarError, whose message tells the client what is wrong with it.
     """
+    forget_all()
     _check_text(spec.text, spec.kind, max_bytes(spec.kind))
     _check_text(spec.after, "the marker that the constraint comes after", MAX_MARKER_BYTES)
     try:

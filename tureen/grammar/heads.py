@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tureen.grammar.expression import Both, Chain, Chars, Choice, Expression, Not, Repeat, Terminal, Text
+from tureen.grammar.remembered import Remembered
 
 HEAD_CHARS = 6  # that are looked at, from the beginning or from the end
 OTHER = 128  # the bit of all characters that are not ASCII
@@ -24,9 +25,7 @@ class FirstChars(NamedTuple):
 OF_ANYTHING = FirstChars(((2 << OTHER) - 1,) * HEAD_CHARS, 0, HEAD_CHARS)
 OF_NOTHING = FirstChars((), HEAD_CHARS, 0)
 
-MAX_KNOWN = 1024
-_known: dict[tuple[int, bool], tuple[Expression, FirstChars]] = {}
-"""The heads that are known, by the `id` of their expressions, which are kept so that no other one gets it."""
+_heads: Remembered[FirstChars] = Remembered()
 
 
 def are_apart(first: Expression, second: Expression) -> bool:
@@ -42,16 +41,10 @@ def _differ(ours: FirstChars, theirs: FirstChars) -> bool:
 
 
 def _head(expression: Expression, backwards: bool) -> FirstChars:
-    """The head of an expression, which is mostly asked for again: by identity, as to hash a large one takes longer."""
-    if type(expression) is Text:
+    """The head of an expression, which is mostly asked for again."""
+    if type(expression) in (Text, Chars):
         return _head_of(expression, backwards)
-    key = id(expression), backwards
-    known = _known.get(key)
-    if known is None:
-        if len(_known) >= MAX_KNOWN:
-            _known.clear()
-        known = _known[key] = expression, _head_of(expression, backwards)
-    return known[1]
+    return _heads.get(expression, lambda: _head_of(expression, backwards), backwards)
 
 
 def _head_of(node: Expression, backwards: bool) -> FirstChars:
@@ -62,13 +55,13 @@ def _head_of(node: Expression, backwards: bool) -> FirstChars:
         case Chars(ranges):
             return FirstChars((_bits(ranges),), 1, 1) if ranges else OF_NOTHING
         case Chain(items):
-            return _in_turn(_head_of(item, backwards) for item in (reversed(items) if backwards else items))
+            return _in_turn(_head(item, backwards) for item in (reversed(items) if backwards else items))
         case Choice(items):
             if items and all(type(item) is Text for item in items):
                 return _of_texts([item.text for item in items], backwards)  # type: ignore[union-attr]
-            return _any_of([_head_of(item, backwards) for item in items])
+            return _any_of([_head(item, backwards) for item in items])
         case Repeat(item, least, most):
-            head = _head_of(item, backwards)
+            head = _head(item, backwards)
             times = HEAD_CHARS if most is None else min(most, HEAD_CHARS)
             return _in_turn([head] * min(least, times) + [head._replace(least=0)] * (times - min(least, times)))
         case Both(first, second):

@@ -54,14 +54,16 @@ def choice(items: Iterable[Expression]) -> Expression:
 
 def chain(*items: Expression) -> Expression:
     """Joins items one after the other; NOTHING where one of them matches nothing."""
-    if NOTHING in items:
-        return NOTHING
     kept: list[Expression] = []
     for item in items:
-        for part in item.items if isinstance(item, Chain) else (item,):
-            if isinstance(part, Text) and kept and isinstance(kept[-1], Text):
+        if type(item) is Choice and not item.items:
+            return NOTHING
+        for part in item.items if type(item) is Chain else (item,):
+            if type(part) is not Text:
+                kept.append(part)
+            elif kept and type(kept[-1]) is Text:
                 kept[-1] = Text(kept[-1].text + part.text)
-            elif part != EMPTY:
+            elif part.text:
                 kept.append(part)
     return kept[0] if len(kept) == 1 else Chain(tuple(kept)) if kept else EMPTY
 

@@ -23,6 +23,9 @@ from tureen.grammar.schema.subschemas import INSIDE, NAMED_INSIDE, ONE_INSIDE, S
 MAX_DEPTH = 128
 """The deepest nesting of the schema's JSON text, a property inside a property being two levels."""
 
+PLACING = MODERNIZED | {"$dynamicRef", "$anchor", "$dynamicAnchor", "$recursiveAnchor"}
+"""A schema with none of these only needs to know the resource that it is in; see also MODERNIZED."""
+
 Schema: TypeAlias = dict[str, Any] | bool
 
 
@@ -225,21 +228,18 @@ class Document:
             schema, resource, path = waiting.pop()
             if not isinstance(schema, dict) or id(schema) in self._home:
                 continue
-            written = dict(schema)
             self._schemas.append(schema)
             self._path[id(schema)] = path
-            resource = self._enter(schema, resource)
-            if schema.keys() != written.keys():
-                self._written[id(schema)] = written
-            if INSIDE.isdisjoint(written):  # as of most
-                continue
-            for key, inside in written.items():
-                if isinstance(inside, dict) and key in NAMED_INSIDE:
-                    waiting += [(item, resource, (*path, key, name)) for name, item in inside.items()]
-                elif isinstance(inside, dict) and key in ONE_INSIDE:
-                    waiting.append((inside, resource, (*path, key)))
-                elif isinstance(inside, list) and key in SEVERAL_INSIDE:
-                    waiting += [(item, resource, (*path, key, str(i))) for i, item in enumerate(inside)]
+            written = schema
+            if PLACING.isdisjoint(schema) and schema.get("type") != "any":  # as of most
+                self._home[id(schema)] = resource
+            else:
+                written = dict(schema)
+                resource = self._enter(schema, resource)
+                if schema.keys() != written.keys():
+                    self._written[id(schema)] = written
+            for key, value in () if INSIDE.isdisjoint(written) else written.items():
+                waiting += [(item, resource, (*path, *more)) for item, more in _inside(key, value)]
 
     def _enter(self, schema: dict[str, Any], resource: Resource) -> Resource:
         """Returns the resource that a schema is in, once its keywords are those of 2020-12."""
@@ -289,6 +289,19 @@ class Document:
         if schema is self.root:
             self._resources[""] = resource
         return resource
+
+
+def _inside(keyword: str, value: Any) -> list[tuple[Any, tuple[str, ...]]]:
+    """Returns the schemas in the value of a keyword, each with the way to it."""
+    if keyword not in INSIDE:
+        return []
+    if isinstance(value, dict) and keyword in NAMED_INSIDE:
+        return [(item, (keyword, name)) for name, item in value.items()]
+    if isinstance(value, dict) and keyword in ONE_INSIDE:
+        return [(value, (keyword,))]
+    if isinstance(value, list) and keyword in SEVERAL_INSIDE:
+        return [(item, (keyword, str(index))) for index, item in enumerate(value)]
+    return []
 
 
 def _joined(base: str, name: str) -> str | None:

@@ -31,6 +31,7 @@ from tureen.grammar.expression import (
 )
 from tureen.grammar.few import few_strings
 from tureen.grammar.heads import are_apart
+from tureen.grammar.remembered import Remembered
 from tureen.grammar.rules import calls, can_be_empty, is_nothing, replaced
 from tureen.grammar.schema.digits import chain, choice
 
@@ -41,6 +42,10 @@ QUOTE = Text('"')
 ESCAPED = (*range(0x20), 0x22, 0x5C)
 SHORT = {code: json.dumps(chr(code))[2] for code in ESCAPED if len(json.dumps(chr(code))) == 4}
 """The letters behind the backslash, by character."""
+
+
+_known_encoded: Remembered[Expression] = Remembered()
+_known_lengths: Remembered[tuple[int, int | None]] = Remembered()
 
 
 @dataclass(frozen=True)
@@ -243,6 +248,12 @@ def _of_length(expression: Expression, least: int, most: int | None) -> Expressi
 def _lengths(expression: Expression) -> tuple[int, int | None]:
     """How many code points the strings have at least and at most, None = without end; less and more than that where a
     quick look does not tell."""
+    if type(expression) is Chain or type(expression) is Choice:
+        return _known_lengths.get(expression, lambda: _lengths_of(expression))
+    return _lengths_of(expression)
+
+
+def _lengths_of(expression: Expression) -> tuple[int, int | None]:
     match expression:
         case Text(text):
             return len(text), len(text)
@@ -324,7 +335,7 @@ def encoded(values: Expression) -> Terminal:
     """
     if any(calls(values)):
         raise GrammarError("only regular expressions can describe strings")
-    return Terminal(chain(QUOTE, _encoded(values, MAX_NESTING), QUOTE))
+    return Terminal(chain(QUOTE, _part_encoded(values, MAX_NESTING), QUOTE))
 
 
 def encoded_language(values: Language, renamed: Callable[[str], RuleCall]) -> Language:
@@ -377,8 +388,14 @@ def _both_encoded(first: Expression, second: Expression, depth: int) -> Expressi
     """A complement inside an intersection needs no bounds of its own."""
     if isinstance(first, Not):
         first, second = second, first
-    start = _encoded(first, depth)
-    return Both(start, Not(_encoded(second.item, depth)) if isinstance(second, Not) else _encoded(second, depth))
+    start = _part_encoded(first, depth)
+    if isinstance(second, Not):
+        return Both(start, Not(_part_encoded(second.item, depth)))
+    return Both(start, _part_encoded(second, depth))
+
+
+def _part_encoded(node: Expression, depth: int) -> Expression:
+    return _known_encoded.get(node, lambda: _encoded(node, depth))
 
 
 @lru_cache(1024)

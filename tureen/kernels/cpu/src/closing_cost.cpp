@@ -62,6 +62,8 @@ public:
 
     explicit Equations(size_t size) : cost_(size, NEVER) {}
 
+    // A fixed cost and that of one instruction, as most ways are.
+    void add_edge(int32_t target, int32_t cost, int32_t from) { edges_.push_back({from, target, cost}); }
     void add(int32_t target, int32_t cost, const Term* terms, size_t num_terms) {
         ways_.push_back({target, cost, int32_t(terms_.size()), int32_t(num_terms)});
         terms_.insert(terms_.end(), terms, terms + num_terms);
@@ -71,48 +73,73 @@ public:
     }
 
     std::vector<int32_t> solved() {
-        Waiting queue;
-        std::vector<int32_t> num_open;
-        auto offer = [&](const Way& way) {
-            int32_t cost = way.cost;
-            for (int32_t at = way.from; at < way.from + way.num_terms; at++) {
-                cost = sum_of(cost, times(terms_[at].second, cost_[terms_[at].first]));
-            }
-            if (cost < cost_[way.target]) {
-                cost_[way.target] = cost;
-                queue.push(cost, way.target);
+        auto offer = [&](int32_t target, int32_t cost) {
+            if (cost < cost_[size_t(target)]) {
+                cost_[size_t(target)] = cost;
+                queue_.push(cost, target);
             }
         };
-        for (const Way& way : ways_) num_open.push_back(way.num_terms);
+        std::vector<int32_t> num_open;
         for (const Way& way : ways_) {
-            if (way.num_terms == 0) offer(way);
+            num_open.push_back(way.num_terms);
+            if (way.num_terms == 0) offer(way.target, way.cost);
         }
-        // The ways that use each instruction, those of one behind those of another.
-        std::vector<int32_t> from(cost_.size() + 1, 0), uses(terms_.size());
-        for (const Term& term : terms_) from[size_t(term.first) + 1]++;
-        std::partial_sum(from.begin(), from.end(), from.begin());
-        std::vector<int32_t> at(from.begin(), from.end() - 1);
+        // By instruction: the ways and the edges from it.
+        std::vector<int32_t> from, uses(terms_.size()), edges_from;
+        std::vector<std::pair<int32_t, int32_t>> leads_to(edges_.size());
+        sort(
+            from, terms_.size(), [&](size_t term) { return terms_[term].first; },
+            [&](size_t place, size_t term) { uses[place] = int32_t(term); });
+        sort(
+            edges_from, edges_.size(), [&](size_t edge) { return edges_[edge].from; },
+            [&](size_t place, size_t edge) { leads_to[place] = {edges_[edge].target, edges_[edge].cost}; });
+        std::vector<int32_t> way_of(terms_.size());
         for (size_t way = 0; way < ways_.size(); way++) {
-            for (int32_t term = ways_[way].from; term < ways_[way].from + ways_[way].num_terms; term++) {
-                uses[size_t(at[size_t(terms_[size_t(term)].first)]++)] = int32_t(way);
-            }
+            std::fill_n(way_of.begin() + ways_[way].from, ways_[way].num_terms, int32_t(way));
         }
         std::vector<bool> is_settled(cost_.size(), false);
-        for (int32_t pc; (pc = queue.next()) >= 0;) {
+        for (int32_t pc; (pc = queue_.next()) >= 0;) {
             if (is_settled[size_t(pc)]) continue;
             is_settled[size_t(pc)] = true;
+            for (int32_t at = edges_from[size_t(pc)]; at < edges_from[size_t(pc) + 1]; at++) {
+                offer(leads_to[size_t(at)].first, sum_of(leads_to[size_t(at)].second, cost_[size_t(pc)]));
+            }
             for (int32_t use = from[size_t(pc)]; use < from[size_t(pc) + 1]; use++) {
-                const int32_t way = uses[size_t(use)];
-                if (--num_open[size_t(way)] == 0) offer(ways_[size_t(way)]);
+                const int32_t way = way_of[size_t(uses[size_t(use)])];
+                if (--num_open[size_t(way)] == 0) offer(ways_[size_t(way)].target, cost_of(ways_[size_t(way)]));
             }
         }
         return std::move(cost_);
     }
 
 private:
+    struct Edge {
+        int32_t from, target, cost;
+    };
+
+    // Sorts items by an instruction of each: where those of an instruction begin.
+    template <class Key, class Put>
+    void sort(std::vector<int32_t>& begins, size_t count, Key key, Put put) const {
+        begins.assign(cost_.size() + 1, 0);
+        for (size_t item = 0; item < count; item++) begins[size_t(key(item)) + 1]++;
+        std::partial_sum(begins.begin(), begins.end(), begins.begin());
+        std::vector<int32_t> at(begins.begin(), begins.end() - 1);
+        for (size_t item = 0; item < count; item++) put(size_t(at[size_t(key(item))]++), item);
+    }
+
+    int32_t cost_of(const Way& way) const {
+        int32_t cost = way.cost;
+        for (int32_t at = way.from; at < way.from + way.num_terms; at++) {
+            cost = sum_of(cost, times(terms_[size_t(at)].second, cost_[size_t(terms_[size_t(at)].first)]));
+        }
+        return cost;
+    }
+
     std::vector<int32_t> cost_;
+    std::vector<Edge> edges_;
     std::vector<Way> ways_;
     std::vector<Term> terms_;
+    Waiting queue_;
 };
 
 // What all instructions but BYTES cost.
@@ -129,13 +156,13 @@ void add_silent(const Program& program, Equations& equations) {
         const Instruction& i = program.code[pc];
         if (is_bounded_entry[size_t(pc)]) continue;
         if (i.op == SPLIT) {
-            for (int32_t at = i.x; at < i.x + i.y; at++) equations.add(pc, 0, {{program.targets[at], 1}});
+            for (int32_t at = i.x; at < i.x + i.y; at++) equations.add_edge(pc, 0, program.targets[at]);
         } else if (i.op == CALL) {
             equations.add(pc, 0, {{program.rules[i.x].entry, 1}, {i.y, 1}});
         } else if (i.op == LOOP && program.rules[i.x].least > 0) {
             equations.add(pc, 0, {{program.rules[i.x].body, program.rules[i.x].least}});
         } else if (i.op == COUNT) {
-            equations.add(pc, 0, {{i.y, 1}});
+            equations.add_edge(pc, 0, i.y);
         } else if (i.op != BYTES) {
             equations.add(pc, 0, {});
         }
@@ -146,7 +173,7 @@ std::vector<int32_t> costs_in_bytes(const Program& program) {
     Equations equations(program.code.size());
     add_silent(program, equations);
     for (int32_t pc = 0; pc < int32_t(program.code.size()); pc++) {
-        if (program.code[pc].op == BYTES) equations.add(pc, 1, {{program.code[pc].y, 1}});
+        if (program.code[pc].op == BYTES) equations.add_edge(pc, 1, program.code[pc].y);
     }
     return equations.solved();
 }
@@ -296,7 +323,7 @@ private:
 
     void add_way(int32_t pc, int32_t next, int32_t frame, Equations& equations) {
         if (frame < 0) {  // as most
-            if (seen_[size_t(next)] != pc) equations.add(pc, 1, {{next, 1}});
+            if (seen_[size_t(next)] != pc) equations.add_edge(pc, 1, next);
             seen_[size_t(next)] = pc;
             return;
         }

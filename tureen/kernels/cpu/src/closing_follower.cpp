@@ -56,6 +56,7 @@ void Follower::reset() {
     frame_ids_.clear();
     frames_.clear();
     after_plain_.clear();
+    uncounted_.clear();
     plain_loops_.clear();
     next_.clear();
     num_configurations_ = 0;
@@ -295,6 +296,7 @@ int32_t Follower::state_of(Configurations takers, bool accepts) {
     costs_.push_back(cost);
     accepts_.push_back(accepts);
     after_plain_.push_back(UNKNOWN);
+    uncounted_.push_back(UNKNOWN);
     moves_.insert(moves_.end(), size_t(num_classes_), UNKNOWN);
     return number;
 }

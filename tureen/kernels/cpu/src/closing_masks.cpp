@@ -58,15 +58,18 @@ int32_t Follower::uncounted(int32_t count, int32_t frame) const {
     return rule.most < 0 || rule.most - count > trie_->longest ? std::min(count, rule.least) : count;
 }
 
+// Returns the state with normalised counts. No text up to the longest token tells it from `state`.
 int32_t Follower::uncounted(int32_t state) {
+    if (uncounted_[size_t(state)] != UNKNOWN) return uncounted_[size_t(state)];
     Configurations takers = states_[size_t(state)];
     for (Configuration& c : takers) {
         c = {c.pc, uncounted(c.count, c.frame), frames_[size_t(c.frame)].uncounted};
     }
-    if (takers == states_[size_t(state)]) return state;
+    if (takers == states_[size_t(state)]) return uncounted_[size_t(state)] = state;
     std::sort(takers.begin(), takers.end());
     takers.erase(std::unique(takers.begin(), takers.end()), takers.end());
-    return state_of(std::move(takers), accepts_[size_t(state)]);
+    const int32_t same = state_of(std::move(takers), accepts_[size_t(state)]);
+    return uncounted_[size_t(state)] = same;
 }
 
 // Returns whether the state does not accept and all its configurations are in one frame.
@@ -126,8 +129,9 @@ int32_t Follower::num_plain(int32_t state) {
         const int32_t next = after_plain(at);
         if (next == SEVERAL) return -1;
         if (next == DEAD) break;
-        if (next == at) return trie_->longest_plain;
-        at = next;
+        const int32_t same = uncounted(next);
+        if (same == at) return trie_->longest_plain;
+        at = same;
     }
     return count;
 }
@@ -137,8 +141,9 @@ bool Follower::is_near(int32_t state, int32_t num_plain, int32_t bound) {
     for (int32_t at = state; num_plain > 0; num_plain--) {
         const int32_t next = after_plain(at);
         if (cost(next) > bound) return false;
-        if (next == at) break;
-        at = next;
+        const int32_t same = uncounted(next);
+        if (same == at) break;
+        at = same;
     }
     return true;
 }
@@ -159,7 +164,7 @@ const Follower::Next& Follower::next(int32_t state) {
 }
 
 void Follower::add_tokens(const Nodes& nodes, int32_t from, int32_t to, int32_t state, Next& next) {
-    walk(nodes, from, to, state, [&](int32_t token, int32_t target) {
+    walk<true>(nodes, from, to, state, [&](int32_t token, int32_t target) {
         next.mask[size_t(token) / 32] |= uint32_t(1) << (token % 32);
         if (cost(target) > next.bound) next.far.emplace_back(token, cost(target));
     });

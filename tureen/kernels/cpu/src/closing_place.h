@@ -53,7 +53,7 @@ public:
     // body(token, state behind it) for all tokens that the language allows.
     template <class Body>
     void each_token(int32_t state, const Body& body) {
-        walk(*trie_, 1, trie_->size(), state, body);
+        walk<false>(*trie_, 1, trie_->size(), state, body);
     }
 
     // The next token's mask. `far`: the tokens that raise the cost beyond `bound`, with the cost after each.
@@ -132,7 +132,8 @@ private:
     bool is_near(int32_t state, int32_t num_plain, int32_t bound);
     void add_tokens(const Nodes& nodes, int32_t from, int32_t to, int32_t state, Next& next);
     void add_by_first(int32_t state, Next& next);
-    template <class Body>
+    // With `is_uncounted`, with normalised counts: more places of the trie have the same state.
+    template <bool is_uncounted, class Body>
     void walk(const Nodes& nodes, int32_t from, int32_t to, int32_t state, const Body& body);
     int32_t rule_of(int32_t frame) const { return frame >= 0 ? frames_[frame].rule : opened_[~frame].rule; }
     int32_t state_of(Configurations takers, bool accepts);
@@ -152,7 +153,7 @@ private:
 
     std::vector<Configurations> states_;
     std::vector<int32_t> costs_, moves_;
-    std::vector<int32_t> after_plain_;  // by state: see after_plain
+    std::vector<int32_t> after_plain_, uncounted_;  // by state: see the functions
     std::vector<bool> accepts_;
     std::unordered_map<std::vector<int32_t>, int32_t, Hash> state_ids_, frame_ids_;
     std::vector<Frame> frames_;
@@ -178,7 +179,7 @@ private:
     int64_t round_ = 0;
 };
 
-template <class Body>
+template <bool is_uncounted, class Body>
 void Follower::walk(const Nodes& nodes, int32_t from, int32_t to, int32_t state, const Body& body) {
     if (from >= to) return;
     path_.resize(size_t(trie_->longest) + 1);  // states by depth
@@ -186,11 +187,12 @@ void Follower::walk(const Nodes& nodes, int32_t from, int32_t to, int32_t state,
     for (int32_t node = from; node < to;) {
         num_walked++;
         const size_t depth = nodes.depth[node];
-        const int32_t target = after_byte(path_[depth - 1], nodes.byte[node]);
+        int32_t target = after_byte(path_[depth - 1], nodes.byte[node]);
         if (target < 0) {
             node = nodes.end[node];
             continue;
         }
+        if (is_uncounted) target = uncounted(target);
         path_[depth] = target;
         for (int32_t token = nodes.token[node]; token >= 0; token = trie_->same[token]) body(token, target);
         node++;

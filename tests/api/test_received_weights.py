@@ -22,6 +22,7 @@ from page_blocks import block_with
 from patience import until
 from real_app import RealApp, write_model
 from safetensors.numpy import load_file, save
+from tiny_gguf import write_from_transformers
 from tiny_models import greedy, logprobs
 
 from tureen.control import weight_updates
@@ -318,6 +319,25 @@ def test_memory_that_was_released_after_an_update_is_read_again_from_what_arrive
     assert app.post("/release_memory_occupation").status_code == 200
     assert app.post("/resume_memory_occupation").status_code == 200
     assert output(app)["output_ids"] == greedy(models[1]["blue"], PROMPT, 12)
+
+
+@pytest.fixture(scope="module")
+def gguf_server(models, tmp_path_factory):
+    file = write_from_transformers(tmp_path_factory.mktemp("gguf") / "red.gguf", models[1]["red"])
+    with RealApp(file, kernels="torch", max_total_tokens=256) as app:
+        yield app
+
+
+def test_a_gguf_model_takes_a_whole_checkpoint_by_its_own_names_and_no_part_of_one(gguf_server, models, tensors):
+    assert output(gguf_server)["output_ids"] == greedy(models[1]["red"], PROMPT, 12)
+    answer = send(gguf_server, {NORM: tensors["blue"][NORM]}, "?partial=true")
+    assert answer.json()["error"]["code"] == "missing_weights"
+    assert "Begin an update (/begin_weight_update)" in answer.json()["message"]
+    first, second = halves(tensors["blue"])
+    assert gguf_server.post("/begin_weight_update").status_code == 200
+    assert [send(gguf_server, part).status_code for part in (first, second)] == [200, 200]
+    assert gguf_server.post("/end_weight_update").status_code == 200
+    assert output(gguf_server)["output_ids"] == greedy(models[1]["blue"], PROMPT, 12)
 
 
 @pytest.mark.parametrize(

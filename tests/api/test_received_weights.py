@@ -158,6 +158,21 @@ def test_weights_that_do_not_arrive_keep_their_values_if_that_is_asked_for(app, 
         oracle.load_state_dict(before)
 
 
+def test_weights_in_one_tensor_replace_those_in_several_and_stay_together(app, models, tensors):
+    blue, stem = tensors["blue"], "model.layers.0.self_attn."
+    apart = {f"{stem}{part}_proj.weight": blue[f"{stem}{part}_proj.weight"] for part in "qkv"}
+    stacked = {f"{stem}qkv_proj.weight": np.concatenate(list(apart.values()))}
+    assert send(app, apart, "?partial=true").status_code == 200
+    expected = output(app)["output_ids"]
+    assert expected != greedy(models[1]["red"], PROMPT, 12)
+    update(app, models[0] / "red")
+    assert send(app, stacked, "?partial=true").status_code == 200
+    assert output(app)["output_ids"] == expected
+    answer = send(app, dict([apart.popitem()]), "?partial=true")
+    assert "keeps them in one tensor, 'model.layers.0.self_attn.qkv_proj.weight'" in answer.json()["message"]
+    assert output(app)["output_ids"] == expected
+
+
 def broken(tensors, **changes):
     return save(tensors | changes)
 

@@ -391,3 +391,38 @@ def test_only_an_operator_sends_weights():
     with App(api_key="k", admin_api_key="a") as app:
         for path in (PATH, "/update_weights_from_tensor", "/begin_weight_update", "/end_weight_update"):
             assert app.request("POST", path, headers={"authorization": "Bearer k"}).status_code == 403
+
+
+def test_parts_that_arrive_at_once_without_an_update_are_all_kept(app, models, tensors):
+    parts = [{name: tensors["blue"][name]} for name in sorted(tensors["blue"])]
+
+    async def scenario():
+        url = f"{PATH}?partial=true"
+        sends = [app.http.post(url, content=save(part), headers=BINARY) for part in parts[:3]]
+        return [answer.status_code for answer in await asyncio.gather(*sends)]
+
+    assert app.run(scenario()) == [200] * 3
+    together = output(app)["output_ids"]
+    update(app, models[0] / "red")
+    assert send(app, parts[0] | parts[1] | parts[2], "?partial=true").status_code == 200
+    assert output(app)["output_ids"] == together
+
+
+def test_a_part_of_an_update_that_is_dropped_meanwhile_is_refused(app, models, tensors):
+    body = save(tensors["blue"])
+
+    async def scenario():
+        async def pieces():
+            yield body[:1000]
+            assert (await app.http.post("/begin_weight_update")).json()["error"]["code"] == "update_open"
+            assert (await app.http.post("/abort_weight_update")).json()["message"] == "Weight update dropped"
+            yield body[1000:]
+
+        weight_updates_idle.setattr(weight_updates, "IDLE_S", 0.0)
+        await app.http.post("/begin_weight_update")
+        return await app.http.post(PATH, content=pieces(), headers=BINARY)
+
+    with pytest.MonkeyPatch.context() as weight_updates_idle:
+        answer = app.run(scenario())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "update_dropped")
+    assert is_red(app, models)

@@ -426,3 +426,19 @@ def test_a_part_of_an_update_that_is_dropped_meanwhile_is_refused(app, models, t
         answer = app.run(scenario())
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "update_dropped")
     assert is_red(app, models)
+
+
+def test_parts_that_arrive_at_once_have_the_limit_together(app, tensors):
+    body = save(tensors["blue"])
+
+    async def scenario():
+        async def slowly():
+            yield body
+            answers.append(await app.http.post(PATH, content=body, headers=BINARY))
+
+        answers = []
+        await app.http.post("/begin_weight_update")
+        answers.append(await app.http.post(PATH, content=slowly(), headers=BINARY))
+        return [answer.status_code for answer in answers]
+
+    assert app.run(scenario()) == [413, 200]

@@ -83,8 +83,9 @@ class WeightUpdates:
         self._check(options)
         received = self._open
         if received is not None:
-            with self._arriving(received):
-                yield ArrivingPart(received)
+            part = ArrivingPart(received)
+            with self._arriving(received), contextlib.closing(part):
+                yield part
             return
         part = ArrivingPart(await self._receiver())
         try:
@@ -224,11 +225,12 @@ class WeightUpdates:
 
 
 class ArrivingPart:
-    """A part of an update that arrives."""
+    """A part of an update that arrives. Close it: its bytes count as arriving until then."""
 
     def __init__(self, received: ReceivedWeights) -> None:
         self.received = received
         self.num_tensors = 0
+        self._num_reserved = 0
         self.num_paused: int | None = None  # requests that go on with the weights; None: they are not served yet
 
     async def write(self, pieces: AsyncIterator[bytes], declared: int, sha256: str | None) -> None:
@@ -237,7 +239,8 @@ class ArrivingPart:
         declared: bytes that the client says it sends; 0 = it does not say. Raise InvalidRequest, PayloadTooLarge,
         Unavailable.
         """
-        self.check_bytes(declared)
+        self.reserve(declared)
+        self.check_disk(declared)
         path = self.received.new_part()
         try:
             sum_of_body = await self._written(pieces, path, is_summed=sha256 is not None)
@@ -255,6 +258,7 @@ class ArrivingPart:
                 code="checksum_mismatch",
             )
         self.num_tensors += await asyncio.to_thread(self.received.add, path)
+        self.close()
 
     async def _written(self, pieces: AsyncIterator[bytes], path: Path, *, is_summed: bool) -> str:
         """Write a body to a file. Return its SHA-256, or "". Raise PayloadTooLarge, OSError."""
@@ -268,7 +272,7 @@ class ArrivingPart:
         with path.open("wb") as file:
             async for piece in pieces:
                 num_bytes += len(piece)
-                self.check_bytes(num_bytes, written=num_bytes)
+                self.reserve(max(num_bytes, self._num_reserved))
                 waiting += piece
                 if len(waiting) >= PIECE_BYTES:
                     await asyncio.to_thread(flush)  # a disk may take its time
@@ -276,11 +280,18 @@ class ArrivingPart:
             await asyncio.to_thread(flush)
         return digest.hexdigest() if is_summed else ""
 
+    def close(self) -> None:
+        """Count its bytes no longer as arriving."""
+        self.received.num_arriving_bytes -= self._num_reserved
+        self._num_reserved = 0
+
     async def fill(self, tensors: list[Announced], receive: Callable[[str], Awaitable[None]]) -> None:
         """Check tensors, have `receive` append their bytes to a file, and check that. Raise InvalidRequest,
         PayloadTooLarge, Unavailable."""
         await asyncio.to_thread(self.received.check, tensors)
-        self.check_bytes(sum(tensor.num_bytes for tensor in tensors))
+        num_bytes = sum(tensor.num_bytes for tensor in tensors)
+        self.reserve(num_bytes)
+        self.check_disk(num_bytes)
         path = self.received.new_part()
         try:
             path.write_bytes(header_of(tensors))
@@ -292,16 +303,23 @@ class ArrivingPart:
             path.unlink(missing_ok=True)
             raise
         self.num_tensors += await asyncio.to_thread(self.received.add, path)
+        self.close()
 
-    def check_bytes(self, num_bytes: int, *, written: int = 0) -> None:
-        """Raise PayloadTooLarge for a part that makes the update too large, Unavailable if the disk has no room."""
-        left = self.received.max_bytes - self.received.num_bytes
+    def reserve(self, num_bytes: int) -> None:
+        """Count the bytes of this part. Raise PayloadTooLarge if it makes the update too large."""
+        received = self.received
+        left = received.max_bytes - received.num_bytes - received.num_arriving_bytes + self._num_reserved
         if num_bytes > left:
             raise PayloadTooLarge(
-                f"the body has {num_bytes} bytes, and {left} are left of the {self.received.max_bytes} that the "
+                f"the body has {num_bytes} bytes, and {left} are left of the {received.max_bytes} that the "
                 "weights of an update may have: as many as the model in float32"
             )
-        if not written and num_bytes > shutil.disk_usage(self.received.folder.path).free:
+        received.num_arriving_bytes += num_bytes - self._num_reserved
+        self._num_reserved = num_bytes
+
+    def check_disk(self, num_bytes: int) -> None:
+        """Raise Unavailable if the disk has no room for this part."""
+        if num_bytes > shutil.disk_usage(self.received.folder.path).free:
             raise _no_room(None)
 
 

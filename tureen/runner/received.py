@@ -9,6 +9,7 @@ import difflib
 import json
 import math
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -59,7 +60,9 @@ class ReceivedWeights:
         self._arrived: set[str] = set()  # as `ModelConfig.weights` calls them
         self._files: dict[str, str] = {}  # sender's name -> file
         self._num_parts = 0
-        self.num_bytes = 0
+        self._lock = threading.Lock()
+        self.num_bytes = 0  # of the parts that have arrived
+        self.num_arriving_bytes = 0  # of those that are being sent
         self.folder = TemporaryFolder("weights")
 
     @property
@@ -96,7 +99,8 @@ class ReceivedWeights:
         """Takes a part that is written. Returns the number of its tensors. Raises InvalidRequest; then the part does
         not count, and its file is removed."""
         try:
-            return self._add(path)
+            with self._lock:
+                return self._add(path)
         except StartupError as error:
             fault = error.message.replace(f"model {path}: ", "").replace(f"; {FETCH_AGAIN}", "")
             path.unlink(missing_ok=True)

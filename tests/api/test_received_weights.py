@@ -22,6 +22,7 @@ from page_blocks import block_with
 from patience import until
 from real_app import RealApp, write_model
 from safetensors.numpy import load_file, save
+from tiny_gguf import write_from_transformers
 from tiny_models import greedy, logprobs
 
 from tureen.control import weight_updates
@@ -155,6 +156,21 @@ def test_weights_that_do_not_arrive_keep_their_values_if_that_is_asked_for(app, 
         assert output(app)["output_ids"] == greedy(oracle, PROMPT, 12)
     finally:
         oracle.load_state_dict(before)
+
+
+def test_weights_in_one_tensor_replace_those_in_several_and_stay_together(app, models, tensors):
+    blue, stem = tensors["blue"], "model.layers.0.self_attn."
+    apart = {f"{stem}{part}_proj.weight": blue[f"{stem}{part}_proj.weight"] for part in "qkv"}
+    stacked = {f"{stem}qkv_proj.weight": np.concatenate(list(apart.values()))}
+    assert send(app, apart, "?partial=true").status_code == 200
+    expected = output(app)["output_ids"]
+    assert expected != greedy(models[1]["red"], PROMPT, 12)
+    update(app, models[0] / "red")
+    assert send(app, stacked, "?partial=true").status_code == 200
+    assert output(app)["output_ids"] == expected
+    answer = send(app, dict([apart.popitem()]), "?partial=true")
+    assert "keeps them in one tensor, 'model.layers.0.self_attn.qkv_proj.weight'" in answer.json()["message"]
+    assert output(app)["output_ids"] == expected
 
 
 def broken(tensors, **changes):
@@ -320,6 +336,25 @@ def test_memory_that_was_released_after_an_update_is_read_again_from_what_arrive
     assert output(app)["output_ids"] == greedy(models[1]["blue"], PROMPT, 12)
 
 
+@pytest.fixture(scope="module")
+def gguf_server(models, tmp_path_factory):
+    file = write_from_transformers(tmp_path_factory.mktemp("gguf") / "red.gguf", models[1]["red"])
+    with RealApp(file, kernels="torch", max_total_tokens=256) as app:
+        yield app
+
+
+def test_a_gguf_model_takes_a_whole_checkpoint_by_its_own_names_and_no_part_of_one(gguf_server, models, tensors):
+    assert output(gguf_server)["output_ids"] == greedy(models[1]["red"], PROMPT, 12)
+    answer = send(gguf_server, {NORM: tensors["blue"][NORM]}, "?partial=true")
+    assert answer.json()["error"]["code"] == "missing_weights"
+    assert "Begin an update (/begin_weight_update)" in answer.json()["message"]
+    first, second = halves(tensors["blue"])
+    assert gguf_server.post("/begin_weight_update").status_code == 200
+    assert [send(gguf_server, part).status_code for part in (first, second)] == [200, 200]
+    assert gguf_server.post("/end_weight_update").status_code == 200
+    assert output(gguf_server)["output_ids"] == greedy(models[1]["blue"], PROMPT, 12)
+
+
 @pytest.mark.parametrize(
     ("settings", "code"),
     [({"replicas": "tcp://127.0.0.1:1"}, "not_supported"), ({"model_impl": "transformers"}, "not_supported")],
@@ -356,3 +391,54 @@ def test_only_an_operator_sends_weights():
     with App(api_key="k", admin_api_key="a") as app:
         for path in (PATH, "/update_weights_from_tensor", "/begin_weight_update", "/end_weight_update"):
             assert app.request("POST", path, headers={"authorization": "Bearer k"}).status_code == 403
+
+
+def test_parts_that_arrive_at_once_without_an_update_are_all_kept(app, models, tensors):
+    parts = [{name: tensors["blue"][name]} for name in sorted(tensors["blue"])]
+
+    async def scenario():
+        url = f"{PATH}?partial=true"
+        sends = [app.http.post(url, content=save(part), headers=BINARY) for part in parts[:3]]
+        return [answer.status_code for answer in await asyncio.gather(*sends)]
+
+    assert app.run(scenario()) == [200] * 3
+    together = output(app)["output_ids"]
+    update(app, models[0] / "red")
+    assert send(app, parts[0] | parts[1] | parts[2], "?partial=true").status_code == 200
+    assert output(app)["output_ids"] == together
+
+
+def test_a_part_of_an_update_that_is_dropped_meanwhile_is_refused(app, models, tensors):
+    body = save(tensors["blue"])
+
+    async def scenario():
+        async def pieces():
+            yield body[:1000]
+            assert (await app.http.post("/begin_weight_update")).json()["error"]["code"] == "update_open"
+            assert (await app.http.post("/abort_weight_update")).json()["message"] == "Weight update dropped"
+            yield body[1000:]
+
+        weight_updates_idle.setattr(weight_updates, "IDLE_S", 0.0)
+        await app.http.post("/begin_weight_update")
+        return await app.http.post(PATH, content=pieces(), headers=BINARY)
+
+    with pytest.MonkeyPatch.context() as weight_updates_idle:
+        answer = app.run(scenario())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "update_dropped")
+    assert is_red(app, models)
+
+
+def test_parts_that_arrive_at_once_have_the_limit_together(app, tensors):
+    body = save(tensors["blue"])
+
+    async def scenario():
+        async def slowly():
+            yield body
+            answers.append(await app.http.post(PATH, content=body, headers=BINARY))
+
+        answers = []
+        await app.http.post("/begin_weight_update")
+        answers.append(await app.http.post(PATH, content=slowly(), headers=BINARY))
+        return [answer.status_code for answer in answers]
+
+    assert app.run(scenario()) == [413, 200]

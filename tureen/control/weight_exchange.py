@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -75,6 +76,9 @@ class NewSource(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+Prepare = Callable[[], Awaitable[NewSource]]
+
+
 class WeightExchange:
     """Exchanges the weights of one model, one update at a time."""
 
@@ -84,14 +88,15 @@ class WeightExchange:
         self._folder: TemporaryFolder | None = None  # of the weights that are served, if this server wrote them
         self.source: ModelSource | None = None  # of the last update; None = there was none
 
-    async def run(self, new: NewSource, options: ExchangeOptions) -> int:
+    async def run(self, prepare: Prepare, options: ExchangeOptions) -> int:
         """Serves other weights. Returns the number of paused requests that continue with them. Raises InvalidRequest;
         then nothing has changed.
 
-        Cancelling ends the wait for running requests, but not an update that has begun.
+        prepare: returns the new weights; called when no other update is under way, so that it may use those that are
+        served. Cancelling ends the wait for running requests, but not an update that has begun.
         """
         change = self._roll if options.rolling else self._update
-        return await change(new, options)
+        return await change(prepare, options)
 
     def close(self) -> None:
         """Remove the files of weights that this server wrote."""
@@ -99,11 +104,12 @@ class WeightExchange:
             self._folder.close()
             self._folder = None
 
-    async def _update(self, new: NewSource, options: ExchangeOptions) -> int:
+    async def _update(self, prepare: Prepare, options: ExchangeOptions) -> int:
         """Wait until running requests have ended, unless they are paused; no request begins meanwhile. An update that
         has begun keeps the lock of updates and the hold on requests, even if this is cancelled."""
         async with contextlib.AsyncExitStack() as held:
             await held.enter_async_context(self._turn)
+            new = await prepare()
             if options.abort_all_requests:
                 abort_all(self._state)
             held.push_async_callback(self._let_go)
@@ -130,12 +136,13 @@ class WeightExchange:
         assert isinstance(num_paused, int)
         return num_paused
 
-    async def _roll(self, new: NewSource, options: ExchangeOptions) -> int:
+    async def _roll(self, prepare: Prepare, options: ExchangeOptions) -> int:
         """Load the weights into one replica after the other. What has begun goes on when this is cancelled, so that all
         replicas have the same weights in the end."""
 
         async def exchange() -> int:
             async with self._turn:
+                new = await prepare()
                 call = self._state.client.call("roll_weights", version=options.weight_version, **new.place())
                 num_paused = await call
                 self._note(new, options)

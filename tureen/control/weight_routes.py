@@ -137,7 +137,11 @@ def _update_routes(state: ServerState, exchange: WeightExchange) -> list[Entry]:
         new = NewSource(source=source, load_format=body.load_format, model_path=body.model_path)
         await dry_run("update_weights", new.place(), state.context.config)
         await asyncio.to_thread(_check_tokenizer, source, body.model_path, state)
-        num_paused = await unless_gone(request, exchange.run(new, body))
+
+        async def prepare() -> NewSource:
+            return new
+
+        num_paused = await unless_gone(request, exchange.run(prepare, body))
         return JSONResponse(success(num_paused, body, state))
 
     updating = Docs("Control", "Replace the weights.", (UpdateBody,), {"model_path": "checkpoints/step-200"})

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from tureen.log import get_logger
 from tureen.requests.state import ServerState
 from tureen.runner.received import Announced, ReceivedWeights
 from tureen.weights.safetensors import header_of
-from tureen.weights.source import resolve_model
+from tureen.weights.source import ModelSource, resolve_model
 
 PIECE_BYTES = 1 << 20
 IDLE_S = 60.0
@@ -38,27 +38,20 @@ log = get_logger("api")
 class WeightUpdates:
     """The update of one model that is open, if there is one."""
 
-    def __init__(
-        self, state: ServerState, exchange: WeightExchange, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, state: ServerState, exchange: WeightExchange) -> None:
         self._state = state
         self._exchange = exchange
-        self._clock = clock
         self._open: ReceivedWeights | None = None
         self._is_ending = False
+        self._num_arriving = 0  # parts of it that are being sent
         self._touched_s = 0.0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether parts wait for the end of their update."""
-        return self._open is not None
 
     async def begin(self) -> None:
         """Open an update. Raise Conflict if one is open to which something was sent lately."""
         self._check(ExchangeOptions())
         if self._open is not None:
-            idle_s = self._clock() - self._touched_s
-            if idle_s < IDLE_S:
+            idle_s = time.monotonic() - self._touched_s
+            if idle_s < IDLE_S or self._num_arriving:
                 raise Conflict(
                     f"an update is open; its last part arrived {idle_s:.0f} s ago. End it by /end_weight_update, drop "
                     f"it by /abort_weight_update, or wait until it is {IDLE_S:.0f} s idle",
@@ -66,11 +59,11 @@ class WeightUpdates:
                 )
             log.warning("an update of weights that was never ended is dropped")
             self._drop()
-        received = await self.receiver()
+        received = await self._receiver()
         if self._open is not None:  # another client began meanwhile
             received.close()
             raise Conflict("another client has begun an update just now", code="update_open")
-        self._open, self._touched_s = received, self._clock()
+        self._open, self._touched_s = received, time.monotonic()
 
     def abort(self) -> bool:
         """Drop the open update. Return whether there was one. Raise Conflict while its weights are being served."""
@@ -90,13 +83,11 @@ class WeightUpdates:
         self._check(options)
         received = self._open
         if received is not None:
-            self._touched_s = self._clock()
-            yield ArrivingPart(received)
-            if self._open is not received:
-                raise Conflict("the update was dropped while this part arrived; begin it again", code="update_dropped")
-            self._touched_s = self._clock()
+            part = ArrivingPart(received)
+            with self._arriving(received), contextlib.closing(part):
+                yield part
             return
-        part = ArrivingPart(await self.receiver())
+        part = ArrivingPart(await self._receiver())
         try:
             yield part
         except BaseException:
@@ -148,20 +139,6 @@ class WeightUpdates:
                 code="not_supported",
             )
 
-    async def receiver(self) -> ReceivedWeights:
-        """Returns a place for new weights. Raise Unavailable."""
-        info, config = self._state.context.info, self._state.context.config
-
-        def make() -> ReceivedWeights:
-            base = self._exchange.source or resolve_model(info.model_path, cache_dir=cache_dir(config))
-            return ReceivedWeights(base)
-
-        try:
-            return await asyncio.to_thread(make)
-        except (StartupError, OSError, ValueError) as error:
-            log.warning("no weights can be received: %s", error)
-            raise Unavailable("the weights have no place to arrive at; the server's log says why") from None
-
     def start(self) -> None:
         """Do nothing: an update begins with a request."""
 
@@ -173,6 +150,34 @@ class WeightUpdates:
         """Remove all files."""
         self._drop()
         self._exchange.close()
+
+    def _base(self) -> ModelSource:
+        """Return the model that is served. Raise StartupError."""
+        path, folder = self._state.context.info.model_path, cache_dir(self._state.context.config)
+        return self._exchange.source or resolve_model(path, cache_dir=folder)
+
+    async def _receiver(self) -> ReceivedWeights:
+        """Return a place for new weights. Raise Unavailable."""
+        try:
+            return await asyncio.to_thread(lambda: ReceivedWeights(self._base()))
+        except (StartupError, OSError, ValueError) as error:
+            log.warning("no weights can be received: %s", error)
+            raise Unavailable("the weights have no place to arrive at; the server's log says why") from None
+
+    @contextlib.contextmanager
+    def _arriving(self, received: ReceivedWeights) -> Iterator[None]:
+        """Count a part that is being sent. Raise Conflict if its update was dropped meanwhile."""
+        self._num_arriving += 1
+        try:
+            yield
+        except OSError:
+            if self._open is received:
+                raise
+        finally:
+            self._num_arriving -= 1
+            self._touched_s = time.monotonic()
+        if self._open is not received:
+            raise Conflict("the update was dropped while this part arrived; begin it again", code="update_dropped")
 
     def _check(self, options: ExchangeOptions) -> None:
         """Raise NotFound, InvalidRequest or Conflict for a request that cannot be done here and now."""
@@ -193,12 +198,17 @@ class WeightUpdates:
         """Serve what has arrived, even if the client that sent it leaves. Files that are not served are removed, unless
         the update is still open."""
 
+        def source() -> ModelSource:
+            return received.source(self._base(), is_partial=is_partial)
+
+        async def prepare() -> NewSource:
+            return NewSource(source=await asyncio.to_thread(source), folder=received.folder)
+
         async def serve() -> int:
             is_open = received is self._open
             self._is_ending = is_open or self._is_ending
             try:
-                source = await asyncio.to_thread(received.source, is_partial=is_partial)
-                num_paused = await self._exchange.run(NewSource(source=source, folder=received.folder), options)
+                num_paused = await self._exchange.run(prepare, options)
                 self._open = None if is_open else self._open
                 return num_paused
             except BaseException:
@@ -207,7 +217,7 @@ class WeightUpdates:
                 raise
             finally:
                 self._is_ending = self._is_ending and not is_open
-                self._touched_s = self._clock()
+                self._touched_s = time.monotonic()
 
         serving = asyncio.ensure_future(serve())
         serving.add_done_callback(note_failure)
@@ -215,11 +225,12 @@ class WeightUpdates:
 
 
 class ArrivingPart:
-    """A part of an update that arrives."""
+    """A part of an update that arrives. Close it: its bytes count as arriving until then."""
 
     def __init__(self, received: ReceivedWeights) -> None:
         self.received = received
         self.num_tensors = 0
+        self._num_reserved = 0
         self.num_paused: int | None = None  # requests that go on with the weights; None: they are not served yet
 
     async def write(self, pieces: AsyncIterator[bytes], declared: int, sha256: str | None) -> None:
@@ -228,7 +239,8 @@ class ArrivingPart:
         declared: bytes that the client says it sends; 0 = it does not say. Raise InvalidRequest, PayloadTooLarge,
         Unavailable.
         """
-        self.check_bytes(declared)
+        self.reserve(declared)
+        self.check_disk(declared)
         path = self.received.new_part()
         try:
             sum_of_body = await self._written(pieces, path, is_summed=sha256 is not None)
@@ -246,6 +258,7 @@ class ArrivingPart:
                 code="checksum_mismatch",
             )
         self.num_tensors += await asyncio.to_thread(self.received.add, path)
+        self.close()
 
     async def _written(self, pieces: AsyncIterator[bytes], path: Path, *, is_summed: bool) -> str:
         """Write a body to a file. Return its SHA-256, or "". Raise PayloadTooLarge, OSError."""
@@ -259,7 +272,7 @@ class ArrivingPart:
         with path.open("wb") as file:
             async for piece in pieces:
                 num_bytes += len(piece)
-                self.check_bytes(num_bytes, written=num_bytes)
+                self.reserve(max(num_bytes, self._num_reserved))
                 waiting += piece
                 if len(waiting) >= PIECE_BYTES:
                     await asyncio.to_thread(flush)  # a disk may take its time
@@ -267,11 +280,18 @@ class ArrivingPart:
             await asyncio.to_thread(flush)
         return digest.hexdigest() if is_summed else ""
 
+    def close(self) -> None:
+        """Count its bytes no longer as arriving."""
+        self.received.num_arriving_bytes -= self._num_reserved
+        self._num_reserved = 0
+
     async def fill(self, tensors: list[Announced], receive: Callable[[str], Awaitable[None]]) -> None:
         """Check tensors, have `receive` append their bytes to a file, and check that. Raise InvalidRequest,
         PayloadTooLarge, Unavailable."""
         await asyncio.to_thread(self.received.check, tensors)
-        self.check_bytes(sum(tensor.num_bytes for tensor in tensors))
+        num_bytes = sum(tensor.num_bytes for tensor in tensors)
+        self.reserve(num_bytes)
+        self.check_disk(num_bytes)
         path = self.received.new_part()
         try:
             path.write_bytes(header_of(tensors))
@@ -283,16 +303,23 @@ class ArrivingPart:
             path.unlink(missing_ok=True)
             raise
         self.num_tensors += await asyncio.to_thread(self.received.add, path)
+        self.close()
 
-    def check_bytes(self, num_bytes: int, *, written: int = 0) -> None:
-        """Raise PayloadTooLarge for a part that makes the update too large, Unavailable if the disk has no room."""
-        left = self.received.max_bytes - self.received.num_bytes
+    def reserve(self, num_bytes: int) -> None:
+        """Count the bytes of this part. Raise PayloadTooLarge if it makes the update too large."""
+        received = self.received
+        left = received.max_bytes - received.num_bytes - received.num_arriving_bytes + self._num_reserved
         if num_bytes > left:
             raise PayloadTooLarge(
-                f"the body has {num_bytes} bytes, and {left} are left of the {self.received.max_bytes} that the "
+                f"the body has {num_bytes} bytes, and {left} are left of the {received.max_bytes} that the "
                 "weights of an update may have: as many as the model in float32"
             )
-        if not written and num_bytes > shutil.disk_usage(self.received.folder.path).free:
+        received.num_arriving_bytes += num_bytes - self._num_reserved
+        self._num_reserved = num_bytes
+
+    def check_disk(self, num_bytes: int) -> None:
+        """Raise Unavailable if the disk has no room for this part."""
+        if num_bytes > shutil.disk_usage(self.received.folder.path).free:
             raise _no_room(None)
 
 

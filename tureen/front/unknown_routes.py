@@ -11,6 +11,7 @@ from starlette.types import Scope
 from tureen.errors import MethodNotAllowed, NotFound, TureenError, UpgradeRefused, echo
 
 VERSION = "/v1"
+SEND_WEIGHTS = "send weights to /update_weights_from_safetensors, or broadcast them: docs/training-loops.md"
 NOT_HERE = {
     "/responses/compact": "the server does not compact conversations; send truncation: auto, or ask for a summary",
     "/realtime": "the server has no WebSockets or audio; send a request to /v1/responses",
@@ -24,8 +25,15 @@ NOT_HERE = {
     "/uploads": "send the file to /v1/files in one piece",
     "/fine_tuning": "the server does not train models",
     "/containers": "the server runs no tools",
+    "/sleep": "use /release_memory_occupation",
+    "/wake_up": "use /resume_memory_occupation",
+    "/collective_rpc": "clients run no code in the engine",
+    **dict.fromkeys(("/update_weights_from_ipc", "/init_communicator", "/update_named_param"), SEND_WEIGHTS),
+    **dict.fromkeys(
+        ("/init_weight_transfer", "/areal_update_weights", "/areal_init_weights_update_group"), SEND_WEIGHTS
+    ),
 }
-"""Routes of OpenAI's API that the server does not have, and all below them -> why, and what to use."""
+"""Routes of other servers that this one does not have, and all below them -> why, and what to use."""
 
 NEAR = 0.8
 """Similarity of two paths, by difflib, from which one is suggested for the other."""

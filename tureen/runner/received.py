@@ -9,7 +9,8 @@ import difflib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -53,14 +54,15 @@ class ReceivedWeights:
 
     def __init__(self, base: ModelSource) -> None:
         """base: the model that is served. Raises StartupError, OSError."""
-        self._base = base
         self._hf = model_config(base)
         self._model = loading.describe(self._hf)
         self._shapes = self._model.weights()
         self._arrived: set[str] = set()  # as `ModelConfig.weights` calls them
         self._files: dict[str, str] = {}  # sender's name -> file
         self._num_parts = 0
-        self.num_bytes = 0
+        self._lock = threading.Lock()
+        self.num_bytes = 0  # of the parts that have arrived
+        self.num_arriving_bytes = 0  # of those that are being sent
         self.folder = TemporaryFolder("weights")
 
     @property
@@ -97,7 +99,8 @@ class ReceivedWeights:
         """Takes a part that is written. Returns the number of its tensors. Raises InvalidRequest; then the part does
         not count, and its file is removed."""
         try:
-            return self._add(path)
+            with self._lock:
+                return self._add(path)
         except StartupError as error:
             fault = error.message.replace(f"model {path}: ", "").replace(f"; {FETCH_AGAIN}", "")
             path.unlink(missing_ok=True)
@@ -106,8 +109,9 @@ class ReceivedWeights:
             path.unlink(missing_ok=True)
             raise
 
-    def source(self, *, is_partial: bool) -> ModelSource:
-        """Returns the model with the weights that arrived. is_partial: those that did not are the served model's.
+    def source(self, base: ModelSource, *, is_partial: bool) -> ModelSource:
+        """Returns the model with the weights that arrived. base: the model that is served now. is_partial: weights that
+        did not arrive are the base's.
 
         Raises InvalidRequest naming weights that are missing, or that cannot be taken from the served model.
         """
@@ -120,12 +124,13 @@ class ReceivedWeights:
                 "changed. Send them, or set partial to keep their present values",
                 code="missing_weights",
             )
-        places = self._files | (self._base_places() if missing else {})
-        config = {name: value for name, value in self._hf.items() if missing or name not in QUANTISED}
+        hf = model_config(base)
+        places = self._files | (self._base_places(base, hf) if missing else {})
+        config = {name: value for name, value in hf.items() if missing or name not in QUANTISED}
         folder = self.folder.path
         (folder / "config.json").write_text(json.dumps(config, default=_plain), encoding="utf-8")
         (folder / INDEX).write_text(json.dumps({"weight_map": places}), encoding="utf-8")
-        return ModelSource(self._base.name, folder, "safetensors")
+        return ModelSource(base.name, folder, "safetensors")
 
     def close(self) -> None:
         """Removes the files."""
@@ -203,19 +208,19 @@ class ReceivedWeights:
                 code="misshapen_weight",
             ) from None
 
-    def _base_places(self) -> dict[str, str]:
+    def _base_places(self, base: ModelSource, hf: Mapping[str, Any]) -> dict[str, str]:
         """Links to the base's files with weights that did not arrive. Returns the file of each of the base's tensors
         that no part has: for one that is replaced, a file that does not have it. Raises InvalidRequest."""
-        if self._base.gguf is not None or any(self._hf.get(name) for name in QUANTISED):
+        if base.gguf is not None or any(hf.get(name) for name in QUANTISED):
             raise InvalidRequest(
                 f"{len(self.missing)} of {len(self._shapes)} weights have not arrived: {_some(self.missing)}. Their "
                 "present values cannot be kept, because the model that is served is stored quantised or as GGUF. Begin "
                 "an update (/begin_weight_update), send all weights, and end it (/end_weight_update)",
                 code="missing_weights",
             )
-        present, places = indexed(self._base.path), dict[str, str]()
+        present, places = indexed(base.path), dict[str, str]()
         arrived = next(iter(self._files.values()))
-        for number, path in enumerate(weight_files(self._base.path), 1):
+        for number, path in enumerate(weight_files(base.path), 1):
             file, link = SafetensorsFile(path), f"base-{number:05}.safetensors"
             own = [name for name in file.tensors if present.get(name, path.name) == path.name]
             kept = [name for name in own if not self._is_replaced(file, name)]

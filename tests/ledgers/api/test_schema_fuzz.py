@@ -19,6 +19,12 @@ NOT_HERE = (
     "pause_generation",  # holds up everything that comes after it
     "release_memory_occupation",
     "update_weights_from_disk",
+    "update_weights_from_safetensors",  # this engine has no weights
+    "update_weights_from_tensor",
+    "begin_weight_update",
+    "start_weight_update",
+    "init_weights_update_group",  # they wait for a trainer
+    "init_weight_transfer_engine",
     "start_profile",
     "stop_profile",
 )

@@ -136,7 +136,7 @@ def test_rules_stay_with_a_marker():
         (GrammarSpec("regex", "é" * (1 << 17) + "a"), "regex is too large: 262145 bytes; at most 262144"),
         (GrammarSpec("regex", "(" * 30_000 + "a" + ")" * 30_000), "nested"),
         (GrammarSpec("ebnf", 'root ::= "a" | ' + "(" * 30_000), "parentheses are nested more than 20 deep"),
-        (GrammarSpec("ebnf", "x"), "'x' stands before the first rule"),
+        (GrammarSpec("ebnf", "x"), "'x' is before the first rule"),
         (GrammarSpec("json_schema", '{"type": 3}'), "type"),
         (GrammarSpec("json_schema", '{"not":' * 20_000), "nested too deep"),
         (GrammarSpec("json_schema", "{"), "json_schema is not valid JSON"),
